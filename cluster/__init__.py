@@ -1,0 +1,1 @@
+"""What Prelude's processes share: configuration, control protocol, telemetry, local supervisor, command line."""

@@ -1,0 +1,131 @@
+"""The schema of `cluster.yaml`: one file that says what a cluster is. Read once, validated, passed down.
+
+A field may be added with a default; it never changes its meaning. Durations end in `_s`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_validator, model_validator
+
+Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")]
+Port = Annotated[int, Field(ge=0, le=65535)]  # 0: the supervisor picks a free one
+Seconds = Annotated[float, Field(gt=0)]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class ModelConfig(_Section):
+    """The one base model that the cluster serves."""
+
+    path: Path  # a Hugging Face directory; relative paths start at cluster.yaml's folder
+    name: Name  # the name that clients ask for
+    dtype: Literal["float32", "bfloat16", "float16"] = "bfloat16"
+    tool_call_parser: str | None = None
+    reasoning_parser: str | None = None
+
+
+class EngineConfig(_Section):
+    """What every SGLang engine of the cluster is started with."""
+
+    device: Literal["cpu", "cuda"] = "cpu"
+    max_total_tokens: Annotated[int, Field(ge=64)] | None = None  # KV capacity; None: what fits
+    max_running_requests: Annotated[int, Field(ge=1)] = 64
+    chunked_prefill_tokens: Annotated[int, Field(ge=1)] = 2048
+    context_length: Annotated[int, Field(ge=8)] | None = None  # None: the model's own
+    tensor_parallel: Annotated[int, Field(ge=1)] = 1
+    start_timeout_s: Seconds = 600.0
+    extra_arguments: tuple[str, ...] = ()  # passed to SGLang after ours
+
+
+class AdapterLimits(_Section):
+    """What prefill workers accept."""
+
+    max_rank: Annotated[int, Field(ge=1, le=512)] = 64
+    max_bytes: Annotated[int, Field(ge=1)] = 2 * 1024**3  # of one adapter's files
+    slots: Annotated[int, Field(ge=1)] = 8  # distinct adapters in one prefill batch
+    target_modules: tuple[str, ...] = (
+        "q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj",
+    )  # fmt: skip
+
+
+class AdapterConfig(_Section):
+    """One adapter: for now a PEFT LoRA directory."""
+
+    path: Path
+
+
+class WorkerConfig(_Section):
+    """One worker: an agent and the engine that it supervises. Ports of 0 are chosen at start."""
+
+    role: Literal["prefill", "decode"]
+    host: str = "127.0.0.1"
+    control_port: Port = 0  # the agent's gRPC
+    metrics_port: Port = 0  # the agent's HTTP: /metrics, /health, /ready
+    engine_port: Port = 0  # SGLang's HTTP
+    bootstrap_port: Port = 0  # prefill only: where decode engines ask for KV
+    engine: dict[str, object] = Field(default_factory=dict)  # overrides of the cluster's `engine` section
+
+
+class RouterConfig(_Section):
+    """The HTTP front."""
+
+    host: str = "127.0.0.1"
+    port: Port = 8000
+    max_body_bytes: Annotated[int, Field(ge=1024)] = 16 * 1024**2
+    max_choices: Annotated[int, Field(ge=1)] = 128  # prompts x n of one request
+    connect_timeout_s: Seconds = 5.0
+    adapter_timeout_s: Seconds = 60.0  # for a cold adapter to become resident
+    first_event_timeout_s: Seconds = 300.0  # queueing, prefill and KV transfer together
+    event_gap_timeout_s: Seconds = 120.0  # between two events of a stream
+    drain_timeout_s: Seconds = 30.0
+
+
+class ClusterConfig(_Section):
+    """A whole cluster."""
+
+    model: ModelConfig
+    engine: EngineConfig = EngineConfig()
+    router: RouterConfig = RouterConfig()
+    workers: Annotated[dict[Name, WorkerConfig], Field(min_length=1)]
+    adapter_limits: AdapterLimits = AdapterLimits()
+    adapters: dict[str, AdapterConfig] = Field(default_factory=dict)
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+
+    @field_validator("adapters")
+    @classmethod
+    def _adapter_names(cls, adapters: dict[str, AdapterConfig]) -> dict[str, AdapterConfig]:
+        from adapters.identity import check_adapter_name
+
+        for name in adapters:
+            check_adapter_name(name)
+        return adapters
+
+    @model_validator(mode="after")
+    def _consistent(self) -> ClusterConfig:
+        roles = [worker.role for worker in self.workers.values()]
+        for role in ("prefill", "decode"):
+            if role not in roles:
+                raise ValueError(f"workers: there is no {role} worker; a cluster needs at least one of each role")
+        for name, worker in self.workers.items():
+            try:
+                self.engine_of(name)
+            except ValueError as error:
+                raise ValueError(f"workers.{name}.engine: {error}") from error
+            if worker.role == "decode" and worker.bootstrap_port:
+                raise ValueError(f"workers.{name}.bootstrap_port: only prefill workers have one")
+        if self.model.name in self.adapters:
+            raise ValueError(f"adapters.{self.model.name}: an adapter cannot have the model's name")
+        return self
+
+    def engine_of(self, worker: str) -> EngineConfig:
+        """The engine settings of one worker, its overrides applied."""
+        return EngineConfig.model_validate({**self.engine.model_dump(), **self.workers[worker].engine})
+
+    def workers_of(self, role: str) -> dict[str, WorkerConfig]:
+        """The workers of one role, by name."""
+        return {name: worker for name, worker in self.workers.items() if worker.role == role}

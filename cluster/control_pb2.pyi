@@ -1,0 +1,142 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class Role(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    ROLE_UNSPECIFIED: _ClassVar[Role]
+    ROLE_PREFILL: _ClassVar[Role]
+    ROLE_DECODE: _ClassVar[Role]
+    ROLE_UNIFIED: _ClassVar[Role]
+
+class EngineState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    ENGINE_STATE_UNSPECIFIED: _ClassVar[EngineState]
+    ENGINE_STATE_STARTING: _ClassVar[EngineState]
+    ENGINE_STATE_UP: _ClassVar[EngineState]
+    ENGINE_STATE_DOWN: _ClassVar[EngineState]
+    ENGINE_STATE_STOPPED: _ClassVar[EngineState]
+ROLE_UNSPECIFIED: Role
+ROLE_PREFILL: Role
+ROLE_DECODE: Role
+ROLE_UNIFIED: Role
+ENGINE_STATE_UNSPECIFIED: EngineState
+ENGINE_STATE_STARTING: EngineState
+ENGINE_STATE_UP: EngineState
+ENGINE_STATE_DOWN: EngineState
+ENGINE_STATE_STOPPED: EngineState
+
+class DescribeRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class WorkerDescription(_message.Message):
+    __slots__ = ("name", "role", "engine_url", "kv_host", "kv_bootstrap_port", "model", "engine_version", "hooks", "max_adapter_rank", "target_modules")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    ENGINE_URL_FIELD_NUMBER: _ClassVar[int]
+    KV_HOST_FIELD_NUMBER: _ClassVar[int]
+    KV_BOOTSTRAP_PORT_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    ENGINE_VERSION_FIELD_NUMBER: _ClassVar[int]
+    HOOKS_FIELD_NUMBER: _ClassVar[int]
+    MAX_ADAPTER_RANK_FIELD_NUMBER: _ClassVar[int]
+    TARGET_MODULES_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    role: Role
+    engine_url: str
+    kv_host: str
+    kv_bootstrap_port: int
+    model: str
+    engine_version: str
+    hooks: _containers.RepeatedScalarFieldContainer[str]
+    max_adapter_rank: int
+    target_modules: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, name: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ..., engine_url: _Optional[str] = ..., kv_host: _Optional[str] = ..., kv_bootstrap_port: _Optional[int] = ..., model: _Optional[str] = ..., engine_version: _Optional[str] = ..., hooks: _Optional[_Iterable[str]] = ..., max_adapter_rank: _Optional[int] = ..., target_modules: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class WatchStateRequest(_message.Message):
+    __slots__ = ("heartbeat_s",)
+    HEARTBEAT_S_FIELD_NUMBER: _ClassVar[int]
+    heartbeat_s: float
+    def __init__(self, heartbeat_s: _Optional[float] = ...) -> None: ...
+
+class WorkerState(_message.Message):
+    __slots__ = ("incarnation", "engine_state", "ready", "draining", "load", "warm_pairs", "residency", "reason")
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    ENGINE_STATE_FIELD_NUMBER: _ClassVar[int]
+    READY_FIELD_NUMBER: _ClassVar[int]
+    DRAINING_FIELD_NUMBER: _ClassVar[int]
+    LOAD_FIELD_NUMBER: _ClassVar[int]
+    WARM_PAIRS_FIELD_NUMBER: _ClassVar[int]
+    RESIDENCY_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    incarnation: str
+    engine_state: EngineState
+    ready: bool
+    draining: bool
+    load: Load
+    warm_pairs: _containers.RepeatedCompositeFieldContainer[WarmPair]
+    residency: ResidencyDelta
+    reason: str
+    def __init__(self, incarnation: _Optional[str] = ..., engine_state: _Optional[_Union[EngineState, str]] = ..., ready: _Optional[bool] = ..., draining: _Optional[bool] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., warm_pairs: _Optional[_Iterable[_Union[WarmPair, _Mapping]]] = ..., residency: _Optional[_Union[ResidencyDelta, _Mapping]] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class Load(_message.Message):
+    __slots__ = ("running_requests", "queued_requests", "used_kv_tokens", "max_kv_tokens")
+    RUNNING_REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    QUEUED_REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    USED_KV_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    MAX_KV_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    running_requests: int
+    queued_requests: int
+    used_kv_tokens: int
+    max_kv_tokens: int
+    def __init__(self, running_requests: _Optional[int] = ..., queued_requests: _Optional[int] = ..., used_kv_tokens: _Optional[int] = ..., max_kv_tokens: _Optional[int] = ...) -> None: ...
+
+class WarmPair(_message.Message):
+    __slots__ = ("decode_name", "decode_incarnation")
+    DECODE_NAME_FIELD_NUMBER: _ClassVar[int]
+    DECODE_INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    decode_name: str
+    decode_incarnation: str
+    def __init__(self, decode_name: _Optional[str] = ..., decode_incarnation: _Optional[str] = ...) -> None: ...
+
+class ResidencyDelta(_message.Message):
+    __slots__ = ("snapshot", "resident", "evicted")
+    SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
+    RESIDENT_FIELD_NUMBER: _ClassVar[int]
+    EVICTED_FIELD_NUMBER: _ClassVar[int]
+    snapshot: bool
+    resident: _containers.RepeatedScalarFieldContainer[str]
+    evicted: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, snapshot: _Optional[bool] = ..., resident: _Optional[_Iterable[str]] = ..., evicted: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class EnsureAdapterRequest(_message.Message):
+    __slots__ = ("revision_id", "deadline_s")
+    REVISION_ID_FIELD_NUMBER: _ClassVar[int]
+    DEADLINE_S_FIELD_NUMBER: _ClassVar[int]
+    revision_id: str
+    deadline_s: float
+    def __init__(self, revision_id: _Optional[str] = ..., deadline_s: _Optional[float] = ...) -> None: ...
+
+class EnsureAdapterResponse(_message.Message):
+    __slots__ = ("load_s",)
+    LOAD_S_FIELD_NUMBER: _ClassVar[int]
+    load_s: float
+    def __init__(self, load_s: _Optional[float] = ...) -> None: ...
+
+class DrainRequest(_message.Message):
+    __slots__ = ("deadline_s",)
+    DEADLINE_S_FIELD_NUMBER: _ClassVar[int]
+    deadline_s: float
+    def __init__(self, deadline_s: _Optional[float] = ...) -> None: ...
+
+class DrainResponse(_message.Message):
+    __slots__ = ("idle",)
+    IDLE_FIELD_NUMBER: _ClassVar[int]
+    idle: bool
+    def __init__(self, idle: _Optional[bool] = ...) -> None: ...

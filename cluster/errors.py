@@ -1,0 +1,15 @@
+"""What can go wrong between Prelude's processes, and how it is said over gRPC."""
+
+from __future__ import annotations
+
+
+class ClusterError(Exception):
+    """Any failure of the parts that the processes share."""
+
+
+class ConfigError(ClusterError):
+    """`cluster.yaml` cannot be used. The message has a line per problem, each with file and line."""
+
+
+class StartError(ClusterError):
+    """A process of the cluster did not come up."""

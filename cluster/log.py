@@ -1,0 +1,42 @@
+"""The one log format: a JSON object per line, on standard error.
+
+Loggers take fields by `extra`: `log.info("adapter loaded", extra={"fields": {"revision": ..., "load_s": ...}})`.
+Never log prompts, keys or headers.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import time
+
+_process = ""
+
+
+def setup(process: str, level: str = "info") -> None:
+    """Log this process's records, at `level` and above, as JSON lines that carry its name."""
+    global _process
+    _process = process
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_JsonFormatter())
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(level.upper())
+    for noisy in ("httpx", "grpc", "asyncio", "uvicorn.access"):
+        logging.getLogger(noisy).setLevel("WARNING")
+
+
+class _JsonFormatter(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        line = {
+            "time": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created)) + f".{int(record.msecs):03d}Z",
+            "level": record.levelname.lower(),
+            "process": _process,
+            "logger": record.name,
+            "message": record.getMessage(),
+            **getattr(record, "fields", {}),
+        }
+        if record.exc_info:
+            line["error"] = self.formatException(record.exc_info)
+        return json.dumps(line, default=str)

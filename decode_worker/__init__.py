@@ -1,0 +1,1 @@
+"""Agent of the workers that hold no adapter."""

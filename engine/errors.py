@@ -1,0 +1,17 @@
+"""What can go wrong with an engine."""
+
+
+class EngineError(Exception):
+    """Any failure of an SGLang engine or of our place in it."""
+
+
+class HookMismatch(EngineError):
+    """A hook's target is missing, is not the pinned source, or did not take the hook."""
+
+
+class EngineRefused(EngineError):
+    """The engine answered a control request with a refusal."""
+
+
+class EngineUnreachable(EngineError):
+    """The engine's HTTP server does not answer."""

@@ -1,0 +1,49 @@
+"""Bodies of the hooks that only a CPU engine needs."""
+
+from __future__ import annotations
+
+import types
+from typing import Any
+
+
+class _UnpinnedTorch(types.ModuleType):
+    """`torch` as one module sees it, less page-locked memory, which a CPU-only build refuses."""
+
+    def __init__(self, torch: types.ModuleType) -> None:
+        super().__init__("torch")
+        self._torch = torch
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._torch, name)
+
+    def tensor(self, *args, pin_memory: bool = False, **kwargs):
+        return self._torch.tensor(*args, **kwargs)
+
+    def zeros(self, *args, pin_memory: bool = False, **kwargs):
+        return self._torch.zeros(*args, **kwargs)
+
+
+def unpinned_torch(torch: types.ModuleType) -> types.ModuleType:
+    """A stand-in for the name `torch` of one module."""
+    return _UnpinnedTorch(torch)
+
+
+def pin_memory_is_identity(original, tensor, *_args, **_kwargs):
+    """On a machine without an accelerator every tensor is already where `pin_memory` would put it."""
+    return tensor
+
+
+def register_kv_as_dram(original, _kinds, expected_len: int):
+    """Without a GPU all KV buffers are host memory, whatever they are labelled."""
+    return original(["DRAM"] * expected_len, expected_len)
+
+
+def mask_vocabulary_on_cpu(original, *args):
+    """Apply a grammar's token mask with xgrammar's own CPU kernel. args: ([self,] logits, vocab_mask)."""
+    logits, vocab_mask = args[-2:]
+    if logits.device.type != "cpu":
+        return original(*args)
+    from xgrammar import apply_token_bitmask_inplace
+
+    apply_token_bitmask_inplace(logits, vocab_mask)
+    return None

@@ -1,0 +1,35 @@
+"""What each engine process says about itself: one JSON file per process, read by the worker's agent."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+REPORT_DIR_VARIABLE = "PRELUDE_ENGINE_REPORTS"
+
+
+@dataclass(slots=True)
+class ProcessReport:
+    """`process` is "server" or "scheduler-<tp rank>"; `adapter_tensors` counts tensors that hold adapters."""
+
+    process: str
+    pid: int
+    hooks: list[str]
+    adapter_tensors: int | None = None
+    lora_enabled: bool | None = None
+    facts: dict[str, str] = field(default_factory=dict)
+
+    def write(self) -> None:
+        """Publish atomically, so that a reader never sees half a report."""
+        folder = Path(os.environ[REPORT_DIR_VARIABLE])
+        partial = folder / f".{self.pid}"
+        partial.write_text(json.dumps(asdict(self)))
+        partial.rename(folder / f"{self.pid}.json")
+
+
+def read_reports(folder: Path) -> list[ProcessReport]:
+    """Every report in the folder, by process name."""
+    reports = [ProcessReport(**json.loads(path.read_text())) for path in folder.glob("*.json")]
+    return sorted(reports, key=lambda report: report.process)

@@ -1,0 +1,17 @@
+"""This process's own report, shared by the installer and the hooks that add to it."""
+
+from __future__ import annotations
+
+import os
+
+from engine.hooks.report import ProcessReport
+
+_report: ProcessReport | None = None
+
+
+def report() -> ProcessReport:
+    """The report of this process; the same object at every call."""
+    global _report
+    if _report is None:
+        _report = ProcessReport(process="server", pid=os.getpid(), hooks=[])
+    return _report

@@ -1,0 +1,39 @@
+"""Starts one SGLang server: `python -m engine.launch <SGLang arguments>`.
+
+SGLang starts its schedulers by spawn, which imports this module again in each of them before anything
+else; so what stands at module level here runs first in every process of the engine.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from engine.plugin import DEVICE_VARIABLE, ROLE_VARIABLE
+
+if os.environ.get(DEVICE_VARIABLE) == "cpu":
+    from engine import cpu_support
+
+    cpu_support.install()
+
+
+def main(argv: list[str]) -> None:
+    """Serve until told to stop. Exits at once when the plugin did not run in this process."""
+    from sglang.launch_server import run_server
+    from sglang.srt.plugins import load_plugins
+    from sglang.srt.server_args import prepare_server_args
+    from sglang.srt.utils import kill_process_tree
+
+    from engine.hooks.state import report
+
+    load_plugins()
+    if not report().hooks:
+        sys.exit(f"the prelude plugin did not run (role {os.environ[ROLE_VARIABLE]}); is the package installed?")
+    try:
+        run_server(prepare_server_args(argv))
+    finally:
+        kill_process_tree(os.getpid(), include_parent=False)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,29 @@
+"""The entry point that SGLang calls in each of its processes (group `sglang.srt.plugins`)."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+
+ROLE_VARIABLE = "PRELUDE_ENGINE_ROLE"
+DEVICE_VARIABLE = "PRELUDE_ENGINE_DEVICE"
+
+logger = logging.getLogger(__name__)
+
+
+def load() -> None:
+    """Install this role's hooks, or end the process. Does nothing in an SGLang that Prelude did not start."""
+    role = os.environ.get(ROLE_VARIABLE)
+    if not role:
+        return
+    # SGLang's loader logs exceptions and goes on; only SystemExit gets through it.
+    try:
+        from engine.hooks.installation import install
+        from engine.hooks.state import report
+
+        report().hooks = install(role, os.environ[DEVICE_VARIABLE])
+        report().write()
+    except Exception as error:
+        logger.critical("Prelude's hooks could not be installed: %s", error)
+        sys.exit(f"Prelude's hooks could not be installed: {error}")

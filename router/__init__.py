@@ -1,0 +1,1 @@
+"""HTTP front, admission, placement and exchange of requests."""
