@@ -82,6 +82,10 @@ class RouterConfig(_Section):
     adapter_timeout_s: Seconds = 60.0  # for a cold adapter to become resident
     first_event_timeout_s: Seconds = 300.0  # queueing, prefill and KV transfer together
     event_gap_timeout_s: Seconds = 120.0  # between two events of a stream
+    answer_timeout_s: Seconds = 1800.0  # a whole answer that is not streamed
+    body_timeout_s: Seconds = 60.0  # for a client to send its request
+    heartbeat_s: Seconds = 2.0  # how often a worker speaks at least; three missed: it gets no requests
+    max_attempts: Annotated[int, Field(ge=1)] = 3  # pairs that one sequence is tried on
     drain_timeout_s: Seconds = 30.0
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 
+from cluster.lifetime import die_with_parent
 from engine.plugin import DEVICE_VARIABLE, ROLE_VARIABLE
 
 if os.environ.get(DEVICE_VARIABLE) == "cpu":
@@ -19,6 +20,7 @@ if os.environ.get(DEVICE_VARIABLE) == "cpu":
 
 def main(argv: list[str]) -> None:
     """Serve until told to stop. Exits at once when the plugin did not run in this process."""
+    die_with_parent()
     from sglang.launch_server import run_server
     from sglang.srt.plugins import load_plugins
     from sglang.srt.server_args import prepare_server_args

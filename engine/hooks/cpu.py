@@ -19,6 +19,9 @@ class _UnpinnedTorch(types.ModuleType):
     def tensor(self, *args, pin_memory: bool = False, **kwargs):
         return self._torch.tensor(*args, **kwargs)
 
+    def full(self, *args, pin_memory: bool = False, **kwargs):
+        return self._torch.full(*args, **kwargs)
+
     def zeros(self, *args, pin_memory: bool = False, **kwargs):
         return self._torch.zeros(*args, **kwargs)
 
@@ -38,11 +41,27 @@ def register_kv_as_dram(original, _kinds, expected_len: int):
     return original(["DRAM"] * expected_len, expected_len)
 
 
-def mask_vocabulary_on_cpu(original, *args):
-    """Apply a grammar's token mask with xgrammar's own CPU kernel. args: ([self,] logits, vocab_mask)."""
-    logits, vocab_mask = args[-2:]
+# The thread is woken by UCX events; the delay only bounds how long a missed one can wait.
+_PROGRESS_DELAY_US = 2000
+
+
+def patient_nixl_bindings(bindings):
+    """NIXL's C++ bindings, with a progress thread that sleeps between events."""
+
+    class PatientAgentConfig(bindings.nixlAgentConfig):
+        def __setattr__(self, name: str, value) -> None:
+            super().__setattr__(name, _PROGRESS_DELAY_US if name == "pthrDelay" else value)
+
+    patient = types.ModuleType(bindings.__name__)
+    patient.__dict__.update(vars(bindings))
+    patient.nixlAgentConfig = PatientAgentConfig  # type: ignore[attr-defined]
+    return patient
+
+
+def mask_vocabulary_on_cpu(original, *owner, logits, vocab_mask):
+    """Apply a grammar's token mask with xgrammar's own CPU kernel. `owner` is the grammar, or nothing."""
     if logits.device.type != "cpu":
-        return original(*args)
+        return original(*owner, logits=logits, vocab_mask=vocab_mask)
     from xgrammar import apply_token_bitmask_inplace
 
     apply_token_bitmask_inplace(logits, vocab_mask)

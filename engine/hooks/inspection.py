@@ -1,6 +1,8 @@
-"""Body of the hook by which a scheduler process reports what it holds, once its model is loaded."""
+"""Bodies of the hooks by which a scheduler shows what it holds and what waits in it."""
 
 from __future__ import annotations
+
+import time
 
 from engine.hooks.state import report
 
@@ -14,6 +16,19 @@ def report_scheduler(result, scheduler):
     this.adapter_tensors = count_adapter_tensors(runner)
     this.write()
     return result
+
+
+_PUBLISH_EVERY_S = 0.05
+_published_at = 0.0
+
+
+def publish_while_waiting(_result, scheduler):
+    """Publish the load of a scheduler that has requests but no batch; it turns round many times a millisecond."""
+    global _published_at
+    now = time.monotonic()
+    if now - _published_at >= _PUBLISH_EVERY_S:
+        _published_at = now
+        scheduler.publish_load_snapshot(force=True)
 
 
 def count_adapter_tensors(runner) -> int:

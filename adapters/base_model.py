@@ -1,0 +1,142 @@
+"""What an adapter needs to know of the base model: its sizes, read from `config.json`."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from adapters.errors import BaseModelInvalid
+
+ATTENTION_MODULES = ("q_proj", "k_proj", "v_proj", "o_proj")
+MLP_MODULES = ("gate_proj", "up_proj", "down_proj")
+MODULES = ATTENTION_MODULES + MLP_MODULES
+
+# A fused projection's rows are those of its parts, in this order.
+FUSED_MODULES = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
+
+# What transformers assumes where config.json is silent.
+_ARCHITECTURES: dict[str, dict[str, int | None]] = {
+    "LlamaForCausalLM": {"num_key_value_heads": None},  # as many as num_attention_heads
+    "MistralForCausalLM": {"num_key_value_heads": 8},
+    "Qwen2ForCausalLM": {"num_key_value_heads": 32},
+    "Qwen3ForCausalLM": {"num_key_value_heads": 32, "head_dim": 128},
+}
+_MAX_CONFIG_BYTES = 4 * 1024**2
+_MAX_SIZE = 1 << 31
+
+
+@dataclass(frozen=True, slots=True)
+class BaseModel:
+    """The sizes of a decoder-only model. Two models with the same fingerprint take the same adapters."""
+
+    architecture: str
+    num_layers: int
+    hidden: int
+    intermediate: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    vocabulary: int
+    name: str = field(default="", compare=False)  # where it was read from; not part of what it is
+
+    @classmethod
+    def read(cls, model_dir: Path | str) -> BaseModel:
+        """Reads `config.json` of a Hugging Face model directory. Raises BaseModelInvalid."""
+        path = Path(model_dir) / "config.json"
+        try:
+            with path.open("rb") as file:
+                text = file.read(_MAX_CONFIG_BYTES + 1)
+        except OSError as error:
+            raise BaseModelInvalid(
+                f"{path} cannot be read ({error.strerror}); the model's directory must hold a config.json"
+            ) from error
+        if len(text) > _MAX_CONFIG_BYTES:
+            raise BaseModelInvalid(f"{path} is over {_MAX_CONFIG_BYTES} bytes, which no model's config.json is")
+        try:
+            config = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise BaseModelInvalid(f"{path} is not JSON: {error}") from error
+        if not isinstance(config, dict):
+            raise BaseModelInvalid(f"{path} holds {type(config).__name__}, not a JSON object")
+        return cls._from_config(config, path)
+
+    @classmethod
+    def _from_config(cls, config: dict[str, Any], path: Path) -> BaseModel:
+        architectures = config.get("architectures")
+        architecture = architectures[0] if isinstance(architectures, list) and architectures else None
+        defaults = _ARCHITECTURES.get(architecture) if isinstance(architecture, str) else None
+        if not isinstance(architecture, str) or defaults is None:
+            raise BaseModelInvalid(
+                f"{path}: architectures is {architectures!r}; adapters are served for {', '.join(_ARCHITECTURES)}"
+            )
+
+        def size(key: str) -> int:
+            value = config.get(key)
+            if value is None:
+                value = defaults.get(key)
+            if isinstance(value, bool) or not isinstance(value, int) or not 0 < value < _MAX_SIZE:
+                raise BaseModelInvalid(f"{path}: {key} is {value!r}; it must be a positive integer")
+            return value
+
+        hidden, heads = size("hidden_size"), size("num_attention_heads")
+        silent = config.get("num_key_value_heads") is None and defaults["num_key_value_heads"] is None
+        kv_heads = heads if silent else size("num_key_value_heads")
+        if config.get("head_dim") is None and "head_dim" not in defaults:
+            if hidden % heads:
+                raise BaseModelInvalid(
+                    f"{path}: hidden_size {hidden} is no multiple of num_attention_heads {heads} and head_dim is missing"
+                )
+            head_dim = hidden // heads
+        else:
+            head_dim = size("head_dim")
+        return cls(
+            architecture=architecture,
+            num_layers=size("num_hidden_layers"),
+            hidden=hidden,
+            intermediate=size("intermediate_size"),
+            heads=heads,
+            kv_heads=kv_heads,
+            head_dim=head_dim,
+            vocabulary=size("vocab_size"),
+            name=str(path.parent),
+        )
+
+    @property
+    def fingerprint(self) -> str:
+        """16 hex digits that stand for the architecture and sizes, not for the weights or the path."""
+        sizes = (
+            self.architecture, self.num_layers, self.hidden, self.intermediate,
+            self.heads, self.kv_heads, self.head_dim, self.vocabulary,
+        )  # fmt: skip
+        return hashlib.sha256(json.dumps(["base-model-1", *sizes]).encode()).hexdigest()[:16]
+
+    def shape_of(self, module: str) -> tuple[int, int]:
+        """(out, in) of a projection's weight, fused ones included. KeyError for a name that no layer has."""
+        if module in FUSED_MODULES:
+            parts = [self.shape_of(part) for part in FUSED_MODULES[module]]
+            return sum(out for out, _ in parts), parts[0][1]
+        query, key_value = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        return {
+            "q_proj": (query, self.hidden),
+            "k_proj": (key_value, self.hidden),
+            "v_proj": (key_value, self.hidden),
+            "o_proj": (self.hidden, query),
+            "gate_proj": (self.intermediate, self.hidden),
+            "up_proj": (self.intermediate, self.hidden),
+            "down_proj": (self.hidden, self.intermediate),
+        }[module]
+
+    def __str__(self) -> str:
+        return (
+            f"{self.architecture} with {self.num_layers} layers, hidden {self.hidden}, intermediate "
+            f"{self.intermediate}, {self.heads}/{self.kv_heads} heads of {self.head_dim}, vocabulary {self.vocabulary}"
+        )
+
+
+def name_of_module(layer: int, module: str) -> str:
+    """The dotted name of a projection inside a transformers causal LM."""
+    block = "mlp" if module in MLP_MODULES or module == "gate_up_proj" else "self_attn"
+    return f"model.layers.{layer}.{block}.{module}"

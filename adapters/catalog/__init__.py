@@ -1,0 +1,40 @@
+"""Which adapters there are and what their names stand for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from adapters.errors import AdapterError
+from adapters.identity import DEFAULT_TENANT
+from adapters.revision import Revision
+
+__all__ = ["Catalog", "CatalogEntry"]
+
+
+@dataclass(frozen=True, slots=True)
+class CatalogEntry:
+    """One adapter and its latest revision, or why it has none."""
+
+    tenant: str
+    name: str
+    revision: Revision | None
+    error: AdapterError | None = None
+
+    @property
+    def full_name(self) -> str:
+        """`tenant/name`; the default tenant is left out."""
+        return self.name if self.tenant == DEFAULT_TENANT else f"{self.tenant}/{self.name}"
+
+
+class Catalog(Protocol):
+    """What routers and workers ask of a catalog."""
+
+    def resolve(self, reference: str) -> Revision:
+        """The revision that a reference stands for. Raises InvalidReference, AdapterNotFound, or the adapter's own error."""
+        ...
+
+    def list(self) -> Sequence[CatalogEntry]:
+        """Every adapter, by tenant and name."""
+        ...

@@ -1,0 +1,97 @@
+"""What can be wrong with an adapter, a reference to one, or its base model.
+
+    AdapterError
+    ├── InvalidReference      400  the text does not name an adapter
+    ├── AdapterNotFound       404  no such adapter, alias or revision in the catalog
+    ├── AdapterMissing        422  the catalog has it, but its directory is not there
+    ├── AdapterMalformed      422  its files contradict themselves or their format
+    ├── AdapterUnsupported    422  sound files of a kind that is not served
+    │   └── NotServedYet      422  a kind that is read, but that this worker cannot run
+    ├── AdapterIncompatible   422  made for another base model, or beyond this deployment's limits
+    ├── AdapterTooLarge       413  more bytes than the deployment accepts
+    ├── AdapterChanged        409  the directory no longer holds the content of the revision
+    └── BaseModelInvalid      500  the base model's config.json cannot be used
+
+Every message names the offending value and what would be right.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class AdapterError(Exception):
+    """Any failure that has to do with adapters. `str(error)` is fit for the client to read."""
+
+    code: ClassVar[str] = "adapter_error"
+    http_status: ClassVar[int] = 500
+    retryable: ClassVar[bool] = False
+
+
+class InvalidReference(AdapterError):
+    """The text that should name an adapter does not."""
+
+    code = "invalid_adapter_reference"
+    http_status = 400
+
+
+class AdapterNotFound(AdapterError):
+    """The catalog has no such adapter, alias or revision."""
+
+    code = "adapter_not_found"
+    http_status = 404
+
+
+class AdapterMissing(AdapterError):
+    """The adapter is known, but its directory is not there. 422, not 404: the client's reference is right."""
+
+    code = "adapter_missing"
+    http_status = 422
+
+
+class AdapterMalformed(AdapterError):
+    """The adapter's files contradict themselves or their format."""
+
+    code = "adapter_malformed"
+    http_status = 422
+
+
+class AdapterUnsupported(AdapterError):
+    """The files are sound, but they use something that is not served."""
+
+    code = "adapter_unsupported"
+    http_status = 422
+
+
+class NotServedYet(AdapterUnsupported):
+    """The adapter can be read, but not run by the worker that was asked."""
+
+    code = "adapter_not_served_yet"
+
+
+class AdapterIncompatible(AdapterError):
+    """The adapter was made for another base model, or is beyond this deployment's limits."""
+
+    code = "adapter_incompatible"
+    http_status = 422
+
+
+class AdapterTooLarge(AdapterError):
+    """The adapter's files hold more bytes than the deployment accepts."""
+
+    code = "adapter_too_large"
+    http_status = 413
+
+
+class AdapterChanged(AdapterError):
+    """The directory no longer has the content that the revision id names."""
+
+    code = "adapter_changed"
+    http_status = 409
+
+
+class BaseModelInvalid(AdapterError):
+    """The base model's `config.json` is missing, broken or of an architecture that is not served."""
+
+    code = "base_model_invalid"
+    http_status = 500

@@ -1,0 +1,16 @@
+"""What a deployment accepts of an adapter."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from adapters.base_model import MODULES
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Bounds that are checked before and while an adapter is read."""
+
+    max_rank: int = 64
+    max_bytes: int = 2 * 1024**3  # of all weight files together
+    target_modules: tuple[str, ...] = MODULES  # the projections that the engine can adapt

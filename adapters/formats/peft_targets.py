@@ -1,0 +1,123 @@
+"""Which modules a PEFT configuration names, and with which rank and alpha, exactly as peft decides it.
+
+Follows `peft.tuners.tuners_utils.check_target_module_exists` and `peft.utils.other.get_pattern_key` of peft 0.21; a test
+compares the two.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, TypeVar
+
+from adapters.errors import AdapterMalformed, AdapterUnsupported
+from adapters.formats.bounded_regex import BoundedPattern, PatternRefused, compile_bounded
+
+ALL_LINEAR = "all-linear"
+_MAX_SECONDS = 5.0  # of CPU time for all expressions of one configuration
+PLAIN_NAME = re.compile(r"[A-Za-z0-9_.-]+")
+_FIRST_INDEX = re.compile(r".*?\.[^.]*\.(?P<idx>\d+)\.")
+
+Value = TypeVar("Value")
+
+
+class Stopwatch:
+    """Bounds the CPU time that one configuration's expressions may take together."""
+
+    def __init__(self) -> None:
+        self._start_s = time.thread_time()
+
+    def check(self, where: str) -> None:
+        if time.thread_time() - self._start_s > _MAX_SECONDS:
+            raise AdapterMalformed(
+                f"{where}: its regular expressions take over {_MAX_SECONDS} s; name the modules instead"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Targets:
+    """The part of a configuration that says which modules are adapted."""
+
+    modules: str | tuple[str, ...]  # ALL_LINEAR, a regular expression, or names
+    excluded: str | tuple[str, ...]
+    layers: tuple[int, ...]  # empty: every layer
+    layers_pattern: tuple[str, ...]
+    where: str  # the configuration's name, for messages
+
+    def match(self, key: str) -> bool:
+        """True where peft would put a LoRA on the module `key`, a linear one inside the decoder layers."""
+        return not self.excludes(key) and self._is_named(key)
+
+    def excludes(self, key: str) -> bool:
+        if isinstance(self.excluded, str):
+            return bool(self.excluded) and self._expression("exclude_modules", self.excluded).matches(key)
+        return any(names(entry, key) for entry in self.excluded)
+
+    def _is_named(self, key: str) -> bool:
+        if isinstance(self.modules, str):
+            return self.modules == ALL_LINEAR or self._expression("target_modules", self.modules).matches(key)
+        if key in self.modules:
+            return True  # a full name is not subject to layers_to_transform
+        return any(names(entry, key) for entry in self.modules) and (
+            not self.layers or self._layer_of(key) in self.layers
+        )
+
+    def _layer_of(self, key: str) -> int | None:
+        if not self.layers_pattern:
+            match = _FIRST_INDEX.match(key)
+            return int(match["idx"]) if match else None
+        for name in self.layers_pattern:
+            if match := _compiled(rf"(?:^|.*?\.){name}\.(?P<idx>\d+)\.").match(key):
+                return int(match["idx"])
+        return None
+
+    def _expression(self, field: str, pattern: str) -> BoundedPattern:
+        return expression(pattern, f"{self.where}: {field}")
+
+
+def names(entry: str, key: str) -> bool:
+    """True where an entry of a list of module names names the module `key`."""
+    return key == entry or key.endswith(f".{entry}")
+
+
+def expression(pattern: str, where: str) -> BoundedPattern:
+    """A compiled expression. Raises AdapterMalformed or AdapterUnsupported with the reason."""
+    try:
+        return compile_bounded(pattern)
+    except PatternRefused as refusal:
+        kind = AdapterMalformed if "no valid" in str(refusal) else AdapterUnsupported
+        raise kind(f"{where}: the regular expression {pattern[:80]!r} is refused: {refusal}") from refusal
+
+
+def value_for(key: str, patterns: dict[str, Value], default: Value, where: str) -> Value:
+    """The value of the first pattern that matches the module `key`: of `rank_pattern` or `alpha_pattern`."""
+    for pattern, value in patterns.items():
+        if _pattern_matches(pattern, key, where):
+            return value
+    return default
+
+
+def _pattern_matches(pattern: str, key: str, where: str) -> bool:
+    wrapped = rf"(.*\.)?({pattern})$"
+    if PLAIN_NAME.fullmatch(pattern):  # per-module patterns come in hundreds; these cannot explode
+        return _compiled(wrapped).match(key) is not None
+    return expression(wrapped, where).matches(key)
+
+
+@lru_cache(maxsize=4096)
+def _compiled(pattern: str) -> re.Pattern[str]:
+    return re.compile(pattern)
+
+
+def as_targets(value: Any) -> bool:
+    """True for a JSON value that may stand for target_modules or exclude_modules."""
+    return isinstance(value, str) or (isinstance(value, list) and all(isinstance(item, str) for item in value))
+
+
+def unmatched(entries: Iterable[str], keys: Iterable[str]) -> list[str]:
+    """The entries that name none of the modules."""
+    keys = list(keys)
+    return [entry for entry in entries if not any(names(entry, key) for key in keys)]

@@ -1,0 +1,201 @@
+"""Reading and writing safetensors files, in numpy, with every claim of the header checked before it is believed.
+
+A file is 8 bytes of header length, a JSON header {name: {dtype, shape, data_offsets}}, and the tensors' bytes, which must
+fill the rest without overlap or hole. Bytes are read with pread rather than mapped: a file that is cut short while it is
+being read then is an error, not a SIGBUS.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from adapters.errors import AdapterMalformed, AdapterUnsupported
+from adapters.formats.folder import AdapterFolder
+from adapters.formats.json_file import is_integer, parse_object
+from adapters.normal_form import FloatArray, frozen_array
+
+MAX_HEADER_BYTES = 4 * 1024**2
+_MAX_DIMENSIONS = 8
+
+_ITEM_BYTES = {
+    "F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U64": 8, "U32": 4, "U16": 2, "U8": 1,
+    "BOOL": 1, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1, "F8_E4M3FNUZ": 1, "F8_E5M2FNUZ": 1, "C64": 8,
+}  # fmt: skip
+_FLOATS = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
+_CODES = {dtype: code for code, dtype in _FLOATS.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class TensorInfo:
+    """What the header says of one tensor, checked."""
+
+    code: str
+    shape: tuple[int, ...]
+    begin: int  # from the start of the file
+    end: int
+
+
+class SafetensorsFile:
+    """An open file whose header has been checked. Valid only inside `open_safetensors`."""
+
+    def __init__(self, name: str, descriptor: int, tensors: Mapping[str, TensorInfo]):
+        self.name = name
+        self.tensors = tensors
+        self._descriptor = descriptor
+
+    def dtype_of(self, tensor: str) -> str:
+        """ "float32", "bfloat16" or "float16". Raises AdapterUnsupported for every other type."""
+        code = self.tensors[tensor].code
+        if code not in _FLOATS:
+            raise AdapterUnsupported(
+                f"{self.name}: tensor {tensor!r} has dtype {code}; save adapters as {', '.join(_FLOATS)} "
+                "(quantised adapters are not served)"
+            )
+        return _FLOATS[code]
+
+    def read(self, tensor: str) -> FloatArray:
+        """The tensor's values as float32. Raises where one of them is NaN or infinite."""
+        dtype, info = self.dtype_of(tensor), self.tensors[tensor]
+        storage = {"float32": "<f4", "float16": "<f2", "bfloat16": "<u2"}[dtype]
+        raw = np.empty(info.shape, dtype=storage)
+        self._fill(raw, info.begin, tensor)
+        values = bfloat16_to_float32(raw) if dtype == "bfloat16" else raw.astype("<f4", copy=False)
+        if not np.isfinite(values).all():
+            bad = np.argwhere(~np.isfinite(values))[0].tolist()
+            raise AdapterMalformed(
+                f"{self.name}: tensor {tensor!r} has {values[tuple(bad)]} at {bad}; every value must be finite"
+            )
+        return frozen_array(values)
+
+    def read_integer(self, tensor: str) -> int:
+        """The value of a one-element integer tensor."""
+        info = self.tensors[tensor]
+        storage = {"I64": "<i8", "I32": "<i4", "I16": "<i2", "I8": "<i1"}.get(info.code)
+        if storage is None or math.prod(info.shape) != 1:
+            raise AdapterMalformed(
+                f"{self.name}: tensor {tensor!r} must be one integer, not {info.code} {list(info.shape)}"
+            )
+        raw = np.empty(1, dtype=storage)
+        self._fill(raw, info.begin, tensor)
+        return int(raw[0])
+
+    def _fill(self, array: np.ndarray, begin: int, tensor: str) -> None:
+        view, done = memoryview(array.reshape(-1).view(np.uint8)), 0
+        while done < len(view):
+            count = os.preadv(self._descriptor, [view[done:]], begin + done)
+            if count == 0:
+                raise AdapterMalformed(f"{self.name} ended inside tensor {tensor!r}; it changed while it was read")
+            done += count
+
+
+@contextmanager
+def open_safetensors(folder: AdapterFolder, name: str) -> Iterator[SafetensorsFile]:
+    """Opens one file of the folder and checks its header. Its size counts against the folder's limit first."""
+    with folder.open(name) as (descriptor, num_bytes):
+        folder.account(name, num_bytes)
+        yield SafetensorsFile(name, descriptor, _read_header(name, descriptor, num_bytes))
+
+
+def _read_header(name: str, descriptor: int, num_bytes: int) -> dict[str, TensorInfo]:
+    def wrong(what: str) -> AdapterMalformed:
+        return AdapterMalformed(f"{name} is not a sound safetensors file: {what}; save or download it again")
+
+    prefix = os.pread(descriptor, 8, 0)
+    header_bytes = int.from_bytes(prefix, "little")
+    if len(prefix) < 8 or header_bytes > num_bytes - 8:
+        raise wrong(f"it has {num_bytes} bytes, too few for its header")
+    if header_bytes > MAX_HEADER_BYTES:
+        raise wrong(f"its header claims {header_bytes} bytes, more than {MAX_HEADER_BYTES}")
+    text = os.pread(descriptor, header_bytes, 8)
+    if len(text) < header_bytes or not text.startswith(b"{"):
+        raise wrong("its header is not a JSON object")
+    header = parse_object(text, f"the header of {name}")
+    metadata = header.pop("__metadata__", {})
+    if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
+        raise wrong("__metadata__ does not map strings to strings")
+    tensors = {tensor: _info(tensor, entry, 8 + header_bytes, num_bytes, wrong) for tensor, entry in header.items()}
+    expected = 8 + header_bytes
+    for tensor, info in sorted(tensors.items(), key=lambda item: (item[1].begin, item[1].end)):
+        if info.begin != expected:
+            raise wrong(
+                f"the bytes of tensor {tensor!r} {'overlap others' if info.begin < expected else 'follow a hole'}"
+            )
+        expected = info.end
+    if expected != num_bytes:
+        raise wrong(f"its tensors end at byte {expected}, but it has {num_bytes} bytes")
+    return tensors
+
+
+def _info(tensor: str, entry: Any, start: int, num_bytes: int, wrong: Any) -> TensorInfo:
+    if not isinstance(entry, dict) or entry.keys() != {"dtype", "shape", "data_offsets"}:
+        raise wrong(f"the entry of tensor {tensor[:100]!r} must have exactly dtype, shape and data_offsets")
+    code, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
+    if not isinstance(code, str) or code not in _ITEM_BYTES:
+        raise wrong(f"tensor {tensor!r} has the unknown dtype {str(code)[:40]!r}")
+    for values, length in ((shape, None), (offsets, 2)):
+        if (
+            not isinstance(values, list)
+            or len(values) > _MAX_DIMENSIONS
+            or (length is not None and len(values) != length)
+            or not all(is_integer(value) and 0 <= value < 1 << 48 for value in values)
+        ):
+            raise wrong(f"tensor {tensor!r} has the shape {str(shape)[:60]} and offsets {str(offsets)[:60]}")
+    begin, end = offsets
+    if end - begin != math.prod(shape) * _ITEM_BYTES[code]:
+        raise wrong(f"tensor {tensor!r} of {code} {shape} cannot have {end - begin} bytes")
+    if start + end > num_bytes:
+        raise wrong(f"tensor {tensor!r} ends at byte {start + end}, but the file has {num_bytes} bytes")
+    return TensorInfo(code, tuple(shape), start + begin, start + end)
+
+
+def bfloat16_to_float32(raw: np.ndarray) -> np.ndarray:
+    """Exact: a bfloat16 is the upper half of a float32."""
+    return (raw.astype("<u4") << np.uint32(16)).view("<f4")
+
+
+def float32_to_bfloat16(values: np.ndarray) -> np.ndarray:
+    """Rounds finite values to the nearest, ties to even. The result holds the bits as uint16."""
+    bits = np.ascontiguousarray(values, dtype="<f4").view("<u4")
+    return ((bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)).astype("<u2")
+
+
+def encode(values: np.ndarray, dtype: str) -> tuple[str, tuple[int, ...], bytes]:
+    """(dtype code, shape, bytes) of an array in a file's dtype."""
+    array = np.ascontiguousarray(values, dtype="<f4")
+    if dtype == "bfloat16":
+        stored = float32_to_bfloat16(array)
+    elif dtype == "float16":
+        with np.errstate(over="ignore"):
+            stored = array.astype("<f2")
+    else:
+        stored = array
+    return _CODES[dtype], values.shape, stored.tobytes()
+
+
+def write_safetensors(
+    path: Path, tensors: Mapping[str, tuple[str, tuple[int, ...], bytes]], metadata: Mapping[str, str] | None = None
+) -> None:
+    """Writes encoded tensors, in the order of their names, and waits until they are on the disk."""
+    header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
+    offset = 0
+    for name, (code, shape, data) in sorted(tensors.items()):
+        header[name] = {"dtype": code, "shape": list(shape), "data_offsets": [offset, offset + len(data)]}
+        offset += len(data)
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    with path.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little"))
+        file.write(text)
+        for _, (_, _, data) in sorted(tensors.items()):
+            file.write(data)
+        file.flush()
+        os.fsync(file.fileno())

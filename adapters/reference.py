@@ -1,0 +1,199 @@
+"""What an adapter must compute: a plain float32 implementation with transformers and peft, against which engines are tested.
+
+The whole prompt, its last token included, is read with the adapter; then decoding goes on, greedily and with base weights
+(or, for positions "all", with the adapter) over the same KV cache. End-of-sequence tokens do not stop it.
+
+    python -m adapters.reference --model DIR --requests FILE.json --out FILE.json
+
+reads a list of {"adapter": DIR or null, "prompt_ids": […], "max_new_tokens": n, "positions": "prefill" or "all" (optional;
+default: the adapter's own)} and writes a list of {"tokens", "logprobs", "prompt_logprobs", "method"}. A PEFT LoRA directory is
+run by peft itself, so that the result does not depend on Prelude's own reading; `method` says which it was.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from adapters.base_model import BaseModel, name_of_module
+from adapters.errors import AdapterMalformed
+from adapters.formats import Limits, read_adapter
+from adapters.formats.peft_config import CONFIG_NAME
+from adapters.normal_form import Adapter, LoraFactors, Positions, ReftFactors
+
+UNLIMITED = Limits(max_rank=1 << 20, max_bytes=1 << 50)
+
+
+@dataclass(frozen=True, slots=True)
+class ReferenceAnswer:
+    """What one request must give."""
+
+    tokens: list[int]  # generated greedily
+    logprobs: list[float]  # of each generated token
+    prompt_logprobs: list[float | None]  # log p(token i | tokens before i); None for the first
+    method: str  # "base", "peft" or "normal_form"
+
+
+def load_model(model_dir: Path | str) -> Any:
+    """The base model in float32, ready to run."""
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32).eval()
+
+
+def answer(
+    model: Any, adapter: Adapter | None, prompt_ids: Sequence[int], max_new_tokens: int, positions: Positions | None = None
+) -> ReferenceAnswer:
+    """The answer under an adapter in normal form; under the base model for None. `positions` overrides the adapter's."""
+    if adapter is None:
+        return _generate(model, prompt_ids, max_new_tokens, nullcontext, nullcontext, "base")
+
+    def on() -> AbstractContextManager[None]:
+        return adapted(model, adapter)
+
+    everywhere = (positions or adapter.positions) == "all"
+    return _generate(model, prompt_ids, max_new_tokens, on, on if everywhere else nullcontext, "normal_form")
+
+
+def answer_from_directory(
+    model: Any, directory: Path, prompt_ids: Sequence[int], max_new_tokens: int, positions: Positions | None = None
+) -> ReferenceAnswer:
+    """The answer under the adapter in a directory: by peft where peft reads every tensor of it, else from its normal form."""
+    if (directory / CONFIG_NAME).exists():
+        with peft_adapted(model, directory) as peft_model:
+            if peft_model is not None:
+                off = nullcontext if positions == "all" else peft_model.disable_adapter
+                return _generate(peft_model, prompt_ids, max_new_tokens, nullcontext, off, "peft")
+    adapter = read_adapter(directory, BaseModel.read(model.config.name_or_path), UNLIMITED)
+    return answer(model, adapter, prompt_ids, max_new_tokens, positions)
+
+
+@contextmanager
+def peft_adapted(model: Any, directory: Path) -> Iterator[Any]:
+    """The model with peft's own layers around it; None where peft would drop a tensor (fused or foreign names).
+
+    Puts the model back as it was at the end.
+    """
+    from peft import LoraConfig, PeftModel, get_peft_model
+    from peft.utils.save_and_load import load_peft_weights, set_peft_model_state_dict
+
+    config = LoraConfig.from_pretrained(str(directory))
+    config.inference_mode = True
+    weights = load_peft_weights(str(directory), device="cpu")
+    try:
+        peft_model = get_peft_model(model, config)
+    except ValueError as error:
+        if "not found in the base model" not in str(error):
+            raise AdapterMalformed(f"peft refuses {directory}: {error}") from error
+        yield None
+        return
+    assert isinstance(peft_model, PeftModel)
+    try:
+        peft_model.eval()
+        result = set_peft_model_state_dict(peft_model, weights)
+        yield None if result.unexpected_keys else peft_model
+    finally:
+        peft_model.unload()
+        if hasattr(model, "peft_config"):
+            del model.peft_config
+
+
+@contextmanager
+def adapted(model: Any, adapter: Adapter) -> Iterator[None]:
+    """Inside, every token that the model reads is adapted."""
+    modules = dict(model.named_modules())
+    hooks = []
+    try:
+        for (layer, module), lora in adapter.lora.items():
+            hooks.append(modules[name_of_module(layer, module)].register_forward_hook(_lora_hook(lora)))
+        for layer, reft in adapter.reft.items():
+            hooks.append(modules[f"model.layers.{layer}"].register_forward_hook(_reft_hook(reft)))
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _lora_hook(factors: LoraFactors) -> Callable[[Any, Any, torch.Tensor], torch.Tensor]:
+    a, b = _tensor(factors.a), _tensor(factors.b)
+
+    def add(_module: Any, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> torch.Tensor:
+        return output + factors.scale * ((inputs[0] @ a.T) @ b.T)
+
+    return add
+
+
+def _reft_hook(factors: ReftFactors) -> Callable[[Any, Any, Any], Any]:
+    a, b, bias = _tensor(factors.a), _tensor(factors.b), _tensor(factors.bias)
+
+    def add(_module: Any, _inputs: Any, output: Any) -> Any:
+        stream = output[0] if isinstance(output, tuple) else output
+        stream = stream + factors.scale * ((stream @ a.T + bias) @ b)
+        return (stream, *output[1:]) if isinstance(output, tuple) else stream
+
+    return add
+
+
+def _tensor(array: np.ndarray) -> torch.Tensor:
+    return torch.from_numpy(array.copy())  # a copy: torch does not take arrays that cannot be written
+
+
+@torch.inference_mode()
+def _generate(
+    model: Any,
+    prompt_ids: Sequence[int],
+    max_new_tokens: int,
+    while_reading: Callable[[], AbstractContextManager[Any]],
+    while_decoding: Callable[[], AbstractContextManager[Any]],
+    method: str,
+) -> ReferenceAnswer:
+    from transformers import DynamicCache
+
+    prompt = torch.tensor([list(prompt_ids)])
+    cache = DynamicCache()
+    with while_reading():
+        logits = model(input_ids=prompt, past_key_values=cache, use_cache=True).logits[0].float()
+    read = torch.log_softmax(logits, dim=-1)
+    following = prompt[0, 1:].unsqueeze(1)
+    prompt_logprobs: list[float | None] = [None, *read[:-1].gather(1, following).squeeze(1).tolist()]
+    tokens: list[int] = []
+    logprobs: list[float] = []
+    with while_decoding():
+        row = read[-1]
+        while len(tokens) < max_new_tokens:
+            tokens.append(int(row.argmax()))
+            logprobs.append(float(row[tokens[-1]]))
+            if len(tokens) < max_new_tokens:
+                step = model(input_ids=torch.tensor([[tokens[-1]]]), past_key_values=cache, use_cache=True)
+                row = torch.log_softmax(step.logits[0, -1].float(), dim=-1)
+    return ReferenceAnswer(tokens, logprobs, prompt_logprobs, method)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """The command line. The model is loaded once."""
+    parser = argparse.ArgumentParser(prog="python -m adapters.reference", description="The float32 reference.")
+    parser.add_argument("--model", type=Path, required=True, help="a Hugging Face model directory")
+    parser.add_argument("--requests", type=Path, required=True, help="a JSON list of requests")
+    parser.add_argument("--out", type=Path, required=True, help="where the JSON list of answers goes")
+    options = parser.parse_args(arguments)
+    model = load_model(options.model)
+    answers = []
+    for request in json.loads(options.requests.read_text()):
+        rest = (request["prompt_ids"], request["max_new_tokens"], request.get("positions"))
+        if request.get("adapter") is None:
+            answers.append(answer(model, None, *rest))
+        else:
+            answers.append(answer_from_directory(model, Path(request["adapter"]), *rest))
+    options.out.write_text(json.dumps([asdict(each) for each in answers]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,118 @@
+"""The command line: `prelude <command>`."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+from cluster.errors import ClusterError
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Entry point of `prelude`. Exits with 2 on bad arguments or configuration, 1 on failure."""
+    arguments = _parser().parse_args(argv)
+    if os.environ.get("PRELUDE_DIE_WITH_PARENT"):
+        from cluster.lifetime import die_with_parent
+
+        die_with_parent()
+    try:
+        arguments.run(arguments)
+    except ClusterError as error:
+        sys.exit(f"prelude: {error}")
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="prelude", description="Serve one large language model with adapters that are applied to the prompt only."
+    )
+    commands = parser.add_subparsers(required=True, metavar="command")
+
+    def add(name: str, run, text: str) -> argparse.ArgumentParser:
+        command = commands.add_parser(name, help=text, description=text)
+        command.set_defaults(run=run)
+        return command
+
+    def add_config(command: argparse.ArgumentParser) -> None:
+        command.add_argument("--config", type=Path, default=Path("cluster.yaml"), help="default: ./cluster.yaml")
+
+    up = add("up", _up, "Start a whole cluster on this machine; Ctrl-C ends it.")
+    add_config(up)
+    up.add_argument("--logs", type=Path, help="default: the folder `logs` beside the configuration")
+
+    router = add("router", _router, "Run the router of a cluster.")
+    add_config(router)
+
+    for role in ("prefill", "decode"):
+        worker = add(f"{role}-worker", _worker, f"Run one {role} worker: its agent and its engine.")
+        worker.set_defaults(role=role)
+        add_config(worker)
+        worker.add_argument("--name", required=True, help="the worker's name in the configuration")
+        worker.add_argument("--scratch", type=Path, help="folder for temporary files; default: a new one")
+
+    demo = add("demo", _demo, "Make a small random model, adapters and a cluster.yaml to try Prelude with.")
+    demo.add_argument("folder", type=Path)
+    return parser
+
+
+def _up(arguments: argparse.Namespace) -> None:
+    from cluster.config_file import load_cluster_config
+    from cluster.local import run_until_stopped
+
+    config = load_cluster_config(arguments.config)
+    logs = arguments.logs or arguments.config.resolve().parent / "logs"
+    print(f"Starting {len(config.workers)} workers and the router.", flush=True)
+    asyncio.run(run_until_stopped(config, logs, lambda line: print(line, flush=True)))
+
+
+def _router(arguments: argparse.Namespace) -> None:
+    from router.server import run
+
+    from cluster import log
+    from cluster.config_file import load_cluster_config
+
+    config = load_cluster_config(arguments.config)
+    log.setup("router", config.log_level)
+    run(config)
+
+
+def _worker(arguments: argparse.Namespace) -> None:
+    from cluster import log
+    from cluster.config_file import load_cluster_config
+    from cluster.errors import ConfigError
+
+    config = load_cluster_config(arguments.config)
+    worker = config.workers.get(arguments.name)
+    if worker is None or worker.role != arguments.role:
+        names = ", ".join(config.workers_of(arguments.role)) or "none"
+        raise ConfigError(
+            f"{arguments.config}: there is no {arguments.role} worker called {arguments.name!r}; there is {names}"
+        )
+    log.setup(arguments.name, config.log_level)
+    from cluster.worker_agent import run_agent
+
+    if arguments.role == "prefill":
+        from prefill_worker.agent import PrefillAgent as Agent
+    else:
+        from decode_worker.agent import DecodeAgent as Agent  # type: ignore[assignment]
+    scratch = arguments.scratch
+    if scratch is not None:
+        run_agent(Agent(config, arguments.name, scratch.resolve()))
+        return
+    with tempfile.TemporaryDirectory(prefix="prelude-") as folder:
+        run_agent(Agent(config, arguments.name, Path(folder)))
+
+
+def _demo(arguments: argparse.Namespace) -> None:
+    from cluster.demo import make_demo
+
+    print(make_demo(arguments.folder))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,52 @@
+"""How processes end: none outlives the one that started it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import os
+import signal
+
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+
+
+def die_with_parent() -> None:
+    """Have the kernel kill this process when its parent dies, however that happens. Linux only."""
+    parent = os.getppid()
+    if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
+    if os.getppid() != parent:  # it died before the request took
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def is_alive(pid: int) -> bool:
+    """True while the process runs; a zombie does not."""
+    try:
+        with open(f"/proc/{pid}/stat") as stat:
+            return stat.read().rsplit(")", 1)[1].split()[0] not in "ZX"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def kill_group(group: int, number: signal.Signals) -> None:
+    """Signal every process of a group; a group that is gone is no error."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(group, number)
+
+
+async def stop_signal() -> signal.Signals:
+    """Wait for SIGTERM or SIGINT; the next one ends the process as usual."""
+    loop = asyncio.get_running_loop()
+    arrived: asyncio.Future[signal.Signals] = loop.create_future()
+
+    def stop(number: signal.Signals) -> None:
+        if not arrived.done():
+            arrived.set_result(number)
+        for each in (signal.SIGTERM, signal.SIGINT):
+            loop.remove_signal_handler(each)
+            signal.signal(each, signal.SIG_DFL)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop, number)
+    return await arrived

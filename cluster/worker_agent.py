@@ -1,0 +1,246 @@
+"""The agent that every worker runs: it supervises one engine and answers for it.
+
+Roles add to it: prefill workers load adapters and warm pairs, decode workers wait to be warmed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from pathlib import Path
+
+import grpc
+
+from cluster import control_pb2 as pb
+from cluster.config import ClusterConfig
+from cluster.control_service import serve_control
+from cluster.lifetime import stop_signal
+from cluster.worker_http import serve_worker_http
+from cluster.worker_metrics import WorkerMetrics
+from cluster.worker_state import WorkerStateHub
+from cluster.worker_watch import WorkerWatch
+from engine.arguments import AdapterSlots, EngineSpec
+from engine.client import EngineClient
+from engine.errors import EngineError
+from engine.hooks.ledger import hooks_for
+from engine.pin import SGLANG_VERSION
+from engine.supervisor import EngineSnapshot, EngineStatus, EngineSupervisor
+
+log = logging.getLogger(__name__)
+
+_ROLES = {"prefill": pb.ROLE_PREFILL, "decode": pb.ROLE_DECODE}
+_ENGINE_STATES = {
+    EngineStatus.STARTING: pb.ENGINE_STATE_STARTING,
+    EngineStatus.UP: pb.ENGINE_STATE_UP,
+    EngineStatus.DOWN: pb.ENGINE_STATE_DOWN,
+    EngineStatus.STOPPED: pb.ENGINE_STATE_STOPPED,
+}
+_LOAD_POLL_IDLE_S = 1.0
+_LOAD_POLL_BUSY_S = 0.2
+
+
+class WorkerAgent:
+    """One worker. Subclasses set `role`, and say in `missing_pairs` what keeps an engine that is up from ready."""
+
+    role: str
+    peer_role: str
+
+    def __init__(self, config: ClusterConfig, name: str, scratch: Path) -> None:
+        self.config = config
+        self.name = name
+        self.scratch = scratch
+        self.worker = config.workers[name]
+        self.spec = engine_spec(config, name, scratch / "engine")
+        self.hub = WorkerStateHub()
+        self.metrics = WorkerMetrics(name, self.role)
+        self.peers = {
+            peer: WorkerWatch(peer, f"{worker.host}:{worker.control_port}", self._peer_changed)
+            for peer, worker in config.workers_of(self.peer_role).items()
+        }
+        self.engine: EngineClient  # made when the event loop runs
+        self._changed = asyncio.Event()
+        self._ready_incarnation = ""
+
+    # What roles add.
+
+    def missing_pairs(self) -> list[str]:
+        """Peers with a running engine with which this worker's engine is not warm yet, and "any" while none is."""
+        raise NotImplementedError
+
+    def engine_gone(self) -> None:
+        """Called when the engine ended, with all that it held."""
+
+    async def run_role(self) -> None:
+        """The role's own background work; runs until cancelled."""
+
+    async def ensure_adapter(self, revision_id: str, deadline_s: float) -> float:
+        """Make a revision usable; returns the seconds that loading took. Raises AdapterError or EngineError."""
+        raise NotImplementedError
+
+    # Start, main loop, shutdown.
+
+    async def run(self) -> None:
+        """Serve until SIGTERM or SIGINT, then drain and stop the engine."""
+        self.engine = EngineClient(self.spec.url)
+        supervisor = EngineSupervisor(self.spec, self.config.engine_of(self.name).start_timeout_s, self._engine_changed)
+        async with contextlib.AsyncExitStack() as stack:
+            stack.push_async_callback(self.engine.aclose)
+            await stack.enter_async_context(serve_control(self))
+            await stack.enter_async_context(serve_worker_http(self))
+            tasks = [
+                asyncio.create_task(coroutine, name=name)
+                for name, coroutine in (
+                    ("engine", supervisor.run()),
+                    ("load", self._poll_load()),
+                    ("readiness", self._follow_readiness()),
+                    ("role", self.run_role()),
+                    *((f"peer {peer.name}", peer.run()) for peer in self.peers.values()),
+                )
+            ]
+            stop = asyncio.create_task(stop_signal(), name="stop signal")
+            done, _ = await asyncio.wait([stop, *tasks], return_when=asyncio.FIRST_COMPLETED)
+            if stop in done:
+                log.info("stopping")
+                await self.drain(self.config.router.drain_timeout_s)
+            for task in (stop, *tasks):
+                task.cancel()
+            results = await asyncio.gather(*tasks, return_exceptions=True)
+            for task, result in zip(tasks, results, strict=True):
+                if isinstance(result, Exception):
+                    log.error("task failed", extra={"fields": {"task": task.get_name()}}, exc_info=result)
+            if stop not in done:
+                raise SystemExit(1)
+
+    async def drain(self, deadline_s: float) -> bool:
+        """Take no more requests; true when those in flight finished within the deadline."""
+        self.hub.update(draining=True)
+        self._changed.set()
+        deadline = time.monotonic() + deadline_s
+        while time.monotonic() < deadline:
+            if self.hub.state.engine_state != pb.ENGINE_STATE_UP:
+                return True
+            try:
+                load = await self.engine.load()
+            except EngineError:
+                return True
+            if load.running_requests + load.queued_requests == 0:
+                return True
+            await asyncio.sleep(_LOAD_POLL_BUSY_S)
+        return False
+
+    def describe(self) -> pb.WorkerDescription:
+        """What does not change while this agent lives."""
+        adapters = self.spec.adapters
+        return pb.WorkerDescription(
+            name=self.name,
+            role=_ROLES[self.role],
+            engine_url=self.spec.url,
+            kv_host=self.spec.host if self.spec.bootstrap_port else "",
+            kv_bootstrap_port=self.spec.bootstrap_port or 0,
+            model=self.spec.served_name,
+            engine_version=SGLANG_VERSION,
+            hooks=[hook.name for hook in hooks_for(self.role, self.spec.device)],
+            max_adapter_rank=adapters.max_rank if adapters else 0,
+            target_modules=adapters.target_modules if adapters else (),
+        )
+
+    @property
+    def incarnation(self) -> str:
+        """Of the running engine; empty while there is none."""
+        return self.hub.state.incarnation
+
+    def reconsider(self) -> None:
+        """Something that readiness depends on has changed."""
+        self._changed.set()
+
+    def _peer_changed(self, _peer: WorkerWatch) -> None:
+        self._changed.set()
+
+    def _engine_changed(self, snapshot: EngineSnapshot) -> None:
+        if snapshot.incarnation != self.incarnation:
+            self.hub.clear_resident()
+            self.engine_gone()
+        self.metrics.engine_restarts.set(snapshot.num_restarts)
+        self.hub.update(
+            engine_state=_ENGINE_STATES[snapshot.status],
+            incarnation=snapshot.incarnation,
+            reason=snapshot.reason,
+            load=pb.Load(),
+        )
+        self._changed.set()
+
+    async def _follow_readiness(self) -> None:
+        """Ready once the engine is up and every pair is warm; then for as long as that engine lives.
+
+        A peer that starts later is itself not ready before its pairs are warm, so it takes nothing away from us.
+        """
+        while True:
+            await self._changed.wait()
+            self._changed.clear()
+            up = self.hub.state.engine_state == pb.ENGINE_STATE_UP
+            reason = self.hub.state.reason
+            if up and self._ready_incarnation != self.incarnation:
+                missing = self.missing_pairs()
+                if missing:
+                    reason = f"not warm yet with {', '.join(missing)}"
+                else:
+                    self._ready_incarnation = self.incarnation
+            ready = up and self._ready_incarnation == self.incarnation
+            if ready:
+                reason = "draining" if self.hub.state.draining else ""
+            if ready != self.hub.state.ready:
+                log.info("ready" if ready else "not ready", extra={"fields": {"reason": reason}})
+            self.hub.update(ready=ready, reason=reason)
+            self.metrics.ready.set(ready and not self.hub.state.draining)
+
+    async def _poll_load(self) -> None:
+        while True:
+            busy = False
+            if self.hub.state.engine_state == pb.ENGINE_STATE_UP:
+                with contextlib.suppress(EngineError):
+                    load = await self.engine.load()
+                    busy = load.running_requests + load.queued_requests > 0
+                    self.hub.update(
+                        load=pb.Load(
+                            running_requests=load.running_requests,
+                            queued_requests=load.queued_requests,
+                            used_kv_tokens=load.used_kv_tokens,
+                            max_kv_tokens=load.max_kv_tokens,
+                        )
+                    )
+                    self.metrics.observe_load(load)
+            await asyncio.sleep(_LOAD_POLL_BUSY_S if busy else _LOAD_POLL_IDLE_S)
+
+
+def engine_spec(config: ClusterConfig, name: str, scratch: Path) -> EngineSpec:
+    """How the engine of one worker is started."""
+    worker, engine, limits = config.workers[name], config.engine_of(name), config.adapter_limits
+    holds_adapters = worker.role == "prefill"
+    return EngineSpec(
+        role=worker.role,
+        device=engine.device,
+        model_path=config.model.path,
+        served_name=config.model.name,
+        dtype=config.model.dtype,
+        host=worker.host,
+        port=worker.engine_port,
+        bootstrap_port=worker.bootstrap_port if worker.role == "prefill" else None,
+        max_total_tokens=engine.max_total_tokens,
+        max_running_requests=engine.max_running_requests,
+        chunked_prefill_tokens=engine.chunked_prefill_tokens,
+        context_length=engine.context_length,
+        tensor_parallel=engine.tensor_parallel,
+        tool_call_parser=config.model.tool_call_parser,
+        reasoning_parser=config.model.reasoning_parser,
+        adapters=AdapterSlots(limits.slots, limits.max_rank, limits.target_modules) if holds_adapters else None,
+        extra_arguments=engine.extra_arguments,
+        scratch=scratch,
+    )
+
+
+def run_agent(agent: WorkerAgent) -> None:
+    """The process's main: serve until told to stop."""
+    grpc.aio.init_grpc_aio()
+    asyncio.run(agent.run())

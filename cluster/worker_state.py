@@ -1,0 +1,76 @@
+"""A worker's state inside its agent: one owner, many watchers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+from cluster import control_pb2 as pb
+
+_MAX_QUEUED_STATES = 256  # a watcher further behind is cut off and comes back for a snapshot
+
+
+class WorkerStateHub:
+    """Holds the current state and residency, and hands every change to each watcher."""
+
+    def __init__(self) -> None:
+        self.state = pb.WorkerState(engine_state=pb.ENGINE_STATE_STARTING, reason="the engine is starting")
+        self.resident: set[str] = set()
+        self._watchers: set[asyncio.Queue[pb.WorkerState]] = set()
+
+    def update(self, **fields) -> None:
+        """Change fields of the state; watchers hear of it when something did change."""
+        changed = pb.WorkerState()
+        changed.CopyFrom(self.state)
+        for name, value in fields.items():
+            if name == "warm_pairs":
+                del changed.warm_pairs[:]
+                changed.warm_pairs.extend(value)
+            elif name == "load":
+                changed.load.CopyFrom(value)
+            else:
+                setattr(changed, name, value)
+        if changed != self.state:
+            self.state = changed
+            self._publish(pb.ResidencyDelta())
+
+    def add_resident(self, revision_id: str) -> None:
+        """A revision became usable."""
+        if revision_id not in self.resident:
+            self.resident.add(revision_id)
+            self._publish(pb.ResidencyDelta(resident=[revision_id]))
+
+    def clear_resident(self) -> None:
+        """The engine, and with it all residency, is gone."""
+        if self.resident:
+            evicted = sorted(self.resident)
+            self.resident.clear()
+            self._publish(pb.ResidencyDelta(evicted=evicted))
+
+    async def watch(self, heartbeat_s: float) -> AsyncIterator[pb.WorkerState]:
+        """The state with all residency now, then every change, and the state again after each silent `heartbeat_s`."""
+        queue: asyncio.Queue[pb.WorkerState] = asyncio.Queue(_MAX_QUEUED_STATES)
+        self._watchers.add(queue)
+        try:
+            yield self._with(pb.ResidencyDelta(snapshot=True, resident=sorted(self.resident)))
+            while queue in self._watchers or not queue.empty():
+                try:
+                    yield await asyncio.wait_for(queue.get(), heartbeat_s)
+                except TimeoutError:
+                    yield self._with(pb.ResidencyDelta())
+        finally:
+            self._watchers.discard(queue)
+
+    def _with(self, residency: pb.ResidencyDelta) -> pb.WorkerState:
+        state = pb.WorkerState()
+        state.CopyFrom(self.state)
+        state.residency.CopyFrom(residency)
+        return state
+
+    def _publish(self, residency: pb.ResidencyDelta) -> None:
+        state = self._with(residency)
+        for queue in tuple(self._watchers):
+            if queue.full():
+                self._watchers.discard(queue)
+            else:
+                queue.put_nowait(state)

@@ -1,0 +1,36 @@
+"""The agent of a decode worker: its engine holds no adapter, and its prefill peers warm it."""
+
+from __future__ import annotations
+
+import asyncio
+
+from cluster import control_pb2 as pb
+from cluster.worker_agent import WorkerAgent
+
+
+class DecodeAgent(WorkerAgent):
+    """A worker that receives KV and generates."""
+
+    role = "decode"
+    peer_role = "prefill"
+
+    def missing_pairs(self) -> list[str]:
+        up = {
+            name: peer.state
+            for name, peer in self.peers.items()
+            if peer.state is not None and peer.state.engine_state == pb.ENGINE_STATE_UP
+        }
+        warm = {name for name, state in up.items() if self._is_warmed_by(state)}
+        missing = sorted(up.keys() - warm)
+        return missing or ([] if warm else ["any prefill worker"])
+
+    def _is_warmed_by(self, prefill: pb.WorkerState) -> bool:
+        return any(
+            pair.decode_name == self.name and pair.decode_incarnation == self.incarnation for pair in prefill.warm_pairs
+        )
+
+    async def ensure_adapter(self, revision_id: str, deadline_s: float) -> float:
+        raise AssertionError("the control service refuses this before it gets here")
+
+    async def run_role(self) -> None:
+        await asyncio.Event().wait()

@@ -1,0 +1,139 @@
+"""From configuration to the command line and environment of one SGLang server."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from engine.hooks.report import REPORT_DIR_VARIABLE
+from engine.plugin import DEVICE_VARIABLE, ROLE_VARIABLE
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterSlots:
+    """What an engine that holds adapters reserves for them."""
+
+    count: int  # distinct adapters in one prefill batch
+    max_rank: int
+    target_modules: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSpec:
+    """All that determines how one SGLang server is started."""
+
+    role: str  # "prefill" or "decode"
+    device: str  # "cpu" or "cuda"
+    model_path: Path
+    served_name: str
+    dtype: str
+    host: str
+    port: int
+    bootstrap_port: int | None  # prefill only
+    max_total_tokens: int | None
+    max_running_requests: int
+    chunked_prefill_tokens: int
+    context_length: int | None
+    tensor_parallel: int
+    tool_call_parser: str | None
+    reasoning_parser: str | None
+    adapters: AdapterSlots | None  # None: an engine without adapters
+    extra_arguments: tuple[str, ...]
+    scratch: Path  # short-lived folder of this engine: temporary files and process reports
+
+    @property
+    def url(self) -> str:
+        """Base URL of the server."""
+        return f"http://{self.host}:{self.port}"
+
+    @property
+    def report_dir(self) -> Path:
+        """Where the engine's processes leave their reports."""
+        return self.scratch / "reports"
+
+
+def command(spec: EngineSpec) -> list[str]:
+    """The argument vector that starts the server."""
+    arguments: dict[str, object] = {
+        "model-path": spec.model_path,
+        "served-model-name": spec.served_name,
+        "dtype": spec.dtype,
+        "device": spec.device,
+        "host": spec.host,
+        "port": spec.port,
+        "tp-size": spec.tensor_parallel,
+        "max-running-requests": spec.max_running_requests,
+        "chunked-prefill-size": spec.chunked_prefill_tokens,
+        "disaggregation-mode": spec.role,
+        "disaggregation-transfer-backend": "nixl",
+        "grammar-backend": "xgrammar",
+        # Small models given the choice emit white space until the length limit.
+        "constrained-json-disable-any-whitespace": True,
+        "enable-cache-report": True,
+        "enable-metrics": True,
+        "sleep-on-idle": True,
+        "skip-server-warmup": True,  # the agent warms the pair, which covers more
+        "log-level": "info",
+        "log-level-http": "warning",
+    }
+    optional = {
+        "max-total-tokens": spec.max_total_tokens,
+        "context-length": spec.context_length,
+        "tool-call-parser": spec.tool_call_parser,
+        "reasoning-parser": spec.reasoning_parser,
+        "disaggregation-bootstrap-port": spec.bootstrap_port,
+    }
+    arguments |= {name: value for name, value in optional.items() if value is not None}
+    if spec.device == "cpu":
+        arguments |= {
+            "attention-backend": "torch_native",
+            "sampling-backend": "pytorch",
+            "mem-fraction-static": 0.05,
+            "disable-overlap-schedule": True,
+        }
+    if spec.adapters is not None:
+        arguments |= {
+            "enable-lora": True,
+            "max-loras-per-batch": spec.adapters.count,
+            "max-lora-rank": spec.adapters.max_rank,
+            "lora-target-modules": spec.adapters.target_modules,
+        }
+        if spec.device == "cpu":
+            arguments["lora-backend"] = "torch_native"
+    return [sys.executable, "-m", "engine.launch", *_flags(arguments), *spec.extra_arguments]
+
+
+def _flags(arguments: dict[str, object]) -> list[str]:
+    flags: list[str] = []
+    for name, value in arguments.items():
+        flags.append(f"--{name}")
+        if isinstance(value, tuple):
+            flags.extend(str(item) for item in value)
+        elif value is not True:
+            flags.append(str(value))
+    return flags
+
+
+def environment(spec: EngineSpec, inherited: dict[str, str]) -> dict[str, str]:
+    """The server's environment."""
+    ours = {
+        ROLE_VARIABLE: spec.role,
+        DEVICE_VARIABLE: spec.device,
+        REPORT_DIR_VARIABLE: str(spec.report_dir),
+        "TMPDIR": str(spec.scratch / "tmp"),
+        "PYTHONUNBUFFERED": "1",
+        "HF_HUB_OFFLINE": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+        # A scheduler that fails ends the engine at once; the agent starts a new one.
+        "SGLANG_CUDA_COREDUMP_BEFORE_CRASH": "0",
+        # A peer that died is noticed and its rooms are failed within seconds. The router's own
+        # deadlines are what a request waits for; these only free the engine's side.
+        "SGLANG_DISAGGREGATION_HEARTBEAT_INTERVAL": "1",
+        "SGLANG_DISAGGREGATION_BOOTSTRAP_TIMEOUT": "60",
+        "SGLANG_DISAGGREGATION_WAITING_TIMEOUT": "60",
+    }
+    if spec.device == "cpu":
+        # Two engines share the machine; more threads than cores starve both.
+        ours |= {"SGLANG_USE_CPU_ENGINE": "1", "OMP_NUM_THREADS": inherited.get("OMP_NUM_THREADS", "1")}
+    return {**inherited, **ours}

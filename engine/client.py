@@ -1,0 +1,90 @@
+"""The engine's HTTP control surface, as its agent uses it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from engine.errors import EngineRefused, EngineUnreachable
+
+
+@dataclass(frozen=True, slots=True)
+class EngineLoad:
+    """What the scheduler says of itself; stale by at most one of its loop's turns."""
+
+    running_requests: int
+    queued_requests: int  # waiting, bootstrapping, transferring KV or retracted
+    used_kv_tokens: int
+    max_kv_tokens: int
+
+
+class EngineClient:
+    """One engine's HTTP server. Every call has a deadline; close it with `aclose`."""
+
+    def __init__(self, url: str, timeout_s: float = 10.0) -> None:
+        self._url = url
+        self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=timeout_s))
+
+    async def aclose(self) -> None:
+        """Close all connections."""
+        await self._session.close()
+
+    async def answers(self) -> bool:
+        """True once the server accepts requests."""
+        try:
+            await self._call("GET", "/model_info")
+        except (EngineUnreachable, EngineRefused):
+            return False
+        return True
+
+    async def load(self) -> EngineLoad:
+        """Current queue lengths and KV use, summed over data-parallel ranks."""
+        answer = await self._call("GET", "/v1/loads?include=core")
+        totals = [0, 0, 0, 0]
+        for rank in answer["loads"]:
+            fields = ("num_running_reqs", "num_waiting_reqs", "num_used_tokens", "max_total_num_tokens")
+            totals = [total + rank[field] for total, field in zip(totals, fields, strict=True)]
+        return EngineLoad(*totals)
+
+    async def load_adapter(self, revision_id: str, directory: Path, timeout_s: float) -> None:
+        """Load a serving directory under the revision's id. Raises EngineRefused with the engine's reason."""
+        body = {"lora_name": revision_id, "lora_path": str(directory)}
+        answer = await self._call("POST", "/load_lora_adapter", body, timeout_s)
+        # An earlier call that timed out here may still have succeeded there.
+        if not answer["success"] and revision_id not in await self.loaded_adapters():
+            raise EngineRefused(answer["error_message"])
+
+    async def loaded_adapters(self) -> frozenset[str]:
+        """Revision ids that the engine holds."""
+        models = await self._call("GET", "/v1/models")
+        return frozenset(model["id"] for model in models["data"] if model.get("parent"))
+
+    async def unload_adapter(self, revision_id: str, timeout_s: float) -> None:
+        """Unload a revision once its requests have finished."""
+        answer = await self._call("POST", "/unload_lora_adapter", {"lora_name": revision_id}, timeout_s)
+        if not answer["success"]:
+            raise EngineRefused(answer["error_message"])
+
+    async def complete(self, body: dict[str, Any], timeout_s: float) -> dict[str, Any]:
+        """One completion, not streamed."""
+        return await self._call("POST", "/v1/completions", body, timeout_s)
+
+    async def abort(self, request_id: str) -> None:
+        """Abort every request whose id starts with `request_id`."""
+        await self._call("POST", "/abort_request", {"rid": request_id})
+
+    async def _call(self, method: str, path: str, body: Any = None, timeout_s: float | None = None) -> Any:
+        timeout = aiohttp.ClientTimeout(total=timeout_s) if timeout_s else None
+        try:
+            async with self._session.request(
+                method, self._url + path, json=body, **({"timeout": timeout} if timeout else {})
+            ) as answer:
+                text = await answer.text()
+                if answer.status >= 400 and not text.startswith('{"rid"'):
+                    raise EngineRefused(f"{path} answered {answer.status}: {text[:500]}")
+                return await answer.json() if answer.content_type == "application/json" else text
+        except (aiohttp.ClientError, TimeoutError) as error:
+            raise EngineUnreachable(f"{self._url}{path}: {error or type(error).__name__}") from error

@@ -1,0 +1,198 @@
+"""Keeps one SGLang server running: start, proof of its hooks, watch, restart with back-off, stop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import shutil
+import signal
+import time
+import uuid
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+
+from cluster.lifetime import is_alive, kill_group
+from engine.arguments import EngineSpec, command, environment
+from engine.client import EngineClient
+from engine.errors import EngineError
+from engine.hooks.ledger import hooks_for
+from engine.hooks.report import ProcessReport, read_reports
+
+log = logging.getLogger(__name__)
+
+_POLL_S = 0.2
+_STOP_GRACE_S = 5.0
+_BACKOFF_S = (0.2, 1.0, 2.0, 5.0, 10.0, 30.0)
+_STABLE_S = 60.0  # an engine that lived this long starts again from the first back-off
+
+
+class EngineStatus(StrEnum):
+    """Where an engine is in its life."""
+
+    STARTING = "starting"
+    UP = "up"
+    DOWN = "down"
+    STOPPED = "stopped"
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSnapshot:
+    """The engine now. `incarnation` is new at each start, empty unless the engine is up."""
+
+    status: EngineStatus
+    incarnation: str
+    reports: tuple[ProcessReport, ...]
+    num_restarts: int
+    reason: str
+
+
+class EngineStartFailed(EngineError):
+    """The engine ended, stayed silent or did not prove its hooks."""
+
+
+class EngineSupervisor:
+    """Owner of one engine's processes. `on_change` is called, in the event loop, at every change of state."""
+
+    def __init__(self, spec: EngineSpec, start_timeout_s: float, on_change: Callable[[EngineSnapshot], None]) -> None:
+        self._spec = spec
+        self._start_timeout_s = start_timeout_s
+        self._on_change = on_change
+        self._process: asyncio.subprocess.Process | None = None
+        self._last_lines: deque[str] = deque(maxlen=30)
+        self._num_restarts = 0
+        self.snapshot = EngineSnapshot(EngineStatus.STARTING, "", (), 0, "the engine is starting")
+
+    async def run(self) -> None:
+        """Keep an engine up until cancelled; then stop it."""
+        failures = 0
+        try:
+            while True:
+                started_at = time.monotonic()
+                try:
+                    await self._run_once()
+                except EngineError as error:
+                    log.error("engine failed", extra={"fields": {"reason": str(error)}})
+                    self._set(EngineStatus.DOWN, reason=str(error))
+                failures = 0 if time.monotonic() - started_at > _STABLE_S else failures + 1
+                await self._kill()
+                await asyncio.sleep(_BACKOFF_S[min(failures, len(_BACKOFF_S) - 1)])
+                self._num_restarts += 1
+        finally:
+            await asyncio.shield(self._stop())
+
+    async def _run_once(self) -> None:
+        """One life of the engine. Always ends with EngineError or cancellation."""
+        self._set(EngineStatus.STARTING, reason="the engine is starting")
+        await self._spawn()
+        reports = await self._wait_until_up()
+        log.info("engine up", extra={"fields": {"pids": [report.pid for report in reports]}})
+        self._set(EngineStatus.UP, incarnation=uuid.uuid4().hex[:12], reports=reports)
+        pids = [report.pid for report in reports]
+        while all(is_alive(pid) for pid in pids):
+            await asyncio.sleep(_POLL_S)
+        dead = [report.process for report in reports if not is_alive(report.pid)]
+        raise EngineError(f"the engine's {', '.join(dead)} process ended; last output: {self._output()}")
+
+    async def _spawn(self) -> None:
+        scratch = self._spec.scratch
+        shutil.rmtree(scratch, ignore_errors=True)
+        self._spec.report_dir.mkdir(parents=True)
+        (scratch / "tmp").mkdir()
+        self._last_lines.clear()
+        self._process = await asyncio.create_subprocess_exec(
+            *command(self._spec),
+            env=environment(self._spec, dict(os.environ)),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+            start_new_session=True,
+            cwd=scratch,
+            limit=1024 * 1024,
+        )
+        self._reader = asyncio.create_task(self._read_output(self._process), name="engine-output")
+
+    async def _read_output(self, process: asyncio.subprocess.Process) -> None:
+        assert process.stdout is not None
+        engine_log = logging.getLogger("sglang")
+        while True:
+            try:
+                line = await process.stdout.readline()
+            except ValueError:  # a line beyond the limit: drop what was buffered
+                continue
+            if not line:
+                return
+            text = line.decode(errors="replace").rstrip()
+            if text:
+                self._last_lines.append(text[-500:])
+                engine_log.info(text[:4000])
+
+    async def _wait_until_up(self) -> tuple[ProcessReport, ...]:
+        assert self._process is not None
+        deadline = time.monotonic() + self._start_timeout_s
+        client = EngineClient(self._spec.url, timeout_s=5.0)
+        try:
+            while not await client.answers():
+                if self._process.returncode is not None:
+                    code = self._process.returncode
+                    raise EngineStartFailed(f"the engine ended with code {code} at start: {self._output()}")
+                if time.monotonic() > deadline:
+                    raise EngineStartFailed(
+                        f"the engine did not answer within {self._start_timeout_s:.0f} s: {self._output()}"
+                    )
+                await asyncio.sleep(_POLL_S)
+        finally:
+            await client.aclose()
+        return self._proven_reports()
+
+    def _proven_reports(self) -> tuple[ProcessReport, ...]:
+        """The reports of the server and of each scheduler, if they prove what must hold."""
+        expected_hooks = {hook.name for hook in hooks_for(self._spec.role, self._spec.device)}
+        expected = {"server", *(f"scheduler-{rank}" for rank in range(self._spec.tensor_parallel))}
+        # A detokenizer reports as "server" too, and any process may have reported before it was forked.
+        reports = tuple(report for report in read_reports(self._spec.report_dir) if is_alive(report.pid))
+        missing = expected - {report.process for report in reports}
+        if missing:
+            raise EngineStartFailed(f"no report of its hooks came from {', '.join(sorted(missing))}")
+        for report in reports:
+            lacking = expected_hooks - set(report.hooks)
+            if lacking:
+                raise EngineStartFailed(f"{report.process} lacks the hooks {', '.join(sorted(lacking))}")
+            if self._spec.adapters is None and (report.adapter_tensors or report.lora_enabled):
+                raise EngineStartFailed(f"{report.process} holds {report.adapter_tensors} adapter tensors")
+        return reports
+
+    async def _kill(self) -> None:
+        """End every process of the engine's group and wait for the server."""
+        if self._process is None:
+            return
+        kill_group(self._process.pid, signal.SIGKILL)
+        await self._process.wait()
+        await self._reader
+        self._process = None
+
+    async def _stop(self) -> None:
+        if self._process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.terminate()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._process.wait(), _STOP_GRACE_S)
+            await self._kill()
+        shutil.rmtree(self._spec.scratch, ignore_errors=True)
+        self._set(EngineStatus.STOPPED, reason="the engine was stopped")
+
+    def _set(
+        self,
+        status: EngineStatus,
+        incarnation: str = "",
+        reports: tuple[ProcessReport, ...] = (),
+        reason: str = "",
+    ) -> None:
+        self.snapshot = EngineSnapshot(status, incarnation, reports, self._num_restarts, reason)
+        self._on_change(self.snapshot)
+
+    def _output(self) -> str:
+        return " | ".join(list(self._last_lines)[-6:])

@@ -1,0 +1,108 @@
+"""The router as an ASGI application: what is built at start, and which path leads where."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from adapters.catalog import Catalog
+from adapters.errors import AdapterError
+from cluster.config import RouterConfig
+from router.admission import Endpoint, Limits
+from router.completions import CompletionsEndpoint
+from router.engines import Engines
+from router.errors import RouterError, UnknownPath, WrongMethod, answer_of
+from router.exchange import Backends
+from router.fleet import Fleet
+from router.in_flight import InFlightState
+from router.metrics import Metrics
+from router.pages import Pages
+from router.requests import Requests, new_request_id
+
+
+def build_app(
+    config: RouterConfig,
+    *,
+    model: str,
+    vocabulary: int,
+    fingerprint: str,
+    catalog: Catalog,
+    workers: Mapping[str, tuple[str, str]],  # name -> (role, host:port of the agent)
+) -> Any:
+    """The whole router. It begins to follow the workers when the server starts it."""
+    in_flight, requests, metrics = InFlightState(), Requests(), Metrics()
+    metrics.read_in_flight(lambda: len(requests))
+    fleet = Fleet(workers, in_flight, heartbeat_s=config.heartbeat_s, connect_timeout_s=config.connect_timeout_s)
+    engines = Engines(in_flight, metrics, connect_timeout_s=config.connect_timeout_s)
+    backends = Backends(fleet, engines, metrics, config, model)
+    limits = Limits(config.max_choices, vocabulary)
+
+    @asynccontextmanager
+    async def lifespan(_: Starlette) -> AsyncIterator[None]:
+        async with fleet.following(), engines.open():
+            yield
+
+    completions = [
+        Route(
+            endpoint.value,
+            CompletionsEndpoint(endpoint, backends, catalog, requests, limits=limits, fingerprint=fingerprint),
+            methods=["POST"],
+        )
+        for endpoint in Endpoint
+    ]
+    app = Starlette(
+        routes=[*completions, *Pages(backends, catalog, requests).routes],
+        lifespan=lifespan,
+        exception_handlers={
+            HTTPException: _no_such_page,
+            RouterError: _told,
+            AdapterError: _told,
+            Exception: _told,
+        },
+    )
+    app.router.redirect_slashes = False
+    return RequestIds(app)
+
+
+class RequestIds:
+    """Gives every request an id of ours and names it in its answer."""
+
+    def __init__(self, app: Any) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        scope["request_id"] = request_id = new_request_id()
+        header = (b"x-request-id", request_id.encode())
+
+        async def send_with_id(message: Any) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message.get("headers", ()), header]
+            await send(message)
+
+        await self._app(scope, receive, send_with_id)
+
+
+def _told(_: Request, error: Exception) -> Response:
+    answer = answer_of(error)
+    return Response(answer.body, answer.status, answer.headers)
+
+
+def _no_such_page(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    told: RouterError
+    if error.status_code == 405:
+        told = WrongMethod(f"{request.url.path} does not take {request.method}")
+    else:
+        told = UnknownPath(f"there is nothing at {request.url.path}")
+    answer = answer_of(told)
+    return Response(answer.body, answer.status, {**answer.headers, **(error.headers or {})})

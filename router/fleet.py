@@ -1,0 +1,103 @@
+"""The router's picture of all workers, kept current by one control stream each."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from types import MappingProxyType
+
+from router.errors import WorkerLost
+from router.fleet_state import FleetState, WorkerView
+from router.in_flight import InFlightState
+from router.worker_link import WorkerLink
+
+Loss = Callable[[WorkerLost], None]
+
+
+class Watch:
+    """Tells one waiter when the engine that it relies on is gone. Ended by `end`."""
+
+    def __init__(self, watches: set[Watch], view: WorkerView, on_loss: Loss) -> None:
+        self.needs_contact = True  # also lost when the worker falls silent, not only when its engine is gone
+        self._watches = watches
+        self._incarnation = view.incarnation
+        self._on_loss = on_loss
+        watches.add(self)
+
+    def end(self) -> None:
+        self._watches.discard(self)
+
+    def check(self, view: WorkerView) -> None:
+        """Report a loss if `view` says that the engine is not the one that was running.
+
+        What streams already need not stop because an agent fell silent: set `needs_contact` to False then.
+        """
+        if view.is_connected:
+            is_lost = not (view.is_engine_up and view.incarnation == self._incarnation)
+            what = "the engine of worker {} went away"
+        else:
+            is_lost, what = self.needs_contact, "the router lost contact with worker {}"
+        if is_lost:
+            self.end()
+            self._on_loss(WorkerLost(what.format(view.name), worker=view.name))
+
+
+class Fleet:
+    """All workers of cluster.yaml. `state` is safe to keep: it never changes."""
+
+    def __init__(
+        self,
+        addresses: Mapping[str, tuple[str, str]],  # name -> (role, host:port of the agent)
+        in_flight: InFlightState,
+        *,
+        heartbeat_s: float,
+        connect_timeout_s: float,
+    ) -> None:
+        self._in_flight = in_flight
+        self._views = {name: WorkerView(name, role) for name, (role, _) in addresses.items()}
+        self._watches: dict[str, set[Watch]] = {name: set() for name in addresses}
+        self._links = {
+            name: WorkerLink(
+                self._views[name],
+                address,
+                heartbeat_s=heartbeat_s,
+                connect_timeout_s=connect_timeout_s,
+                on_view=self._see,
+            )
+            for name, (_, address) in addresses.items()
+        }
+
+    @asynccontextmanager
+    async def following(self):
+        """Keeps every control stream open inside this block."""
+        async with AsyncExitStack() as stack:
+            tasks = [asyncio.create_task(link.run(), name=f"follow {name}") for name, link in self._links.items()]
+            for task in tasks:
+                stack.push_async_callback(_stopped, task)
+            yield self
+
+    @property
+    def state(self) -> FleetState:
+        return FleetState(MappingProxyType(dict(self._views)), self._in_flight.counts)
+
+    def watch(self, view: WorkerView, on_loss: Loss) -> Watch:
+        """Calls `on_loss` once when the engine of `view` is gone, at once if it already is."""
+        watch = Watch(self._watches[view.name], view, on_loss)
+        watch.check(self._views[view.name])
+        return watch
+
+    async def ensure_adapter(self, worker: str, revision_id: str, timeout_s: float) -> float:
+        """Makes a revision resident on a worker; seconds that loading took. Raises RouterError."""
+        return await self._links[worker].ensure_adapter(revision_id, timeout_s)
+
+    def _see(self, view: WorkerView) -> None:
+        self._views[view.name] = view
+        for watch in tuple(self._watches[view.name]):
+            watch.check(view)
+
+
+async def _stopped(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    with suppress(asyncio.CancelledError):
+        await task

@@ -1,0 +1,69 @@
+"""What the router measures. Every label has few values: endpoints, statuses, roles and reasons of ours."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+_SHORT_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
+_LONG_S = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800)
+
+
+class Metrics:
+    """One router's metrics, in a registry of their own."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.requests = Counter(
+            "prelude_router_requests_total",
+            "Requests answered, by HTTP status; 499: the client left.",
+            ("endpoint", "status"),
+            registry=self.registry,
+        )
+        self.stream_errors = Counter(
+            "prelude_router_stream_errors_total",
+            "Streams that ended with an error event.",
+            ("endpoint", "code"),
+            registry=self.registry,
+        )
+        self.in_flight = Gauge("prelude_router_requests_in_flight", "Requests being served.", registry=self.registry)
+        self.worker_in_flight = Gauge(
+            "prelude_router_worker_legs_in_flight",
+            "Legs sent to a worker and not ended.",
+            ("worker",),
+            registry=self.registry,
+        )
+        self.first_byte = Histogram(
+            "prelude_router_time_to_first_token_seconds",
+            "From a request's head to its first event (streams).",
+            ("endpoint",),
+            buckets=_SHORT_S,
+            registry=self.registry,
+        )
+        self.duration = Histogram(
+            "prelude_router_request_duration_seconds",
+            "From a request's head to the end of its answer.",
+            ("endpoint",),
+            buckets=_LONG_S,
+            registry=self.registry,
+        )
+        self.ensure_adapter = Histogram(
+            "prelude_router_ensure_adapter_seconds",
+            "Waiting for an adapter to be resident on the prefill worker.",
+            buckets=(0.001, 0.0025, *_SHORT_S),
+            registry=self.registry,
+        )
+        self.retries = Counter(
+            "prelude_router_retries_total", "Tries on another pair, by reason.", ("reason",), registry=self.registry
+        )
+        self.aborts = Counter(
+            "prelude_router_aborts_total", "Legs aborted at engines.", ("role",), registry=self.registry
+        )
+
+    def read_in_flight(self, requests: Callable[[], float]) -> None:
+        """Takes the number of requests in flight from its owner whenever the page is read."""
+        self.in_flight.set_function(requests)
+
+    def page(self) -> bytes:
+        return generate_latest(self.registry)

@@ -1,0 +1,53 @@
+"""Which adapter a request means: `model` and `adapter` become one revision, or none for the base model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from adapters.catalog import Catalog
+from adapters.errors import AdapterNotFound, InvalidReference
+from adapters.revision import Revision
+from router.admission import Admitted
+from router.errors import ConflictingAdapters, InvalidField, UnknownModel
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What answers a request: the base model, alone or under one revision of one adapter."""
+
+    requested_model: str  # what `model` says in the answer: the client's own word
+    revision: Revision | None
+
+
+def reference_in(model: str, adapter: str | None, base: str) -> str | None:
+    """The adapter that a request names, None for the base model.
+
+    Accepted: `adapter` with `model` = base, `model` = "base:adapter", `model` = "adapter"; agreeing twice is fine.
+    """
+    if model == base:
+        return adapter
+    in_model = model.removeprefix(f"{base}:")
+    if not in_model:
+        raise InvalidField(f"model {model!r} names no adapter after the colon", param="model")
+    if adapter is not None and adapter != in_model:
+        raise ConflictingAdapters(
+            f"adapter is {adapter!r} but model names {in_model!r}; say one of them, or set model to {base!r}",
+            param="adapter",
+        )
+    return in_model
+
+
+def resolve(admitted: Admitted, base: str, catalog: Catalog) -> Target:
+    """The target of a request. Raises UnknownModel or the catalog's own error."""
+    reference = reference_in(admitted.model, admitted.adapter, base)
+    if reference is None:
+        return Target(admitted.model, None)
+    try:
+        return Target(admitted.model, catalog.resolve(reference))
+    except (AdapterNotFound, InvalidReference) as error:
+        if admitted.adapter is not None or admitted.model.startswith(f"{base}:"):
+            raise
+        raise UnknownModel(
+            f"the model {admitted.model!r} does not exist: the base model is {base!r}, and as an adapter: {error}",
+            param="model",
+        ) from error

@@ -1,0 +1,76 @@
+"""The router as a process: start, serve, stop accepting, drain within bounds, leave."""
+
+from __future__ import annotations
+
+import logging
+import math
+import signal
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+import uvicorn
+
+from adapters.base_model import BaseModel
+from adapters.catalog.static import StaticCatalog
+from adapters.formats import Limits as AdapterLimits
+from cluster.config import ClusterConfig
+from router.app import build_app
+
+log = logging.getLogger(__name__)
+
+
+def run(config: ClusterConfig) -> None:
+    """Serve until SIGTERM or SIGINT; return when the last request has ended or the drain's time is over."""
+    base = BaseModel.read(config.model.path)
+    limits = AdapterLimits(
+        max_rank=config.adapter_limits.max_rank,
+        max_bytes=config.adapter_limits.max_bytes,
+        target_modules=config.adapter_limits.target_modules,
+    )
+    app = build_app(
+        config.router,
+        model=config.model.name,
+        vocabulary=base.vocabulary,
+        fingerprint=base.fingerprint,
+        catalog=StaticCatalog.load({name: adapter.path for name, adapter in config.adapters.items()}, base, limits),
+        workers=worker_addresses(config),
+    )
+    server = RouterServer(uvicorn_config(app, config))
+    log.info("router starting", extra={"fields": {"host": config.router.host, "port": config.router.port}})
+    server.run()
+    log.info("router stopped")
+
+
+def worker_addresses(config: ClusterConfig) -> Mapping[str, tuple[str, str]]:
+    """Role and agent address of every worker."""
+    return {name: (worker.role, f"{worker.host}:{worker.control_port}") for name, worker in config.workers.items()}
+
+
+def uvicorn_config(app: object, config: ClusterConfig) -> uvicorn.Config:
+    return uvicorn.Config(
+        app,  # type: ignore[arg-type]
+        host=config.router.host,
+        port=config.router.port,
+        loop="uvloop",
+        http="httptools",
+        ws="none",
+        lifespan="on",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_keep_alive=75,
+        timeout_graceful_shutdown=math.ceil(config.router.drain_timeout_s),
+    )
+
+
+class RouterServer(uvicorn.Server):
+    """A server for which a signal to stop is the normal end: the process returns instead of dying by it."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        handlers = {number: signal.signal(number, self.handle_exit) for number in (signal.SIGTERM, signal.SIGINT)}
+        try:
+            yield
+        finally:
+            for number, handler in handlers.items():
+                signal.signal(number, handler)

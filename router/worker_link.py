@@ -1,0 +1,129 @@
+"""One worker's control stream: keeps it open, and turns what it says into a WorkerView."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+
+import grpc
+
+from cluster import control_pb2 as control
+from cluster.control_pb2_grpc import WorkerControlStub
+from router.errors import WorkerLost, ensure_adapter_error
+from router.fleet_state import WorkerView
+
+MISSED_HEARTBEATS = 3
+_RETRY_S = (0.1, 0.2, 0.4, 0.8)  # between connections; the last one for good
+_CHANNEL_OPTIONS = (("grpc.initial_reconnect_backoff_ms", 100), ("grpc.max_reconnect_backoff_ms", 800))
+_ROLES = {control.ROLE_PREFILL: "prefill", control.ROLE_DECODE: "decode", control.ROLE_UNIFIED: "unified"}
+
+log = logging.getLogger(__name__)
+
+
+class WorkerLink:
+    """Follows one worker. `on_view` is called with every new view; `run` ends only by cancellation."""
+
+    def __init__(
+        self,
+        view: WorkerView,
+        address: str,
+        *,
+        heartbeat_s: float,
+        connect_timeout_s: float,
+        on_view: Callable[[WorkerView], None],
+    ) -> None:
+        self._view = view
+        self._address = address
+        self._heartbeat_s = heartbeat_s
+        self._connect_timeout_s = connect_timeout_s
+        self._on_view = on_view
+        self._stub: WorkerControlStub | None = None
+
+    async def run(self) -> None:
+        """Connect, follow, and when that ends say so and connect again."""
+        num_failures = 0
+        async with grpc.aio.insecure_channel(self._address, options=_CHANNEL_OPTIONS) as channel:
+            self._stub = WorkerControlStub(channel)
+            while True:
+                try:
+                    await self._describe()
+                    num_failures = 0
+                    await self._follow()
+                    reason = "its control stream ended"
+                except TimeoutError:
+                    reason = f"silent for {MISSED_HEARTBEATS} heartbeats"
+                except grpc.aio.AioRpcError as error:
+                    reason = f"its agent cannot be reached at {self._address}: {error.code().name.lower()}"
+                except Exception:  # the edge of this worker's task: it must not take the router along
+                    log.exception("following a worker failed", extra={"fields": {"worker": self._view.name}})
+                    reason = "the router failed to follow it; see its log"
+                self._publish(replace(self._view, is_connected=False, is_ready=False, reason=reason))
+                await asyncio.sleep(_RETRY_S[min(num_failures, len(_RETRY_S) - 1)])
+                num_failures += 1
+
+    async def ensure_adapter(self, revision_id: str, timeout_s: float) -> float:
+        """Makes a revision resident; seconds that loading took. Raises RouterError."""
+        if self._stub is None:
+            raise WorkerLost(f"worker {self._view.name} has no control stream", worker=self._view.name)
+        request = control.EnsureAdapterRequest(revision_id=revision_id, deadline_s=timeout_s)
+        try:
+            return (await self._stub.EnsureAdapter(request, timeout=timeout_s)).load_s
+        except grpc.aio.AioRpcError as error:
+            raise ensure_adapter_error(error.code(), error.details() or "", self._view.name) from error
+
+    async def _describe(self) -> None:
+        assert self._stub is not None
+        description = await self._stub.Describe(control.DescribeRequest(), timeout=self._connect_timeout_s)
+        role = _ROLES.get(description.role, "unknown")
+        if role != self._view.role:
+            log.error(
+                "worker has another role than cluster.yaml says; its own counts",
+                extra={"fields": {"worker": self._view.name, "role": role, "configured_role": self._view.role}},
+            )
+        self._view = replace(
+            self._view,
+            role=role,
+            engine_url=description.engine_url.rstrip("/"),
+            kv_host=description.kv_host,
+            kv_bootstrap_port=description.kv_bootstrap_port,
+        )
+
+    async def _follow(self) -> None:
+        """Publish every state until the stream ends. Raises TimeoutError when the worker falls silent."""
+        assert self._stub is not None
+        stream = self._stub.WatchState(control.WatchStateRequest(heartbeat_s=self._heartbeat_s))
+        try:
+            while True:
+                async with asyncio.timeout(MISSED_HEARTBEATS * self._heartbeat_s):
+                    state = await stream.read()
+                if state is grpc.aio.EOF:
+                    return
+                self._publish(_view_after(self._view, state))
+        finally:
+            stream.cancel()
+
+    def _publish(self, view: WorkerView) -> None:
+        before, self._view = self._view, view
+        if (before.is_placeable, before.incarnation) != (view.is_placeable, view.incarnation):
+            fields = {"worker": view.name, "incarnation": view.incarnation, "reason": view.why_not_placeable}
+            log.info("worker placeable" if view.is_placeable else "worker not placeable", extra={"fields": fields})
+        self._on_view(view)
+
+
+def _view_after(view: WorkerView, state: control.WorkerState) -> WorkerView:
+    return replace(
+        view,
+        is_connected=True,
+        reason=state.reason,
+        incarnation=state.incarnation,
+        is_engine_up=state.engine_state == control.ENGINE_STATE_UP,
+        is_ready=state.ready,
+        is_draining=state.draining,
+        num_running=state.load.running_requests,
+        num_queued=state.load.queued_requests,
+        used_kv_tokens=state.load.used_kv_tokens,
+        max_kv_tokens=state.load.max_kv_tokens,
+        warm_pairs=frozenset((pair.decode_name, pair.decode_incarnation) for pair in state.warm_pairs),
+    )
