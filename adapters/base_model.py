@@ -87,7 +87,8 @@ class BaseModel:
         if config.get("head_dim") is None and "head_dim" not in defaults:
             if hidden % heads:
                 raise BaseModelInvalid(
-                    f"{path}: hidden_size {hidden} is no multiple of num_attention_heads {heads} and head_dim is missing"
+                    f"{path}: hidden_size {hidden} is no multiple of num_attention_heads {heads}, and there is no "
+                    "head_dim"
                 )
             head_dim = hidden // heads
         else:

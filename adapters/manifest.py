@@ -71,7 +71,7 @@ class Manifest:
 
     @property
     def max_rank(self) -> int:
-        return max(entry.rank for entry in (*self.lora, *self.reft))
+        return max([entry.rank for entry in self.lora] + [entry.rank for entry in self.reft])
 
     @property
     def target_modules(self) -> tuple[str, ...]:
@@ -81,7 +81,7 @@ class Manifest:
     @property
     def layers(self) -> tuple[int, ...]:
         """The layers that it changes, ascending."""
-        return tuple(sorted({entry.layer for entry in (*self.lora, *self.reft)}))
+        return tuple(sorted({entry.layer for entry in self.lora} | {entry.layer for entry in self.reft}))
 
     @property
     def num_parameters(self) -> int:
@@ -113,4 +113,4 @@ def _digested_parts(adapter: Adapter) -> Iterator[memoryview]:
 
 
 def _raw(array: np.ndarray) -> memoryview:
-    return memoryview(np.ascontiguousarray(array, dtype="<f4").reshape(-1).view(np.uint8))
+    return np.ascontiguousarray(array, dtype="<f4").reshape(-1).view(np.uint8).data

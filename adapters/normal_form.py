@@ -65,7 +65,7 @@ class Adapter:
 
     @property
     def max_rank(self) -> int:
-        return max(factors.rank for factors in (*self.lora.values(), *self.reft.values()))
+        return max([f.rank for f in self.lora.values()] + [f.rank for f in self.reft.values()])
 
 
 def frozen_array(array: np.ndarray) -> FloatArray:

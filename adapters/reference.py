@@ -1,13 +1,14 @@
-"""What an adapter must compute: a plain float32 implementation with transformers and peft, against which engines are tested.
+"""What an adapter must compute: plain float32 with transformers and peft, against which engines are tested.
 
-The whole prompt, its last token included, is read with the adapter; then decoding goes on, greedily and with base weights
-(or, for positions "all", with the adapter) over the same KV cache. End-of-sequence tokens do not stop it.
+The whole prompt, its last token included, is read with the adapter; then decoding goes on, greedily and with base
+weights (or, for positions "all", with the adapter) over the same KV cache. End-of-sequence tokens do not stop it.
 
     python -m adapters.reference --model DIR --requests FILE.json --out FILE.json
 
-reads a list of {"adapter": DIR or null, "prompt_ids": […], "max_new_tokens": n, "positions": "prefill" or "all" (optional;
-default: the adapter's own)} and writes a list of {"tokens", "logprobs", "prompt_logprobs", "method"}. A PEFT LoRA directory is
-run by peft itself, so that the result does not depend on Prelude's own reading; `method` says which it was.
+reads a list of {"adapter": DIR or null, "prompt_ids": […], "max_new_tokens": n, "positions": "prefill" or "all"} and
+writes a list of {"tokens", "logprobs", "prompt_logprobs", "method"}. Without `positions` the adapter's own hold. A PEFT
+LoRA directory is run by peft itself, so that the result does not depend on Prelude's own reading of it; `method` says
+which it was.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ import torch
 from adapters.base_model import BaseModel, name_of_module
 from adapters.errors import AdapterMalformed
 from adapters.formats import Limits, read_adapter
-from adapters.formats.peft_config import CONFIG_NAME
+from adapters.formats.peft_config import CONFIG_NAME, OUR_KEY
 from adapters.normal_form import Adapter, LoraFactors, Positions, ReftFactors
 
 UNLIMITED = Limits(max_rank=1 << 20, max_bytes=1 << 50)
@@ -50,9 +51,13 @@ def load_model(model_dir: Path | str) -> Any:
 
 
 def answer(
-    model: Any, adapter: Adapter | None, prompt_ids: Sequence[int], max_new_tokens: int, positions: Positions | None = None
+    model: Any,
+    adapter: Adapter | None,
+    prompt_ids: Sequence[int],
+    max_new_tokens: int,
+    positions: Positions | None = None,
 ) -> ReferenceAnswer:
-    """The answer under an adapter in normal form; under the base model for None. `positions` overrides the adapter's."""
+    """The answer under an adapter in normal form; for None, the base model's. `positions` overrides the adapter's."""
     if adapter is None:
         return _generate(model, prompt_ids, max_new_tokens, nullcontext, nullcontext, "base")
 
@@ -66,11 +71,12 @@ def answer(
 def answer_from_directory(
     model: Any, directory: Path, prompt_ids: Sequence[int], max_new_tokens: int, positions: Positions | None = None
 ) -> ReferenceAnswer:
-    """The answer under the adapter in a directory: by peft where peft reads every tensor of it, else from its normal form."""
+    """The answer under the adapter in a directory: peft's where peft reads all of it, else from its normal form."""
     if (directory / CONFIG_NAME).exists():
         with peft_adapted(model, directory) as peft_model:
             if peft_model is not None:
-                off = nullcontext if positions == "all" else peft_model.disable_adapter
+                own = json.loads((directory / CONFIG_NAME).read_text()).get(OUR_KEY, {}).get("positions")
+                off = nullcontext if (positions or own) == "all" else peft_model.disable_adapter
                 return _generate(peft_model, prompt_ids, max_new_tokens, nullcontext, off, "peft")
     adapter = read_adapter(directory, BaseModel.read(model.config.name_or_path), UNLIMITED)
     return answer(model, adapter, prompt_ids, max_new_tokens, positions)
@@ -98,7 +104,7 @@ def peft_adapted(model: Any, directory: Path) -> Iterator[Any]:
     assert isinstance(peft_model, PeftModel)
     try:
         peft_model.eval()
-        result = set_peft_model_state_dict(peft_model, weights)
+        result: Any = set_peft_model_state_dict(peft_model, weights)
         yield None if result.unexpected_keys else peft_model
     finally:
         peft_model.unload()

@@ -1,10 +1,10 @@
 """Writes an adapter as the PEFT directory that SGLang 0.5.17 loads correctly.
 
 SGLang takes one rank and one scale per adapter, stacks q, k and v into one buffer and gate and up into another
-(`LoRAAdapter._normalize_weights`), and cannot build a stack of which a part is missing: q without k or v is a KeyError, and
-k, v or up without their first sibling stay unstacked and are mistaken for the whole. So every module is padded to the
-adapter's largest rank, the scale is folded into B so that lora_alpha / r is exactly 1, and missing siblings are written as
-zeros.
+(`LoRAAdapter._normalize_weights`), and cannot build a stack of which a part is missing: q without k or v is a KeyError,
+and k, v or up without their first sibling stay unstacked and are mistaken for the whole. So every module is padded to
+the adapter's largest rank, the scale is folded into B so that lora_alpha / r is exactly 1, and missing siblings are
+written as zeros.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import numpy as np
 
 from adapters.base_model import FUSED_MODULES, MODULES, BaseModel, name_of_module
 from adapters.errors import AdapterIncompatible, NotServedYet
-from adapters.formats.peft_config import CONFIG_NAME
+from adapters.formats.peft_config import CONFIG_NAME, OUR_KEY
 from adapters.formats.peft_lora import WEIGHTS_STEM
 from adapters.formats.safetensors_file import encode, write_safetensors
 from adapters.manifest import revision_id_of
@@ -28,14 +28,13 @@ from adapters.normal_form import Adapter, LoraFactors
 
 EngineDtype = Literal["float32", "bfloat16", "float16"]
 _FLOAT16_MAX = 65504.0
-_MARK = "prelude"  # a key of our own in adapter_config.json, which SGLang and peft ignore
 
 
 def write_for_engine(adapter: Adapter, base: BaseModel, dtype: EngineDtype, directory: Path) -> None:
     """Makes `directory` hold the adapter for SGLang, at once or not at all.
 
-    A directory that already holds the same revision in the same dtype is left as it is. Raises NotServedYet for adapters
-    with ReFT, AdapterIncompatible where a value does not fit the dtype or the adapter is for another base model.
+    A directory that already holds the same revision in the same dtype is left as it is. Raises NotServedYet for
+    adapters with ReFT, AdapterIncompatible where a value does not fit the dtype or the adapter is for another model.
     """
     if adapter.reft:
         raise NotServedYet("this worker serves LoRA only, and the adapter has ReFT on its residual stream")
@@ -43,7 +42,7 @@ def write_for_engine(adapter: Adapter, base: BaseModel, dtype: EngineDtype, dire
         raise AdapterIncompatible(
             f"the adapter was read for the base model {adapter.base_fingerprint}, this one is {base.fingerprint}"
         )
-    mark = {"revision_id": revision_id_of(adapter), "dtype": dtype}
+    mark = {"revision_id": revision_id_of(adapter), "dtype": dtype, "positions": adapter.positions}
     if _holds(directory, mark):
         return
     directory.parent.mkdir(parents=True, exist_ok=True)
@@ -97,7 +96,7 @@ def _write(adapter: Adapter, base: BaseModel, dtype: EngineDtype, mark: dict[str
         "bias": "none",
         "lora_dropout": 0.0,
         "inference_mode": True,
-        _MARK: mark,
+        OUR_KEY: mark,
     }
     with (directory / CONFIG_NAME).open("w") as file:
         json.dump(config, file, indent=2)
@@ -121,13 +120,13 @@ def _check_float16(key: str, a: np.ndarray, b: np.ndarray) -> None:
     for name, array in (("A", a), ("scaled B", b)):
         if (largest := float(np.abs(array).max())) > _FLOAT16_MAX:
             raise AdapterIncompatible(
-                f"{key}: the {name} has a value of {largest:.3g}, which float16 cannot hold; serve the model in bfloat16"
+                f"{key}: the {name} has a value of {largest:.3g}, too large for float16; serve the model in bfloat16"
             )
 
 
 def _holds(directory: Path, mark: dict[str, str]) -> bool:
-    """True where the directory holds what `mark` names. A directory appears complete or not at all, so its mark is enough."""
+    """True where the directory holds what `mark` names; its mark is enough, since it appears whole or not at all."""
     try:
-        return json.loads((directory / CONFIG_NAME).read_bytes()).get(_MARK) == mark
+        return json.loads((directory / CONFIG_NAME).read_bytes()).get(OUR_KEY) == mark
     except (OSError, ValueError, AttributeError):
         return False

@@ -27,6 +27,9 @@ from router.pages import Pages
 from router.requests import Requests, new_request_id
 
 
+_LEAVE_S = 2.0
+
+
 def build_app(
     config: RouterConfig,
     *,
@@ -48,6 +51,7 @@ def build_app(
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
         async with fleet.following(), engines.open():
             yield
+            await requests.ended(_LEAVE_S)  # those that the server cancelled still tell their engines
 
     completions = [
         Route(

@@ -57,9 +57,8 @@ class CompletionsEndpoint:
                 has_left = True
             except (RouterError, AdapterError) as error:
                 await client.fail(answer_of(error))
-            except asyncio.CancelledError:  # the drain's time is over
+            except asyncio.CancelledError:  # by the server: the drain's time is over
                 await client.fail(answer_of(Stopping("the router is stopping")))
-                raise
             except Exception as error:  # the edge of this request
                 log.exception("request failed", extra={"fields": {"request_id": request.request_id}})
                 await client.fail(answer_of(error))

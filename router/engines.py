@@ -19,7 +19,7 @@ from router.relay import EventSplitter
 
 _KEEP_ALIVE_S = 2.0  # engines close idle connections after 5 s; ours must not be the one that is being closed
 _ABORT_TIMEOUT_S = 5.0
-_ABORT_AGAIN_S = (0.0, 0.5, 1.0)  # an engine forgets the abort of a request that it has not read yet
+_ABORT_AGAIN_S = (0.0, 0.5)  # an engine forgets the abort of a request that it has not read yet
 _MAX_ABORTS = 64  # at once; more wait
 _JSON = {"content-type": "application/json"}
 

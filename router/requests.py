@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -80,6 +81,7 @@ class Requests:
 
     def __init__(self) -> None:
         self._by_id: dict[str, RequestState] = {}
+        self._are_none = asyncio.Event()
 
     def __len__(self) -> int:
         return len(self._by_id)
@@ -89,10 +91,19 @@ class Requests:
         """Lists a request for as long as it is served."""
         state = RequestState(request_id, endpoint, time.monotonic(), client_request_id)
         self._by_id[request_id] = state
+        self._are_none.clear()
         try:
             yield state
         finally:
             del self._by_id[request_id]
+            if not self._by_id:
+                self._are_none.set()
+
+    async def ended(self, within_s: float) -> None:
+        """Waits until none is left, or the time is over."""
+        if self._by_id:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._are_none.wait(), within_s)
 
     def described(self) -> list[dict[str, Any]]:
         """All of them, oldest first."""

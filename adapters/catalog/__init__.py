@@ -32,7 +32,10 @@ class Catalog(Protocol):
     """What routers and workers ask of a catalog."""
 
     def resolve(self, reference: str) -> Revision:
-        """The revision that a reference stands for. Raises InvalidReference, AdapterNotFound, or the adapter's own error."""
+        """The revision that a reference stands for.
+
+        Raises InvalidReference, AdapterNotFound, or the error that the adapter itself has.
+        """
         ...
 
     def list(self) -> Sequence[CatalogEntry]:

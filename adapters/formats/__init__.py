@@ -5,29 +5,43 @@ from __future__ import annotations
 from pathlib import Path
 
 from adapters.base_model import BaseModel
-from adapters.errors import AdapterMalformed, AdapterUnsupported
-from adapters.formats import peft_config
+from adapters.errors import AdapterError, AdapterMalformed, AdapterUnsupported
 from adapters.formats.folder import AdapterFolder
 from adapters.formats.limits import Limits
+from adapters.formats.peft_config import CONFIG_NAME as PEFT_CONFIG
 from adapters.formats.peft_lora import read_peft_lora
+from adapters.formats.preft import SPEC_NAME as PREFT_SPEC
+from adapters.formats.preft import read_preft
+from adapters.formats.prelude import CONFIG_NAME as PRELUDE_CONFIG
+from adapters.formats.prelude import read_prelude
+from adapters.formats.pyreft import CONFIG_NAME as PYREFT_CONFIG
+from adapters.formats.pyreft import is_pyreft, read_pyreft
+from adapters.formats.weights import no_weights
 from adapters.normal_form import Adapter
 
 __all__ = ["Limits", "read_adapter"]
+
+# The file that shows the format -> its reader. pyreft's config.json shows nothing by itself: models have one too.
+_READERS = {PEFT_CONFIG: read_peft_lora, PRELUDE_CONFIG: read_prelude, PREFT_SPEC: read_preft}
 
 
 def read_adapter(directory: Path, base: BaseModel, limits: Limits) -> Adapter:
     """Reads an adapter's directory, whatever format it is in. Raises a subclass of AdapterError, and nothing else."""
     folder = AdapterFolder(Path(directory), limits)
-    readers = {peft_config.CONFIG_NAME: read_peft_lora}
-    found = [name for name in readers if name in folder.names]
-    if len(found) != 1:
-        raise _not_one(folder, found)
-    return readers[found[0]](folder, base)
+    found = [name for name in _READERS if name in folder.names]
+    if is_pyreft(folder):
+        found.append(PYREFT_CONFIG)
+    if len(found) > 1:
+        raise AdapterMalformed(f"{folder.directory} has {' and '.join(found)}; an adapter has one of them")
+    if not found:
+        raise _no_adapter(folder)
+    return _READERS.get(found[0], read_pyreft)(folder, base)
 
 
-def _not_one(folder: AdapterFolder, found: list[str]) -> AdapterMalformed | AdapterUnsupported:
-    if found:
-        return AdapterMalformed(f"{folder.directory} has {' and '.join(found)}; an adapter has one of them")
+def _no_adapter(folder: AdapterFolder) -> AdapterError:
+    if isinstance(error := no_weights(folder, ""), AdapterUnsupported):
+        return error
     return AdapterMalformed(
-        f"{folder.directory} is no adapter: it has no {peft_config.CONFIG_NAME}; see docs/adapter-formats.md"
+        f"{folder.directory} is no adapter: it has none of {', '.join(_READERS)}; docs/adapter-formats.md lists what "
+        "is read"
     )

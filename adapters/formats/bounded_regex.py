@@ -1,8 +1,9 @@
 """Regular expressions from strangers, matched in bounded time.
 
-PEFT configurations carry regular expressions. Python's `re` backtracks and can be made to run for years, so an expression
-is parsed by `re` and then matched by walking all its states at once, in time states x length. What that cannot do exactly as
-`re` does it (back references, look-behind, flags) is refused. Only whether it matches is asked, so greed does not matter.
+PEFT configurations carry regular expressions. Python's `re` backtracks and can be made to run for years, so an
+expression is parsed by `re` and then matched by walking all its states at once, in time states x length. What that
+cannot do exactly as `re` does it (back references, look-behind, flags) is refused. Only whether it matches is asked,
+so greed does not matter.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class BoundedPattern:
         if len(pattern) > MAX_PATTERN_LENGTH:
             raise PatternRefused(f"it has {len(pattern)} characters; at most {MAX_PATTERN_LENGTH} are accepted")
         self._plain = re.compile(pattern) if _PLAIN.fullmatch(pattern) else None
-        # A state is (test, next states): test is a predicate of (text, index) and says whether one character is consumed.
+        # Per state: the edges that take one character, (test, target), and those that take none, (condition, target).
         self._edges: list[list[tuple[Any, int]]] = []
         self._skips: list[list[tuple[Any, int]]] = []
         self._steps = self._look_aheads = 0
@@ -121,7 +122,7 @@ class BoundedPattern:
                 self._skip(self._add(tree, branch), end)
             return end
         if code in (op.MAX_REPEAT, op.MIN_REPEAT):
-            return self._add_repeat(*argument, start)
+            return self._add_repeat(argument, start)
         if code is op.AT:
             end = self._state()
             self._skip(start, end, _position_test(argument))
@@ -141,7 +142,8 @@ class BoundedPattern:
             self._looked[first, index] = bool(self._run(text, index, first, last))
         return self._looked[first, index]
 
-    def _add_repeat(self, minimum: int, maximum: Any, tree: Any, start: int) -> int:
+    def _add_repeat(self, argument: Any, start: int) -> int:
+        minimum, maximum, tree = argument
         for _ in range(minimum):
             start = self._add(tree, start)
         end = self._state()

@@ -1,4 +1,4 @@
-"""Reading an adapter's directory without trusting it: no links, no special files, nothing outside, no surprises in size."""
+"""Reading an adapter's directory without trusting it: no links, no special files, nothing outside or too large."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class AdapterFolder:
             status = self.directory.lstat()
         except (OSError, ValueError) as error:
             raise AdapterMissing(
-                f"{self.directory} cannot be read ({_reason(error)}); the adapter's directory must exist and be readable"
+                f"{self.directory} cannot be read ({_reason(error)}); an adapter's directory must exist and be readable"
             ) from error
         if stat.S_ISLNK(status.st_mode):
             raise AdapterUnsupported(f"{self.directory} is a symbolic link; name the directory itself")
@@ -91,7 +91,8 @@ class AdapterFolder:
         if self.num_bytes > self.limits.max_bytes:
             raise AdapterTooLarge(
                 f"the weight files of {self.directory} up to {name!r} have {self.num_bytes} bytes; at most "
-                f"{self.limits.max_bytes} are accepted: lower the rank, save in 16 bits, or raise adapter_limits.max_bytes"
+                f"{self.limits.max_bytes} are accepted: train with a lower rank, save in 16 bits, or raise "
+                "adapter_limits.max_bytes"
             )
 
 

@@ -67,7 +67,7 @@ class Fields:
         value = self.values.get(key)
         if value is None and default is not None:
             return default
-        if not is_integer(value) or value < minimum:
+        if not isinstance(value, int) or isinstance(value, bool) or value < minimum:
             raise self.wrong(key, f"an integer of at least {minimum}")
         return value
 

@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from adapters.errors import AdapterMalformed, AdapterUnsupported
 from adapters.formats.json_file import Fields, is_integer, is_number
 from adapters.formats.peft_targets import ALL_LINEAR, PLAIN_NAME, Stopwatch, Targets, as_targets, value_for
+from adapters.normal_form import POSITIONS, Positions
 
 CONFIG_NAME = "adapter_config.json"
+OUR_KEY = "prelude"  # what Prelude adds to the file; peft and SGLang ignore it
 _DEFAULT_RANK = _DEFAULT_ALPHA = 8  # peft's own
 _MAX_RANK = 1 << 20
 
@@ -43,6 +45,7 @@ class PeftConfig:
     rank_pattern: dict[str, int]
     alpha_pattern: dict[str, float]
     targets: Targets
+    positions: Positions
 
     @classmethod
     def parse(cls, fields: Fields) -> PeftConfig:
@@ -63,6 +66,7 @@ class PeftConfig:
             rank_pattern=rank_pattern,
             alpha_pattern=alpha_pattern,
             targets=_targets(fields),
+            positions=_positions(fields),
         )
 
     def rank_of(self, key: str) -> int:
@@ -89,7 +93,7 @@ def _refuse_other_kinds(fields: Fields) -> None:
         raise AdapterMalformed(f"{fields.where} has no peft_type; PEFT writes one, and LORA is served")
     if peft_type.upper() != "LORA":
         raise AdapterUnsupported(f"{fields.where}: peft_type is {peft_type[:60]!r}; of PEFT's methods LORA is served")
-    bias = fields.string("bias", "none")
+    bias = fields.string("bias") or "none"
     if bias != "none":
         raise AdapterUnsupported(
             f"{fields.where}: bias is {bias[:60]!r}; trained biases are not served, train with 'none'"
@@ -102,9 +106,19 @@ def _refuse_other_kinds(fields: Fields) -> None:
     start = fields.values.get("init_lora_weights", True)
     if not (start is None or isinstance(start, bool) or start in _HARMLESS_INITIALISATIONS):
         raise AdapterUnsupported(
-            f"{fields.where}: init_lora_weights is {str(start)[:60]!r}, which changes the base model's weights; save the "
-            "adapter with path_initial_model_for_weight_conversion, which makes a plain LoRA of it"
+            f"{fields.where}: init_lora_weights is {str(start)[:60]!r}, which changes the base model's weights; save "
+            "the adapter with path_initial_model_for_weight_conversion, which makes a plain LoRA of it"
         )
+
+
+def _positions(fields: Fields) -> Positions:
+    """ "prefill", unless {"prelude": {"positions": "all"}} says otherwise; peft has no such field."""
+    ours = Fields(fields.object(OUR_KEY), f"{fields.where}: {OUR_KEY}")
+    positions = ours.string("positions", "prefill")
+    for known in POSITIONS:
+        if positions == known:
+            return known
+    raise ours.wrong("positions", " or ".join(map(repr, POSITIONS)))
 
 
 def _targets(fields: Fields) -> Targets:

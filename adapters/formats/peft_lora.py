@@ -1,7 +1,7 @@
 """Reads a PEFT LoRA directory: adapter_config.json and adapter_model.safetensors.
 
-What peft itself would do is the standard, with one difference: peft drops tensors that its configuration does not name, and
-here they are an error, since an adapter must compute what its author trained or not load at all.
+What peft itself would do is the standard, with one difference: peft drops tensors that its configuration does not name,
+and here they are an error, since an adapter must compute what its author trained or not load at all.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def read_peft_lora(folder: AdapterFolder, base: BaseModel) -> Adapter:
                         f"layer {pair.layer} has a LoRA for {module} twice: by itself and inside a fused projection"
                     )
                 lora[pair.layer, module] = factors
-    return Adapter(lora, {}, "prefill", base.fingerprint, folder.num_bytes)
+    return Adapter(lora, {}, config.positions, base.fingerprint, folder.num_bytes)
 
 
 def _pairs(weights: Weights, base: BaseModel) -> list[_Pair]:
@@ -184,10 +184,10 @@ def common_dtype(*dtypes: str) -> str:
 
 
 def _check_targets(config: PeftConfig, pairs: list[_Pair], base: BaseModel) -> None:
-    """Tensors and configuration must name the same modules; of a module that is named on all layers, some may be absent.
+    """Tensors and configuration must name the same modules; of a module named on all layers, some layers may lack it.
 
-    peft starts such absent ones at zero, so leaving them out changes nothing. A named module without any tensor, however,
-    shows that the file is not the one that the configuration describes.
+    peft starts such absent ones at zero, so leaving them out changes nothing. A named module without any tensor,
+    however, shows that the file is not the one that the configuration describes.
     """
     targets, stopwatch = config.targets, config.stopwatch()
     keys = {pair.key for pair in pairs}
@@ -207,7 +207,8 @@ def _check_targets(config: PeftConfig, pairs: list[_Pair], base: BaseModel) -> N
     for entry, wanted in _wanted(targets, base, stopwatch):
         if wanted and not wanted & covered:
             raise AdapterMalformed(
-                f"{targets.where}: target_modules names {entry}, but there are no tensors for it; the file is incomplete"
+                f"{targets.where}: target_modules names {entry}, but there are no tensors for it; the file is "
+                "incomplete"
             )
 
 
@@ -234,7 +235,8 @@ def _wanted(targets: Targets, base: BaseModel, stopwatch: Stopwatch) -> Iterator
     for layer in targets.layers:
         if layer >= base.num_layers:
             raise AdapterIncompatible(
-                f"{targets.where}: layers_to_transform names layer {layer}, but the base model has {base.num_layers} layers"
+                f"{targets.where}: layers_to_transform names layer {layer}, but the base model has {base.num_layers} "
+                "layers"
             )
         yield f"layer {layer}", {key for (other, _), key in matched.items() if other == layer}
 
@@ -251,6 +253,7 @@ def _refuse_added_tokens(folder: AdapterFolder, base: BaseModel) -> None:
             )
         if number >= base.vocabulary:
             raise AdapterUnsupported(
-                f"{name} adds token {token[:60]!r} with id {number}, beyond the base model's vocabulary of {base.vocabulary}; "
+                f"{name} adds token {token[:60]!r} with id {number}, beyond the base model's vocabulary of "
+                f"{base.vocabulary}; "
                 "adapters cannot add tokens"
             )

@@ -1,7 +1,7 @@
 """Which modules a PEFT configuration names, and with which rank and alpha, exactly as peft decides it.
 
-Follows `peft.tuners.tuners_utils.check_target_module_exists` and `peft.utils.other.get_pattern_key` of peft 0.21; a test
-compares the two.
+Follows `peft.tuners.tuners_utils.check_target_module_exists` and `peft.utils.other.get_pattern_key` of peft 0.21; a
+test compares the two.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Reads an exported PreFT specification: preft_spec.json and preft_spec.safetensors.
 
-The authors of PreFT (Lanpouthakoun et al. 2026) pass their refactored ReFT modules to an engine as one pickled dictionary: the
-layers, the positions, how the module is constructed, and each layer's parameters, with the rotation still parametrised.
-`pickle_conversion.convert_pickle` takes that pickle apart into these two files. Tensors are named "<layer>.<parameter>".
+The authors of PreFT (Lanpouthakoun et al. 2026) pass their refactored ReFT modules to an engine as one pickled
+dictionary: the layers, the positions, how the module is constructed, and each layer's parameters, with the rotation
+still parametrised. `pickle_conversion.convert_pickle` takes that pickle apart into these two files. Tensors are named
+"<layer>.<parameter>".
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ _CLASS = re.compile(r"(LoReFT|DiReFT)(?:Adapter|Adaptor|Intervention)?", re.IGNO
 _POSITIONS: dict[str, Positions] = {"prefill": "prefill", "all": "all", "all_tokens": "all"}
 # Arguments of the module's constructor that do not change what a trained module computes.
 _HARMLESS = (
-    "hidden_size", "embed_dim", "low_rank_dim", "low_rank_dimension", "layer_idx", "device", "dtype", "dropout", "init_orth",
+    "hidden_size", "embed_dim", "low_rank_dim", "low_rank_dimension", "layer_idx", "device", "dtype", "dropout",
+    "init_orth",
 )  # fmt: skip
 _LINEAR = (None, "linear", "identity")
 
@@ -37,13 +39,16 @@ def read_preft(folder: AdapterFolder, base: BaseModel) -> Adapter:
     kind, scale = _kind(fields)
     position = fields.string("position", "prefill")
     if position not in _POSITIONS:
-        raise AdapterUnsupported(f"{SPEC_NAME}: position {str(position)[:60]!r} is not served; {' and '.join(_POSITIONS)} are")
+        raise AdapterUnsupported(
+            f"{SPEC_NAME}: position {str(position)[:60]!r} is not served; {' and '.join(_POSITIONS)} are"
+        )
     layers = fields.integers("layer_indices")
     if not layers or len(set(layers)) != len(layers):
         raise fields.wrong("layer_indices", "a list of different layers")
     if max(layers) >= base.num_layers:
         raise AdapterIncompatible(
-            f"{SPEC_NAME}: layer_indices has layer {max(layers)}, but the base model has {base.num_layers} layers ({base})"
+            f"{SPEC_NAME}: layer_indices has layer {max(layers)}, but the base model has {base.num_layers} layers "
+            f"({base})"
         )
     reft = {}
     with open_weights(folder, SPEC_STEM) as weights:
@@ -51,7 +56,9 @@ def read_preft(folder: AdapterFolder, base: BaseModel) -> Adapter:
         for tensor in weights:
             match = _TENSOR.fullmatch(tensor)
             if match is None or int(match[1]) not in states:
-                raise AdapterMalformed(f"tensor {tensor[:100]!r} is not '<layer>.<parameter>' of a layer in layer_indices")
+                raise AdapterMalformed(
+                    f"tensor {tensor[:100]!r} is not '<layer>.<parameter>' of a layer in layer_indices"
+                )
             states[int(match[1])][match[2]] = tensor
         for layer, tensors in states.items():
             if not tensors:
@@ -69,7 +76,9 @@ def _kind(fields: Fields) -> tuple[ReftKind, float | None]:
     name = fields.string("adapter") or ""
     match = _CLASS.fullmatch(name)
     if match is None:
-        raise AdapterUnsupported(f"{fields.where}: the adapter class {name[:100]!r} is not served; LoReFT and DiReFT are")
+        raise AdapterUnsupported(
+            f"{fields.where}: the adapter class {name[:100]!r} is not served; LoReFT and DiReFT are"
+        )
     arguments: dict[str, Any] = fields.object("kwargs")
     for key, value in arguments.items():
         linear = key in ("act_fn", "activation") and value in _LINEAR

@@ -35,20 +35,22 @@ def read_prelude(folder: AdapterFolder, base: BaseModel) -> Adapter:
         lora_parts, reft_parts = _parts(weights, base)
         for section, parts in (("lora", lora_parts), ("reft", reft_parts)):
             if bool(parts) != (section in fields.values):
-                raise AdapterMalformed(f"{CONFIG_NAME} and the tensors disagree on whether there is {section}; have it in both")
+                raise AdapterMalformed(
+                    f"{CONFIG_NAME} and the tensors disagree on whether there is {section}; have it in both"
+                )
         if not lora_parts and not reft_parts:
             raise AdapterMalformed("the adapter has no tensors; save the trained adapter again")
-        lora_scales = _Scales(fields, "lora") if lora_parts else None
+        scales = _Scales(fields, "lora")
         for (layer, module), names in sorted(lora_parts.items()):
-            assert lora_scales is not None
-            scale = lora_scales.of(f"{layer}.{module}", module)
+            scale = scales.of(f"{layer}.{module}", module)
             if scale is None:
                 raise fields.wrong("lora", f"an object with a scale, or with one for {layer}.{module} in scales")
             lora[layer, module] = _read_lora(layer, module, names, weights, scale, base, folder)
-        if reft_parts:
-            reft_scales, kind = _Scales(fields, "reft", ("kind",)), _reft_kind(fields)
-            for layer, names in sorted(reft_parts.items()):
-                reft[layer] = _read_reft(layer, names, weights, kind, reft_scales.of(str(layer)), base, folder)
+        scales.check_used()
+        scales, kind = _Scales(fields, "reft", ("kind",)), _reft_kind(fields)
+        for layer, names in sorted(reft_parts.items()):
+            reft[layer] = _read_reft(layer, names, weights, kind, scales.of(str(layer)), base, folder)
+        scales.check_used()
     return Adapter(lora, reft, positions, base.fingerprint, folder.num_bytes)
 
 
@@ -56,11 +58,14 @@ def _check_header(fields: Fields, base: BaseModel) -> Positions:
     if (version := fields.values.get("format")) != "prelude-adapter-1":
         raise AdapterUnsupported(f"{CONFIG_NAME}: format is {str(version)[:60]!r}; 'prelude-adapter-1' is served")
     if unknown := sorted(fields.values.keys() - _KEYS):
-        raise AdapterMalformed(f"{CONFIG_NAME}: {unknown[0][:60]!r} is not a field; there are {', '.join(sorted(_KEYS))}")
+        raise AdapterMalformed(
+            f"{CONFIG_NAME}: {unknown[0][:60]!r} is not a field; there are {', '.join(sorted(_KEYS))}"
+        )
     fingerprint = fields.string("base_model", base.fingerprint)
     if fingerprint != base.fingerprint:
         raise AdapterIncompatible(
-            f"{CONFIG_NAME}: base_model is {str(fingerprint)[:60]!r}, but the base model's fingerprint is {base.fingerprint} "
+            f"{CONFIG_NAME}: base_model is {str(fingerprint)[:60]!r}, but the base model's fingerprint is "
+            f"{base.fingerprint} "
             f"({base}); the adapter was made for another model"
         )
     positions = fields.string("positions", "prefill")
@@ -83,14 +88,22 @@ class _Scales:
         for scale in (self._default, *self._exceptions.values()):
             if scale is not None and not (is_number(scale) and abs(scale) < 3e38):
                 raise AdapterMalformed(f"{inner.where}: the scale {str(scale)[:60]!r} must be a finite number")
-        self._unused = set(self._exceptions)
+        self._unused, self._where = set(self._exceptions), inner.where
 
     def of(self, *names: str) -> float | None:
         """The scale under the first of the names that is an exception, else the one for all."""
         for name in names:
             if name in self._exceptions and self._exceptions[name] is not None:
+                self._unused -= {name}
                 return float(self._exceptions[name])
         return None if self._default is None else float(self._default)
+
+    def check_used(self) -> None:
+        """Raises AdapterMalformed for an exception that is none of the adapter's parts."""
+        if self._unused:
+            raise AdapterMalformed(
+                f"{self._where}: scales has {min(self._unused)[:60]!r}, for which there are no tensors"
+            )
 
 
 def _parts(
@@ -109,7 +122,8 @@ def _parts(
         layer = int(match["layer"])
         if layer >= base.num_layers:
             raise AdapterIncompatible(
-                f"tensor {tensor!r} is for layer {layer}, but the base model has layers 0 to {base.num_layers - 1} ({base})"
+                f"tensor {tensor!r} is for layer {layer}, but the base model has layers 0 to {base.num_layers - 1} "
+                f"({base})"
             )
         if match.re is _LORA:
             if match["module"] not in MODULES:
@@ -121,7 +135,13 @@ def _parts(
 
 
 def _read_lora(
-    layer: int, module: str, names: Mapping[str, str], weights: Weights, scale: float, base: BaseModel, folder: AdapterFolder
+    layer: int,
+    module: str,
+    names: Mapping[str, str],
+    weights: Weights,
+    scale: float,
+    base: BaseModel,
+    folder: AdapterFolder,
 ) -> LoraFactors:
     where = f"lora.{layer}.{module}"
     _check_complete(where, names, ("A", "B"))
@@ -140,7 +160,9 @@ def _read_lora(
 def _reft_kind(fields: Fields) -> ReftKind:
     kind = fields.object("reft").get("kind", "direft")
     if kind not in _REFT_PARTS:
-        raise AdapterUnsupported(f"{CONFIG_NAME}: reft.kind is {str(kind)[:60]!r}; {' and '.join(_REFT_PARTS)} are served")
+        raise AdapterUnsupported(
+            f"{CONFIG_NAME}: reft.kind is {str(kind)[:60]!r}; {' and '.join(_REFT_PARTS)} are served"
+        )
     return KINDS[kind]
 
 
@@ -166,7 +188,9 @@ def _check_complete(where: str, names: Mapping[str, str], parts: tuple[str, ...]
 
 def _rank(where: str, shape: tuple[int, ...], folder: AdapterFolder) -> int:
     if len(shape) != 2 or shape[0] < 1:
-        raise AdapterMalformed(f"{where}: the first tensor has the shape {list(shape)}; it must be [rank, size], rank at least 1")
+        raise AdapterMalformed(
+            f"{where}: the first tensor has the shape {list(shape)}; it must be [rank, size], rank at least 1"
+        )
     check_rank(shape[0], where, folder)
     return shape[0]
 
@@ -174,7 +198,8 @@ def _rank(where: str, shape: tuple[int, ...], folder: AdapterFolder) -> int:
 def _check_shape(tensor: str, weights: Weights, expected: tuple[int, ...], base: BaseModel) -> None:
     if (shape := weights.shape_of(tensor)) != expected:
         raise AdapterIncompatible(
-            f"tensor {tensor!r} has the shape {list(shape)}; for this base model ({base}) and rank it must be {list(expected)}"
+            f"tensor {tensor!r} has the shape {list(shape)}; for this base model ({base}) and rank it must be "
+            f"{list(expected)}"
         )
 
 

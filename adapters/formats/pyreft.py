@@ -1,8 +1,8 @@
 """Reads a pyreft directory: config.json and, for each intervention, intkey_*.safetensors.
 
-pyreft itself writes intkey_*.bin, which are pickles; `pickle_conversion.convert_pickle` turns them into safetensors with the
-same names. pyreft's formulas have no scale, so s is 1. It does not store at which positions it intervened, nor an activation
-function: the positions become "prefill", and the activation must have been linear, its default.
+pyreft itself writes intkey_*.bin, which are pickles; `pickle_conversion.convert_pickle` turns them into safetensors
+with the same names. pyreft's formulas have no scale, so s is 1. It does not store at which positions it intervened, nor
+an activation function: the positions become "prefill", and the activation must have been linear, its default.
 """
 
 from __future__ import annotations
@@ -92,7 +92,8 @@ def _interventions(fields: Fields, base: BaseModel) -> list[_Intervention]:
             )
         if intervention.layer in result:
             raise AdapterUnsupported(
-                f"{fields.where} intervenes on layer {intervention.layer} twice, which pyreft does to treat the prompt's first "
+                f"{fields.where} intervenes on layer {intervention.layer} twice, which pyreft does to treat the "
+                "prompt's first "
                 "and last tokens differently; train one intervention per layer for all prompt tokens"
             )
         result[intervention.layer] = intervention
@@ -112,18 +113,21 @@ def _intervention(representation: dict[str, Any], type_name: Any, where: str) ->
     kind = KINDS.get(match[1].lower()) if match else None
     if kind is None:
         raise AdapterUnsupported(
-            f"{where}: the intervention type {str(type_name)[:100]!r} is not served; of pyreft's there are {', '.join(KINDS)}"
+            f"{where}: the intervention type {str(type_name)[:100]!r} is not served; of pyreft's there are "
+            f"{', '.join(KINDS)}"
         )
     layer, component = representation.get("layer"), representation.get("component", "block_output")
     unit, count = representation.get("unit", "pos"), representation.get("max_number_of_units", 1)
     rank = representation.get("low_rank_dimension")
+    stems: tuple[str, ...]
     if isinstance(component, str) and len(component) < 100 and (output := _LAYER_OUTPUT.fullmatch(component)):
         layer, component_stem = int(output[1]), component.replace(".", "_")
         stems = (f"comp_{component_stem}_unit_{unit}_nunit_{count}#0",)
     else:
         if component != "block_output":
             raise AdapterUnsupported(
-                f"{where}: the component {str(component)[:60]!r} is not served; ReFT acts on block_output, the residual stream"
+                f"{where}: the component {str(component)[:60]!r} is not served; ReFT acts on block_output, the "
+                "residual stream"
             )
         stems = (
             f"layer_{layer}_comp_{component}_unit_{unit}_nunit_{count}#0",
@@ -132,8 +136,8 @@ def _intervention(representation: dict[str, Any], type_name: Any, where: str) ->
         )
     if unit != "pos":
         raise AdapterUnsupported(f"{where}: the unit {str(unit)[:60]!r} is not served; ReFT acts on positions, 'pos'")
-    if not is_integer(layer) or layer < 0 or not is_integer(count) or not (rank is None or is_integer(rank)):
-        raise AdapterMalformed(f"{where}: layer, max_number_of_units and low_rank_dimension must be integers")
+    if not isinstance(layer, int) or isinstance(layer, bool) or layer < 0 or not (rank is None or is_integer(rank)):
+        raise AdapterMalformed(f"{where}: layer and low_rank_dimension must be integers")
     for key in ("subspace_partition", "moe_key", "source_representation", "hidden_source_representation", "latent_dim"):
         if representation.get(key):
             raise AdapterUnsupported(f"{where}: {key} is not served; train a plain {kind.name}")

@@ -45,7 +45,13 @@ KINDS = {
 
 
 def fold(
-    kind: ReftKind, source: np.ndarray | None, projection: np.ndarray, bias: np.ndarray, scale: float, dtype: str, where: str
+    kind: ReftKind,
+    source: np.ndarray | None,
+    projection: np.ndarray,
+    bias: np.ndarray,
+    scale: float,
+    dtype: str,
+    where: str,
 ) -> ReftFactors:
     """The kind's parts, W and R [r, hidden] and b [r], in normal form."""
     exact = projection.astype(np.float64)

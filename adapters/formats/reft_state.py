@@ -77,7 +77,9 @@ class ReftState:
         prefix = "" if "weight" in self._left else "learned_source."
         source = self._matrix(f"{prefix}weight")
         if source.shape[0] != rank:
-            raise AdapterMalformed(f"{self._where}: the learned source has rank {source.shape[0]}, the projection {rank}")
+            raise AdapterMalformed(
+                f"{self._where}: the learned source has rank {source.shape[0]}, the projection {rank}"
+            )
         return source, self._vector(f"{prefix}bias", rank)
 
     def _matrix(self, name: str, either_way: bool = False) -> np.ndarray:
@@ -93,7 +95,8 @@ class ReftState:
                 f"{self._hidden}; the adapter was made for another model"
             )
         raise AdapterMalformed(
-            f"{self._where}: {name} has the shape {list(array.shape)}; it must be [rank, {self._hidden}] with a rank from 1 "
+            f"{self._where}: {name} has the shape {list(array.shape)}; it must be [rank, {self._hidden}] with a rank "
+            "from 1 "
             f"to {self._hidden - 1}"
         )
 

@@ -1,8 +1,8 @@
 """Reading and writing safetensors files, in numpy, with every claim of the header checked before it is believed.
 
-A file is 8 bytes of header length, a JSON header {name: {dtype, shape, data_offsets}}, and the tensors' bytes, which must
-fill the rest without overlap or hole. Bytes are read with pread rather than mapped: a file that is cut short while it is
-being read then is an error, not a SIGBUS.
+A file is 8 bytes of header length, a JSON header {name: {dtype, shape, data_offsets}}, and the tensors' bytes, which
+must fill the rest without overlap or hole. Bytes are read with pread rather than mapped: a file that is cut short while
+it is being read then is an error, not a SIGBUS.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ MAX_HEADER_BYTES = 4 * 1024**2
 _MAX_DIMENSIONS = 8
 
 _ITEM_BYTES = {
-    "F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U64": 8, "U32": 4, "U16": 2, "U8": 1,
-    "BOOL": 1, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1, "F8_E4M3FNUZ": 1, "F8_E5M2FNUZ": 1, "C64": 8,
+    "F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U64": 8, "U32": 4, "U16": 2,
+    "U8": 1, "BOOL": 1, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1, "F8_E4M3FNUZ": 1, "F8_E5M2FNUZ": 1, "C64": 8,
 }  # fmt: skip
 _FLOATS = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 _CODES = {dtype: code for code, dtype in _FLOATS.items()}
@@ -89,7 +89,7 @@ class SafetensorsFile:
         return int(raw[0])
 
     def _fill(self, array: np.ndarray, begin: int, tensor: str) -> None:
-        view, done = memoryview(array.reshape(-1).view(np.uint8)), 0
+        view, done = array.reshape(-1).view(np.uint8).data, 0
         while done < len(view):
             count = os.preadv(self._descriptor, [view[done:]], begin + done)
             if count == 0:

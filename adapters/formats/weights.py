@@ -70,7 +70,7 @@ def no_weights(folder: AdapterFolder, wanted: str) -> AdapterError:
     """The error for a directory whose safetensors file is not there: it may hold pickles instead."""
     if pickles := sorted(name for name in folder.names if name.endswith(_PICKLE_SUFFIXES)):
         return AdapterUnsupported(
-            f"{folder.directory} has its weights in {pickles[0]}, a pickle, which can run code when it is read; save the "
-            "adapter as safetensors, or convert it once with adapters.formats.pickle_conversion.convert_pickle"
+            f"{folder.directory} has its weights in {pickles[0]}, a pickle, which can run code when it is read; save "
+            "the adapter as safetensors, or convert it once with adapters.formats.pickle_conversion.convert_pickle"
         )
     return AdapterMalformed(f"{folder.directory} has no {wanted}; the adapter's weights are missing")

@@ -1,0 +1,344 @@
+"""Ways to spoil a sound PEFT LoRA directory, each with the error that must come of it. For tests."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from adapters.errors import (
+    AdapterError,
+    AdapterIncompatible,
+    AdapterMalformed,
+    AdapterMissing,
+    AdapterTooLarge,
+    AdapterUnsupported,
+)
+
+_CONFIG, _WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+Header = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Damage:
+    """One way to spoil an adapter. `says` is part of the message that the user must get."""
+
+    apply: Callable[[Path], None]
+    error: type[AdapterError]
+    says: str
+
+
+def edit_config(**fields: Any) -> Callable[[Path], None]:
+    """Sets fields of adapter_config.json; a field set to `...` is taken out."""
+
+    def apply(directory: Path) -> None:
+        path = directory / _CONFIG
+        config = json.loads(path.read_text()) | fields
+        path.write_text(json.dumps({key: value for key, value in config.items() if value is not ...}))
+
+    return apply
+
+
+def write_config(text: str) -> Callable[[Path], None]:
+    """Replaces adapter_config.json by a text."""
+    return lambda directory: (directory / _CONFIG).write_text(text) and None
+
+
+def edit_header(edit: Callable[[Header], Header | None]) -> Callable[[Path], None]:
+    """Changes the header of the weights; the tensors' bytes stay as they are."""
+
+    def apply(directory: Path) -> None:
+        header, body = read_raw(directory / _WEIGHTS)
+        write_raw(directory / _WEIGHTS, edit(header) or header, body)
+
+    return apply
+
+
+def rename_tensors(old: str, new: str) -> Callable[[Path], None]:
+    """Replaces a part of every tensor's name."""
+    return edit_header(lambda header: {name.replace(old, new): entry for name, entry in header.items()})
+
+
+def rename_first(contains: str, new: str) -> Callable[[Path], None]:
+    """Renames one tensor."""
+
+    def edit(header: Header) -> Header:
+        first = min(name for name in header if contains in name)
+        return {new if name == first else name: entry for name, entry in header.items()}
+
+    return edit_header(edit)
+
+
+def read_raw(path: Path) -> tuple[Header, bytes]:
+    """(header, tensors' bytes) of a sound safetensors file."""
+    data = path.read_bytes()
+    length = int.from_bytes(data[:8], "little")
+    return json.loads(data[8 : 8 + length]), data[8 + length :]
+
+
+def write_raw(path: Path, header: Header | bytes, body: bytes, length: int | None = None) -> None:
+    """Writes a header as it is, sound or not."""
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    path.write_bytes((len(text) if length is None else length).to_bytes(8, "little") + text + body)
+
+
+def _entry(header: Header) -> Any:
+    return header[min(name for name in header if name != "__metadata__")]
+
+
+def _set_first(**fields: Any) -> Callable[[Path], None]:
+    return edit_header(lambda header: _entry(header).update(fields))
+
+
+def _move_first(begin: int, end: int) -> Callable[[Path], None]:
+    def edit(header: Header) -> None:
+        offsets = _entry(header)["data_offsets"]
+        _entry(header)["data_offsets"] = [offsets[0] + begin, offsets[1] + end]
+
+    return edit_header(edit)
+
+
+def _overwrite(offset: int, data: bytes) -> Callable[[Path], None]:
+    """Replaces bytes among the tensors'."""
+
+    def apply(directory: Path) -> None:
+        header, body = read_raw(directory / _WEIGHTS)
+        write_raw(directory / _WEIGHTS, header, body[:offset] + data + body[offset + len(data) :])
+
+    return apply
+
+
+def _replace_bytes(make: Callable[[bytes], bytes]) -> Callable[[Path], None]:
+    def apply(directory: Path) -> None:
+        path = directory / _WEIGHTS
+        path.write_bytes(make(path.read_bytes()))
+
+    return apply
+
+
+def _header_text(make: Callable[[bytes], bytes]) -> Callable[[Path], None]:
+    def apply(directory: Path) -> None:
+        header, body = read_raw(directory / _WEIGHTS)
+        write_raw(directory / _WEIGHTS, make(json.dumps(header).encode()), body)
+
+    return apply
+
+
+def _drop_tensors(contains: str) -> Callable[[Path], None]:
+    def apply(directory: Path) -> None:
+        header, body = read_raw(directory / _WEIGHTS)
+        kept, new_body = {}, b""
+        for name, entry in header.items():
+            if name == "__metadata__" or contains in name:
+                continue
+            begin, end = entry["data_offsets"]
+            kept[name] = entry | {"data_offsets": [len(new_body), len(new_body) + end - begin]}
+            new_body += body[begin:end]
+        write_raw(directory / _WEIGHTS, kept, new_body)
+
+    return apply
+
+
+def _link(name: str) -> Callable[[Path], None]:
+    """Moves a file out of the directory and leaves a symbolic link to it."""
+
+    def apply(directory: Path) -> None:
+        target = directory.parent / f"{directory.name}-{name}"
+        (directory / name).rename(target)
+        (directory / name).symlink_to(target)
+
+    return apply
+
+
+def _pickle(directory: Path) -> None:
+    (directory / _WEIGHTS).unlink()
+    (directory / "adapter_model.bin").write_bytes(b"\x80\x04K\x00.")
+
+
+def _shards(shard: str) -> Callable[[Path], None]:
+    def apply(directory: Path) -> None:
+        header, _ = read_raw(directory / _WEIGHTS)
+        (directory / _WEIGHTS).rename(directory.parent / "outside.safetensors")
+        index = {"weight_map": {name: shard for name in header if name != "__metadata__"}}
+        (directory / f"{_WEIGHTS}.index.json").write_text(json.dumps(index))
+
+    return apply
+
+
+def _special_file(directory: Path) -> None:
+    (directory / _WEIGHTS).unlink()
+    os.mkfifo(directory / _WEIGHTS)
+
+
+def _sparse(directory: Path) -> None:
+    os.truncate(directory / _WEIGHTS, 1 << 42)  # takes no room on the disk
+
+
+def _remove(directory: Path) -> None:
+    for path in directory.iterdir():
+        path.unlink()
+    directory.rmdir()
+
+
+_PREFIX = "base_model.model.model.layers.0.self_attn"
+_M, _U, _I = AdapterMalformed, AdapterUnsupported, AdapterIncompatible
+
+# For a LoRA that `random_adapters.write_random_lora` wrote in float32 with rank 8 or less, for a model of fewer than 99
+# layers, q_proj and v_proj among its modules.
+DAMAGES: dict[str, Damage] = {
+    # The configuration
+    "no configuration": Damage(lambda d: (d / _CONFIG).unlink(), _M, "is no adapter"),
+    "configuration is a list": Damage(write_config("[1]"), _M, "must hold an object"),
+    "configuration is no JSON": Damage(write_config("{'r': 8}"), _M, "not valid JSON"),
+    "configuration is not UTF-8": Damage(lambda d: (d / _CONFIG).write_bytes(b'{"r": "\xff"}') and None, _M, "JSON"),
+    "configuration is nested too deeply": Damage(write_config("[" * 200_000), _M, "not valid JSON"),
+    "configuration repeats a key": Damage(write_config('{"r": 1, "r": 2}'), _M, "occurs twice"),
+    "configuration has NaN": Damage(write_config('{"lora_alpha": NaN}'), _M, "not a JSON value"),
+    "configuration has an overflowing number": Damage(write_config('{"lora_alpha": 1e999}'), _M, "too large"),
+    "configuration is huge": Damage(write_config(" " * (1 << 21)), AdapterTooLarge, "at most"),
+    "no peft_type": Damage(edit_config(peft_type=...), _M, "peft_type"),
+    "peft_type is a number": Damage(edit_config(peft_type=3), _M, "peft_type"),
+    "unknown peft_type": Damage(edit_config(peft_type="IA3"), _U, "IA3"),
+    "rank 0": Damage(edit_config(r=0), _M, "r is 0"),
+    "rank is a boolean": Damage(edit_config(r=True), _M, "r is true"),
+    "rank is a string": Damage(edit_config(r="8"), _M, 'r is "8"'),
+    "rank is enormous": Damage(edit_config(r=10**40), _M, "r is 1"),
+    "another rank than the tensors'": Damage(edit_config(r=9), _M, "says 9"),
+    "alpha is a list": Damage(edit_config(lora_alpha=[1]), _M, "lora_alpha"),
+    "alpha is out of float32": Damage(edit_config(lora_alpha=1e300), _M, "scale"),
+    "rank_pattern is a list": Damage(edit_config(rank_pattern=[1]), _M, "rank_pattern"),
+    "rank_pattern has a float": Damage(edit_config(rank_pattern={"q_proj": 8.5}), _M, "rank_pattern"),
+    "rank_pattern is no expression": Damage(edit_config(rank_pattern={"(": 8}), _M, "regular expression"),
+    "alpha_pattern has a string": Damage(edit_config(alpha_pattern={"q_proj": "8"}), _M, "alpha_pattern"),
+    "use_rslora is a string": Damage(edit_config(use_rslora="yes"), _M, "use_rslora"),
+    "DoRA": Damage(edit_config(use_dora=True), _U, "DoRA"),
+    "bias": Damage(edit_config(bias="all"), _U, "bias is 'all'"),
+    "LoRA bias": Damage(edit_config(lora_bias=True), _U, "lora_bias"),
+    "modules_to_save": Damage(edit_config(modules_to_save=["lm_head"]), _U, "modules_to_save"),
+    "trained tokens": Damage(edit_config(trainable_token_indices=[5]), _U, "trainable_token_indices"),
+    "target_parameters": Damage(edit_config(target_parameters=["mlp.w"]), _U, "target_parameters"),
+    "layer replication": Damage(edit_config(layer_replication=[[0, 1]]), _U, "layer_replication"),
+    "activated LoRA": Damage(edit_config(alora_invocation_tokens=[1]), _U, "activated LoRA"),
+    "PiSSA": Damage(edit_config(init_lora_weights="pissa"), _U, "path_initial_model_for_weight_conversion"),
+    "no target_modules": Damage(edit_config(target_modules=...), _M, "target_modules"),
+    "target_modules is a number": Damage(edit_config(target_modules=7), _M, "target_modules"),
+    "target_modules has a number": Damage(edit_config(target_modules=["q_proj", 7]), _M, "target_modules"),
+    "target_modules lacks a tensor's module": Damage(edit_config(target_modules=["v_proj"]), _M, "does not name it"),
+    "target_modules is no expression": Damage(edit_config(target_modules="*_proj"), _M, "regular expression"),
+    "target_modules refers back": Damage(edit_config(target_modules=r"(a)\1.*"), _U, "not supported"),
+    "target_modules repeats a million times": Damage(edit_config(target_modules="(a{1000}){1000}"), _U, "too large"),
+    "target_modules is too long": Damage(edit_config(target_modules="a" * 5000), _U, "at most"),
+    "target_modules names the embedding": Damage(
+        edit_config(target_modules=["q_proj", "v_proj", "embed_tokens"]), _U, "embed_tokens"
+    ),
+    "excluded module has tensors": Damage(edit_config(exclude_modules=["q_proj"]), _M, "does not name it"),
+    "layers_to_transform is a string": Damage(edit_config(layers_to_transform="0"), _M, "layers_to_transform"),
+    "layers_to_transform is beyond the model": Damage(edit_config(layers_to_transform=[0, 1, 2, 99]), _I, "layer 99"),
+    "layers_to_transform lacks a tensor's layer": Damage(edit_config(layers_to_transform=[0]), _M, "does not name it"),
+    "layers_pattern alone": Damage(
+        edit_config(layers_to_transform=None, layers_pattern="layers"), _M, "layers_pattern"
+    ),
+    "positions unknown": Damage(edit_config(prelude={"positions": "decode"}), _M, "positions"),
+    "added tokens": Damage(
+        lambda d: (d / "added_tokens.json").write_text('{"<new>": 10000000}') and None, _U, "cannot add tokens"
+    ),
+    # The tensors' names
+    "unknown tensor": Damage(rename_first("lora_A", "surprise"), _M, "'surprise' is not known"),
+    "tensor of an unknown module": Damage(
+        rename_first("q_proj.lora_A", f"{_PREFIX}.w_pack.lora_A.weight"), _I, "w_pack"
+    ),
+    "tensor of an unknown layer": Damage(rename_tensors("layers.0.", "layers.99."), _I, "layer 99"),
+    "module in the wrong block": Damage(rename_tensors("self_attn.q_proj", "mlp.q_proj"), _M, "is not in mlp"),
+    "tensor named twice": Damage(
+        rename_first("0.self_attn.v_proj.lora_A", "model.layers.0.self_attn.q_proj.lora_A.weight"),
+        _M,
+        "the same tensor",
+    ),
+    "two adapters in one file": Damage(
+        rename_first("0.self_attn.q_proj.lora_A", f"{_PREFIX}.q_proj.lora_A.other.weight"), _M, "several adapters"
+    ),
+    "DoRA's magnitude": Damage(rename_first("q_proj.lora_A", f"{_PREFIX}.q_proj.lora_magnitude_vector"), _U, "DoRA"),
+    "embedding tensor": Damage(
+        rename_first("lora_A", "base_model.model.model.embed_tokens.lora_embedding_A"), _U, "embed"
+    ),
+    "head tensor": Damage(rename_first("lora_A", "base_model.model.lm_head.lora_A.weight"), _U, "head"),
+    "bias tensor": Damage(rename_first("q_proj.lora_B", f"{_PREFIX}.q_proj.bias"), _U, "biases"),
+    "A without B": Damage(_drop_tensors("0.self_attn.q_proj.lora_B"), _M, "has no lora_B"),
+    "B without A": Damage(_drop_tensors("0.self_attn.q_proj.lora_A"), _M, "has no lora_A"),
+    "named module without tensors": Damage(_drop_tensors("v_proj"), _M, "no tensors for it"),
+    "no tensors": Damage(_drop_tensors("lora"), _M, "has no tensors"),
+    # The tensors' values and shapes
+    "NaN": Damage(_overwrite(4, b"\x00\x00\xc0\x7f"), _M, "must be finite"),
+    "infinity": Damage(_overwrite(8, b"\x00\x00\x80\xff"), _M, "must be finite"),
+    "integers": Damage(_set_first(dtype="I32"), _U, "I32"),
+    "one dimension": Damage(
+        edit_header(lambda h: _entry(h).update(shape=[_entry(h)["shape"][0] * _entry(h)["shape"][1]])),
+        _M,
+        "two dimensions",
+    ),
+    "turned round": Damage(edit_header(lambda h: _entry(h).update(shape=_entry(h)["shape"][::-1])), _M, "rank"),
+    # The file
+    "no weights": Damage(lambda d: (d / _WEIGHTS).unlink(), _M, "weights are missing"),
+    "pickle": Damage(_pickle, _U, "convert_pickle"),
+    "empty file": Damage(_replace_bytes(lambda data: b""), _M, "too few"),
+    "seven bytes": Damage(_replace_bytes(lambda data: data[:7]), _M, "too few"),
+    "cut short": Damage(_replace_bytes(lambda data: data[:-1]), _M, "bytes"),
+    "cut in half": Damage(_replace_bytes(lambda data: data[: len(data) // 2]), _M, "bytes"),
+    "cut in the header": Damage(_replace_bytes(lambda data: data[:100]), _M, "too few"),
+    "bytes behind the tensors": Damage(_replace_bytes(lambda data: data + b"\0"), _M, "end at byte"),
+    "header length is enormous": Damage(_replace_bytes(lambda data: b"\xff" * 8 + data[8:]), _M, "too few"),
+    "header is huge": Damage(_header_text(lambda text: text + b" " * (5 << 20)), _M, "claims"),
+    "header is no JSON": Damage(_header_text(lambda text: b"{" + text), _M, "JSON"),
+    "header is a list": Damage(_header_text(lambda text: b"[]"), _M, "not a JSON object"),
+    "header is nested too deeply": Damage(_header_text(lambda text: b'{"a":' * 200_000), _M, "JSON"),
+    "header repeats a tensor": Damage(
+        _header_text(lambda text: text[:-1] + b"," + text[text.index(b'"base') : -1] + b"}"), _M, "occurs twice"
+    ),
+    "metadata is no object": Damage(edit_header(lambda h: h | {"__metadata__": 3}), _M, "__metadata__"),
+    "entry is no object": Damage(edit_header(lambda h: h | {"x": 3}), _M, "exactly dtype"),
+    "entry has another field": Damage(_set_first(more=1), _M, "exactly dtype"),
+    "unknown dtype": Damage(_set_first(dtype="F99"), _M, "unknown dtype"),
+    "shape has a negative size": Damage(_set_first(shape=[-1, -8]), _M, "shape"),
+    "shape has a float": Damage(_set_first(shape=[8.0, 8]), _M, "shape"),
+    "shape is a string": Damage(_set_first(shape="88"), _M, "shape"),
+    "shape overflows": Damage(_set_first(shape=[1 << 40, 1 << 40]), _M, "cannot have"),
+    "shape promises terabytes": Damage(
+        edit_header(lambda h: _entry(h).update(shape=[1 << 20, 1 << 20], data_offsets=[0, 1 << 42])), _M, "ends at byte"
+    ),
+    "offsets are turned round": Damage(_set_first(data_offsets=[100, 0]), _M, "cannot have"),
+    "offsets overlap": Damage(
+        edit_header(
+            lambda h: (
+                [
+                    e.update(data_offsets=_entry(h)["data_offsets"])
+                    for n, e in h.items()
+                    if n != "__metadata__" and e["shape"] == _entry(h)["shape"]
+                ]
+                and None
+            )
+        ),
+        _M,
+        "overlap",
+    ),  # fmt: skip
+    "offsets leave a hole": Damage(
+        lambda d: (_replace_bytes(lambda data: data + b"\0" * 8)(d), edit_header(_shift_all)(d)) and None, _M, "hole"
+    ),
+    "larger than the limit": Damage(_sparse, AdapterTooLarge, "at most"),
+    # The directory
+    "no directory": Damage(_remove, AdapterMissing, "must exist"),
+    "symbolic link to the weights": Damage(_link(_WEIGHTS), _U, "symbolic link"),
+    "symbolic link to the configuration": Damage(_link(_CONFIG), _U, "symbolic link"),
+    "weights are a pipe": Damage(_special_file, _M, "weights are missing"),
+    "shard outside the directory": Damage(_shards("../outside.safetensors"), _U, "leaves"),
+    "shard at an absolute path": Damage(_shards("/etc/passwd"), _U, "leaves"),
+    "shard is missing": Damage(_shards("absent.safetensors"), _M, "cannot be read"),
+}
+
+
+def _shift_all(header: Header) -> None:
+    for name, entry in header.items():
+        if name != "__metadata__":
+            entry["data_offsets"] = [offset + 8 for offset in entry["data_offsets"]]

@@ -1,0 +1,157 @@
+"""Turns pickled weights into safetensors, once and explicitly. Needs torch.
+
+Pickles are read with torch's restricted unpickler (`weights_only=True`), which makes tensors and plain containers and
+runs no code of the file's choosing. Nothing else in Prelude reads a pickle.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from adapters.errors import AdapterMalformed, AdapterTooLarge, AdapterUnsupported
+from adapters.formats import peft_config, peft_lora, preft, pyreft
+from adapters.formats.folder import AdapterFolder
+from adapters.formats.limits import Limits
+from adapters.formats.safetensors_file import write_safetensors
+
+_CODES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64", torch.int32: "I32"}
+_DERIVED = ("_R_cache",)  # computed from the rotation when PreFT's module is loaded
+_SPEC_SUFFIXES = (".pt", ".pth", ".bin")
+
+
+def convert_pickle(directory: Path, out: Path, limits: Limits | None = None) -> Path:
+    """Writes the adapter in `directory` to the new directory `out` with safetensors in place of pickles.
+
+    Knows PEFT's adapter_model.bin, pyreft's intkey_*.bin and an exported PreFT specification (one .pt). What it writes
+    is not checked further: read it with `read_adapter`. Raises AdapterError for what it cannot convert, FileExistsError
+    for `out`.
+    """
+    folder = AdapterFolder(Path(directory), limits or Limits())
+    if out.exists():
+        raise FileExistsError(f"{out} exists; name a directory that does not")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    temporary = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
+    try:
+        _convert(folder, temporary)
+        temporary.chmod(0o755)
+        temporary.rename(out)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+    return out
+
+
+def _convert(folder: AdapterFolder, out: Path) -> None:
+    peft_weights = f"{peft_lora.WEIGHTS_STEM}.bin"
+    if peft_config.CONFIG_NAME in folder.names and peft_weights in folder.names:
+        _convert_file(folder, peft_weights, out)
+        _copy(folder, peft_config.CONFIG_NAME, out)
+        if "added_tokens.json" in folder.names:
+            _copy(folder, "added_tokens.json", out)
+        return
+    if pyreft.is_pyreft(folder):
+        for name in sorted(folder.names):
+            if name.startswith(pyreft.FILE_PREFIX) and name.endswith(".bin"):
+                _convert_file(folder, name, out)
+        _copy(folder, pyreft.CONFIG_NAME, out)
+        return
+    specs = [name for name in sorted(folder.names) if name.endswith(_SPEC_SUFFIXES)]
+    if len(specs) != 1:
+        raise AdapterUnsupported(
+            f"{folder.directory} has {len(specs)} pickles and is neither a PEFT nor a pyreft directory; convertible "
+            "are "
+            f"{peft_config.CONFIG_NAME} with {peft_weights}, pyreft directories, and one PreFT specification"
+        )
+    _convert_spec(_load(folder, specs[0]), specs[0], out)
+
+
+def _load(folder: AdapterFolder, name: str) -> Mapping[Any, Any]:
+    with folder.open(name) as (descriptor, num_bytes):
+        folder.account(name, num_bytes)
+        try:
+            with open(descriptor, "rb", closefd=False) as file:
+                value = torch.load(file, map_location="cpu", weights_only=True)
+        except Exception as error:  # what torch raises for a damaged or hostile file is not bounded
+            raise AdapterMalformed(
+                f"{name} cannot be read as a pickle of tensors alone ({type(error).__name__}); it is damaged, or "
+                "holds what "
+                "could run code; save the adapter as safetensors"
+            ) from error
+    if not isinstance(value, Mapping):
+        raise AdapterMalformed(f"{name} holds {type(value).__name__}, not a mapping of names to tensors")
+    return value
+
+
+def _convert_file(folder: AdapterFolder, name: str, out: Path) -> None:
+    tensors = {}
+    for key, value in _load(folder, name).items():
+        if not isinstance(key, str):
+            raise AdapterMalformed(f"{name}: {str(key)[:60]!r} is not a tensor's name")
+        tensors[key] = _encoded(value, f"{name}: {key[:100]!r}", folder.limits)
+    write_safetensors(out / (name.removesuffix(".bin") + ".safetensors"), tensors, {"format": "pt"})
+
+
+def _convert_spec(spec: Mapping[Any, Any], name: str, out: Path) -> None:
+    blueprint, states = spec.get("sample_adapter"), spec.get("adapter_states")
+    if not isinstance(blueprint, Mapping) or blueprint.get("__type__") != "AdapterBlueprint":
+        raise AdapterUnsupported(
+            f"{name} is not a PreFT specification: it has no sample_adapter of type AdapterBlueprint"
+        )
+    if not isinstance(states, Mapping) or not states:
+        raise AdapterMalformed(f"{name} has no adapter_states, the layers' parameters; export the trained adapter")
+    tensors = {}
+    for layer, state in states.items():
+        if not isinstance(state, Mapping):
+            raise AdapterMalformed(f"{name}: the state of layer {str(layer)[:20]} is not a mapping of names to tensors")
+        for key, value in state.items():
+            if key not in _DERIVED:
+                tensors[f"{layer}.{key}"] = _encoded(value, f"{name}: {str(key)[:100]!r}", Limits())
+    kwargs = blueprint.get("kwargs") or {}
+    document = {
+        "layer_indices": [int(layer) for layer in spec.get("layer_indices") or states],
+        "position": spec.get("position", "prefill"),
+        "adapter": blueprint.get("__qualname__"),
+        "kwargs": {str(key): value if _is_plain(value) else str(value) for key, value in kwargs.items()},
+    }
+    (out / preft.SPEC_NAME).write_text(json.dumps(document, indent=2))
+    write_safetensors(out / f"{preft.SPEC_STEM}.safetensors", tensors, {"format": "pt"})
+
+
+def _encoded(value: Any, where: str, limits: Limits) -> tuple[str, tuple[int, ...], bytes]:
+    if isinstance(value, Mapping) and value.get("__adapter_t") is True:  # PreFT's form for transport
+        value = _from_transport(value, where)
+    if not isinstance(value, torch.Tensor):
+        raise AdapterMalformed(f"{where} is {type(value).__name__}, not a tensor")
+    code = _CODES.get(value.dtype)
+    if code is None or value.layout != torch.strided:
+        raise AdapterUnsupported(
+            f"{where} is {value.dtype}, {value.layout}; adapters are dense float32, bfloat16 or float16"
+        )
+    # A view can claim far more elements than its storage has.
+    if (num_bytes := value.numel() * value.element_size()) > limits.max_bytes:
+        raise AdapterTooLarge(f"{where} has {num_bytes} bytes; at most {limits.max_bytes} are accepted")
+    flat = value.detach().contiguous().reshape(-1)
+    return code, tuple(value.shape), flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
+
+
+def _from_transport(value: Mapping[Any, Any], where: str) -> torch.Tensor:
+    try:
+        wire, dtype = getattr(torch, value["wire_dtype"]), getattr(torch, value["dtype"])
+        return torch.frombuffer(bytearray(value["data"]), dtype=wire).reshape(value["shape"]).to(dtype)
+    except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+        raise AdapterMalformed(f"{where} is not a tensor in PreFT's form for transport: {error}") from error
+
+
+def _copy(folder: AdapterFolder, name: str, out: Path) -> None:
+    (out / name).write_bytes(folder.read_small(name, 1024**2))
+
+
+def _is_plain(value: Any) -> bool:
+    return value is None or isinstance(value, str | int | float | bool)

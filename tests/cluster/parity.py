@@ -1,0 +1,53 @@
+"""Requests whose right answers are known, and how an answer is held against them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+LOGPROB_TOLERANCE = 1e-4
+NEW_TOKENS = 12
+
+
+@dataclass(frozen=True)
+class Case:
+    """One prompt under one adapter (or the base), with the reference's answer."""
+
+    adapter: str | None
+    prompt: str
+    prompt_ids: tuple[int, ...]
+    reference: dict[str, Any]
+
+    @property
+    def name(self) -> str:
+        return f"{self.adapter or 'base'}/{self.prompt}"
+
+
+def completion_body(adapter: str | None, prompt_ids: tuple[int, ...], **fields: Any) -> dict[str, Any]:
+    """A greedy completion that also returns the log-probabilities of prompt and answer."""
+    body = {
+        "model": "demo",
+        "prompt": list(prompt_ids),
+        "max_tokens": NEW_TOKENS,
+        "temperature": 0,
+        "ignore_eos": True,
+        "return_token_ids": True,
+        **fields,
+    }
+    return body if adapter is None else {**body, "adapter": adapter}
+
+
+def check_tokens(case: Case, answer: dict[str, Any]) -> None:
+    """The greedy tokens are the reference's."""
+    assert answer["choices"][0]["token_ids"] == case.reference["tokens"], case.name
+
+
+def check_logprobs(case: Case, answer: dict[str, Any]) -> float:
+    """Log-probabilities of prompt and answer are the reference's within tolerance; returns the largest difference."""
+    found = answer["choices"][0]["logprobs"]["token_logprobs"]
+    wanted = case.reference["prompt_logprobs"] + case.reference["logprobs"]
+    assert len(found) == len(wanted), f"{case.name}: {len(found)} log-probabilities, not {len(wanted)}"
+    assert found[0] is None
+    difference = max(abs(f - w) for f, w in zip(found[1:], wanted[1:], strict=True))
+    assert difference <= LOGPROB_TOLERANCE, f"{case.name}: log-probabilities differ by {difference}"
+    return difference

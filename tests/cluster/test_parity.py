@@ -1,0 +1,141 @@
+"""Answers through the whole cluster are those of transformers and peft with the adapter on the prompt only."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+
+import httpx
+import pytest
+
+from tests.cluster.conftest import CHUNK_TOKENS, RunningCluster, run_reference
+from tests.cluster.parity import Case, check_logprobs, check_tokens, completion_body
+
+ADAPTERS = (None, "a0", "a1", "a2", "a3", "zero")
+
+
+def prompts(tokenizer) -> dict[str, tuple[int, ...]]:
+    """Prompts of every shape that prefill treats differently."""
+
+    def ids(text: str) -> tuple[int, ...]:
+        return tuple(tokenizer(text)["input_ids"])
+
+    story = ids("The morning was quiet and the harbour was full of boats. " * 40)
+    return {
+        "one token": ids("sea")[:1],
+        "two words": ids("Hello world"),
+        "a sentence": ids("Please tell me about the sea, the rivers and the lighthouses."),
+        "one chunk exactly": story[:CHUNK_TOKENS],
+        "one chunk and one token": story[: CHUNK_TOKENS + 1],
+        "several chunks": story[5 : 5 + 3 * CHUNK_TOKENS + 17],
+        "unicode": ids("Grüße, 世界! Привет 🌊🚢 — naïve café"),
+        "shared prefix, first": story[: CHUNK_TOKENS // 2] + ids(" Somebody opened a window."),
+        "shared prefix, second": story[: CHUNK_TOKENS // 2] + ids(" Nobody counted the lamps."),
+    }
+
+
+@pytest.fixture(scope="session")
+def cases(cluster: RunningCluster, tmp_path_factory) -> list[Case]:
+    """Every prompt under every adapter, with the reference's answer."""
+    from transformers import AutoTokenizer
+
+    from tests.cluster.parity import NEW_TOKENS
+
+    tokenizer = AutoTokenizer.from_pretrained(cluster.model_dir)
+    asked = [(adapter, *prompt) for adapter, prompt in itertools.product(ADAPTERS, prompts(tokenizer).items())]
+    answers = run_reference(
+        cluster.model_dir,
+        [
+            {
+                "adapter": cluster.adapters[adapter] if adapter else None,
+                "prompt_ids": ids,
+                "max_new_tokens": NEW_TOKENS,
+                "positions": "prefill",
+            }
+            for adapter, _, ids in asked
+        ],
+        tmp_path_factory.mktemp("reference"),
+    )
+    return [Case(adapter, name, ids, answer) for (adapter, name, ids), answer in zip(asked, answers, strict=True)]
+
+
+@pytest.fixture(scope="session")
+def client(cluster: RunningCluster):
+    with httpx.Client(base_url=cluster.url, timeout=120) as client:
+        yield client
+
+
+def ask(client: httpx.Client, case: Case, **fields) -> dict:
+    answer = client.post("/v1/completions", json=completion_body(case.adapter, case.prompt_ids, **fields))
+    assert answer.status_code == 200, f"{case.name}: {answer.text}"
+    return answer.json()
+
+
+def test_reference_was_independent(cases: list[Case]):
+    """peft itself computed the LoRA answers, and the adapters do change them."""
+    assert {case.reference["method"] for case in cases if case.adapter} == {"peft"}
+    base = {case.prompt: case.reference["tokens"] for case in cases if case.adapter is None}
+    for adapter in ("a0", "a1", "a2", "a3"):
+        changed = [case for case in cases if case.adapter == adapter and case.reference["tokens"] != base[case.prompt]]
+        assert len(changed) > len(base) / 2, f"{adapter} hardly changes anything: the comparison would prove little"
+
+
+def test_alone(client: httpx.Client, cases: list[Case]):
+    """One request at a time: greedy tokens equal, log-probabilities of prompt and answer within 1e-4."""
+    worst = 0.0
+    for case in cases:
+        answer = ask(client, case, echo=True, logprobs=1)
+        check_tokens(case, answer)
+        worst = max(worst, check_logprobs(case, answer))
+    print(f"{len(cases)} requests, largest difference of a log-probability {worst:.2e}")
+
+
+def test_sixteen_mixed_at_once(cluster: RunningCluster, cases: list[Case]):
+    """All cases, sixteen in flight at a time, neighbours under different adapters."""
+    by_adapter = [[case for case in cases if case.adapter == adapter] for adapter in ADAPTERS]
+    mixed = [case for group in zip(*by_adapter, strict=True) for case in group]
+
+    async def run() -> None:
+        gate = asyncio.Semaphore(16)
+        limits = httpx.Limits(max_connections=16)
+        async with httpx.AsyncClient(base_url=cluster.url, timeout=120, limits=limits) as client:
+
+            async def one(case: Case) -> None:
+                async with gate:
+                    body = completion_body(case.adapter, case.prompt_ids, echo=True, logprobs=1)
+                    answer = await client.post("/v1/completions", json=body)
+                assert answer.status_code == 200, f"{case.name}: {answer.text}"
+                check_tokens(case, answer.json())
+                check_logprobs(case, answer.json())
+
+            async with asyncio.TaskGroup() as group:
+                for case in mixed:
+                    group.create_task(one(case))
+
+    asyncio.run(run())
+
+
+def test_zero_adapter_equals_base_exactly(client: httpx.Client, cases: list[Case]):
+    """B = 0 leaves every bit of the answer as it is without adapter."""
+    for case in cases:
+        if case.adapter != "zero":
+            continue
+        zero = ask(client, case, echo=True, logprobs=5)["choices"][0]
+        base = client.post("/v1/completions", json=completion_body(None, case.prompt_ids, echo=True, logprobs=5)).json()
+        assert zero["logprobs"] == base["choices"][0]["logprobs"], case.name
+        assert zero["token_ids"] == base["choices"][0]["token_ids"], case.name
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(("a0", "a3", None))))
+def test_prefix_cache_never_crosses_adapters(client: httpx.Client, cases: list[Case], order):
+    """The same prompt under A, B and the base in every order: each answer is its own; repeated under A it is cached."""
+    name = "several chunks"
+    by_adapter = {case.adapter: case for case in cases if case.prompt == name}
+    # A prompt of its own per order, so that every order starts without any of it in the cache... of its adapter:
+    # the first answer of each adapter must not find KV of another.
+    for adapter in order:
+        check_tokens(by_adapter[adapter], ask(client, by_adapter[adapter]))
+    for adapter in order:
+        answer = ask(client, by_adapter[adapter])
+        check_tokens(by_adapter[adapter], answer)
+        assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] > 0

@@ -1,0 +1,447 @@
+"""Stand-ins for what the router talks to: an engine's HTTP API and a worker's control service, over real sockets.
+
+They imitate what was seen of SGLang 0.5.17 and prove how the router behaves when workers fail. They prove nothing about
+SGLang, KV or adapters: tests/engine and tests/cluster do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import grpc
+import uvicorn
+from aiohttp import web
+
+from adapters.catalog import CatalogEntry
+from adapters.errors import AdapterMalformed, AdapterNotFound
+from cluster import control_pb2 as control
+from cluster.config import RouterConfig
+from cluster.control_pb2_grpc import WorkerControlServicer, add_WorkerControlServicer_to_server
+from router.app import build_app
+
+MODEL = "base"
+FINGERPRINT = "f00d"
+VOCABULARY = 1000
+REVISION_ID = "sha256:" + "ab" * 32
+WORDS = ("Hello", " wide", " world")
+
+Behaviour = Callable[["EngineStandIn", dict[str, Any], web.Request], Awaitable[web.StreamResponse | None]]
+
+
+@dataclass
+class EngineStandIn:
+    """An engine's HTTP server. `behaviours` are used up first, one per request; None as a result goes on as usual."""
+
+    role: str
+    words: tuple[str, ...] = WORDS
+    event_gap_s: float = 0.0
+    behaviours: list[Behaviour] = field(default_factory=list)
+    bodies: list[bytes] = field(default_factory=list)
+    headers: list[dict[str, str]] = field(default_factory=list)
+    aborted: list[str] = field(default_factory=list)
+    abort_events: dict[str, asyncio.Event] = field(default_factory=dict)
+    num_running: int = 0
+    runner: web.AppRunner | None = None
+    url: str = ""
+
+    @property
+    def requests(self) -> list[dict[str, Any]]:
+        return [json.loads(body) for body in self.bodies]
+
+    async def start(self, port: int = 0) -> None:
+        app = web.Application(client_max_size=64 * 1024**2)
+        app.router.add_post("/v1/chat/completions", self.handle)
+        app.router.add_post("/v1/completions", self.handle)
+        app.router.add_post("/abort_request", self.abort)
+        self.runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0)
+        await self.runner.setup()
+        site = web.TCPSite(self.runner, "127.0.0.1", port)
+        await site.start()
+        self.url = f"http://127.0.0.1:{site._server.sockets[0].getsockname()[1]}"
+
+    async def stop(self) -> None:
+        """Close everything at once, as a killed process does."""
+        if self.runner is not None:
+            runner, self.runner = self.runner, None
+            await runner.cleanup()
+
+    async def abort(self, request: web.Request) -> web.Response:
+        rid = (await request.json())["rid"]
+        self.aborted.append(rid)
+        if rid in self.abort_events:
+            self.abort_events[rid].set()
+        return web.Response()
+
+    async def handle(self, request: web.Request) -> web.StreamResponse:
+        body = await request.read()
+        self.bodies.append(body)
+        self.headers.append(dict(request.headers))
+        fields = json.loads(body)
+        self.abort_events[fields["rid"]] = asyncio.Event()
+        self.num_running += 1
+        try:
+            if self.behaviours:
+                response = await self.behaviours.pop(0)(self, fields, request)
+                if response is not None:
+                    return response
+            if fields.get("stream"):
+                return await self.stream(fields, request)
+            return web.json_response(self.answer(fields), dumps=_dumps)
+        finally:
+            self.num_running -= 1
+
+    def answer(self, fields: dict[str, Any], **choice: Any) -> dict[str, Any]:
+        words = self.words if self.role == "decode" else self.words[:1]
+        choice = {"index": 0, "finish_reason": "stop", "matched_stop": None, "logprobs": None, **choice}
+        if "messages" in fields:
+            choice["message"] = {"role": "assistant", "content": "".join(words)}
+        else:
+            choice["text"] = "".join(words)
+        return {
+            "id": fields["rid"],
+            "object": "chat.completion" if "messages" in fields else "text_completion",
+            "created": 1,
+            "model": fields["model"],
+            "choices": [choice],
+            "usage": usage(len(words)),
+            "metadata": {"weight_version": "default"},
+        }
+
+    def events(self, fields: dict[str, Any]) -> list[bytes]:
+        head = {"id": fields["rid"], "object": "chunk", "created": 1, "model": fields["model"]}
+
+        def choice(**values: Any) -> list[dict[str, Any]]:
+            return [{"index": 0, "logprobs": None, "finish_reason": None, "matched_stop": None} | values]
+
+        if "messages" in fields:
+            parts = [choice(delta={"role": "assistant", "content": ""})]
+            parts += [choice(delta={"content": word}) for word in self.words]
+            parts += [choice(delta={}, finish_reason="stop")]
+        else:
+            parts = [choice(text=word) for word in self.words[:-1]]
+            parts += [choice(text=self.words[-1], finish_reason="stop")]
+        chunks = [{**head, "choices": part, "usage": None} for part in parts]
+        if (fields.get("stream_options") or {}).get("include_usage"):
+            chunks.append({**head, "choices": [], "usage": usage(len(self.words))})
+        return [b"data: " + _dumps(chunk).encode() + b"\n\n" for chunk in chunks]
+
+    async def stream(self, fields: dict[str, Any], request: web.Request, num_events: int = 10**9) -> web.StreamResponse:
+        """The whole stream, or its first events only."""
+        response = web.StreamResponse(headers={"content-type": "text/event-stream"})
+        await response.prepare(request)
+        events = self.events(fields)
+        for event in events[:num_events]:
+            if self.event_gap_s:
+                await asyncio.sleep(self.event_gap_s)
+            await response.write(event)
+        if num_events >= len(events):
+            await response.write(b"data: [DONE]\n\n")
+        return response
+
+
+def usage(num_completion_tokens: int) -> dict[str, Any]:
+    return {
+        "prompt_tokens": 7,
+        "total_tokens": 7 + num_completion_tokens,
+        "completion_tokens": num_completion_tokens,
+        "prompt_tokens_details": None,
+        "reasoning_tokens": 0,
+    }
+
+
+def _dumps(value: Any) -> str:
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False)
+
+
+# ---- what an engine may do instead ------------------------------------------------------------------------------
+
+
+def answers(status: int, body: dict[str, Any] | None = None) -> Behaviour:
+    """Answer at once with a status."""
+
+    async def behave(engine: EngineStandIn, fields: dict[str, Any], request: web.Request) -> web.Response:
+        error = {"object": "error", "message": f"status {status}", "type": "x", "param": None, "code": status}
+        return web.json_response(body or error, status=status)
+
+    return behave
+
+
+async def drops(engine: EngineStandIn, fields: dict[str, Any], request: web.Request) -> None:
+    """Close the connection without an answer, as a crash does."""
+    assert request.transport is not None
+    request.transport.abort()
+    await asyncio.sleep(3600)
+
+
+async def hangs(engine: EngineStandIn, fields: dict[str, Any], request: web.Request) -> web.Response:
+    """Say nothing until aborted, as a leg does whose other leg never comes."""
+    await engine.abort_events[fields["rid"]].wait()
+    return web.json_response(engine.answer(fields, finish_reason="abort"), dumps=_dumps)
+
+
+def breaks_after(num_events: int) -> Behaviour:
+    """Stream some events, then crash."""
+
+    async def behave(engine: EngineStandIn, fields: dict[str, Any], request: web.Request) -> None:
+        await engine.stream(fields, request, num_events)
+        assert request.transport is not None
+        await asyncio.sleep(0.05)  # let what was written leave
+        request.transport.abort()
+        await asyncio.sleep(3600)
+
+    return behave
+
+
+def stops_after(num_events: int) -> Behaviour:
+    """Stream some events, then say nothing more."""
+
+    async def behave(engine: EngineStandIn, fields: dict[str, Any], request: web.Request) -> None:
+        await engine.stream(fields, request, num_events)
+        await asyncio.sleep(3600)
+
+    return behave
+
+
+def streams(*events: bytes) -> Behaviour:
+    """Stream exactly these bytes."""
+
+    async def behave(engine: EngineStandIn, fields: dict[str, Any], request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"content-type": "text/event-stream"})
+        await response.prepare(request)
+        for event in events:
+            await response.write(event)
+        return response
+
+    return behave
+
+
+def after(delay_s: float) -> Behaviour:
+    """As usual, but later."""
+
+    async def behave(engine: EngineStandIn, fields: dict[str, Any], request: web.Request) -> None:
+        await asyncio.sleep(delay_s)
+
+    return behave
+
+
+# ---- workers ----------------------------------------------------------------------------------------------------
+
+
+class WorkerStandIn(WorkerControlServicer):
+    """An agent's control service with an engine behind it."""
+
+    def __init__(self, name: str, role: str) -> None:
+        self.name = name
+        self.role = role
+        self.engine = EngineStandIn(role)
+        self.state = control.WorkerState(
+            incarnation=f"{name}-1", engine_state=control.ENGINE_STATE_UP, ready=True, residency={"snapshot": True}
+        )
+        self.ensured: list[str] = []
+        self.ensure_errors: list[tuple[grpc.StatusCode, str]] = []  # used up first
+        self.ensure_delay_s = 0.0
+        self.is_silent = False
+        self.address = ""
+        self._changed = asyncio.Condition()
+        self._server: grpc.aio.Server | None = None
+
+    async def start(self) -> None:
+        await self.engine.start()
+        self._server = grpc.aio.server()
+        add_WorkerControlServicer_to_server(self, self._server)
+        self.address = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
+        await self._server.start()
+
+    async def stop(self) -> None:
+        await self.engine.stop()
+        await self.stop_agent()
+
+    async def stop_agent(self) -> None:
+        if self._server is not None:
+            await self._server.stop(0)
+
+    async def change(self, **values: Any) -> None:
+        """Change the state and tell whoever watches."""
+        async with self._changed:
+            for name, value in values.items():
+                setattr(self.state, name, value)
+            self._changed.notify_all()
+
+    async def crash_engine(self) -> None:
+        """The engine dies; its agent notices."""
+        await self.engine.stop()
+        await self.change(engine_state=control.ENGINE_STATE_DOWN, ready=False, incarnation="", reason="engine died")
+
+    async def Describe(self, request: Any, context: Any) -> control.WorkerDescription:
+        return control.WorkerDescription(
+            name=self.name,
+            role=control.ROLE_PREFILL if self.role == "prefill" else control.ROLE_DECODE,
+            engine_url=self.engine.url,
+            kv_host="10.0.0.1" if self.role == "prefill" else "",
+            kv_bootstrap_port=8998 if self.role == "prefill" else 0,
+            model=MODEL,
+        )
+
+    async def WatchState(self, request: Any, context: Any) -> AsyncIterator[control.WorkerState]:
+        while True:
+            while self.is_silent:
+                await asyncio.sleep(0.02)
+            yield self.state
+            async with self._changed:
+                try:
+                    async with asyncio.timeout(request.heartbeat_s):
+                        await self._changed.wait()
+                except TimeoutError:
+                    pass
+
+    async def EnsureAdapter(self, request: Any, context: Any) -> control.EnsureAdapterResponse:
+        self.ensured.append(request.revision_id)
+        await asyncio.sleep(self.ensure_delay_s)
+        if self.ensure_errors:
+            await context.abort(*self.ensure_errors.pop(0))
+        return control.EnsureAdapterResponse(load_s=0.0)
+
+
+@dataclass(frozen=True)
+class RevisionStandIn:
+    """As much of a revision as the router uses."""
+
+    tenant: str = "default"
+    name: str = "a0"
+    revision_id: str = REVISION_ID
+
+    @property
+    def full_name(self) -> str:
+        return self.name
+
+
+class CatalogStandIn:
+    """One good adapter, one that cannot be read."""
+
+    def resolve(self, reference: str) -> Any:
+        name = reference.removesuffix("@latest")
+        if name == "a0":
+            return RevisionStandIn()
+        if name == "broken":
+            raise AdapterMalformed("adapter_model.safetensors: header is cut off")
+        raise AdapterNotFound(f"there is no adapter {reference!r}; did you mean 'a0'?")
+
+    def list(self) -> list[CatalogEntry]:
+        return [
+            CatalogEntry("default", "a0", RevisionStandIn()),  # type: ignore[arg-type]
+            CatalogEntry("default", "broken", None, AdapterMalformed("x")),
+        ]
+
+
+@dataclass
+class ClusterStandIn:
+    """A running router with its workers."""
+
+    url: str
+    prefill: list[WorkerStandIn]
+    decode: list[WorkerStandIn]
+    server: uvicorn.Server
+    http: aiohttp.ClientSession
+
+    async def post(self, path: str = "/v1/completions", **fields: Any) -> tuple[int, Any, dict[str, str]]:
+        """Status, parsed answer and headers."""
+        async with self.http.post(f"{self.url}{path}", json={"model": MODEL, **fields}) as response:
+            return response.status, await response.json(), dict(response.headers)
+
+    async def stream(self, path: str = "/v1/completions", **fields: Any) -> list[bytes]:
+        """The data of every event."""
+        body = {"model": MODEL, "stream": True, **fields}
+        async with self.http.post(f"{self.url}{path}", json=body) as response:
+            assert response.status == 200, await response.text()
+            data = await response.read()
+        assert data.endswith(b"\n\n")
+        return [event.removeprefix(b"data: ") for event in data.split(b"\n\n")[:-1]]
+
+    async def get(self, path: str) -> tuple[int, Any]:
+        async with self.http.get(f"{self.url}{path}") as response:
+            return response.status, await response.json()
+
+    @property
+    def workers(self) -> list[WorkerStandIn]:
+        return self.prefill + self.decode
+
+    async def warm(self) -> None:
+        """Every prefill worker says that it is warm with every decode worker as it runs now."""
+        for worker in self.prefill:
+            del worker.state.warm_pairs[:]
+            for other in self.decode:
+                worker.state.warm_pairs.add(decode_name=other.name, decode_incarnation=other.state.incarnation)
+            await worker.change()
+
+    async def is_ready(self, expected: bool = True) -> None:
+        await eventually(lambda: self.get("/ready"), lambda answer: (answer[0] == 200) is expected)
+
+
+@asynccontextmanager
+async def running_cluster(
+    num_prefill: int = 1, num_decode: int = 1, *, drain_timeout_s: float = 1, **config: Any
+) -> AsyncIterator[ClusterStandIn]:
+    """A router on a free port before as many workers, ready."""
+    settings = {"heartbeat_s": 0.5, "connect_timeout_s": 1.0, **config}
+    router_config = RouterConfig(port=0, **settings)
+    prefill = [WorkerStandIn(f"p{i}", "prefill") for i in range(num_prefill)]
+    decode = [WorkerStandIn(f"d{i}", "decode") for i in range(num_decode)]
+    async with AsyncExitStack() as stack:
+        for worker in (*prefill, *decode):
+            await worker.start()
+            stack.push_async_callback(worker.stop)
+        app = build_app(
+            router_config,
+            model=MODEL,
+            vocabulary=VOCABULARY,
+            fingerprint=FINGERPRINT,
+            catalog=CatalogStandIn(),  # type: ignore[arg-type]
+            workers={worker.name: (worker.role, worker.address) for worker in (*prefill, *decode)},
+        )
+        listener = socket.create_server(("127.0.0.1", 0))
+        server = uvicorn.Server(
+            uvicorn.Config(
+                app,
+                http="httptools",
+                ws="none",
+                lifespan="on",
+                log_config=None,
+                access_log=False,
+                timeout_graceful_shutdown=drain_timeout_s,  # type: ignore[arg-type]
+            )
+        )
+        serving = asyncio.create_task(server._serve([listener]))
+        http = await stack.enter_async_context(aiohttp.ClientSession())
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        cluster = ClusterStandIn(url, prefill, decode, server, http)
+        try:
+            await eventually(lambda: asyncio.sleep(0, server.started), bool)
+            await cluster.warm()
+            await cluster.is_ready()
+            yield cluster
+        finally:
+            server.should_exit = True
+            await serving
+
+
+async def eventually(ask: Callable[[], Awaitable[Any]], is_right: Callable[[Any], bool], within_s: float = 5.0) -> Any:
+    """Ask again until the answer is right; fails with the last one."""
+    deadline = asyncio.get_running_loop().time() + within_s
+    while True:
+        answer = await ask()
+        if is_right(answer):
+            return answer
+        assert asyncio.get_running_loop().time() < deadline, f"still {answer!r} after {within_s} s"
+        await asyncio.sleep(0.02)
+
+
+def repository_root() -> Path:
+    return Path(__file__).resolve().parents[3]
