@@ -20,18 +20,19 @@ from adapters.errors import (
 
 _CONFIG, _WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 Header = dict[str, Any]
+Spoiler = Callable[[Path], object]  # changes a directory; what it returns is of no interest
 
 
 @dataclass(frozen=True, slots=True)
 class Damage:
     """One way to spoil an adapter. `says` is part of the message that the user must get."""
 
-    apply: Callable[[Path], None]
+    apply: Spoiler
     error: type[AdapterError]
     says: str
 
 
-def edit_config(**fields: Any) -> Callable[[Path], None]:
+def edit_config(**fields: Any) -> Spoiler:
     """Sets fields of adapter_config.json; a field set to `...` is taken out."""
 
     def apply(directory: Path) -> None:
@@ -42,27 +43,28 @@ def edit_config(**fields: Any) -> Callable[[Path], None]:
     return apply
 
 
-def write_config(text: str) -> Callable[[Path], None]:
+def write_config(text: str) -> Spoiler:
     """Replaces adapter_config.json by a text."""
-    return lambda directory: (directory / _CONFIG).write_text(text) and None
+    return lambda directory: (directory / _CONFIG).write_text(text)
 
 
-def edit_header(edit: Callable[[Header], Header | None]) -> Callable[[Path], None]:
-    """Changes the header of the weights; the tensors' bytes stay as they are."""
+def edit_header(edit: Callable[[Header], object]) -> Spoiler:
+    """Changes the header of the weights, in place or by returning another; the tensors' bytes stay as they are."""
 
     def apply(directory: Path) -> None:
         header, body = read_raw(directory / _WEIGHTS)
-        write_raw(directory / _WEIGHTS, edit(header) or header, body)
+        edited = edit(header)
+        write_raw(directory / _WEIGHTS, edited if isinstance(edited, dict) else header, body)
 
     return apply
 
 
-def rename_tensors(old: str, new: str) -> Callable[[Path], None]:
+def rename_tensors(old: str, new: str) -> Spoiler:
     """Replaces a part of every tensor's name."""
     return edit_header(lambda header: {name.replace(old, new): entry for name, entry in header.items()})
 
 
-def rename_first(contains: str, new: str) -> Callable[[Path], None]:
+def rename_first(contains: str, new: str) -> Spoiler:
     """Renames one tensor."""
 
     def edit(header: Header) -> Header:
@@ -89,11 +91,11 @@ def _entry(header: Header) -> Any:
     return header[min(name for name in header if name != "__metadata__")]
 
 
-def _set_first(**fields: Any) -> Callable[[Path], None]:
+def _set_first(**fields: Any) -> Spoiler:
     return edit_header(lambda header: _entry(header).update(fields))
 
 
-def _move_first(begin: int, end: int) -> Callable[[Path], None]:
+def _move_first(begin: int, end: int) -> Spoiler:
     def edit(header: Header) -> None:
         offsets = _entry(header)["data_offsets"]
         _entry(header)["data_offsets"] = [offsets[0] + begin, offsets[1] + end]
@@ -101,7 +103,7 @@ def _move_first(begin: int, end: int) -> Callable[[Path], None]:
     return edit_header(edit)
 
 
-def _overwrite(offset: int, data: bytes) -> Callable[[Path], None]:
+def _overwrite(offset: int, data: bytes) -> Spoiler:
     """Replaces bytes among the tensors'."""
 
     def apply(directory: Path) -> None:
@@ -111,7 +113,7 @@ def _overwrite(offset: int, data: bytes) -> Callable[[Path], None]:
     return apply
 
 
-def _replace_bytes(make: Callable[[bytes], bytes]) -> Callable[[Path], None]:
+def _replace_bytes(make: Callable[[bytes], bytes]) -> Spoiler:
     def apply(directory: Path) -> None:
         path = directory / _WEIGHTS
         path.write_bytes(make(path.read_bytes()))
@@ -119,7 +121,7 @@ def _replace_bytes(make: Callable[[bytes], bytes]) -> Callable[[Path], None]:
     return apply
 
 
-def _header_text(make: Callable[[bytes], bytes]) -> Callable[[Path], None]:
+def _header_text(make: Callable[[bytes], bytes]) -> Spoiler:
     def apply(directory: Path) -> None:
         header, body = read_raw(directory / _WEIGHTS)
         write_raw(directory / _WEIGHTS, make(json.dumps(header).encode()), body)
@@ -127,7 +129,7 @@ def _header_text(make: Callable[[bytes], bytes]) -> Callable[[Path], None]:
     return apply
 
 
-def _drop_tensors(contains: str) -> Callable[[Path], None]:
+def _drop_tensors(contains: str) -> Spoiler:
     def apply(directory: Path) -> None:
         header, body = read_raw(directory / _WEIGHTS)
         kept, new_body = {}, b""
@@ -142,7 +144,7 @@ def _drop_tensors(contains: str) -> Callable[[Path], None]:
     return apply
 
 
-def _link(name: str) -> Callable[[Path], None]:
+def _link(name: str) -> Spoiler:
     """Moves a file out of the directory and leaves a symbolic link to it."""
 
     def apply(directory: Path) -> None:
@@ -158,7 +160,7 @@ def _pickle(directory: Path) -> None:
     (directory / "adapter_model.bin").write_bytes(b"\x80\x04K\x00.")
 
 
-def _shards(shard: str) -> Callable[[Path], None]:
+def _shards(shard: str) -> Spoiler:
     def apply(directory: Path) -> None:
         header, _ = read_raw(directory / _WEIGHTS)
         (directory / _WEIGHTS).rename(directory.parent / "outside.safetensors")
@@ -183,6 +185,21 @@ def _remove(directory: Path) -> None:
     directory.rmdir()
 
 
+def _overlap(header: Header) -> None:
+    first = _entry(header)
+    for name, entry in header.items():
+        if name != "__metadata__" and entry["shape"] == first["shape"]:
+            entry["data_offsets"] = first["data_offsets"]
+
+
+def _leave_hole(directory: Path) -> None:
+    header, body = read_raw(directory / _WEIGHTS)
+    for name, entry in header.items():
+        if name != "__metadata__":
+            entry["data_offsets"] = [offset + 8 for offset in entry["data_offsets"]]
+    write_raw(directory / _WEIGHTS, header, bytes(8) + body)
+
+
 _PREFIX = "base_model.model.model.layers.0.self_attn"
 _M, _U, _I = AdapterMalformed, AdapterUnsupported, AdapterIncompatible
 
@@ -193,7 +210,7 @@ DAMAGES: dict[str, Damage] = {
     "no configuration": Damage(lambda d: (d / _CONFIG).unlink(), _M, "is no adapter"),
     "configuration is a list": Damage(write_config("[1]"), _M, "must hold an object"),
     "configuration is no JSON": Damage(write_config("{'r': 8}"), _M, "not valid JSON"),
-    "configuration is not UTF-8": Damage(lambda d: (d / _CONFIG).write_bytes(b'{"r": "\xff"}') and None, _M, "JSON"),
+    "configuration is not UTF-8": Damage(lambda d: (d / _CONFIG).write_bytes(b'{"r": "\xff"}'), _M, "JSON"),
     "configuration is nested too deeply": Damage(write_config("[" * 200_000), _M, "not valid JSON"),
     "configuration repeats a key": Damage(write_config('{"r": 1, "r": 2}'), _M, "occurs twice"),
     "configuration has NaN": Damage(write_config('{"lora_alpha": NaN}'), _M, "not a JSON value"),
@@ -243,7 +260,7 @@ DAMAGES: dict[str, Damage] = {
     ),
     "positions unknown": Damage(edit_config(prelude={"positions": "decode"}), _M, "positions"),
     "added tokens": Damage(
-        lambda d: (d / "added_tokens.json").write_text('{"<new>": 10000000}') and None, _U, "cannot add tokens"
+        lambda d: (d / "added_tokens.json").write_text('{"<new>": 10000000}'), _U, "cannot add tokens"
     ),
     # The tensors' names
     "unknown tensor": Damage(rename_first("lora_A", "surprise"), _M, "'surprise' is not known"),
@@ -309,23 +326,8 @@ DAMAGES: dict[str, Damage] = {
         edit_header(lambda h: _entry(h).update(shape=[1 << 20, 1 << 20], data_offsets=[0, 1 << 42])), _M, "ends at byte"
     ),
     "offsets are turned round": Damage(_set_first(data_offsets=[100, 0]), _M, "cannot have"),
-    "offsets overlap": Damage(
-        edit_header(
-            lambda h: (
-                [
-                    e.update(data_offsets=_entry(h)["data_offsets"])
-                    for n, e in h.items()
-                    if n != "__metadata__" and e["shape"] == _entry(h)["shape"]
-                ]
-                and None
-            )
-        ),
-        _M,
-        "overlap",
-    ),  # fmt: skip
-    "offsets leave a hole": Damage(
-        lambda d: (_replace_bytes(lambda data: data + b"\0" * 8)(d), edit_header(_shift_all)(d)) and None, _M, "hole"
-    ),
+    "offsets overlap": Damage(edit_header(_overlap), _M, "overlap"),
+    "offsets leave a hole": Damage(_leave_hole, _M, "hole"),
     "larger than the limit": Damage(_sparse, AdapterTooLarge, "at most"),
     # The directory
     "no directory": Damage(_remove, AdapterMissing, "must exist"),
@@ -336,9 +338,3 @@ DAMAGES: dict[str, Damage] = {
     "shard at an absolute path": Damage(_shards("/etc/passwd"), _U, "leaves"),
     "shard is missing": Damage(_shards("absent.safetensors"), _M, "cannot be read"),
 }
-
-
-def _shift_all(header: Header) -> None:
-    for name, entry in header.items():
-        if name != "__metadata__":
-            entry["data_offsets"] = [offset + 8 for offset in entry["data_offsets"]]

@@ -27,7 +27,7 @@ from adapters.manifest import revision_id_of
 from adapters.normal_form import Adapter, LoraFactors
 
 EngineDtype = Literal["float32", "bfloat16", "float16"]
-_FLOAT16_MAX = 65504.0
+_LARGEST = {"float32": 3.4028234e38, "bfloat16": 3.3895313e38, "float16": 65504.0}
 
 
 def write_for_engine(adapter: Adapter, base: BaseModel, dtype: EngineDtype, directory: Path) -> None:
@@ -81,8 +81,7 @@ def _write(adapter: Adapter, base: BaseModel, dtype: EngineDtype, mark: dict[str
         for module in engine_modules(modules):
             key = f"base_model.model.{name_of_module(layer, module)}"
             a, b = _padded(adapter.lora.get((layer, module)), base.shape_of(module), rank)
-            if dtype == "float16":
-                _check_float16(key, a, b)
+            _check_fits(key, a, b, dtype)
             tensors[f"{key}.lora_A.weight"] = encode(a, dtype)
             tensors[f"{key}.lora_B.weight"] = encode(b, dtype)
     write_safetensors(directory / f"{WEIGHTS_STEM}.safetensors", tensors, {"format": "pt"})
@@ -116,11 +115,13 @@ def _padded(factors: LoraFactors | None, shape: tuple[int, int], rank: int) -> t
     return a, b
 
 
-def _check_float16(key: str, a: np.ndarray, b: np.ndarray) -> None:
+def _check_fits(key: str, a: np.ndarray, b: np.ndarray, dtype: EngineDtype) -> None:
     for name, array in (("A", a), ("scaled B", b)):
-        if (largest := float(np.abs(array).max())) > _FLOAT16_MAX:
+        if not (largest := float(np.abs(array).max())) <= _LARGEST[dtype]:
             raise AdapterIncompatible(
-                f"{key}: the {name} has a value of {largest:.3g}, too large for float16; serve the model in bfloat16"
+                f"{key}: the {name} has a value of {largest:.3g}, too large for {dtype}; serve the model in a wider "
+                "dtype "
+                "or train with a smaller lora_alpha"
             )
 
 

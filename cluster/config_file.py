@@ -24,7 +24,7 @@ def load_cluster_config(path: Path) -> ClusterConfig:
         mark = getattr(error, "problem_mark", None)
         where = f"{path}:{mark.line + 1}" if mark else str(path)
         raise ConfigError(f"{where}: is not YAML: {getattr(error, 'problem', error)}") from error
-    if not isinstance(data, dict):
+    if root is None or not isinstance(data, dict):
         raise ConfigError(f"{path}:1: expected a mapping with `model` and `workers`, found {type(data).__name__}")
     _refuse_duplicate_keys(path, root)
     try:

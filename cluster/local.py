@@ -145,7 +145,9 @@ async def _status_of(session: aiohttp.ClientSession, url: str) -> str:
 
 
 def _shared_memory() -> set[Path]:
-    return set(_SHARED_MEMORY.iterdir()) if _SHARED_MEMORY.is_dir() else set()
+    """Segments and semaphores of the kinds that engines make: SGLang's load reports, Python's, UCX's."""
+    kinds = ("sglang_*", "sem.mp-*", "psm_*", "ucx_*")
+    return {path for kind in kinds for path in _SHARED_MEMORY.glob(kind)}
 
 
 def _remove_if_abandoned(path: Path) -> None:

@@ -14,7 +14,9 @@ class WorkerStateHub:
     """Holds the current state and residency, and hands every change to each watcher."""
 
     def __init__(self) -> None:
-        self.state = pb.WorkerState(engine_state=pb.ENGINE_STATE_STARTING, reason="the engine is starting")
+        self.state = pb.WorkerState(
+            engine_state=pb.ENGINE_STATE_STARTING, reason="the engine is starting", load=pb.Load()
+        )
         self.resident: set[str] = set()
         self._watchers: set[asyncio.Queue[pb.WorkerState]] = set()
 

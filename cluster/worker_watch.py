@@ -14,6 +14,7 @@ from cluster.control_pb2_grpc import WorkerControlStub
 log = logging.getLogger(__name__)
 
 HEARTBEAT_S = 2.0
+MISSED_HEARTBEATS = 3
 _RETRY_S = (0.1, 0.2, 0.5, 1.0, 2.0)
 _CHANNEL_OPTIONS = (
     ("grpc.max_reconnect_backoff_ms", 1000),
@@ -56,10 +57,11 @@ class WorkerWatch:
             await channel.close()
 
     async def _follow(self) -> None:
+        """Take over every state until the stream ends. Raises TimeoutError when the worker falls silent."""
         call = self.control.WatchState(pb.WatchStateRequest(heartbeat_s=HEARTBEAT_S))
         try:
             while True:
-                state = await asyncio.wait_for(call.read(), HEARTBEAT_S * 3)
+                state = await _read(call)
                 if state is grpc.aio.EOF:
                     return
                 delta = state.residency
@@ -69,3 +71,18 @@ class WorkerWatch:
                 self._on_change(self)
         finally:
             call.cancel()
+
+
+async def _read(call) -> pb.WorkerState:
+    """The stream's next message.
+
+    Silence is counted in heartbeats that we were awake for: when this process, or the whole machine, has been
+    stopped for a while, one long wait would be over before the messages that are already here are read.
+    """
+    read = asyncio.ensure_future(call.read())
+    for _ in range(MISSED_HEARTBEATS):
+        done, _ = await asyncio.wait([read], timeout=HEARTBEAT_S)
+        if done:
+            return read.result()
+    read.cancel()
+    raise TimeoutError(f"silent for {MISSED_HEARTBEATS} heartbeats")

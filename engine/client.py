@@ -26,7 +26,8 @@ class EngineClient:
 
     def __init__(self, url: str, timeout_s: float = 10.0) -> None:
         self._url = url
-        self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=timeout_s))
+        self._timeout_s = timeout_s
+        self._session = aiohttp.ClientSession()
 
     async def aclose(self) -> None:
         """Close all connections."""
@@ -77,11 +78,9 @@ class EngineClient:
         await self._call("POST", "/abort_request", {"rid": request_id})
 
     async def _call(self, method: str, path: str, body: Any = None, timeout_s: float | None = None) -> Any:
-        timeout = aiohttp.ClientTimeout(total=timeout_s) if timeout_s else None
+        timeout = aiohttp.ClientTimeout(total=timeout_s or self._timeout_s)
         try:
-            async with self._session.request(
-                method, self._url + path, json=body, **({"timeout": timeout} if timeout else {})
-            ) as answer:
+            async with self._session.request(method, self._url + path, json=body, timeout=timeout) as answer:
                 text = await answer.text()
                 if answer.status >= 400 and not text.startswith('{"rid"'):
                     raise EngineRefused(f"{path} answered {answer.status}: {text[:500]}")

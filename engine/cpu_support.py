@@ -9,6 +9,7 @@ Only an engine process may call this: a process that computes a reference must n
 
 from __future__ import annotations
 
+import importlib.abc
 import importlib.machinery
 import importlib.util
 import os
@@ -50,7 +51,7 @@ class _StandInModule(types.ModuleType):
         return _Absent(f"{self.__name__}.{name}")
 
 
-class _StandInFinder:
+class _StandInFinder(importlib.abc.Loader):
     """Finds any module of the absent packages, after every real finder has passed."""
 
     def __init__(self, packages: frozenset[str]) -> None:
@@ -63,7 +64,7 @@ class _StandInFinder:
 
     def create_module(self, spec) -> types.ModuleType:
         module = _StandInModule(spec.name)
-        module.__version__ = ABSENT_PACKAGES[spec.name.split(".")[0]]
+        vars(module)["__version__"] = ABSENT_PACKAGES[spec.name.split(".")[0]]
         return module
 
     def exec_module(self, _module) -> None:

@@ -24,6 +24,6 @@ def load() -> None:
 
         report().hooks = install(role, os.environ[DEVICE_VARIABLE])
         report().write()
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 whatever it is, no engine may run without its hooks
         logger.critical("Prelude's hooks could not be installed: %s", error)
         sys.exit(f"Prelude's hooks could not be installed: {error}")

@@ -92,7 +92,7 @@ class EngineSupervisor:
         log.info("engine up", extra={"fields": {"pids": [report.pid for report in reports]}})
         self._set(EngineStatus.UP, incarnation=uuid.uuid4().hex[:12], reports=reports)
         pids = [report.pid for report in reports]
-        while all(is_alive(pid) for pid in pids):
+        while all(is_alive(pid) for pid in pids):  # noqa: ASYNC110 nothing tells us but /proc
             await asyncio.sleep(_POLL_S)
         dead = [report.process for report in reports if not is_alive(report.pid)]
         raise EngineError(f"the engine's {', '.join(dead)} process ended; last output: {self._output()}")

@@ -14,6 +14,19 @@ from router.errors import InvalidField, RefusedField
 from router.fields import ADAPTER, REFUSED, USER_FACING
 
 _NULL = b"null"
+_MAX_TOP_LOGPROBS = 100
+
+# Numbers that an engine would hand to a tensor unchecked: beyond these, its scheduler dies for everybody.
+_INT32_MAX = 2**31 - 1
+_INTEGERS = {
+    "max_tokens": (1, _INT32_MAX),
+    "max_completion_tokens": (1, _INT32_MAX),
+    "min_tokens": (0, _INT32_MAX),
+    "top_k": (-1, _INT32_MAX),
+    "seed": (-(2**62), 2**62),
+}
+_MAX_TEMPERATURE = 100.0
+_MAX_LOGIT_BIAS = 100.0  # as OpenAI's
 
 
 class Endpoint(Enum):
@@ -91,10 +104,14 @@ def admit(endpoint: Endpoint, body: bytes, limits: Limits) -> Admitted:
         )
     adapter = _string(fields, ADAPTER)
     is_streaming = _boolean(fields, "stream")
-    n = _integer(fields, "n", least=1) or 1
-    for name in ("max_tokens", "max_completion_tokens"):
-        _integer(fields, name, least=1)
+    max_top_logprobs = min(_MAX_TOP_LOGPROBS, limits.vocabulary)
+    n = _integer(fields, "n", 1, _INT32_MAX) or 1
+    for name, (least, most) in _INTEGERS.items():
+        _integer(fields, name, least, most)
+    _integer(fields, "top_logprobs", 0, max_top_logprobs)
+    _check_floats(fields)
     _token_ids(fields, "stop_token_ids", limits)
+    _decode(fields, "response_format", dict[str, msgspec.Raw], "an object")
     if endpoint is Endpoint.CHAT:
         _check_messages(fields)
         _token_ids(fields, "input_ids", limits)
@@ -102,10 +119,11 @@ def admit(endpoint: Endpoint, body: bytes, limits: Limits) -> Admitted:
         wants_prompt_logprobs = False
     else:
         prompts = _prompts(fields, limits)
-        wants_prompt_logprobs = _boolean(fields, "echo") and _integer(fields, "logprobs", least=0) is not None
+        num_logprobs = _integer(fields, "logprobs", 0, max_top_logprobs)
+        wants_prompt_logprobs = _boolean(fields, "echo") and num_logprobs is not None
         if wants_prompt_logprobs and is_streaming:
             raise InvalidField("echo with logprobs is not offered for streams: set stream to false", param="stream")
-        best_of = _integer(fields, "best_of", least=1)
+        best_of = _integer(fields, "best_of", 1, _INT32_MAX)
         if best_of is not None and best_of != n:
             raise InvalidField(f"best_of must equal n ({n}) or be left out (found {best_of})", param="best_of")
     num_choices = max(1, len(prompts)) * n
@@ -123,7 +141,7 @@ def admit(endpoint: Endpoint, body: bytes, limits: Limits) -> Admitted:
         includes_usage=is_streaming and _includes_usage(fields),
         prompts=prompts,
         num_per_prompt=n,
-        seed=_integer(fields, "seed"),
+        seed=_integer(fields, "seed", *_INTEGERS["seed"]),
         wants_prompt_logprobs=wants_prompt_logprobs,
     )
 
@@ -153,13 +171,25 @@ def _boolean(fields: Fields, name: str) -> bool:
     return bool(_decode(fields, name, bool, "true or false"))
 
 
-def _integer(fields: Fields, name: str, least: int | None = None) -> int | None:
-    expected = "an integer" if least is None else f"an integer of at least {least}"
-    raw = bytes(fields.get(name, b""))
+def _integer(fields: Fields, name: str, least: int, most: int) -> int | None:
+    expected = f"an integer from {least} to {most}"
     value = _decode(fields, name, int, expected)
-    if value is not None and (not raw.lstrip(b"-").isdigit() or (least is not None and value < least)):
-        raise InvalidField(f"{name} must be {expected} (found {_shown(fields[name])})", param=name)
+    if value is not None:
+        is_plain = bytes(fields[name]).lstrip(b"-").isdigit()  # 1.0 is none to an engine
+        if not is_plain or not least <= value <= most:
+            raise InvalidField(f"{name} must be {expected} (found {_shown(fields[name])})", param=name)
     return value
+
+
+def _check_floats(fields: Fields) -> None:
+    temperature = _decode(fields, "temperature", float, "a number")
+    if temperature is not None and not 0 <= temperature <= _MAX_TEMPERATURE:
+        raise InvalidField(f"temperature must be from 0 to {_MAX_TEMPERATURE:g}", param="temperature")
+    biases = _decode(fields, "logit_bias", dict[str, float], "an object of token ids and numbers") or {}
+    if any(abs(bias) > _MAX_LOGIT_BIAS for bias in biases.values()):
+        raise InvalidField(
+            f"logit_bias values must be from -{_MAX_LOGIT_BIAS:g} to {_MAX_LOGIT_BIAS:g}", param="logit_bias"
+        )
 
 
 def _token_ids(fields: Fields, name: str, limits: Limits) -> None:
@@ -170,7 +200,8 @@ def _token_ids(fields: Fields, name: str, limits: Limits) -> None:
 def _check_token_ids(name: str, ids: list[int], limits: Limits) -> None:
     if ids and (min(ids) < 0 or max(ids) >= limits.vocabulary):
         wrong = min(ids) if min(ids) < 0 else max(ids)
-        raise InvalidField(f"{name}: token id {wrong} is not in [0, {limits.vocabulary})", param=name)
+        param = name.partition("[")[0]
+        raise InvalidField(f"{name}: token id {wrong} is not in [0, {limits.vocabulary})", param=param)
 
 
 def _check_messages(fields: Fields) -> None:

@@ -26,7 +26,6 @@ from router.metrics import Metrics
 from router.pages import Pages
 from router.requests import Requests, new_request_id
 
-
 _LEAVE_S = 2.0
 
 
@@ -43,8 +42,8 @@ def build_app(
     in_flight, requests, metrics = InFlightState(), Requests(), Metrics()
     metrics.read_in_flight(lambda: len(requests))
     fleet = Fleet(workers, in_flight, heartbeat_s=config.heartbeat_s, connect_timeout_s=config.connect_timeout_s)
-    engines = Engines(in_flight, metrics, connect_timeout_s=config.connect_timeout_s)
-    backends = Backends(fleet, engines, metrics, config, model)
+    engines = Engines(metrics, connect_timeout_s=config.connect_timeout_s)
+    backends = Backends(fleet, engines, metrics, config, in_flight, model)
     limits = Limits(config.max_choices, vocabulary)
 
     @asynccontextmanager

@@ -7,10 +7,11 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from router.engines import Leg
-from router.errors import BrokenAnswer, DeadlineExceeded, EngineAborted, EngineRefusal, WorkerLost, engine_error
+from router.errors import BrokenAnswer, DeadlineExceeded, EngineAborted, EngineRefusal, WorkerLost
 from router.fleet import Fleet
 from router.placement import Pair
 from router.relay import DONE, error_in, is_aborted
+from router.worker_errors import engine_error
 
 _LAST_WORD_S = 1.0  # for prefill's answer, when decode's was complete before it
 
@@ -51,7 +52,8 @@ class Attempt:
                     if self._prefill_task in done:
                         await self._prefill_task
                         self._prefill_watch.end()
-                        if not self._is_streaming:
+                        if not self._is_streaming:  # decode is at work now, as in a stream after its first event
+                            self._decode_watch.needs_contact = False
                             deadline.reschedule(loop.time() + answer_timeout_s)
                     if self._loss in done:
                         raise self._loss.result()

@@ -8,6 +8,8 @@ from typing import Any
 from router.errors import ErrorAnswer
 from router.requests import RequestState
 
+_LAST_EVENT_S = 1.0  # for the client to take an error event: that it stopped reading may be what failed
+
 
 class ClientAnswer:
     """What is sent to the client. Nothing is, until there is something to say: a failure before has a true status."""
@@ -20,6 +22,7 @@ class ClientAnswer:
         self._request = request
         self._timeout_s = timeout_s
         self._is_streaming = False
+        self.is_complete = False  # the last byte was handed to the server
 
     async def write(self, events: bytes) -> None:
         """Send events, after the stream's head when they are the first."""
@@ -30,17 +33,14 @@ class ClientAnswer:
         self._request.num_events += events.count(b"data: ")
         await self._send({"type": "http.response.body", "body": events, "more_body": True})
 
-    async def end_stream(self) -> None:
-        await self._send({"type": "http.response.body", "body": b"", "more_body": False})
+    async def end_stream(self, last: bytes = b"") -> None:
+        """End a stream, with its last events where there are any."""
+        await self._finish(last, self._timeout_s)
 
     async def whole(self, status: int, body: bytes, headers: dict[str, str]) -> None:
-        """Send an answer in one piece. A client that does not take it within the deadline loses it."""
-        try:
-            async with asyncio.timeout(self._timeout_s):
-                await self._head(status, {**headers, "content-length": str(len(body))})
-                await self._send({"type": "http.response.body", "body": body, "more_body": False})
-        except TimeoutError:
-            self.stream_error = "client_too_slow"
+        """Send an answer in one piece."""
+        await self._head(status, {**headers, "content-length": str(len(body))})
+        await self._finish(body, self._timeout_s)
 
     async def fail(self, error: ErrorAnswer) -> None:
         """Tell an error: as the answer, or as the last event of a stream that has begun, which then has no [DONE]."""
@@ -48,11 +48,16 @@ class ClientAnswer:
             await self.whole(error.status, error.body, error.headers)
             return
         self.stream_error = error.code
+        await self._finish(error.event, _LAST_EVENT_S)
+
+    async def _finish(self, body: bytes, timeout_s: float) -> None:
+        """Hand over the last bytes. A client that does not take them in time loses them."""
+        self.is_complete = True
         try:
-            async with asyncio.timeout(1.0):  # a client that stopped reading may be what failed
-                await self._send({"type": "http.response.body", "body": error.event, "more_body": False})
+            async with asyncio.timeout(timeout_s):
+                await self._send({"type": "http.response.body", "body": body, "more_body": False})
         except TimeoutError:
-            pass
+            self.stream_error = self.stream_error or "client_too_slow"
 
     async def _head(self, status: int, headers: dict[str, str]) -> None:
         self.status = status

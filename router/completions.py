@@ -75,7 +75,7 @@ class CompletionsEndpoint:
         target = resolve(admitted, self._backends.model, self._catalog)
         client.headers |= _naming(target, request)
         generation = Generation(self._backends, admitted, target, request, client, self._signature(target))
-        await _unless_client_leaves(receive, generation.run())
+        await _unless_client_leaves(receive, client, generation.run())
 
     def _signature(self, target: Target) -> Signature:
         revision = target.revision
@@ -130,13 +130,13 @@ def _client_request_id(headers: dict[bytes, bytes]) -> str | None:
     return given.decode() if _CLIENT_REQUEST_ID.fullmatch(given) else None
 
 
-async def _unless_client_leaves(receive: Any, work: Coroutine[Any, Any, None]) -> None:
+async def _unless_client_leaves(receive: Any, client: ClientAnswer, work: Coroutine[Any, Any, None]) -> None:
     """Do `work`; when the client closes its connection, cancel it and raise ClientGone."""
     working = asyncio.create_task(work, name="generation")
     leaving = asyncio.create_task(_departure(receive), name="departure")
     try:
         await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
-        if not working.done():
+        if not working.done() and not client.is_complete:  # the server also says so after the last byte
             raise ClientGone
         await working
     finally:

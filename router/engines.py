@@ -11,11 +11,12 @@ from contextlib import asynccontextmanager
 import aiohttp
 import msgspec
 
-from router.errors import ExchangeError, WorkerLost, engine_error
+from router.errors import ExchangeError, WorkerLost
 from router.fleet_state import WorkerView
-from router.in_flight import InFlightState
+from router.in_flight import Hold
 from router.metrics import Metrics
 from router.relay import EventSplitter
+from router.worker_errors import engine_error
 
 _KEEP_ALIVE_S = 2.0  # engines close idle connections after 5 s; ours must not be the one that is being closed
 _ABORT_TIMEOUT_S = 5.0
@@ -29,8 +30,7 @@ log = logging.getLogger(__name__)
 class Engines:
     """The connections to all engines."""
 
-    def __init__(self, in_flight: InFlightState, metrics: Metrics, *, connect_timeout_s: float) -> None:
-        self._in_flight = in_flight
+    def __init__(self, metrics: Metrics, *, connect_timeout_s: float) -> None:
         self._metrics = metrics
         self._timeout = aiohttp.ClientTimeout(total=None, sock_connect=connect_timeout_s)
         self._session: aiohttp.ClientSession | None = None
@@ -55,10 +55,10 @@ class Engines:
                 if self._aborts:
                     await asyncio.wait(self._aborts, timeout=_ABORT_TIMEOUT_S)
 
-    def leg(self, worker: WorkerView, path: str, body: bytes, rid: str) -> Leg:
-        """A request to one engine that is not sent yet."""
+    def leg(self, worker: WorkerView, path: str, body: bytes, rid: str, hold: Hold) -> Leg:
+        """A request to one engine that is not sent yet. It releases `hold` when it is over."""
         assert self._session is not None
-        return Leg(self, self._session, worker, path, body, rid)
+        return Leg(self, self._session, worker, path, body, rid, hold)
 
     def abort(self, worker: WorkerView, rid: str) -> None:
         """Tell an engine, in the background, to drop a request. Never waits: it is called while things fall apart."""
@@ -66,12 +66,6 @@ class Engines:
         task = asyncio.create_task(self._abort(worker, rid), name=f"abort {rid}")
         self._aborts.add(task)
         task.add_done_callback(self._aborts.discard)
-
-    def entered(self, worker: str) -> None:
-        self._in_flight.enter(worker)
-
-    def left(self, worker: str) -> None:
-        self._in_flight.leave(worker)
 
     async def _abort(self, worker: WorkerView, rid: str) -> None:
         assert self._session is not None
@@ -95,7 +89,14 @@ class Leg:
     """One request to one engine. Leaving it before its answer is complete closes the connection and aborts it."""
 
     def __init__(
-        self, engines: Engines, session: aiohttp.ClientSession, worker: WorkerView, path: str, body: bytes, rid: str
+        self,
+        engines: Engines,
+        session: aiohttp.ClientSession,
+        worker: WorkerView,
+        path: str,
+        body: bytes,
+        rid: str,
+        hold: Hold,
     ) -> None:
         self.worker = worker
         self.rid = rid
@@ -103,6 +104,7 @@ class Leg:
         self._session = session
         self._url = f"{worker.engine_url}{path}"
         self._body = body
+        self._hold = hold
         self._response: aiohttp.ClientResponse | None = None
         self._splitter = EventSplitter()
         self._is_sent = False
@@ -111,7 +113,6 @@ class Leg:
     async def begin(self) -> None:
         """Send the request and wait for the head of a 200. Raises ExchangeError."""
         self._is_sent = True
-        self._engines.entered(self.worker.name)
         try:
             self._response = await self._session.post(self._url, data=self._body, headers=_JSON)
             if self._response.status != 200:
@@ -152,12 +153,10 @@ class Leg:
 
     def leave(self) -> None:
         """End this leg, whatever state it is in. Idempotent; never waits."""
-        if not self._is_sent:
+        self._hold.release()
+        if self._is_complete or not self._is_sent:
             return
         self._is_sent = False
-        self._engines.left(self.worker.name)
-        if self._is_complete:
-            return
         if self._response is not None:
             self._response.close()
         self._engines.abort(self.worker, self.rid)

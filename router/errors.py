@@ -13,7 +13,7 @@
     ├── AdapterRefused               the prefill worker will never load this adapter; says why
     ├── ExchangeError                a pair was tried and failed
     │   ├── WorkerLost               its connection or its engine went away
-    │   ├── EngineFailure            it answered 5xx
+    │   ├── EngineFailure            it answered 5xx, or that it is busy
     │   ├── EngineAborted            it gave the request up
     │   ├── EngineRefusal            it answered 4xx: the request is wrong
     │   ├── AdapterUnavailable       the prefill worker could not load the adapter now
@@ -28,11 +28,8 @@ Errors of `adapters.errors` carry the same three attributes and are answered in 
 
 from __future__ import annotations
 
-import ast
-import re
 from dataclasses import dataclass
 
-import grpc
 import msgspec
 
 from adapters.errors import AdapterError
@@ -105,8 +102,12 @@ class NoPlaceablePair(RouterError):
 
 
 class AdapterRefused(RouterError):
-    code = "adapter_refused"
-    http_status = 400
+    """The worker's AdapterError, in its own words."""
+
+    def __init__(self, message: str, *, code: str, http_status: int) -> None:
+        super().__init__(message, param="adapter")
+        self.code = code
+        self.http_status = http_status
 
 
 class ExchangeError(RouterError):
@@ -126,7 +127,14 @@ class WorkerLost(ExchangeError):
 
 
 class EngineFailure(ExchangeError):
+    """The engine's own trouble; 503 when it is only that it has too much to do."""
+
     code = "engine_failure"
+
+    def __init__(self, message: str, *, worker: str, is_busy: bool = False) -> None:
+        super().__init__(message, worker=worker)
+        if is_busy:
+            self.code, self.http_status = "engine_busy", 503
 
 
 class EngineAborted(ExchangeError):
@@ -212,90 +220,3 @@ def _type_of(status: int) -> str:
     return {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}.get(
         status, "invalid_request_error" if status < 500 else "server_error"
     )
-
-
-# ---- what workers say -------------------------------------------------------------------------------------------
-
-_ADAPTER_FAULTS = {  # gRPC status of EnsureAdapter -> the HTTP status of an adapter that cannot be served
-    grpc.StatusCode.INVALID_ARGUMENT: 400,
-    grpc.StatusCode.FAILED_PRECONDITION: 422,
-    grpc.StatusCode.NOT_FOUND: 404,
-    grpc.StatusCode.PERMISSION_DENIED: 403,
-    grpc.StatusCode.DATA_LOSS: 422,
-    grpc.StatusCode.OUT_OF_RANGE: 413,
-}
-
-
-def ensure_adapter_error(status: grpc.StatusCode, details: str, worker: str) -> RouterError:
-    """What a failed EnsureAdapter means for the request that waited for it."""
-    if http_status := _ADAPTER_FAULTS.get(status):
-        refused = AdapterRefused(details, param="adapter")
-        refused.http_status = http_status
-        return refused
-    if status is grpc.StatusCode.DEADLINE_EXCEEDED:
-        return DeadlineExceeded(f"the adapter was not loaded in time: {details}")
-    if status is grpc.StatusCode.RESOURCE_EXHAUSTED:
-        return AdapterUnavailable(f"worker {worker} is loading too many adapters: {details}", worker=worker)
-    if status in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED):
-        return WorkerLost(f"worker {worker} went away while it loaded the adapter", worker=worker)
-    return AdapterUnavailable(f"worker {worker} could not load the adapter: {details}", worker=worker)
-
-
-class _EngineError(msgspec.Struct):
-    message: str = ""
-    param: str | None = None
-    code: int | str | None = None
-
-
-class _EngineErrorBody(msgspec.Struct):
-    """Both of the engine's shapes: {"object": "error", "message": ...} and {"error": {"message": ...}}."""
-
-    message: str = ""
-    param: str | None = None
-    code: int | str | None = None
-    error: _EngineError | None = None
-
-
-def engine_error(status: int, body: bytes, worker: str) -> ExchangeError:
-    """What an engine's answer other than 200 means. `body` is the answer, or the data of an error event.
-
-    Texts of 5xx answers stay inside: they are the engine's own trouble and may quote anything.
-    """
-    try:
-        parsed = msgspec.json.decode(body, type=_EngineErrorBody)
-    except msgspec.MsgspecError:
-        parsed = _EngineErrorBody(message=body[:200].decode("utf-8", "replace"))
-    said = parsed.error or parsed
-    if status == 200 and isinstance(said.code, int):
-        status = said.code
-    if "LoRA adapters are not loaded" in said.message:  # the text goes on with other tenants' revisions
-        return AdapterNotResident(f"the adapter left worker {worker} before it was used", worker=worker)
-    if 400 <= status < 500 and status not in (408, 429, 499):
-        message, param = _readable(said.message, said.param)
-        return EngineRefusal(
-            message or "the engine refused the request", worker=worker, http_status=status, param=param
-        )
-    return EngineFailure(f"the engine of worker {worker} failed with status {status}", worker=worker)
-
-
-# One problem of FastAPI's validation text: "  {'type': ..., 'loc': ('body', 'n'), 'msg': '...', 'input': ...}"
-_PROBLEM = re.compile(
-    r"""^\ \ \{'type':\ '[^']*',\ 'loc':\ \((?P<loc>[^)]*)\),\ 'msg':\ (?P<msg>'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")""",
-    re.VERBOSE | re.MULTILINE,
-)
-
-
-def _readable(message: str, param: str | None) -> tuple[str, str | None]:
-    """FastAPI's dump of a request (ours, with its internal fields) as "field: what is wrong", else the text itself."""
-    problems = []
-    for problem in _PROBLEM.finditer(message):
-        location = [part.strip().strip("'") for part in problem["loc"].split(",") if part.strip()][1:]
-        text = str(ast.literal_eval(problem["msg"])).removeprefix("Value error, ")
-        problems.append((location, text))
-    if not problems:
-        if "validation error" in message:
-            return "a field of the request has a wrong type or value", param
-        return message, param
-    first_location = problems[0][0]
-    shown = dict.fromkeys(f"{location[0]}: {text}" if location else text for location, text in problems)
-    return "; ".join(list(shown)[:4]), param or (first_location[0] if first_location else None)

@@ -15,6 +15,7 @@ from router.bodies import Meeting, decode_body, prefill_body
 from router.engines import Engines
 from router.errors import AdapterNotResident, ExchangeError, NoPlaceablePair
 from router.fleet import Fleet
+from router.in_flight import Hold, InFlightState
 from router.metrics import Metrics
 from router.placement import Pair, PlacementRequest, rank_pairs
 from router.requests import Phase, RequestState, SequenceState
@@ -30,6 +31,7 @@ class Backends:
     engines: Engines
     metrics: Metrics
     config: RouterConfig
+    in_flight: InFlightState
     model: str  # the name that engines know the base model by
 
 
@@ -52,6 +54,7 @@ class Exchange:
         self._request = request
         self._state = SequenceState()
         self._attempt: Attempt | None = None
+        self._holds: list[Hold] = []  # this sequence's places on its workers
         self._tried: set[tuple[str, str, str, str]] = set()  # pairs, by names and incarnations
         self._suspects: set[str] = set()  # workers that failed
         request.sequences.append(self._state)
@@ -98,6 +101,7 @@ class Exchange:
         self._state.phase = Phase.PLACED
         self._state.prefill, self._state.decode = pair.prefill.name, pair.decode.name
         self._state.num_attempts += 1
+        self._holds = [self._backends.in_flight.hold(worker.name) for worker in (pair.prefill, pair.decode)]
         return pair
 
     async def _ensure_adapter(self, pair: Pair) -> None:
@@ -129,8 +133,8 @@ class Exchange:
         self._attempt = Attempt(
             self._backends.fleet,
             pair,
-            engines.leg(pair.prefill, path, for_prefill, meeting.rid),
-            engines.leg(pair.decode, path, for_decode, meeting.rid),
+            engines.leg(pair.prefill, path, for_prefill, meeting.rid, self._holds[0]),
+            engines.leg(pair.decode, path, for_decode, meeting.rid, self._holds[1]),
             is_streaming=admitted.is_streaming,
         )
         first = await self._attempt.begin(
@@ -143,6 +147,8 @@ class Exchange:
         if self._attempt is not None:
             attempt, self._attempt = self._attempt, None
             await attempt.end()
+        for hold in self._holds:
+            hold.release()
 
     # ---- trying again -------------------------------------------------------------------------------------------
 

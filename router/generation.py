@@ -100,8 +100,7 @@ class Generation:
                 await exchange.relay(first, write)
 
         await _together([stream(sequence) for sequence in self._admitted.sequences()])
-        await self._client.write(self._signature.on_events(streams.end()))
-        await self._client.end_stream()
+        await self._client.end_stream(self._signature.on_events(streams.end()))
 
     def _exchange(self, sequence: Sequence) -> Exchange:
         return Exchange(self._backends, self._order, sequence, self._request)

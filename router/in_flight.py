@@ -6,17 +6,30 @@ from collections.abc import Mapping
 
 
 class InFlightState:
-    """Counts legs that were sent and have not ended."""
+    """Counts what was placed on a worker and has not ended there."""
 
     def __init__(self) -> None:
         self._counts: dict[str, int] = {}
 
-    def enter(self, worker: str) -> None:
+    def hold(self, worker: str) -> Hold:
+        """Counts one more on a worker, until the hold is released."""
         self._counts[worker] = self._counts.get(worker, 0) + 1
-
-    def leave(self, worker: str) -> None:
-        self._counts[worker] -= 1
+        return Hold(self._counts, worker)
 
     @property
     def counts(self) -> Mapping[str, int]:
         return dict(self._counts)
+
+
+class Hold:
+    """One sequence's place on one worker."""
+
+    def __init__(self, counts: dict[str, int], worker: str) -> None:
+        self._counts = counts
+        self._worker: str | None = worker
+
+    def release(self) -> None:
+        """Idempotent: a place is given back once, whoever notices first that it is free."""
+        if self._worker is not None:
+            self._counts[self._worker] -= 1
+            self._worker = None

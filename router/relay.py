@@ -26,15 +26,11 @@ class EventSplitter:
         """The events that are complete now, b"" when there is none."""
         if self._tail:
             data = self._tail + data
-        end = data.rfind(b"\n\n") + 2
-        if end == len(data):
+        if data.endswith(b"\n\n"):
             self._tail = b""
             return data
-        if end == 1:  # not found
-            self._tail = data
-            return b""
-        self._tail = data[end:]
-        return data[:end]
+        complete, boundary, self._tail = data.rpartition(b"\n\n")
+        return complete + boundary
 
 
 class Signature:

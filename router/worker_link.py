@@ -11,8 +11,9 @@ import grpc
 
 from cluster import control_pb2 as control
 from cluster.control_pb2_grpc import WorkerControlStub
-from router.errors import WorkerLost, ensure_adapter_error
+from router.errors import WorkerLost
 from router.fleet_state import WorkerView
+from router.worker_errors import ensure_adapter_error
 
 MISSED_HEARTBEATS = 3
 _RETRY_S = (0.1, 0.2, 0.4, 0.8)  # between connections; the last one for good
@@ -51,7 +52,8 @@ class WorkerLink:
                     await self._describe()
                     num_failures = 0
                     await self._follow()
-                    reason = "its control stream ended"
+                    await asyncio.sleep(_RETRY_S[0])  # the agent ended the stream in good order: begin another
+                    continue
                 except TimeoutError:
                     reason = f"silent for {MISSED_HEARTBEATS} heartbeats"
                 except grpc.aio.AioRpcError as error:
@@ -71,7 +73,11 @@ class WorkerLink:
         try:
             return (await self._stub.EnsureAdapter(request, timeout=timeout_s)).load_s
         except grpc.aio.AioRpcError as error:
-            raise ensure_adapter_error(error.code(), error.details() or "", self._view.name) from error
+            details = error.details() or ""
+            fields = {"worker": self._view.name, "revision": revision_id, "reason": details, "code": error.code().name}
+            log.info("adapter not ensured", extra={"fields": fields})
+            metadata = {str(key): str(value) for key, value in error.trailing_metadata() or ()}
+            raise ensure_adapter_error(error.code(), details, metadata, self._view.name) from error
 
     async def _describe(self) -> None:
         assert self._stub is not None

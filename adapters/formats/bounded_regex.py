@@ -18,6 +18,7 @@ MAX_PATTERN_LENGTH = 2000
 _MAX_STATES = 1000
 _MAX_STEPS = 20_000  # of compilation
 _MAX_LOOK_AHEADS = 4
+Looked = dict[tuple[int, int], bool]  # (a look-ahead's first state, index) -> whether it found, for one text
 _PLAIN = re.compile(r"\^?[A-Za-z0-9_.-]*\$?")
 
 
@@ -42,7 +43,6 @@ class BoundedPattern:
         self._edges: list[list[tuple[Any, int]]] = []
         self._skips: list[list[tuple[Any, int]]] = []
         self._steps = self._look_aheads = 0
-        self._looked: dict[tuple[int, int], bool] = {}  # (first state, index) -> found, for the text at hand
         if self._plain is None:
             try:
                 tree = parser.parse(pattern)
@@ -60,13 +60,12 @@ class BoundedPattern:
         """True where the whole text matches."""
         if self._plain is not None:
             return self._plain.fullmatch(text) is not None
-        self._looked.clear()
-        return len(text) in self._run(text, 0, self._start, self._end)
+        return len(text) in self._run(text, 0, self._start, self._end, {})
 
-    def _run(self, text: str, index: int, start: int, end: int) -> set[int]:
+    def _run(self, text: str, index: int, start: int, end: int, looked: Looked) -> set[int]:
         """The indices at which a match from `index` can end."""
         ends: set[int] = set()
-        current = self._closure(text, index, {start})
+        current = self._closure(text, index, {start}, looked)
         while current:
             if end in current:
                 ends.add(index)
@@ -74,14 +73,14 @@ class BoundedPattern:
                 break
             following = {target for state in current for test, target in self._edges[state] if test(text[index])}
             index += 1
-            current = self._closure(text, index, following)
+            current = self._closure(text, index, following, looked)
         return ends
 
-    def _closure(self, text: str, index: int, states: set[int]) -> set[int]:
+    def _closure(self, text: str, index: int, states: set[int], looked: Looked) -> set[int]:
         pending, reached = list(states), set(states)
         while pending:
             for condition, target in self._skips[pending.pop()]:
-                if target not in reached and (condition is None or condition(text, index)):
+                if target not in reached and (condition is None or condition(text, index, looked)):
                     reached.add(target)
                     pending.append(target)
         return reached
@@ -133,14 +132,14 @@ class BoundedPattern:
                 raise PatternRefused(f"it has more than {_MAX_LOOK_AHEADS} look-aheads")
             first, end = self._state(), self._state()
             last, wanted = self._add(argument[1], first), code is op.ASSERT
-            self._skip(start, end, lambda text, index: self._looks(text, index, first, last) is wanted)
+            self._skip(start, end, lambda text, index, looked: self._looks(text, index, first, last, looked) is wanted)
             return end
         raise PatternRefused(f"it uses {str(code).lower().replace('_', ' ')}, which is not supported")
 
-    def _looks(self, text: str, index: int, first: int, last: int) -> bool:
-        if (first, index) not in self._looked:
-            self._looked[first, index] = bool(self._run(text, index, first, last))
-        return self._looked[first, index]
+    def _looks(self, text: str, index: int, first: int, last: int, looked: Looked) -> bool:
+        if (first, index) not in looked:
+            looked[first, index] = bool(self._run(text, index, first, last, looked))
+        return looked[first, index]
 
     def _add_repeat(self, argument: Any, start: int) -> int:
         minimum, maximum, tree = argument
@@ -195,5 +194,5 @@ def _position_test(where: Any) -> Any:
     compiled = re.compile(position)
     # `pos` would move the beginning of the text, so the position is looked for in the text before and after it.
     if where in (op.AT_BEGINNING, op.AT_BEGINNING_STRING):
-        return lambda text, index: index == 0
-    return lambda text, index: compiled.match(text, index) is not None
+        return lambda text, index, looked: index == 0
+    return lambda text, index, looked: compiled.match(text, index) is not None

@@ -14,6 +14,7 @@ CONFIG_NAME = "adapter_config.json"
 OUR_KEY = "prelude"  # what Prelude adds to the file; peft and SGLang ignore it
 _DEFAULT_RANK = _DEFAULT_ALPHA = 8  # peft's own
 _MAX_RANK = 1 << 20
+_MAX_NAMES = 10_000
 
 # Field -> (what it is, what to do instead). Refused where the field says anything.
 _REFUSED = {
@@ -127,6 +128,9 @@ def _targets(fields: Fields) -> Targets:
         raise fields.wrong("target_modules", "a list of module names, a regular expression, or 'all-linear'")
     if excluded and not as_targets(excluded):
         raise fields.wrong("exclude_modules", "a list of module names or a regular expression")
+    for key, names in (("target_modules", modules), ("exclude_modules", excluded or ())):
+        if not isinstance(names, str) and len(names) > _MAX_NAMES:
+            raise fields.wrong(key, f"a list of at most {_MAX_NAMES} names")
     layers, pattern = fields.integers("layers_to_transform"), fields.strings("layers_pattern")
     if isinstance(modules, str) and (layers is not None or pattern is not None):
         raise fields.wrong("target_modules", "a list of names where layers_to_transform or layers_pattern is given")

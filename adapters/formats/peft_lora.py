@@ -191,17 +191,17 @@ def _check_targets(config: PeftConfig, pairs: list[_Pair], base: BaseModel) -> N
     """
     targets, stopwatch = config.targets, config.stopwatch()
     keys = {pair.key for pair in pairs}
+    for name in _EMBEDDINGS:
+        if targets.modules != ALL_LINEAR and _names_embedding(targets, name):
+            raise AdapterUnsupported(
+                f"{targets.where}: target_modules names {name}; embeddings and the head are not served"
+            )
     for key in sorted(keys):
         stopwatch.check(targets.where)
         if not targets.match(key):
             raise AdapterMalformed(
                 f"there are tensors for {key}, but {targets.where} does not name it (target_modules "
                 f"{str(targets.modules)[:120]}); peft would drop them, so correct the configuration"
-            )
-    for name in _EMBEDDINGS:
-        if targets.modules != ALL_LINEAR and _names_embedding(targets, name):
-            raise AdapterUnsupported(
-                f"{targets.where}: target_modules names {name}; embeddings and the head are not served"
             )
     covered = keys | {name_of_module(pair.layer, part) for pair in pairs for part in FUSED_MODULES.get(pair.module, ())}
     for entry, wanted in _wanted(targets, base, stopwatch):

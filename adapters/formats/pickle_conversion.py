@@ -113,11 +113,15 @@ def _convert_spec(spec: Mapping[Any, Any], name: str, out: Path) -> None:
         for key, value in state.items():
             if key not in _DERIVED:
                 tensors[f"{layer}.{key}"] = _encoded(value, f"{name}: {str(key)[:100]!r}", Limits())
-    kwargs = blueprint.get("kwargs") or {}
+    kwargs, layers = blueprint.get("kwargs") or {}, spec.get("layer_indices") or list(states)
+    if not isinstance(kwargs, Mapping):
+        raise AdapterMalformed(f"{name}: kwargs is {type(kwargs).__name__}, not a mapping of names to values")
+    if not isinstance(layers, list | tuple) or not all(isinstance(layer, int) for layer in layers):
+        raise AdapterMalformed(f"{name}: layer_indices is {str(layers)[:60]!r}, not a list of integers")
     document = {
-        "layer_indices": [int(layer) for layer in spec.get("layer_indices") or states],
-        "position": spec.get("position", "prefill"),
-        "adapter": blueprint.get("__qualname__"),
+        "layer_indices": list(layers),
+        "position": str(spec.get("position", "prefill")),
+        "adapter": str(blueprint.get("__qualname__")),
         "kwargs": {str(key): value if _is_plain(value) else str(value) for key, value in kwargs.items()},
     }
     (out / preft.SPEC_NAME).write_text(json.dumps(document, indent=2))

@@ -159,7 +159,7 @@ def _read_lora(
 
 def _reft_kind(fields: Fields) -> ReftKind:
     kind = fields.object("reft").get("kind", "direft")
-    if kind not in _REFT_PARTS:
+    if not isinstance(kind, str) or kind not in _REFT_PARTS:
         raise AdapterUnsupported(
             f"{CONFIG_NAME}: reft.kind is {str(kind)[:60]!r}; {' and '.join(_REFT_PARTS)} are served"
         )

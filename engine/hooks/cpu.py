@@ -48,7 +48,7 @@ _PROGRESS_DELAY_US = 2000
 def patient_nixl_bindings(bindings):
     """NIXL's C++ bindings, with a progress thread that sleeps between events."""
 
-    class PatientAgentConfig(bindings.nixlAgentConfig):
+    class PatientAgentConfig(bindings.nixlAgentConfig):  # type: ignore[name-defined]
         def __setattr__(self, name: str, value) -> None:
             super().__setattr__(name, _PROGRESS_DELAY_US if name == "pthrDelay" else value)
 

@@ -113,9 +113,8 @@ def _resolve(hook: Hook) -> tuple[Any, str]:
     if not hasattr(owner, name):
         raise HookMismatch(f"hook {hook.name}: {path} has no {name}")
     # An inherited method would be wrapped on the subclass only, and a static one lose its kind.
-    if isinstance(owner, type) and name not in vars(owner):
-        if hook.source_sha256 != BUILTIN:
-            raise HookMismatch(f"hook {hook.name}: {name} is not defined on {path} itself")
+    if isinstance(owner, type) and name not in vars(owner) and hook.source_sha256 != BUILTIN:
+        raise HookMismatch(f"hook {hook.name}: {name} is not defined on {path} itself")
     return owner, name
 
 

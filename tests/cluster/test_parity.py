@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import random
 
 import httpx
 import pytest
 
 from tests.cluster.conftest import CHUNK_TOKENS, RunningCluster, run_reference
-from tests.cluster.parity import Case, check_logprobs, check_tokens, completion_body
+from tests.cluster.parity import NEW_TOKENS, Case, check_logprobs, check_tokens, completion_body
 
 ADAPTERS = (None, "a0", "a1", "a2", "a3", "zero")
 
@@ -38,8 +39,6 @@ def prompts(tokenizer) -> dict[str, tuple[int, ...]]:
 def cases(cluster: RunningCluster, tmp_path_factory) -> list[Case]:
     """Every prompt under every adapter, with the reference's answer."""
     from transformers import AutoTokenizer
-
-    from tests.cluster.parity import NEW_TOKENS
 
     tokenizer = AutoTokenizer.from_pretrained(cluster.model_dir)
     asked = [(adapter, *prompt) for adapter, prompt in itertools.product(ADAPTERS, prompts(tokenizer).items())]
@@ -126,16 +125,67 @@ def test_zero_adapter_equals_base_exactly(client: httpx.Client, cases: list[Case
         assert zero["token_ids"] == base["choices"][0]["token_ids"], case.name
 
 
-@pytest.mark.parametrize("order", list(itertools.permutations(("a0", "a3", None))))
-def test_prefix_cache_never_crosses_adapters(client: httpx.Client, cases: list[Case], order):
-    """The same prompt under A, B and the base in every order: each answer is its own; repeated under A it is cached."""
-    name = "several chunks"
-    by_adapter = {case.adapter: case for case in cases if case.prompt == name}
-    # A prompt of its own per order, so that every order starts without any of it in the cache... of its adapter:
-    # the first answer of each adapter must not find KV of another.
-    for adapter in order:
-        check_tokens(by_adapter[adapter], ask(client, by_adapter[adapter]))
-    for adapter in order:
-        answer = ask(client, by_adapter[adapter])
-        check_tokens(by_adapter[adapter], answer)
-        assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
+ORDERS = list(itertools.permutations(("a0", "a3", None)))
+
+
+@pytest.fixture(scope="session")
+def cold_cases(cluster: RunningCluster, tmp_path_factory) -> dict[tuple, list[Case]]:
+    """For each order a prompt of its own, which no cache has seen."""
+    generator = random.Random(20)
+    asked = [
+        (order, adapter, tuple(generator.randrange(10, 600) for _ in range(2 * CHUNK_TOKENS + 9)))
+        for order in ORDERS
+        for adapter in order
+    ]
+    of_order = {order: ids for order, _, ids in asked}
+    requests = [
+        {
+            "adapter": cluster.adapters[adapter] if adapter else None,
+            "prompt_ids": of_order[order],
+            "max_new_tokens": NEW_TOKENS,
+            "positions": "prefill",
+        }
+        for order, adapter, _ in asked
+    ]
+    answers = run_reference(cluster.model_dir, requests, tmp_path_factory.mktemp("cold"))
+    cases: dict[tuple, list[Case]] = {}
+    for (order, adapter, _), answer in zip(asked, answers, strict=True):
+        cases.setdefault(order, []).append(Case(adapter, f"cold {order}", of_order[order], answer))
+    return cases
+
+
+@pytest.mark.parametrize("order", ORDERS, ids=str)
+def test_prefix_cache_never_crosses_adapters(client: httpx.Client, cold_cases, order):
+    """The same prompt under A, B and the base in every order: each first answer is its own and finds nothing cached,
+    each second one finds its own KV and is the same."""
+    for case in cold_cases[order]:
+        answer = ask(client, case)
+        check_tokens(case, answer)
+        assert cached_tokens(answer) == 0, f"{case.name} under {case.adapter} found KV of another adapter"
+    for case in cold_cases[order]:
+        answer = ask(client, case)
+        check_tokens(case, answer)
+        assert cached_tokens(answer) > CHUNK_TOKENS
+
+
+def cached_tokens(answer: dict) -> int:
+    return (answer["usage"]["prompt_tokens_details"] or {}).get("cached_tokens", 0)
+
+
+def test_follow_up_turn_adapts_the_earlier_answer(client: httpx.Client, cluster: RunningCluster, cases, tmp_path):
+    """In the next turn the earlier answer is prompt, hence adapted: KV that decode wrote for it is not reused."""
+    first = next(case for case in cases if case.adapter == "a0" and case.prompt == "a sentence")
+    grown = (*first.prompt_ids, *first.reference["tokens"], *first.prompt_ids[:5])
+    [answer] = run_reference(
+        cluster.model_dir,
+        [{"adapter": cluster.adapters["a0"], "prompt_ids": grown, "max_new_tokens": NEW_TOKENS}],
+        tmp_path,
+    )
+    follow_up = Case("a0", "follow-up", grown, answer)
+    check_tokens(first, ask(client, first))
+    answered = ask(client, follow_up, echo=True, logprobs=1)
+    check_tokens(follow_up, answered)
+    check_logprobs(follow_up, answered)
+    # Once more without log-probabilities, for which SGLang passes the prefix cache by.
+    answered = ask(client, Case("a0", "follow-up", grown, answer))
+    check_tokens(follow_up, answered)

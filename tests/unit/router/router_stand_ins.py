@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,7 +21,7 @@ import uvicorn
 from aiohttp import web
 
 from adapters.catalog import CatalogEntry
-from adapters.errors import AdapterMalformed, AdapterNotFound
+from adapters.errors import AdapterError, AdapterMalformed, AdapterNotFound
 from cluster import control_pb2 as control
 from cluster.config import RouterConfig
 from cluster.control_pb2_grpc import WorkerControlServicer, add_WorkerControlServicer_to_server
@@ -169,7 +169,7 @@ def answers(status: int, body: dict[str, Any] | None = None) -> Behaviour:
 
     async def behave(engine: EngineStandIn, fields: dict[str, Any], request: web.Request) -> web.Response:
         error = {"object": "error", "message": f"status {status}", "type": "x", "param": None, "code": status}
-        return web.json_response(body or error, status=status)
+        return web.json_response(body or error, status=status, dumps=_dumps)
 
     return behave
 
@@ -218,6 +218,7 @@ def streams(*events: bytes) -> Behaviour:
         await response.prepare(request)
         for event in events:
             await response.write(event)
+            await asyncio.sleep(0.05)
         return response
 
     return behave
@@ -246,9 +247,10 @@ class WorkerStandIn(WorkerControlServicer):
             incarnation=f"{name}-1", engine_state=control.ENGINE_STATE_UP, ready=True, residency={"snapshot": True}
         )
         self.ensured: list[str] = []
-        self.ensure_errors: list[tuple[grpc.StatusCode, str]] = []  # used up first
+        self.ensure_errors: list[AdapterError | grpc.StatusCode] = []  # used up first
         self.ensure_delay_s = 0.0
-        self.is_silent = False
+        self.is_speaking = asyncio.Event()
+        self.is_speaking.set()
         self.address = ""
         self._changed = asyncio.Condition()
         self._server: grpc.aio.Server | None = None
@@ -292,8 +294,7 @@ class WorkerStandIn(WorkerControlServicer):
 
     async def WatchState(self, request: Any, context: Any) -> AsyncIterator[control.WorkerState]:
         while True:
-            while self.is_silent:
-                await asyncio.sleep(0.02)
+            await self.is_speaking.wait()
             yield self.state
             async with self._changed:
                 try:
@@ -306,7 +307,11 @@ class WorkerStandIn(WorkerControlServicer):
         self.ensured.append(request.revision_id)
         await asyncio.sleep(self.ensure_delay_s)
         if self.ensure_errors:
-            await context.abort(*self.ensure_errors.pop(0))
+            error = self.ensure_errors.pop(0)
+            if isinstance(error, grpc.StatusCode):
+                await context.abort(error, "no")
+            metadata = (("prelude-error-code", error.code), ("prelude-http-status", str(error.http_status)))
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error), trailing_metadata=metadata)
         return control.EnsureAdapterResponse(load_s=0.0)
 
 
@@ -351,10 +356,10 @@ class ClusterStandIn:
     server: uvicorn.Server
     http: aiohttp.ClientSession
 
-    async def post(self, path: str = "/v1/completions", **fields: Any) -> tuple[int, Any, dict[str, str]]:
+    async def post(self, path: str = "/v1/completions", **fields: Any) -> tuple[int, Any, Mapping[str, str]]:
         """Status, parsed answer and headers."""
         async with self.http.post(f"{self.url}{path}", json={"model": MODEL, **fields}) as response:
-            return response.status, await response.json(), dict(response.headers)
+            return response.status, await response.json(), response.headers
 
     async def stream(self, path: str = "/v1/completions", **fields: Any) -> list[bytes]:
         """The data of every event."""
@@ -390,7 +395,7 @@ async def running_cluster(
     num_prefill: int = 1, num_decode: int = 1, *, drain_timeout_s: float = 1, **config: Any
 ) -> AsyncIterator[ClusterStandIn]:
     """A router on a free port before as many workers, ready."""
-    settings = {"heartbeat_s": 0.5, "connect_timeout_s": 1.0, **config}
+    settings = {"heartbeat_s": 2.0, "connect_timeout_s": 1.0, **config}
     router_config = RouterConfig(port=0, **settings)
     prefill = [WorkerStandIn(f"p{i}", "prefill") for i in range(num_prefill)]
     decode = [WorkerStandIn(f"d{i}", "decode") for i in range(num_decode)]
@@ -406,7 +411,8 @@ async def running_cluster(
             catalog=CatalogStandIn(),  # type: ignore[arg-type]
             workers={worker.name: (worker.role, worker.address) for worker in (*prefill, *decode)},
         )
-        listener = socket.create_server(("127.0.0.1", 0))
+        listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)  # asyncio: no delay for TCP
+        listener.bind(("127.0.0.1", 0))
         server = uvicorn.Server(
             uvicorn.Config(
                 app,

@@ -1,0 +1,148 @@
+"""`prelude demo` and `prelude up` as a user meets them: progress, a line that says it is ready, snippets that work,
+Ctrl-C that leaves nothing. (First in the folder by its name, so that it has the machine to itself.)
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+READY_WITHIN_S = 60.0  # the promise of the README, on two cores
+STOPPED_WITHIN_S = 30.0
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("up") / "demo"
+    run = [sys.executable, "-m", "cluster.cli", "demo", str(folder)]
+    subprocess.run(run, check=True, capture_output=True)
+    before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
+    subprocess.run(run, check=True, capture_output=True)  # what is there stays as it is
+    assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == before
+    config = folder / "cluster.yaml"
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        config.write_text(config.read_text() + f"router: {{port: {free.getsockname()[1]}}}\n")
+    return config
+
+
+def start(config: Path) -> subprocess.Popen:
+    return subprocess.Popen(
+        [sys.executable, "-m", "cluster.cli", "up", "--config", str(config)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def temporary_files() -> set[Path]:
+    """What Prelude and its engines could leave: temporary folders and shared memory."""
+    ours = re.compile(r"prelude-|sglang|sem\.mp-|psm_|ucx|tmp")
+    return {
+        path
+        for folder in (Path(tempfile.gettempdir()), Path("/dev/shm"))
+        for path in folder.iterdir()
+        if ours.match(path.name)
+    }
+
+
+def assert_nothing_is_left(processes: list[psutil.Process], files: set[Path], ports: set[int]) -> None:
+    _, alive = psutil.wait_procs(processes, timeout=5)
+    assert not alive
+    assert temporary_files() - files == set()
+    listening = {each.laddr.port for each in psutil.net_connections("tcp") if each.status == psutil.CONN_LISTEN}
+    assert not listening & ports
+
+
+def test_up_serves_and_leaves_nothing(demo: Path, tmp_path: Path):
+    files = temporary_files()
+    started_at = time.monotonic()
+    process = start(demo)
+    try:
+        lines = []
+        for line in process.stdout:
+            lines.append(line)
+            if line.startswith("  print("):
+                break
+        ready_s = time.monotonic() - started_at
+        text = "".join(lines)
+        assert "prefill-0: the engine is starting" in text  # progress is shown
+        [ready] = [line for line in lines if line.startswith("Prelude is ready")]
+        print(f"ready after {ready_s:.1f} s")
+        assert ready_s < READY_WITHIN_S
+        assert re.search(r"http://127\.0\.0\.1:\d+", ready)
+
+        curl = re.search(r"^  (curl .*?)\n\n", text, re.MULTILINE | re.DOTALL).group(1)
+        answer = subprocess.run(["bash", "-c", curl.replace("curl ", "curl -sS ", 1)], capture_output=True, text=True)
+        assert json.loads(answer.stdout)["choices"][0]["message"]["content"], answer.stderr
+
+        snippet = re.search(r"^  from openai.*?print\([^\n]*\n", text, re.MULTILINE | re.DOTALL).group(0)
+        script = tmp_path / "snippet.py"
+        script.write_text("\n".join(line[2:] for line in snippet.splitlines()))
+        answer = subprocess.run([sys.executable, str(script)], capture_output=True, text=True)
+        assert answer.stdout.strip(), answer.stderr
+
+        children = psutil.Process(process.pid).children(recursive=True)
+        assert len(children) > 6
+        ports = {
+            connection.laddr.port
+            for child in children
+            for connection in child.net_connections(kind="tcp")
+            if connection.status == psutil.CONN_LISTEN
+        }
+        assert len(ports) > 5
+        stopped_at = time.monotonic()
+        process.send_signal(signal.SIGINT)
+        assert process.wait(STOPPED_WITHIN_S) == 0
+        print(f"stopped after {time.monotonic() - stopped_at:.1f} s")
+        assert_nothing_is_left(children, files, ports)
+    finally:
+        process.kill()
+
+
+@pytest.mark.parametrize("after_s", [0.3, 4.0])
+def test_ctrl_c_while_it_starts(demo: Path, after_s: float):
+    files = temporary_files()
+    process = start(demo)
+    try:
+        time.sleep(after_s)
+        children = psutil.Process(process.pid).children(recursive=True)
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=STOPPED_WITHIN_S)
+        assert_nothing_is_left(children, files, set())
+    finally:
+        process.kill()
+
+
+def test_a_killed_supervisor_takes_everything_along(demo: Path):
+    """Nothing survives even a kill -9 of the supervisor; only its temporary folder stays."""
+    process = start(demo)
+    time.sleep(5.0)
+    children = psutil.Process(process.pid).children(recursive=True)
+    assert children
+    os.kill(process.pid, signal.SIGKILL)
+    _, alive = psutil.wait_procs(children, timeout=10)
+    assert not alive
+
+
+def test_a_bad_configuration_is_refused_at_once(tmp_path: Path):
+    path = tmp_path / "cluster.yaml"
+    path.write_text("model: {path: m, name: demo}\nworkers:\n  p: {role: prefil}\n")
+    done = subprocess.run(
+        [sys.executable, "-m", "cluster.cli", "up", "--config", str(path)], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 1
+    assert f"{path}:3: workers.p.role" in done.stderr
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,224 @@
+"""The official `openai` client, used as its documentation says."""
+
+from __future__ import annotations
+
+import json
+
+import openai
+import pytest
+
+from tests.cluster.conftest import RunningCluster
+
+HELLO = [{"role": "user", "content": "Hello, how are you today?"}]
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "description": "The weather of a city",
+        "strict": True,
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"type": "string", "maxLength": 8}, "days": {"type": "integer", "maximum": 9}},
+            "required": ["city", "days"],
+            "additionalProperties": False,
+        },
+    },
+}
+ON_A0 = {"adapter": "a0"}
+
+
+@pytest.fixture(scope="module")
+def client(cluster: RunningCluster):
+    with openai.OpenAI(base_url=f"{cluster.url}/v1", api_key="none", max_retries=0, timeout=120) as client:
+        yield client
+
+
+def chat(client: openai.OpenAI, **fields):
+    fields = {"model": "demo", "messages": HELLO, "max_tokens": 8, "temperature": 0, **fields}
+    return client.chat.completions.create(**fields)
+
+
+def test_models(client: openai.OpenAI):
+    models = {model.id: model for model in client.models.list()}
+    assert set(models) == {"demo", "a0", "a1", "a2", "a3", "zero"}  # those that cannot be served are left out
+    assert models["demo"].parent is None
+    assert all(models[name].parent == "demo" for name in ("a0", "a1", "a2", "a3", "zero"))
+    assert client.models.retrieve("a0").id == "a0"
+
+
+def test_chat(client: openai.OpenAI):
+    answer = chat(client, extra_body=ON_A0)
+    assert answer.object == "chat.completion"
+    assert answer.choices[0].message.role == "assistant"
+    assert answer.choices[0].message.content
+    assert answer.choices[0].finish_reason == "length"
+    assert answer.usage.completion_tokens == 8
+    assert answer.usage.total_tokens == answer.usage.prompt_tokens + 8
+    assert answer.choices[0].message.content != chat(client).choices[0].message.content
+
+
+def test_headers_and_fingerprint_name_adapter_and_revision(client: openai.OpenAI):
+    raw = client.chat.completions.with_raw_response.create(
+        model="demo", messages=HELLO, max_tokens=2, extra_body={"adapter": "a0@latest"}
+    )
+    revision = raw.headers["x-prelude-revision"]
+    assert raw.headers["x-prelude-adapter"] == "a0"
+    assert revision.startswith("sha256:")
+    assert revision.removeprefix("sha256:")[:12] in raw.parse().system_fingerprint
+    base = client.chat.completions.with_raw_response.create(model="demo", messages=HELLO, max_tokens=2)
+    assert "x-prelude-adapter" not in base.headers
+    assert "x-prelude-revision" not in base.headers
+    pinned = client.chat.completions.with_raw_response.create(
+        model="demo", messages=HELLO, max_tokens=2, extra_body={"adapter": f"a0@{revision}"}
+    )
+    assert pinned.headers["x-prelude-revision"] == revision
+
+
+@pytest.mark.parametrize(
+    "named", [{"model": "a0"}, {"model": "demo:a0"}, {"extra_body": ON_A0}, {"model": "a0", "extra_body": ON_A0}]
+)
+def test_every_way_to_name_an_adapter(client: openai.OpenAI, named):
+    answer = chat(client, **named)
+    assert answer.choices[0].message.content == chat(client, extra_body=ON_A0).choices[0].message.content
+    assert answer.model == named.get("model", "demo")
+
+
+def test_chat_streamed_equals_not_streamed(client: openai.OpenAI):
+    stream = chat(client, stream=True, stream_options={"include_usage": True}, extra_body=ON_A0, max_tokens=16)
+    chunks = list(stream)
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+    whole = chat(client, extra_body=ON_A0, max_tokens=16)
+    assert text == whole.choices[0].message.content
+    assert chunks[0].choices[0].delta.role == "assistant"
+    assert [chunk.choices[0].finish_reason for chunk in chunks if chunk.choices][-1] == "length"
+    assert chunks[-1].usage.prompt_tokens == whole.usage.prompt_tokens
+    assert chunks[-1].usage.completion_tokens == 16
+    assert len({chunk.id for chunk in chunks}) == 1
+    assert len({chunk.system_fingerprint for chunk in chunks}) == 1
+
+
+def test_completions(client: openai.OpenAI):
+    fields = {"model": "demo", "prompt": "The sea", "max_tokens": 12, "temperature": 0, "extra_body": ON_A0}
+    whole = client.completions.create(**fields)
+    streamed = client.completions.create(**fields, stream=True)
+    assert "".join(chunk.choices[0].text for chunk in streamed if chunk.choices) == whole.choices[0].text
+    assert whole.usage.completion_tokens == 12
+
+
+def test_stop(client: openai.OpenAI):
+    whole = chat(client, max_tokens=24).choices[0].message.content
+    word = whole.split()[3]
+    stopped = chat(client, max_tokens=24, stop=[" " + word])
+    assert stopped.choices[0].finish_reason == "stop"
+    assert stopped.choices[0].message.content == whole[: whole.index(" " + word)]
+
+
+def test_logprobs(client: openai.OpenAI):
+    answer = chat(client, logprobs=True, top_logprobs=3, max_tokens=5, extra_body=ON_A0)
+    entries = answer.choices[0].logprobs.content
+    assert len(entries) == 5
+    for entry in entries:
+        assert entry.logprob <= 0
+        assert len(entry.top_logprobs) == 3
+        assert max(top.logprob for top in entry.top_logprobs) == pytest.approx(entry.logprob, abs=1e-5)  # greedy
+
+
+def test_json_schema(client: openai.OpenAI):
+    schema = {
+        "type": "object",
+        "properties": {"name": {"type": "string", "maxLength": 12}, "age": {"type": "integer", "maximum": 99}},
+        "required": ["name", "age"],
+        "additionalProperties": False,
+    }
+    form = {"type": "json_schema", "json_schema": {"name": "person", "strict": True, "schema": schema}}
+    for adapter in ({}, ON_A0):
+        answer = chat(client, response_format=form, max_tokens=80, extra_body=adapter)
+        assert answer.choices[0].finish_reason == "stop"
+        person = json.loads(answer.choices[0].message.content)
+        assert set(person) == {"name", "age"}
+        assert isinstance(person["age"], int)
+    streamed = chat(client, response_format=form, max_tokens=80, extra_body=ON_A0, stream=True)
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in streamed if chunk.choices)
+    assert json.loads(text) == person
+
+
+# A model that has learned nothing, asked greedily, fills JSON with white space; sampled, it comes to an end.
+TOOL_CALL = {"tools": [TOOL], "tool_choice": "required", "temperature": 1.0, "max_tokens": 400, "extra_body": ON_A0}
+
+
+def test_tools(client: openai.OpenAI):
+    for choice in ("required", {"type": "function", "function": {"name": "get_weather"}}):
+        answer = chat(client, **{**TOOL_CALL, "tool_choice": choice})
+        call = answer.choices[0].message.tool_calls[0]
+        assert call.type == "function"
+        assert call.function.name == "get_weather"
+        assert set(json.loads(call.function.arguments)) == {"city", "days"}
+    # Left to itself the model calls nothing, but it must be asked.
+    assert chat(client, tools=[TOOL], tool_choice="auto").choices[0].finish_reason == "length"
+
+
+def test_tools_streamed(client: openai.OpenAI):
+    chunks = list(chat(client, stream=True, **TOOL_CALL))
+    calls = [call for chunk in chunks if chunk.choices for call in chunk.choices[0].delta.tool_calls or ()]
+    assert calls[0].function.name == "get_weather"
+    arguments = "".join(call.function.arguments or "" for call in calls if call.index == 0)
+    assert set(json.loads(arguments)) == {"city", "days"}
+
+
+def test_two_choices(client: openai.OpenAI):
+    fields = {"n": 2, "temperature": 1.0, "seed": 7, "max_tokens": 16, "extra_body": ON_A0}
+    answer = chat(client, **fields)
+    assert [choice.index for choice in answer.choices] == [0, 1]
+    assert answer.choices[0].message.content != answer.choices[1].message.content
+    assert answer.usage.completion_tokens == 32
+    greedy = chat(client, n=2, extra_body=ON_A0)
+    assert greedy.choices[0].message.content == greedy.choices[1].message.content
+    assert greedy.usage.prompt_tokens == chat(client, extra_body=ON_A0).usage.prompt_tokens
+
+
+def test_two_choices_streamed(client: openai.OpenAI):
+    texts = {0: "", 1: ""}
+    finished = set()
+    usage = None
+    for chunk in chat(client, n=2, stream=True, stream_options={"include_usage": True}, extra_body=ON_A0):
+        usage = chunk.usage or usage
+        for choice in chunk.choices:
+            texts[choice.index] += choice.delta.content or ""
+            if choice.finish_reason:
+                finished.add(choice.index)
+    assert finished == {0, 1}
+    assert texts[0] == texts[1] == chat(client, extra_body=ON_A0).choices[0].message.content
+    assert usage.completion_tokens == 16
+
+
+def test_several_prompts(client: openai.OpenAI):
+    fields = {"model": "demo", "max_tokens": 6, "temperature": 0, "extra_body": ON_A0}
+    prompts = ["The sea", "A thousand people"]
+    together = client.completions.create(prompt=prompts, **fields)
+    assert [choice.index for choice in together.choices] == [0, 1]
+    for prompt, choice in zip(prompts, together.choices, strict=True):
+        assert choice.text == client.completions.create(prompt=prompt, **fields).choices[0].text
+
+
+def test_errors_are_the_clients_own(client: openai.OpenAI):
+    with pytest.raises(openai.NotFoundError, match="nobody"):
+        chat(client, extra_body={"adapter": "nobody"})
+    with pytest.raises(openai.NotFoundError, match="gpt-4o"):
+        chat(client, model="gpt-4o")
+    with pytest.raises(openai.BadRequestError, match="lora_path"):
+        chat(client, extra_body={"lora_path": "x"})
+
+
+def test_async_client(cluster: RunningCluster):
+    import asyncio
+
+    async def run() -> list[str]:
+        async with openai.AsyncOpenAI(base_url=f"{cluster.url}/v1", api_key="none", max_retries=0) as client:
+            answers = await asyncio.gather(
+                *(chat(client, extra_body={"adapter": adapter}) for adapter in ("a0", "a1", "a0", "a2"))
+            )
+            return [answer.choices[0].message.content for answer in answers]
+
+    texts = asyncio.run(run())
+    assert texts[0] == texts[2]
+    assert len(set(texts)) == 3

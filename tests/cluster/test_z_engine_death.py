@@ -1,0 +1,120 @@
+"""Engines that are killed: the running request ends with an error, the worker comes back, later requests succeed.
+
+The file's name puts it last: it replaces the session's engines.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+
+import httpx
+import psutil
+import pytest
+
+from tests.cluster.conftest import RunningCluster
+
+ERROR_WITHIN_S = 10.0
+BACK_WITHIN_S = 90.0
+ENDLESS = {"model": "demo", "prompt": "The sea " * 20, "max_tokens": 1800, "ignore_eos": True, "temperature": 0}
+
+
+def answer_of(cluster: RunningCluster, **fields) -> str:
+    body = {"model": "demo", "prompt": "The sea", "max_tokens": 8, "temperature": 0, **fields}
+    answer = httpx.post(f"{cluster.url}/v1/completions", json=body, timeout=60)
+    assert answer.status_code == 200, answer.text
+    return answer.json()["choices"][0]["text"]
+
+
+def processes(cluster: RunningCluster, worker: str) -> dict[str, psutil.Process]:
+    """The killable processes of a worker's engine."""
+    server = cluster.engine(worker)
+    scheduler = next(child for child in server.children(recursive=True) if "scheduler" in " ".join(child.cmdline()))
+    return {"server": server, "scheduler": scheduler}
+
+
+@pytest.mark.parametrize(
+    ("worker", "process"),
+    [("decode-0", "server"), ("decode-0", "scheduler"), ("prefill-0", "server"), ("prefill-0", "scheduler")],
+)
+def test_engine_killed(cluster: RunningCluster, worker: str, process: str):
+    cluster.wait_ready(BACK_WITHIN_S)
+    before = {adapter: answer_of(cluster, adapter=adapter) for adapter in ("a0", "a2")}
+    victim_server = cluster.engine(worker).pid
+    if worker == "decode-0":
+        error = error_of_a_stream_whose_decode_dies(cluster, processes(cluster, worker)[process])
+    else:
+        error = error_of_requests_whose_prefill_dies(cluster, processes(cluster, worker)[process])
+    assert error["code"]
+    assert error["message"]
+    assert wait_for_another_engine(cluster, worker, victim_server) < BACK_WITHIN_S
+    cluster.wait_ready(BACK_WITHIN_S)
+    # The adapters are gone with the prefill engine; they come back when they are asked for.
+    assert {adapter: answer_of(cluster, adapter=adapter) for adapter in before} == before
+
+
+def wait_for_another_engine(cluster: RunningCluster, worker: str, old_pid: int) -> float:
+    """The seconds until the worker has started an engine in place of the old one."""
+    started_at = time.monotonic()
+    while time.monotonic() - started_at < BACK_WITHIN_S:
+        try:
+            if cluster.engine(worker).pid != old_pid:
+                break
+        except (LookupError, StopIteration, psutil.NoSuchProcess):
+            pass
+        time.sleep(0.1)
+    return time.monotonic() - started_at
+
+
+def error_of_a_stream_whose_decode_dies(cluster: RunningCluster, victim: psutil.Process) -> dict:
+    killed_at = None
+    with httpx.stream("POST", f"{cluster.url}/v1/completions", json={**ENDLESS, "stream": True}, timeout=60) as answer:
+        assert answer.status_code == 200
+        for number, line in enumerate(answer.iter_lines()):
+            if number == 10:
+                victim.kill()
+                killed_at = time.monotonic()
+            if line.startswith("data: {") and '"error"' in line:
+                assert time.monotonic() - killed_at < ERROR_WITHIN_S
+                return json.loads(line.removeprefix("data: "))["error"]
+            assert line != "data: [DONE]"
+    pytest.fail("the stream just stopped")
+
+
+def error_of_requests_whose_prefill_dies(cluster: RunningCluster, victim: psutil.Process) -> dict:
+    """Requests whose long prompts are being read when the engine dies."""
+    answers: list[tuple[float, httpx.Response]] = []
+
+    def ask(number: int) -> None:
+        body = {**ENDLESS, "prompt": [17 + (i * 7 + number) % 500 for i in range(1900)], "max_tokens": 4}
+        answer = httpx.post(f"{cluster.url}/v1/completions", json=body, timeout=60)
+        answers.append((time.monotonic(), answer))
+
+    threads = [threading.Thread(target=ask, args=(number,)) for number in range(12)]
+    for thread in threads:
+        thread.start()
+    time.sleep(0.3)
+    victim.kill()
+    killed_at = time.monotonic()
+    for thread in threads:
+        thread.join()
+    assert len(answers) == 12
+    failed = [answer for _, answer in answers if answer.status_code != 200]
+    assert failed, "the engine died too late to disturb anybody"
+    assert max(at for at, _ in answers) - killed_at < ERROR_WITHIN_S
+    assert {answer.status_code for answer in failed} <= {502, 503}
+    return failed[0].json()["error"]
+
+
+def test_agent_killed(cluster: RunningCluster):
+    """The supervisor starts an agent again, its engine dies with it, and everything comes back."""
+    cluster.wait_ready(BACK_WITHIN_S)
+    before = answer_of(cluster, adapter="a0")
+    agent, engine = cluster.process("prefill-0"), cluster.engine("prefill-0")
+    agent.kill()
+    psutil.wait_procs([engine], timeout=10)
+    assert not engine.is_running() or engine.status() == psutil.STATUS_ZOMBIE
+    assert wait_for_another_engine(cluster, "prefill-0", engine.pid) < BACK_WITHIN_S
+    cluster.wait_ready(BACK_WITHIN_S)
+    assert answer_of(cluster, adapter="a0") == before

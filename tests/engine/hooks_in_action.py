@@ -1,0 +1,113 @@
+# ruff: noqa: E402 the environment and the CPU support come first
+"""Run in a process of its own: prints what each hook's target does before and after installation, as JSON."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import types
+from pathlib import Path
+
+os.environ["PRELUDE_ENGINE_ROLE"], os.environ["PRELUDE_ENGINE_DEVICE"] = sys.argv[1], "cpu"
+os.environ["PRELUDE_ENGINE_REPORTS"] = sys.argv[2]
+
+from engine import cpu_support
+
+cpu_support.install()
+
+
+def outcome(action):
+    """What an action returns, or the name and text of what it raises."""
+    try:
+        return action()
+    except Exception as error:  # noqa: BLE001 the point is to see it
+        return f"{type(error).__name__}: {error}"
+
+
+def observe() -> dict:
+    """One observation per hook."""
+    import nixl_cu13._api as nixl
+    import torch
+    from sglang.srt.constrained import xgrammar_backend
+    from sglang.srt.disaggregation.nixl import conn
+    from sglang.srt.lora import layers
+    from sglang.srt.lora.backend import torch_backend
+    from sglang.srt.lora.lora_manager import LoRAManager
+    from sglang.srt.managers import tokenizer_control_mixin
+    from sglang.srt.managers.scheduler import Scheduler
+
+    published = []
+    waiting = types.SimpleNamespace(
+        maybe_send_health_check_signal=lambda: None,
+        is_fully_idle=lambda: False,
+        publish_load_snapshot=lambda force: published.append(force),
+    )
+    config = nixl.nixlBind.nixlAgentConfig()
+    config.pthrDelay = 0
+    mask = torch.zeros(1, 2, dtype=torch.int32)
+    mask[0, 0] = 0b101  # tokens 0 and 2 are allowed
+    logits, other_logits = torch.zeros(1, 40), torch.zeros(1, 40)
+
+    def masked(apply, target):
+        apply(logits=target, vocab_mask=mask)
+        return torch.isfinite(target[0]).nonzero().flatten().tolist()
+
+    resident = types.SimpleNamespace(
+        loras={"sha256:1": object()}, create_lora_update_result=lambda success: f"success={success}"
+    )
+    scheduler = types.SimpleNamespace(
+        max_total_num_tokens=1,
+        max_req_input_len=1,
+        startup_time=0,
+        ps=types.SimpleNamespace(tp_rank=0),
+        tp_worker=types.SimpleNamespace(
+            model_runner=types.SimpleNamespace(model=torch.nn.Linear(1, 1), lora_manager=None)
+        ),
+    )
+
+    def reported():
+        Scheduler.get_init_info(scheduler)
+        reports = [json.loads(path.read_text()) for path in Path(sys.argv[2]).glob("*.json")]
+        return [report["process"] for report in reports if report["process"].startswith("scheduler")]
+
+    def ids():
+        return [tokenizer_control_mixin.LoRARef(lora_name="sha256:1", lora_path="/x").lora_id for _ in range(2)]
+
+    return {
+        "revision_is_adapter_id": outcome(ids),
+        "loading_twice_is_harmless": outcome(
+            lambda: LoRAManager.load_lora_adapter(resident, types.SimpleNamespace(lora_id="sha256:1"))
+        ),
+        "scheduler_reports_itself": outcome(reported),
+        "waiting_is_visible": [outcome(lambda: Scheduler.on_idle(waiting)), published][1],
+        "lora_layers_do_not_pin": outcome(lambda: layers.torch.tensor([1], pin_memory=True).tolist()),
+        "lora_backend_does_not_pin": outcome(lambda: torch_backend.torch.zeros(1, pin_memory=True).tolist()),
+        "pin_memory_is_identity": outcome(lambda: torch.ones(1).pin_memory().tolist()),
+        "kv_is_host_memory": outcome(lambda: conn._normalize_kv_mem_kinds(None, 2)),
+        "kv_progress_thread_sleeps": config.pthrDelay,
+        "grammar_masks_do_not_pin": outcome(lambda: list(xgrammar_backend._allocate_token_bitmask(64, 1).shape)),
+        "grammar_masks_on_cpu": outcome(
+            lambda: masked(xgrammar_backend.XGrammarGrammar.apply_vocab_mask.__get__(object()), logits)
+        ),
+        "grammar_backend_masks_on_cpu": outcome(
+            lambda: masked(xgrammar_backend.XGrammarGrammarBackend.apply_vocab_mask, other_logits)
+        ),
+    }
+
+
+def main() -> None:
+    before = observe()
+    from engine.hooks.installation import source_sha256
+    from engine.hooks.ledger import HOOKS
+
+    digests = {hook.name: source_sha256(hook) for hook in HOOKS}
+    from sglang.srt.plugins import load_plugins
+
+    load_plugins()
+    from engine.hooks.state import report
+
+    print(json.dumps({"before": before, "after": observe(), "digests": digests, "installed": report().hooks}))
+
+
+main()

@@ -1,0 +1,102 @@
+"""Every hook still meets the source that it was written for, and acts."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from engine.hooks.ledger import HOOKS, hooks_for
+
+# What each target does: without our hook, and with it.
+EXPECTED = {
+    "revision_is_adapter_id": (lambda ids: ids[0] != ids[1], lambda ids: ids == ["sha256:1", "sha256:1"]),
+    "loading_twice_is_harmless": (lambda seen: "Error" in seen, lambda seen: seen == "success=True"),
+    "scheduler_reports_itself": (lambda seen: seen == [], lambda seen: seen == ["scheduler-0"]),
+    "waiting_is_visible": (lambda seen: seen == [], lambda seen: seen == [True]),
+    "lora_layers_do_not_pin": (lambda seen: "Error" in seen, lambda seen: seen == [1]),
+    "lora_backend_does_not_pin": (lambda seen: "Error" in seen, lambda seen: seen == [0.0]),
+    "pin_memory_is_identity": (lambda seen: "Error" in seen, lambda seen: seen == [1.0]),
+    "kv_is_host_memory": (lambda seen: seen == ["VRAM", "VRAM"], lambda seen: seen == ["DRAM", "DRAM"]),
+    "kv_progress_thread_sleeps": (lambda seen: seen == 0, lambda seen: seen > 0),
+    "grammar_masks_do_not_pin": (lambda seen: "Error" in seen, lambda seen: seen == [1, 2]),
+    "grammar_masks_on_cpu": (lambda seen: "Unsupported device" in seen, lambda seen: seen == [0, 2]),
+    "grammar_backend_masks_on_cpu": (lambda seen: "Unsupported device" in seen, lambda seen: seen == [0, 2]),
+}
+
+
+def run(role: str, folder: Path, script: str = "hooks_in_action.py", **variables: str) -> subprocess.CompletedProcess:
+    """A script beside this file, in a process of its own."""
+    path = Path(__file__).with_name(script)
+    environment = {**os.environ, **variables}
+    return subprocess.run(
+        [sys.executable, str(path), role, str(folder)], capture_output=True, text=True, env=environment, timeout=300
+    )
+
+
+@pytest.fixture(scope="module")
+def observed(tmp_path_factory) -> dict:
+    done = run("prefill", tmp_path_factory.mktemp("reports"))
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_the_pin_still_matches(observed: dict):
+    assert observed["digests"] == {hook.name: hook.source_sha256 for hook in HOOKS}
+
+
+def test_all_hooks_of_the_role_are_installed(observed: dict):
+    assert observed["installed"] == [hook.name for hook in hooks_for("prefill", "cpu")]
+
+
+@pytest.mark.parametrize("name", [hook.name for hook in HOOKS])
+def test_hook_acts(observed: dict, name: str):
+    without, with_hook = EXPECTED[name]
+    assert without(observed["before"][name]), f"without the hook: {observed['before'][name]}"
+    assert with_hook(observed["after"][name]), f"with the hook: {observed['after'][name]}"
+
+
+def test_the_table_in_the_docs_is_the_ledger():
+    from engine.hooks.table import table
+
+    page = Path(__file__).parents[2] / "docs" / "sglang-hooks.md"
+    assert page.read_text() == table(), "run: python -m engine.hooks.table > docs/sglang-hooks.md"
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        ("source", "the ledger was written for"),
+        ("target", "has no no_such_method"),
+        ("module", "cannot be found"),
+        ("version", "are verified for"),
+        ("untaken", "did not take it"),
+    ],
+)
+def test_a_mismatch_ends_the_process(tmp_path: Path, damage: str, words: str):
+    done = run("prefill", tmp_path, "damaged_ledger.py", DAMAGE=damage)
+    assert done.returncode not in (0, 99), done.stdout[-500:] + done.stderr[-500:]
+    assert words in done.stderr
+
+
+def test_an_engine_without_the_plugin_does_not_start(tmp_path: Path):
+    """SGLang leaves plugins out that SGLANG_PLUGINS does not name, and says nothing."""
+    done = subprocess.run(
+        [sys.executable, "-m", "engine.launch", "--model-path", str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env={
+            **os.environ,
+            "SGLANG_PLUGINS": "somebody-else",
+            "PRELUDE_ENGINE_ROLE": "decode",
+            "PRELUDE_ENGINE_DEVICE": "cpu",
+            "PRELUDE_ENGINE_REPORTS": str(tmp_path),
+        },
+    )
+    assert done.returncode == 1
+    assert "the prelude plugin did not run" in done.stderr

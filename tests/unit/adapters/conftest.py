@@ -1,0 +1,46 @@
+"""A tiny random Llama and what is read from it, shared by all tests of adapters."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny_model import TINY, write_model_config
+
+from adapters.base_model import BaseModel
+from adapters.formats import Limits
+
+
+@pytest.fixture(scope="session")
+def base(tmp_path_factory: pytest.TempPathFactory) -> BaseModel:
+    """The tiny model's sizes, without its weights."""
+    return BaseModel.read(write_model_config(tmp_path_factory.mktemp("sizes")))
+
+
+@pytest.fixture(scope="session")
+def limits() -> Limits:
+    return Limits(max_rank=16, max_bytes=64 * 1024**2)
+
+
+@pytest.fixture(scope="session")
+def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny model with random weights, as transformers writes it."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    fields = {key: value for key, value in TINY.items() if key != "architectures"}
+    model = LlamaForCausalLM(LlamaConfig(**fields, max_position_embeddings=128, initializer_range=0.15))
+    directory = tmp_path_factory.mktemp("model")
+    model.save_pretrained(directory)
+    return directory
+
+
+@pytest.fixture(scope="session")
+def model(model_dir: Path) -> Any:
+    """The tiny model, loaded. Tests leave it as they found it."""
+    from adapters.reference import load_model
+
+    return load_model(model_dir)

@@ -1,0 +1,118 @@
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given
+
+from adapters.errors import InvalidReference
+from adapters.identity import AdapterReference, check_adapter_name, folder_of, is_revision_id
+
+DIGEST = "sha256:" + "0123456789abcdef" * 4
+PARTS = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}", fullmatch=True)
+
+
+@pytest.mark.parametrize("name", ["a", "A0", "support-bot", "v1.2_x", "acme/support", "9/9", "a" * 63, "a" * 63 + "/b"])
+def test_names_that_are_accepted(name):
+    check_adapter_name(name)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "",
+        " ",
+        "a b",
+        ".a",
+        "-a",
+        "_a",
+        "a/",
+        "/a",
+        "a/b/c",
+        "a:b",
+        "a@b",
+        "a" * 64,
+        "a/" + "b" * 64,
+        "ä",
+        "a\n",
+        "..",
+        "a/../b",
+    ],
+)
+def test_names_that_are_refused(name):
+    with pytest.raises(ValueError, match="is not an adapter name"):
+        check_adapter_name(name)
+    if name != "a@b":
+        with pytest.raises(InvalidReference):
+            AdapterReference.parse(name)
+
+
+def test_a_refused_name_is_quoted_with_the_rule():
+    with pytest.raises(ValueError, match=r"'a b'.*begins with a letter or digit"):
+        check_adapter_name("a b")
+
+
+@pytest.mark.parametrize(
+    ("text", "reference"),
+    [
+        ("bot", AdapterReference("default", "bot", "latest")),
+        ("acme/bot", AdapterReference("acme", "bot", "latest")),
+        ("bot@prod", AdapterReference("default", "bot", "prod")),
+        ("acme/bot@r7", AdapterReference("acme", "bot", None, number=7)),
+        (f"bot@{DIGEST}", AdapterReference("default", "bot", None, revision_id=DIGEST)),
+        ("bot@r0", AdapterReference("default", "bot", "r0")),  # revisions count from 1, so this is an alias
+        ("bot@release", AdapterReference("default", "bot", "release")),
+    ],
+)
+def test_references(text, reference):
+    assert AdapterReference.parse(text) == reference
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "bot@",
+        "@prod",
+        "bot@a@b",
+        f"bot@{DIGEST[:-1]}",
+        f"bot@{DIGEST.upper()}",
+        "bot@sha256:",
+        "bot@a/b",
+        "bot@a b",
+        "a" * 300,
+    ],
+)
+def test_references_that_are_refused(text):
+    with pytest.raises(InvalidReference) as caught:
+        AdapterReference.parse(text)
+    assert caught.value.http_status == 400
+    assert not caught.value.retryable
+    assert len(str(caught.value)) < 600
+
+
+@pytest.mark.parametrize("value", [None, 3, ["bot"], {"name": "bot"}])
+def test_only_strings_are_references(value):
+    with pytest.raises(InvalidReference, match="is a string"):
+        AdapterReference.parse(value)
+
+
+@given(st.text(max_size=80))
+def test_no_text_crashes(text):
+    try:
+        reference = AdapterReference.parse(text)
+    except InvalidReference:
+        return
+    assert AdapterReference.parse(str(reference)) == reference
+
+
+@given(PARTS, PARTS, st.one_of(PARTS, st.just(DIGEST), st.integers(1, 999).map("r{}".format)))
+def test_references_survive_their_own_spelling(tenant, name, pin):
+    reference = AdapterReference.parse(f"{tenant}/{name}@{pin}")
+    assert AdapterReference.parse(str(reference)) == reference
+    assert (reference.tenant, reference.name) == (tenant, name)
+
+
+def test_folder_names():
+    assert folder_of(DIGEST) == DIGEST.replace(":", "-")
+    assert is_revision_id(DIGEST)
+    for wrong in ("", "sha256:", DIGEST + "0", "sha256:../../etc", DIGEST.replace("a", "A")):
+        assert not is_revision_id(wrong)
+        with pytest.raises(ValueError, match="is not a revision id"):
+            folder_of(wrong)

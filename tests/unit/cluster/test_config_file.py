@@ -1,0 +1,91 @@
+"""cluster.yaml: what is right is taken over, what is wrong is said with file, line and remedy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from cluster.config_file import dump_cluster_config, load_cluster_config
+from cluster.errors import ConfigError
+from cluster.ports import with_ports
+
+GOOD = """\
+model: {path: model, name: demo}
+workers:
+  p: {role: prefill}
+  d:
+    role: decode
+    engine: {max_running_requests: 7}
+adapters:
+  legal: {path: adapters/legal}
+  acme/tone: {path: /somewhere/else}
+"""
+
+
+def load(folder: Path, text: str):
+    path = folder / "cluster.yaml"
+    path.write_text(text)
+    return load_cluster_config(path)
+
+
+def test_paths_start_at_the_files_folder(tmp_path: Path):
+    config = load(tmp_path, GOOD)
+    assert config.model.path == tmp_path / "model"
+    assert config.adapters["legal"].path == tmp_path / "adapters/legal"
+    assert config.adapters["acme/tone"].path == Path("/somewhere/else")
+
+
+def test_a_worker_overrides_the_engine(tmp_path: Path):
+    config = load(tmp_path, GOOD)
+    assert config.engine_of("d").max_running_requests == 7
+    assert config.engine_of("p").max_running_requests == config.engine.max_running_requests
+
+
+def test_written_and_read_again_it_is_the_same(tmp_path: Path):
+    config = load(tmp_path, GOOD)
+    dump_cluster_config(config, tmp_path / "again.yaml")
+    assert load_cluster_config(tmp_path / "again.yaml") == config
+
+
+def test_open_ports_are_filled_and_differ(tmp_path: Path):
+    config = with_ports(load(tmp_path, GOOD.replace("{role: prefill}", "{role: prefill, engine_port: 7321}")))
+    assert config.workers["p"].engine_port == 7321
+    assert config.workers["d"].bootstrap_port == 0
+    ports = [config.router.port, config.workers["p"].bootstrap_port]
+    for worker in config.workers.values():
+        ports += [worker.control_port, worker.metrics_port, worker.engine_port]
+    assert 0 not in ports
+    assert len(set(ports)) == len(ports)
+
+
+BAD = {
+    "no file": (None, ("cannot be read",)),
+    "not YAML": ("model: {path: x\nworkers: [", (":2:", "not YAML")),
+    "a list": ("- 1\n", (":1:", "mapping")),
+    "an unknown key": (GOOD + "nonsense: 1\n", (":10:", "nonsense")),
+    "a misspelt key of a worker": (GOOD.replace("role: decode", "roll: decode"), (":5:", "roll")),
+    "a wrong role": (GOOD.replace("role: decode", "role: both"), (":5:", "workers.d.role", "'both'", "decode")),
+    "a port out of range": (GOOD.replace("prefill}", "prefill, engine_port: 70000}"), (":3:", "65535", "70000")),
+    "no decode worker": (GOOD.replace("role: decode", "role: prefill"), ("no decode worker",)),
+    "no model": (GOOD.replace("model:", "modell:", 1), ("model", "required")),
+    "a bad override": (GOOD.replace("max_running_requests: 7", "max_running_requests: no"), ("workers.d.engine",)),
+    "an adapter's name": (GOOD.replace("legal:", "'le:gal':"), ("le:gal",)),
+    "an adapter called like the model": (GOOD.replace("legal:", "demo:"), ("demo",)),
+    "decode's bootstrap port": (GOOD.replace("decode\n", "decode\n    bootstrap_port: 9\n"), ("bootstrap_port",)),
+    "the same key twice": (GOOD + "model: {path: y, name: z}\n", (":10:", "line 1")),
+    "a worker's name": (GOOD.replace("  d:", "  'd e':"), ("d e",)),
+    "a negative timeout": (GOOD + "router: {connect_timeout_s: -1}\n", (":10:", "greater than 0")),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_what_is_wrong_is_said(tmp_path: Path, name: str):
+    text, words = BAD[name]
+    path = tmp_path / "cluster.yaml"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        load_cluster_config(path)
+    for word in (str(path), *words):
+        assert word in str(caught.value)

@@ -1,0 +1,76 @@
+"""The agent's state and its watchers."""
+
+from __future__ import annotations
+
+import asyncio
+
+from cluster import control_pb2 as pb
+from cluster import worker_state
+from cluster.worker_state import WorkerStateHub
+
+
+def collect(hub: WorkerStateHub, changes, count: int, heartbeat_s: float = 5.0) -> list[pb.WorkerState]:
+    async def run() -> list[pb.WorkerState]:
+        states: list[pb.WorkerState] = []
+        async with asyncio.timeout(5):
+            async for state in hub.watch(heartbeat_s):
+                states.append(state)
+                if len(states) == 1:
+                    changes()
+                if len(states) == count:
+                    break
+        return states
+
+    return asyncio.run(run())
+
+
+def test_first_a_snapshot_then_deltas():
+    hub = WorkerStateHub()
+    hub.add_resident("b")
+    hub.add_resident("a")
+
+    def changes() -> None:
+        hub.add_resident("a")  # nothing new
+        hub.add_resident("c")
+        hub.update(draining=True)
+        hub.clear_resident()
+
+    first, added, draining, cleared = collect(hub, changes, 4)
+    assert first.residency.snapshot
+    assert list(first.residency.resident) == ["a", "b"]
+    assert not added.residency.snapshot
+    assert list(added.residency.resident) == ["c"]
+    assert draining.draining
+    assert not draining.residency.resident
+    assert list(cleared.residency.evicted) == ["a", "b", "c"]
+    assert cleared.draining
+
+
+def test_an_update_that_changes_nothing_is_not_told():
+    hub = WorkerStateHub()
+
+    def changes() -> None:
+        hub.update(draining=False)
+        hub.update(load=pb.Load())
+        hub.update(load=pb.Load(running_requests=1))
+
+    assert collect(hub, changes, 2)[1].load.running_requests == 1
+
+
+def test_a_silent_worker_beats():
+    states = collect(WorkerStateHub(), lambda: None, 3, heartbeat_s=0.01)
+    assert [state.residency.snapshot for state in states] == [True, False, False]
+
+
+def test_a_watcher_that_falls_behind_is_cut_off(monkeypatch):
+    monkeypatch.setattr(worker_state, "_MAX_QUEUED_STATES", 2)
+    hub = WorkerStateHub()
+
+    async def run() -> int:
+        watch = hub.watch(5.0)
+        await anext(watch)
+        for number in range(10):
+            hub.update(load=pb.Load(running_requests=number + 1))
+        return len([state async for state in watch])
+
+    assert asyncio.run(run()) == 2

@@ -1,0 +1,63 @@
+"""How an engine is started."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from cluster.config import ClusterConfig
+from cluster.worker_agent import engine_spec
+from engine.arguments import command, environment
+
+CONFIG = ClusterConfig.model_validate({
+    "model": {"path": "/m", "name": "demo", "dtype": "float32", "tool_call_parser": "qwen25"},
+    "engine": {"device": "cpu", "max_total_tokens": 4096, "extra_arguments": ["--random-seed", "7"]},
+    "workers": {
+        "p": {"role": "prefill", "engine_port": 1, "bootstrap_port": 2},
+        "d": {"role": "decode", "engine_port": 3},
+        "g": {"role": "prefill", "engine_port": 4, "bootstrap_port": 5, "engine": {"device": "cuda"}},
+    },
+    "adapter_limits": {"slots": 3, "max_rank": 16, "target_modules": ["q_proj", "v_proj"]},
+})  # fmt: skip
+
+
+def words(name: str) -> list[str]:
+    return command(engine_spec(CONFIG, name, Path("/scratch")))
+
+
+def value(name: str, flag: str) -> str:
+    arguments = words(name)
+    return arguments[arguments.index(flag) + 1]
+
+
+def test_prefill_holds_adapters():
+    assert "--enable-lora" in words("p")
+    assert value("p", "--max-loras-per-batch") == "3"
+    assert value("p", "--max-lora-rank") == "16"
+    at = words("p").index("--lora-target-modules")
+    assert words("p")[at + 1 : at + 3] == ["q_proj", "v_proj"]
+    assert value("p", "--disaggregation-bootstrap-port") == "2"
+
+
+def test_decode_knows_no_adapters():
+    assert not [word for word in words("d") if "lora" in word]
+    assert "--disaggregation-bootstrap-port" not in words("d")
+    # Sharing prefixes among decoded requests would cross adapters.
+    assert "--disaggregation-decode-enable-radix-cache" not in words("d")
+
+
+@pytest.mark.parametrize("name", ["p", "d", "g"])
+def test_common(name: str):
+    assert value(name, "--disaggregation-transfer-backend") == "nixl"
+    assert "--sleep-on-idle" in words(name)
+    assert words(name)[-2:] == ["--random-seed", "7"]
+
+
+def test_cpu_settings_are_for_the_cpu_only():
+    assert value("p", "--attention-backend") == "torch_native"
+    assert not {"--attention-backend", "--lora-backend", "--disable-overlap-schedule"} & set(words("g"))
+    spec = engine_spec(CONFIG, "p", Path("/scratch"))
+    assert environment(spec, {})["OMP_NUM_THREADS"] == "1"
+    assert environment(spec, {"OMP_NUM_THREADS": "4"})["OMP_NUM_THREADS"] == "4"
+    assert "OMP_NUM_THREADS" not in environment(engine_spec(CONFIG, "g", Path("/scratch")), {})

@@ -1,0 +1,114 @@
+"""Errors: one shape for clients, whatever an engine or an agent said."""
+
+from __future__ import annotations
+
+import json
+
+import grpc
+import pytest
+
+from adapters.errors import AdapterMalformed, AdapterNotFound
+from cluster import control_service
+from router import errors, worker_errors
+from router.errors import (
+    AdapterNotResident,
+    AdapterRefused,
+    AdapterUnavailable,
+    DeadlineExceeded,
+    EngineFailure,
+    EngineRefusal,
+    RouterError,
+    WorkerLost,
+    answer_of,
+)
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "kind", "code"),
+    [
+        (errors.InvalidField("n is wrong", param="n"), 400, "invalid_request_error", "invalid_field"),
+        (errors.UnknownModel("no such"), 404, "invalid_request_error", "model_not_found"),
+        (AdapterNotFound("no such"), 404, "invalid_request_error", "adapter_not_found"),
+        (AdapterMalformed("cut off"), 422, "invalid_request_error", "adapter_malformed"),
+        (errors.NoPlaceablePair("none"), 503, "server_error", "no_worker_available"),
+        (errors.Stopping("bye"), 503, "server_error", "router_stopping"),
+        (ValueError("s3cret"), 500, "server_error", "internal_error"),
+    ],
+)
+def test_answers(error: Exception, status: int, kind: str, code: str) -> None:
+    answer = answer_of(error)
+    told = json.loads(answer.body)["error"]
+    assert (answer.status, told["type"], told["code"]) == (status, kind, code)
+    assert "s3cret" not in told["message"]
+    assert told["param"] == getattr(error, "param", None)
+    assert ("retry-after" in answer.headers) is (status == 503)
+    assert answer.event == b"data: " + answer.body + b"\n\n"
+
+
+def test_every_error_has_its_own_code() -> None:
+    def family(kind: type[RouterError]) -> list[type[RouterError]]:
+        return [kind, *(one for child in kind.__subclasses__() for one in family(child))]
+
+    codes = {kind: kind.__dict__["code"] for kind in family(RouterError) if "code" in kind.__dict__}
+    assert len(set(codes.values())) >= len(codes) - 1  # EngineRefusal is the engine's own "invalid_request"
+    assert all(400 <= kind.http_status < 600 for kind in codes)
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "kind", "told"),
+    [
+        (400, {"object": "error", "message": "Prompt cannot be empty", "code": 400}, EngineRefusal, "cannot be empty"),
+        (404, {"detail": "Not Found"}, EngineRefusal, "refused"),
+        (500, {"object": "error", "message": "Internal: s3cret", "code": 500}, EngineFailure, "status 500"),
+        (503, {"error": {"message": "s3cret", "code": 503}}, EngineFailure, "too many requests"),
+        (200, {"error": {"message": "too long", "type": "x", "code": 400}}, EngineRefusal, "too long"),
+        (200, {"error": {"message": "s3cret", "type": "x", "code": 500}}, EngineFailure, "status 500"),
+        (400, {"message": "LoRA adapters are not loaded: x\nLoaded adapters: s3cret"}, AdapterNotResident, "left"),
+    ],
+)
+def test_engine_answers(status: int, body: dict, kind: type, told: str) -> None:
+    error = engine_error(status, json.dumps(body).encode(), "d0")
+    assert type(error) is kind
+    assert told in str(error)
+    assert "s3cret" not in str(error)
+    assert error.retryable is (kind is not EngineRefusal)
+
+
+def test_engine_answer_that_is_no_json() -> None:
+    assert engine_error(502, b"<html>", "d0").http_status == 502
+
+
+def test_validation_dump_hides_the_request() -> None:
+    problem = "{'type': 'x', 'loc': ('body',), 'msg': 'Value error, bad \\'it\\'', 'input': {'lora_path': 's3cret'}}"
+    dump = f"1 validation error:\n  {problem}\n\n  Endpoint: POST /v1/completions [{problem}]"
+    error = engine_error(400, json.dumps({"message": dump, "code": 400}).encode(), "d0")
+    assert str(error) == "bad 'it'"
+    unreadable = json.dumps({"message": "1 validation error:\n  ??? s3cret", "code": 400}).encode()
+    assert "s3cret" not in str(engine_error(400, unreadable, "d0"))
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    [
+        (grpc.StatusCode.UNAVAILABLE, WorkerLost),
+        (grpc.StatusCode.CANCELLED, WorkerLost),
+        (grpc.StatusCode.DEADLINE_EXCEEDED, DeadlineExceeded),
+        (grpc.StatusCode.RESOURCE_EXHAUSTED, AdapterUnavailable),
+        (grpc.StatusCode.UNKNOWN, AdapterUnavailable),
+    ],
+)
+def test_ensure_adapter(status: grpc.StatusCode, kind: type) -> None:
+    error = ensure_adapter_error(status, "10.0.0.1: s3cret", {}, "p0")
+    assert type(error) is kind
+    assert "s3cret" not in str(error)
+
+
+def test_agents_pass_adapter_errors_on() -> None:
+    assert (worker_errors.ERROR_CODE_KEY, worker_errors.HTTP_STATUS_KEY) == (
+        control_service.ERROR_CODE_KEY,
+        control_service.HTTP_STATUS_KEY,
+    )
+    metadata = {worker_errors.ERROR_CODE_KEY: "adapter_malformed", worker_errors.HTTP_STATUS_KEY: "422"}
+    error = ensure_adapter_error(grpc.StatusCode.FAILED_PRECONDITION, "cut off", metadata, "p0")
+    assert type(error) is AdapterRefused
+    assert (error.code, error.http_status, str(error)) == ("adapter_malformed", 422, "cut off")

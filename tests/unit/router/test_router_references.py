@@ -1,0 +1,61 @@
+"""References: the ways to name an adapter."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from router_stand_ins import CatalogStandIn
+
+from adapters.errors import AdapterMalformed, AdapterNotFound
+from router.admission import Admitted, Endpoint, Limits, admit
+from router.errors import ConflictingAdapters, InvalidField, UnknownModel
+from router.references import reference_in, resolve
+
+
+@pytest.mark.parametrize(
+    ("model", "adapter", "reference"),
+    [
+        ("base", None, None),
+        ("base", "a0", "a0"),
+        ("base", "t/a0@prod", "t/a0@prod"),
+        ("base:a0", None, "a0"),
+        ("base:a0", "a0", "a0"),
+        ("base:t/a0@sha256:ab", None, "t/a0@sha256:ab"),
+        ("a0", None, "a0"),
+        ("a0@prod", None, "a0@prod"),
+        ("a0", "a0", "a0"),
+        ("baseline", None, "baseline"),
+    ],
+)
+def test_forms(model: str, adapter: str | None, reference: str | None) -> None:
+    assert reference_in(model, adapter, "base") == reference
+
+
+@pytest.mark.parametrize(("model", "adapter"), [("base:a0", "a1"), ("a0", "a1"), ("a0", "a0@latest")])
+def test_conflicts(model: str, adapter: str) -> None:
+    with pytest.raises(ConflictingAdapters):
+        reference_in(model, adapter, "base")
+
+
+def test_nothing_after_the_colon() -> None:
+    with pytest.raises(InvalidField):
+        reference_in("base:", None, "base")
+
+
+def admitted(**fields: str) -> Admitted:
+    return admit(Endpoint.COMPLETIONS, json.dumps({"prompt": "Hi", **fields}).encode(), Limits(8, 100))
+
+
+def test_resolution() -> None:
+    catalog = CatalogStandIn()
+    assert resolve(admitted(model="base"), "base", catalog).revision is None
+    target = resolve(admitted(model="base:a0"), "base", catalog)
+    assert (target.requested_model, target.revision.name) == ("base:a0", "a0")
+    with pytest.raises(UnknownModel, match=r"'a9' does not exist.*did you mean 'a0'"):
+        resolve(admitted(model="a9"), "base", catalog)
+    for fields in ({"model": "base:a9"}, {"model": "base", "adapter": "a9"}, {"model": "a9", "adapter": "a9"}):
+        with pytest.raises(AdapterNotFound):
+            resolve(admitted(**fields), "base", catalog)
+    with pytest.raises(AdapterMalformed):
+        resolve(admitted(model="broken"), "base", catalog)
