@@ -155,6 +155,30 @@ def write_sharded(path, base):
     return directory
 
 
+def test_shards_and_their_index_must_agree(base, limits, tmp_path):
+    directory = write_sharded(tmp_path / "lora", base)
+    index = directory / "adapter_model.safetensors.index.json"
+    whole = json.loads(index.read_text())["weight_map"]
+    read_adapter(directory, base, limits)
+    shutil.copy(directory / "part.safetensors", directory / "other.safetensors")
+    first, *others = sorted(whole)
+    for changed, says in (
+        (whole | {first: "other.safetensors"}, "but .* says"),  # both files have every tensor
+        ({name: whole[name] for name in others}, "says None"),
+        (whole | {"surprise": "part.safetensors"}, "lists tensor 'surprise'"),
+        ({}, "weight_map"),
+        (whole | {first: f"{first}/.."}, "leaves"),
+        (whole | {f"tensor {number}": f"{number}.safetensors" for number in range(70)}, "at most 64"),
+    ):
+        index.write_text(json.dumps({"weight_map": changed}))
+        with pytest.raises(AdapterError, match=says):
+            read_adapter(directory, base, limits)
+    index.write_text(json.dumps({"weight_map": whole}))
+    shutil.copy(directory / "part.safetensors", directory / "adapter_model.safetensors")
+    with pytest.raises(AdapterMalformed, match="has both"):
+        read_adapter(directory, base, limits)
+
+
 def places(value, path=()):
     """Every place in a JSON value, as keys from the top."""
     inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()

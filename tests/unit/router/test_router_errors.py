@@ -21,6 +21,7 @@ from router.errors import (
     WorkerLost,
     answer_of,
 )
+from router.worker_errors import engine_error, ensure_adapter_error
 
 
 @pytest.mark.parametrize(
