@@ -23,7 +23,7 @@ class AdapterSlots:
 class EngineSpec:
     """All that determines how one SGLang server is started."""
 
-    role: str  # "prefill" or "decode"
+    role: str  # "prefill", "decode", "unified", or "stock": SGLang as it is, to compare with
     device: str  # "cpu" or "cuda"
     model_path: Path
     served_name: str
@@ -65,8 +65,6 @@ def command(spec: EngineSpec) -> list[str]:
         "tp-size": spec.tensor_parallel,
         "max-running-requests": spec.max_running_requests,
         "chunked-prefill-size": spec.chunked_prefill_tokens,
-        "disaggregation-mode": spec.role,
-        "disaggregation-transfer-backend": "nixl",
         "grammar-backend": "xgrammar",
         # Small models given the choice emit white space until the length limit.
         "constrained-json-disable-any-whitespace": True,
@@ -77,6 +75,8 @@ def command(spec: EngineSpec) -> list[str]:
         "log-level": "info",
         "log-level-http": "warning",
     }
+    if spec.role in ("prefill", "decode"):
+        arguments |= {"disaggregation-mode": spec.role, "disaggregation-transfer-backend": "nixl"}
     optional = {
         "max-total-tokens": spec.max_total_tokens,
         "context-length": spec.context_length,

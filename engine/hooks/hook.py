@@ -23,7 +23,8 @@ class Platform(StrEnum):
     CPU = "cpu"
 
 
-ALL_ROLES = frozenset({"prefill", "decode", "unified"})
+# "stock" is SGLang as it is, which benchmarks compare with: it has only what reports, and what a CPU needs to run at all.
+ALL_ROLES = frozenset({"prefill", "decode", "unified", "stock"})
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ from engine.hooks import cpu, identity, inspection
 from engine.hooks.hook import Hook, HookKind, Platform
 
 _ADAPTER_ROLES = frozenset({"prefill", "unified"})
+_LORA_ROLES = frozenset({"prefill", "unified", "stock"})
 _PAIR_ROLES = frozenset({"prefill", "decode"})
 
 HOOKS: tuple[Hook, ...] = (
@@ -57,7 +58,7 @@ HOOKS: tuple[Hook, ...] = (
         target="sglang.srt.lora.layers.torch",
         kind=HookKind.GLOBAL,
         fn=cpu.unpinned_torch,
-        roles=_ADAPTER_ROLES,
+        roles=_LORA_ROLES,
         platform=Platform.CPU,
         source_sha256="a1b456750dad3ffd06df417f949f14b196c6813a3991943073abe8ad307c6181",
         why="a CPU-only torch refuses page-locked memory, which the LoRA layers ask for unconditionally",
@@ -69,7 +70,7 @@ HOOKS: tuple[Hook, ...] = (
         target="sglang.srt.lora.backend.torch_backend.torch",
         kind=HookKind.GLOBAL,
         fn=cpu.unpinned_torch,
-        roles=_ADAPTER_ROLES,
+        roles=_LORA_ROLES,
         platform=Platform.CPU,
         source_sha256="2f2be4da44af150a66e9164485e83f0b0b819ff5160729c03a4c04a409d89c7e",
         why="as lora_layers_do_not_pin, for the batch metadata of the torch-native backend",
@@ -81,7 +82,7 @@ HOOKS: tuple[Hook, ...] = (
         target="torch.Tensor.pin_memory",
         kind=HookKind.AROUND,
         fn=cpu.pin_memory_is_identity,
-        roles=_ADAPTER_ROLES,
+        roles=_LORA_ROLES,
         platform=Platform.CPU,
         source_sha256="builtin",
         why="as lora_layers_do_not_pin, for the method form",

@@ -431,7 +431,8 @@ async def running_cluster(
         try:
             await eventually(lambda: asyncio.sleep(0, server.started), bool)
             await cluster.warm()
-            await cluster.is_ready()
+            num_pairs = num_prefill * num_decode
+            await eventually(lambda: cluster.get("/ready"), lambda answer: len(answer[1]["pairs"]) == num_pairs)
             yield cluster
         finally:
             server.should_exit = True
