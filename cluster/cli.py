@@ -55,6 +55,11 @@ def _parser() -> argparse.ArgumentParser:
         worker.add_argument("--name", required=True, help="the worker's name in the configuration")
         worker.add_argument("--scratch", type=Path, help="folder for temporary files; default: a new one")
 
+    from cluster.commands import adapters, bench
+
+    adapters.add_commands(commands)
+    bench.add_commands(commands)
+
     demo = add("demo", _demo, "Make a small random model, adapters and a cluster.yaml to try Prelude with.")
     demo.add_argument("folder", type=Path)
     return parser
@@ -71,10 +76,9 @@ def _up(arguments: argparse.Namespace) -> None:
 
 
 def _router(arguments: argparse.Namespace) -> None:
-    from router.server import run
-
     from cluster import log
     from cluster.config_file import load_cluster_config
+    from router.server import run
 
     config = load_cluster_config(arguments.config)
     log.setup("router", config.log_level)

@@ -13,14 +13,13 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from adapters.errors import AdapterError
 from cluster import control_pb2 as pb
 from cluster.control_pb2_grpc import WorkerControlServicer, add_WorkerControlServicer_to_server
+from cluster.errors import ERROR_CODE_KEY, HTTP_STATUS_KEY
 from engine.errors import EngineError
 
 if TYPE_CHECKING:
     from cluster.worker_agent import WorkerAgent
 
 SERVICE = "prelude.control.v1.WorkerControl"
-ERROR_CODE_KEY = "prelude-error-code"  # trailing metadata: AdapterError.code
-HTTP_STATUS_KEY = "prelude-http-status"  # trailing metadata: AdapterError.http_status
 _STOP_GRACE_S = 1.0
 
 

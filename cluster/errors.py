@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+# Trailing metadata of EnsureAdapter, by which an agent says which AdapterError it was.
+ERROR_CODE_KEY = "prelude-error-code"
+HTTP_STATUS_KEY = "prelude-http-status"
+
 
 class ClusterError(Exception):
     """Any failure of the parts that the processes share."""

@@ -10,11 +10,12 @@ import grpc
 
 from cluster import control_pb2 as pb
 from cluster.control_pb2_grpc import WorkerControlStub
+from cluster.heartbeat import next_state
 
 log = logging.getLogger(__name__)
 
 HEARTBEAT_S = 2.0
-MISSED_HEARTBEATS = 3
+_DESCRIBE_TIMEOUT_S = 6.0
 _RETRY_S = (0.1, 0.2, 0.5, 1.0, 2.0)
 _CHANNEL_OPTIONS = (
     ("grpc.max_reconnect_backoff_ms", 1000),
@@ -43,7 +44,7 @@ class WorkerWatch:
         try:
             while True:
                 try:
-                    self.description = await self.control.Describe(pb.DescribeRequest(), timeout=HEARTBEAT_S * 3)
+                    self.description = await self.control.Describe(pb.DescribeRequest(), timeout=_DESCRIBE_TIMEOUT_S)
                     failures = 0
                     await self._follow()
                 except (grpc.aio.AioRpcError, TimeoutError) as error:
@@ -61,7 +62,7 @@ class WorkerWatch:
         call = self.control.WatchState(pb.WatchStateRequest(heartbeat_s=HEARTBEAT_S))
         try:
             while True:
-                state = await _read(call)
+                state = await next_state(call, HEARTBEAT_S)
                 if state is grpc.aio.EOF:
                     return
                 delta = state.residency
@@ -71,18 +72,3 @@ class WorkerWatch:
                 self._on_change(self)
         finally:
             call.cancel()
-
-
-async def _read(call) -> pb.WorkerState:
-    """The stream's next message.
-
-    Silence is counted in heartbeats that we were awake for: when this process, or the whole machine, has been
-    stopped for a while, one long wait would be over before the messages that are already here are read.
-    """
-    read = asyncio.ensure_future(call.read())
-    for _ in range(MISSED_HEARTBEATS):
-        done, _ = await asyncio.wait([read], timeout=HEARTBEAT_S)
-        if done:
-            return read.result()
-    read.cancel()
-    raise TimeoutError(f"silent for {MISSED_HEARTBEATS} heartbeats")

@@ -136,4 +136,6 @@ def environment(spec: EngineSpec, inherited: dict[str, str]) -> dict[str, str]:
     if spec.device == "cpu":
         # Two engines share the machine; more threads than cores starve both.
         ours |= {"SGLANG_USE_CPU_ENGINE": "1", "OMP_NUM_THREADS": inherited.get("OMP_NUM_THREADS", "1")}
+        # The same request gives the same bits, whatever else the machine does.
+        ours |= {"MKL_CBWR": inherited.get("MKL_CBWR", "AUTO")}
     return {**inherited, **ours}

@@ -211,6 +211,19 @@ def _check_messages(fields: Fields) -> None:
     for i, message in enumerate(messages):
         if bytes(message)[:1] != b"{":
             raise InvalidField(f"messages[{i}] must be an object (found {_shown(message)})", param="messages")
+        role = msgspec.json.decode(message, type=_Message).role
+        if not (isinstance(role, str) and role.lower() in _ROLES):
+            found = "none" if role is None else repr(role)
+            raise InvalidField(
+                f"messages[{i}].role must be one of {', '.join(_ROLES)} (found {found})", param=f"messages[{i}].role"
+            )
+
+
+class _Message(msgspec.Struct):
+    role: Any = None
+
+
+_ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 
 
 def _prompts(fields: Fields, limits: Limits) -> tuple[msgspec.Raw, ...]:

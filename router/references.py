@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from adapters.catalog import Catalog
-from adapters.errors import AdapterNotFound, InvalidReference
+from adapters.errors import AdapterError, AdapterNotFound, InvalidReference
 from adapters.revision import Revision
 from router.admission import Admitted
 from router.errors import ConflictingAdapters, InvalidField, UnknownModel
@@ -51,3 +51,5 @@ def resolve(admitted: Admitted, base: str, catalog: Catalog) -> Target:
             f"the model {admitted.model!r} does not exist: the base model is {base!r}, and as an adapter: {error}",
             param="model",
         ) from error
+    except AdapterError as error:
+        raise type(error)(f"the adapter {reference!r} cannot be served: {error}") from error

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 import grpc
 import msgspec
 
+from cluster.errors import ERROR_CODE_KEY, HTTP_STATUS_KEY
 from router.errors import (
     AdapterNotResident,
     AdapterRefused,
@@ -19,10 +20,6 @@ from router.errors import (
     ExchangeError,
     WorkerLost,
 )
-
-# Trailing metadata of EnsureAdapter with which an agent says which AdapterError it was.
-ERROR_CODE_KEY = "prelude-error-code"
-HTTP_STATUS_KEY = "prelude-http-status"
 
 
 def ensure_adapter_error(

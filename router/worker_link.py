@@ -11,11 +11,11 @@ import grpc
 
 from cluster import control_pb2 as control
 from cluster.control_pb2_grpc import WorkerControlStub
+from cluster.heartbeat import MISSED_HEARTBEATS, next_state
 from router.errors import WorkerLost
 from router.fleet_state import WorkerView
 from router.worker_errors import ensure_adapter_error
 
-MISSED_HEARTBEATS = 3
 _RETRY_S = (0.1, 0.2, 0.4, 0.8)  # between connections; the last one for good
 _CHANNEL_OPTIONS = (("grpc.initial_reconnect_backoff_ms", 100), ("grpc.max_reconnect_backoff_ms", 800))
 _ROLES = {control.ROLE_PREFILL: "prefill", control.ROLE_DECODE: "decode", control.ROLE_UNIFIED: "unified"}
@@ -102,8 +102,7 @@ class WorkerLink:
         stream = self._stub.WatchState(control.WatchStateRequest(heartbeat_s=self._heartbeat_s))
         try:
             while True:
-                async with asyncio.timeout(MISSED_HEARTBEATS * self._heartbeat_s):
-                    state = await stream.read()
+                state = await next_state(stream, self._heartbeat_s)
                 if state is grpc.aio.EOF:
                     return
                 self._publish(_view_after(self._view, state))

@@ -7,12 +7,14 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -37,39 +39,43 @@ def demo(tmp_path_factory) -> Path:
     return config
 
 
-def start(config: Path) -> subprocess.Popen:
+@pytest.fixture
+def scratch() -> Iterator[Path]:
+    """Where temporary files go; a short path, because sockets are among them."""
+    folder = Path(tempfile.mkdtemp(prefix="up-"))
+    yield folder
+    shutil.rmtree(folder)
+
+
+def start(config: Path, scratch: Path) -> subprocess.Popen:
     return subprocess.Popen(
         [sys.executable, "-m", "cluster.cli", "up", "--config", str(config)],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
         start_new_session=True,
+        env={**os.environ, "TMPDIR": str(scratch)},
     )
 
 
-def temporary_files() -> set[Path]:
-    """What Prelude and its engines could leave: temporary folders and shared memory."""
-    ours = re.compile(r"prelude-|sglang|sem\.mp-|psm_|ucx|tmp")
-    return {
-        path
-        for folder in (Path(tempfile.gettempdir()), Path("/dev/shm"))
-        for path in folder.iterdir()
-        if ours.match(path.name)
-    }
+def temporary_files(scratch: Path) -> set[Path]:
+    """What Prelude and its engines could leave: temporary files and shared memory."""
+    kinds = ("sglang_*", "sem.mp-*", "psm_*", "ucx_*")
+    return {*scratch.iterdir(), *(path for kind in kinds for path in Path("/dev/shm").glob(kind))}
 
 
-def assert_nothing_is_left(processes: list[psutil.Process], files: set[Path], ports: set[int]) -> None:
+def assert_nothing_is_left(processes: list[psutil.Process], scratch: Path, files: set[Path], ports: set[int]) -> None:
     _, alive = psutil.wait_procs(processes, timeout=5)
     assert not alive
-    assert temporary_files() - files == set()
+    assert temporary_files(scratch) - files == set()
     listening = {each.laddr.port for each in psutil.net_connections("tcp") if each.status == psutil.CONN_LISTEN}
     assert not listening & ports
 
 
-def test_up_serves_and_leaves_nothing(demo: Path, tmp_path: Path):
-    files = temporary_files()
+def test_up_serves_and_leaves_nothing(demo: Path, tmp_path: Path, scratch: Path):
+    files = temporary_files(scratch)
     started_at = time.monotonic()
-    process = start(demo)
+    process = start(demo, scratch)
     try:
         lines = []
         for line in process.stdout:
@@ -107,28 +113,28 @@ def test_up_serves_and_leaves_nothing(demo: Path, tmp_path: Path):
         process.send_signal(signal.SIGINT)
         assert process.wait(STOPPED_WITHIN_S) == 0
         print(f"stopped after {time.monotonic() - stopped_at:.1f} s")
-        assert_nothing_is_left(children, files, ports)
+        assert_nothing_is_left(children, scratch, files, ports)
     finally:
         process.kill()
 
 
 @pytest.mark.parametrize("after_s", [0.3, 4.0])
-def test_ctrl_c_while_it_starts(demo: Path, after_s: float):
-    files = temporary_files()
-    process = start(demo)
+def test_ctrl_c_while_it_starts(demo: Path, scratch: Path, after_s: float):
+    files = temporary_files(scratch)
+    process = start(demo, scratch)
     try:
         time.sleep(after_s)
         children = psutil.Process(process.pid).children(recursive=True)
         process.send_signal(signal.SIGINT)
         process.communicate(timeout=STOPPED_WITHIN_S)
-        assert_nothing_is_left(children, files, set())
+        assert_nothing_is_left(children, scratch, files, set())
     finally:
         process.kill()
 
 
-def test_a_killed_supervisor_takes_everything_along(demo: Path):
+def test_a_killed_supervisor_takes_everything_along(demo: Path, scratch: Path):
     """Nothing survives even a kill -9 of the supervisor; only its temporary folder stays."""
-    process = start(demo)
+    process = start(demo, scratch)
     time.sleep(5.0)
     children = psutil.Process(process.pid).children(recursive=True)
     assert children

@@ -22,7 +22,7 @@ CASES = {
     "malformed reference": ("completions", {**GOOD, "adapter": "a0@@"}, 400, ("a0@@",)),
     "adapter is a number": ("completions", {**GOOD, "adapter": 7}, 400, ("adapter",)),
     "two adapters": ("completions", {**GOOD, "model": "a1", "adapter": "a0"}, 400, ("a0", "a1")),
-    "adapter of another base": ("completions", {**GOOD, "adapter": "other-base"}, 422, ("other-base", "shape")),
+    "adapter of another base": ("completions", {**GOOD, "adapter": "other-base"}, 422, ("other-base", "another model")),
     "missing directory": ("completions", {**GOOD, "adapter": "missing"}, 422, ("nowhere",)),
     "malformed safetensors": ("completions", {**GOOD, "adapter": "malformed"}, 422, ("adapter_model.safetensors",)),
     "pickle": ("completions", {**GOOD, "adapter": "pickled"}, 422, ("pickle",)),

@@ -115,14 +115,25 @@ def test_sixteen_mixed_at_once(cluster: RunningCluster, cases: list[Case]):
 
 
 def test_zero_adapter_equals_base_exactly(client: httpx.Client, cases: list[Case]):
-    """B = 0 leaves every bit of the answer as it is without adapter."""
+    """B = 0 leaves every bit of the answer as it is without adapter.
+
+    The base model is asked again when the answers differ: under load its own answer has been seen to differ from
+    itself in the last bit of a log-probability (the linear algebra library chooses kernels by memory alignment).
+    """
+    num_asked = 0
     for case in cases:
         if case.adapter != "zero":
             continue
         zero = ask(client, case, echo=True, logprobs=5)["choices"][0]
-        base = client.post("/v1/completions", json=completion_body(None, case.prompt_ids, echo=True, logprobs=5)).json()
-        assert zero["logprobs"] == base["choices"][0]["logprobs"], case.name
-        assert zero["token_ids"] == base["choices"][0]["token_ids"], case.name
+        for _ in range(5):
+            body = completion_body(None, case.prompt_ids, echo=True, logprobs=5)
+            base = client.post("/v1/completions", json=body).json()["choices"][0]
+            num_asked += 1
+            if zero["logprobs"] == base["logprobs"]:
+                break
+        assert zero["logprobs"] == base["logprobs"], case.name
+        assert zero["token_ids"] == base["token_ids"], case.name
+    print(f"the base model was asked {num_asked} times for {len(cases) // len(ADAPTERS)} prompts")
 
 
 ORDERS = list(itertools.permutations(("a0", "a3", None)))

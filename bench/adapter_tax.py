@@ -1,0 +1,170 @@
+"""What adapters cost: requests/s over the number of adapters in use, for Prelude and for SGLang as it is.
+
+Every engine is started once and stays up; idle ones sleep. Loads alternate between the systems: for each repeat and
+each number of adapters every system gets the same requests, one system after the other, so that whatever else the
+machine does falls on all of them alike.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import tempfile
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+
+import aiohttp
+
+from bench import provenance, report
+from bench.contention import cpu_use, foreign_cores
+from bench.errors import BenchError, WrongAnswer
+from bench.load import LoadResult, closed_loop
+from bench.options import DTYPE, HIDDEN, NUM_LAYERS, Options, Shape
+from bench.start import Starter
+from bench.systems import HAVE_BASELINE, System
+from bench.workload import Request, request
+
+_REQUEST_TIMEOUT_S = 300.0
+_MAX_CACHED_SHARE = 0.02  # of prompt tokens: random prompts may begin alike by chance
+_CHECK_SEED, _WARM_UP_SEED, _LOAD_SEED = 0, 1, 2
+
+
+def run(
+    options: Options, command: str, json_path: Path | None, plot_path: Path | None, say: Callable[[str], None]
+) -> None:
+    """Measure, print the table, write the files. Raises BenchError: half a result is none."""
+    for path in (json_path, plot_path):
+        if path is not None and not path.absolute().parent.is_dir():
+            raise BenchError(f"{path}: there is no folder {path.parent}")
+    if plot_path is not None:
+        report.require_plotting()
+    facts = {
+        "benchmark": "adapter-tax",
+        "commit": provenance.commit(),
+        "command": command,
+        "hardware": provenance.hardware(),
+        "versions": provenance.versions(),
+        "settings": {
+            **asdict(options),
+            "model": {"hidden": HIDDEN, "num_layers": NUM_LAYERS, "dtype": DTYPE, "weights": "random"},
+            "omp_num_threads": int(os.environ.get("OMP_NUM_THREADS", "1")),
+        },
+    }
+    with tempfile.TemporaryDirectory(prefix="prelude-bench-") as folder:
+        measurements = asyncio.run(_measure_all(options, Path(folder), say))
+    say("\n" + report.table(measurements, _footnotes(options)))
+    if json_path is not None:
+        json_path.write_text(json.dumps(report.document(measurements, **facts), indent=2) + "\n")
+    if plot_path is not None:
+        report.draw(measurements, _title(options), plot_path)
+
+
+async def _measure_all(options: Options, folder: Path, say: Callable[[str], None]) -> list[report.Measurement]:
+    measurements = []
+    async with contextlib.AsyncExitStack() as stack:
+        timeout = aiohttp.ClientTimeout(total=_REQUEST_TIMEOUT_S)
+        session = aiohttp.ClientSession(timeout=timeout, connector=aiohttp.TCPConnector(limit=0))
+        await stack.enter_async_context(session)
+        base, systems = await Starter(options, folder, session, stack).start_all(say)
+        for system in systems:
+            await check_that_adapters_act(system, max(options.adapters), options.shape, base.vocabulary)
+        say("Every adapter has an answer of its own on every system.")
+        for repeat in range(options.repeats):
+            for adapters in sorted({0, *options.adapters}):
+                for system in systems:
+                    if adapters or system.name in HAVE_BASELINE:
+                        measured = await _measure(system, adapters, repeat, options.shape, base.vocabulary)
+                        measurements.append(measured)
+                        say(
+                            f"  repeat {repeat + 1}/{options.repeats}  n = {adapters:<3} {system.name:<15}"
+                            f"{measured.requests_per_s:7.1f} requests/s"
+                        )
+    return measurements
+
+
+async def _measure(system: System, adapters: int, repeat: int, shape: Shape, vocabulary: int) -> report.Measurement:
+    warm_up = 2 * shape.concurrency
+    await _load(system, (_WARM_UP_SEED, repeat, adapters), warm_up, adapters, shape, vocabulary)
+    seed = (_LOAD_SEED, repeat, adapters)
+    before = cpu_use()
+    result, num_cached_tokens = await _load(system, seed, shape.num_requests, adapters, shape, vocabulary)
+    foreign = foreign_cores(before, cpu_use(), result.duration_s)
+    if num_cached_tokens > _MAX_CACHED_SHARE * shape.num_requests * shape.prompt_tokens:
+        raise WrongAnswer(
+            f"{system.name} found {num_cached_tokens} prompt tokens in its prefix cache, where every prompt is new"
+        )
+    return report.Measurement(
+        system=system.name,
+        adapters=adapters,
+        repeat=repeat,
+        num_requests=result.num_requests,
+        duration_s=round(result.duration_s, 4),
+        median_latency_s=round(result.latency_s(0.5), 4),
+        foreign_cores=round(foreign, 2),
+        num_cached_tokens=num_cached_tokens,
+    )
+
+
+async def _load(
+    system: System, seed: tuple[int, ...], num_requests: int, adapters: int, shape: Shape, vocabulary: int
+) -> tuple[LoadResult, int]:
+    """How the load went, and how many prompt tokens came from the prefix cache."""
+    requests = [request(seed, number, adapters, shape.prompt_tokens, vocabulary) for number in range(num_requests)]
+    num_cached_tokens = 0
+
+    async def send(number: int) -> None:
+        nonlocal num_cached_tokens
+        answer = await system.send(requests[number], shape.generated_tokens)
+        num_cached_tokens += answer.num_cached_tokens
+
+    return await closed_loop(send, num_requests, shape.concurrency), num_cached_tokens
+
+
+async def check_that_adapters_act(system: System, count: int, shape: Shape, vocabulary: int) -> None:
+    """The same prompt under the base model and under every adapter gives that many different answers.
+
+    An adapter that is silently dropped would look fast. Raises WrongAnswer.
+    """
+    prompt = request((_CHECK_SEED,), 0, 0, shape.prompt_tokens, vocabulary).prompt
+    answers: dict[int, str] = {}
+
+    async def send(number: int) -> None:
+        asked = Request(prompt, number - 1 if number else None)
+        answers[number] = (await system.send(asked, shape.generated_tokens)).text
+
+    await send(0)  # alone: the first exchange of a pair sets up its connection
+    await closed_loop(lambda number: send(number + 1), count, shape.concurrency)
+    found, expected = len(set(answers.values())), 1 if system.name == "none" else count + 1
+    if found != expected:
+        raise WrongAnswer(
+            f"{system.name}: the base model and {count} adapters gave {found} different answers to one prompt, "
+            f"not {expected}"
+        )
+
+
+def _footnotes(options: Options) -> list[str]:
+    shape = options.shape
+    notes = [
+        f"Llama of hidden {HIDDEN}, {NUM_LAYERS} layers, {DTYPE}, random weights, on a CPU; {shape.concurrency} "
+        f"requests at a time of {shape.prompt_tokens} + {shape.generated_tokens} tokens, {shape.num_requests} per "
+        f"load; {options.num_slots} adapter slots; medians of {options.repeats} repeats, all systems in turn.",
+    ]
+    if "pd" in options.systems:
+        notes.append(
+            "pd goes through the router, which costs the same CPU cores too."
+            if options.pd_through == "router"
+            else "pd is measured at its two engines: the load client sends both legs, there is no router."
+        )
+        notes.append("pd's two engines share the machine's cores: compare it with itself, not with the others.")
+    return notes
+
+
+def _title(options: Options) -> str:
+    shape = options.shape
+    return (
+        f"hidden {HIDDEN}, {NUM_LAYERS} layers, {DTYPE}, CPU; {shape.concurrency} concurrent, "
+        f"{shape.prompt_tokens}+{shape.generated_tokens} tokens, {options.num_slots} slots"
+    )

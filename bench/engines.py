@@ -1,0 +1,89 @@
+"""Engines for a benchmark: started as workers start them, without agents, ended with the benchmark."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+from bench.errors import SystemFailed
+from engine.arguments import AdapterSlots, EngineSpec
+from engine.client import EngineClient
+from engine.errors import EngineError
+from engine.supervisor import EngineSnapshot, EngineStatus, EngineSupervisor
+
+_START_TIMEOUT_S = 600.0
+_LOAD_TIMEOUT_S = 120.0
+HOST = "127.0.0.1"
+
+
+def free_port() -> int:
+    """A port that nobody listens on now."""
+    with socket.socket() as listener:
+        listener.bind((HOST, 0))
+        return listener.getsockname()[1]
+
+
+def engine_spec(
+    role: str, model_path: Path, adapters: AdapterSlots | None, concurrency: int, scratch: Path
+) -> EngineSpec:
+    """The same settings for every engine that is compared, but for its role and its adapters."""
+    return EngineSpec(
+        role=role,
+        device="cpu",
+        model_path=model_path,
+        served_name="bench",
+        dtype="bfloat16",
+        host=HOST,
+        port=free_port(),
+        bootstrap_port=free_port() if role == "prefill" else None,
+        max_total_tokens=16384,
+        max_running_requests=2 * concurrency,
+        chunked_prefill_tokens=2048,
+        context_length=None,
+        tensor_parallel=1,
+        tool_call_parser=None,
+        reasoning_parser=None,
+        adapters=adapters,
+        extra_arguments=(),
+        scratch=scratch,
+    )
+
+
+@contextlib.asynccontextmanager
+async def running_engine(spec: EngineSpec) -> AsyncIterator[EngineSnapshot]:
+    """An engine that is up. Raises SystemFailed when it does not start; it is not started again when it dies."""
+    settled: asyncio.Future[EngineSnapshot] = asyncio.get_running_loop().create_future()
+
+    def on_change(snapshot: EngineSnapshot) -> None:
+        if snapshot.status in (EngineStatus.UP, EngineStatus.DOWN) and not settled.done():
+            settled.set_result(snapshot)
+
+    supervisor = EngineSupervisor(spec, _START_TIMEOUT_S, on_change)
+    running = asyncio.create_task(supervisor.run(), name=f"engine {spec.role}")
+    either: set[asyncio.Future[Any]] = {settled, running}
+    try:
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        if not settled.done() or settled.result().status is not EngineStatus.UP:
+            raise SystemFailed(f"the {spec.role} engine did not start: {supervisor.snapshot.reason}")
+        yield settled.result()
+        if supervisor.snapshot.incarnation != settled.result().incarnation:
+            raise SystemFailed(f"the {spec.role} engine died on the way: {supervisor.snapshot.reason}")
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+
+async def load_adapters(spec: EngineSpec, revisions: dict[str, Path]) -> None:
+    """Make the engine hold every revision in host memory. Raises SystemFailed."""
+    client = EngineClient(spec.url)
+    try:
+        for revision_id, directory in revisions.items():
+            await client.load_adapter(revision_id, directory, _LOAD_TIMEOUT_S)
+    except EngineError as error:
+        raise SystemFailed(f"the {spec.role} engine did not load an adapter: {error}") from error
+    finally:
+        await client.aclose()

@@ -1,0 +1,153 @@
+"""The benchmark as a whole, on systems that are pretended."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from bench import adapter_tax, engines, start
+from bench.errors import BenchError, SystemFailed, WrongAnswer
+from bench.options import Options, Shape
+from bench.systems import SYSTEMS, Answer
+from cluster.cli import main
+from engine.supervisor import EngineSnapshot, EngineStatus
+
+SHAPE = Shape(prompt_tokens=8, generated_tokens=4, concurrency=2, num_requests=6)
+OPTIONS = Options(SYSTEMS, (1, 3), 2, SHAPE, 8, "engines")
+
+
+@dataclass
+class Pretended:
+    """Answers at once, differently for each adapter that is not dropped."""
+
+    name: str
+    dropped: frozenset[int] = frozenset()
+    cached_tokens: int = 0
+    seen: list = field(default_factory=list)
+
+    async def send(self, request, num_tokens):
+        self.seen.append((tuple(request.prompt), request.adapter))
+        await asyncio.sleep(0.001)
+        adapter = None if self.name == "none" or request.adapter in self.dropped else request.adapter
+        return Answer(f"{adapter}", self.cached_tokens)
+
+
+@pytest.fixture
+def systems(monkeypatch):
+    """The five systems, pretended."""
+    made = [Pretended(name) for name in SYSTEMS]
+
+    class Base:
+        vocabulary = 1024
+
+    async def start_all(self, say):
+        return Base, [system for system in made if system.name in self.options.systems]
+
+    monkeypatch.setattr(start.Starter, "start_all", start_all)
+    return made
+
+
+def test_every_system_gets_the_same_load_in_turn(systems, tmp_path, capsys):
+    path, plot = tmp_path / "numbers.json", tmp_path / "plot.png"
+    adapter_tax.run(OPTIONS, "prelude bench adapter-tax", path, plot, print)
+    document = json.loads(path.read_text())
+    measured = [(each["repeat"], each["adapters"], each["system"]) for each in document["repeats"]]
+    baseline, rest = ["none", "pd"], list(SYSTEMS)
+    assert measured == [
+        (repeat, n, system) for repeat in (0, 1) for n in (0, 1, 3) for system in (rest if n else baseline)
+    ]
+    assert {(row["system"], row["adapters"]) for row in document["rows"]} == {each[:0:-1] for each in measured}
+    assert {"commit", "command", "hardware", "versions", "settings", "ratios"} <= document.keys()
+    loads = {system.name: [each for each in system.seen[4:] if each[1] is not None] for system in systems}
+    assert len(loads["stock"]) == 2 * 2 * (4 + 6)  # repeats x numbers of adapters x warm-up and load
+    assert all(load == loads["stock"] for load in loads.values())
+    assert len({prompt for prompt, _ in loads["stock"]}) == len(loads["stock"])
+    assert {adapter for _, adapter in loads["pd"]} == {0, 1, 2}
+    assert "c/a" in capsys.readouterr().out
+    assert plot.stat().st_size > 1000
+
+
+def test_a_dropped_adapter_is_noticed(systems):
+    systems[2].dropped = frozenset({2})
+    with pytest.raises(WrongAnswer, match="unified_lora: the base model and 3 adapters gave 3 different answers"):
+        adapter_tax.run(OPTIONS, "", None, None, print)
+
+
+def test_prefix_cache_hits_are_noticed(systems):
+    systems[1].cached_tokens = 1
+    with pytest.raises(WrongAnswer, match="stock found 6 prompt tokens in its prefix cache"):
+        adapter_tax.run(OPTIONS, "", None, None, print)
+
+
+def test_files_that_cannot_be_written_are_refused_first(systems, tmp_path):
+    with pytest.raises(BenchError, match="there is no folder"):
+        adapter_tax.run(OPTIONS, "", tmp_path / "nowhere" / "file.json", None, print)
+    assert not systems[0].seen
+
+
+@pytest.mark.parametrize(
+    "words", [["--systems", "none,fast"], ["--adapters", "0"], ["--adapters", "1,x"], ["--repeats", "-1"]]
+)
+def test_wrong_arguments(words):
+    with pytest.raises(SystemExit) as ended:
+        main(["bench", "adapter-tax", *words])
+    assert ended.value.code == 2
+
+
+def test_the_command(systems, monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr("cluster.commands.bench.silence_libraries", lambda: None)
+    path = tmp_path / "numbers.json"
+    words = ["bench", "adapter-tax", "--quick", "--systems", "stock,none", "--json", str(path)]
+    monkeypatch.setattr("sys.argv", ["prelude", *words])
+    main(words)
+    document = json.loads(path.read_text())
+    assert document["command"] == "prelude bench adapter-tax --quick --systems stock,none --json numbers.json"
+    assert document["settings"]["systems"] == ["none", "stock"]
+    assert document["settings"]["adapters"] == [1, 8]
+    systems[1].dropped = frozenset({0})
+    with pytest.raises(SystemExit, match="different answers"):
+        main(words)
+    with pytest.raises(SystemExit) as ended:
+        main(["bench", "--help"])
+    assert ended.value.code == 0
+    assert "adapter-tax" in capsys.readouterr().out
+
+
+class PretendedSupervisor:
+    """An engine that comes up and dies, or does not come up."""
+
+    comes_up = True
+
+    def __init__(self, spec, start_timeout_s, on_change):
+        self.on_change = on_change
+        self.snapshot = EngineSnapshot(EngineStatus.STARTING, "", (), 0, "starting")
+
+    def set(self, status, incarnation, reason):
+        self.snapshot = EngineSnapshot(status, incarnation, (), 0, reason)
+        self.on_change(self.snapshot)
+
+    async def run(self):
+        if self.comes_up:
+            self.set(EngineStatus.UP, "one", "")
+            await asyncio.sleep(0.01)
+        self.set(EngineStatus.DOWN, "", "it ran out of luck")
+        await asyncio.sleep(60)
+
+
+@pytest.mark.parametrize(
+    ("comes_up", "complaint"), [(False, "did not start: it ran"), (True, "died on the way: it ran")]
+)
+def test_an_engine_that_fails_fails_the_benchmark(monkeypatch, comes_up, complaint):
+    monkeypatch.setattr(engines, "EngineSupervisor", PretendedSupervisor)
+    monkeypatch.setattr(PretendedSupervisor, "comes_up", comes_up)
+
+    async def use():
+        async with engines.running_engine(engines.engine_spec("stock", Path("m"), None, 4, Path("s"))):
+            await asyncio.sleep(0.1)
+
+    with pytest.raises(SystemFailed, match=complaint):
+        asyncio.run(use())

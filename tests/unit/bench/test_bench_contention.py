@@ -1,0 +1,35 @@
+"""What others do with the machine is seen, what we do is not."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+
+from bench import provenance
+from bench.contention import CpuUse, cpu_use, foreign_cores
+
+
+def test_what_others_used_is_what_we_did_not():
+    assert foreign_cores(CpuUse(100, 10), CpuUse(106, 14), 4) == 0.5
+    assert foreign_cores(CpuUse(100, 10), CpuUse(101, 12), 4) == 0  # counters of different clocks
+
+
+def test_own_children_are_ours():
+    before = cpu_use()
+    child = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    try:
+        deadline = time.monotonic() + 20
+        while cpu_use().own_s - before.own_s < 0.3:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+    finally:
+        child.kill()
+        child.wait()
+    assert cpu_use().machine_s - before.machine_s > 0.2
+
+
+def test_provenance_names_machine_and_versions():
+    assert len(provenance.commit().removesuffix("+changes")) in (40, len("unknown"))
+    assert provenance.hardware()["cores"] >= 1
+    assert provenance.versions()["sglang"] == "0.5.17"

@@ -1,0 +1,128 @@
+"""What each system is sent, and that wrong answers do not count. The engines are a small HTTP server."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import aiohttp
+import pytest
+from aiohttp import web
+
+from bench.errors import SystemFailed, WrongAnswer
+from bench.systems import HAVE_BASELINE, SYSTEMS, OneEngine, Pair, ThroughRouter
+from bench.workload import Request
+from cluster.commands import bench as command
+
+BASE, ADAPTED = Request([1, 2, 3], None), Request([1, 2, 3], 1)
+
+
+def answer(body: dict) -> web.Response:
+    usage = {
+        "prompt_tokens": len(body["prompt"]),
+        "completion_tokens": body["max_tokens"],
+        "prompt_tokens_details": {"cached_tokens": 1},
+    }
+    return web.json_response({"choices": [{"text": body.get("lora_path", "base")}], "usage": usage})
+
+
+def talk(make: Callable, request: Request, reply: Callable = answer):
+    """(the answer or the exception, bodies by path) of one request to a system."""
+    seen: dict[str, dict] = {}
+
+    async def handle(asked: web.Request) -> web.Response:
+        seen[asked.path] = await asked.json()
+        return reply(seen[asked.path])
+
+    async def run():
+        app = web.Application()
+        app.router.add_post("/{engine}/v1/completions", handle)
+        runner = web.AppRunner(app)
+        await runner.setup()
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+        try:
+            async with aiohttp.ClientSession() as session:
+                return await make(session, url).send(request, 4)
+        finally:
+            await runner.cleanup()
+
+    try:
+        return asyncio.run(run()), seen
+    except (SystemFailed, WrongAnswer) as error:
+        return error, seen
+
+
+def one_engine(session, url):
+    return OneEngine("stock", session, f"{url}/engine", ["sha256:a", "sha256:b"])
+
+
+def pair(session, url):
+    return Pair("pd", session, f"{url}/prefill", f"{url}/decode", "127.0.0.1", 77, ["sha256:a", "sha256:b"])
+
+
+def test_one_engine_gets_the_revision():
+    got, seen = talk(one_engine, ADAPTED)
+    assert (got.text, got.num_cached_tokens) == ("sha256:b", 1)
+    assert seen["/engine/v1/completions"] == {
+        "model": "bench",
+        "prompt": [1, 2, 3],
+        "max_tokens": 4,
+        "temperature": 0,
+        "ignore_eos": True,
+        "lora_path": "sha256:b",
+    }
+    assert "lora_path" not in talk(one_engine, BASE)[1]["/engine/v1/completions"]
+
+
+def test_an_engine_without_adapters_is_sent_none():
+    _, seen = talk(lambda session, url: OneEngine("none", session, f"{url}/engine", []), ADAPTED)
+    assert "lora_path" not in seen["/engine/v1/completions"]
+
+
+def test_only_the_prefill_leg_names_the_adapter():
+    got, seen = talk(pair, ADAPTED)
+    prefill, decode = seen["/prefill/v1/completions"], seen["/decode/v1/completions"]
+    assert prefill.pop("lora_path") == "sha256:b"
+    assert prefill == decode
+    assert decode["bootstrap_port"] == 77
+    assert got.text == "base"  # decode's answer
+    assert "lora_path" not in talk(pair, BASE)[1]["/prefill/v1/completions"]
+
+
+def test_a_router_is_asked_by_name():
+    def make(session, url):
+        return ThroughRouter("pd", session, f"{url}/router", ["first", "second"])
+
+    assert talk(make, ADAPTED)[1]["/router/v1/completions"]["adapter"] == "second"
+    assert "adapter" not in talk(make, BASE)[1]["/router/v1/completions"]
+
+
+@pytest.mark.parametrize("make", [one_engine, pair])
+def test_failures_and_short_answers_do_not_count(make):
+    refused, _ = talk(make, ADAPTED, lambda body: web.Response(status=503, text="queue full"))
+    assert isinstance(refused, SystemFailed)
+    assert "503" in str(refused)
+    assert "queue full" in str(refused)
+    short, _ = talk(make, ADAPTED, lambda body: answer({**body, "max_tokens": 3}))
+    assert isinstance(short, WrongAnswer)
+    assert "asked for 4 tokens after 3, got 3 after 3" in str(short)
+
+
+def test_a_failed_prefill_leg_fails_the_request():
+    def reply(body):
+        return web.Response(status=400, text="no such adapter") if "lora_path" in body else answer(body)
+
+    refused, _ = talk(pair, ADAPTED, reply)
+    assert "no such adapter" in str(refused)
+
+
+def test_nobody_listens():
+    refused, _ = talk(lambda session, url: OneEngine("none", session, "http://127.0.0.1:1", []), BASE)
+    assert isinstance(refused, SystemFailed)
+
+
+def test_the_command_line_knows_the_same_systems():
+    assert command._SYSTEMS == SYSTEMS
+    assert set(HAVE_BASELINE) <= set(SYSTEMS)
