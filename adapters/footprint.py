@@ -20,7 +20,7 @@ class Footprint:
     disk: int  # its serving form, on a worker's disk
     host: int  # the tensors of its serving form, in the memory of each engine process that holds it
     slot: int  # one slot of the engine, on its device
-    all_slots: int
+    all_slots: int  # one more than there are adapter slots: the base model takes one as well
 
 
 def footprint_of(
@@ -41,15 +41,19 @@ def footprint_of(
         disk=sum(path.stat().st_size for path in serving_directory.iterdir()),
         host=host_bytes,
         slot=slot,
-        all_slots=slot * num_slots,
+        all_slots=slot * (num_slots + 1),
     )
 
 
 def slot_bytes(base: BaseModel, max_rank: int, target_modules: tuple[str, ...], dtype: EngineDtype) -> int:
-    """Bytes of the LoRA buffers of one slot, over all tensor-parallel ranks together.
+    """Bytes of the buffers of one slot without tensor parallelism.
 
     SGLang allocates A [max_rank, in] and B [out, max_rank] for each target projection of every layer, the siblings of
-    stacked projections included, whatever the adapter in the slot needs (`LoRAMemoryPool.get_lora_A_shape`).
+    stacked projections included, whatever the adapter in the slot needs (`LoRAMemoryPool.get_lora_A_shape`); we add
+    A and B [max_rank, hidden] and b [max_rank] of ReFT for every layer (`engine.reft.ReftPool`). Tensor-parallel ranks
+    share SGLang's buffers between them, but each has the whole of ReFT's.
     """
-    sizes = [base.shape_of(module) for module in engine_modules(set(target_modules))]
-    return base.num_layers * sum(max_rank * (size_in + size_out) for size_out, size_in in sizes) * ITEM_BYTES[dtype]
+    shapes = [base.shape_of(module) for module in engine_modules(set(target_modules))]
+    lora = sum(size_in + size_out for size_out, size_in in shapes)
+    reft = 2 * base.hidden + 1
+    return base.num_layers * max_rank * (lora + reft) * ITEM_BYTES[dtype]

@@ -19,7 +19,7 @@ from typing import Any, Literal
 import numpy as np
 
 from adapters.base_model import FUSED_MODULES, MODULES, BaseModel, name_of_module
-from adapters.errors import AdapterIncompatible, NotServedYet
+from adapters.errors import AdapterIncompatible
 from adapters.formats.peft_config import CONFIG_NAME, OUR_KEY
 from adapters.formats.peft_lora import WEIGHTS_STEM
 from adapters.formats.safetensors_file import encode, write_safetensors
@@ -27,17 +27,17 @@ from adapters.manifest import revision_id_of
 from adapters.normal_form import Adapter, LoraFactors
 
 EngineDtype = Literal["float32", "bfloat16", "float16"]
+# Of the tensors `prelude.reft.<layer>.{a,b,bias}`: A [r, d], scaled B [r, d], bias [r]. SGLang has no name for them.
+REFT_PREFIX = "prelude.reft."
 _LARGEST = {"float32": 3.4028234e38, "bfloat16": 3.3895313e38, "float16": 65504.0}
 
 
 def write_for_engine(adapter: Adapter, base: BaseModel, dtype: EngineDtype, directory: Path) -> None:
     """Makes `directory` hold the adapter for SGLang, at once or not at all.
 
-    A directory that already holds the same revision in the same dtype is left as it is. Raises NotServedYet for
-    adapters with ReFT, AdapterIncompatible where a value does not fit the dtype or the adapter is for another model.
+    A directory that already holds the same revision in the same dtype is left as it is. Raises AdapterIncompatible where
+    a value does not fit the dtype or the adapter is for another base model.
     """
-    if adapter.reft:
-        raise NotServedYet("this worker serves LoRA only, and the adapter has ReFT on its residual stream")
     if adapter.base_fingerprint != base.fingerprint:
         raise AdapterIncompatible(
             f"the adapter was read for the base model {adapter.base_fingerprint}, this one is {base.fingerprint}"
@@ -84,6 +84,11 @@ def _write(adapter: Adapter, base: BaseModel, dtype: EngineDtype, mark: dict[str
             _check_fits(key, a, b, dtype)
             tensors[f"{key}.lora_A.weight"] = encode(a, dtype)
             tensors[f"{key}.lora_B.weight"] = encode(b, dtype)
+    for layer, reft in adapter.reft.items():
+        for part, array in (("a", reft.a), ("b", reft.b * np.float32(reft.scale) + np.float32(0)), ("bias", reft.bias)):
+            key = f"{REFT_PREFIX}{layer}.{part}"
+            _check_fits(key, array, array, dtype)
+            tensors[key] = encode(array, dtype)
     write_safetensors(directory / f"{WEIGHTS_STEM}.safetensors", tensors, {"format": "pt"})
     config: dict[str, Any] = {
         "peft_type": "LORA",
@@ -95,7 +100,7 @@ def _write(adapter: Adapter, base: BaseModel, dtype: EngineDtype, mark: dict[str
         "bias": "none",
         "lora_dropout": 0.0,
         "inference_mode": True,
-        OUR_KEY: mark,
+        OUR_KEY: mark,  # the engine reads the positions from it
     }
     with (directory / CONFIG_NAME).open("w") as file:
         json.dump(config, file, indent=2)

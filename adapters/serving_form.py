@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import torch
 
 _LORA_KEY = re.compile(r"base_model\.model\.(model\.layers\.\d+\.\w+\.\w+)\.lora_([AB])\.weight")
-_REFT_KEY = re.compile(r".*\blayers\.(\d+)\..*\b(?:\w*reft\w*)\.(?:reft_)?(A|B|bias)(?:\.weight)?", re.IGNORECASE)
+_REFT_KEY = re.compile(r"prelude\.reft\.(\d+)\.(a|b|bias)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class ServingForm:
                     raise ValueError(f"the serving form has a tensor {key!r}, which the self-check cannot apply")
         return cls(
             lora={name: (parts["A"], parts["B"]) for name, parts in lora.items()},
-            reft={layer: (parts["A"], parts["B"], parts["bias"]) for layer, parts in reft.items()},
+            reft={layer: (parts["a"], parts["b"], parts["bias"]) for layer, parts in reft.items()},
             scale=config["lora_alpha"] / config["r"],
             num_bytes=num_bytes,
         )

@@ -95,7 +95,8 @@ def command(spec: EngineSpec) -> list[str]:
     if spec.adapters is not None:
         arguments |= {
             "enable-lora": True,
-            "max-loras-per-batch": spec.adapters.count,
+            # One more for the base model's tokens; SGLang as it is has to share.
+            "max-loras-per-batch": spec.adapters.count + (spec.role != "stock"),
             "max-lora-rank": spec.adapters.max_rank,
             "lora-target-modules": spec.adapters.target_modules,
         }

@@ -23,7 +23,7 @@ class Platform(StrEnum):
     CPU = "cpu"
 
 
-# "stock" is SGLang as it is, which benchmarks compare with: it has only what reports, and what a CPU needs to run at all.
+# "stock" is SGLang as it is, which benchmarks compare with: it has only what reports and what a CPU needs.
 ALL_ROLES = frozenset({"prefill", "decode", "unified", "stock"})
 
 

@@ -22,7 +22,7 @@ import pytest
 import yaml
 
 from adapters.base_model import BaseModel
-from adapters.random_adapters import write_random_lora
+from adapters.random_adapters import write_random_lora, write_random_mixed, write_random_reft
 from cluster.demo import make_model
 from cluster.ports import with_ports
 
@@ -108,6 +108,9 @@ def adapters(tmp_path_factory, model_dir: Path) -> dict[str, Path]:
             root / "a2", base, seed=12, modules=("v_proj", "up_proj"), rank=16, rank_pattern={"up_proj": 3}, alpha=8
         ),
         "a3": write_random_lora(root / "a3", base, seed=13, dtype="bfloat16", layers=(1, 3), std=0.6),
+        "reft": write_random_reft(root / "reft", base, 15, rank=8),
+        "loreft": write_random_reft(root / "loreft", base, 16, kind="loreft", layout="pyreft", layers=(0, 2)),
+        "mixed": write_random_mixed(root / "mixed", base, 17),
         "zero": write_random_lora(root / "zero", base, seed=14, zero=True),
     }
 

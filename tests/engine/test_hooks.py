@@ -29,6 +29,23 @@ EXPECTED = {
 }
 
 
+# Hooks whose act only a running engine shows, and the test that fails without each.
+SHOWN_ELSEWHERE = {
+    "batches_are_cut_by_position": "test_unified.py: every parity test",
+    "slots_for_segments_only": "test_unified.py::test_more_adapters_than_slots_at_once",
+    "lora_runs_on_segments": "test_unified.py::test_parity_alone",
+    "base_tokens_have_a_slot": "test_unified.py::test_parity_mixed",
+    "decoding_holds_no_slot": "test_unified.py::test_more_adapters_than_slots_at_once",
+    "retracted_is_adapted_again": "test_unified.py::test_retracted_requests",
+    "finished_answers_are_no_prefix": "test_unified.py::test_follow_up_turn",
+    "retracted_answers_are_no_prefix": "test_unified.py::test_retracted_requests",
+    "adapted_decode_runs_without_graph": "tests/unit/engine/test_position_hooks.py",
+    "reft_tensors_are_set_aside": "test_unified.py::test_parity_alone",
+    "reft_layers": "test_unified.py::test_parity_alone",
+    "reft_follows_slots": "test_unified.py::test_parity_mixed",
+}
+
+
 def run(role: str, folder: Path, script: str = "hooks_in_action.py", **variables: str) -> subprocess.CompletedProcess:
     """A script beside this file, in a process of its own."""
     path = Path(__file__).with_name(script)
@@ -53,7 +70,11 @@ def test_all_hooks_of_the_role_are_installed(observed: dict):
     assert observed["installed"] == [hook.name for hook in hooks_for("prefill", "cpu")]
 
 
-@pytest.mark.parametrize("name", [hook.name for hook in HOOKS])
+def test_every_hook_is_shown_to_act():
+    assert {hook.name for hook in HOOKS} == EXPECTED.keys() | SHOWN_ELSEWHERE.keys()
+
+
+@pytest.mark.parametrize("name", EXPECTED)
 def test_hook_acts(observed: dict, name: str):
     without, with_hook = EXPECTED[name]
     assert without(observed["before"][name]), f"without the hook: {observed['before'][name]}"

@@ -7,12 +7,12 @@ import pytest
 from safetensors.torch import load_file
 
 from adapters.base_model import FUSED_MODULES, MODULES, BaseModel, name_of_module
-from adapters.errors import AdapterIncompatible, AdapterUnsupported, NotServedYet
+from adapters.errors import AdapterIncompatible
 from adapters.formats import read_adapter
 from adapters.manifest import revision_id_of
 from adapters.normal_form import frozen_array
 from adapters.random_adapters import all_modules, write_random_lora, write_random_mixed, write_random_reft
-from adapters.serving import write_for_engine
+from adapters.serving import REFT_PREFIX, write_for_engine
 
 CASES = {
     "all": {},
@@ -94,12 +94,18 @@ def test_positions_are_kept(base, limits, tmp_path):
     assert read_adapter(tmp_path / "engine", base, limits).positions == "all"
 
 
-def test_reft_is_not_served_yet(base, limits, tmp_path):
-    for directory in (write_random_reft(tmp_path / "r", base, 1), write_random_mixed(tmp_path / "m", base, 1)):
-        with pytest.raises(NotServedYet, match="serves LoRA only") as caught:
-            write_for_engine(read_adapter(directory, base, limits), base, "float32", tmp_path / "engine")
-        assert isinstance(caught.value, AdapterUnsupported)
-        assert not (tmp_path / "engine").exists()
+def test_reft_is_written_with_its_scale_folded_in(base, limits, tmp_path):
+    for write in (write_random_reft, write_random_mixed):
+        adapter = read_adapter(write(tmp_path / write.__name__, base, 1), base, limits)
+        write_for_engine(adapter, base, "float32", tmp_path / f"{write.__name__}-engine")
+        tensors = load_file(tmp_path / f"{write.__name__}-engine" / "adapter_model.safetensors")
+        reft = {name: tensor.numpy() for name, tensor in tensors.items() if name.startswith(REFT_PREFIX)}
+        assert len(reft) == 3 * len(adapter.reft)
+        assert bool(adapter.lora) == any("lora_A" in name for name in tensors)
+        for layer, factors in adapter.reft.items():
+            np.testing.assert_array_equal(reft[f"{REFT_PREFIX}{layer}.a"], factors.a)
+            np.testing.assert_array_equal(reft[f"{REFT_PREFIX}{layer}.bias"], factors.bias)
+            np.testing.assert_allclose(reft[f"{REFT_PREFIX}{layer}.b"], factors.b * factors.scale, rtol=1e-6)
 
 
 def test_another_base_model_is_refused(base, limits, tmp_path):

@@ -10,7 +10,7 @@ import torch
 from adapters.errors import AdapterIncompatible, AdapterUnsupported
 from adapters.footprint import slot_bytes
 from adapters.formats import Limits, read_adapter
-from adapters.random_adapters import write_random_lora
+from adapters.random_adapters import write_random_lora, write_random_mixed, write_random_reft
 from adapters.self_check import Deployment, check_adapter, compare_factors, compare_outputs
 from adapters.serving import write_for_engine
 from adapters.serving_form import ServingForm
@@ -45,6 +45,47 @@ def test_sound_adapters_pass(name, dtype, base, model_dir, tmp_path):
     assert check.model.reference == "peft"
     assert check.model.effect > 10 * check.model.error
     assert check.footprint.files == (source / "adapter_model.safetensors").stat().st_size
+
+
+REFT_CASES = {
+    "direft": lambda folder, base: write_random_reft(folder, base, 1),
+    "direft, its own scale, some layers": lambda folder, base: write_random_reft(
+        folder, base, 1, scale=-2.0, layers=[1]
+    ),
+    "loreft": lambda folder, base: write_random_reft(folder, base, 1, kind="loreft", rank=7),
+    "lora and reft": lambda folder, base: write_random_mixed(folder, base, 1),
+}
+
+
+@pytest.mark.parametrize("name", REFT_CASES)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_sound_reft_passes(name, dtype, base, model_dir, tmp_path):
+    check = check_adapter(REFT_CASES[name](tmp_path / "reft", base), model_dir, Deployment(dtype=dtype))
+    assert check.problems == ()
+    assert not check.factors.changes_nothing
+    assert check.model is not None
+    assert check.model.reference == "normal_form"
+    assert check.model.effect > 10 * check.model.error
+
+
+REFT_DAMAGE = {
+    "a layer is dropped": lambda reft: {layer: parts for layer, parts in reft.items() if layer != 1},
+    "the bias is dropped": lambda reft: {layer: (a, b, 0 * bias) for layer, (a, b, bias) in reft.items()},
+    "A and B are swapped": lambda reft: {layer: (b, a, bias) for layer, (a, b, bias) in reft.items()},
+    "the scale is forgotten": lambda reft: {layer: (a, 2 * b, bias) for layer, (a, b, bias) in reft.items()},
+}
+
+
+@pytest.mark.parametrize("name", REFT_DAMAGE)
+def test_damaged_reft_fails(name, base, limits, model_dir, tmp_path):
+    source = write_random_reft(tmp_path / "reft", base, 1)
+    adapter = read_adapter(source, base, limits)
+    write_for_engine(adapter, base, "bfloat16", tmp_path / "engine")
+    form = ServingForm.read(tmp_path / "engine")
+    damaged = replace(form, reft=REFT_DAMAGE[name](dict(form.reft)))
+    assert compare_factors(adapter, damaged, 2**-6).largest_error > 2**-6
+    outputs = compare_outputs(model_dir, source, adapter, damaged, "bfloat16")
+    assert outputs.error > outputs.tolerance
 
 
 def test_a_zero_adapter_is_said_to_change_nothing(base, model_dir, tmp_path):
@@ -128,7 +169,9 @@ def test_without_weights_only_factors_are_compared(base, tmp_path):
 
 def test_slot_bytes_are_those_of_sglangs_buffers(base):
     """Per layer: qkv A [3r, 32], B [48+24+24, r]; o 48 -> 32; gate_up A [2r, 32], B [96, r]; down 48 -> 32."""
-    per_rank = (3 * 32 + 96) + (48 + 32) + (2 * 32 + 96) + (48 + 32)
+    per_rank = (3 * 32 + 96) + (48 + 32) + (2 * 32 + 96) + (48 + 32) + (2 * 32 + 1)  # the last for ReFT
     everything = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
     assert slot_bytes(base, 16, everything, "bfloat16") == 3 * 16 * per_rank * 2
-    assert slot_bytes(base, 16, ("q_proj",), "float32") == 3 * 16 * (3 * 32 + 96) * 4  # k and v come with it
+    assert (
+        slot_bytes(base, 16, ("q_proj",), "float32") == 3 * 16 * (3 * 32 + 96 + 2 * 32 + 1) * 4
+    )  # k and v come with it

@@ -67,7 +67,7 @@ def test_the_limits_of_cluster_yaml_count(capsys, lora, model_dir, tmp_path):
     code, text, _ = verify(capsys, lora, "--config", config, "--no-model")
     assert code == 0
     assert "float32, scales folded in" in text
-    assert "all 3 slots" in text
+    assert "all 3 slots and one" in text
     config.write_text(yaml.safe_dump(data | {"adapter_limits": {"max_rank": 3}}))
     code, text, errors = verify(capsys, lora, "--config", config, "--json")
     assert code == 1

@@ -33,7 +33,7 @@ def value(name: str, flag: str) -> str:
 
 def test_prefill_holds_adapters():
     assert "--enable-lora" in words("p")
-    assert value("p", "--max-loras-per-batch") == "3"
+    assert value("p", "--max-loras-per-batch") == "4"  # three adapters and the base model
     assert value("p", "--max-lora-rank") == "16"
     at = words("p").index("--lora-target-modules")
     assert words("p")[at + 1 : at + 3] == ["q_proj", "v_proj"]

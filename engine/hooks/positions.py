@@ -1,0 +1,172 @@
+"""Bodies of the hooks by which SGLang applies an adapter to the positions it is for, and to no others.
+
+SGLang applies an adapter to every token of its requests. Here each batch is cut into segments by position first
+(`engine.positions`), and SGLang's LoRA manager sees the segments in place of the requests. A batch without adapted
+tokens takes the base model's path: decode costs what it costs without adapters.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from engine.hooks.reft import begin_batch
+from engine.positions import Segment, Span, segments_of
+
+# Set while SGLang builds a forward batch, which asks the LoRA manager on its way; None at graph capture and dry runs.
+_segments: tuple[Segment, ...] | None = None
+
+
+def adapter_of(req) -> str | None:
+    """The revision that a request was made with, also while it decodes."""
+    return getattr(req, "prelude_adapter", None) or req.lora_id
+
+
+def is_everywhere(manager, adapter: str | None) -> bool:
+    """True for adapters that act on every position."""
+    config = manager.configs.get(adapter)
+    return config is not None and config.hf_config.get("prelude", {}).get("positions") == "all"
+
+
+# ---- a request's adapter while it decodes ---------------------------------------------------------------------------
+
+
+def drop_adapter_for_decode(manager, req) -> None:
+    """From its first decode step on, a request is the base model's, to the scheduler too: it holds no slot."""
+    if req.lora_id is not None and not is_everywhere(manager, req.lora_id):
+        req.prelude_adapter, req.lora_id = req.lora_id, None
+
+
+def free_slots_of_decoding(original, scheduler, *args, **kwargs):
+    """Before a prefill batch is built: requests that decode count no longer."""
+    running = kwargs.get("running_batch") or scheduler.running_batch
+    manager = scheduler.tp_worker.model_runner.lora_manager
+    for req in running.reqs:
+        drop_adapter_for_decode(manager, req)
+    return original(scheduler, *args, **kwargs)
+
+
+def take_adapter_back(result, req):
+    """A retracted request reads its prompt again, so it needs its adapter again."""
+    req.lora_id = adapter_of(req)
+    return result
+
+
+# ---- a batch's segments ---------------------------------------------------------------------------------------------
+
+
+def cut_into_segments(original, cls, batch, model_runner, *args, **kwargs):
+    """Build the forward batch with its segments known to the LoRA manager's hooks."""
+    global _segments
+    manager = model_runner.lora_manager
+    is_decode = batch.forward_mode.is_decode()
+    if is_decode:
+        for req in batch.reqs:
+            drop_adapter_for_decode(manager, req)
+    _segments = segments_of(_spans(manager, batch, is_decode))
+    try:
+        return original(cls, batch, model_runner, *args, **kwargs)
+    finally:
+        _segments = None
+
+
+def _spans(manager, batch, is_decode: bool) -> list[Span]:
+    if is_decode:  # one token each, somewhere behind the prompt
+        bounds = [(len(req.origin_input_ids), len(req.origin_input_ids) + 1) for req in batch.reqs]
+    elif batch.forward_mode.is_extend():
+        bounds = [(begin, begin + n) for begin, n in zip(batch.prefix_lens, batch.extend_lens, strict=True)]
+    else:
+        return []
+    return [
+        Span(adapter, is_everywhere(manager, adapter), len(req.origin_input_ids), begin, end)
+        for req, (begin, end) in zip(batch.reqs, bounds, strict=True)
+        for adapter in [adapter_of(req)]
+    ]
+
+
+# ---- the LoRA manager sees segments ---------------------------------------------------------------------------------
+
+
+def fetch_only_adapters_in_use(original, manager, new_loras, running_loras=frozenset()):
+    """Fill slots with the adapters of the batch's segments; none for a batch of the base model's."""
+    if _segments is None:
+        return original(manager, new_loras, running_loras)
+    if any(segment.adapter is not None for segment in _segments):
+        return original(manager, {segment.adapter for segment in _segments}, running_loras)
+    return None
+
+
+def prepare_segments(original, manager, forward_batch):
+    """Hand the LoRA kernels the batch's segments; without adapted tokens have every layer take its base path."""
+    begin_batch(manager, _segments or ())
+    manager.prelude_batch_is_adapted = any(segment.adapter is not None for segment in _segments or ())
+    if _segments is None:  # capture and dry runs: the graphs of decode are without adapter kernels
+        if forward_batch.forward_mode.is_decode():
+            return manager.reset_lora_batch()
+        return original(manager, forward_batch)
+    if not any(segment.adapter is not None and has_lora(manager, segment.adapter) for segment in _segments):
+        return manager.reset_lora_batch()
+    return original(manager, _SegmentedBatch(forward_batch, _segments))
+
+
+def has_lora(manager, adapter: str) -> bool:
+    """False for adapters that change the residual stream only."""
+    return bool(manager.configs[adapter].hf_config.get("target_modules"))
+
+
+class _SegmentedBatch:
+    """A forward batch that has segments for requests; everything else is the batch's own."""
+
+    def __init__(self, forward_batch, segments: tuple[Segment, ...]) -> None:
+        import torch
+
+        lengths = [segment.num_tokens for segment in segments]
+        self._forward_batch = forward_batch
+        self.lora_ids = [segment.adapter for segment in segments]
+        self.batch_size = len(segments)
+        self.extend_seq_lens_cpu = lengths
+        if forward_batch.forward_mode.is_decode():
+            # One token each: LoRA kernels know decode batches by requests, and segments may hold several.
+            self.lora_ids = [segment.adapter for segment in segments for _ in range(segment.num_tokens)]
+            self.batch_size = len(self.lora_ids)
+        else:
+            self.extend_seq_lens = torch.tensor(lengths, dtype=torch.int32, device=forward_batch.extend_seq_lens.device)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._forward_batch, name)
+
+
+def count_the_base_models_slot(original, manager, lora_ids):
+    """One slot is the base model's: a batch may need it even if no request of it is without adapter."""
+    return original(manager, set(lora_ids) | {None})
+
+
+def no_graph_for_adapted_decode(original, runner, forward_batch, *args, **kwargs):
+    """Graphs are captured without adapter kernels, so a decode batch with adapted tokens runs without graph."""
+    if runner.model_runner.lora_manager.prelude_batch_is_adapted:
+        return False
+    return original(runner, forward_batch, *args, **kwargs)
+
+
+# ---- the prefix cache -----------------------------------------------------------------------------------------------
+
+
+def keep_only_the_prompts_kv(original, cache, req, is_insert=True, *, kv_len_to_handle):
+    """KV that decode wrote with base weights must not be found as prefix by a next turn, in which it is prompt."""
+    if _has_base_kv(req, kv_len_to_handle):
+        is_insert = False  # the prompt's part was inserted when it had been read
+    return original(cache, req, is_insert, kv_len_to_handle=kv_len_to_handle)
+
+
+def keep_no_answers_kv(original, cache, req, chunked=False):
+    """As `keep_only_the_prompts_kv`, for a retracted request that has read its prompt and its answer again."""
+    if not _has_base_kv(req, req.extend_range.end):
+        return original(cache, req, chunked=chunked)
+    kv_indices = cache.req_to_token_pool.req_to_token[req.req_pool_idx, : req.extend_range.end]
+    req.prefix_indices = kv_indices.to(dtype=req.prefix_indices.dtype, copy=True)  # where its next chunk goes on
+    return None
+
+
+def _has_base_kv(req, num_tokens: int) -> bool:
+    """True when, of an adapted request's first tokens, some were computed with base weights."""
+    # An adapter that acts everywhere never drops: its requests have no `prelude_adapter`.
+    return getattr(req, "prelude_adapter", None) is not None and num_tokens > len(req.origin_input_ids)

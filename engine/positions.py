@@ -1,0 +1,48 @@
+"""Which tokens of a batch an adapter touches: pure, so that it can be tested without an engine.
+
+A request's prompt has p tokens. An adapter with positions "prefill" touches tokens [0, p); one with positions
+"all" touches every token. That holds wherever the token is computed: in a prefill chunk, in decode, or again in
+the prefill of a request that was retracted and now carries its own answer behind its prompt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """The tokens [begin, end) of one request that a batch computes, counted from the request's first token."""
+
+    adapter: str | None  # revision id
+    is_everywhere: bool  # positions "all"
+    num_prompt_tokens: int
+    begin: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A run of a batch's tokens under one adapter, or under none."""
+
+    adapter: str | None
+    num_tokens: int
+
+
+def segments_of(spans: Iterable[Span]) -> tuple[Segment, ...]:
+    """The batch as segments, in token order; neighbours under the same adapter are one."""
+    segments: list[Segment] = []
+    for span in spans:
+        num_tokens = span.end - span.begin
+        num_adapted = 0
+        if span.adapter is not None:
+            last = span.end if span.is_everywhere else min(span.end, span.num_prompt_tokens)
+            num_adapted = max(0, last - span.begin)
+        for adapter, count in ((span.adapter, num_adapted), (None, num_tokens - num_adapted)):
+            if count == 0:
+                continue
+            if segments and segments[-1].adapter == adapter:
+                count += segments.pop().num_tokens
+            segments.append(Segment(adapter, count))
+    return tuple(segments)

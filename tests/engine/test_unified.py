@@ -1,0 +1,253 @@
+"""The unified role: one engine that reads prompts with adapters and answers without, held against the reference.
+
+Kinds: LoRA on all and on few modules, DiReFT, LoReFT, both in one adapter; ranks 1, 8 and 64 in one batch; adapters on
+some layers; an adapter for all positions among prefill-only ones; the base model.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import random
+from pathlib import Path
+
+import httpx
+import pytest
+
+from adapters.base_model import BaseModel
+from adapters.random_adapters import write_random_lora, write_random_mixed, write_random_reft
+from cluster.demo import make_model
+from tests.cluster.conftest import run_reference
+from tests.cluster.parity import Case, check_logprobs, check_tokens
+from tests.engine.running_engine import MODULES, AdapterSlots, RunningEngine, engine_spec, running_engine
+
+SLOTS = 4  # fewer than the adapters
+CHUNK = 64
+NEW_TOKENS = 16
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("model") / "base"
+    make_model(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def directories(tmp_path_factory, model: Path) -> dict[str, Path]:
+    base, root = BaseModel.read(model), tmp_path_factory.mktemp("adapters")
+    return {
+        "lora": write_random_lora(root / "lora", base, 1),
+        "lora-q": write_random_lora(root / "lora-q", base, 2, modules=("q_proj",), rank=1),
+        "lora-64": write_random_lora(root / "lora-64", base, 3, rank=64, layers=(0, 2)),
+        "direft": write_random_reft(root / "direft", base, 4, rank=8),
+        "direft-some": write_random_reft(root / "direft-some", base, 5, rank=1, layers=(1, 3)),
+        "loreft": write_random_reft(root / "loreft", base, 6, kind="loreft", rank=4),
+        "loreft-pyreft": write_random_reft(root / "loreft-pyreft", base, 7, kind="loreft", layout="pyreft"),
+        "mixed": write_random_mixed(root / "mixed", base, 8),
+        "everywhere": write_random_lora(root / "everywhere", base, 9, config={"prelude": {"positions": "all"}}),
+        "everywhere-direft": write_random_reft(root / "everywhere-direft", base, 10, positions="all"),
+        "zero": write_random_reft(root / "zero", base, 11, zero=True),
+    }
+
+
+@dataclasses.dataclass(frozen=True)
+class Unified:
+    """The engine with every adapter loaded."""
+
+    engine: RunningEngine
+    directories: dict[str, Path]
+    revisions: dict[str, str]
+    folder: Path
+
+    def body(self, case: Case, **fields) -> dict:
+        body = {
+            "model": "demo",
+            "prompt": list(case.prompt_ids),
+            "max_tokens": len(case.reference["tokens"]),
+            "temperature": 0,
+            "ignore_eos": True,
+            "return_token_ids": True,
+            "echo": True,
+            "logprobs": 1,
+            **fields,
+        }
+        return body if case.adapter is None else {**body, "lora_path": self.revisions[case.adapter]}
+
+    def ask(self, case: Case, **fields) -> dict:
+        answer = httpx.post(f"{self.engine.spec.url}/v1/completions", json=self.body(case, **fields), timeout=120)
+        assert answer.status_code == 200, f"{case.name}: {answer.text}"
+        return answer.json()
+
+    def ask_together(self, cases: list[Case], **fields) -> list[dict]:
+        async def run() -> list[dict]:
+            async with httpx.AsyncClient(timeout=180, limits=httpx.Limits(max_connections=None)) as client:
+                url = f"{self.engine.spec.url}/v1/completions"
+                answers = await asyncio.gather(*(client.post(url, json=self.body(c, **fields)) for c in cases))
+                for case, answer in zip(cases, answers, strict=True):
+                    assert answer.status_code == 200, f"{case.name}: {answer.text}"
+                return [answer.json() for answer in answers]
+
+        return asyncio.run(run())
+
+    def cases(self, prompts: list[tuple[str | None, tuple[int, ...]]], new_tokens: int = NEW_TOKENS) -> list[Case]:
+        """(adapter, prompt) with the reference's answers. Positions are the adapter's own."""
+        requests = [
+            {
+                "adapter": self.directories[adapter] if adapter else None,
+                "prompt_ids": ids,
+                "max_new_tokens": new_tokens,
+                **({"positions": "all"} if adapter and adapter.startswith("everywhere") else {}),
+            }
+            for adapter, ids in prompts
+        ]
+        answers = run_reference(self.engine.spec.model_path, requests, self.folder)
+        return [
+            Case(adapter, f"{len(ids)} tokens", ids, answer)
+            for (adapter, ids), answer in zip(prompts, answers, strict=True)
+        ]
+
+
+def tokens(count: int, seed: int) -> tuple[int, ...]:
+    generator = random.Random(seed)
+    return tuple(generator.randrange(10, 600) for _ in range(count))
+
+
+@pytest.fixture(scope="module")
+def unified(tmp_path_factory, model: Path, directories: dict[str, Path]):
+    scratch = tmp_path_factory.mktemp("e") / "s"
+    spec = engine_spec("unified", model, scratch, adapters=AdapterSlots(SLOTS, 64, MODULES))
+    with running_engine(spec, tmp_path_factory.mktemp("cache")) as engine:
+        revisions = {name: engine.load(directory) for name, directory in directories.items()}
+        yield Unified(engine, directories, revisions, tmp_path_factory.mktemp("reference"))
+
+
+@pytest.fixture(scope="module")
+def cases(unified: Unified) -> list[Case]:
+    """Every adapter, and the base, on prompts of one token, of less than a chunk, exactly one, and several."""
+    prompts = [
+        (adapter, tokens(count, seed))
+        for seed, adapter in enumerate((None, *unified.directories))
+        for count in (1, 20, CHUNK, 2 * CHUNK + 30)
+    ]
+    return unified.cases(prompts)
+
+
+def check(case: Case, answer: dict) -> float:
+    check_tokens(case, answer)
+    return check_logprobs(case, answer)
+
+
+def test_adapters_change_answers(unified: Unified, cases: list[Case]):
+    """Each revision's answer differs from the base model's: none is silently dropped, in the reference or here."""
+    for case in cases:
+        if case.adapter in (None, "zero") or len(case.prompt_ids) == 1:
+            continue
+        base = unified.ask(dataclasses.replace(case, adapter=None))["choices"][0]["logprobs"]["token_logprobs"]
+        own = unified.ask(case)["choices"][0]["logprobs"]["token_logprobs"]
+        assert max(abs(a - b) for a, b in zip(base[1:], own[1:], strict=True)) > 1e-2, case.name
+
+
+def test_parity_alone(unified: Unified, cases: list[Case]):
+    worst = max(check(case, unified.ask(case)) for case in cases)
+    print(f"{len(cases)} requests, largest difference of a log-probability {worst:.2e}")
+
+
+def test_parity_mixed(unified: Unified, cases: list[Case]):
+    """All at once, sixteen and more in a batch, of every kind, and again from the prefix cache."""
+    shuffled = random.Random(5).sample(cases, len(cases))
+    for fields in ({}, {"echo": False, "logprobs": None}):
+        for begin in range(0, len(shuffled), 24):
+            group = shuffled[begin : begin + 24]
+            for case, answer in zip(group, unified.ask_together(group, **fields), strict=True):
+                check_tokens(case, answer)
+                if not fields:
+                    check_logprobs(case, answer)
+
+
+def test_more_adapters_than_slots_at_once(unified: Unified):
+    """Eleven adapters and the base decode at the same time in four slots, on the right KV each."""
+    names = (None, *unified.directories)
+    cases = unified.cases([(name, tokens(24, 100 + n)) for n, name in enumerate(names)], new_tokens=48)
+    answers = unified.ask_together(cases)
+    for case, answer in zip(cases, answers, strict=True):
+        check(case, answer)
+
+
+def test_zero_adapter_equals_base_exactly(unified: Unified, cases: list[Case]):
+    for case in cases:
+        if case.adapter == "zero":
+            zero = unified.ask(case)["choices"][0]
+            bases = [unified.ask(dataclasses.replace(case, adapter=None))["choices"][0] for _ in range(3)]
+            assert zero["logprobs"] in [base["logprobs"] for base in bases]
+
+
+def test_prefix_is_shared_within_an_adapter_only(unified: Unified):
+    prompt = tokens(100, 300)
+    cases = unified.cases([(name, prompt) for name in ("direft", "lora", None, "mixed")])
+    plain = {"echo": False, "logprobs": None}
+    for case in cases:
+        answer = unified.ask(case, **plain)
+        check_tokens(case, answer)
+        assert not (answer["usage"]["prompt_tokens_details"] or {}).get("cached_tokens")
+    for case in cases:
+        answer = unified.ask(case, **plain)
+        check_tokens(case, answer)
+        assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == len(prompt) - 1
+
+
+@pytest.mark.parametrize("adapter", ["lora", "direft", "everywhere", None])
+def test_follow_up_turn(unified: Unified, adapter: str | None):
+    """The answer of a turn is prompt in the next, hence adapted: the KV that decode wrote for it is not reused."""
+    plain = {"echo": False, "logprobs": None}
+    [first] = unified.cases([(adapter, tokens(40, 400))], new_tokens=32)
+    check_tokens(first, unified.ask(first, **plain))
+    grown = (*first.prompt_ids, *first.reference["tokens"], *tokens(7, 401))
+    [second] = unified.cases([(adapter, grown)])
+    answer = unified.ask(second, **plain)
+    check_tokens(second, answer)
+    cached = answer["usage"]["prompt_tokens_details"]["cached_tokens"]
+    # Where decode computed what a prompt would have, its KV is reused as ever: the last token's was never written.
+    expected = 40 if adapter in ("lora", "direft") else 40 + 31
+    assert cached == expected
+
+
+def test_two_choices(unified: Unified):
+    [case] = unified.cases([("mixed", tokens(50, 500))])
+    answer = unified.ask(case, n=2, echo=False, logprobs=None)
+    assert [choice["token_ids"] for choice in answer["choices"]] == [case.reference["tokens"]] * 2
+
+
+def test_retracted_requests(tmp_path_factory, model: Path, directories: dict[str, Path]):
+    """KV memory runs out while many decode: those that are retracted come back with their own adapters' KV."""
+    spec = engine_spec(
+        "unified",
+        model,
+        tmp_path_factory.mktemp("e") / "s",
+        adapters=AdapterSlots(SLOTS, 64, MODULES),
+        max_total_tokens=900,
+        # Admit more than will fit, so that requests are retracted.
+        extra_arguments=("--schedule-conservativeness", "0.0"),
+    )
+    with running_engine(spec, tmp_path_factory.mktemp("cache")) as engine:
+        revisions = {name: engine.load(directory) for name, directory in directories.items()}
+        unified = Unified(engine, directories, revisions, tmp_path_factory.mktemp("reference"))
+        names = ("lora", "direft", "mixed", "everywhere", None, "loreft", "lora-q", "lora")
+        cases = unified.cases([(name, tokens(30 + n, 600 + n)) for n, name in enumerate(names)], new_tokens=160)
+        plain = {"echo": False, "logprobs": None}
+        for case, answer in zip(cases, unified.ask_together(cases, **plain), strict=True):
+            check_tokens(case, answer)
+        metrics = httpx.get(f"{spec.url}/metrics").text
+        assert sum_of(metrics, "sglang:num_retracted_requests_total") > 0, "nothing was retracted: this proved nothing"
+        # Next turns find no KV of answers that were read again, or written by decode.
+        grown = [
+            (case.adapter, (*case.prompt_ids, *case.reference["tokens"][:50], 17, 23))
+            for case in cases
+            if case.adapter != "everywhere"
+        ]
+        for case in unified.cases(grown):
+            check_tokens(case, unified.ask(case, **plain))
+
+
+def sum_of(metrics: str, name: str) -> float:
+    return sum(float(line.split()[-1]) for line in metrics.splitlines() if line.startswith(name))

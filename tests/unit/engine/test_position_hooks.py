@@ -1,0 +1,66 @@
+"""What the position hooks decide, where an engine on a CPU cannot show it."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from engine.hooks import positions
+
+
+def manager(**positions_of) -> SimpleNamespace:
+    configs = {
+        name: SimpleNamespace(hf_config={"prelude": {"positions": where}, "target_modules": ["q_proj"]})
+        for name, where in positions_of.items()
+    }
+    reft = SimpleNamespace(spans=None)
+    return SimpleNamespace(
+        configs=configs,
+        memory_pool=SimpleNamespace(prelude_reft=reft, uid_to_buffer_id={}),
+        reset_lora_batch=lambda: "base path",
+        loras={},
+    )
+
+
+@pytest.mark.parametrize(("is_adapted", "expected"), [(True, False), (False, "asked the runner")])
+def test_graphs_are_for_batches_without_adapted_tokens(is_adapted: bool, expected):
+    runner = SimpleNamespace(
+        model_runner=SimpleNamespace(lora_manager=SimpleNamespace(prelude_batch_is_adapted=is_adapted))
+    )
+    assert positions.no_graph_for_adapted_decode(lambda *_: "asked the runner", runner, object()) == expected
+
+
+@pytest.mark.parametrize(("is_decode", "expected"), [(True, "base path"), (False, "kernels")])
+def test_decode_graphs_are_captured_without_adapter_kernels(is_decode: bool, expected: str):
+    """Capture and dry runs build their batches themselves, so there are no segments."""
+    batch = SimpleNamespace(forward_mode=SimpleNamespace(is_decode=lambda: is_decode))
+    assert positions.prepare_segments(lambda *_: "kernels", manager(), batch) == expected
+
+
+def test_a_request_drops_its_adapter_for_decode_and_takes_it_back():
+    own = manager(a="prefill", b="all")
+    req, everywhere = SimpleNamespace(lora_id="a"), SimpleNamespace(lora_id="b")
+    for each in (req, everywhere):
+        positions.drop_adapter_for_decode(own, each)
+        positions.drop_adapter_for_decode(own, each)  # again: nothing changes
+    assert (req.lora_id, positions.adapter_of(req)) == (None, "a")
+    assert (everywhere.lora_id, positions.adapter_of(everywhere)) == ("b", "b")
+    positions.take_adapter_back(None, req)
+    assert req.lora_id == "a"
+
+
+@pytest.mark.parametrize(
+    ("adapter", "kv_tokens", "is_insert"),
+    [("a", 10, True), ("a", 11, False), (None, 30, True)],
+)
+def test_only_the_prompts_kv_is_kept(adapter: str | None, kv_tokens: int, is_insert: bool):
+    req = SimpleNamespace(prelude_adapter=adapter, lora_id=None, origin_input_ids=[0] * 10)
+    seen = []
+    positions.keep_only_the_prompts_kv(
+        lambda _cache, _req, insert, kv_len_to_handle: seen.append((insert, kv_len_to_handle)),
+        object(),
+        req,
+        kv_len_to_handle=kv_tokens,
+    )
+    assert seen == [(is_insert, kv_tokens)]
