@@ -35,8 +35,8 @@ _LARGEST = {"float32": 3.4028234e38, "bfloat16": 3.3895313e38, "float16": 65504.
 def write_for_engine(adapter: Adapter, base: BaseModel, dtype: EngineDtype, directory: Path) -> None:
     """Makes `directory` hold the adapter for SGLang, at once or not at all.
 
-    A directory that already holds the same revision in the same dtype is left as it is. Raises AdapterIncompatible where
-    a value does not fit the dtype or the adapter is for another base model.
+    A directory that already holds the same revision in the same dtype is left as it is. Raises AdapterIncompatible
+    where a value does not fit the dtype or the adapter is for another base model.
     """
     if adapter.base_fingerprint != base.fingerprint:
         raise AdapterIncompatible(

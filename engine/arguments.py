@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -137,6 +138,9 @@ def environment(spec: EngineSpec, inherited: dict[str, str]) -> dict[str, str]:
     if spec.device == "cpu":
         # Two engines share the machine; more threads than cores starve both.
         ours |= {"SGLANG_USE_CPU_ENGINE": "1", "OMP_NUM_THREADS": inherited.get("OMP_NUM_THREADS", "1")}
+        if spec.tensor_parallel > 1:  # one core per rank, taken round robin
+            cores = [str(rank % (os.cpu_count() or 1)) for rank in range(spec.tensor_parallel)]
+            ours |= {"SGLANG_CPU_OMP_THREADS_BIND": "|".join(cores)}
         # The same request gives the same bits, whatever else the machine does.
         ours |= {"MKL_CBWR": inherited.get("MKL_CBWR", "AUTO")}
     return {**inherited, **ours}

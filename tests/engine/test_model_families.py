@@ -1,0 +1,82 @@
+"""Every kind of adapter on every supported family of models, and on two tensor-parallel ranks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from adapters.base_model import BaseModel
+from adapters.random_adapters import write_random_lora, write_random_mixed, write_random_reft
+from cluster.demo import make_model
+from tests.engine.running_engine import MODULES, AdapterSlots, engine_spec, running_engine
+from tests.engine.test_unified import Unified, check, tokens
+
+SIZES = {
+    "vocab_size": 640,
+    "hidden_size": 64,
+    "intermediate_size": 160,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 2048,
+    "tie_word_embeddings": False,
+    "dtype": "float32",
+}
+
+
+def make_family(name: str, folder: Path) -> None:
+    """A small model of one family with random weights, and the demo's tokenizer."""
+    import torch
+    import transformers
+
+    make_model(folder, hidden=64, num_layers=3)
+    if name == "llama":
+        return
+    make = {
+        "qwen2": (transformers.Qwen2Config, transformers.Qwen2ForCausalLM, {}),
+        "qwen3": (transformers.Qwen3Config, transformers.Qwen3ForCausalLM, {"head_dim": 32}),
+        "mistral": (transformers.MistralConfig, transformers.MistralForCausalLM, {"sliding_window": None}),
+    }
+    config_type, model_type, extra = make[name]
+    torch.manual_seed(1)
+    model = model_type(config_type(**SIZES, eos_token_id=0, bos_token_id=None, pad_token_id=0, **extra))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter.normal_(std=0.08)
+            else:
+                parameter.add_(torch.randn_like(parameter) * 0.05)  # biases and norms that are not trivial
+    for weights in folder.glob("*.safetensors"):
+        weights.unlink()
+    model.save_pretrained(folder)
+
+
+@pytest.mark.parametrize(
+    ("family", "ranks"), [("qwen2", 1), ("qwen3", 1), ("mistral", 1), ("llama", 2)], ids=lambda value: str(value)
+)
+def test_parity(tmp_path: Path, tmp_path_factory, family: str, ranks: int):
+    model = tmp_path / "model"
+    make_family(family, model)
+    base = BaseModel.read(model)
+    directories = {
+        "lora": write_random_lora(tmp_path / "lora", base, 1),
+        "direft": write_random_reft(tmp_path / "direft", base, 2, rank=8),
+        "mixed": write_random_mixed(tmp_path / "mixed", base, 3),
+        "everywhere": write_random_lora(tmp_path / "everywhere", base, 4, config={"prelude": {"positions": "all"}}),
+    }
+    spec = engine_spec(
+        "unified",
+        model,
+        tmp_path_factory.mktemp("e") / "s",
+        adapters=AdapterSlots(4, 16, MODULES),
+        tensor_parallel=ranks,
+    )
+    with running_engine(spec, tmp_path / "cache") as engine:
+        revisions = {name: engine.load(directory) for name, directory in directories.items()}
+        unified = Unified(engine, directories, revisions, tmp_path)
+        cases = unified.cases([(name, tokens(count, 7)) for name in (None, *directories) for count in (3, 150)])
+        for case in cases:
+            check(case, unified.ask(case))
+        for case, answer in zip(cases, unified.ask_together(cases), strict=True):
+            check(case, answer)
