@@ -13,6 +13,7 @@ from adapters.serving import EngineDtype, write_for_engine
 
 LORA_RANK = 16
 REFT_RANK = 8
+_REFT_STD = 4.0  # each layer moves the residual stream by about a quarter, so that every answer is another one
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +34,9 @@ def prepare_adapters(kind: str, count: int, base: BaseModel, dtype: EngineDtype,
         if kind == "lora":
             source = write_random_lora(folder / name, base, number, rank=LORA_RANK, alpha=2 * LORA_RANK, dtype=dtype)
         else:
-            source = write_random_reft(folder / name, base, number, kind=kind, rank=REFT_RANK, dtype=dtype)
+            source = write_random_reft(
+                folder / name, base, number, kind=kind, rank=REFT_RANK, dtype=dtype, std=_REFT_STD
+            )
         adapter = read_adapter(source, base, Limits())
         serving = folder / f"{name}.serving"
         write_for_engine(adapter, base, dtype, serving)

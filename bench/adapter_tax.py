@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import json
 import os
+import signal
 import tempfile
 from collections.abc import Callable
 from dataclasses import asdict
@@ -28,6 +29,7 @@ from bench.systems import HAVE_BASELINE, System
 from bench.workload import Request, request
 
 _REQUEST_TIMEOUT_S = 300.0
+_KEEP_ALIVE_S = 1.0  # less than a server's: a connection that it closes just when we use it again is an error
 _MAX_CACHED_SHARE = 0.02  # of prompt tokens: random prompts may begin alike by chance
 _CHECK_SEED, _WARM_UP_SEED, _LOAD_SEED = 0, 1, 2
 
@@ -54,7 +56,10 @@ def run(
         },
     }
     with tempfile.TemporaryDirectory(prefix="prelude-bench-") as folder:
-        measurements = asyncio.run(_measure_all(options, Path(folder), say))
+        try:
+            measurements = asyncio.run(_measure_all(options, Path(folder), say))
+        except asyncio.CancelledError:
+            raise BenchError("it was told to stop before it had measured everything") from None
     say("\n" + report.table(measurements, _footnotes(options)))
     if json_path is not None:
         json_path.write_text(json.dumps(report.document(measurements, **facts), indent=2) + "\n")
@@ -64,10 +69,14 @@ def run(
 
 async def _measure_all(options: Options, folder: Path, say: Callable[[str], None]) -> list[report.Measurement]:
     measurements = []
+    this = asyncio.current_task()
+    assert this is not None
+    # As Ctrl-C: the engines are stopped in order, which removes their shared memory.
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, this.cancel)
     async with contextlib.AsyncExitStack() as stack:
         timeout = aiohttp.ClientTimeout(total=_REQUEST_TIMEOUT_S)
-        session = aiohttp.ClientSession(timeout=timeout, connector=aiohttp.TCPConnector(limit=0))
-        await stack.enter_async_context(session)
+        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_ALIVE_S)
+        session = await stack.enter_async_context(aiohttp.ClientSession(timeout=timeout, connector=connector))
         base, systems = await Starter(options, folder, session, stack).start_all(say)
         for system in systems:
             await check_that_adapters_act(system, max(options.adapters), options.shape, base.vocabulary)

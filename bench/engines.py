@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.errors import SystemFailed
+from cluster import shared_memory
 from engine.arguments import AdapterSlots, EngineSpec
 from engine.client import EngineClient
 from engine.errors import EngineError
@@ -17,6 +18,7 @@ from engine.supervisor import EngineSnapshot, EngineStatus, EngineSupervisor
 
 _START_TIMEOUT_S = 600.0
 _LOAD_TIMEOUT_S = 120.0
+_NOTICE_S = 1.0  # for a supervisor to notice that its engine is dead
 HOST = "127.0.0.1"
 
 
@@ -62,6 +64,7 @@ async def running_engine(spec: EngineSpec) -> AsyncIterator[EngineSnapshot]:
         if snapshot.status in (EngineStatus.UP, EngineStatus.DOWN) and not settled.done():
             settled.set_result(snapshot)
 
+    segments_before = shared_memory.segments()
     supervisor = EngineSupervisor(spec, _START_TIMEOUT_S, on_change)
     running = asyncio.create_task(supervisor.run(), name=f"engine {spec.role}")
     either: set[asyncio.Future[Any]] = {settled, running}
@@ -69,12 +72,25 @@ async def running_engine(spec: EngineSpec) -> AsyncIterator[EngineSnapshot]:
         await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
         if not settled.done() or settled.result().status is not EngineStatus.UP:
             raise SystemFailed(f"the {spec.role} engine did not start: {supervisor.snapshot.reason}")
-        yield settled.result()
-        if supervisor.snapshot.incarnation != settled.result().incarnation:
-            raise SystemFailed(f"the {spec.role} engine died on the way: {supervisor.snapshot.reason}")
+        incarnation = settled.result().incarnation
+        try:
+            yield settled.result()
+        except SystemFailed as error:  # perhaps because of what the supervisor is about to notice
+            await asyncio.sleep(_NOTICE_S)
+            if supervisor.snapshot.incarnation != incarnation:
+                raise _died(spec, supervisor) from error
+            raise
+        if supervisor.snapshot.incarnation != incarnation:
+            raise _died(spec, supervisor)
     finally:
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
+        for path in shared_memory.segments() - segments_before:
+            shared_memory.remove_if_abandoned(path)
+
+
+def _died(spec: EngineSpec, supervisor: EngineSupervisor) -> SystemFailed:
+    return SystemFailed(f"the {spec.role} engine died on the way: {supervisor.snapshot.reason}")
 
 
 async def load_adapters(spec: EngineSpec, revisions: dict[str, Path]) -> None:

@@ -8,8 +8,12 @@ import os
 import sys
 import tempfile
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from cluster.errors import ClusterError
+
+if TYPE_CHECKING:
+    from cluster.worker_agent import WorkerAgent
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -48,7 +52,7 @@ def _parser() -> argparse.ArgumentParser:
     router = add("router", _router, "Run the router of a cluster.")
     add_config(router)
 
-    for role in ("prefill", "decode"):
+    for role in ("prefill", "decode", "unified"):
         worker = add(f"{role}-worker", _worker, f"Run one {role} worker: its agent and its engine.")
         worker.set_defaults(role=role)
         add_config(worker)
@@ -100,16 +104,30 @@ def _worker(arguments: argparse.Namespace) -> None:
     log.setup(arguments.name, config.log_level)
     from cluster.worker_agent import run_agent
 
-    if arguments.role == "prefill":
-        from prefill_worker.agent import PrefillAgent as Agent
-    else:
-        from decode_worker.agent import DecodeAgent as Agent  # type: ignore[assignment]
+    agent = _agent_class(arguments.role)
     scratch = arguments.scratch
     if scratch is not None:
-        run_agent(Agent(config, arguments.name, scratch.resolve()))
+        run_agent(agent(config, arguments.name, scratch.resolve()))
         return
     with tempfile.TemporaryDirectory(prefix="prelude-") as folder:
-        run_agent(Agent(config, arguments.name, Path(folder)))
+        run_agent(agent(config, arguments.name, Path(folder)))
+
+
+def _agent_class(role: str) -> type[WorkerAgent]:
+    """A role's agent. Nothing of the other roles is imported."""
+    match role:
+        case "prefill":
+            from prefill_worker.agent import PrefillAgent
+
+            return PrefillAgent
+        case "unified":
+            from prefill_worker.unified_agent import UnifiedAgent
+
+            return UnifiedAgent
+        case _:
+            from decode_worker.agent import DecodeAgent
+
+            return DecodeAgent
 
 
 def _demo(arguments: argparse.Namespace) -> None:

@@ -43,7 +43,7 @@ class EngineConfig(_Section):
 
 
 class AdapterLimits(_Section):
-    """What prefill workers accept."""
+    """What workers that hold adapters accept."""
 
     max_rank: Annotated[int, Field(ge=1, le=512)] = 64
     max_bytes: Annotated[int, Field(ge=1)] = 2 * 1024**3  # of one adapter's files
@@ -62,13 +62,17 @@ class AdapterConfig(_Section):
 class WorkerConfig(_Section):
     """One worker: an agent and the engine that it supervises. Ports of 0 are chosen at start."""
 
-    role: Literal["prefill", "decode"]
+    role: Literal["prefill", "decode", "unified"]  # unified: both in one engine, without peers
     host: str = "127.0.0.1"
     control_port: Port = 0  # the agent's gRPC
     metrics_port: Port = 0  # the agent's HTTP: /metrics, /health, /ready
     engine_port: Port = 0  # SGLang's HTTP
     bootstrap_port: Port = 0  # prefill only: where decode engines ask for KV
     engine: dict[str, object] = Field(default_factory=dict)  # overrides of the cluster's `engine` section
+
+    @property
+    def holds_adapters(self) -> bool:
+        return self.role != "decode"
 
 
 class RouterConfig(_Section):
@@ -82,10 +86,10 @@ class RouterConfig(_Section):
     adapter_timeout_s: Seconds = 60.0  # for a cold adapter to become resident
     first_event_timeout_s: Seconds = 300.0  # queueing, prefill and KV transfer together
     event_gap_timeout_s: Seconds = 120.0  # between two events of a stream
-    answer_timeout_s: Seconds = 1800.0  # a whole answer that is not streamed
+    answer_timeout_s: Seconds = 1800.0  # a whole answer that is not streamed; on unified workers with its prefill
     body_timeout_s: Seconds = 60.0  # for a client to send its request
     heartbeat_s: Seconds = 2.0  # how often a worker speaks at least; three missed: it gets no requests
-    max_attempts: Annotated[int, Field(ge=1)] = 3  # pairs that one sequence is tried on
+    max_attempts: Annotated[int, Field(ge=1)] = 3  # placements that one sequence is tried on
     drain_timeout_s: Seconds = 30.0
 
 
@@ -112,15 +116,18 @@ class ClusterConfig(_Section):
     @model_validator(mode="after")
     def _consistent(self) -> ClusterConfig:
         roles = [worker.role for worker in self.workers.values()]
-        for role in ("prefill", "decode"):
-            if role not in roles:
-                raise ValueError(f"workers: there is no {role} worker; a cluster needs at least one of each role")
+        for role, peer in (("prefill", "decode"), ("decode", "prefill")):
+            if role not in roles and peer in roles:
+                raise ValueError(
+                    f"workers: there is no {role} worker for the {peer} workers; "
+                    "a cluster needs at least one of each, or unified workers only"
+                )
         for name, worker in self.workers.items():
             try:
                 self.engine_of(name)
             except ValueError as error:
                 raise ValueError(f"workers.{name}.engine: {error}") from error
-            if worker.role == "decode" and worker.bootstrap_port:
+            if worker.role != "prefill" and worker.bootstrap_port:
                 raise ValueError(f"workers.{name}.bootstrap_port: only prefill workers have one")
         if self.model.name in self.adapters:
             raise ValueError(f"adapters.{self.model.name}: an adapter cannot have the model's name")

@@ -15,16 +15,16 @@ from pathlib import Path
 
 import aiohttp
 
+from cluster import shared_memory
 from cluster.config import ClusterConfig
 from cluster.config_file import dump_cluster_config
 from cluster.errors import StartError
-from cluster.lifetime import is_alive, kill_group, stop_signal
+from cluster.lifetime import kill_group, stop_signal
 from cluster.ports import with_ports
 
 _RESTART_S = 1.0
 _STOP_GRACE_S = 15.0
 _READY_TIMEOUT_S = 600.0
-_SHARED_MEMORY = Path("/dev/shm")
 
 
 class LocalCluster:
@@ -37,7 +37,7 @@ class LocalCluster:
         self._run_dir = Path(tempfile.mkdtemp(prefix="prelude-"))
         self._processes: dict[str, asyncio.subprocess.Process] = {}
         self._keepers: list[asyncio.Task[None]] = []
-        self._shared_memory_before = _shared_memory()
+        self._segments_before = shared_memory.segments()
 
     @property
     def url(self) -> str:
@@ -67,8 +67,8 @@ class LocalCluster:
             await self._end({"router": self._processes.pop("router")})
         await self._end(self._processes)
         shutil.rmtree(self._run_dir, ignore_errors=True)
-        for path in _shared_memory() - self._shared_memory_before:
-            _remove_if_abandoned(path)
+        for path in shared_memory.segments() - self._segments_before:
+            shared_memory.remove_if_abandoned(path)
 
     async def _launch(self, name: str, arguments: list[str]) -> None:
         scratch = self._run_dir / name
@@ -142,21 +142,6 @@ async def _status_of(session: aiohttp.ClientSession, url: str) -> str:
             return str(body.get("reason") or body.get("error", {}).get("message") or "not ready")
     except (aiohttp.ClientError, TimeoutError, ValueError):
         return "starting"
-
-
-def _shared_memory() -> set[Path]:
-    """Segments and semaphores of the kinds that engines make: SGLang's load reports, Python's, UCX's."""
-    kinds = ("sglang_*", "sem.mp-*", "psm_*", "ucx_*")
-    return {path for kind in kinds for path in _SHARED_MEMORY.glob(kind)}
-
-
-def _remove_if_abandoned(path: Path) -> None:
-    """Remove a segment that no living process maps: what a killed engine left."""
-    for maps in Path("/proc").glob("[0-9]*/maps"):
-        with contextlib.suppress(OSError):
-            if is_alive(int(maps.parent.name)) and str(path) in maps.read_text():
-                return
-    path.unlink(missing_ok=True)
 
 
 @contextlib.asynccontextmanager

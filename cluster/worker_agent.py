@@ -1,6 +1,7 @@
 """The agent that every worker runs: it supervises one engine and answers for it.
 
-Roles add to it: prefill workers load adapters and warm pairs, decode workers wait to be warmed.
+Roles add to it: prefill workers load adapters and warm pairs, decode workers wait to be warmed, unified workers load
+adapters and warm themselves.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from engine.supervisor import EngineSnapshot, EngineStatus, EngineSupervisor
 
 log = logging.getLogger(__name__)
 
-_ROLES = {"prefill": pb.ROLE_PREFILL, "decode": pb.ROLE_DECODE}
+_ROLES = {"prefill": pb.ROLE_PREFILL, "decode": pb.ROLE_DECODE, "unified": pb.ROLE_UNIFIED}
 _ENGINE_STATES = {
     EngineStatus.STARTING: pb.ENGINE_STATE_STARTING,
     EngineStatus.UP: pb.ENGINE_STATE_UP,
@@ -42,10 +43,10 @@ _LOAD_POLL_BUSY_S = 0.2
 
 
 class WorkerAgent:
-    """One worker. Subclasses set `role`, and say in `missing_pairs` what keeps an engine that is up from ready."""
+    """One worker. Subclasses set `role`, and say in `why_not_warm` what keeps an engine that is up from ready."""
 
     role: str
-    peer_role: str
+    peer_role: str | None  # of the workers that KV is shipped to or comes from
 
     def __init__(self, config: ClusterConfig, name: str, scratch: Path) -> None:
         self.config = config
@@ -57,7 +58,7 @@ class WorkerAgent:
         self.metrics = WorkerMetrics(name, self.role)
         self.peers = {
             peer: WorkerWatch(peer, f"{worker.host}:{worker.control_port}", self._peer_changed)
-            for peer, worker in config.workers_of(self.peer_role).items()
+            for peer, worker in (config.workers_of(self.peer_role) if self.peer_role else {}).items()
         }
         self.engine: EngineClient  # made when the event loop runs
         self._changed = asyncio.Event()
@@ -65,8 +66,8 @@ class WorkerAgent:
 
     # What roles add.
 
-    def missing_pairs(self) -> list[str]:
-        """Peers with a running engine with which this worker's engine is not warm yet, and "any" while none is."""
+    def why_not_warm(self) -> str:
+        """What this worker's engine, which is up, waits for before users may come; empty when for nothing."""
         raise NotImplementedError
 
     def engine_gone(self) -> None:
@@ -172,7 +173,7 @@ class WorkerAgent:
         self._changed.set()
 
     async def _follow_readiness(self) -> None:
-        """Ready once the engine is up and every pair is warm; then for as long as that engine lives.
+        """Ready once the engine is up and warm; then for as long as that engine lives.
 
         A peer that starts later is itself not ready before its pairs are warm, so it takes nothing away from us.
         """
@@ -182,10 +183,8 @@ class WorkerAgent:
             up = self.hub.state.engine_state == pb.ENGINE_STATE_UP
             reason = self.hub.state.reason
             if up and self._ready_incarnation != self.incarnation:
-                missing = self.missing_pairs()
-                if missing:
-                    reason = f"not warm yet with {', '.join(missing)}"
-                else:
+                reason = self.why_not_warm()
+                if not reason:
                     self._ready_incarnation = self.incarnation
             ready = up and self._ready_incarnation == self.incarnation
             if ready:
@@ -217,7 +216,6 @@ class WorkerAgent:
 def engine_spec(config: ClusterConfig, name: str, scratch: Path) -> EngineSpec:
     """How the engine of one worker is started."""
     worker, engine, limits = config.workers[name], config.engine_of(name), config.adapter_limits
-    holds_adapters = worker.role == "prefill"
     return EngineSpec(
         role=worker.role,
         device=engine.device,
@@ -234,7 +232,7 @@ def engine_spec(config: ClusterConfig, name: str, scratch: Path) -> EngineSpec:
         tensor_parallel=engine.tensor_parallel,
         tool_call_parser=config.model.tool_call_parser,
         reasoning_parser=config.model.reasoning_parser,
-        adapters=AdapterSlots(limits.slots, limits.max_rank, limits.target_modules) if holds_adapters else None,
+        adapters=AdapterSlots(limits.slots, limits.max_rank, limits.target_modules) if worker.holds_adapters else None,
         extra_arguments=engine.extra_arguments,
         scratch=scratch,
     )

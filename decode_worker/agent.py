@@ -14,15 +14,15 @@ class DecodeAgent(WorkerAgent):
     role = "decode"
     peer_role = "prefill"
 
-    def missing_pairs(self) -> list[str]:
+    def why_not_warm(self) -> str:
         up = {
             name: peer.state
             for name, peer in self.peers.items()
             if peer.state is not None and peer.state.engine_state == pb.ENGINE_STATE_UP
         }
         warm = {name for name, state in up.items() if self._is_warmed_by(state)}
-        missing = sorted(up.keys() - warm)
-        return missing or ([] if warm else ["any prefill worker"])
+        missing = sorted(up.keys() - warm) or ([] if warm else ["any prefill worker"])
+        return f"not warm yet with {', '.join(missing)}" if missing else ""
 
     def _is_warmed_by(self, prefill: pb.WorkerState) -> bool:
         return any(

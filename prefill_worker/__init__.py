@@ -1,1 +1,1 @@
-"""Agent of the workers that hold adapters: residency, cold loads and pair warming."""
+"""Agents of the workers that hold adapters, prefill and unified: residency, cold loads and warming."""

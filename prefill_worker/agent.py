@@ -6,64 +6,39 @@ import asyncio
 import logging
 from pathlib import Path
 
-from adapters.base_model import BaseModel
-from adapters.catalog.static import StaticCatalog
-from adapters.formats import Limits
 from cluster import control_pb2 as pb
 from cluster.config import ClusterConfig
-from cluster.worker_agent import WorkerAgent
 from cluster.worker_watch import WorkerWatch
-from engine.errors import EngineError, EngineUnreachable
+from engine.errors import EngineError
+from prefill_worker.adapter_holder import AdapterHolder
 from prefill_worker.pair_warmer import warm_pair
-from prefill_worker.residency import Residency
 
 log = logging.getLogger(__name__)
 
 _RETRY_S = 1.0
 
 
-class PrefillAgent(WorkerAgent):
+class PrefillAgent(AdapterHolder):
     """A worker that applies adapters and ships KV."""
 
     role = "prefill"
     peer_role = "decode"
+    served_positions = frozenset({"prefill"})
 
     def __init__(self, config: ClusterConfig, name: str, scratch: Path) -> None:
         super().__init__(config, name, scratch)
-        base = BaseModel.read(config.model.path)
-        limits = Limits(
-            max_rank=config.adapter_limits.max_rank,
-            max_bytes=config.adapter_limits.max_bytes,
-            target_modules=config.adapter_limits.target_modules,
-        )
-        catalog = StaticCatalog.load({name: entry.path for name, entry in config.adapters.items()}, base, limits)
-        self._residency = Residency(
-            {entry.revision.revision_id: entry.revision for entry in catalog.list() if entry.revision is not None},
-            base,
-            limits,
-            config.model.dtype,
-            scratch / "adapters",
-            self.hub,
-            self.metrics,
-        )
         self._warm: dict[str, str] = {}  # decode worker -> its incarnation that we are warm with
 
-    def missing_pairs(self) -> list[str]:
+    def why_not_warm(self) -> str:
         up = {peer.name for peer in self.peers.values() if _incarnation_of(peer)}
         missing = sorted(name for name in up if not self._is_warm(self.peers[name]))
-        return missing or ([] if self._warm_pairs() else ["any decode worker"])
+        missing = missing or ([] if self._warm else ["any decode worker"])
+        return f"not warm yet with {', '.join(missing)}" if missing else ""
 
     def engine_gone(self) -> None:
+        super().engine_gone()
         self._warm.clear()
-        self._residency.engine_gone()
         self._publish()
-
-    async def ensure_adapter(self, revision_id: str, deadline_s: float) -> float:
-        if self.hub.state.engine_state != pb.ENGINE_STATE_UP:
-            raise EngineUnreachable(f"the engine of {self.name} is not up")
-        load_s = await self._residency.ensure(revision_id, self.engine)
-        self.metrics.resident_adapters.set(len(self.hub.resident))
-        return load_s
 
     async def run_role(self) -> None:
         """Warm every decode engine that is up, again whenever it or ours is a new one."""

@@ -9,18 +9,15 @@ import asyncio
 import logging
 import secrets
 import time
-from typing import Any
 
 from cluster.worker_watch import WorkerWatch
 from engine.client import EngineClient
 from engine.errors import EngineError
+from prefill_worker.warm_up import CACHE_NAMESPACE, TIMEOUT_S, abort, warm_up_body
 
 log = logging.getLogger(__name__)
 
-_TIMEOUT_S = 60.0
 _NUM_EXCHANGES = 2  # the second one finds every lazy set-up done
-_PROMPT_TOKENS = 4
-CACHE_NAMESPACE = "prelude-warm-up|"  # no tenant can be called that: it shares no prefix with users
 
 
 async def warm_pair(
@@ -39,30 +36,17 @@ async def warm_pair(
 
 
 async def _exchange(prefill: EngineClient, decode: EngineClient, kv_host: str, port: int, model: str) -> None:
-    room = secrets.randbits(63)
-    body: dict[str, Any] = {
-        "model": model,
-        "prompt": [1 + secrets.randbelow(16) for _ in range(_PROMPT_TOKENS)],
-        "max_tokens": 2,
-        "temperature": 0,
-        "ignore_eos": True,
-        "bootstrap_host": kv_host,
-        "bootstrap_port": port,
-        "bootstrap_room": room,
-        "rid": f"warm-up-{room:x}",
-    }
+    meeting = {"bootstrap_host": kv_host, "bootstrap_port": port, "bootstrap_room": secrets.randbits(63)}
+    body = {**warm_up_body(model), **meeting}
     legs = [
-        asyncio.create_task(prefill.complete({**body, "extra_key": CACHE_NAMESPACE}, _TIMEOUT_S), name="prefill leg"),
-        asyncio.create_task(decode.complete(body, _TIMEOUT_S), name="decode leg"),
+        asyncio.create_task(prefill.complete({**body, "extra_key": CACHE_NAMESPACE}, TIMEOUT_S), name="prefill leg"),
+        asyncio.create_task(decode.complete(body, TIMEOUT_S), name="decode leg"),
     ]
     try:
         await asyncio.gather(*legs)
     except EngineError:
         for engine in (prefill, decode):
-            try:
-                await engine.abort(body["rid"])
-            except EngineError as error:
-                log.debug("abort of a warm-up failed", extra={"fields": {"error": str(error)}})
+            await abort(engine, body["rid"])
         raise
     finally:
         for leg in legs:

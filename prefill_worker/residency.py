@@ -30,6 +30,7 @@ class Residency:
         base: BaseModel,
         limits: Limits,
         dtype: EngineDtype,
+        served_positions: frozenset[str],
         cache: Path,
         hub: WorkerStateHub,
         metrics: WorkerMetrics,
@@ -38,6 +39,7 @@ class Residency:
         self._base = base
         self._limits = limits
         self._dtype = dtype
+        self._served_positions = served_positions
         self._cache = cache
         self._hub = hub
         self._metrics = metrics
@@ -85,10 +87,10 @@ class Residency:
         revision = self._revisions.get(revision_id)
         if revision is None:
             raise AdapterNotFound(f"revision {revision_id} is not in this worker's catalog")
-        if revision.manifest.positions != "prefill":
+        if revision.manifest.positions not in self._served_positions:
             raise AdapterUnsupported(
                 f"adapter {revision.full_name} acts on {revision.manifest.positions!r} positions, which only a unified "
-                "worker can serve; this cluster has none"
+                "worker can serve"
             )
         directory = self._cache / folder_of(revision_id)
         if directory.exists():

@@ -54,7 +54,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Sequence:
-    """One prompt to be continued once: what a pair of workers is asked."""
+    """One prompt to be continued once: what one placement is asked."""
 
     index: int  # of its choice in the answer: prompt x n + j
     fields: Fields  # without `model`, `adapter` and `n`; `prompt` is this sequence's own

@@ -98,7 +98,7 @@ class CompletionsEndpoint:
             "endpoint": label,
             "adapter": request.adapter,
             "revision": request.revision_id,
-            "pairs": sorted({f"{s.prefill}>{s.decode}" for s in request.sequences if s.prefill}),
+            "placements": sorted({str(s.placement) for s in request.sequences if s.placement}),
             "status": status,
             "stream_error": client.stream_error,
             "choices": len(request.sequences),

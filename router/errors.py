@@ -8,22 +8,23 @@
     │   ├── BodyTooLarge, BodyTooSlow
     │   ├── UnknownPath, WrongMethod
     │   ├── UnknownModel             neither the base model nor an adapter
-    │   └── ConflictingAdapters      `adapter` and `model` name different adapters
-    ├── NoPlaceablePair              no pair of workers can take a request now
-    ├── AdapterRefused               the prefill worker will never load this adapter; says why
-    ├── ExchangeError                a pair was tried and failed
+    │   ├── ConflictingAdapters      `adapter` and `model` name different adapters
+    │   └── NeedsUnifiedWorker       an adapter that no worker of this cluster can ever apply
+    ├── NoWorkerAvailable            no worker that could take a request can do so now
+    ├── AdapterRefused               the worker will never load this adapter; says why
+    ├── ExchangeError                a placement was tried and failed
     │   ├── WorkerLost               its connection or its engine went away
     │   ├── EngineFailure            it answered 5xx, or that it is busy
     │   ├── EngineAborted            it gave the request up
     │   ├── EngineRefusal            it answered 4xx: the request is wrong
-    │   ├── AdapterUnavailable       the prefill worker could not load the adapter now
+    │   ├── AdapterUnavailable       the worker could not load the adapter now
     │   ├── AdapterNotResident       the adapter left the engine between loading and use
     │   └── BrokenAnswer             it sent what cannot be read
     ├── DeadlineExceeded             somebody took too long
     └── Stopping                     this router is shutting down
 
 Errors of `adapters.errors` carry the same three attributes and are answered in the same place.
-`retryable` says that the same request may succeed on another pair or a moment later.
+`retryable` says that the same request may succeed on other workers or a moment later.
 """
 
 from __future__ import annotations
@@ -95,7 +96,12 @@ class ConflictingAdapters(RequestError):
     code = "conflicting_adapters"
 
 
-class NoPlaceablePair(RouterError):
+class NeedsUnifiedWorker(RequestError):
+    code = "unified_worker_needed"
+    http_status = 422
+
+
+class NoWorkerAvailable(RouterError):
     code = "no_worker_available"
     http_status = 503
     retryable = True
@@ -111,7 +117,7 @@ class AdapterRefused(RouterError):
 
 
 class ExchangeError(RouterError):
-    """A pair failed. `worker` is the one at fault."""
+    """A try failed. `worker` is the one at fault."""
 
     code = "worker_failed"
     http_status = 502

@@ -1,4 +1,4 @@
-"""One sequence's way: place, ensure the adapter, send both legs, await the first event, relay; or try another pair."""
+"""One sequence's way: place, ensure the adapter, send its legs, await the first event, relay; or try elsewhere."""
 
 from __future__ import annotations
 
@@ -8,16 +8,21 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from types import TracebackType
 
+from adapters.identity import DEFAULT_TENANT
+from adapters.revision import Revision
 from cluster.config import RouterConfig
 from router.admission import Admitted, Sequence
 from router.attempt import Attempt
-from router.bodies import Meeting, decode_body, prefill_body
-from router.engines import Engines
-from router.errors import AdapterNotResident, ExchangeError, NoPlaceablePair
+from router.bodies import Meeting, decode_body, prefill_body, unified_body
+from router.engines import Engines, Leg
+from router.errors import AdapterNotResident, ExchangeError, NeedsUnifiedWorker, NoWorkerAvailable, RouterError
 from router.fleet import Fleet
+from router.fleet_state import WorkerView
 from router.in_flight import Hold, InFlightState
 from router.metrics import Metrics
-from router.placement import Pair, PlacementRequest, rank_pairs
+from router.pair_attempt import PairAttempt
+from router.placement import Placement, PlacementRequest, lacks_unified_worker, rank_placements
+from router.prompt_logprobs import with_prompt_logprobs, without_alternatives
 from router.requests import Phase, RequestState, SequenceState
 
 log = logging.getLogger(__name__)
@@ -40,8 +45,15 @@ class Order:
     """What all sequences of a request have in common."""
 
     admitted: Admitted
-    tenant: str
-    revision_id: str | None
+    revision: Revision | None  # None: the base model
+
+    @property
+    def tenant(self) -> str:
+        return self.revision.tenant if self.revision else DEFAULT_TENANT
+
+    @property
+    def revision_id(self) -> str | None:
+        return self.revision.revision_id if self.revision else None
 
 
 class Exchange:
@@ -55,7 +67,7 @@ class Exchange:
         self._state = SequenceState()
         self._attempt: Attempt | None = None
         self._holds: list[Hold] = []  # this sequence's places on its workers
-        self._tried: set[tuple[str, str, str, str]] = set()  # pairs, by names and incarnations
+        self._tried: set[tuple[str, str, str, str]] = set()  # placements, by names and incarnations
         self._suspects: set[str] = set()  # workers that failed
         request.sequences.append(self._state)
 
@@ -69,15 +81,15 @@ class Exchange:
         await self._end_attempt()
 
     async def begin(self) -> bytes:
-        """Decode's first events, or its whole answer, from the first pair that gives one. Raises RouterError."""
+        """The first events, or the whole answer, from the first placement that gives one. Raises RouterError."""
         while True:
-            pair = self._place()
+            placement = self._place()
             try:
-                await self._ensure_adapter(pair)
-                return await self._send_both_legs(pair)
+                await self._ensure_adapter(placement)
+                return await self._send(placement)
             except ExchangeError as error:
                 await self._end_attempt()
-                self._note(error, pair)
+                self._note(error, placement)
                 if not self._can_retry(error):
                     raise
 
@@ -86,25 +98,31 @@ class Exchange:
         assert self._attempt is not None
         await self._attempt.relay(first, write, event_gap_timeout_s=self._backends.config.event_gap_timeout_s)
 
-    async def prefill_answer(self) -> bytes:
-        """Prefill's own answer. Raises RouterError."""
-        assert self._attempt is not None
-        return await self._attempt.prefill_answer(self._backends.config.first_event_timeout_s)
+    async def answer(self) -> bytes:
+        """The whole answer of a sequence that is not streamed, with all that was asked for. Raises RouterError."""
+        answer = await self.begin()
+        if not self._order.admitted.wants_prompt_logprobs:
+            return answer
+        if isinstance(self._attempt, PairAttempt):
+            prefill_answer = await self._attempt.prefill_answer(self._backends.config.first_event_timeout_s)
+            return with_prompt_logprobs(answer, prefill_answer)
+        wants_alternatives = bytes(self._sequence.fields["logprobs"]) != b"0"
+        return answer if wants_alternatives else without_alternatives(answer)
 
     # ---- the steps ----------------------------------------------------------------------------------------------
 
-    def _place(self) -> Pair:
-        pairs = self._untried_pairs()
-        if not pairs:
-            raise NoPlaceablePair("no pair of prefill and decode workers can take requests now; try again soon")
-        pair = pairs[0]
+    def _place(self) -> Placement:
+        placements = self._untried()
+        if not placements:
+            raise self._why_none()
+        placement = placements[0]
         self._state.phase = Phase.PLACED
-        self._state.prefill, self._state.decode = pair.prefill.name, pair.decode.name
+        self._state.placement = placement
         self._state.num_attempts += 1
-        self._holds = [self._backends.in_flight.hold(worker.name) for worker in (pair.prefill, pair.decode)]
-        return pair
+        self._holds = [self._backends.in_flight.hold(worker.name) for worker in placement.workers]
+        return placement
 
-    async def _ensure_adapter(self, pair: Pair) -> None:
+    async def _ensure_adapter(self, placement: Placement) -> None:
         """Make the revision resident before any KV room exists: a room that waits for a load blocks its workers."""
         if self._order.revision_id is None:
             return
@@ -112,36 +130,56 @@ class Exchange:
         loop = asyncio.get_running_loop()
         began_at = loop.time()
         timeout_s = self._backends.config.adapter_timeout_s
-        await self._backends.fleet.ensure_adapter(pair.prefill.name, self._order.revision_id, timeout_s)
+        await self._backends.fleet.ensure_adapter(placement.prefill.name, self._order.revision_id, timeout_s)
         self._state.ensure_adapter_s = loop.time() - began_at
         self._backends.metrics.ensure_adapter.observe(self._state.ensure_adapter_s)
 
-    async def _send_both_legs(self, pair: Pair) -> bytes:
-        admitted, engines, config = self._order.admitted, self._backends.engines, self._backends.config
-        path = admitted.endpoint.value
-        meeting = Meeting.at(pair, self._request.next_rid(admitted.endpoint.id_prefix))
+    async def _send(self, placement: Placement) -> bytes:
+        config = self._backends.config
+        rid = self._request.next_rid(self._order.admitted.endpoint.id_prefix)
+        self._state.phase = Phase.WAITING_FIRST_EVENT
+        begin = self._begin_unified if placement.is_unified else self._begin_pair
+        self._attempt = begin(placement, rid)
+        first = await self._attempt.begin(
+            first_event_timeout_s=config.first_event_timeout_s, answer_timeout_s=config.answer_timeout_s
+        )
+        self._state.phase = Phase.RELAYING
+        return first
+
+    def _begin_unified(self, placement: Placement, rid: str) -> Attempt:
+        (worker,), (hold,) = placement.workers, self._holds
+        body = unified_body(
+            self._sequence,
+            self._backends.model,
+            rid,
+            tenant=self._order.tenant,
+            revision_id=self._order.revision_id,
+            wants_prompt_logprobs=self._order.admitted.wants_prompt_logprobs,
+        )
+        leg = self._leg(worker, body, rid, hold)
+        return Attempt(self._backends.fleet, leg, is_streaming=self._order.admitted.is_streaming)
+
+    def _begin_pair(self, pair: Placement, rid: str) -> Attempt:
+        meeting = Meeting.at(pair, rid)
         for_prefill = prefill_body(
             self._sequence,
             self._backends.model,
             meeting,
             tenant=self._order.tenant,
             revision_id=self._order.revision_id,
-            wants_prompt_logprobs=admitted.wants_prompt_logprobs,
+            wants_prompt_logprobs=self._order.admitted.wants_prompt_logprobs,
         )
         for_decode = decode_body(self._sequence, self._backends.model, meeting)
-        self._state.phase = Phase.WAITING_FIRST_EVENT
-        self._attempt = Attempt(
+        prefill_hold, decode_hold = self._holds
+        return PairAttempt(
             self._backends.fleet,
-            pair,
-            engines.leg(pair.prefill, path, for_prefill, meeting.rid, self._holds[0]),
-            engines.leg(pair.decode, path, for_decode, meeting.rid, self._holds[1]),
-            is_streaming=admitted.is_streaming,
+            self._leg(pair.prefill, for_prefill, rid, prefill_hold),
+            self._leg(pair.decode, for_decode, rid, decode_hold),
+            is_streaming=self._order.admitted.is_streaming,
         )
-        first = await self._attempt.begin(
-            first_event_timeout_s=config.first_event_timeout_s, answer_timeout_s=config.answer_timeout_s
-        )
-        self._state.phase = Phase.RELAYING
-        return first
+
+    def _leg(self, worker: WorkerView, body: bytes, rid: str, hold: Hold) -> Leg:
+        return self._backends.engines.leg(worker, self._order.admitted.endpoint.value, body, rid, hold)
 
     async def _end_attempt(self) -> None:
         if self._attempt is not None:
@@ -152,20 +190,32 @@ class Exchange:
 
     # ---- trying again -------------------------------------------------------------------------------------------
 
-    def _untried_pairs(self) -> list[Pair]:
-        """Ranked pairs that did not fail this sequence; those with workers that did come last."""
-        ranked = rank_pairs(PlacementRequest(self._order.revision_id), self._backends.fleet.state)
-        untried = [pair for pair in ranked if _key(pair) not in self._tried]
-        return sorted(untried, key=lambda pair: len(self._suspects & {pair.prefill.name, pair.decode.name}))
+    def _untried(self) -> list[Placement]:
+        """Ranked placements that did not fail this sequence; those with workers that did come last."""
+        ranked = rank_placements(PlacementRequest.of(self._order.revision), self._backends.fleet.state)
+        untried = [placement for placement in ranked if _key(placement) not in self._tried]
+        return sorted(untried, key=lambda each: len(self._suspects & {worker.name for worker in each.workers}))
 
-    def _note(self, error: ExchangeError, pair: Pair) -> None:
-        if not isinstance(error, AdapterNotResident):  # loading it again, on the same pair, is the cure for that
-            self._tried.add(_key(pair))
+    def _why_none(self) -> RouterError:
+        """Why nobody takes the request: nobody ever could, or nobody can now."""
+        request, revision = PlacementRequest.of(self._order.revision), self._order.revision
+        if revision is not None and lacks_unified_worker(request, self._backends.fleet.state):
+            return NeedsUnifiedWorker(
+                f"the adapter {revision.full_name!r} acts on {request.positions!r} positions, which only a unified "
+                "worker can serve; this cluster has none",
+                param="adapter",
+            )
+        what = "unified worker" if request.positions == "all" else "worker"
+        return NoWorkerAvailable(f"no {what} can take the request now; try again soon")
+
+    def _note(self, error: ExchangeError, placement: Placement) -> None:
+        if not isinstance(error, AdapterNotResident):  # loading it again, on the same workers, is the cure for that
+            self._tried.add(_key(placement))
             self._suspects.add(error.worker)
 
     def _can_retry(self, error: ExchangeError) -> bool:
         has_tries = self._state.num_attempts < self._backends.config.max_attempts
-        can_retry = error.retryable and has_tries and bool(self._untried_pairs())
+        can_retry = error.retryable and has_tries and bool(self._untried())
         if can_retry:
             self._backends.metrics.retries.labels(error.code).inc()
         fields = {"request_id": self._request.request_id, "reason": str(error), "code": error.code, "retry": can_retry}
@@ -173,5 +223,6 @@ class Exchange:
         return can_retry
 
 
-def _key(pair: Pair) -> tuple[str, str, str, str]:
-    return pair.prefill.name, pair.prefill.incarnation, pair.decode.name, pair.decode.incarnation
+def _key(placement: Placement) -> tuple[str, str, str, str]:
+    prefill, decode = placement.prefill, placement.decode
+    return prefill.name, prefill.incarnation, decode.name, decode.incarnation

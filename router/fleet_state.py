@@ -11,7 +11,7 @@ class WorkerView:
     """One worker, as it last described itself."""
 
     name: str
-    role: str  # "prefill", "decode" or "unified"
+    role: str  # "prefill", "decode" or "unified"; cluster.yaml's until the worker has described itself
     is_connected: bool = False  # its agent speaks to us, the last word is younger than three heartbeats
     reason: str = "not reached yet"  # why it gets no requests, for people; empty when it may
     # from Describe, once per connection

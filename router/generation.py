@@ -5,12 +5,10 @@ from __future__ import annotations
 import asyncio
 import re
 
-from adapters.identity import DEFAULT_TENANT
 from router.admission import Admitted, Sequence
 from router.choices import ChoiceStreams, merged_answer
 from router.client_answer import ClientAnswer
 from router.exchange import Backends, Exchange, Order
-from router.prompt_logprobs import with_prompt_logprobs
 from router.references import Target
 from router.relay import Signature
 from router.requests import RequestState
@@ -35,12 +33,7 @@ class Generation:
         self._request = request
         self._client = client
         self._signature = signature
-        revision = target.revision
-        self._order = Order(
-            admitted,
-            tenant=revision.tenant if revision else DEFAULT_TENANT,
-            revision_id=revision.revision_id if revision else None,
-        )
+        self._order = Order(admitted, target.revision)
         self._answer_id = f"{admitted.endpoint.id_prefix}{request.request_id}"  # where there are several sequences
 
     async def run(self) -> None:
@@ -65,10 +58,7 @@ class Generation:
 
     async def _answer_to(self, sequence: Sequence) -> bytes:
         async with self._exchange(sequence) as exchange:
-            answer = await exchange.begin()
-            if self._admitted.wants_prompt_logprobs:
-                answer = with_prompt_logprobs(answer, await exchange.prefill_answer())
-            return answer
+            return await exchange.answer()
 
     async def _stream_one(self) -> None:
         """The path that most tokens take: nothing here looks into an event."""

@@ -50,12 +50,15 @@ class Metrics:
         )
         self.ensure_adapter = Histogram(
             "prelude_router_ensure_adapter_seconds",
-            "Waiting for an adapter to be resident on the prefill worker.",
+            "Waiting for an adapter to be resident on the worker that reads the prompt.",
             buckets=(0.001, 0.0025, *_SHORT_S),
             registry=self.registry,
         )
         self.retries = Counter(
-            "prelude_router_retries_total", "Tries on another pair, by reason.", ("reason",), registry=self.registry
+            "prelude_router_retries_total",
+            "Tries after a failed one, by its reason.",
+            ("reason",),
+            registry=self.registry,
         )
         self.aborts = Counter(
             "prelude_router_aborts_total", "Legs aborted at engines.", ("role",), registry=self.registry

@@ -15,7 +15,7 @@ from adapters.errors import AdapterNotFound, InvalidReference
 from adapters.revision import Revision
 from router.errors import UnknownModel
 from router.exchange import Backends
-from router.placement import PlacementRequest, rank_pairs
+from router.placement import PlacementRequest, lacks_unified_worker, rank_placements
 from router.references import reference_in
 from router.requests import Requests
 
@@ -42,7 +42,9 @@ class Pages:
 
     async def models(self, _: Request) -> Response:
         """The base model and every adapter that can be served."""
-        usable = [entry.revision for entry in self._catalog.list() if entry.revision is not None]
+        fleet = self._backends.fleet.state
+        revisions = [entry.revision for entry in self._catalog.list() if entry.revision is not None]
+        usable = [each for each in revisions if not lacks_unified_worker(PlacementRequest.of(each), fleet)]
         return _json({"object": "list", "data": [self._base_card(), *map(self._adapter_card, usable)]})
 
     async def model(self, request: Request) -> Response:
@@ -62,16 +64,16 @@ class Pages:
         return _json({"status": "alive"})
 
     async def ready(self, _: Request) -> Response:
-        """200 when some pair can take a request, else 503; with what each worker waits for."""
+        """200 when some placement can take a request, else 503; with what each worker waits for."""
         fleet = self._backends.fleet.state
-        pairs = [str(pair) for pair in rank_pairs(PlacementRequest(None), fleet)]
+        placements = [str(placement) for placement in rank_placements(PlacementRequest(None), fleet)]
         workers = {
             name: {"role": view.role, "ready": view.is_placeable, "reason": view.why_not_placeable}
             for name, view in fleet.workers.items()
         }
-        reason = "" if pairs else "no prefill worker is warm with a decode worker"
-        body = {"ready": bool(pairs), "reason": reason, "pairs": pairs, "workers": workers}
-        return _json(body, 200 if pairs else 503)
+        reason = "" if placements else "no pair of workers is ready and warm, and no unified worker is ready"
+        body = {"ready": bool(placements), "reason": reason, "placements": placements, "workers": workers}
+        return _json(body, 200 if placements else 503)
 
     async def metrics(self, _: Request) -> Response:
         for worker, count in self._backends.fleet.state.in_flight.items():

@@ -1,9 +1,10 @@
-"""Which pair of workers a request goes to: a pure function, so that it can be simulated and tested without a fleet."""
+"""Which workers a request goes to: a pure function, so that it can be simulated and tested without a fleet."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from adapters.revision import Revision
 from router.fleet_state import FleetState, WorkerView
 
 
@@ -12,31 +13,53 @@ class PlacementRequest:
     """What placement may know of a request."""
 
     revision_id: str | None  # None: the base model
+    positions: str = "prefill"  # of the tokens that the revision acts on; "all": what no pair can serve
+
+    @classmethod
+    def of(cls, revision: Revision | None) -> PlacementRequest:
+        return cls(revision.revision_id, revision.manifest.positions) if revision else cls(None)
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
-    """A prefill worker and the decode worker that it ships KV to."""
+class Placement:
+    """Who reads the prompt and who generates: a pair, which ships KV, or one unified worker in both places."""
 
     prefill: WorkerView
     decode: WorkerView
 
+    @property
+    def is_unified(self) -> bool:
+        return self.prefill.name == self.decode.name
+
+    @property
+    def workers(self) -> tuple[WorkerView, ...]:
+        """Each worker once; the one that reads the prompt is the first."""
+        return (self.prefill,) if self.is_unified else (self.prefill, self.decode)
+
     def __str__(self) -> str:
-        return f"{self.prefill.name}>{self.decode.name}"
+        return ">".join(worker.name for worker in self.workers)
 
 
-def rank_pairs(request: PlacementRequest, fleet: FleetState) -> list[Pair]:
-    """The pairs that can take the request now, best first: fewest of this router's requests in flight, then by name."""
-    pairs = [
-        Pair(prefill, decode)
-        for prefill in fleet.workers.values()
-        if prefill.role == "prefill" and prefill.is_placeable
-        for decode in fleet.workers.values()
-        if decode.role == "decode" and decode.is_placeable and prefill.is_warm_with(decode)
-    ]
+def rank_placements(request: PlacementRequest, fleet: FleetState) -> list[Placement]:
+    """Those that can take the request now, best first: fewest of this router's requests in flight, then by name."""
+    placeable = [worker for worker in fleet.workers.values() if worker.is_placeable]
+    placements = [Placement(worker, worker) for worker in placeable if worker.role == "unified"]
+    if request.positions != "all":
+        placements += [
+            Placement(prefill, decode)
+            for prefill in placeable
+            if prefill.role == "prefill"
+            for decode in placeable
+            if decode.role == "decode" and prefill.is_warm_with(decode)
+        ]
 
-    def load(pair: Pair) -> tuple[int, str, str]:
-        in_flight = fleet.in_flight.get(pair.prefill.name, 0) + fleet.in_flight.get(pair.decode.name, 0)
-        return in_flight, pair.prefill.name, pair.decode.name
+    def load(placement: Placement) -> tuple[int, str, str]:
+        in_flight = sum(fleet.in_flight.get(worker.name, 0) for worker in placement.workers)
+        return in_flight, placement.prefill.name, placement.decode.name
 
-    return sorted(pairs, key=load)
+    return sorted(placements, key=load)
+
+
+def lacks_unified_worker(request: PlacementRequest, fleet: FleetState) -> bool:
+    """True when the cluster can never take the request: it needs a role that no worker has, ready or not."""
+    return request.positions == "all" and all(worker.role != "unified" for worker in fleet.workers.values())

@@ -1,4 +1,7 @@
-"""`echo` with `logprobs`: the prompt's log-probabilities are computed at prefill, decode's answer has none of them."""
+"""`echo` with `logprobs`: the prompt's log-probabilities are computed at prefill, decode's answer has none of them.
+
+A unified worker's answer has all of them.
+"""
 
 from __future__ import annotations
 
@@ -29,5 +32,17 @@ def with_prompt_logprobs(decode_answer: bytes, prefill_answer: bytes) -> bytes:
         if name != "top_logprobs" or of_generated:
             merged[name] = (prompt.get(name) or [])[:-1] + of_generated
     choice["logprobs"] = msgspec.Raw(msgspec.json.encode(merged))
-    answer["choices"] = msgspec.Raw(msgspec.json.encode([choice]))
-    return msgspec.json.encode(answer)
+    return _with_choice(answer, choice)
+
+
+def without_alternatives(answer: bytes) -> bytes:
+    """A unified worker's answer, for a client who asked for 0 alternatives where the engine had to be asked for 1."""
+    parsed = _object.decode(answer)
+    choice = _choices.decode(parsed["choices"])[0]
+    logprobs = {**msgspec.json.decode(choice["logprobs"]), "top_logprobs": []}
+    choice["logprobs"] = msgspec.Raw(msgspec.json.encode(logprobs))
+    return _with_choice(parsed, choice)
+
+
+def _with_choice(answer: Fields, choice: Fields) -> bytes:
+    return msgspec.json.encode({**answer, "choices": msgspec.Raw(msgspec.json.encode([choice]))})

@@ -11,6 +11,8 @@ from enum import StrEnum
 from typing import Any
 from uuid import uuid4
 
+from router.placement import Placement
+
 
 class Phase(StrEnum):
     """The life of a sequence, in order. After `waiting_first_event` comes `relaying`, or `placed` again on a retry."""
@@ -28,10 +30,18 @@ class SequenceState:
     """Where one sequence is. Written by its Exchange only."""
 
     phase: Phase = Phase.ADMITTED
-    prefill: str | None = None
-    decode: str | None = None
+    placement: Placement | None = None  # of the last try
     num_attempts: int = 0
     ensure_adapter_s: float = 0.0
+
+    def described(self) -> dict[str, Any]:
+        """For the debug page. A unified worker is named in both places."""
+        return {
+            "phase": self.phase,
+            "prefill": self.placement and self.placement.prefill.name,
+            "decode": self.placement and self.placement.decode.name,
+            "attempts": self.num_attempts,
+        }
 
 
 @dataclass(slots=True)
@@ -49,12 +59,12 @@ class RequestState:
     num_events: int = 0
     num_completion_tokens: int | None = None
     sequences: list[SequenceState] = field(default_factory=list)
-    num_legs: int = 0
+    num_tries: int = 0  # of all sequences
 
     def next_rid(self, prefix: str) -> str:
-        """An id for one pair of legs. Of one width: an engine's abort hits every id that begins with the given one."""
-        self.num_legs += 1
-        return f"{prefix}{self.request_id}-{self.num_legs:06d}"
+        """An id for one try's legs. Of one width: an engine's abort hits every id that begins with the given one."""
+        self.num_tries += 1
+        return f"{prefix}{self.request_id}-{self.num_tries:06d}"
 
     @property
     def age_s(self) -> float:
@@ -69,10 +79,7 @@ class RequestState:
             "revision": self.revision_id,
             "age_s": round(self.age_s, 3),
             "streaming": self.is_streaming,
-            "sequences": [
-                {"phase": s.phase, "prefill": s.prefill, "decode": s.decode, "attempts": s.num_attempts}
-                for s in self.sequences
-            ],
+            "sequences": [sequence.described() for sequence in self.sequences],
         }
 
 

@@ -151,9 +151,9 @@ def _lines(directory: Path, check: SelfCheck, deployment: Deployment) -> Iterato
     yield f"  {size.host:>15,}  in host memory of each engine process that holds it"
     yield (
         f"  {size.slot:>15,}  one adapter slot of the engine, whichever adapter is in it: rank {limits.max_rank} on "
-        f"{len(limits.target_modules)} projections of every layer"
+        f"{len(limits.target_modules)} projections and the residual stream of every layer"
     )
-    yield f"  {size.all_slots:>15,}  all {deployment.num_slots} slots"
+    yield f"  {size.all_slots:>15,}  all {deployment.num_slots} slots and one for the base model"
     yield "Self-check"
     factors, model = check.factors, check.model
     yield (

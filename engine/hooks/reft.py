@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from adapters.serving import REFT_PREFIX
 from engine.positions import Segment
-from engine.reft import ReftPool, factors_of, spans_of
 
 
 def set_reft_tensors_aside(original, adapter, name: str, loaded_weight):
@@ -18,6 +17,8 @@ def set_reft_tensors_aside(original, adapter, name: str, loaded_weight):
 def fill_reft_slot(result, pool, uid, buffer_id, lora_adapter, *_args, **_kwargs):
     """When an adapter, or the base model, gets a slot, its ReFT gets the same one."""
     tensors = {} if lora_adapter is None else lora_adapter.__dict__.get("prelude_reft_tensors", {})
+    from engine.reft import factors_of  # here, for the ledger is read by processes that have no torch
+
     reft = getattr(pool, "prelude_reft", None)
     if reft is not None:  # not yet there while the pool itself is made, with the base model only
         reft.fill(buffer_id, factors_of(tensors))
@@ -26,6 +27,8 @@ def fill_reft_slot(result, pool, uid, buffer_id, lora_adapter, *_args, **_kwargs
 
 def add_reft_to_layers(result, manager):
     """Make the pool of ReFT factors, and have every decoder layer add its change to the residual stream."""
+    from engine.reft import ReftPool
+
     layers = manager.base_model.model.layers
     pool = manager.memory_pool
     pool.prelude_reft = ReftPool(
@@ -54,6 +57,8 @@ def _layer_hook(manager, number: int):
 
 def begin_batch(manager, segments: tuple[Segment, ...]) -> None:
     """Say where ReFT acts in the batch that runs next. Its adapters are in slots by now."""
+    from engine.reft import spans_of
+
     pool = manager.memory_pool
     pool.prelude_reft.spans = spans_of(segments, pool.uid_to_buffer_id, lambda adapter: _has_reft(manager, adapter))
 

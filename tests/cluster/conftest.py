@@ -5,8 +5,10 @@ It is started as users start it, by `prelude up`, in processes of its own.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -128,17 +130,28 @@ def bad_adapters(tmp_path_factory, adapters: dict[str, Path]) -> dict[str, Path]
         (folder / "adapter_config.json").write_text(config)
     (malformed / "adapter_model.safetensors").write_bytes(b"\xff" * 64)
     (pickled / "adapter_model.bin").write_bytes(b"\x80\x04N.")
-    return {"missing": root / "nowhere", "malformed": malformed, "pickled": pickled, "other-base": other}
+    everywhere = root / "everywhere"  # fine, but not on a cluster of pairs
+    shutil.copytree(adapters["a0"], everywhere)
+    (everywhere / "adapter_config.json").write_text(json.dumps({**json.loads(config), "prelude": {"positions": "all"}}))
+    return {
+        "missing": root / "nowhere",
+        "malformed": malformed,
+        "pickled": pickled,
+        "other-base": other,
+        "everywhere": everywhere,
+    }
 
 
-@pytest.fixture(scope="session")
-def cluster(
-    tmp_path_factory, model_dir: Path, adapters: dict[str, Path], bad_adapters: dict[str, Path]
+@contextlib.contextmanager
+def running_cluster(
+    root: Path, model_dir: Path, adapters: dict[str, Path], named: dict[str, Any] | None = None, **sections: Any
 ) -> Iterator[RunningCluster]:
-    """The cluster, ready."""
+    """A cluster, ready, for as long as the context lasts: of one pair, unless `sections` of cluster.yaml say else.
+
+    `named` is the section of adapters where it has more than those that can be served.
+    """
     from cluster.config_file import load_cluster_config
 
-    root = tmp_path_factory.mktemp("cluster")
     data = {
         "model": {"path": str(model_dir), "name": "demo", "dtype": "float32", "tool_call_parser": "qwen25"},
         "engine": {
@@ -150,7 +163,8 @@ def cluster(
         },
         "router": {"port": 0, "max_body_bytes": 1024 * 1024},
         "workers": {"prefill-0": {"role": "prefill"}, "decode-0": {"role": "decode"}},
-        "adapters": {name: {"path": str(path)} for name, path in {**adapters, **bad_adapters}.items()},
+        "adapters": named or {name: {"path": str(path)} for name, path in adapters.items()},
+        **sections,
     }
     path = root / "cluster.yaml"
     path.write_text(yaml.safe_dump(data))
@@ -178,6 +192,16 @@ def cluster(
         finally:
             process.kill()
             output.close()
+
+
+@pytest.fixture(scope="session")
+def cluster(
+    tmp_path_factory, model_dir: Path, adapters: dict[str, Path], bad_adapters: dict[str, Path]
+) -> Iterator[RunningCluster]:
+    """The cluster that most tests share."""
+    named = {name: {"path": str(path)} for name, path in {**adapters, **bad_adapters}.items()}
+    with running_cluster(tmp_path_factory.mktemp("cluster"), model_dir, adapters, named) as running:
+        yield running
 
 
 def run_reference(model_dir: Path, requests: list[dict], folder: Path) -> list[dict]:

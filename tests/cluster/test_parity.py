@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
+from dataclasses import replace
 
 import httpx
 import pytest
@@ -118,23 +119,26 @@ def test_sixteen_mixed_at_once(cluster: RunningCluster, cases: list[Case]):
 def test_zero_adapter_equals_base_exactly(client: httpx.Client, cases: list[Case]):
     """B = 0 leaves every bit of the answer as it is without adapter.
 
-    The base model is asked again when the answers differ: under load its own answer has been seen to differ from
-    itself in the last bit of a log-probability (the linear algebra library chooses kernels by memory alignment).
+    What prefill computes, where the adapter is, must be equal at every try. What decode computes without any adapter
+    has been seen to differ from itself, in the last bit of a log-probability, when the same request is sent again on a
+    busy machine; so there some try must be equal to some try of the base model.
     """
-    num_asked = 0
+    num_tries = 0
     for case in cases:
         if case.adapter != "zero":
             continue
-        zero = ask(client, case, echo=True, logprobs=5)["choices"][0]
+        by_prefill = len(case.prompt_ids) + 1  # the prompt's log-probabilities and the first token's
+        zeros, bases = [], []
         for _ in range(5):
-            body = completion_body(None, case.prompt_ids, echo=True, logprobs=5)
-            base = client.post("/v1/completions", json=body).json()["choices"][0]
-            num_asked += 1
-            if zero["logprobs"] == base["logprobs"]:
+            num_tries += 1
+            zeros.append(ask(client, case, echo=True, logprobs=5)["choices"][0]["logprobs"])
+            bases.append(ask(client, replace(case, adapter=None), echo=True, logprobs=5)["choices"][0]["logprobs"])
+            for field in ("tokens", "token_logprobs", "top_logprobs"):
+                assert zeros[-1][field][:by_prefill] == bases[-1][field][:by_prefill], case.name
+            if any(zero in bases for zero in zeros):
                 break
-        assert zero["logprobs"] == base["logprobs"], case.name
-        assert zero["token_ids"] == base["token_ids"], case.name
-    print(f"the base model was asked {num_asked} times for {len(cases) // len(ADAPTERS)} prompts")
+        assert any(zero in bases for zero in zeros), case.name
+    print(f"{num_tries} tries for {len(cases) // len(ADAPTERS)} prompts")
 
 
 ORDERS = list(itertools.permutations(("a0", "a3", None)))

@@ -32,10 +32,10 @@ EXPECTED = {
 # Hooks whose act only a running engine shows, and the test that fails without each.
 SHOWN_ELSEWHERE = {
     "batches_are_cut_by_position": "test_unified.py: every parity test",
-    "slots_for_segments_only": "test_unified.py::test_more_adapters_than_slots_at_once",
+    "slots_for_segments_only": "tests/unit/engine/test_position_hooks.py",
     "lora_runs_on_segments": "test_unified.py::test_parity_alone",
-    "base_tokens_have_a_slot": "test_unified.py::test_parity_mixed",
-    "decoding_holds_no_slot": "test_unified.py::test_more_adapters_than_slots_at_once",
+    "base_tokens_have_a_slot": "tests/unit/engine/test_position_hooks.py",
+    "decoding_holds_no_slot": "tests/unit/engine/test_position_hooks.py",
     "retracted_is_adapted_again": "test_unified.py::test_retracted_requests",
     "finished_answers_are_no_prefix": "test_unified.py::test_follow_up_turn",
     "retracted_answers_are_no_prefix": "test_unified.py::test_retracted_requests",

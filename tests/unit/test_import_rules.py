@@ -53,6 +53,7 @@ def test_sglang_is_imported_in_engine_only():
     [
         ("router.server", ("torch", "sglang", "transformers")),
         ("prefill_worker.agent", ("sglang", "torch", "transformers")),
+        ("prefill_worker.unified_agent", ("sglang", "torch", "transformers")),
         ("decode_worker.agent", ("sglang", "torch", "transformers")),
     ],
 )

@@ -151,3 +151,16 @@ def test_an_engine_that_fails_fails_the_benchmark(monkeypatch, comes_up, complai
 
     with pytest.raises(SystemFailed, match=complaint):
         asyncio.run(use())
+
+
+def test_a_request_that_fails_because_the_engine_died_says_so(monkeypatch):
+    monkeypatch.setattr(engines, "EngineSupervisor", PretendedSupervisor)
+    monkeypatch.setattr(engines, "_NOTICE_S", 0.1)
+
+    async def use():
+        async with engines.running_engine(engines.engine_spec("stock", Path("m"), None, 4, Path("s"))):
+            raise SystemFailed("server disconnected")
+
+    with pytest.raises(SystemFailed, match="died on the way: it ran out of luck") as caught:
+        asyncio.run(use())
+    assert "disconnected" in str(caught.value.__context__ or caught.value.__cause__)

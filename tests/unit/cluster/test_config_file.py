@@ -9,6 +9,7 @@ import pytest
 from cluster.config_file import dump_cluster_config, load_cluster_config
 from cluster.errors import ConfigError
 from cluster.ports import with_ports
+from cluster.worker_agent import engine_spec
 
 GOOD = """\
 model: {path: model, name: demo}
@@ -20,6 +21,11 @@ workers:
 adapters:
   legal: {path: adapters/legal}
   acme/tone: {path: /somewhere/else}
+"""
+UNIFIED = """\
+model: {path: model, name: demo}
+workers:
+  u: {role: unified}
 """
 
 
@@ -59,15 +65,49 @@ def test_open_ports_are_filled_and_differ(tmp_path: Path):
     assert len(set(ports)) == len(ports)
 
 
+PAIR = "  p: {role: prefill}\n  d: {role: decode}\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "roles"),
+    [
+        (UNIFIED, {"u": "unified"}),
+        (UNIFIED + "  v: {role: unified, engine: {max_running_requests: 3}}\n", {"u": "unified", "v": "unified"}),
+        (UNIFIED + PAIR, {"u": "unified", "p": "prefill", "d": "decode"}),
+    ],
+)
+def test_clusters_with_unified_workers(tmp_path: Path, text: str, roles: dict[str, str]):
+    config = load(tmp_path, text)
+    assert {name: worker.role for name, worker in config.workers.items()} == roles
+    assert config.workers_of("unified").keys() == {name for name, role in roles.items() if role == "unified"}
+    assert {name for name, worker in config.workers.items() if worker.holds_adapters} == roles.keys() - {"d"}
+    worker = with_ports(config).workers["u"]
+    assert 0 not in (worker.control_port, worker.metrics_port, worker.engine_port)
+    assert worker.bootstrap_port == 0
+    dump_cluster_config(config, tmp_path / "again.yaml")
+    assert load_cluster_config(tmp_path / "again.yaml") == config
+
+
+def test_a_unified_engine_has_slots_and_no_peer(tmp_path: Path):
+    config = with_ports(load(tmp_path, UNIFIED + PAIR))
+    spec = engine_spec(config, "u", tmp_path)
+    assert (spec.role, spec.bootstrap_port) == ("unified", None)
+    assert spec.adapters == engine_spec(config, "p", tmp_path).adapters is not None
+    assert engine_spec(config, "d", tmp_path).adapters is None
+
+
 BAD = {
     "no file": (None, ("cannot be read",)),
     "not YAML": ("model: {path: x\nworkers: [", (":2:", "not YAML")),
     "a list": ("- 1\n", (":1:", "mapping")),
     "an unknown key": (GOOD + "nonsense: 1\n", (":10:", "nonsense")),
     "a misspelt key of a worker": (GOOD.replace("role: decode", "roll: decode"), (":5:", "roll")),
-    "a wrong role": (GOOD.replace("role: decode", "role: both"), (":5:", "workers.d.role", "'both'", "decode")),
+    "a wrong role": (GOOD.replace("role: decode", "role: both"), (":5:", "workers.d.role", "'both'", "unified")),
     "a port out of range": (GOOD.replace("prefill}", "prefill, engine_port: 70000}"), (":3:", "65535", "70000")),
-    "no decode worker": (GOOD.replace("role: decode", "role: prefill"), ("no decode worker",)),
+    "no decode worker": (GOOD.replace("role: decode", "role: prefill"), ("no decode worker", "unified")),
+    "no prefill worker": (UNIFIED + "  d: {role: decode}\n", ("no prefill worker for the decode workers",)),
+    "no worker": (UNIFIED.replace("u: {role: unified}", ""), ("workers",)),
+    "unified's bootstrap port": (UNIFIED.replace("unified", "unified, bootstrap_port: 9"), ("u.bootstrap_port",)),
     "no model": (GOOD.replace("model:", "modell:", 1), ("model", "required")),
     "a bad override": (GOOD.replace("max_running_requests: 7", "max_running_requests: no"), ("workers.d.engine",)),
     "an adapter's name": (GOOD.replace("legal:", "'le:gal':"), ("le:gal",)),

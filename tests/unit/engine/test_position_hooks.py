@@ -64,3 +64,37 @@ def test_only_the_prompts_kv_is_kept(adapter: str | None, kv_tokens: int, is_ins
         kv_len_to_handle=kv_tokens,
     )
     assert seen == [(is_insert, kv_tokens)]
+
+
+def test_decoding_requests_free_their_slots_before_a_prefill_batch_is_built():
+    own = manager(a="prefill", b="all")
+    running = SimpleNamespace(reqs=[SimpleNamespace(lora_id=name) for name in ("a", None, "b")])
+    scheduler = SimpleNamespace(
+        running_batch=SimpleNamespace(reqs=[]),
+        tp_worker=SimpleNamespace(model_runner=SimpleNamespace(lora_manager=own)),
+    )
+    seen = []
+
+    def build(_scheduler, running_batch):
+        seen.extend(req.lora_id for req in running_batch.reqs)
+
+    positions.free_slots_of_decoding(build, scheduler, running_batch=running)
+    assert seen == [None, None, "b"]  # an adapter for all positions needs its slot in decode
+
+
+def test_the_base_model_is_counted_among_a_batchs_slots():
+    counted = []
+    positions.count_the_base_models_slot(lambda _manager, ids: counted.append(ids), None, {"a", "b"})
+    assert counted == [{"a", "b", None}]
+
+
+def test_slots_are_filled_for_segments_only(monkeypatch):
+    fetched = []
+
+    def fetch(_manager, new, _running):
+        fetched.append(new)
+
+    for segments in ((positions.Segment(None, 3),), (positions.Segment("a", 2), positions.Segment(None, 1))):
+        monkeypatch.setattr(positions, "_segments", segments)
+        positions.fetch_only_adapters_in_use(fetch, None, {"a", "b", None})
+    assert fetched == [{"a", None}]  # nothing for the batch of base tokens

@@ -31,6 +31,7 @@ MODEL = "base"
 FINGERPRINT = "f00d"
 VOCABULARY = 1000
 REVISION_ID = "sha256:" + "ab" * 32
+EVERYWHERE_ID = "sha256:" + "cd" * 32
 WORDS = ("Hello", " wide", " world")
 
 Behaviour = Callable[["EngineStandIn", dict[str, Any], web.Request], Awaitable[web.StreamResponse | None]]
@@ -99,7 +100,7 @@ class EngineStandIn:
             self.num_running -= 1
 
     def answer(self, fields: dict[str, Any], **choice: Any) -> dict[str, Any]:
-        words = self.words if self.role == "decode" else self.words[:1]
+        words = self.words[:1] if self.role == "prefill" else self.words
         choice = {"index": 0, "finish_reason": "stop", "matched_stop": None, "logprobs": None, **choice}
         if "messages" in fields:
             choice["message"] = {"role": "assistant", "content": "".join(words)}
@@ -236,6 +237,9 @@ def after(delay_s: float) -> Behaviour:
 # ---- workers ----------------------------------------------------------------------------------------------------
 
 
+_ROLES = {"prefill": control.ROLE_PREFILL, "decode": control.ROLE_DECODE, "unified": control.ROLE_UNIFIED}
+
+
 class WorkerStandIn(WorkerControlServicer):
     """An agent's control service with an engine behind it."""
 
@@ -285,7 +289,7 @@ class WorkerStandIn(WorkerControlServicer):
     async def Describe(self, request: Any, context: Any) -> control.WorkerDescription:
         return control.WorkerDescription(
             name=self.name,
-            role=control.ROLE_PREFILL if self.role == "prefill" else control.ROLE_DECODE,
+            role=_ROLES[self.role],
             engine_url=self.engine.url,
             kv_host="10.0.0.1" if self.role == "prefill" else "",
             kv_bootstrap_port=8998 if self.role == "prefill" else 0,
@@ -316,25 +320,36 @@ class WorkerStandIn(WorkerControlServicer):
 
 
 @dataclass(frozen=True)
+class ManifestStandIn:
+    positions: str = "prefill"
+
+
+@dataclass(frozen=True)
 class RevisionStandIn:
     """As much of a revision as the router uses."""
 
     tenant: str = "default"
     name: str = "a0"
     revision_id: str = REVISION_ID
+    manifest: ManifestStandIn = ManifestStandIn()
 
     @property
     def full_name(self) -> str:
         return self.name
 
 
+EVERYWHERE = RevisionStandIn(name="everywhere", revision_id=EVERYWHERE_ID, manifest=ManifestStandIn("all"))
+
+
 class CatalogStandIn:
-    """One good adapter, one that cannot be read."""
+    """One good adapter, one that acts on every position, one that cannot be read."""
 
     def resolve(self, reference: str) -> Any:
         name = reference.removesuffix("@latest")
         if name == "a0":
             return RevisionStandIn()
+        if name == "everywhere":
+            return EVERYWHERE
         if name == "broken":
             raise AdapterMalformed("adapter_model.safetensors: header is cut off")
         raise AdapterNotFound(f"there is no adapter {reference!r}; did you mean 'a0'?")
@@ -342,6 +357,7 @@ class CatalogStandIn:
     def list(self) -> list[CatalogEntry]:
         return [
             CatalogEntry("default", "a0", RevisionStandIn()),  # type: ignore[arg-type]
+            CatalogEntry("default", "everywhere", EVERYWHERE),  # type: ignore[arg-type]
             CatalogEntry("default", "broken", None, AdapterMalformed("x")),
         ]
 
@@ -353,6 +369,7 @@ class ClusterStandIn:
     url: str
     prefill: list[WorkerStandIn]
     decode: list[WorkerStandIn]
+    unified: list[WorkerStandIn]
     server: uvicorn.Server
     http: aiohttp.ClientSession
 
@@ -376,7 +393,7 @@ class ClusterStandIn:
 
     @property
     def workers(self) -> list[WorkerStandIn]:
-        return self.prefill + self.decode
+        return self.prefill + self.decode + self.unified
 
     async def warm(self) -> None:
         """Every prefill worker says that it is warm with every decode worker as it runs now."""
@@ -392,15 +409,17 @@ class ClusterStandIn:
 
 @asynccontextmanager
 async def running_cluster(
-    num_prefill: int = 1, num_decode: int = 1, *, drain_timeout_s: float = 1, **config: Any
+    num_prefill: int = 1, num_decode: int = 1, num_unified: int = 0, *, drain_timeout_s: float = 1, **config: Any
 ) -> AsyncIterator[ClusterStandIn]:
     """A router on a free port before as many workers, ready."""
     settings = {"heartbeat_s": 2.0, "connect_timeout_s": 1.0, **config}
     router_config = RouterConfig(port=0, **settings)
     prefill = [WorkerStandIn(f"p{i}", "prefill") for i in range(num_prefill)]
     decode = [WorkerStandIn(f"d{i}", "decode") for i in range(num_decode)]
+    unified = [WorkerStandIn(f"u{i}", "unified") for i in range(num_unified)]
+    workers = [*prefill, *decode, *unified]
     async with AsyncExitStack() as stack:
-        for worker in (*prefill, *decode):
+        for worker in workers:
             await worker.start()
             stack.push_async_callback(worker.stop)
         app = build_app(
@@ -409,7 +428,7 @@ async def running_cluster(
             vocabulary=VOCABULARY,
             fingerprint=FINGERPRINT,
             catalog=CatalogStandIn(),  # type: ignore[arg-type]
-            workers={worker.name: (worker.role, worker.address) for worker in (*prefill, *decode)},
+            workers={worker.name: (worker.role, worker.address) for worker in workers},
         )
         listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)  # asyncio: no delay for TCP
         listener.bind(("127.0.0.1", 0))
@@ -427,12 +446,12 @@ async def running_cluster(
         serving = asyncio.create_task(server._serve([listener]))
         http = await stack.enter_async_context(aiohttp.ClientSession())
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-        cluster = ClusterStandIn(url, prefill, decode, server, http)
+        cluster = ClusterStandIn(url, prefill, decode, unified, server, http)
         try:
             await eventually(lambda: asyncio.sleep(0, server.started), bool)
             await cluster.warm()
-            num_pairs = num_prefill * num_decode
-            await eventually(lambda: cluster.get("/ready"), lambda answer: len(answer[1]["pairs"]) == num_pairs)
+            expected = num_prefill * num_decode + num_unified
+            await eventually(lambda: cluster.get("/ready"), lambda answer: len(answer[1]["placements"]) == expected)
             yield cluster
         finally:
             server.should_exit = True

@@ -567,6 +567,22 @@ class TestClientsThatLeave:
 
         asyncio.run(scenario())
 
+    def test_while_prefills_last_word_is_awaited(self) -> None:
+        async def scenario() -> None:
+            async with running_cluster() as cluster:
+                cluster.prefill[0].engine.behaviours = [hangs]  # decode's answer is complete before prefill's
+                asking = asyncio.create_task(cluster.post(prompt="Hi"))
+                await eventually(lambda: cluster.get("/debug/requests"), _has_phase("done"))
+                asking.cancel()
+                await eventually(lambda: cluster.get("/debug/requests"), lambda page: page[1] == {"requests": []}, 0.5)
+                await eventually(lambda: asyncio.sleep(0, cluster.prefill[0].engine.aborted), bool, 0.5)
+                async with cluster.http.get(f"{cluster.url}/metrics") as response:
+                    page = await response.text()
+                for worker in ("p0", "d0"):
+                    assert f'prelude_router_worker_legs_in_flight{{worker="{worker}"}} 0.0' in page
+
+        asyncio.run(scenario())
+
     def test_client_that_does_not_read(self) -> None:
         async def scenario() -> None:
             async with running_cluster(event_gap_timeout_s=0.5) as cluster:
@@ -731,7 +747,7 @@ class TestPages:
                 (line,) = [record.__dict__["fields"] for record in caplog.records if record.getMessage() == "request"]
                 assert line["request_id"] == request_id
                 assert line["client_request_id"] == "mine-1"
-                assert (line["adapter"], line["revision"], line["pairs"]) == ("a0", REVISION_ID, ["p0>d0"])
+                assert (line["adapter"], line["revision"], line["placements"]) == ("a0", REVISION_ID, ["p0>d0"])
                 assert (line["status"], line["completion_tokens"]) == (200, 3)
                 assert not any("s3cret" in str(record.__dict__) for record in caplog.records)
 

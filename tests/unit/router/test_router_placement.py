@@ -1,4 +1,4 @@
-"""Placement: which pairs may take a request, and in which order."""
+"""Placement: which workers may take a request, and in which order."""
 
 from __future__ import annotations
 
@@ -8,19 +8,23 @@ import pytest
 
 from router.fleet_state import FleetState, WorkerView
 from router.in_flight import InFlightState
-from router.placement import PlacementRequest, rank_pairs
+from router.placement import Placement, PlacementRequest, lacks_unified_worker, rank_placements
 
 REQUEST = PlacementRequest("sha256:ab")
+EVERYWHERE = PlacementRequest("sha256:cd", positions="all")
 UP = {"is_connected": True, "is_engine_up": True, "is_ready": True}
 D0 = WorkerView("d0", "decode", incarnation="d0-1", **UP)
 D1 = WorkerView("d1", "decode", incarnation="d1-1", **UP)
 WARM = frozenset({("d0", "d0-1"), ("d1", "d1-1")})
 P0 = WorkerView("p0", "prefill", incarnation="p0-1", warm_pairs=WARM, **UP)
 P1 = WorkerView("p1", "prefill", incarnation="p1-1", warm_pairs=WARM, **UP)
+U0 = WorkerView("u0", "unified", incarnation="u0-1", **UP)
+U1 = WorkerView("u1", "unified", incarnation="u1-1", **UP)
+UNREADY_CHANGES = [{"is_connected": False}, {"is_engine_up": False}, {"is_ready": False}, {"is_draining": True}]
 
 
-def ranked(*workers: WorkerView, **in_flight: int) -> list[str]:
-    return [str(pair) for pair in rank_pairs(REQUEST, FleetState({w.name: w for w in workers}, in_flight))]
+def ranked(*workers: WorkerView, request: PlacementRequest = REQUEST, **in_flight: int) -> list[str]:
+    return [str(each) for each in rank_placements(request, FleetState({w.name: w for w in workers}, in_flight))]
 
 
 def test_ties_go_by_name_whatever_the_order() -> None:
@@ -34,14 +38,12 @@ def test_fewest_in_flight_first() -> None:
     assert ranked(P0, P1, D0, D1, p0=1, d0=2) == ["p1>d1", "p0>d1", "p1>d0", "p0>d0"]
 
 
-@pytest.mark.parametrize(
-    "change",
-    [{"is_connected": False}, {"is_engine_up": False}, {"is_ready": False}, {"is_draining": True}],
-)
+@pytest.mark.parametrize("change", UNREADY_CHANGES)
 def test_not_placeable(change: dict[str, bool]) -> None:
     assert ranked(replace(P0, **change), P1, D0) == ["p1>d0"]
     assert ranked(P0, replace(D0, **change), D1) == ["p0>d1"]
     assert ranked(P0, replace(D0, **change)) == []
+    assert ranked(replace(U0, **change), U1) == ["u1"]
 
 
 def test_pairs_must_be_warm_as_they_run_now() -> None:
@@ -51,6 +53,44 @@ def test_pairs_must_be_warm_as_they_run_now() -> None:
 
 def test_decode_workers_are_not_prefill_workers() -> None:
     assert ranked(D0, D1) == ranked(P0, P1) == ranked() == []
+
+
+@pytest.mark.parametrize(
+    ("workers", "in_flight", "expected"),
+    [
+        ((U1, U0), {}, ["u0", "u1"]),
+        ((U0, U1), {"u0": 1}, ["u1", "u0"]),
+        ((U0, P0, D0), {}, ["p0>d0", "u0"]),
+        ((U0, P0, D0), {"d0": 1}, ["u0", "p0>d0"]),
+        ((U0, P0, D0, D1), {"p0": 1, "d0": 1, "u0": 1}, ["p0>d1", "u0", "p0>d0"]),
+        ((U0, P0), {}, ["u0"]),
+        ((U0, D0), {}, ["u0"]),
+    ],
+)
+def test_unified_workers_and_pairs_are_one_list(workers: tuple, in_flight: dict[str, int], expected: list[str]) -> None:
+    assert ranked(*workers, **in_flight) == expected
+    assert ranked(*workers, request=PlacementRequest(None), **in_flight) == expected
+
+
+@pytest.mark.parametrize(
+    ("workers", "expected", "lacks"),
+    [
+        ((U0, U1), ["u0", "u1"], False),
+        ((U0, P0, D0), ["u0"], False),
+        ((P0, D0), [], True),
+        ((replace(U0, is_ready=False), P0, D0), [], False),
+    ],
+)
+def test_adapters_that_act_everywhere_need_a_unified_worker(workers: tuple, expected: list[str], lacks: bool) -> None:
+    assert ranked(*workers, request=EVERYWHERE) == expected
+    fleet = FleetState({worker.name: worker for worker in workers}, {})
+    assert lacks_unified_worker(EVERYWHERE, fleet) is lacks
+    assert not lacks_unified_worker(REQUEST, fleet)
+
+
+def test_a_unified_worker_is_one_worker() -> None:
+    assert (Placement(U0, U0).workers, Placement(U0, U0).is_unified) == ((U0,), True)
+    assert (Placement(P0, D0).workers, Placement(P0, D0).is_unified) == ((P0, D0), False)
 
 
 def test_holds_are_released_once() -> None:

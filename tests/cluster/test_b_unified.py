@@ -1,0 +1,97 @@
+"""A cluster of one unified worker: every kind of adapter, also for all positions, through the router.
+
+A cluster of its own. (By its name before the tests that share a cluster.)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import random
+from pathlib import Path
+
+import httpx
+import openai
+import pytest
+
+from adapters.base_model import BaseModel
+from adapters.random_adapters import write_random_lora, write_random_reft
+from tests.cluster.conftest import CHUNK_TOKENS, RunningCluster, run_reference, running_cluster
+from tests.cluster.parity import NEW_TOKENS, Case, check_logprobs, check_tokens, completion_body
+
+EVERYWHERE = ("everywhere", "everywhere-reft")
+
+
+@pytest.fixture(scope="module")
+def directories(adapters: dict[str, Path], model_dir: Path, tmp_path_factory) -> dict[str, Path]:
+    base, root = BaseModel.read(model_dir), tmp_path_factory.mktemp("everywhere")
+    return {
+        **adapters,
+        "everywhere": write_random_lora(root / "lora", base, 30, config={"prelude": {"positions": "all"}}),
+        "everywhere-reft": write_random_reft(root / "reft", base, 31, positions="all"),
+    }
+
+
+@pytest.fixture(scope="module")
+def unified(model_dir: Path, directories: dict[str, Path], tmp_path_factory):
+    workers = {"unified-0": {"role": "unified"}}
+    with running_cluster(tmp_path_factory.mktemp("unified"), model_dir, directories, workers=workers) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def cases(unified: RunningCluster, directories: dict[str, Path], tmp_path_factory) -> list[Case]:
+    generator = random.Random(4)
+    prompts = [tuple(generator.randrange(10, 600) for _ in range(count)) for count in (9, 2 * CHUNK_TOKENS + 5)]
+    asked = list(itertools.product((None, *directories), prompts))
+    requests = [
+        {
+            "adapter": directories[name] if name else None,
+            "prompt_ids": ids,
+            "max_new_tokens": NEW_TOKENS,
+            "positions": "all" if name in EVERYWHERE else "prefill",
+        }
+        for name, ids in asked
+    ]
+    answers = run_reference(unified.model_dir, requests, tmp_path_factory.mktemp("reference"))
+    return [Case(name, f"{len(ids)}", ids, answer) for (name, ids), answer in zip(asked, answers, strict=True)]
+
+
+def test_parity_alone_and_all_at_once(unified: RunningCluster, cases: list[Case]):
+    async def run() -> None:
+        async with httpx.AsyncClient(base_url=unified.url, timeout=120) as client:
+
+            async def one(case: Case) -> None:
+                body = completion_body(case.adapter, case.prompt_ids, echo=True, logprobs=1)
+                answer = await client.post("/v1/completions", json=body)
+                assert answer.status_code == 200, f"{case.name}: {answer.text}"
+                check_tokens(case, answer.json())
+                check_logprobs(case, answer.json())
+
+            for case in cases:
+                await one(case)
+            await asyncio.gather(*(one(case) for case in cases))
+
+    asyncio.run(run())
+
+
+def test_openai_client(unified: RunningCluster):
+    with openai.OpenAI(base_url=f"{unified.url}/v1", api_key="none", max_retries=0) as client:
+        hello = [{"role": "user", "content": "Hello"}]
+        fields = {"model": "demo", "messages": hello, "temperature": 0, "max_tokens": 9}
+        whole = client.chat.completions.create(**fields, n=2, extra_body={"adapter": "everywhere"})
+        streamed = client.chat.completions.create(**fields, stream=True, extra_body={"adapter": "everywhere"})
+        text = "".join(chunk.choices[0].delta.content or "" for chunk in streamed if chunk.choices)
+        assert [choice.message.content for choice in whole.choices] == [text, text]
+        raw = client.chat.completions.with_raw_response.create(**fields, extra_body={"adapter": "reft"})
+        assert raw.headers["x-prelude-adapter"] == "reft"
+        assert "everywhere" in {model.id for model in client.models.list()}
+
+
+def test_an_adapter_for_all_positions_needs_a_unified_worker(cluster: RunningCluster):
+    """On a cluster of a pair it is refused, with the reason."""
+    body = {"model": "demo", "adapter": "everywhere", "prompt": "Hello", "max_tokens": 2}
+    answer = httpx.post(f"{cluster.url}/v1/completions", json=body, timeout=60)
+    assert answer.status_code == 422
+    assert "unified" in answer.json()["error"]["message"]
+    assert "everywhere" not in {model["id"] for model in httpx.get(f"{cluster.url}/v1/models").json()["data"]}

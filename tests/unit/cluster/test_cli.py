@@ -1,0 +1,53 @@
+"""The command line's worker commands: each role has one, and each runs its own agent."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from cluster import log, worker_agent
+from cluster.cli import main
+from cluster.worker_agent import WorkerAgent
+
+MODEL = {
+    "architectures": ["LlamaForCausalLM"], "num_hidden_layers": 2, "hidden_size": 8, "intermediate_size": 16,
+    "num_attention_heads": 2, "vocab_size": 100,
+}  # fmt: skip
+CLUSTER = """\
+model: {path: ., name: demo}
+workers:
+  p: {role: prefill}
+  d: {role: decode}
+  u: {role: unified}
+"""
+AGENTS = {"prefill": "PrefillAgent", "decode": "DecodeAgent", "unified": "UnifiedAgent"}
+
+
+@pytest.fixture
+def agents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[WorkerAgent]:
+    """The agents that would have run. The working directory has a cluster.yaml."""
+    ran: list[WorkerAgent] = []
+    (tmp_path / "config.json").write_text(json.dumps(MODEL))
+    (tmp_path / "cluster.yaml").write_text(CLUSTER)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(log, "setup", lambda *_: None)
+    monkeypatch.setattr(worker_agent, "run_agent", ran.append)
+    return ran
+
+
+@pytest.mark.parametrize("role", AGENTS)
+def test_each_role_runs_its_agent(role: str, agents: list[WorkerAgent]):
+    main([f"{role}-worker", "--name", role[0]])
+    (agent,) = agents
+    assert (type(agent).__name__, agent.role, agent.name) == (AGENTS[role], role, role[0])
+
+
+@pytest.mark.parametrize("role", AGENTS)
+def test_a_worker_of_another_role_is_not_run(role: str, agents: list[WorkerAgent]):
+    other = "d" if role != "decode" else "u"
+    with pytest.raises(SystemExit) as caught:
+        main([f"{role}-worker", "--name", other])
+    assert f"no {role} worker called '{other}'; there is {role[0]}" in str(caught.value)
+    assert agents == []

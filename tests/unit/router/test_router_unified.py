@@ -1,0 +1,420 @@
+"""The router before unified workers, alone and beside pairs, against stand-ins of engines and agents."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+from router_stand_ins import (
+    EVERYWHERE_ID,
+    MODEL,
+    REVISION_ID,
+    ClusterStandIn,
+    WorkerStandIn,
+    after,
+    answers,
+    breaks_after,
+    drops,
+    eventually,
+    hangs,
+    running_cluster,
+    stops_after,
+    streams,
+)
+
+from adapters.errors import AdapterIncompatible
+
+TEXT = "Hello wide world"
+MESSAGES = [{"role": "user", "content": "Hi"}]
+
+
+def unified_cluster(num_unified: int = 1, **config: Any):
+    return running_cluster(0, 0, num_unified, **config)
+
+
+def num_bodies(cluster: ClusterStandIn) -> list[int]:
+    return [len(worker.engine.bodies) for worker in cluster.workers]
+
+
+class TestTheOnlyLeg:
+    @pytest.mark.parametrize("stream", [False, True])
+    def test_with_an_adapter(self, stream: bool) -> None:
+        fields = {"messages": MESSAGES, "temperature": 0.5}
+        if stream:
+            fields |= {"stream_options": {"include_usage": True}}
+
+        async def scenario() -> None:
+            async with unified_cluster() as cluster:
+                asked = {**fields, "adapter": "a0"}
+                if stream:
+                    *chunks, done = await cluster.stream("/v1/chat/completions", **asked)
+                    assert done == b"[DONE]"
+                    parsed = [json.loads(chunk) for chunk in chunks]
+                    texts = [chunk["choices"][0]["delta"].get("content", "") for chunk in parsed if chunk["choices"]]
+                    text, usage = "".join(texts), parsed[-1]["usage"]
+                else:
+                    status, answer, headers = await cluster.post("/v1/chat/completions", **asked)
+                    assert (status, headers["x-prelude-revision"]) == (200, REVISION_ID)
+                    text, usage = answer["choices"][0]["message"]["content"], answer["usage"]
+                assert (text, usage["completion_tokens"]) == (TEXT, 3)
+
+                (worker,) = cluster.unified
+                assert worker.ensured == [REVISION_ID]
+                (sent,) = worker.engine.requests
+                rid = sent.pop("rid")
+                assert rid.startswith("chatcmpl-")
+                expected = {**fields, "model": MODEL, "lora_path": REVISION_ID, "extra_key": "default|"}
+                assert sent == expected | ({"stream": True} if stream else {})
+                await eventually(lambda: cluster.get("/debug/requests"), lambda page: page[1] == {"requests": []})
+                assert worker.engine.aborted == []
+
+        asyncio.run(scenario())
+
+    def test_base_model(self) -> None:
+        async def scenario() -> None:
+            async with unified_cluster() as cluster:
+                assert (await cluster.post(prompt="Hi"))[0] == 200
+                (worker,) = cluster.unified
+                (sent,) = worker.engine.requests
+                assert sent.keys() == {"model", "prompt", "rid", "extra_key"}
+                assert worker.ensured == []
+
+        asyncio.run(scenario())
+
+    def test_values_arrive_byte_for_byte(self) -> None:
+        async def scenario() -> None:
+            async with unified_cluster() as cluster:
+                body = (
+                    rb'{"model":"base:a0","prompt":"caf\u00e9","top_p":0.10000000000000001,"logit_bias":{"5" : 1.50}}'
+                )
+                headers = {"content-type": "application/json"}
+                async with cluster.http.post(f"{cluster.url}/v1/completions", data=body, headers=headers) as response:
+                    assert response.status == 200
+                    assert (await response.json())["model"] == "base:a0"
+                (sent,) = cluster.unified[0].engine.bodies
+                for part in (rb'"caf\u00e9"', b"0.10000000000000001", b'{"5" : 1.50}', b'"model":"base"'):
+                    assert part in sent
+
+        asyncio.run(scenario())
+
+    @pytest.mark.parametrize(("asked", "sent"), [(2, 2), (0, 1)])
+    def test_prompt_logprobs_are_in_its_answer(self, asked: int, sent: int) -> None:
+        logprobs = {
+            "tokens": ["Hi", "Hello"],
+            "token_logprobs": [None, -0.5],
+            "top_logprobs": [None, {"Hello": -0.5}],
+            "text_offset": [-1, -1],
+        }
+
+        async def scenario() -> None:
+            async with unified_cluster() as cluster:
+
+                async def tells(engine: Any, fields: Any, request: Any) -> Any:
+                    return await answers(200, engine.answer(fields, logprobs=logprobs))(engine, fields, request)
+
+                engine = cluster.unified[0].engine
+                engine.behaviours = [tells]
+                status, answer, _ = await cluster.post(prompt="Hi", echo=True, logprobs=asked)
+                assert (status, engine.requests[0]["logprobs"]) == (200, sent)
+                expected = logprobs if asked else {**logprobs, "top_logprobs": []}
+                assert answer["choices"][0]["logprobs"] == expected
+                assert answer["choices"][0]["text"] == TEXT
+
+        asyncio.run(scenario())
+
+    def test_n_becomes_legs(self) -> None:
+        async def scenario() -> None:
+            async with unified_cluster(2) as cluster:
+                for worker in cluster.unified:
+                    worker.engine.behaviours = [after(0.2)] * 2
+                status, answer, _ = await cluster.post(prompt=["One", "Two"], n=2, seed=5, adapter="a0")
+                assert status == 200
+                assert [(c["index"], c["text"]) for c in answer["choices"]] == [(i, TEXT) for i in range(4)]
+                assert answer["usage"]["prompt_tokens"] == 14
+                sent = [request for worker in cluster.unified for request in worker.engine.requests]
+                assert num_bodies(cluster) == [2, 2]
+                assert sorted((request["prompt"], request["seed"]) for request in sent) == [
+                    ("One", 5), ("One", 6), ("Two", 5), ("Two", 6),
+                ]  # fmt: skip
+                assert len({request["rid"] for request in sent}) == 4
+                assert not any("n" in request for request in sent)
+
+        asyncio.run(scenario())
+
+    def test_where_it_is_told(self, caplog: pytest.LogCaptureFixture) -> None:
+        async def scenario() -> None:
+            async with unified_cluster() as cluster:
+                (worker,) = cluster.unified
+                worker.engine.behaviours = [after(0.3)]
+                asking = asyncio.create_task(cluster.post(prompt="Hi", adapter="a0"))
+                _, page = await eventually(lambda: cluster.get("/debug/requests"), _has_phase("waiting_first_event"))
+                (sequence,) = page["requests"][0]["sequences"]
+                assert (sequence["prefill"], sequence["decode"]) == ("u0", "u0")
+                async with cluster.http.get(f"{cluster.url}/metrics") as response:
+                    assert 'prelude_router_worker_legs_in_flight{worker="u0"} 1.0' in await response.text()
+                await asking
+                async with cluster.http.get(f"{cluster.url}/metrics") as response:
+                    assert 'prelude_router_worker_legs_in_flight{worker="u0"} 0.0' in await response.text()
+                (line,) = [record.__dict__["fields"] for record in caplog.records if record.getMessage() == "request"]
+                assert (line["placements"], line["attempts"]) == (["u0"], 1)
+
+        with caplog.at_level("INFO"):
+            asyncio.run(scenario())
+
+
+class TestFailures:
+    @pytest.mark.parametrize("failure", [drops, answers(500), answers(503)])
+    @pytest.mark.parametrize("stream", [False, True])
+    def test_another_worker_answers(self, failure: Any, stream: bool) -> None:
+        async def scenario() -> None:
+            async with unified_cluster(2) as cluster:
+                cluster.unified[0].engine.behaviours = [failure]
+                if stream:
+                    assert (await cluster.stream(prompt="Hi", adapter="a0"))[-1] == b"[DONE]"
+                else:
+                    assert (await cluster.post(prompt="Hi", adapter="a0"))[0] == 200
+                assert num_bodies(cluster) == [1, 1]
+                first, second = (worker.engine.requests[0]["rid"] for worker in cluster.unified)
+                assert first != second
+
+        asyncio.run(scenario())
+
+    def test_a_pair_answers_for_a_unified_worker_and_back(self) -> None:
+        async def scenario() -> None:
+            async with running_cluster(1, 1, 1) as cluster:
+                prefill, decode, unified = (worker.engine for worker in cluster.workers)
+                decode.behaviours, prefill.behaviours = [drops], [hangs]
+                assert (await cluster.post(prompt="Hi", adapter="a0"))[0] == 200
+                assert num_bodies(cluster) == [1, 1, 1]
+                assert unified.requests[0]["lora_path"] == REVISION_ID
+                assert not {"bootstrap_room", "bootstrap_host", "bootstrap_port"} & unified.requests[0].keys()
+                holding = asyncio.create_task(cluster.stream(prompt="Hi"))  # the pair's: now it has more in flight
+                decode.behaviours = [after(0.5)]
+                await eventually(lambda: cluster.get("/debug/requests"), _has_phase("waiting_first_event"))
+                unified.behaviours = [answers(500)]
+                assert (await cluster.post(prompt="Hi", adapter="a0"))[0] == 200
+                assert num_bodies(cluster) == [3, 3, 2]
+                assert not any({"lora_path", "extra_key", "adapter"} & request.keys() for request in decode.requests)
+                await holding
+
+        asyncio.run(scenario())
+
+    def test_without_another(self) -> None:
+        async def scenario() -> None:
+            async with unified_cluster() as cluster:
+                cluster.unified[0].engine.behaviours = [drops]
+                status, answer, headers = await cluster.post(prompt="Hi")
+                assert (status, answer["error"]["code"], headers["retry-after"]) == (502, "worker_lost", "1")
+                assert (await cluster.post(prompt="Hi"))[0] == 200
+
+        asyncio.run(scenario())
+
+    def test_agent_reports_a_dead_engine_before_tcp_does(self) -> None:
+        async def scenario() -> None:
+            async with unified_cluster(2) as cluster:
+                cluster.unified[0].engine.behaviours = [after(60)]
+                asking = asyncio.create_task(cluster.post(prompt="Hi"))
+                await eventually(lambda: asyncio.sleep(0, cluster.unified[0].engine.num_running), bool)
+                await cluster.unified[0].change(incarnation="u0-2")
+                assert (await asyncio.wait_for(asking, 2))[0] == 200
+                assert num_bodies(cluster) == [1, 1]
+
+        asyncio.run(scenario())
+
+    def test_wrong_request_is_not_retried(self) -> None:
+        async def scenario() -> None:
+            async with unified_cluster(2) as cluster:
+                cluster.unified[0].engine.behaviours = [answers(400)]
+                status, answer, _ = await cluster.post(prompt="Hi", stream=True)
+                assert (status, answer["error"]["code"]) == (400, "invalid_request")
+                assert num_bodies(cluster) == [1, 0]
+
+        asyncio.run(scenario())
+
+    @pytest.mark.parametrize("stream", [False, True])
+    def test_adapter_evicted_between_load_and_use(self, stream: bool) -> None:
+        """A stream is told by an event inside a 200."""
+        message = "The following requested LoRA adapters are not loaded: x\nLoaded adapters: dict_keys(['s3cret'])."
+        error = {"object": "error", "message": message, "type": "BadRequest", "param": None, "code": 400}
+        event = b"data: " + json.dumps({"error": error}).encode() + b"\n\n"
+
+        async def scenario() -> None:
+            async with unified_cluster() as cluster:
+                (worker,) = cluster.unified
+                worker.engine.behaviours = [streams(event, b"data: [DONE]\n\n") if stream else answers(400, error)]
+                if stream:
+                    assert (await cluster.stream(prompt="Hi", adapter="a0"))[-1] == b"[DONE]"
+                else:
+                    assert (await cluster.post(prompt="Hi", adapter="a0"))[0] == 200
+                assert len(worker.ensured) == 2
+
+        asyncio.run(scenario())
+
+    def test_refused_adapter_says_why(self) -> None:
+        async def scenario() -> None:
+            async with unified_cluster() as cluster:
+                cluster.unified[0].ensure_errors = [AdapterIncompatible("rank 512 is over 64")]
+                status, answer, _ = await cluster.post(prompt="Hi", adapter="a0")
+                assert (status, answer["error"]["code"]) == (422, "adapter_incompatible")
+                assert num_bodies(cluster) == [0]
+
+        asyncio.run(scenario())
+
+    @pytest.mark.parametrize(("stream", "waited_for"), [(True, "the first token"), (False, "the answer")])
+    def test_nothing_in_time(self, stream: bool, waited_for: str) -> None:
+        limit = {"first_event_timeout_s": 0.3, "answer_timeout_s": 60.0}
+        if not stream:
+            limit = {"first_event_timeout_s": 0.1, "answer_timeout_s": 0.5}
+
+        async def scenario() -> None:
+            async with unified_cluster(**limit) as cluster:
+                engine = cluster.unified[0].engine
+                engine.behaviours = [hangs]
+                status, answer, _ = await cluster.post(prompt="Hi", stream=stream)
+                assert (status, answer["error"]["message"]) == (504, f"{waited_for} did not come in time")
+                await eventually(lambda: asyncio.sleep(0, engine.aborted), lambda a: engine.requests[0]["rid"] in a, 2)
+                if not stream:  # only the whole answer has a deadline
+                    engine.behaviours = [after(0.25)]
+                    assert (await cluster.post(prompt="Hi"))[0] == 200
+
+        asyncio.run(scenario())
+
+    @pytest.mark.parametrize(
+        ("failure", "code"), [(breaks_after(2), "worker_lost"), (stops_after(2), "deadline_exceeded")]
+    )
+    def test_after_the_first_event(self, failure: Any, code: str) -> None:
+        async def scenario() -> None:
+            async with unified_cluster(2, event_gap_timeout_s=0.5) as cluster:
+                cluster.unified[0].engine.behaviours = [failure]
+                events = await cluster.stream(prompt="Hi")
+                assert json.loads(events[-1])["error"]["code"] == code
+                assert num_bodies(cluster) == [1, 0]
+
+        asyncio.run(scenario())
+
+    def test_silent_agent_does_not_stop_a_stream(self) -> None:
+        async def scenario() -> None:
+            async with unified_cluster(heartbeat_s=0.05) as cluster:
+                (worker,) = cluster.unified
+                worker.engine.event_gap_s = 0.2
+                streaming = asyncio.create_task(cluster.stream(prompt="Hi"))
+                await eventually(lambda: cluster.get("/debug/requests"), _has_phase("relaying"))
+                worker.is_speaking.clear()
+                assert (await streaming)[-1] == b"[DONE]"
+
+        asyncio.run(scenario())
+
+    @pytest.mark.parametrize("stream", [False, True])
+    def test_client_that_leaves(self, stream: bool) -> None:
+        async def scenario() -> None:
+            async with unified_cluster() as cluster:
+                engine = cluster.unified[0].engine
+                engine.behaviours = [stops_after(2) if stream else hangs]
+                asking = asyncio.create_task(cluster.post(prompt="Hi", stream=stream))
+                await eventually(
+                    lambda: cluster.get("/debug/requests"), _has_phase("relaying" if stream else "waiting_first_event")
+                )
+                await eventually(lambda: asyncio.sleep(0, engine.num_running), bool)
+                asking.cancel()
+                rid = engine.requests[0]["rid"]
+                await eventually(lambda: asyncio.sleep(0, engine.aborted), lambda aborted: rid in aborted, 2)
+                await eventually(lambda: asyncio.sleep(0, engine.num_running), lambda n: n == 0, 2)
+                await eventually(lambda: cluster.get("/debug/requests"), lambda page: page[1] == {"requests": []}, 2)
+                async with cluster.http.get(f"{cluster.url}/metrics") as response:
+                    page = await response.text()
+                assert 'prelude_router_aborts_total{role="unified"} 1.0' in page
+                assert 'prelude_router_worker_legs_in_flight{worker="u0"} 0.0' in page
+
+        asyncio.run(scenario())
+
+
+class TestPlacing:
+    def test_requests_spread_over_pairs_and_unified_workers(self) -> None:
+        async def scenario() -> None:
+            async with running_cluster(1, 1, 1) as cluster:
+                for worker in (*cluster.decode, *cluster.unified):
+                    worker.engine.behaviours = [after(0.3)] * 4
+                await asyncio.gather(*(cluster.post(prompt="Hi", adapter="a0") for _ in range(4)))
+                num_prefill, num_decode, num_unified = num_bodies(cluster)
+                assert num_prefill == num_decode == 4 - num_unified
+                assert 1 <= num_unified <= 3
+
+        asyncio.run(scenario())
+
+    def test_an_adapter_that_acts_everywhere_goes_to_unified_workers_only(self) -> None:
+        async def scenario() -> None:
+            async with running_cluster(1, 1, 1) as cluster:
+                statuses = await asyncio.gather(*(cluster.post(prompt="Hi", adapter="everywhere") for _ in range(4)))
+                assert [status for status, _, _ in statuses] == [200] * 4
+                assert num_bodies(cluster) == [0, 0, 4]
+                assert {request["lora_path"] for request in cluster.unified[0].engine.requests} == {EVERYWHERE_ID}
+                assert cluster.prefill[0].ensured == []
+                assert "everywhere" in await _models(cluster)
+
+        asyncio.run(scenario())
+
+    def test_a_failed_try_of_such_an_adapter_goes_to_no_pair(self) -> None:
+        async def scenario() -> None:
+            async with running_cluster(1, 1, 1) as cluster:
+                cluster.unified[0].engine.behaviours = [drops]
+                status, answer, _ = await cluster.post(prompt="Hi", adapter="everywhere")
+                assert (status, answer["error"]["code"]) == (502, "worker_lost")
+                assert num_bodies(cluster) == [0, 0, 1]
+
+        asyncio.run(scenario())
+
+    def test_without_a_unified_worker_it_can_never_be_served(self) -> None:
+        async def scenario() -> None:
+            async with running_cluster() as cluster:
+                status, answer, headers = await cluster.post(prompt="Hi", adapter="everywhere")
+                error = answer["error"]
+                assert (status, error["code"], error["param"]) == (422, "unified_worker_needed", "adapter")
+                assert "'everywhere' acts on 'all' positions, which only a unified worker can serve" in error["message"]
+                assert "retry-after" not in headers
+                assert num_bodies(cluster) == [0, 0]
+                assert "everywhere" not in await _models(cluster)
+                assert (await cluster.post(prompt="Hi", adapter="a0"))[0] == 200
+
+        asyncio.run(scenario())
+
+    @pytest.mark.parametrize("adapter", ["everywhere", "a0"])
+    def test_with_one_that_is_not_ready_it_may_be_served_later(self, adapter: str) -> None:
+        async def scenario() -> None:
+            async with running_cluster(1, 1, 1) as cluster:
+                await _not_ready(cluster, cluster.unified[0])
+                status, answer, headers = await cluster.post(prompt="Hi", adapter=adapter)
+                if adapter == "a0":
+                    assert (status, num_bodies(cluster)) == (200, [1, 1, 0])
+                    return
+                assert (status, answer["error"]["code"], headers["retry-after"]) == (503, "no_worker_available", "1")
+                assert "no unified worker" in answer["error"]["message"]
+
+        asyncio.run(scenario())
+
+    def test_ready_with_unified_workers_alone(self) -> None:
+        async def scenario() -> None:
+            async with unified_cluster(2) as cluster:
+                assert (await cluster.get("/ready"))[1]["placements"] == ["u0", "u1"]
+                for worker in cluster.unified:
+                    await _not_ready(cluster, worker)
+                status, page = await cluster.get("/ready")
+                assert (status, page["workers"]["u0"]["role"]) == (503, "unified")
+                status, answer, _ = await cluster.post(prompt="Hi")
+                assert (status, answer["error"]["code"]) == (503, "no_worker_available")
+
+        asyncio.run(scenario())
+
+
+async def _not_ready(cluster: ClusterStandIn, worker: WorkerStandIn) -> None:
+    await worker.change(ready=False, reason="its engine is not warm yet")
+    await eventually(lambda: cluster.get("/ready"), lambda answer: not answer[1]["workers"][worker.name]["ready"])
+
+
+async def _models(cluster: ClusterStandIn) -> set[str]:
+    return {model["id"] for model in (await cluster.get("/v1/models"))[1]["data"]}
+
+
+def _has_phase(phase: str) -> Any:
+    return lambda answer: any(s["phase"] == phase for r in answer[1]["requests"] for s in r["sequences"])
