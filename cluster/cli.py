@@ -10,7 +10,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cluster.errors import ClusterError
+from cluster.errors import ClusterError, ConfigError
 
 if TYPE_CHECKING:
     from cluster.worker_agent import WorkerAgent
@@ -26,7 +26,8 @@ def main(argv: list[str] | None = None) -> None:
     try:
         arguments.run(arguments)
     except ClusterError as error:
-        sys.exit(f"prelude: {error}")
+        print(f"prelude: {error}", file=sys.stderr)
+        sys.exit(2 if isinstance(error, ConfigError) else 1)
     except KeyboardInterrupt:
         sys.exit(130)
 

@@ -149,6 +149,6 @@ def test_a_bad_configuration_is_refused_at_once(tmp_path: Path):
     done = subprocess.run(
         [sys.executable, "-m", "cluster.cli", "up", "--config", str(path)], capture_output=True, text=True, timeout=60
     )
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert f"{path}:3: workers.p.role" in done.stderr
     assert "Traceback" not in done.stderr

@@ -37,7 +37,7 @@ def test_retracted_requests_come_back_with_their_own_kv(model_dir: Path, adapter
         "chunked_prefill_tokens": CHUNK_TOKENS,
     }
     # Admit more than will fit, and less than one request's answer in reserve for each.
-    small = {"max_total_tokens": 900, "extra_arguments": ["--num-reserved-decode-tokens", "16"]}
+    small = {"max_total_tokens": 500, "extra_arguments": ["--num-reserved-decode-tokens", "16"]}
     workers = {"prefill-0": {"role": "prefill"}, "decode-0": {"role": "decode", "engine": small}}
     root = tmp_path_factory.mktemp("small")
     with running_cluster(root, model_dir, adapters, engine=engine, workers=workers) as cluster:
