@@ -93,7 +93,6 @@ def _router(arguments: argparse.Namespace) -> None:
 def _worker(arguments: argparse.Namespace) -> None:
     from cluster import log
     from cluster.config_file import load_cluster_config
-    from cluster.errors import ConfigError
 
     config = load_cluster_config(arguments.config)
     worker = config.workers.get(arguments.name)

@@ -45,9 +45,10 @@ def test_each_role_runs_its_agent(role: str, agents: list[WorkerAgent]):
 
 
 @pytest.mark.parametrize("role", AGENTS)
-def test_a_worker_of_another_role_is_not_run(role: str, agents: list[WorkerAgent]):
+def test_a_worker_of_another_role_is_not_run(role: str, agents: list[WorkerAgent], capsys):
     other = "d" if role != "decode" else "u"
     with pytest.raises(SystemExit) as caught:
         main([f"{role}-worker", "--name", other])
-    assert f"no {role} worker called '{other}'; there is {role[0]}" in str(caught.value)
+    assert f"no {role} worker called '{other}'; there is {role[0]}" in capsys.readouterr().err
+    assert caught.value.code == 2
     assert agents == []
