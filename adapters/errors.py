@@ -6,7 +6,6 @@
     ├── AdapterMissing        422  the catalog has it, but its directory is not there
     ├── AdapterMalformed      422  its files contradict themselves or their format
     ├── AdapterUnsupported    422  sound files of a kind that is not served
-    │   └── NotServedYet      422  a kind that is read, but that this worker cannot run
     ├── AdapterIncompatible   422  made for another base model, or beyond this deployment's limits
     ├── AdapterTooLarge       413  more bytes than the deployment accepts
     ├── AdapterChanged        409  the directory no longer holds the content of the revision
@@ -61,12 +60,6 @@ class AdapterUnsupported(AdapterError):
 
     code = "adapter_unsupported"
     http_status = 422
-
-
-class NotServedYet(AdapterUnsupported):
-    """The adapter can be read, but not run by the worker that was asked."""
-
-    code = "adapter_not_served_yet"
 
 
 class AdapterIncompatible(AdapterError):

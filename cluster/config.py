@@ -54,7 +54,7 @@ class AdapterLimits(_Section):
 
 
 class AdapterConfig(_Section):
-    """One adapter: for now a PEFT LoRA directory."""
+    """One adapter: a directory in one of the layouts of docs/adapter-formats.md."""
 
     path: Path
 

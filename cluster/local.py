@@ -20,7 +20,7 @@ from cluster.config import ClusterConfig
 from cluster.config_file import dump_cluster_config
 from cluster.errors import StartError
 from cluster.lifetime import kill_group, stop_signal
-from cluster.ports import with_ports
+from cluster.ports import check_free, with_ports
 
 _RESTART_S = 1.0
 _STOP_GRACE_S = 15.0
@@ -50,6 +50,7 @@ class LocalCluster:
 
     async def start(self) -> None:
         """Start every process; returns when the router can serve a request. Raises StartError."""
+        check_free(self.config)
         self.logs.mkdir(parents=True, exist_ok=True)
         dump_cluster_config(self.config, self._run_dir / "cluster.yaml")
         for name, worker in self.config.workers.items():

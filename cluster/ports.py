@@ -7,6 +7,7 @@ import socket
 from typing import Any
 
 from cluster.config import ClusterConfig
+from cluster.errors import StartError
 
 _PORT_FIELDS = ("control_port", "metrics_port", "engine_port")
 
@@ -29,3 +30,21 @@ def with_ports(config: ClusterConfig) -> ClusterConfig:
         if router.port == 0:
             router = router.model_copy(update={"port": free_port(router.host)})
     return config.model_copy(update={"workers": workers, "router": router})
+
+
+def check_free(config: ClusterConfig) -> None:
+    """Raise StartError for the first port of the cluster that another process of this machine has."""
+    wanted = [("router.port", config.router.host, config.router.port)]
+    for name, worker in config.workers.items():
+        wanted += [
+            (f"workers.{name}.{field}", worker.host, getattr(worker, field))
+            for field in (*_PORT_FIELDS, "bootstrap_port")
+            if getattr(worker, field)
+        ]
+    for field, host, port in wanted:
+        with socket.socket() as listener:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as servers do
+            try:
+                listener.bind((host, port))
+            except OSError as error:
+                raise StartError(f"{field}: {host}:{port} cannot be had ({error.strerror}); choose another") from error

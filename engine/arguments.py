@@ -141,6 +141,4 @@ def environment(spec: EngineSpec, inherited: dict[str, str]) -> dict[str, str]:
         if spec.tensor_parallel > 1:  # one core per rank, taken round robin
             cores = [str(rank % (os.cpu_count() or 1)) for rank in range(spec.tensor_parallel)]
             ours |= {"SGLANG_CPU_OMP_THREADS_BIND": "|".join(cores)}
-        # The same request gives the same bits, whatever else the machine does.
-        ours |= {"MKL_CBWR": inherited.get("MKL_CBWR", "AUTO")}
     return {**inherited, **ours}

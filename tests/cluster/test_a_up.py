@@ -152,3 +152,16 @@ def test_a_bad_configuration_is_refused_at_once(tmp_path: Path):
     assert done.returncode == 2
     assert f"{path}:3: workers.p.role" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_port_in_use_is_named(demo: Path, scratch: Path):
+    port = int(re.search(r"router: \{port: (\d+)\}", demo.read_text()).group(1))
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", port))
+        other.listen()
+        process = start(demo, scratch)
+        output, _ = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert f"router.port: 127.0.0.1:{port}" in output
+    assert "Traceback" not in output
+    assert list(scratch.iterdir()) == []

