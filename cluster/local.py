@@ -97,7 +97,12 @@ class LocalCluster:
             code = await self._processes[name].wait()
             self._say(f"{name} ended with code {code} (see {self.logs / name}.log); starting it again")
             await asyncio.sleep(_RESTART_S)
-            await self._launch(name, arguments)
+            try:
+                await self._launch(name, arguments)
+            except (
+                OSError
+            ) as error:  # no memory, no process or no file to be had now; the ended process is waited for again
+                self._say(f"{name} could not be started: {error}")
 
     async def _wait_until_ready(self) -> None:
         started_at = time.monotonic()

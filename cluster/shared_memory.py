@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from pathlib import Path
 
 from cluster.lifetime import is_alive
@@ -17,9 +18,13 @@ def segments() -> set[Path]:
 
 
 def remove_if_abandoned(path: Path) -> None:
-    """Remove a segment that no living process maps: what a killed engine left."""
+    """Remove a segment of ours that no living process maps: what a killed engine left."""
+    with contextlib.suppress(OSError):
+        if path.stat().st_uid != os.getuid():
+            return
     for maps in Path("/proc").glob("[0-9]*/maps"):
         with contextlib.suppress(OSError):
             if is_alive(int(maps.parent.name)) and str(path) in maps.read_text():
                 return
-    path.unlink(missing_ok=True)
+    with contextlib.suppress(OSError):
+        path.unlink(missing_ok=True)

@@ -40,6 +40,7 @@ _ENGINE_STATES = {
 }
 _LOAD_POLL_IDLE_S = 1.0
 _LOAD_POLL_BUSY_S = 0.2
+_IDLE_FOR_S = 1.0  # that an engine must have been idle to count as drained
 
 
 class WorkerAgent:
@@ -119,6 +120,7 @@ class WorkerAgent:
         self.hub.update(draining=True)
         self._changed.set()
         deadline = time.monotonic() + deadline_s
+        idle_since: float | None = None  # the engine tells its load between batches, and routers hear of us in a moment
         while time.monotonic() < deadline:
             if self.hub.state.engine_state != pb.ENGINE_STATE_UP:
                 return True
@@ -126,7 +128,12 @@ class WorkerAgent:
                 load = await self.engine.load()
             except EngineError:
                 return True
-            if load.running_requests + load.queued_requests == 0:
+            now = time.monotonic()
+            if load.running_requests + load.queued_requests + load.used_kv_tokens > 0:
+                idle_since = None
+            elif idle_since is None:
+                idle_since = now
+            elif now - idle_since >= _IDLE_FOR_S:
                 return True
             await asyncio.sleep(_LOAD_POLL_BUSY_S)
         return False

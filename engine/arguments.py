@@ -71,6 +71,7 @@ def command(spec: EngineSpec) -> list[str]:
         "constrained-json-disable-any-whitespace": True,
         "enable-cache-report": True,
         "enable-metrics": True,
+        "load-snapshot-publish-interval": 1,  # drain and cancel rely on what the engine says of its load
         "sleep-on-idle": True,
         "skip-server-warmup": True,  # the agent warms the pair, which covers more
         "log-level": "info",
@@ -103,6 +104,9 @@ def command(spec: EngineSpec) -> list[str]:
         }
         if spec.device == "cpu":
             arguments["lora-backend"] = "torch_native"
+        if spec.role != "stock":
+            # A captured prefill would replay the adapters of an earlier batch, and no ReFT at all.
+            arguments["disable-prefill-cuda-graph"] = True
     return [sys.executable, "-m", "engine.launch", *_flags(arguments), *spec.extra_arguments]
 
 

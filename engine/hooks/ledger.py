@@ -143,6 +143,17 @@ HOOKS: tuple[Hook, ...] = (
         remove_when="SGLang has a schedule of positions per adapter",
     ),
     Hook(
+        name="retracted_answers_match_no_prompt",
+        target="sglang.srt.managers.schedule_batch.Req._compute_max_prefix_len",
+        kind=HookKind.AROUND,
+        fn=positions.match_the_prompt_only,
+        roles=_UNIFIED,
+        source_sha256="80f286d6ffacfc695f3b47593808875e307573fd3a997cc399bb3e5008ba2a40",
+        why="a next turn's prompt holds adapted KV for the same tokens, which are base tokens in the retracted request",
+        upstream="none: SGLang applies an adapter to every position",
+        remove_when="SGLang has a schedule of positions per adapter",
+    ),
+    Hook(
         name="adapted_decode_runs_without_graph",
         target="sglang.srt.model_executor.runner.decode_cuda_graph_runner.DecodeCudaGraphRunner.can_run_graph",
         kind=HookKind.AROUND,

@@ -124,6 +124,7 @@ class _SegmentedBatch:
         self.lora_ids = [segment.adapter for segment in segments]
         self.batch_size = len(segments)
         self.extend_seq_lens_cpu = lengths
+        self.return_logprob = False  # asked for LoRA on lm_head only, and by requests, which segments are not
         if forward_batch.forward_mode.is_decode():
             # One token each: LoRA kernels know decode batches by requests, and segments may hold several.
             self.lora_ids = [segment.adapter for segment in segments for _ in range(segment.num_tokens)]
@@ -164,6 +165,14 @@ def keep_no_answers_kv(original, cache, req, chunked=False):
     kv_indices = cache.req_to_token_pool.req_to_token[req.req_pool_idx, : req.extend_range.end]
     req.prefix_indices = kv_indices.to(dtype=req.prefix_indices.dtype, copy=True)  # where its next chunk goes on
     return None
+
+
+def match_the_prompt_only(original, req, input_len):
+    """A retracted request's answer is not to be found as somebody's prompt, whose KV would be adapted."""
+    longest = original(req, input_len)
+    if getattr(req, "prelude_adapter", None) is None:
+        return longest
+    return len(req.origin_input_ids) if longest is None else min(longest, len(req.origin_input_ids))
 
 
 def _has_base_kv(req, num_tokens: int) -> bool:

@@ -39,6 +39,7 @@ SHOWN_ELSEWHERE = {
     "retracted_is_adapted_again": "test_unified.py::test_retracted_requests",
     "finished_answers_are_no_prefix": "test_unified.py::test_follow_up_turn",
     "retracted_answers_are_no_prefix": "test_unified.py::test_retracted_requests",
+    "retracted_answers_match_no_prompt": "tests/unit/engine/test_position_hooks.py",
     "adapted_decode_runs_without_graph": "tests/unit/engine/test_position_hooks.py",
     "reft_tensors_are_set_aside": "test_unified.py::test_parity_alone",
     "reft_layers": "test_unified.py::test_parity_alone",

@@ -98,3 +98,12 @@ def test_slots_are_filled_for_segments_only(monkeypatch):
         monkeypatch.setattr(positions, "_segments", segments)
         positions.fetch_only_adapters_in_use(fetch, None, {"a", "b", None})
     assert fetched == [{"a", None}]  # nothing for the batch of base tokens
+
+
+@pytest.mark.parametrize(
+    ("adapter", "longest", "expected"),
+    [("a", 30, 10), ("a", 4, 4), ("a", None, 10), (None, 30, 30), (None, None, None)],
+)
+def test_a_retracted_request_matches_no_more_than_its_prompt(adapter, longest, expected):
+    req = SimpleNamespace(prelude_adapter=adapter, origin_input_ids=[0] * 10)
+    assert positions.match_the_prompt_only(lambda _req, _length: longest, req, 40) == expected
