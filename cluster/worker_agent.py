@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import time
 from pathlib import Path
 
@@ -39,6 +40,7 @@ _ENGINE_STATES = {
     EngineStatus.STOPPED: pb.ENGINE_STATE_STOPPED,
 }
 _LOAD_POLL_IDLE_S = 1.0
+_STOP_LIMIT_S = 12.0  # for an agent to end once it is drained; the local supervisor gives it 15
 _LOAD_POLL_BUSY_S = 0.2
 _IDLE_FOR_S = 1.0  # that an engine must have been idle to count as drained
 
@@ -106,6 +108,8 @@ class WorkerAgent:
             if stop in done:
                 log.info("stopping")
                 await self.drain(self.config.router.drain_timeout_s)
+                # Whatever does not end in time ends with the process, the engine included.
+                asyncio.get_running_loop().call_later(_STOP_LIMIT_S, os._exit, 1)
             for task in (stop, *tasks):
                 task.cancel()
             results = await asyncio.gather(*tasks, return_exceptions=True)
