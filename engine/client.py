@@ -13,7 +13,7 @@ from engine.errors import EngineRefused, EngineUnreachable
 
 @dataclass(frozen=True, slots=True)
 class EngineLoad:
-    """What the scheduler says of itself; stale by at most one of its loop's turns."""
+    """What the scheduler says of itself after each batch; a batch that is being computed is in no count yet."""
 
     running_requests: int
     queued_requests: int  # waiting, bootstrapping, transferring KV or retracted
@@ -62,12 +62,6 @@ class EngineClient:
         """Revision ids that the engine holds."""
         models = await self._call("GET", "/v1/models")
         return frozenset(model["id"] for model in models["data"] if model.get("parent"))
-
-    async def unload_adapter(self, revision_id: str, timeout_s: float) -> None:
-        """Unload a revision once its requests have finished."""
-        answer = await self._call("POST", "/unload_lora_adapter", {"lora_name": revision_id}, timeout_s)
-        if not answer["success"]:
-            raise EngineRefused(answer["error_message"])
 
     async def complete(self, body: dict[str, Any], timeout_s: float) -> dict[str, Any]:
         """One completion, not streamed."""

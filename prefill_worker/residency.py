@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
 import time
 from pathlib import Path
 
@@ -104,7 +103,3 @@ class Residency:
         self._loads.pop(revision_id, None)
         if not done.cancelled():
             done.exception()  # each waiter has raised it; without waiters it is in the metrics
-
-    def clear_cache(self) -> None:
-        """Remove every cached directory."""
-        shutil.rmtree(self._cache, ignore_errors=True)

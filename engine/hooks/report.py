@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 REPORT_DIR_VARIABLE = "PRELUDE_ENGINE_REPORTS"
@@ -19,7 +19,6 @@ class ProcessReport:
     hooks: list[str]
     adapter_tensors: int | None = None
     lora_enabled: bool | None = None
-    facts: dict[str, str] = field(default_factory=dict)
 
     def write(self) -> None:
         """Publish atomically, so that a reader never sees half a report."""
