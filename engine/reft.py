@@ -1,89 +1,107 @@
 """ReFT inside an engine: h + B^T (A h + b) on the residual stream after a layer, for many adapters in one batch.
 
-Shapes: T tokens, d hidden size, r the largest rank that the engine takes, S slots. The scale is folded into B.
-Every tensor-parallel rank holds whole factors: the residual stream after a layer is whole on each of them.
+Shapes: T tokens, d hidden size, R the largest rank that the engine takes, S slots, L layers. The scale is folded
+into B. Every tensor-parallel rank holds whole factors: the residual stream after a layer is whole on each of them.
+
+The two products are SGLang's segmented LoRA kernels: csgmv on GPU, loops over segments on a CPU. They run in a LoRA
+backend of our own, which knows the ReFT ranks of a batch as the LoRA manager's knows its LoRA ranks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from adapters.serving import REFT_PREFIX
-from engine.positions import Segment
 
 
 @dataclass(frozen=True, slots=True)
 class ReftFactors:
-    """One adapter's change of one layer, in the engine's dtype."""
+    """One adapter's changes of all layers, as the pool holds them; zeros where it changes nothing."""
 
-    a: torch.Tensor  # [rank, d]
-    b: torch.Tensor  # [rank, d]
-    bias: torch.Tensor  # [rank]
+    a: torch.Tensor  # [L, rank, d]
+    b: torch.Tensor  # [L, d, rank]
+    bias: torch.Tensor  # [L, rank]
 
-
-@dataclass(frozen=True, slots=True)
-class ReftSpan:
-    """Tokens [begin, end) of a batch, under the adapter in a slot."""
-
-    slot: int
-    begin: int
-    end: int
+    @property
+    def rank(self) -> int:
+        return self.bias.shape[1]
 
 
 class ReftPool:
     """The factors of the adapters that are in slots. SGLang's memory pool owns the slots; this one follows it."""
 
-    def __init__(self, num_slots: int, num_layers: int, max_rank: int, hidden: int, dtype, device) -> None:
+    def __init__(
+        self, num_slots: int, num_layers: int, max_rank: int, hidden: int, dtype: torch.dtype, device: Any, backend: Any
+    ) -> None:
+        """`backend`: an SGLang LoRA backend for `num_slots` adapters that nobody else prepares batches for."""
+
         def zeros(*shape: int) -> torch.Tensor:
             return torch.zeros(num_layers, num_slots, *shape, dtype=dtype, device=device)
 
-        self.a = zeros(max_rank, hidden)  # [layers, S, r, d]
-        self.b = zeros(max_rank, hidden)  # [layers, S, r, d]
-        self.bias = zeros(max_rank)  # [layers, S, r]
-        self.spans: list[ReftSpan] = []  # of the batch that runs
-        self._ranks = [[0] * num_slots for _ in range(num_layers)]  # 0: nothing to do there
+        self.a = zeros(max_rank, hidden)  # [L, S, R, d]
+        self.b = zeros(hidden, max_rank)  # [L, S, d, R]
+        self.bias = zeros(max_rank)  # [L, S, R]
+        self.is_active = False  # in the batch that runs
+        self._ranks = [0] * num_slots  # 0: no ReFT in this slot
+        self._backend = backend
+        self._bounds = torch.tensor([0, hidden], dtype=torch.int32, device=device)  # one slice: the whole stream
+        self._bounds_cpu = self._bounds.cpu()
+        self._slot_of_token: torch.Tensor | None = None  # [T]
 
-    def fill(self, slot: int, factors: Mapping[int, ReftFactors]) -> None:
-        """Put an adapter's factors, by layer, into a slot; layers without any are cleared."""
-        for layer, ranks in enumerate(self._ranks):
-            ranks[slot] = 0
-            if layer not in factors:
-                continue
-            new = factors[layer]
-            rank = new.a.shape[0]
-            for buffer, tensor in ((self.a, new.a), (self.b, new.b), (self.bias, new.bias)):
-                buffer[layer, slot, :rank].copy_(tensor, non_blocking=True)
-            ranks[slot] = rank
+    def fill(self, slot: int, factors: ReftFactors | None) -> None:
+        """Put an adapter's factors, or none, into a slot; nothing of the slot's former adapter stays."""
+        self._ranks[slot] = 0 if factors is None else factors.rank
+        for buffer in (self.a, self.b, self.bias):
+            buffer[:, slot].zero_()
+        if factors is not None:
+            self.a[:, slot, : factors.rank].copy_(factors.a, non_blocking=True)
+            self.b[:, slot, :, : factors.rank].copy_(factors.b, non_blocking=True)
+            self.bias[:, slot, : factors.rank].copy_(factors.bias, non_blocking=True)
+
+    def begin_batch(self, batch: Any, slots: Sequence[int], lengths: Sequence[int]) -> None:
+        """Say which slot each segment of the batch that runs next is under, and of how many tokens it is.
+
+        `batch` is what a LoRA backend prepares itself for: an SGLang forward batch of these segments.
+        """
+        self.is_active = any(self._ranks[slot] for slot in slots)
+        if not self.is_active:
+            return
+        self._backend.prepare_lora_batch(
+            forward_batch=batch,
+            weight_indices=list(slots),
+            lora_ranks=self._ranks,
+            scalings=[1.0] * len(self._ranks),
+            use_cuda_graph=False,
+        )
+        per_token = torch.repeat_interleave(torch.tensor(slots), torch.tensor(lengths))
+        self._slot_of_token = per_token.to(self.a.device, non_blocking=True)
+
+    def end_batch(self) -> None:
+        """No ReFT acts until the next `begin_batch`."""
+        self.is_active = False
 
     def apply(self, layer: int, hidden: torch.Tensor, residual: torch.Tensor | None) -> None:
-        """Add each span's change to `hidden` [T, d] in place. The residual stream is `hidden + residual`."""
-        ranks = self._ranks[layer]
-        for span in self.spans:
-            rank = ranks[span.slot]
-            if rank == 0:
-                continue
-            own = hidden[span.begin : span.end]
-            stream = own if residual is None else own + residual[span.begin : span.end]
-            read = torch.addmm(self.bias[layer, span.slot, :rank], stream, self.a[layer, span.slot, :rank].T)
-            own.addmm_(read, self.b[layer, span.slot, :rank])
+        """Add each segment's change to `hidden` [T, d] in place. The residual stream is `hidden + residual`."""
+        stream = hidden if residual is None else hidden + residual
+        read = self._backend.run_lora_a_sgemm(stream, self.a[layer])  # [T, R]
+        read += self.bias[layer].index_select(0, self._slot_of_token)
+        self._backend.run_lora_b_sgemm(
+            read,
+            self.b[layer],
+            output_offset=self._bounds,
+            output_offset_cpu=self._bounds_cpu,
+            base_output=hidden,
+        )
 
 
-def spans_of(segments: tuple[Segment, ...], slot_of: Mapping[str, int], with_reft) -> list[ReftSpan]:
-    """Where a batch's ReFT adapters act. `with_reft(adapter)` says whether an adapter has any."""
-    spans, begin = [], 0
-    for segment in segments:
-        end = begin + segment.num_tokens
-        if segment.adapter is not None and with_reft(segment.adapter):
-            spans.append(ReftSpan(slot_of[segment.adapter], begin, end))
-        begin = end
-    return spans
-
-
-def factors_of(tensors: Mapping[str, torch.Tensor]) -> dict[int, ReftFactors]:
-    """The factors in an adapter's tensors, by layer. Raises ValueError for a name or a set that is not one of ours."""
+def factors_of(tensors: Mapping[str, torch.Tensor], num_layers: int) -> ReftFactors | None:
+    """The factors in an adapter's ReFT tensors. Raises ValueError for a name or a set that is not one of ours."""
+    if not tensors:
+        return None
     parts: dict[int, dict[str, torch.Tensor]] = {}
     for name, tensor in tensors.items():
         number, part = name.removeprefix(REFT_PREFIX).split(".")
@@ -91,4 +109,15 @@ def factors_of(tensors: Mapping[str, torch.Tensor]) -> dict[int, ReftFactors]:
     for layer, found in parts.items():
         if set(found) != {"a", "b", "bias"}:
             raise ValueError(f"layer {layer} has the ReFT tensors {', '.join(sorted(found))}, not a, b and bias")
-    return {layer: ReftFactors(**found) for layer, found in parts.items()}
+        if layer >= num_layers:
+            raise ValueError(f"there are ReFT tensors of layer {layer}, and the model has {num_layers} layers")
+    rank = max(found["a"].shape[0] for found in parts.values())
+    some = next(iter(parts.values()))["a"]
+    hidden = some.shape[1]
+    a = some.new_zeros(num_layers, rank, hidden)
+    b = some.new_zeros(num_layers, hidden, rank)
+    bias = some.new_zeros(num_layers, rank)
+    for layer, found in parts.items():
+        own = found["a"].shape[0]
+        a[layer, :own], b[layer, :, :own], bias[layer, :own] = found["a"], found["b"].T, found["bias"]
+    return ReftFactors(a, b, bias)

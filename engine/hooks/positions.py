@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from engine.hooks.reft import begin_batch
+from engine.hooks.reft import begin_batch, end_batch
 from engine.positions import Segment, Span, segments_of
 
 # Set while SGLang builds a forward batch, which asks the LoRA manager on its way; None at graph capture and dry runs.
@@ -97,15 +97,19 @@ def fetch_only_adapters_in_use(original, manager, new_loras, running_loras=froze
 
 def prepare_segments(original, manager, forward_batch):
     """Hand the LoRA kernels the batch's segments; without adapted tokens have every layer take its base path."""
-    begin_batch(manager, _segments or ())
-    manager.prelude_batch_is_adapted = any(segment.adapter is not None for segment in _segments or ())
-    if _segments is None:  # capture and dry runs: the graphs of decode are without adapter kernels
-        if forward_batch.forward_mode.is_decode():
-            return manager.reset_lora_batch()
+    adapters = {segment.adapter for segment in _segments or ()} - {None}
+    manager.prelude_batch_is_adapted = bool(adapters)
+    end_batch(manager)
+    if _segments is None and not forward_batch.forward_mode.is_decode():  # a dry run
         return original(manager, forward_batch)
-    if not any(segment.adapter is not None and has_lora(manager, segment.adapter) for segment in _segments):
+    if not adapters:  # also where graphs are captured: those of decode are without adapter kernels
         return manager.reset_lora_batch()
-    return original(manager, _SegmentedBatch(forward_batch, _segments))
+    segments = _segments or ()
+    batch = _SegmentedBatch(forward_batch, segments)
+    begin_batch(manager, batch, batch.lora_ids, batch.extend_seq_lens_cpu)
+    if not any(has_lora(manager, adapter) for adapter in adapters):
+        return manager.reset_lora_batch()
+    return original(manager, batch)
 
 
 def has_lora(manager, adapter: str) -> bool:
@@ -119,17 +123,15 @@ class _SegmentedBatch:
     def __init__(self, forward_batch, segments: tuple[Segment, ...]) -> None:
         import torch
 
+        if forward_batch.forward_mode.is_decode():  # kernels know decode batches by tokens, of which segments hold many
+            segments = tuple(Segment(each.adapter, 1) for each in segments for _ in range(each.num_tokens))
         lengths = [segment.num_tokens for segment in segments]
         self._forward_batch = forward_batch
         self.lora_ids = [segment.adapter for segment in segments]
         self.batch_size = len(segments)
         self.extend_seq_lens_cpu = lengths
         self.return_logprob = False  # asked for LoRA on lm_head only, and by requests, which segments are not
-        if forward_batch.forward_mode.is_decode():
-            # One token each: LoRA kernels know decode batches by requests, and segments may hold several.
-            self.lora_ids = [segment.adapter for segment in segments for _ in range(segment.num_tokens)]
-            self.batch_size = len(self.lora_ids)
-        else:
+        if not forward_batch.forward_mode.is_decode():
             self.extend_seq_lens = torch.tensor(lengths, dtype=torch.int32, device=forward_batch.extend_seq_lens.device)
 
     def __getattr__(self, name: str) -> Any:

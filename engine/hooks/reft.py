@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from adapters.serving import REFT_PREFIX
-from engine.positions import Segment
 
 
 def set_reft_tensors_aside(original, adapter, name: str, loaded_weight):
@@ -16,13 +15,20 @@ def set_reft_tensors_aside(original, adapter, name: str, loaded_weight):
 
 def fill_reft_slot(result, pool, uid, buffer_id, lora_adapter, *_args, **_kwargs):
     """When an adapter, or the base model, gets a slot, its ReFT gets the same one."""
-    tensors = {} if lora_adapter is None else lora_adapter.__dict__.get("prelude_reft_tensors", {})
-    from engine.reft import factors_of  # here, for the ledger is read by processes that have no torch
-
     reft = getattr(pool, "prelude_reft", None)
     if reft is not None:  # not yet there while the pool itself is made, with the base model only
-        reft.fill(buffer_id, factors_of(tensors))
+        reft.fill(buffer_id, None if lora_adapter is None else _factors(lora_adapter, len(reft.a)))
     return result
+
+
+def _factors(lora_adapter, num_layers: int):
+    """An adapter's ReFT, stacked over the layers the first time that it is asked for; None where it has none."""
+    from engine.reft import factors_of  # here, for the ledger is read by processes that have no torch
+
+    own = lora_adapter.__dict__
+    if "prelude_reft" not in own:
+        own["prelude_reft"] = factors_of(own.pop("prelude_reft_tensors", {}), num_layers)
+    return own["prelude_reft"]
 
 
 def add_reft_to_layers(result, manager):
@@ -38,30 +44,39 @@ def add_reft_to_layers(result, manager):
         hidden=manager.base_hf_config.hidden_size,
         dtype=manager.dtype,
         device=manager.device,
+        backend=_another_backend(manager),
     )
     for number, layer in enumerate(layers):
-        layer.register_forward_hook(_layer_hook(manager, number))
+        layer.register_forward_hook(_layer_hook(pool.prelude_reft, number))
     return result
 
 
-def _layer_hook(manager, number: int):
+def _another_backend(manager):
+    """A second instance of the manager's LoRA backend, with batches of its own."""
+    from sglang.srt.runtime_context import get_server_args
+
+    return type(manager.lora_backend)(
+        max_loras_per_batch=manager.max_loras_per_batch, device=manager.device, server_args=get_server_args()
+    )
+
+
+def _layer_hook(reft, number: int):
     """What runs after decoder layer `number`, whose output is (hidden, residual)."""
 
     def hook(_layer, _args, output):
-        if manager.memory_pool.prelude_reft.spans:
+        if reft.is_active:
             hidden, residual = output
-            manager.memory_pool.prelude_reft.apply(number, hidden, residual)
+            reft.apply(number, hidden, residual)
 
     return hook
 
 
-def begin_batch(manager, segments: tuple[Segment, ...]) -> None:
-    """Say where ReFT acts in the batch that runs next. Its adapters are in slots by now."""
-    from engine.reft import spans_of
-
+def begin_batch(manager, batch, adapters: list[str | None], lengths: list[int]) -> None:
+    """Say which adapter each segment of the batch that runs next is under. They, and the base model, are in slots."""
     pool = manager.memory_pool
-    pool.prelude_reft.spans = spans_of(segments, pool.uid_to_buffer_id, lambda adapter: _has_reft(manager, adapter))
+    pool.prelude_reft.begin_batch(batch, [pool.uid_to_buffer_id[adapter] for adapter in adapters], lengths)
 
 
-def _has_reft(manager, adapter: str) -> bool:
-    return bool(manager.loras[adapter].__dict__.get("prelude_reft_tensors"))
+def end_batch(manager) -> None:
+    """No ReFT acts in the batch that runs next."""
+    manager.memory_pool.prelude_reft.end_batch()

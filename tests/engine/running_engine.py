@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import socket
 import threading
 from collections.abc import Iterator
@@ -19,6 +20,9 @@ from adapters.serving import write_for_engine
 from engine.arguments import AdapterSlots, EngineSpec
 from engine.supervisor import EngineSnapshot, EngineStatus, EngineSupervisor
 
+# On a GPU machine: PRELUDE_TEST_DEVICE=cuda, and what its engines need beyond the tests' settings.
+DEVICE = os.environ.get("PRELUDE_TEST_DEVICE", "cpu")
+EXTRA_ARGUMENTS = tuple(os.environ.get("PRELUDE_TEST_ENGINE_ARGUMENTS", "").split())
 MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 START_TIMEOUT_S = 240.0
 
@@ -51,10 +55,10 @@ def free_port() -> int:
 
 
 def engine_spec(role: str, model: Path, scratch: Path, **changes) -> EngineSpec:
-    """A small float32 engine on the CPU."""
+    """A small float32 engine."""
     spec = EngineSpec(
         role=role,
-        device="cpu",
+        device=DEVICE,
         model_path=model,
         served_name="demo",
         dtype="float32",
@@ -69,7 +73,7 @@ def engine_spec(role: str, model: Path, scratch: Path, **changes) -> EngineSpec:
         tool_call_parser=None,
         reasoning_parser=None,
         adapters=AdapterSlots(4, 64, MODULES),
-        extra_arguments=(),
+        extra_arguments=EXTRA_ARGUMENTS,
         scratch=scratch,
     )
     return replace(spec, **changes)

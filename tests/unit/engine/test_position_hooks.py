@@ -14,7 +14,7 @@ def manager(**positions_of) -> SimpleNamespace:
         name: SimpleNamespace(hf_config={"prelude": {"positions": where}, "target_modules": ["q_proj"]})
         for name, where in positions_of.items()
     }
-    reft = SimpleNamespace(spans=None)
+    reft = SimpleNamespace(end_batch=lambda: None)
     return SimpleNamespace(
         configs=configs,
         memory_pool=SimpleNamespace(prelude_reft=reft, uid_to_buffer_id={}),

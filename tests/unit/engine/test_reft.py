@@ -6,10 +6,38 @@ import pytest
 import torch
 
 from adapters.serving import REFT_PREFIX
-from engine.positions import Segment
-from engine.reft import ReftPool, ReftSpan, factors_of, spans_of
+from engine.reft import ReftPool, factors_of
 
 HIDDEN, LAYERS, SLOTS, MAX_RANK = 16, 3, 4, 8
+
+
+class SegmentedProducts:
+    """What the pool needs of an SGLang LoRA backend, as csgmv keeps it: rows and columns beyond a rank are garbage."""
+
+    def prepare_lora_batch(self, forward_batch, weight_indices, lora_ranks, scalings, use_cuda_graph):
+        assert set(scalings) == {1.0}
+        assert not use_cuda_graph
+        bounds = [0]
+        for length in forward_batch:
+            bounds.append(bounds[-1] + length)
+        self.segments = [
+            (slice(begin, end), slot, lora_ranks[slot])
+            for begin, end, slot in zip(bounds, bounds[1:], weight_indices, strict=False)
+        ]
+
+    def run_lora_a_sgemm(self, x, weights):
+        assert x.is_contiguous()
+        assert weights.is_contiguous()
+        out = torch.full((len(x), weights.shape[1]), float("nan"))
+        for tokens, slot, rank in self.segments:
+            out[tokens, :rank] = x[tokens] @ weights[slot, :rank].T
+        return out
+
+    def run_lora_b_sgemm(self, x, weights, output_offset, output_offset_cpu, base_output):
+        assert weights.is_contiguous()
+        assert output_offset.tolist() == output_offset_cpu.tolist() == [0, weights.shape[1]]
+        for tokens, slot, rank in self.segments:
+            base_output[tokens] += x[tokens, :rank] @ weights[slot, :, :rank].T
 
 
 def tensors(seed: int, rank: int, layers=range(LAYERS)) -> dict[str, torch.Tensor]:
@@ -24,15 +52,21 @@ def tensors(seed: int, rank: int, layers=range(LAYERS)) -> dict[str, torch.Tenso
 
 @pytest.fixture
 def pool() -> ReftPool:
-    return ReftPool(SLOTS, LAYERS, MAX_RANK, HIDDEN, torch.float32, "cpu")
+    return ReftPool(SLOTS, LAYERS, MAX_RANK, HIDDEN, torch.float32, "cpu", SegmentedProducts())
 
 
-def test_each_span_has_its_own_adapter(pool: ReftPool):
+def begin(pool: ReftPool, *segments: tuple[int, int]) -> None:
+    lengths = [length for _, length in segments]
+    pool.begin_batch(lengths, [slot for slot, _ in segments], lengths)
+
+
+def test_each_segment_has_its_own_adapter(pool: ReftPool):
     adapters = {0: tensors(0, 1), 2: tensors(2, 8), 3: tensors(3, 5, layers=[1])}
     for slot, own in adapters.items():
-        pool.fill(slot, factors_of(own))
-    pool.spans = [ReftSpan(2, 0, 3), ReftSpan(0, 5, 6), ReftSpan(3, 6, 10), ReftSpan(1, 10, 12)]
-    slot_of_token = [2, 2, 2, None, None, 0, 3, 3, 3, 3, 1, 1]
+        pool.fill(slot, factors_of(own, LAYERS))
+    begin(pool, (2, 3), (1, 2), (0, 1), (3, 4), (1, 2))
+    assert pool.is_active
+    slot_of_token = [2, 2, 2, 1, 1, 0, 3, 3, 3, 3, 1, 1]
     for layer in range(LAYERS):
         hidden, residual = torch.randn(12, HIDDEN), torch.randn(12, HIDDEN)
         expected = hidden.clone()
@@ -48,9 +82,9 @@ def test_each_span_has_its_own_adapter(pool: ReftPool):
 
 
 def test_the_next_adapter_in_a_slot_inherits_nothing(pool: ReftPool):
-    pool.fill(1, factors_of(tensors(0, 8)))
-    pool.fill(1, factors_of(tensors(1, 2, layers=[0])))
-    pool.spans = [ReftSpan(1, 0, 2)]
+    pool.fill(1, factors_of(tensors(0, 8), LAYERS))
+    pool.fill(1, factors_of(tensors(1, 2, layers=[0]), LAYERS))
+    begin(pool, (1, 2))
     hidden = torch.randn(2, HIDDEN)
     before = hidden.clone()
     pool.apply(1, hidden, None)
@@ -59,20 +93,32 @@ def test_the_next_adapter_in_a_slot_inherits_nothing(pool: ReftPool):
     pool.apply(0, hidden, None)
     a, b, bias = (own[f"{REFT_PREFIX}0.{part}"] for part in ("a", "b", "bias"))
     torch.testing.assert_close(hidden, before + (before @ a.T + bias) @ b, rtol=1e-4, atol=1e-4)
-    pool.fill(1, {})
-    after = hidden.clone()
-    pool.apply(0, hidden, None)
-    assert torch.equal(hidden, after)
+    pool.fill(1, None)
+    for buffer in (pool.a, pool.b, pool.bias):
+        assert not buffer.any()
 
 
-def test_spans_follow_segments_and_slots():
-    segments = (Segment("a", 3), Segment(None, 2), Segment("lora", 4), Segment("b", 1))
-    spans = spans_of(segments, {"a": 2, "b": 0, "lora": 1}, lambda adapter: adapter != "lora")
-    assert spans == [ReftSpan(2, 0, 3), ReftSpan(0, 9, 10)]
+def test_it_acts_in_batches_with_reft_only(pool: ReftPool):
+    pool.fill(2, factors_of(tensors(0, 8), LAYERS))
+    begin(pool, (0, 3), (1, 2))
+    assert not pool.is_active
+    begin(pool, (0, 3), (2, 2))
+    assert pool.is_active
+    pool.end_batch()
+    assert not pool.is_active
+
+
+def test_no_tensors_are_no_reft():
+    assert factors_of({}, LAYERS) is None
 
 
 def test_a_set_that_is_not_whole_is_refused():
     broken = tensors(0, 2)
     del broken[f"{REFT_PREFIX}1.bias"]
     with pytest.raises(ValueError, match="layer 1 has the ReFT tensors a, b"):
-        factors_of(broken)
+        factors_of(broken, LAYERS)
+
+
+def test_a_layer_that_the_model_lacks_is_refused():
+    with pytest.raises(ValueError, match="layer 2, and the model has 2 layers"):
+        factors_of(tensors(0, 2), 2)
