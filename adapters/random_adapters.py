@@ -105,18 +105,23 @@ def write_random_reft(
     """
     generator = np.random.default_rng(seed)
     chosen = list(range(base.num_layers) if layers is None else layers)
-    states = {layer: _reft_parts(generator, KINDS[kind], base.hidden, rank, std) for layer in chosen}
     directory.mkdir(parents=True, exist_ok=True)
     if layout == "prelude":
         a, b = ("W", "R") if kind == "loreft" else ("A", "B")
         tensors = {}
-        for layer, parts in states.items():
-            tensors[f"reft.{layer}.{a}"] = encode(parts.source, dtype)
-            tensors[f"reft.{layer}.{b}"] = encode(parts.rotation.T * (not zero), dtype)
-            tensors[f"reft.{layer}.bias"] = encode(parts.bias, dtype)
+        for layer in chosen:
+            # Thin: a whole rotation, as the other layouts have it, takes minutes to make for a large model.
+            rotation = np.linalg.qr(generator.normal(size=(base.hidden, rank)))[0]
+            tensors[f"reft.{layer}.{a}"] = encode(
+                generator.normal(0, std / math.sqrt(base.hidden), (rank, base.hidden)), dtype
+            )
+            tensors[f"reft.{layer}.{b}"] = encode(rotation.T * (not zero), dtype)
+            tensors[f"reft.{layer}.bias"] = encode(generator.normal(0, std, rank), dtype)
         section = {"kind": kind} if scale is None else {"kind": kind, "scale": scale}
         _write_prelude(directory, base, positions, tensors, reft=section)
-    elif layout == "pyreft":
+        return directory
+    states = {layer: _reft_parts(generator, KINDS[kind], base.hidden, rank, std) for layer in chosen}
+    if layout == "pyreft":
         for layer, parts in states.items():
             path = directory / f"intkey_layer_{layer}_comp_block_output_unit_pos_nunit_1#0.safetensors"
             write_safetensors(path, parts.as_pyreft(KINDS[kind], dtype, parametrized))

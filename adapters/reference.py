@@ -6,7 +6,8 @@ weights (or, for positions "all", with the adapter) over the same KV cache. End-
     python -m adapters.reference --model DIR --requests FILE.json --out FILE.json
 
 reads a list of {"adapter": DIR or null, "prompt_ids": […], "max_new_tokens": n, "positions": "prefill" or "all"} and
-writes a list of {"tokens", "logprobs", "prompt_logprobs", "method"}. Without `positions` the adapter's own hold. A PEFT
+writes a list of {"tokens", "logprobs", "prompt_logprobs", "method"}. Without `positions` the adapter's own hold. With
+"answer_ids": […] in place of "max_new_tokens" it does not choose tokens, but says how likely it finds those. A PEFT
 LoRA directory is run by peft itself, so that the result does not depend on Prelude's own reading of it; `method` says
 which it was.
 """
@@ -37,8 +38,8 @@ UNLIMITED = Limits(max_rank=1 << 20, max_bytes=1 << 50)
 class ReferenceAnswer:
     """What one request must give."""
 
-    tokens: list[int]  # generated greedily
-    logprobs: list[float]  # of each generated token
+    tokens: list[int]  # chosen greedily, or as given
+    logprobs: list[float]  # of each of them
     prompt_logprobs: list[float | None]  # log p(token i | tokens before i); None for the first
     method: str  # "base", "peft" or "normal_form"
 
@@ -54,22 +55,29 @@ def answer(
     model: Any,
     adapter: Adapter | None,
     prompt_ids: Sequence[int],
-    max_new_tokens: int,
+    to_answer: int | Sequence[int],
     positions: Positions | None = None,
 ) -> ReferenceAnswer:
-    """The answer under an adapter in normal form; for None, the base model's. `positions` overrides the adapter's."""
+    """The answer under an adapter in normal form; for None, the base model's. `positions` overrides the adapter's.
+
+    `to_answer`: how many tokens to choose greedily, or which tokens to take for the answer.
+    """
     if adapter is None:
-        return _generate(model, prompt_ids, max_new_tokens, nullcontext, nullcontext, "base")
+        return _generate(model, prompt_ids, to_answer, nullcontext, nullcontext, "base")
 
     def on() -> AbstractContextManager[None]:
         return adapted(model, adapter)
 
     everywhere = (positions or adapter.positions) == "all"
-    return _generate(model, prompt_ids, max_new_tokens, on, on if everywhere else nullcontext, "normal_form")
+    return _generate(model, prompt_ids, to_answer, on, on if everywhere else nullcontext, "normal_form")
 
 
 def answer_from_directory(
-    model: Any, directory: Path, prompt_ids: Sequence[int], max_new_tokens: int, positions: Positions | None = None
+    model: Any,
+    directory: Path,
+    prompt_ids: Sequence[int],
+    to_answer: int | Sequence[int],
+    positions: Positions | None = None,
 ) -> ReferenceAnswer:
     """The answer under the adapter in a directory: peft's where peft reads all of it, else from its normal form."""
     if (directory / CONFIG_NAME).exists():
@@ -77,9 +85,9 @@ def answer_from_directory(
             if peft_model is not None:
                 own = json.loads((directory / CONFIG_NAME).read_text()).get(OUR_KEY, {}).get("positions")
                 off = nullcontext if (positions or own) == "all" else peft_model.disable_adapter
-                return _generate(peft_model, prompt_ids, max_new_tokens, nullcontext, off, "peft")
+                return _generate(peft_model, prompt_ids, to_answer, nullcontext, off, "peft")
     adapter = read_adapter(directory, BaseModel.read(model.config.name_or_path), UNLIMITED)
-    return answer(model, adapter, prompt_ids, max_new_tokens, positions)
+    return answer(model, adapter, prompt_ids, to_answer, positions)
 
 
 @contextmanager
@@ -156,7 +164,7 @@ def _tensor(array: np.ndarray) -> torch.Tensor:
 def _generate(
     model: Any,
     prompt_ids: Sequence[int],
-    max_new_tokens: int,
+    to_answer: int | Sequence[int],
     while_reading: Callable[[], AbstractContextManager[Any]],
     while_decoding: Callable[[], AbstractContextManager[Any]],
     method: str,
@@ -174,10 +182,11 @@ def _generate(
     logprobs: list[float] = []
     with while_decoding():
         row = read[-1]
-        while len(tokens) < max_new_tokens:
-            tokens.append(int(row.argmax()))
+        num_tokens = to_answer if isinstance(to_answer, int) else len(to_answer)
+        while len(tokens) < num_tokens:
+            tokens.append(int(row.argmax()) if isinstance(to_answer, int) else to_answer[len(tokens)])
             logprobs.append(float(row[tokens[-1]]))
-            if len(tokens) < max_new_tokens:
+            if len(tokens) < num_tokens:
                 step = model(input_ids=torch.tensor([[tokens[-1]]]), past_key_values=cache, use_cache=True)
                 row = torch.log_softmax(step.logits[0, -1].float(), dim=-1)
     return ReferenceAnswer(tokens, logprobs, prompt_logprobs, method)
@@ -193,7 +202,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     model = load_model(options.model)
     answers = []
     for request in json.loads(options.requests.read_text()):
-        rest = (request["prompt_ids"], request["max_new_tokens"], request.get("positions"))
+        rest = (
+            request["prompt_ids"],
+            request.get("answer_ids", request.get("max_new_tokens", 0)),
+            request.get("positions"),
+        )
         if request.get("adapter") is None:
             answers.append(answer(model, None, *rest))
         else:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+import multiprocessing
+import os
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,8 +15,6 @@ from adapters.manifest import revision_id_of
 from adapters.random_adapters import write_random_lora, write_random_reft
 from adapters.serving import EngineDtype, write_for_engine
 
-LORA_RANK = 16
-REFT_RANK = 8
 _REFT_STD = 4.0  # each layer moves the residual stream by about a quarter, so that every answer is another one
 
 
@@ -26,19 +28,22 @@ class PreparedAdapter:
     revision_id: str
 
 
-def prepare_adapters(kind: str, count: int, base: BaseModel, dtype: EngineDtype, folder: Path) -> list[PreparedAdapter]:
-    """Write `count` different adapters: "lora", rank 16 on all seven projections; "direft", rank 8 on every layer."""
-    prepared = []
-    for number in range(count):
-        name = f"{kind}-{number}"
-        if kind == "lora":
-            source = write_random_lora(folder / name, base, number, rank=LORA_RANK, alpha=2 * LORA_RANK, dtype=dtype)
-        else:
-            source = write_random_reft(
-                folder / name, base, number, kind=kind, rank=REFT_RANK, dtype=dtype, std=_REFT_STD
-            )
-        adapter = read_adapter(source, base, Limits())
-        serving = folder / f"{name}.serving"
-        write_for_engine(adapter, base, dtype, serving)
-        prepared.append(PreparedAdapter(name, source, serving, revision_id_of(adapter)))
-    return prepared
+def prepare_adapters(
+    kind: str, rank: int, count: int, base: BaseModel, dtype: EngineDtype, folder: Path
+) -> list[PreparedAdapter]:
+    """Write `count` different adapters: "lora" on all seven projections or "direft" on every layer."""
+    prepare = functools.partial(_prepare, kind, rank, base, dtype, folder)
+    with ProcessPoolExecutor(os.cpu_count(), multiprocessing.get_context("spawn")) as pool:
+        return list(pool.map(prepare, range(count), chunksize=4))
+
+
+def _prepare(kind: str, rank: int, base: BaseModel, dtype: EngineDtype, folder: Path, number: int) -> PreparedAdapter:
+    name = f"{kind}-{number}"
+    if kind == "lora":
+        source = write_random_lora(folder / name, base, number, rank=rank, alpha=2 * rank, dtype=dtype)
+    else:
+        source = write_random_reft(folder / name, base, number, kind=kind, rank=rank, dtype=dtype, std=_REFT_STD)
+    adapter = read_adapter(source, base, Limits())
+    serving = folder / f"{name}.serving"
+    write_for_engine(adapter, base, dtype, serving)
+    return PreparedAdapter(name, source, serving, revision_id_of(adapter))

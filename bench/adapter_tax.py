@@ -23,7 +23,8 @@ from bench import provenance, report
 from bench.contention import cpu_use, foreign_cores
 from bench.errors import BenchError, WrongAnswer
 from bench.load import LoadResult, closed_loop
-from bench.options import DTYPE, HIDDEN, NUM_LAYERS, Options, Shape
+from bench.models import MODELS
+from bench.options import DTYPE, Options, Shape
 from bench.start import Starter
 from bench.systems import HAVE_BASELINE, System
 from bench.workload import Request, request
@@ -47,11 +48,17 @@ def run(
         "benchmark": "adapter-tax",
         "commit": provenance.commit(),
         "command": command,
-        "hardware": provenance.hardware(),
+        "hardware": provenance.hardware(options.device),
         "versions": provenance.versions(),
         "settings": {
             **asdict(options),
-            "model": {"hidden": HIDDEN, "num_layers": NUM_LAYERS, "dtype": DTYPE, "weights": "random"},
+            "model_sizes": {
+                "hidden": MODELS[options.model].hidden,
+                "num_layers": MODELS[options.model].num_layers,
+                **(MODELS[options.model].config or {}),
+                "dtype": DTYPE,
+                "weights": "random",
+            },
             "omp_num_threads": int(os.environ.get("OMP_NUM_THREADS", "1")),
         },
     }
@@ -60,9 +67,11 @@ def run(
             measurements = asyncio.run(_measure_all(options, Path(folder), say))
         except asyncio.CancelledError:
             raise BenchError("it was told to stop before it had measured everything") from None
-    say("\n" + report.table(measurements, _footnotes(options)))
+    say("\n" + report.table(measurements, report.RATIOS[options.device], _footnotes(options)))
     if json_path is not None:
-        json_path.write_text(json.dumps(report.document(measurements, **facts), indent=2) + "\n")
+        json_path.write_text(
+            json.dumps(report.document(measurements, report.RATIOS[options.device], **facts), indent=2) + "\n"
+        )
     if plot_path is not None:
         report.draw(measurements, _title(options), plot_path)
 
@@ -138,11 +147,11 @@ async def check_that_adapters_act(system: System, count: int, shape: Shape, voca
     An adapter that is silently dropped would look fast. Raises WrongAnswer.
     """
     prompt = request((_CHECK_SEED,), 0, 0, shape.prompt_tokens, vocabulary).prompt
-    answers: dict[int, str] = {}
+    answers: dict[int, tuple[int, ...]] = {}
 
     async def send(number: int) -> None:
         asked = Request(prompt, number - 1 if number else None)
-        answers[number] = (await system.send(asked, shape.generated_tokens)).text
+        answers[number] = (await system.send(asked, shape.generated_tokens)).tokens
 
     await send(0)  # alone: the first exchange of a pair sets up its connection
     await closed_loop(lambda number: send(number + 1), count, shape.concurrency)
@@ -157,9 +166,10 @@ async def check_that_adapters_act(system: System, count: int, shape: Shape, voca
 def _footnotes(options: Options) -> list[str]:
     shape = options.shape
     notes = [
-        f"Llama of hidden {HIDDEN}, {NUM_LAYERS} layers, {DTYPE}, random weights, on a CPU; {shape.concurrency} "
-        f"requests at a time of {shape.prompt_tokens} + {shape.generated_tokens} tokens, {shape.num_requests} per "
-        f"load; {options.num_slots} adapter slots; medians of {options.repeats} repeats, all systems in turn.",
+        f"{_model_text(options)}, random weights; LoRA of rank {options.lora_rank} on seven projections, DiReFT of "
+        f"rank {options.reft_rank} on every layer; {shape.concurrency} requests at a time of {shape.prompt_tokens} + "
+        f"{shape.generated_tokens} tokens, {shape.num_requests} per load; {options.num_slots} adapter slots; medians "
+        f"of {options.repeats} repeats, all systems in turn.",
     ]
     if "pd" in options.systems:
         notes.append(
@@ -167,13 +177,19 @@ def _footnotes(options: Options) -> list[str]:
             if options.pd_through == "router"
             else "pd is measured at its two engines: the load client sends both legs, there is no router."
         )
-        notes.append("pd's two engines share the machine's cores: compare it with itself, not with the others.")
+        notes.append("pd's two engines share the machine: compare it with itself, not with the others.")
     return notes
+
+
+def _model_text(options: Options) -> str:
+    model = MODELS[options.model]
+    where = "a CPU" if options.device == "cpu" else provenance.gpu_name()
+    return f"{options.model}: hidden {model.hidden}, {model.num_layers} layers, {DTYPE}, on {where}"
 
 
 def _title(options: Options) -> str:
     shape = options.shape
     return (
-        f"hidden {HIDDEN}, {NUM_LAYERS} layers, {DTYPE}, CPU; {shape.concurrency} concurrent, "
+        f"{_model_text(options)}\nLoRA rank {options.lora_rank}, {shape.concurrency} concurrent, "
         f"{shape.prompt_tokens}+{shape.generated_tokens} tokens, {options.num_slots} slots"
     )

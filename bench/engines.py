@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.errors import SystemFailed
+from bench.options import Options
 from cluster import shared_memory
 from engine.arguments import AdapterSlots, EngineSpec
 from engine.client import EngineClient
@@ -30,27 +31,29 @@ def free_port() -> int:
 
 
 def engine_spec(
-    role: str, model_path: Path, adapters: AdapterSlots | None, concurrency: int, scratch: Path
+    role: str, model_path: Path, adapters: AdapterSlots | None, options: Options, scratch: Path
 ) -> EngineSpec:
     """The same settings for every engine that is compared, but for its role and its adapters."""
+    shape = options.shape
     return EngineSpec(
         role=role,
-        device="cpu",
+        device=options.device,
         model_path=model_path,
         served_name="bench",
         dtype="bfloat16",
         host=HOST,
         port=free_port(),
         bootstrap_port=free_port() if role == "prefill" else None,
-        max_total_tokens=16384,
-        max_running_requests=2 * concurrency,
-        chunked_prefill_tokens=2048,
+        # All requests at once, and what the prefix cache holds.
+        max_total_tokens=max(16384, 5 * shape.concurrency * (shape.prompt_tokens + shape.generated_tokens) // 4),
+        max_running_requests=2 * shape.concurrency,
+        chunked_prefill_tokens=2048 if options.device == "cpu" else 8192,
         context_length=None,
         tensor_parallel=1,
         tool_call_parser=None,
         reasoning_parser=None,
         adapters=adapters,
-        extra_arguments=(),
+        extra_arguments=options.engine_arguments,
         scratch=scratch,
     )
 

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 from adapters.serving import EngineDtype
 
-HIDDEN, NUM_LAYERS = 256, 4  # of the model, which has random weights
 DTYPE: EngineDtype = "bfloat16"
 
 
@@ -30,3 +29,8 @@ class Options:
     shape: Shape
     num_slots: int
     pd_through: str  # "engines" or "router"
+    model: str = "tiny"  # of bench.models.MODELS
+    device: str = "cpu"  # or "cuda"
+    lora_rank: int = 16
+    reft_rank: int = 8
+    engine_arguments: tuple[str, ...] = ()  # for every engine alike

@@ -12,18 +12,20 @@ import aiohttp
 
 from adapters.base_model import MODULES, BaseModel
 from adapters.errors import AdapterError
-from bench.adapter_set import LORA_RANK, PreparedAdapter, prepare_adapters
+from bench.adapter_set import PreparedAdapter, prepare_adapters
 from bench.engines import HOST, engine_spec, load_adapters, running_engine
 from bench.errors import SystemFailed
-from bench.options import DTYPE, HIDDEN, NUM_LAYERS, Options
+from bench.models import write_model
+from bench.options import DTYPE, Options
 from bench.systems import OneEngine, Pair, System, ThroughRouter
 from cluster.config import ClusterConfig
-from cluster.demo import make_model
 from cluster.errors import StartError
 from cluster.local import local_cluster
 from engine.arguments import AdapterSlots
 
 _KINDS = {"stock": "lora", "unified_lora": "lora", "unified_direft": "direft", "pd": "lora"}
+# A ReFT-only engine needs buffers for one kind of projection, since SGLang insists on some; `o_proj` has the smallest.
+_MODULES_BESIDE_REFT = ("o_proj",)
 _ROLES = {"none": "stock", "stock": "stock", "unified_lora": "unified", "unified_direft": "unified"}
 
 
@@ -39,25 +41,42 @@ class Starter:
     async def start_all(self, say: Callable[[str], None]) -> tuple[BaseModel, list[System]]:
         """Every system that is asked for, up, with its adapters in host memory. Raises SystemFailed."""
         say("Making the model and the adapters.")
-        await asyncio.to_thread(make_model, self._model, hidden=HIDDEN, num_layers=NUM_LAYERS)
+        await asyncio.to_thread(write_model, self.options.model, self._model, self.options.device)
         base = BaseModel.read(self._model)
         adapters: dict[str, list[PreparedAdapter]] = {}
         for kind in sorted({_KINDS[name] for name in self.options.systems if name in _KINDS}):
             count, folder = max(self.options.adapters), self.folder / "adapters"
             try:
-                adapters[kind] = await asyncio.to_thread(prepare_adapters, kind, count, base, DTYPE, folder)
+                adapters[kind] = await asyncio.to_thread(
+                    prepare_adapters, kind, self._rank(kind), count, base, DTYPE, folder
+                )
             except AdapterError as error:
                 raise SystemFailed(f"the {kind} adapters cannot be made: {error}") from error
-        systems = []
-        for name in self.options.systems:
+        systems: dict[str, System] = {}
+
+        async def start(name: str) -> None:
             say(f"Starting {name}.")
-            systems.append(await self._start(name, adapters[_KINDS[name]] if name in _KINDS else []))
-        return base, systems
+            systems[name] = await self._start(name, adapters[_KINDS[name]] if name in _KINDS else [])
+
+        first, *others = self.options.systems
+        await start(first)  # on a GPU it compiles kernels, which the others find
+        if self.options.device == "cpu":
+            for name in others:
+                await start(name)
+        else:
+            async with asyncio.TaskGroup() as group:
+                for name in others:
+                    group.create_task(start(name), name=f"start {name}")
+        return base, [systems[name] for name in self.options.systems]
+
+    def _rank(self, kind: str) -> int:
+        return self.options.lora_rank if kind == "lora" else self.options.reft_rank
 
     async def _start(self, name: str, adapters: list[PreparedAdapter]) -> System:
         revisions = [adapter.revision_id for adapter in adapters]
         if name != "pd":
-            url, _ = await self._engine(_ROLES[name], name, adapters)
+            modules = _MODULES_BESIDE_REFT if name == "unified_direft" else MODULES
+            url, _ = await self._engine(_ROLES[name], name, adapters, modules)
             return OneEngine(name, self.session, url, revisions)
         if self.options.pd_through == "router":
             return ThroughRouter(name, self.session, await self._cluster(adapters), [each.name for each in adapters])
@@ -66,17 +85,20 @@ class Starter:
         assert kv_port is not None
         return Pair(name, self.session, prefill_url, decode_url, HOST, kv_port, revisions)
 
-    async def _engine(self, role: str, name: str, adapters: list[PreparedAdapter]) -> tuple[str, int | None]:
+    async def _engine(
+        self, role: str, name: str, adapters: list[PreparedAdapter], modules: tuple[str, ...] = MODULES
+    ) -> tuple[str, int | None]:
         """The engine's URL and, for a prefill engine, its bootstrap port."""
-        slots = AdapterSlots(self.options.num_slots, LORA_RANK, MODULES) if adapters else None
-        spec = engine_spec(role, self._model, slots, self.options.shape.concurrency, self.folder / f"engine-{name}")
+        rank = self.options.reft_rank if modules is _MODULES_BESIDE_REFT else self.options.lora_rank
+        slots = AdapterSlots(self.options.num_slots, rank, modules) if adapters else None
+        spec = engine_spec(role, self._model, slots, self.options, self.folder / f"engine-{name}")
         await self.stack.enter_async_context(running_engine(spec))
         await load_adapters(spec, {adapter.revision_id: adapter.serving for adapter in adapters})
         return spec.url, spec.bootstrap_port
 
     async def _cluster(self, adapters: list[PreparedAdapter]) -> str:
         """The URL of the router of a whole cluster, adapters in its `cluster.yaml`."""
-        like = engine_spec("decode", self._model, None, self.options.shape.concurrency, self.folder)
+        like = engine_spec("decode", self._model, None, self.options, self.folder)
         config = ClusterConfig.model_validate(
             {
                 "model": {"path": self._model, "name": like.served_name, "dtype": like.dtype},
@@ -88,7 +110,7 @@ class Starter:
                 },
                 "router": {"port": 0},
                 "workers": {"prefill-0": {"role": "prefill"}, "decode-0": {"role": "decode"}},
-                "adapter_limits": {"max_rank": LORA_RANK, "slots": self.options.num_slots},
+                "adapter_limits": {"max_rank": self.options.lora_rank, "slots": self.options.num_slots},
                 "adapters": {adapter.name: {"path": adapter.source} for adapter in adapters},
             }
         )

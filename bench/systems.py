@@ -21,7 +21,7 @@ HAVE_BASELINE = ("none", "pd")  # measured with requests for the base model, too
 class Answer:
     """What came back, of the right size."""
 
-    text: str
+    tokens: tuple[int, ...]
     num_cached_tokens: int  # of the prompt, found in the prefix cache
 
 
@@ -106,6 +106,7 @@ def completion(request: Request, num_tokens: int) -> dict[str, Any]:
         "max_tokens": num_tokens,
         "temperature": 0,
         "ignore_eos": True,
+        "return_token_ids": True,
     }
 
 
@@ -133,4 +134,7 @@ def checked(answer: dict[str, Any], prompt_tokens: int, generated_tokens: int) -
             f"{str(answer)[:300]}"
         )
     details = usage.get("prompt_tokens_details") or {}
-    return Answer(answer["choices"][0]["text"], details.get("cached_tokens") or 0)
+    tokens = answer["choices"][0].get("token_ids") or ()
+    if len(tokens) != generated_tokens:
+        raise WrongAnswer(f"asked for {generated_tokens} tokens, got the ids of {len(tokens)}")
+    return Answer(tuple(tokens), details.get("cached_tokens") or 0)

@@ -77,7 +77,7 @@ def make_model(folder: Path, *, hidden: int = 128, num_layers: int = 4, seed: in
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    tokenizer = _make_tokenizer()
+    tokenizer = make_tokenizer()
     torch.manual_seed(seed)
     config = LlamaConfig(
         vocab_size=len(tokenizer),
@@ -108,7 +108,7 @@ def make_model(folder: Path, *, hidden: int = 128, num_layers: int = 4, seed: in
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": tokenizer.eos_token_id}))
 
 
-def _make_tokenizer():
+def make_tokenizer():
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from cluster.commands.quiet import silence_libraries
 
 # As bench.systems.SYSTEMS, which is not imported before it is needed.
 _SYSTEMS = ("none", "stock", "unified_lora", "unified_direft", "pd")
+_MODELS = ("tiny", "qwen2.5-0.5b", "llama-3.1-8b")  # as bench.models.MODELS
 
 
 def add_commands(commands: Any) -> None:
@@ -28,6 +30,17 @@ def add_commands(commands: Any) -> None:
     tax.add_argument("--prompt-tokens", type=_positive, default=128, help="default: 128")
     tax.add_argument("--generated-tokens", type=_positive, default=32, help="default: 32")
     tax.add_argument("--slots", type=_positive, default=8, help="adapter slots of each engine; default: 8")
+    tax.add_argument("--model", choices=_MODELS, default="tiny", help="whose sizes to take; default: tiny")
+    tax.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="default: cpu")
+    tax.add_argument("--lora-rank", type=_positive, default=16, help="default: 16")
+    tax.add_argument("--reft-rank", type=_positive, default=8, help="default: 8")
+    tax.add_argument(
+        "--engine-arguments",
+        type=shlex.split,
+        default=(),
+        metavar="TEXT",
+        help="more SGLang arguments for every engine",
+    )
     tax.add_argument(
         "--pd-through",
         choices=("engines", "router"),
@@ -59,6 +72,11 @@ def _adapter_tax(arguments: argparse.Namespace) -> None:
         ),
         num_slots=arguments.slots,
         pd_through=arguments.pd_through,
+        model=arguments.model,
+        device=arguments.device,
+        lora_rank=arguments.lora_rank,
+        reft_rank=arguments.reft_rank,
+        engine_arguments=tuple(arguments.engine_arguments),
     )
     silence_libraries()
     try:

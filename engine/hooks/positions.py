@@ -97,7 +97,7 @@ def fetch_only_adapters_in_use(original, manager, new_loras, running_loras=froze
 
 def prepare_segments(original, manager, forward_batch):
     """Hand the LoRA kernels the batch's segments; without adapted tokens have every layer take its base path."""
-    adapters = {segment.adapter for segment in _segments or ()} - {None}
+    adapters = {segment.adapter for segment in _segments or () if segment.adapter is not None}
     manager.prelude_batch_is_adapted = bool(adapters)
     end_batch(manager)
     if _segments is None and not forward_batch.forward_mode.is_decode():  # a dry run

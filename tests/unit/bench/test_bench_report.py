@@ -18,6 +18,7 @@ def measurement(system: str, adapters: int, repeat: int, rate: float, **fields) 
     return replace(made, **fields)
 
 
+CPU = report.RATIOS["cpu"]
 RATES = {
     ("none", 0): (50, 40, 60),
     ("none", 32): (50, 52, 48),
@@ -45,7 +46,7 @@ def test_rows_are_medians_in_the_order_of_the_systems():
 
 
 def test_ratios_are_of_medians_and_only_where_both_were_measured():
-    assert report.ratios_of(MEASUREMENTS) == {
+    assert report.ratios_of(MEASUREMENTS, CPU) == {
         "c/a": {"32": 0.9},
         "c/b": {"32": 4.0909},
         "e(n)/e(0)": {"0": 1.0, "64": 0.95},
@@ -53,7 +54,7 @@ def test_ratios_are_of_medians_and_only_where_both_were_measured():
 
 
 def test_the_table():
-    assert report.table(MEASUREMENTS, ["A footnote."]).splitlines() == [
+    assert report.table(MEASUREMENTS, CPU, ["A footnote."]).splitlines() == [
         "requests/s, n =             0       32       64",
         "a  none                  50.0     50.0            repeats within 20% of their median",
         "b  stock                          11.0            repeats within 9% of their median",
@@ -70,17 +71,17 @@ def test_the_table():
 
 
 def test_a_single_repeat_has_no_spread():
-    assert "repeats within" not in report.table([MEASUREMENTS[0]], [])
+    assert "repeats within" not in report.table([MEASUREMENTS[0]], CPU, [])
 
 
 def test_a_noisy_machine_is_mentioned():
     noisy = [*MEASUREMENTS[:-1], replace(MEASUREMENTS[-1], foreign_cores=0.7)]
-    assert "NOT QUIET: during 1 of 18 loads" in report.table(noisy, [])
-    assert "NOT QUIET" not in report.table(MEASUREMENTS, [])
+    assert "NOT QUIET: during 1 of 18 loads" in report.table(noisy, CPU, [])
+    assert "NOT QUIET" not in report.table(MEASUREMENTS, CPU, [])
 
 
 def test_the_document_has_rows_facts_and_every_raw_value():
-    document = json.loads(json.dumps(report.document(MEASUREMENTS, commit="abc", command="prelude bench")))
+    document = json.loads(json.dumps(report.document(MEASUREMENTS, CPU, commit="abc", command="prelude bench")))
     assert document["rows"] == report.rows_of(MEASUREMENTS)
     assert (document["commit"], document["command"]) == ("abc", "prelude bench")
     assert [each["requests_per_s"] for each in document["repeats"]] == [rate for r in RATES.values() for rate in r]

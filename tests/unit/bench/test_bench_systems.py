@@ -23,7 +23,8 @@ def answer(body: dict) -> web.Response:
         "completion_tokens": body["max_tokens"],
         "prompt_tokens_details": {"cached_tokens": 1},
     }
-    return web.json_response({"choices": [{"text": body.get("lora_path", "base")}], "usage": usage})
+    tokens = [len(body.get("lora_path", ""))] * body["max_tokens"]
+    return web.json_response({"choices": [{"token_ids": tokens}], "usage": usage})
 
 
 def talk(make: Callable, request: Request, reply: Callable = answer):
