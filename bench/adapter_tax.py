@@ -16,6 +16,7 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 
@@ -32,6 +33,7 @@ from bench.workload import Request, request
 _REQUEST_TIMEOUT_S = 300.0
 _KEEP_ALIVE_S = 1.0  # less than a server's: a connection that it closes just when we use it again is an error
 _MAX_CACHED_SHARE = 0.02  # of prompt tokens: random prompts may begin alike by chance
+_CHECK_TOKENS = 4
 _CHECK_SEED, _WARM_UP_SEED, _LOAD_SEED = 0, 1, 2
 
 
@@ -87,8 +89,13 @@ async def _measure_all(options: Options, folder: Path, say: Callable[[str], None
         connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_ALIVE_S)
         session = await stack.enter_async_context(aiohttp.ClientSession(timeout=timeout, connector=connector))
         base, systems = await Starter(options, folder, session, stack).start_all(say)
-        for system in systems:
-            await check_that_adapters_act(system, max(options.adapters), options.shape, base.vocabulary)
+        count, shape = max(options.adapters), options.shape
+        checks = [check_that_adapters_act(system, count, shape, base.vocabulary) for system in systems]
+        if options.device == "cpu":
+            for check in checks:
+                await check
+        else:
+            await asyncio.gather(*checks)
         say("Every adapter has an answer of its own on every system.")
         for repeat in range(options.repeats):
             for adapters in sorted({0, *options.adapters}):
@@ -144,22 +151,23 @@ async def _load(
 async def check_that_adapters_act(system: System, count: int, shape: Shape, vocabulary: int) -> None:
     """The same prompt under the base model and under every adapter gives that many different answers.
 
-    An adapter that is silently dropped would look fast. Raises WrongAnswer.
+    An adapter that is silently dropped would look fast. One request at a time, and log-probabilities with the tokens:
+    alone, a prompt gives the same numbers to the last bit unless an adapter changes them. Raises WrongAnswer.
     """
+    if system.name == "none":
+        return
     prompt = request((_CHECK_SEED,), 0, 0, shape.prompt_tokens, vocabulary).prompt
-    answers: dict[int, tuple[int, ...]] = {}
-
-    async def send(number: int) -> None:
-        asked = Request(prompt, number - 1 if number else None)
-        answers[number] = (await system.send(asked, shape.generated_tokens)).tokens
-
-    await send(0)  # alone: the first exchange of a pair sets up its connection
-    await closed_loop(lambda number: send(number + 1), count, shape.concurrency)
-    found, expected = len(set(answers.values())), 1 if system.name == "none" else count + 1
-    if found != expected:
+    num_tokens = min(_CHECK_TOKENS, shape.generated_tokens)
+    answers: set[tuple[Any, ...]] = set()
+    for adapter in (None, *range(count)):
+        answer = await system.send(Request(prompt, adapter), num_tokens, with_logprobs=True)
+        if len(answer.logprobs) != num_tokens:
+            raise WrongAnswer(f"{system.name}: asked for {num_tokens} log-probabilities, got {len(answer.logprobs)}")
+        answers.add((answer.tokens, answer.logprobs))
+    if len(answers) != count + 1:
         raise WrongAnswer(
-            f"{system.name}: the base model and {count} adapters gave {found} different answers to one prompt, "
-            f"not {expected}"
+            f"{system.name}: the base model and {count} adapters gave {len(answers)} different answers to one prompt, "
+            f"not {count + 1}"
         )
 
 

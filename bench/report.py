@@ -31,8 +31,6 @@ class Measurement:
 
 QUIET_CORES = 0.2  # what others may use without being mentioned
 
-Medians = Mapping[tuple[str, int], float]  # (system, adapters) -> requests/s
-
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
@@ -45,11 +43,19 @@ class Ratio:
     goal: float = 0.0
     goal_at: int | None = None  # None: at every number of adapters
 
-    def at(self, medians: Medians, adapters: int) -> float | None:
-        """The ratio; None where one side was not measured."""
-        numerator = medians.get((self.of, adapters))
-        denominator = medians.get((self.to, adapters if self.to_adapters is None else self.to_adapters))
-        return None if numerator is None or denominator is None else numerator / denominator
+    def at(self, measurements: Sequence[Measurement], adapters: int) -> float | None:
+        """The median of the repeats' own ratios; None where one side was not measured.
+
+        Within a repeat the loads are close together, so that a machine whose speed drifts changes both sides.
+        """
+        rates = {(each.system, each.adapters, each.repeat): each.requests_per_s for each in measurements}
+        to_adapters = adapters if self.to_adapters is None else self.to_adapters
+        pairs = [
+            rate / rates[self.to, to_adapters, repeat]
+            for (system, number, repeat), rate in rates.items()
+            if (system, number) == (self.of, adapters) and (self.to, to_adapters, repeat) in rates
+        ]
+        return statistics.median(pairs) if pairs else None
 
     @property
     def goal_text(self) -> str:
@@ -101,12 +107,11 @@ def rows_of(measurements: Sequence[Measurement]) -> list[dict[str, Any]]:
 
 
 def ratios_of(measurements: Sequence[Measurement], ratios: Sequence[Ratio]) -> dict[str, dict[str, float]]:
-    """Every ratio of medians that can be had: label -> number of adapters -> ratio."""
-    medians = medians_of(measurements)
-    counts = sorted({adapters for _, adapters in medians})
+    """Every ratio that can be had: label -> number of adapters -> ratio."""
+    counts = sorted({each.adapters for each in measurements})
     found: dict[str, dict[str, float]] = {}
     for ratio in ratios:
-        values = {str(n): round(value, 4) for n in counts if (value := ratio.at(medians, n)) is not None}
+        values = {str(n): round(value, 4) for n in counts if (value := ratio.at(measurements, n)) is not None}
         if values:
             found[ratio.label] = values
     return found
@@ -123,7 +128,7 @@ def table(measurements: Sequence[Measurement], ratios: Sequence[Ratio], footnote
         lines.append(f"{LETTERS[system]}  {system:<17}{cells}{_spread_text(measurements, system)}")
     ratio_lines = []
     for ratio in ratios:
-        values = [ratio.at(medians, n) for n in counts]
+        values = [ratio.at(measurements, n) for n in counts]
         if any(value is not None for value in values):
             cells = "".join(_cell(value, "9.3f") for value in values)
             ratio_lines.append(f"{ratio.label:<20}{cells}   goal {ratio.goal_text}")

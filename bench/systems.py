@@ -22,6 +22,7 @@ class Answer:
     """What came back, of the right size."""
 
     tokens: tuple[int, ...]
+    logprobs: tuple[float, ...]  # of the tokens; empty unless asked for
     num_cached_tokens: int  # of the prompt, found in the prefix cache
 
 
@@ -31,7 +32,7 @@ class System(Protocol):
     @property
     def name(self) -> str: ...
 
-    async def send(self, request: Request, num_tokens: int) -> Answer:
+    async def send(self, request: Request, num_tokens: int, with_logprobs: bool = False) -> Answer:
         """Have `num_tokens` generated. Raises SystemFailed or WrongAnswer."""
 
 
@@ -44,8 +45,8 @@ class OneEngine:
     url: str
     revisions: Sequence[str]
 
-    async def send(self, request: Request, num_tokens: int) -> Answer:
-        body = completion(request, num_tokens)
+    async def send(self, request: Request, num_tokens: int, with_logprobs: bool = False) -> Answer:
+        body = completion(request, num_tokens, with_logprobs)
         if self.revisions and request.adapter is not None:
             body["lora_path"] = self.revisions[request.adapter]
         return await _complete(self.session, self.url, body)
@@ -63,8 +64,8 @@ class Pair:
     kv_bootstrap_port: int
     revisions: Sequence[str]
 
-    async def send(self, request: Request, num_tokens: int) -> Answer:
-        decode_leg = completion(request, num_tokens) | {
+    async def send(self, request: Request, num_tokens: int, with_logprobs: bool = False) -> Answer:
+        decode_leg = completion(request, num_tokens, with_logprobs) | {
             "bootstrap_host": self.kv_host,
             "bootstrap_port": self.kv_bootstrap_port,
             "bootstrap_room": secrets.randbits(63),
@@ -91,16 +92,17 @@ class ThroughRouter:
     url: str
     adapters: Sequence[str]  # their names
 
-    async def send(self, request: Request, num_tokens: int) -> Answer:
-        body = completion(request, num_tokens)
+    async def send(self, request: Request, num_tokens: int, with_logprobs: bool = False) -> Answer:
+        body = completion(request, num_tokens, with_logprobs)
         if request.adapter is not None:
             body["adapter"] = self.adapters[request.adapter]
         return await _complete(self.session, self.url, body)
 
 
-def completion(request: Request, num_tokens: int) -> dict[str, Any]:
+def completion(request: Request, num_tokens: int, with_logprobs: bool) -> dict[str, Any]:
     """The body of a request for the base model."""
     return {
+        **({"logprobs": 1} if with_logprobs else {}),
         "model": "bench",
         "prompt": list(request.prompt),
         "max_tokens": num_tokens,
@@ -137,4 +139,5 @@ def checked(answer: dict[str, Any], prompt_tokens: int, generated_tokens: int) -
     tokens = answer["choices"][0].get("token_ids") or ()
     if len(tokens) != generated_tokens:
         raise WrongAnswer(f"asked for {generated_tokens} tokens, got the ids of {len(tokens)}")
-    return Answer(tuple(tokens), details.get("cached_tokens") or 0)
+    logprobs = (answer["choices"][0].get("logprobs") or {}).get("token_logprobs") or ()
+    return Answer(tuple(tokens), tuple(logprobs), details.get("cached_tokens") or 0)

@@ -37,13 +37,15 @@ def directories(tmp_path_factory, model: Path) -> dict[str, Path]:
     base, root = BaseModel.read(model), tmp_path_factory.mktemp("adapters")
     return {
         "lora": write_random_lora(root / "lora", base, 1, dtype="bfloat16"),
-        "lora-1": write_random_lora(root / "lora-1", base, 2, rank=1, modules=("q_proj", "up_proj"), std=1.0),
+        "lora-1": write_random_lora(root / "lora-1", base, 2, rank=1, modules=("q_proj", "up_proj"), std=0.6),
         "lora-64": write_random_lora(root / "lora-64", base, 3, rank=64, alpha=64, layers=(0, 2)),
         "direft": write_random_reft(root / "direft", base, 4, rank=8, std=2.0),
         "direft-some": write_random_reft(root / "direft-some", base, 5, rank=1, layers=(1, 3), std=4.0),
         "loreft": write_random_reft(root / "loreft", base, 6, kind="loreft", std=2.0),
         "mixed": write_random_mixed(root / "mixed", base, 7),
-        "everywhere": write_random_lora(root / "everywhere", base, 8, config={"prelude": {"positions": "all"}}),
+        "everywhere": write_random_lora(
+            root / "everywhere", base, 8, std=0.15, config={"prelude": {"positions": "all"}}
+        ),
         "everywhere-direft": write_random_reft(root / "everywhere-direft", base, 9, positions="all", std=2.0),
     }
 
@@ -95,7 +97,8 @@ def test_next_turn(unified: Unified, judge: Judge, adapter: str | None):
     answer = unified.ask(second[0], echo=False)
     judge.check(second, [answer])
     cached = answer["usage"]["prompt_tokens_details"]["cached_tokens"]
-    assert cached == (40 if adapter in ("lora", "direft") else 40 + 31)
+    # An overlapped scheduler has begun one step more, which wrote the last token's KV.
+    assert cached in ((40,) if adapter in ("lora", "direft") else (40 + 31, 40 + 32))
 
 
 def test_retracted_requests(tmp_path_factory, model: Path, directories: dict[str, Path], judge: Judge):

@@ -29,11 +29,12 @@ class Pretended:
     cached_tokens: int = 0
     seen: list = field(default_factory=list)
 
-    async def send(self, request, num_tokens):
+    async def send(self, request, num_tokens, with_logprobs=False):
         self.seen.append((tuple(request.prompt), request.adapter))
         await asyncio.sleep(0.001)
         adapter = None if self.name == "none" or request.adapter in self.dropped else request.adapter
-        return Answer(f"{adapter}", self.cached_tokens)
+        logprobs = (-1.0 if adapter is None else float(adapter),) * num_tokens if with_logprobs else ()
+        return Answer((7,) * num_tokens, logprobs, self.cached_tokens)
 
 
 @pytest.fixture
@@ -146,7 +147,7 @@ def test_an_engine_that_fails_fails_the_benchmark(monkeypatch, comes_up, complai
     monkeypatch.setattr(PretendedSupervisor, "comes_up", comes_up)
 
     async def use():
-        async with engines.running_engine(engines.engine_spec("stock", Path("m"), None, 4, Path("s"))):
+        async with engines.running_engine(engines.engine_spec("stock", Path("m"), None, OPTIONS, Path("s"))):
             await asyncio.sleep(0.1)
 
     with pytest.raises(SystemFailed, match=complaint):
@@ -158,7 +159,7 @@ def test_a_request_that_fails_because_the_engine_died_says_so(monkeypatch):
     monkeypatch.setattr(engines, "_NOTICE_S", 0.1)
 
     async def use():
-        async with engines.running_engine(engines.engine_spec("stock", Path("m"), None, 4, Path("s"))):
+        async with engines.running_engine(engines.engine_spec("stock", Path("m"), None, OPTIONS, Path("s"))):
             raise SystemFailed("server disconnected")
 
     with pytest.raises(SystemFailed, match="died on the way: it ran out of luck") as caught:

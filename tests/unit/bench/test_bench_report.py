@@ -45,10 +45,10 @@ def test_rows_are_medians_in_the_order_of_the_systems():
     ]
 
 
-def test_ratios_are_of_medians_and_only_where_both_were_measured():
+def test_ratios_are_medians_of_repeats_where_both_were_measured():
     assert report.ratios_of(MEASUREMENTS, CPU) == {
-        "c/a": {"32": 0.9},
-        "c/b": {"32": 4.0909},
+        "c/a": {"32": 0.8654},  # of 46/50, 45/52 and 10/48
+        "c/b": {"32": 3.75},
         "e(n)/e(0)": {"0": 1.0, "64": 0.95},
     }
 
@@ -61,8 +61,8 @@ def test_the_table():
         "c  unified_lora                   45.0            repeats within 78% of their median",
         "e  pd                    20.0              19.0   repeats within 0% of their median",
         "",
-        "c/a                              0.900            goal >= 0.90 at every n",
-        "c/b                              4.091            goal >= 4.00 at n = 32",
+        "c/a                              0.865            goal >= 0.90 at every n",
+        "c/b                              3.750            goal >= 4.00 at n = 32",
         "e(n)/e(0)               1.000             0.950   goal >= 0.97 at n = 64",
         "",
         *(f"{report.LETTERS[system]}: {report.MEANINGS[system]}" for system in ("none", "stock", "unified_lora", "pd")),

@@ -23,7 +23,7 @@ def answer(body: dict) -> web.Response:
         "completion_tokens": body["max_tokens"],
         "prompt_tokens_details": {"cached_tokens": 1},
     }
-    tokens = [len(body.get("lora_path", ""))] * body["max_tokens"]
+    tokens = [{"sha256:a": 1, "sha256:b": 2}.get(body.get("lora_path"), 0)] * body["max_tokens"]
     return web.json_response({"choices": [{"token_ids": tokens}], "usage": usage})
 
 
@@ -65,13 +65,14 @@ def pair(session, url):
 
 def test_one_engine_gets_the_revision():
     got, seen = talk(one_engine, ADAPTED)
-    assert (got.text, got.num_cached_tokens) == ("sha256:b", 1)
+    assert (got.tokens, got.num_cached_tokens) == ((2, 2, 2, 2), 1)
     assert seen["/engine/v1/completions"] == {
         "model": "bench",
         "prompt": [1, 2, 3],
         "max_tokens": 4,
         "temperature": 0,
         "ignore_eos": True,
+        "return_token_ids": True,
         "lora_path": "sha256:b",
     }
     assert "lora_path" not in talk(one_engine, BASE)[1]["/engine/v1/completions"]
@@ -88,7 +89,7 @@ def test_only_the_prefill_leg_names_the_adapter():
     assert prefill.pop("lora_path") == "sha256:b"
     assert prefill == decode
     assert decode["bootstrap_port"] == 77
-    assert got.text == "base"  # decode's answer
+    assert got.tokens == (0, 0, 0, 0)  # decode's answer
     assert "lora_path" not in talk(pair, BASE)[1]["/prefill/v1/completions"]
 
 
