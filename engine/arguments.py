@@ -104,9 +104,6 @@ def command(spec: EngineSpec) -> list[str]:
         }
         if spec.device == "cpu":
             arguments["lora-backend"] = "torch_native"
-        if spec.role != "stock":
-            # A captured prefill would replay the adapters of an earlier batch, and no ReFT at all.
-            arguments["disable-prefill-cuda-graph"] = True
     return [sys.executable, "-m", "engine.launch", *_flags(arguments), *spec.extra_arguments]
 
 

@@ -50,7 +50,8 @@ class ReftPool:
         self._backend = backend
         self._bounds = torch.tensor([0, hidden], dtype=torch.int32, device=device)  # one slice: the whole stream
         self._bounds_cpu = self._bounds.cpu()
-        self._slot_of_token: torch.Tensor | None = None  # [T]
+        self._slot_of_token = self._bounds[:0]  # [T] or more
+        self._slot_of_token_in_graphs = self._slot_of_token
 
     def fill(self, slot: int, factors: ReftFactors | None) -> None:
         """Put an adapter's factors, or none, into a slot; nothing of the slot's former adapter stays."""
@@ -62,23 +63,41 @@ class ReftPool:
             self.b[:, slot, :, : factors.rank].copy_(factors.b, non_blocking=True)
             self.bias[:, slot, : factors.rank].copy_(factors.bias, non_blocking=True)
 
-    def begin_batch(self, batch: Any, slots: Sequence[int], lengths: Sequence[int]) -> None:
+    def allow_graphs(self, max_num_tokens: int) -> None:
+        """Before prefill CUDA graphs are captured, which read a batch's slots where they were at capture."""
+        self._backend.init_prefill_cuda_graph_batch_info(max_num_tokens)
+        self._slot_of_token_in_graphs = torch.zeros(max_num_tokens, dtype=torch.int64, device=self.a.device)
+
+    def begin_batch(
+        self, batch: Any, slots: Sequence[int] | None, lengths: Sequence[int], in_graph: bool = False
+    ) -> None:
         """Say which slot each segment of the batch that runs next is under, and of how many tokens it is.
 
-        `batch` is what a LoRA backend prepares itself for: an SGLang forward batch of these segments.
+        `batch` is what a LoRA backend prepares itself for: an SGLang forward batch of these segments. Slots of None
+        stand for a batch of the base model's. `in_graph`: a prefill CUDA graph may run it, or is captured with it;
+        graphs have ReFT's kernels in them, so they must know that it has no ReFT, too.
         """
-        self.is_active = any(self._ranks[slot] for slot in slots)
+        ranks = [0] * len(self._ranks) if slots is None else self._ranks
+        slots = [0] * len(lengths) if slots is None else list(slots)
+        self.is_active = in_graph or any(ranks[slot] for slot in slots)
         if not self.is_active:
             return
         self._backend.prepare_lora_batch(
             forward_batch=batch,
-            weight_indices=list(slots),
-            lora_ranks=self._ranks,
-            scalings=[1.0] * len(self._ranks),
+            weight_indices=slots,
+            lora_ranks=ranks,
+            scalings=[1.0] * len(ranks),
             use_cuda_graph=False,
+            use_prefill_cuda_graph=in_graph,
         )
         per_token = torch.repeat_interleave(torch.tensor(slots), torch.tensor(lengths))
-        self._slot_of_token = per_token.to(self.a.device, non_blocking=True)
+        if self.a.is_cuda:
+            per_token = per_token.pin_memory()
+        if in_graph:
+            self._slot_of_token = self._slot_of_token_in_graphs
+            self._slot_of_token[: len(per_token)].copy_(per_token, non_blocking=True)
+        else:
+            self._slot_of_token = per_token.to(self.a.device, non_blocking=True)
 
     def end_batch(self) -> None:
         """No ReFT acts until the next `begin_batch`."""
@@ -88,7 +107,7 @@ class ReftPool:
         """Add each segment's change to `hidden` [T, d] in place. The residual stream is `hidden + residual`."""
         stream = hidden if residual is None else hidden + residual
         read = self._backend.run_lora_a_sgemm(stream, self.a[layer])  # [T, R]
-        read += self.bias[layer].index_select(0, self._slot_of_token)
+        read += self.bias[layer].index_select(0, self._slot_of_token[: len(hidden)])
         self._backend.run_lora_b_sgemm(
             read,
             self.b[layer],

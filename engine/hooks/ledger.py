@@ -187,6 +187,17 @@ HOOKS: tuple[Hook, ...] = (
         remove_when="SGLang serves ReFT",
     ),
     Hook(
+        name="reft_in_prefill_graphs",
+        target="sglang.srt.lora.lora_manager.LoRAManager.init_prefill_cuda_graph_batch_info",
+        kind=HookKind.AFTER,
+        fn=reft.allow_reft_in_graphs,
+        roles=_ADAPTER_ROLES,
+        source_sha256="f6e9d10162acdfd250a27b29adc45e246fd0098eda141e1d2b211c54786a6bbd",
+        why="prefill CUDA graphs record ReFT's kernels, which need fixed places to read a batch's slots from",
+        upstream="none: SGLang serves LoRA only",
+        remove_when="SGLang serves ReFT",
+    ),
+    Hook(
         name="reft_follows_slots",
         target="sglang.srt.lora.mem_pool.LoRAMemoryPool.load_lora_weight_to_buffer",
         kind=HookKind.AFTER,

@@ -57,30 +57,31 @@ def take_adapter_back(result, req):
 def cut_into_segments(original, cls, batch, model_runner, *args, **kwargs):
     """Build the forward batch with its segments known to the LoRA manager's hooks."""
     global _segments
-    manager = model_runner.lora_manager
-    is_decode = batch.forward_mode.is_decode()
-    if is_decode:
-        for req in batch.reqs:
-            drop_adapter_for_decode(manager, req)
-    _segments = segments_of(_spans(manager, batch, is_decode))
+    _segments = _segments_of(model_runner.lora_manager, batch)
     try:
         return original(cls, batch, model_runner, *args, **kwargs)
     finally:
         _segments = None
 
 
-def _spans(manager, batch, is_decode: bool) -> list[Span]:
-    if is_decode:  # one token each, somewhere behind the prompt
+def _segments_of(manager, batch) -> tuple[Segment, ...]:
+    mode = batch.forward_mode
+    if mode.is_decode():
+        for req in batch.reqs:
+            drop_adapter_for_decode(manager, req)
+        if not any(req.lora_id for req in batch.reqs):  # as good as always, and it is on every step's way
+            return (Segment(None, len(batch.reqs)),)
+        # One token each, somewhere behind the prompt.
         bounds = [(len(req.origin_input_ids), len(req.origin_input_ids) + 1) for req in batch.reqs]
-    elif batch.forward_mode.is_extend():
+    elif mode.is_extend():
         bounds = [(begin, begin + n) for begin, n in zip(batch.prefix_lens, batch.extend_lens, strict=True)]
     else:
-        return []
-    return [
+        return ()
+    return segments_of(
         Span(adapter, is_everywhere(manager, adapter), len(req.origin_input_ids), begin, end)
         for req, (begin, end) in zip(batch.reqs, bounds, strict=True)
         for adapter in [adapter_of(req)]
-    ]
+    )
 
 
 # ---- the LoRA manager sees segments ---------------------------------------------------------------------------------
@@ -97,17 +98,21 @@ def fetch_only_adapters_in_use(original, manager, new_loras, running_loras=froze
 
 def prepare_segments(original, manager, forward_batch):
     """Hand the LoRA kernels the batch's segments; without adapted tokens have every layer take its base path."""
+    end_batch(manager)
     adapters = {segment.adapter for segment in _segments or () if segment.adapter is not None}
     manager.prelude_batch_is_adapted = bool(adapters)
-    end_batch(manager)
-    if _segments is None and not forward_batch.forward_mode.is_decode():  # a dry run
+    in_graph = manager.can_use_prefill_cuda_graph(forward_batch)  # whose kernels run in any case
+    if _segments is None:  # capture and dry runs
+        if forward_batch.forward_mode.is_decode():  # decode graphs are without adapter kernels
+            return manager.reset_lora_batch()
+        if in_graph:
+            begin_batch(manager, forward_batch, forward_batch.lora_ids, in_graph)
         return original(manager, forward_batch)
-    if not adapters:  # also where graphs are captured: those of decode are without adapter kernels
+    if not adapters and not in_graph:
         return manager.reset_lora_batch()
-    segments = _segments or ()
-    batch = _SegmentedBatch(forward_batch, segments)
-    begin_batch(manager, batch, batch.lora_ids, batch.extend_seq_lens_cpu)
-    if not any(has_lora(manager, adapter) for adapter in adapters):
+    batch = _SegmentedBatch(forward_batch, _segments)
+    begin_batch(manager, batch, batch.lora_ids, in_graph)
+    if not in_graph and not any(has_lora(manager, adapter) for adapter in adapters):
         return manager.reset_lora_batch()
     return original(manager, batch)
 
@@ -131,8 +136,7 @@ class _SegmentedBatch:
         self.batch_size = len(segments)
         self.extend_seq_lens_cpu = lengths
         self.return_logprob = False  # asked for LoRA on lm_head only, and by requests, which segments are not
-        if not forward_batch.forward_mode.is_decode():
-            self.extend_seq_lens = torch.tensor(lengths, dtype=torch.int32, device=forward_batch.extend_seq_lens.device)
+        self.extend_seq_lens = torch.tensor(lengths, dtype=torch.int32)  # on the host, where backends cut batches up
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._forward_batch, name)

@@ -71,10 +71,20 @@ def _layer_hook(reft, number: int):
     return hook
 
 
-def begin_batch(manager, batch, adapters: list[str | None], lengths: list[int]) -> None:
-    """Say which adapter each segment of the batch that runs next is under. They, and the base model, are in slots."""
+def allow_reft_in_graphs(result, manager, max_num_tokens: int):
+    """Prefill CUDA graphs are about to be captured."""
+    manager.memory_pool.prelude_reft.allow_graphs(max_num_tokens)
+    return result
+
+
+def begin_batch(manager, batch, adapters: list[str | None], in_graph: bool) -> None:
+    """Say which adapter each segment of the batch that runs next is under.
+
+    Adapters, and the base model beside any, are in slots by now; for batches of the base model's nothing is.
+    """
     pool = manager.memory_pool
-    pool.prelude_reft.begin_batch(batch, [pool.uid_to_buffer_id[adapter] for adapter in adapters], lengths)
+    slots = [pool.uid_to_buffer_id[adapter] for adapter in adapters] if any(adapters) else None
+    pool.prelude_reft.begin_batch(batch, slots, batch.extend_seq_lens_cpu, in_graph)
 
 
 def end_batch(manager) -> None:

@@ -27,7 +27,7 @@ NEW_TOKENS = 40
 def directories(model_dir: Path, tmp_path_factory) -> dict[str, Path]:
     base, root = BaseModel.read(model_dir), tmp_path_factory.mktemp("bfloat16")
     return {
-        "lora": write_random_lora(root / "lora", base, 1, dtype="bfloat16"),
+        "lora": write_random_lora(root / "lora", base, 1, std=0.2, dtype="bfloat16"),
         "direft": write_random_reft(root / "direft", base, 2, rank=8, std=2.0),
         "loreft": write_random_reft(root / "loreft", base, 3, kind="loreft", std=2.0),
         "mixed": write_random_mixed(root / "mixed", base, 4),

@@ -43,6 +43,7 @@ SHOWN_ELSEWHERE = {
     "adapted_decode_runs_without_graph": "tests/unit/engine/test_position_hooks.py",
     "reft_tensors_are_set_aside": "test_unified.py::test_parity_alone",
     "reft_layers": "test_unified.py::test_parity_alone",
+    "reft_in_prefill_graphs": "test_bfloat16.py on a GPU; tests/unit/engine/test_reft.py what it is for",
     "reft_follows_slots": "test_unified.py::test_parity_mixed",
 }
 

@@ -9,17 +9,19 @@ import pytest
 from engine.hooks import positions
 
 
-def manager(**positions_of) -> SimpleNamespace:
+def manager(in_graph: bool = False, **positions_of) -> SimpleNamespace:
     configs = {
         name: SimpleNamespace(hf_config={"prelude": {"positions": where}, "target_modules": ["q_proj"]})
         for name, where in positions_of.items()
     }
-    reft = SimpleNamespace(end_batch=lambda: None)
+    begun: list[tuple] = []
+    reft = SimpleNamespace(end_batch=begun.clear, begin_batch=lambda *words: begun.append(words), begun=begun)
     return SimpleNamespace(
         configs=configs,
         memory_pool=SimpleNamespace(prelude_reft=reft, uid_to_buffer_id={}),
         reset_lora_batch=lambda: "base path",
         loras={},
+        can_use_prefill_cuda_graph=lambda _batch: in_graph,
     )
 
 
@@ -31,11 +33,57 @@ def test_graphs_are_for_batches_without_adapted_tokens(is_adapted: bool, expecte
     assert positions.no_graph_for_adapted_decode(lambda *_: "asked the runner", runner, object()) == expected
 
 
-@pytest.mark.parametrize(("is_decode", "expected"), [(True, "base path"), (False, "kernels")])
-def test_decode_graphs_are_captured_without_adapter_kernels(is_decode: bool, expected: str):
+@pytest.mark.parametrize(
+    ("is_decode", "in_graph", "expected"),
+    [(True, False, "base path"), (False, False, "kernels"), (False, True, "kernels")],
+)
+def test_graphs_are_captured_with_adapter_kernels_in_prefill_only(is_decode: bool, in_graph: bool, expected: str):
     """Capture and dry runs build their batches themselves, so there are no segments."""
-    batch = SimpleNamespace(forward_mode=SimpleNamespace(is_decode=lambda: is_decode))
-    assert positions.prepare_segments(lambda *_: "kernels", manager(), batch) == expected
+    own = manager(in_graph)
+    mode = SimpleNamespace(is_decode=lambda: is_decode)
+    batch = SimpleNamespace(forward_mode=mode, lora_ids=[None, None], extend_seq_lens_cpu=[5, 6])
+    assert positions.prepare_segments(lambda *_: "kernels", own, batch) == expected
+    assert own.memory_pool.prelude_reft.begun == ([(batch, None, [5, 6], True)] if in_graph else [])
+
+
+@pytest.mark.parametrize(
+    ("adapters", "in_graph", "expected"),
+    [
+        ((None,), False, "base path"),
+        ((None,), True, "kernels"),  # a graph runs its kernels in any case: they must know that nothing is adapted
+        (("a", None), False, "kernels"),
+        (("r", None), False, "base path"),  # ReFT only: LoRA's kernels have nothing to do
+        (("r", None), True, "kernels"),
+    ],
+)
+def test_what_a_prefill_batch_is_prepared_with(monkeypatch, adapters, in_graph: bool, expected: str):
+    own = manager(in_graph, a="prefill", r="prefill")
+    own.configs["r"].hf_config["target_modules"] = []
+    own.memory_pool.uid_to_buffer_id.update({"a": 3, "r": 2, None: 1})
+    monkeypatch.setattr(positions, "_segments", tuple(positions.Segment(name, 4) for name in adapters))
+    seen = []
+
+    def original(_manager, batch):
+        seen.append((batch.lora_ids, batch.extend_seq_lens_cpu, batch.batch_size))
+        return "kernels"
+
+    mode = SimpleNamespace(is_decode=lambda: False)
+    assert positions.prepare_segments(original, own, SimpleNamespace(forward_mode=mode)) == expected
+    assert seen == ([(list(adapters), [4] * len(adapters), len(adapters))] if expected == "kernels" else [])
+    assert own.prelude_batch_is_adapted == any(adapters)
+    begun = [(slots, lengths, graph) for _, slots, lengths, graph in own.memory_pool.prelude_reft.begun]
+    slots = [own.memory_pool.uid_to_buffer_id[name] for name in adapters] if any(adapters) else None
+    assert begun == ([(slots, [4] * len(adapters), in_graph)] if any(adapters) or in_graph else [])
+
+
+def test_a_decode_batch_of_base_tokens_is_one_segment():
+    own = manager(a="prefill", b="all")
+    mode = SimpleNamespace(is_decode=lambda: True)
+    reqs = [SimpleNamespace(lora_id=name, origin_input_ids=[0] * 5) for name in ("a", None, "a")]
+    batch = SimpleNamespace(forward_mode=mode, reqs=reqs)
+    assert positions._segments_of(own, batch) == (positions.Segment(None, 3),)
+    reqs.append(SimpleNamespace(lora_id="b", origin_input_ids=[0] * 5))
+    assert positions._segments_of(own, batch) == (positions.Segment(None, 3), positions.Segment("b", 1))
 
 
 def test_a_request_drops_its_adapter_for_decode_and_takes_it_back():

@@ -14,7 +14,13 @@ HIDDEN, LAYERS, SLOTS, MAX_RANK = 16, 3, 4, 8
 class SegmentedProducts:
     """What the pool needs of an SGLang LoRA backend, as csgmv keeps it: rows and columns beyond a rank are garbage."""
 
-    def prepare_lora_batch(self, forward_batch, weight_indices, lora_ranks, scalings, use_cuda_graph):
+    def init_prefill_cuda_graph_batch_info(self, max_num_tokens):
+        self.max_num_tokens = max_num_tokens
+
+    def prepare_lora_batch(
+        self, forward_batch, weight_indices, lora_ranks, scalings, use_cuda_graph, use_prefill_cuda_graph
+    ):
+        self.is_in_graph = use_prefill_cuda_graph
         assert set(scalings) == {1.0}
         assert not use_cuda_graph
         bounds = [0]
@@ -55,9 +61,9 @@ def pool() -> ReftPool:
     return ReftPool(SLOTS, LAYERS, MAX_RANK, HIDDEN, torch.float32, "cpu", SegmentedProducts())
 
 
-def begin(pool: ReftPool, *segments: tuple[int, int]) -> None:
+def begin(pool: ReftPool, *segments: tuple[int, int], in_graph: bool = False) -> None:
     lengths = [length for _, length in segments]
-    pool.begin_batch(lengths, [slot for slot, _ in segments], lengths)
+    pool.begin_batch(lengths, [slot for slot, _ in segments], lengths, in_graph)
 
 
 def test_each_segment_has_its_own_adapter(pool: ReftPool):
@@ -106,6 +112,34 @@ def test_it_acts_in_batches_with_reft_only(pool: ReftPool):
     assert pool.is_active
     pool.end_batch()
     assert not pool.is_active
+
+
+def test_what_a_graph_recorded_acts_on_the_batch_at_hand(pool: ReftPool):
+    """Capture without ReFT, replay with it and without: kernels read from the same places each time."""
+    pool.allow_graphs(16)
+    own = tensors(0, 3)
+    pool.fill(2, factors_of(own, LAYERS))
+    pool.begin_batch([16], None, [16], in_graph=True)  # capture
+    assert pool.is_active
+    place = pool._slot_of_token.data_ptr()
+    for segments in (((0, 2), (2, 3)), ((0, 4),)):
+        begin(pool, *segments, in_graph=True)
+        assert pool.is_active
+        assert pool._backend.is_in_graph
+        assert pool._slot_of_token.data_ptr() == place
+        hidden = torch.randn(8, HIDDEN)  # padded, as a replay's
+        before = hidden.clone()
+        pool.apply(0, hidden, None)
+        expected = before.clone()
+        if len(segments) == 2:
+            a, b, bias = (own[f"{REFT_PREFIX}0.{part}"] for part in ("a", "b", "bias"))
+            expected[2:5] += (before[2:5] @ a.T + bias) @ b
+        torch.testing.assert_close(hidden, expected, rtol=1e-4, atol=1e-4)
+    pool.begin_batch([5], None, [5], in_graph=True)  # the base model's: slot 2's ReFT does not act
+    hidden = torch.randn(8, HIDDEN)
+    before = hidden.clone()
+    pool.apply(0, hidden, None)
+    assert torch.equal(hidden, before)
 
 
 def test_no_tensors_are_no_reft():
