@@ -111,7 +111,7 @@ async def _measure_all(options: Options, folder: Path, say: Callable[[str], None
 
 
 async def _measure(system: System, adapters: int, repeat: int, shape: Shape, vocabulary: int) -> report.Measurement:
-    warm_up = 2 * shape.concurrency
+    warm_up = shape.concurrency
     await _load(system, (_WARM_UP_SEED, repeat, adapters), warm_up, adapters, shape, vocabulary)
     seed = (_LOAD_SEED, repeat, adapters)
     before = cpu_use()

@@ -30,6 +30,10 @@ class ReftFactors:
     def rank(self) -> int:
         return self.bias.shape[1]
 
+    def pinned(self) -> ReftFactors:
+        """In page-locked memory, from which a GPU copies without anybody waiting."""
+        return ReftFactors(self.a.pin_memory(), self.b.pin_memory(), self.bias.pin_memory())
+
 
 class ReftPool:
     """The factors of the adapters that are in slots. SGLang's memory pool owns the slots; this one follows it."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from engine.hooks import cpu, identity, inspection, positions, reft
+from engine.hooks import cpu, identity, inspection, positions, reft, slots
 from engine.hooks.hook import Hook, HookKind, Platform
 
 _ADAPTER_ROLES = frozenset({"prefill", "unified"})
@@ -198,15 +198,26 @@ HOOKS: tuple[Hook, ...] = (
         remove_when="SGLang serves ReFT",
     ),
     Hook(
-        name="reft_follows_slots",
+        name="slots_are_filled_at_once",
         target="sglang.srt.lora.mem_pool.LoRAMemoryPool.load_lora_weight_to_buffer",
-        kind=HookKind.AFTER,
-        fn=reft.fill_reft_slot,
+        kind=HookKind.AROUND,
+        fn=slots.fill_slot,
         roles=_ADAPTER_ROLES,
         source_sha256="15991929d901410ce5fad8b5b617b376d2076de14c18aabbf1791e0414608b07",
-        why="loading, eviction and slots are SGLang's; ReFT factors follow them",
-        upstream="none: SGLang serves LoRA only",
-        remove_when="SGLang serves ReFT",
+        why="filling a slot in hundreds of steps stops the engine for 10 ms and more; and ReFT factors follow slots",
+        upstream="none",
+        remove_when="SGLang keeps adapters packed and SGLang serves ReFT",
+    ),
+    Hook(
+        name="slot_copies_are_recorded",
+        target="sglang.srt.lora.mem_pool.copy_weight_into_buffer",
+        kind=HookKind.GLOBAL,
+        fn=slots.recorded_copies,
+        roles=_ADAPTER_ROLES,
+        source_sha256="f955cdf2cb9fd8dc5c1f29f254bc69caf3517c0118c0935429379f04e7b9c733",
+        why="as slots_are_filled_at_once: what an adapter has in a slot is what SGLang itself put there the first time",
+        upstream="none",
+        remove_when="slots_are_filled_at_once is removed",
     ),
     Hook(
         name="lora_layers_do_not_pin",

@@ -13,21 +13,21 @@ def set_reft_tensors_aside(original, adapter, name: str, loaded_weight):
     return None
 
 
-def fill_reft_slot(result, pool, uid, buffer_id, lora_adapter, *_args, **_kwargs):
-    """When an adapter, or the base model, gets a slot, its ReFT gets the same one."""
+def fill_reft_slot(pool, buffer_id: int, lora_adapter) -> None:
+    """When an adapter, or the base model (None), gets a slot, its ReFT gets the same one."""
     reft = getattr(pool, "prelude_reft", None)
     if reft is not None:  # not yet there while the pool itself is made, with the base model only
-        reft.fill(buffer_id, None if lora_adapter is None else _factors(lora_adapter, len(reft.a)))
-    return result
+        reft.fill(buffer_id, None if lora_adapter is None else _factors(lora_adapter, reft))
 
 
-def _factors(lora_adapter, num_layers: int):
+def _factors(lora_adapter, reft):
     """An adapter's ReFT, stacked over the layers the first time that it is asked for; None where it has none."""
     from engine.reft import factors_of  # here, for the ledger is read by processes that have no torch
 
     own = lora_adapter.__dict__
     if "prelude_reft" not in own:
-        own["prelude_reft"] = factors_of(own.pop("prelude_reft_tensors", {}), num_layers)
+        factors = factors_of(own.pop("prelude_reft_tensors", {}), len(reft.a))
+        own["prelude_reft"] = factors.pinned() if factors is not None and reft.a.is_cuda else factors
     return own["prelude_reft"]
 
 

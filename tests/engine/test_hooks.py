@@ -44,7 +44,8 @@ SHOWN_ELSEWHERE = {
     "reft_tensors_are_set_aside": "test_unified.py::test_parity_alone",
     "reft_layers": "test_unified.py::test_parity_alone",
     "reft_in_prefill_graphs": "test_bfloat16.py on a GPU; tests/unit/engine/test_reft.py what it is for",
-    "reft_follows_slots": "test_unified.py::test_parity_mixed",
+    "slots_are_filled_at_once": "test_unified.py::test_parity_mixed, which needs more slots than there are",
+    "slot_copies_are_recorded": "tests/unit/engine/test_slot_hooks.py",
 }
 
 

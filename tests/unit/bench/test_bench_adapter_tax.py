@@ -64,7 +64,7 @@ def test_every_system_gets_the_same_load_in_turn(systems, tmp_path, capsys):
     assert {(row["system"], row["adapters"]) for row in document["rows"]} == {each[:0:-1] for each in measured}
     assert {"commit", "command", "hardware", "versions", "settings", "ratios"} <= document.keys()
     loads = {system.name: [each for each in system.seen[4:] if each[1] is not None] for system in systems}
-    assert len(loads["stock"]) == 2 * 2 * (4 + 6)  # repeats x numbers of adapters x warm-up and load
+    assert len(loads["stock"]) == 2 * 2 * (2 + 6)  # repeats x numbers of adapters x warm-up and load
     assert all(load == loads["stock"] for load in loads.values())
     assert len({prompt for prompt, _ in loads["stock"]}) == len(loads["stock"])
     assert {adapter for _, adapter in loads["pd"]} == {0, 1, 2}
