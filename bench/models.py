@@ -86,6 +86,9 @@ def write_model(name: str, folder: Path, device: str) -> None:
             if weight.dim() > 1:
                 weight.normal_(std=_WEIGHTS_STD)
     made.save_pretrained(folder)
+    del made
+    if device == "cuda":
+        torch.cuda.empty_cache()  # engines need the memory
     # Its vocabulary is smaller than the model's: requests and answers are compared as tokens.
     make_tokenizer().save_pretrained(folder)
     (folder / "generation_config.json").write_text(json.dumps({}))
