@@ -64,22 +64,29 @@ def run(
             "omp_num_threads": int(os.environ.get("OMP_NUM_THREADS", "1")),
         },
     }
+
+    def publish(measurements: list[report.Measurement]) -> None:
+        ratios = report.RATIOS[options.device]
+        say("\n" + report.table(measurements, ratios, _footnotes(options)))
+        if json_path is not None:
+            json_path.write_text(json.dumps(report.document(measurements, ratios, **facts), indent=2) + "\n")
+        if plot_path is not None:
+            report.draw(measurements, _title(options), plot_path)
+
     with tempfile.TemporaryDirectory(prefix="prelude-bench-") as folder:
         try:
-            measurements = asyncio.run(_measure_all(options, Path(folder), say))
+            asyncio.run(_measure_all(options, Path(folder), say, publish))
         except asyncio.CancelledError:
             raise BenchError("it was told to stop before it had measured everything") from None
-    say("\n" + report.table(measurements, report.RATIOS[options.device], _footnotes(options)))
-    if json_path is not None:
-        json_path.write_text(
-            json.dumps(report.document(measurements, report.RATIOS[options.device], **facts), indent=2) + "\n"
-        )
-    if plot_path is not None:
-        report.draw(measurements, _title(options), plot_path)
 
 
-async def _measure_all(options: Options, folder: Path, say: Callable[[str], None]) -> list[report.Measurement]:
-    measurements = []
+async def _measure_all(
+    options: Options,
+    folder: Path,
+    say: Callable[[str], None],
+    publish: Callable[[list[report.Measurement]], None],
+) -> None:
+    measurements: list[report.Measurement] = []
     this = asyncio.current_task()
     assert this is not None
     # As Ctrl-C: the engines are stopped in order, which removes their shared memory.
@@ -107,7 +114,7 @@ async def _measure_all(options: Options, folder: Path, say: Callable[[str], None
                             f"  repeat {repeat + 1}/{options.repeats}  n = {adapters:<3} {system.name:<15}"
                             f"{measured.requests_per_s:7.1f} requests/s"
                         )
-    return measurements
+        publish(measurements)  # before the engines are stopped, which can take a minute
 
 
 async def _measure(system: System, adapters: int, repeat: int, shape: Shape, vocabulary: int) -> report.Measurement:
