@@ -18,7 +18,7 @@ class Footprint:
 
     files: int  # the weight files it was read from
     disk: int  # its serving form, on a worker's disk
-    host: int  # the tensors of its serving form, in the memory of each engine process that holds it
+    host: int  # the tensors of its serving form, in the memory of each engine process that holds it; page-locked on GPU
     slot: int  # one slot of the engine, on its device
     all_slots: int  # one more than there are adapter slots: the base model takes one as well
 

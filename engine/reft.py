@@ -20,11 +20,12 @@ from adapters.serving import REFT_PREFIX
 
 @dataclass(frozen=True, slots=True)
 class ReftFactors:
-    """One adapter's changes of all layers, as the pool holds them; zeros where it changes nothing."""
+    """One adapter's changes of the n layers that it changes, stacked; zeros beyond a layer's own rank."""
 
-    a: torch.Tensor  # [L, rank, d]
-    b: torch.Tensor  # [L, d, rank]
-    bias: torch.Tensor  # [L, rank]
+    layers: torch.Tensor  # [n], their numbers
+    a: torch.Tensor  # [n, rank, d]
+    b: torch.Tensor  # [n, d, rank]
+    bias: torch.Tensor  # [n, rank]
 
     @property
     def rank(self) -> int:
@@ -32,7 +33,7 @@ class ReftFactors:
 
     def pinned(self) -> ReftFactors:
         """In page-locked memory, from which a GPU copies without anybody waiting."""
-        return ReftFactors(self.a.pin_memory(), self.b.pin_memory(), self.bias.pin_memory())
+        return ReftFactors(*(each.pin_memory() for each in (self.layers, self.a, self.b, self.bias)))
 
 
 class ReftPool:
@@ -63,9 +64,13 @@ class ReftPool:
         for buffer in (self.a, self.b, self.bias):
             buffer[:, slot].zero_()
         if factors is not None:
-            self.a[:, slot, : factors.rank].copy_(factors.a, non_blocking=True)
-            self.b[:, slot, :, : factors.rank].copy_(factors.b, non_blocking=True)
-            self.bias[:, slot, : factors.rank].copy_(factors.bias, non_blocking=True)
+            layers, a, b, bias = (
+                each.to(self.a.device, non_blocking=True)
+                for each in (factors.layers, factors.a, factors.b, factors.bias)
+            )
+            self.a[layers, slot, : factors.rank] = a
+            self.b[layers, slot, :, : factors.rank] = b
+            self.bias[layers, slot, : factors.rank] = bias
 
     def allow_graphs(self, max_num_tokens: int) -> None:
         """Before prefill CUDA graphs are captured, which read a batch's slots where they were at capture."""
@@ -137,10 +142,10 @@ def factors_of(tensors: Mapping[str, torch.Tensor], num_layers: int) -> ReftFact
     rank = max(found["a"].shape[0] for found in parts.values())
     some = next(iter(parts.values()))["a"]
     hidden = some.shape[1]
-    a = some.new_zeros(num_layers, rank, hidden)
-    b = some.new_zeros(num_layers, hidden, rank)
-    bias = some.new_zeros(num_layers, rank)
-    for layer, found in parts.items():
+    a = some.new_zeros(len(parts), rank, hidden)
+    b = some.new_zeros(len(parts), hidden, rank)
+    bias = some.new_zeros(len(parts), rank)
+    for place, found in enumerate(parts.values()):
         own = found["a"].shape[0]
-        a[layer, :own], b[layer, :, :own], bias[layer, :own] = found["a"], found["b"].T, found["bias"]
-    return ReftFactors(a, b, bias)
+        a[place, :own], b[place, :, :own], bias[place, :own] = found["a"], found["b"].T, found["bias"]
+    return ReftFactors(torch.tensor(list(parts)), a, b, bias)

@@ -57,6 +57,7 @@ def take_adapter_back(result, req):
 def cut_into_segments(original, cls, batch, model_runner, *args, **kwargs):
     """Build the forward batch with its segments known to the LoRA manager's hooks."""
     global _segments
+    end_batch(model_runner.lora_manager)  # also for batches that SGLang does not prepare
     _segments = _segments_of(model_runner.lora_manager, batch)
     try:
         return original(cls, batch, model_runner, *args, **kwargs)

@@ -30,7 +30,7 @@ def fill_slot(original, pool, uid, buffer_id, lora_adapter, *args, **kwargs):
         own = lora_adapter.__dict__
         image = own.get("prelude_slot_image")
         if image is not None:
-            _filler(pool).fill(buffer_id, image)
+            pool.prelude_slot_filler.fill(buffer_id, image)
         else:
             _copies = []
             try:
@@ -49,14 +49,12 @@ def _image(pool, buffer_id: int, lora_adapter, copies):
     """None for what an image does not hold: experts' and embeddings' weights, whose slots are filled otherwise."""
     if lora_adapter.embedding_layers or any(name.endswith("_moe") for name in pool.A_buffer):
         return None
-    return _filler(pool).image_of(buffer_id, copies)
+    return pool.prelude_slot_filler.image_of(buffer_id, copies)
 
 
-def _filler(pool):
+def make_slot_filler(pool) -> None:
+    """Before KV is sized, since it takes device memory for one image."""
     from engine.slot_images import SlotFiller  # here, for the ledger is read by processes that have no torch
 
-    own = pool.__dict__
-    if "prelude_slot_filler" not in own:
-        buffers = [tensor for part in (pool.A_buffer, pool.B_buffer) for each in part.values() for tensor in each]
-        own["prelude_slot_filler"] = SlotFiller(buffers)
-    return own["prelude_slot_filler"]
+    buffers = [tensor for part in (pool.A_buffer, pool.B_buffer) for each in part.values() for tensor in each]
+    pool.prelude_slot_filler = SlotFiller(buffers)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import socket
 import threading
@@ -33,6 +34,7 @@ class RunningEngine:
 
     spec: EngineSpec
     cache: Path
+    output: list[str]  # the engine's lines so far
 
     def load(self, directory: Path) -> str:
         """Load an adapter from a user's directory; its revision id."""
@@ -79,6 +81,17 @@ def engine_spec(role: str, model: Path, scratch: Path, **changes) -> EngineSpec:
     return replace(spec, **changes)
 
 
+class _Collector(logging.Handler):
+    """Keeps what an engine prints."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(record.getMessage())
+
+
 @contextlib.contextmanager
 def running_engine(spec: EngineSpec, cache: Path) -> Iterator[RunningEngine]:
     """The engine, up, for as long as the context lasts."""
@@ -100,13 +113,17 @@ def running_engine(spec: EngineSpec, cache: Path) -> Iterator[RunningEngine]:
         with contextlib.suppress(asyncio.CancelledError):
             await task
 
+    collector, engine_log = _Collector(), logging.getLogger("sglang")
+    engine_log.addHandler(collector)
+    engine_log.setLevel(logging.INFO)
     thread = threading.Thread(target=loop.run_until_complete, args=(supervise(),))
     thread.start()
     try:
         while not is_up.wait(0.2):
             assert not ended.is_set(), reasons[-1]
-        yield RunningEngine(spec, cache)
+        yield RunningEngine(spec, cache, collector.lines)
     finally:
+        engine_log.removeHandler(collector)
         loop.call_soon_threadsafe(stop[0].cancel)
         thread.join()
         loop.close()

@@ -69,7 +69,7 @@ def test_parity(tmp_path: Path, tmp_path_factory, family: str, ranks: int):
         "unified",
         model,
         tmp_path_factory.mktemp("e") / "s",
-        adapters=AdapterSlots(4, 16, MODULES),
+        adapters=AdapterSlots(2, 16, MODULES),
         tensor_parallel=ranks,
     )
     with running_engine(spec, tmp_path / "cache") as engine:

@@ -174,6 +174,18 @@ def test_more_adapters_than_slots_at_once(unified: Unified):
         check(case, answer)
 
 
+def test_sglang_itself_fills_a_slot_once_per_adapter(unified: Unified):
+    """After that slots are filled from images: eleven adapters take turns in four slots, and answer as ever."""
+    for seed in (200, 201):
+        cases = unified.cases([(name, tokens(12, seed)) for name in unified.directories])
+        for case in cases:
+            check(case, unified.ask(case))
+    for name, revision_id in unified.revisions.items():
+        fills = [line for line in unified.engine.output if revision_id in line and "loaded weights for target" in line]
+        has_lora = (name.startswith(("lora", "mixed")) and not name.startswith("loreft")) or name == "everywhere"
+        assert len(fills) == has_lora, (name, fills)
+
+
 @pytest.mark.parametrize("num_tokens", [1, 5, CHUNK, 3 * CHUNK + 17])
 def test_zero_adapter_equals_base_exactly(unified: Unified, num_tokens: int):
     """To the bit, on prompts that no cache has seen (KV computed earlier beside others differs in its last bits)."""

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from engine.hooks import slots
+from engine.hooks import reft, slots
 
 
 class Pool:
@@ -17,6 +17,7 @@ class Pool:
         self.A_buffer = {name: [torch.ones(3, 2, 4), torch.ones(3, 2, 4)] for name in names}
         self.B_buffer = {name: [torch.ones(3, 5, 2), torch.ones(3, 5, 2)] for name in names}
         self.filled = 0
+        slots.make_slot_filler(self)
 
     def load(self, uid, buffer_id, adapter) -> None:
         """As `load_lora_weight_to_buffer`, through the recorded copy function."""
@@ -82,3 +83,23 @@ def test_a_failure_is_not_recorded():
     assert slots._copies is None
     fill(pool, 0, own)
     assert values(pool, 0) == [10, 11, 10, 11]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "backend", "environment", "words"),
+    [
+        ({"enable_lora_overlap_loading": True}, "csgmv", {}, "--enable-lora-overlap-loading cannot be used"),
+        ({"enable_dp_attention": True}, "csgmv", {}, "--enable-dp-attention cannot be used"),
+        ({"speculative_algorithm": "NGRAM"}, "csgmv", {}, "--speculative-algorithm cannot be used"),
+        ({}, "triton", {}, "--lora-backend triton is not supported"),
+        ({}, "csgmv", {"SGLANG_EXPERIMENTAL_LORA_OPTI": "1"}, "unset it"),
+    ],
+)
+def test_settings_that_hooks_are_not_written_for_are_refused(arguments, backend, environment, words):
+    with pytest.raises(ValueError, match=words):
+        reft.check_supported(SimpleNamespace(**arguments), backend, environment)
+
+
+@pytest.mark.parametrize("backend", ["csgmv", "torch_native"])
+def test_other_settings_are_not(backend: str):
+    reft.check_supported(SimpleNamespace(enable_dp_attention=False, speculative_algorithm=None), backend, {})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from engine import slot_images
 from engine.slot_images import SlotFiller
 
 SLOTS, RANK = 4, 8
@@ -86,5 +87,31 @@ def test_what_is_not_of_the_slot_has_no_image(buffers):
 def test_an_adapter_without_lora_leaves_zeros(buffers):
     filler = SlotFiller(buffers)
     image = filler.image_of(0, [])
+    assert image.blocks == ()
     filler.fill(3, image)
     assert not any(buffer[3].any() for buffer in buffers)
+
+
+def test_an_image_is_held_in_powers_of_two(monkeypatch):
+    monkeypatch.setattr(slot_images, "_SMALLEST_BLOCK", 64)
+    flat = torch.arange(1000, dtype=torch.float32)
+    blocks = slot_images._in_blocks(flat, is_page_locked=False)
+    assert torch.equal(torch.cat(blocks), flat)
+    assert [4 * len(block) for block in blocks] == [2048, 1024, 512, 256, 128, 32]
+
+
+def test_an_image_in_many_blocks_fills_a_slot(monkeypatch, buffers):
+    monkeypatch.setattr(slot_images, "_SMALLEST_BLOCK", 64)
+    filler = SlotFiller(buffers)
+    image = filler.image_of(1, copy(buffers, 1, RANK))
+    assert len(image.blocks) == 2
+    expected = used(buffers, 1, RANK)
+    filler.fill(3, image)
+    assert all(torch.equal(f, w) for f, w in zip(used(buffers, 3, RANK), expected, strict=True))
+
+
+def test_which_regions_are_one_piece(buffers):
+    filler = SlotFiller(buffers)
+    narrow, whole = (filler.image_of(1, copy(buffers, 1, rank)) for rank in (3, RANK))
+    assert [slot_images._is_dense(region) for region in narrow.regions] == [True, False, True, False]
+    assert all(slot_images._is_dense(region) for region in whole.regions)
