@@ -105,22 +105,11 @@ def write_random_reft(
     """
     generator = np.random.default_rng(seed)
     chosen = list(range(base.num_layers) if layers is None else layers)
+    states = {layer: _reft_parts(generator, KINDS[kind], base.hidden, rank, std) for layer in chosen}
     directory.mkdir(parents=True, exist_ok=True)
     if layout == "prelude":
-        a, b = ("W", "R") if kind == "loreft" else ("A", "B")
-        tensors = {}
-        for layer in chosen:
-            # Thin: a whole rotation, as the other layouts have it, takes minutes to make for a large model.
-            rotation = np.linalg.qr(generator.normal(size=(base.hidden, rank)))[0]
-            tensors[f"reft.{layer}.{a}"] = encode(
-                generator.normal(0, std / math.sqrt(base.hidden), (rank, base.hidden)), dtype
-            )
-            tensors[f"reft.{layer}.{b}"] = encode(rotation.T * (not zero), dtype)
-            tensors[f"reft.{layer}.bias"] = encode(generator.normal(0, std, rank), dtype)
-        section = {"kind": kind} if scale is None else {"kind": kind, "scale": scale}
-        _write_prelude(directory, base, positions, tensors, reft=section)
-        return directory
-    states = {layer: _reft_parts(generator, KINDS[kind], base.hidden, rank, std) for layer in chosen}
+        factors = {n: (each.source, each.rotation.T * (not zero), each.bias) for n, each in states.items()}
+        return _write_prelude_reft(directory, base, kind, positions, dtype, scale, factors)
     if layout == "pyreft":
         for layer, parts in states.items():
             path = directory / f"intkey_layer_{layer}_comp_block_output_unit_pos_nunit_1#0.safetensors"
@@ -145,6 +134,20 @@ def write_random_reft(
         spec = {"layer_indices": chosen, "position": positions, "adapter": name, "kwargs": kwargs}
         _write_json(directory / "preft_spec.json", spec)
     return directory
+
+
+def write_random_direft(
+    directory: Path, base: BaseModel, seed: int, *, rank: int, dtype: str = "float32", std: float = 0.5
+) -> Path:
+    """A DiReFT of every layer in Prelude's own layout; quick for large models, too, whose whole rotations take minutes."""
+    generator = np.random.default_rng(seed)
+    factors = {}
+    for layer in range(base.num_layers):
+        source = generator.normal(0, std / math.sqrt(base.hidden), (rank, base.hidden))
+        rotation = np.linalg.qr(generator.normal(size=(base.hidden, rank)))[0]
+        factors[layer] = (source, rotation.T, generator.normal(0, std, rank))
+    directory.mkdir(parents=True, exist_ok=True)
+    return _write_prelude_reft(directory, base, "direft", "prefill", dtype, None, factors)
 
 
 def write_random_mixed(
@@ -221,6 +224,27 @@ def _reft_parts(generator: np.random.Generator, kind: ReftKind, hidden: int, ran
     source = generator.normal(0, std / math.sqrt(hidden), (rank, hidden))
     bias = generator.normal(0, std, rank)
     return _ReftParts(source, bias, original, square, rotation_of(original, square, kind.name))
+
+
+def _write_prelude_reft(
+    directory: Path,
+    base: BaseModel,
+    kind: str,
+    positions: str,
+    dtype: str,
+    scale: float | None,
+    factors: Mapping[int, tuple[np.ndarray, np.ndarray, np.ndarray]],
+) -> Path:
+    """`factors`: W or A [r, hidden], R or B [r, hidden] and b [r], by layer."""
+    names = ("W", "R", "bias") if kind == "loreft" else ("A", "B", "bias")
+    tensors = {
+        f"reft.{layer}.{name}": encode(array, dtype)
+        for layer, arrays in factors.items()
+        for name, array in zip(names, arrays, strict=True)
+    }
+    section = {"kind": kind} if scale is None else {"kind": kind, "scale": scale}
+    _write_prelude(directory, base, positions, tensors, reft=section)
+    return directory
 
 
 def _write_prelude(directory: Path, base: BaseModel, positions: str, tensors: EncodedTensors, **sections: Any) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from adapters.base_model import BaseModel
 from adapters.formats import Limits, read_adapter
 from adapters.manifest import revision_id_of
-from adapters.random_adapters import write_random_lora, write_random_reft
+from adapters.random_adapters import write_random_direft, write_random_lora
 from adapters.serving import EngineDtype, write_for_engine
 
 _REFT_STD = 4.0  # each layer moves the residual stream by about a quarter, so that every answer is another one
@@ -42,7 +42,7 @@ def _prepare(kind: str, rank: int, base: BaseModel, dtype: EngineDtype, folder: 
     if kind == "lora":
         source = write_random_lora(folder / name, base, number, rank=rank, alpha=2 * rank, dtype=dtype)
     else:
-        source = write_random_reft(folder / name, base, number, kind=kind, rank=rank, dtype=dtype, std=_REFT_STD)
+        source = write_random_direft(folder / name, base, number, rank=rank, dtype=dtype, std=_REFT_STD)
     adapter = read_adapter(source, base, Limits())
     serving = folder / f"{name}.serving"
     write_for_engine(adapter, base, dtype, serving)

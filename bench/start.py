@@ -64,9 +64,7 @@ class Starter:
             for name in others:
                 await start(name)
         else:
-            async with asyncio.TaskGroup() as group:
-                for name in others:
-                    group.create_task(start(name), name=f"start {name}")
+            await asyncio.gather(*(start(name) for name in others))
         return base, [systems[name] for name in self.options.systems]
 
     def _rank(self, kind: str) -> int:
