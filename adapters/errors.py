@@ -9,7 +9,11 @@
     ├── AdapterIncompatible   422  made for another base model, or beyond this deployment's limits
     ├── AdapterTooLarge       413  more bytes than the deployment accepts
     ├── AdapterChanged        409  the directory no longer holds the content of the revision
-    └── BaseModelInvalid      500  the base model's config.json cannot be used
+    ├── BaseModelInvalid      500  the base model's config.json cannot be used
+    ├── CatalogUnavailable    503  the catalog's database does not answer
+    ├── CatalogConflict       409  the catalog has moved on from what the change was meant for
+    ├── CatalogTooNew         500  the catalog's tables are those of a newer release
+    └── RevisionBeingRemoved  409  its bytes are being collected as garbage; store them again
 
 Every message names the offending value and what would be right.
 """
@@ -88,3 +92,33 @@ class BaseModelInvalid(AdapterError):
 
     code = "base_model_invalid"
     http_status = 500
+
+
+class CatalogUnavailable(AdapterError):
+    """The catalog's database does not answer, or not in time."""
+
+    code = "catalog_unavailable"
+    http_status = 503
+    retryable = True
+
+
+class CatalogConflict(AdapterError):
+    """The catalog is no longer, or not yet, in the state that the change was meant for."""
+
+    code = "catalog_conflict"
+    http_status = 409
+
+
+class CatalogTooNew(AdapterError):
+    """A newer release has changed the catalog's tables."""
+
+    code = "catalog_too_new"
+    http_status = 500
+
+
+class RevisionBeingRemoved(AdapterError):
+    """The garbage collection took the content out while it was being imported."""
+
+    code = "revision_being_removed"
+    http_status = 409
+    retryable = True

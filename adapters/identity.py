@@ -35,6 +35,11 @@ def check_adapter_name(name: str) -> None:
     split_adapter_name(name)
 
 
+def full_name_of(tenant: str, name: str) -> str:
+    """`tenant/name`; the default tenant is left out."""
+    return name if tenant == DEFAULT_TENANT else f"{tenant}/{name}"
+
+
 def is_revision_id(text: str) -> bool:
     """True for "sha256:" and 64 lower-case hex digits."""
     return isinstance(text, str) and _REVISION_ID.fullmatch(text) is not None

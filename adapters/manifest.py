@@ -69,6 +69,18 @@ class Manifest:
             ),
         )
 
+    @classmethod
+    def from_json(cls, text: str) -> Manifest:
+        """The manifest that `to_json` wrote."""
+        fields = json.loads(text)
+        return cls(
+            base_model=fields["base_model"],
+            kinds=tuple(fields["kinds"]),
+            positions=fields["positions"],
+            lora=tuple(LoraEntry(**entry) for entry in fields["lora"]),
+            reft=tuple(ReftEntry(**entry) for entry in fields["reft"]),
+        )
+
     @property
     def max_rank(self) -> int:
         return max([entry.rank for entry in self.lora] + [entry.rank for entry in self.reft])

@@ -53,6 +53,13 @@ def add_commands(commands: Any) -> None:
     tax.add_argument("--json", type=Path, metavar="FILE", help="write the numbers")
     tax.add_argument("--plot", type=Path, metavar="FILE", help="draw a plot, .png or .svg")
     tax.set_defaults(run=_adapter_tax)
+    text = "Latencies of a full catalog: resolving from the database and from memory, listing, importing."
+    catalog = benchmarks.add_parser("catalog", help=text, description=text)
+    catalog.add_argument("--revisions", type=_positive, default=1_000_000, help="default: 1000000")
+    catalog.add_argument("--adapters", type=_positive, default=100_000, help="default: 100000")
+    catalog.add_argument("--database", metavar="URL", help="an empty database; default: a temporary SQLite file")
+    catalog.add_argument("--json", type=Path, metavar="FILE", help="write the numbers")
+    catalog.set_defaults(run=_catalog)
 
 
 def _adapter_tax(arguments: argparse.Namespace) -> None:
@@ -82,6 +89,24 @@ def _adapter_tax(arguments: argparse.Namespace) -> None:
     try:
         adapter_tax.run(
             options, _command(sys.argv[1:]), arguments.json, arguments.plot, lambda line: print(line, flush=True)
+        )
+    except BenchError as error:
+        sys.exit(f"prelude: {error}")
+
+
+def _catalog(arguments: argparse.Namespace) -> None:
+    from bench import catalog
+    from bench.errors import BenchError
+
+    words = ["URL" if "://" in word else word for word in sys.argv[1:]]  # it may hold a password
+    try:
+        catalog.run(
+            arguments.revisions,
+            arguments.adapters,
+            arguments.database,
+            _command(words),
+            arguments.json,
+            lambda line: print(line, flush=True),
         )
     except BenchError as error:
         sys.exit(f"prelude: {error}")

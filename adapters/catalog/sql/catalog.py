@@ -1,0 +1,205 @@
+"""The catalog in a database."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from datetime import datetime
+from functools import partial
+
+from sqlalchemy import Connection, select
+
+from adapters.catalog.records import AdapterDetails, AdapterRevision, AdapterSummary, AliasMove, Change
+from adapters.catalog.sql import garbage, listing, lookup, writing
+from adapters.catalog.sql.database import Database
+from adapters.catalog.sql.schema import migrate
+from adapters.catalog.sql.tables import AnyRow, AnySelect, adapters, changes, revisions
+from adapters.errors import InvalidReference
+from adapters.identity import LATEST, AdapterReference, full_name_of, is_revision_id, split_adapter_name
+from adapters.manifest import Manifest
+
+MAX_PAGE = 1000
+_FSCK_PAGE = 10_000
+
+
+class SqlCatalog:
+    """Adapters, revisions, aliases and their changes, for any number of threads and processes.
+
+    Every method can raise CatalogUnavailable; every one that takes a name, InvalidReference. What changes something
+    does so in one transaction, and readers of `changes_since` learn of it.
+    """
+
+    def __init__(self, url: str, *, max_connections: int = 20):
+        """Connects to nothing yet. Raises ValueError unless `url` is `sqlite:///FILE` or `postgresql://…`."""
+        self._database = Database(url, max_connections=max_connections)
+
+    @classmethod
+    def open(cls, url: str, *, max_connections: int = 20) -> SqlCatalog:
+        """The catalog of a database, whose tables are made or brought up to date first. Raises CatalogTooNew."""
+        catalog = cls(url, max_connections=max_connections)
+        catalog._database.transact(migrate)
+        return catalog
+
+    def close(self) -> None:
+        """Closes the connections."""
+        self._database.close()
+
+    def add_revision(
+        self,
+        tenant: str,
+        name: str,
+        manifest: Manifest,
+        revision_id: str,
+        bytes: int,
+        *,
+        stored_since: int,
+        by: str | None = None,
+    ) -> AdapterRevision:
+        """Makes content that is in the store a revision of an adapter, its latest; makes the adapter if it is new.
+
+        Content that the adapter has keeps its number; only `latest` moves there if it is elsewhere. `stored_since` is
+        the `last_change()` from before the bytes were stored (see `garbage.py`). Raises RevisionBeingRemoved, and
+        CatalogConflict for an adapter that is deleted and can still be restored.
+        """
+        _check(tenant, name)
+        if not is_revision_id(revision_id):
+            raise InvalidReference(f"{revision_id!r} is not a revision id: 'sha256:' and 64 lower-case hex digits")
+        return self._database.write(
+            lambda transaction: writing.add_revision(
+                transaction, tenant, name, manifest, revision_id, bytes, stored_since, by
+            )
+        )
+
+    def resolve(self, reference: str) -> AdapterRevision:
+        """The revision that a reference stands for, by one query. Raises AdapterNotFound."""
+        return self.resolve_parsed(AdapterReference.parse(reference))
+
+    def resolve_parsed(self, wanted: AdapterReference) -> AdapterRevision:
+        """As `resolve`."""
+
+        def query(connection: Connection) -> AdapterRevision:
+            found = lookup.find_revision(connection, wanted)
+            if found is None:
+                raise lookup.not_found(connection, wanted)
+            return found
+
+        return self._database.read(query)
+
+    def list(
+        self,
+        tenant: str | None = None,
+        prefix: str | None = None,
+        after: tuple[str, str] | None = None,
+        limit: int = 100,
+        *,
+        deleted: bool = False,
+    ) -> Sequence[AdapterSummary]:
+        """A page of adapters by tenant and name; those that are `deleted` and not yet purged, if asked for.
+
+        `prefix` is of the name. The next page is that `after` the last entry's (tenant, name).
+        """
+        if not 1 <= limit <= MAX_PAGE:
+            raise ValueError(f"a page of {limit} adapters cannot be had; ask for 1 to {MAX_PAGE}")
+        return self._database.read(
+            lambda connection: listing.list_adapters(connection, tenant, prefix, after, limit, deleted)
+        )
+
+    def show(self, tenant: str, name: str, limit: int = 100) -> AdapterDetails:
+        """An adapter, its aliases and its newest `limit` revisions. Raises AdapterNotFound."""
+        _check(tenant, name)
+        return self._database.read(lambda connection: listing.show_adapter(connection, tenant, name, limit))
+
+    def set_alias(
+        self, tenant: str, name: str, alias: str, number: int, *, expected: int | None = None, by: str | None = None
+    ) -> AliasMove:
+        """Points an alias at a revision; the move that put it there, which is an earlier one if it was there already.
+
+        With `expected` it must be at that number before, 0 meaning that there is no such alias yet; otherwise
+        CatalogConflict is raised. Raises AdapterNotFound.
+        """
+        _check(tenant, name, alias)
+        return self._database.write(
+            lambda transaction: writing.set_alias(transaction, tenant, name, alias, number, expected, by)
+        )
+
+    def rollback(self, tenant: str, name: str, alias: str = LATEST, *, by: str | None = None) -> AliasMove:
+        """Points an alias at what it stood for before; twice in a row, at what it stood for before that.
+
+        The rollback is a move of its own in the history. Raises AdapterNotFound, and CatalogConflict where there is
+        nothing before.
+        """
+        _check(tenant, name, alias)
+        return self._database.write(lambda transaction: writing.roll_back(transaction, tenant, name, alias, by))
+
+    def alias_history(self, tenant: str, name: str, alias: str = LATEST, limit: int = 100) -> Sequence[AliasMove]:
+        """The moves of an alias, newest first; each begins where the one before it ended. Raises AdapterNotFound."""
+        _check(tenant, name, alias)
+        return self._database.read(lambda connection: listing.list_moves(connection, tenant, name, alias, limit))
+
+    def delete(self, tenant: str, name: str) -> None:
+        """Makes an adapter unknown; it can be restored until it is purged. Raises AdapterNotFound."""
+        _check(tenant, name)
+        self._database.write(lambda transaction: writing.delete_adapter(transaction, tenant, name))
+
+    def restore(self, tenant: str, name: str) -> None:
+        """Undoes `delete`. Raises AdapterNotFound for one that never was or that has been purged."""
+        _check(tenant, name)
+        self._database.write(lambda transaction: writing.restore_adapter(transaction, tenant, name))
+
+    def collect_garbage(self, older_than: datetime) -> Sequence[str]:
+        """Purges the adapters deleted before `older_than`; the revision ids whose bytes are to be removed.
+
+        Those are ids that no adapter has, not even a deleted one. Once their bytes are gone, `confirm_removed` must
+        hear of it; until then they cannot be imported, and every further collection names them again.
+        """
+        return garbage.collect(self._database, older_than)
+
+    def confirm_removed(self, revision_ids: Sequence[str]) -> None:
+        """Says that the store no longer has the bytes of collected revisions."""
+        if revision_ids:
+            self._database.write(lambda transaction: garbage.confirm(transaction, revision_ids))
+
+    def referenced_revisions(self) -> Iterator[str]:
+        """The ids of all revisions whose bytes must be in the store, those of restorable adapters too."""
+        query = select(revisions.c.id, revisions.c.revision_id).order_by(revisions.c.id).limit(_FSCK_PAGE)
+        last, rows = 0, None
+        while rows is None or len(rows) == _FSCK_PAGE:
+            page = query.where(revisions.c.id > last)
+            rows = self._database.read(partial(_rows, page))
+            yield from (row.revision_id for row in rows)
+            last = rows[-1].id if rows else last
+
+    def last_change(self) -> int:
+        """The sequence of the newest change; 0 before the first."""
+        return self._database.last_change()
+
+    def changes_since(self, sequence: int, limit: int = 1000) -> Sequence[Change]:
+        """The first `limit` changes after a sequence, in order."""
+        query = (
+            select(changes.c.sequence, changes.c.kind, adapters.c.tenant, adapters.c.name)
+            .select_from(changes)
+            .outerjoin(adapters, adapters.c.id == changes.c.adapter_id)
+            .where(changes.c.sequence > sequence)
+            .order_by(changes.c.sequence)
+            .limit(limit)
+        )
+        return self._database.read(lambda connection: [Change(*row) for row in connection.execute(query)])
+
+    def wait_for_change(self, after: int, timeout_s: float) -> int:
+        """The sequence of the newest change, as soon as it is not `after` or when the time is over.
+
+        PostgreSQL notifies; SQLite is looked at 20 times a second.
+        """
+        return self._database.wait_for_change(after, timeout_s)
+
+
+def _rows(query: AnySelect, connection: Connection) -> Sequence[AnyRow]:
+    return connection.execute(query).all()
+
+
+def _check(tenant: str, name: str, alias: str = LATEST) -> None:
+    try:
+        split_adapter_name(f"{tenant}/{name}")
+    except ValueError as error:
+        raise InvalidReference(str(error)) from None
+    if AdapterReference.parse(f"{full_name_of(tenant, name)}@{alias}").alias != alias:
+        raise InvalidReference(f"{alias!r} cannot be an alias: in a reference it would be a revision; choose another")

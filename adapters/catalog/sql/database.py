@@ -1,0 +1,203 @@
+"""A database as the catalog uses it: reads, transactions that write, and waiting for a change.
+
+One transaction writes at a time. On SQLite that is how it works (`BEGIN IMMEDIATE`); on PostgreSQL a writer begins with
+a lock on the one row of `change_counter`. Changes then have their numbers in the order of the commits, so a reader that
+knows all up to n misses none, and no two writers ever have to be reconciled.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from typing import Any, TypeVar
+
+import psycopg
+from sqlalchemy import Connection, func, insert, select, text, update
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
+
+from adapters.catalog.records import ChangeKind
+from adapters.catalog.sql.engines import LOCK_TIMEOUT_S, POOL_TIMEOUT_S, parse_url, postgres_engine, sqlite_engine
+from adapters.catalog.sql.faults import is_contended, is_lost_connection, is_unreachable, is_without_tables
+from adapters.catalog.sql.tables import change_counter, changes
+from adapters.errors import CatalogUnavailable
+
+T = TypeVar("T")
+
+_ATTEMPTS = 6
+_BACKOFF_S = 0.02  # before the second attempt, at most; doubled for each further one
+_SQLITE_POLL_S = 0.05
+_POSTGRES_POLL_S = 0.5  # beside LISTEN, which a connection pooler in between may swallow
+_CHANNEL = "prelude_catalog"
+
+
+class Transaction:
+    """A transaction that writes; the only one on this database."""
+
+    def __init__(self, connection: Connection, last: int):
+        self.connection = connection
+        self.now = datetime.now(UTC)
+        self._first = self._last = last
+
+    def change(self, kind: ChangeKind, adapter_id: int | None = None) -> int:
+        """Adds a change that becomes visible with the commit; its sequence."""
+        self._last += 1
+        self.connection.execute(
+            insert(changes),
+            {"sequence": self._last, "kind": kind, "adapter_id": adapter_id, "changed_at": self.now},
+        )
+        return self._last
+
+    def finish(self) -> None:
+        """The last statements before the commit."""
+        if self._last == self._first:
+            return
+        self.connection.execute(update(change_counter).values(last=self._last))
+        if self.connection.dialect.name == "postgresql":
+            self.connection.execute(select(func.pg_notify(_CHANNEL, str(self._last))))
+
+
+class Database:
+    """The connections to one database, for any number of threads. Every method can raise CatalogUnavailable."""
+
+    def __init__(self, url: str, *, max_connections: int = 20):
+        parsed = parse_url(url)
+        self._shown = parsed.render_as_string(hide_password=True)
+        self._is_postgres = parsed.get_backend_name() == "postgresql"
+        self._engine = (postgres_engine if self._is_postgres else sqlite_engine)(parsed, max_connections)
+        self._writes = self._engine.execution_options(prelude_writes=True)
+        # Reads are single statements, each its own transaction. On SQLite they are that unless one is begun.
+        self._reads = (
+            self._engine.execution_options(isolation_level="AUTOCOMMIT") if self._is_postgres else self._engine
+        )
+        # In line for SQLite's lock threads would poll, and starve; for PostgreSQL's each would hold a connection.
+        self._writer = threading.Lock()
+
+    def close(self) -> None:
+        """Closes the connections that are not in use. A later call opens new ones."""
+        self._engine.dispose()
+
+    @contextmanager
+    def connect(self) -> Iterator[Connection]:
+        """A connection to read with; each statement sees what was committed before it."""
+        with self._translated(), self._reads.connect() as connection:
+            yield connection
+
+    def read(self, query: Callable[[Connection], T]) -> T:
+        """What the query returns. It runs twice when the pool's connection turns out to be dead."""
+        with self._translated():
+            try:
+                with self._reads.connect() as connection:
+                    return query(connection)
+            except DBAPIError as error:
+                if not is_lost_connection(error):
+                    raise
+            with self._reads.connect() as connection:
+                return query(connection)
+
+    def write(self, work: Callable[[Transaction], T]) -> T:
+        """Does the work in one transaction, again from the start when it failed because of others."""
+
+        def in_turn(connection: Connection) -> T:
+            last = connection.execute(select(change_counter.c.last).with_for_update()).scalar_one()
+            transaction = Transaction(connection, last)
+            result = work(transaction)
+            transaction.finish()
+            return result
+
+        return self.transact(in_turn)
+
+    def transact(self, work: Callable[[Connection], T]) -> T:
+        """As `write`, for work that is no change of the catalog, such as making its tables."""
+        if not self._writer.acquire(timeout=POOL_TIMEOUT_S):
+            raise CatalogUnavailable(
+                f"{POOL_TIMEOUT_S} s were not enough for the writers in line before this one; try again"
+            )
+        try:
+            with self._translated():
+                return self._attempts(work)
+        finally:
+            self._writer.release()
+
+    def last_change(self) -> int:
+        """The sequence of the newest change; 0 before the first."""
+        return self.read(lambda connection: connection.execute(_LAST_CHANGE).scalar_one())
+
+    def wait_for_change(self, after: int, timeout_s: float) -> int:
+        """The sequence of the newest change, as soon as it is not `after` or when the time is over."""
+        deadline = time.monotonic() + timeout_s
+        if not self._is_postgres:
+            while (last := self.last_change()) == after and time.monotonic() < deadline:
+                time.sleep(min(_SQLITE_POLL_S, max(0.0, deadline - time.monotonic())))
+            return last
+        with self.connect() as connection:
+            connection.execute(text(f"LISTEN {_CHANNEL}"))
+            try:
+                while (last := connection.execute(_LAST_CHANGE).scalar_one()) == after:
+                    if (left_s := deadline - time.monotonic()) <= 0:
+                        break
+                    self._await_notification(connection, min(_POSTGRES_POLL_S, left_s))
+            finally:
+                if not connection.invalidated:
+                    connection.execute(text(f"UNLISTEN {_CHANNEL}"))
+            return last
+
+    def _await_notification(self, connection: Connection, timeout_s: float) -> None:
+        driver: Any = connection.connection.driver_connection
+        try:
+            for _ in driver.notifies(timeout=timeout_s, stop_after=1):
+                pass
+        except psycopg.OperationalError as error:  # SQLAlchemy does not see what goes past it
+            connection.invalidate(error)
+            raise self._unavailable(error) from error
+
+    def _attempts(self, work: Callable[[Connection], T]) -> T:
+        started = time.monotonic()
+        for attempt in range(_ATTEMPTS):
+            committing = False
+            try:
+                with self._writes.connect() as connection, connection.begin() as begun:
+                    result = work(connection)
+                    committing = True
+                    begun.commit()
+                    return result
+            except DBAPIError as error:
+                lost = is_lost_connection(error)
+                if lost and committing:
+                    raise CatalogUnavailable(
+                        f"the connection to {self._shown} broke during a commit: whether the change was made is not "
+                        "known; look before making it again"
+                    ) from error
+                # A connection of the pool may be dead since long; the pool has now dropped all of them.
+                again = is_contended(error) or (lost and attempt == 0)
+                if not again or attempt + 1 == _ATTEMPTS or time.monotonic() - started >= LOCK_TIMEOUT_S:
+                    raise
+            time.sleep(random.uniform(0, _BACKOFF_S * 2**attempt))
+        raise AssertionError("the last attempt returns or raises")
+
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
+        try:
+            yield
+        except (DBAPIError, PoolTimeout) as error:
+            if is_without_tables(error):
+                raise CatalogUnavailable(
+                    f"the database {self._shown} has none of the catalog's tables; migrate it, or correct the URL"
+                ) from error
+            if not is_unreachable(error):
+                raise
+            raise self._unavailable(error) from error
+
+    def _unavailable(self, error: Exception) -> CatalogUnavailable:
+        lines = str(error.orig if isinstance(error, DBAPIError) else error).strip().splitlines()
+        reason = lines[0] if lines else type(error).__name__
+        return CatalogUnavailable(
+            f"the catalog's database {self._shown} does not answer ({reason}); see that it runs and can be reached"
+        )
+
+
+_LAST_CHANGE = select(change_counter.c.last)

@@ -1,0 +1,67 @@
+"""What a database's errors mean: worth another try, nobody there, or a mistake of ours."""
+
+from __future__ import annotations
+
+import sqlite3
+
+import psycopg
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
+
+_SQLITE_CONTENDED = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL}
+_SQLITE_UNREACHABLE = _SQLITE_CONTENDED | {
+    sqlite3.SQLITE_CANTOPEN,
+    sqlite3.SQLITE_CORRUPT,
+    sqlite3.SQLITE_FULL,
+    sqlite3.SQLITE_IOERR,
+    sqlite3.SQLITE_NOTADB,
+    sqlite3.SQLITE_PERM,
+    sqlite3.SQLITE_READONLY,
+}
+_POSTGRES_CONTENDED = {
+    "40001",  # serialization failure
+    "40P01",  # deadlock
+    "55P03",  # lock timeout
+}
+# Connection lost, resources exhausted, shut down or killed, I/O; a standby that was promoted elsewhere; a timeout.
+_POSTGRES_UNREACHABLE_CLASSES = ("08", "53", "57", "58")
+_POSTGRES_UNREACHABLE = _POSTGRES_CONTENDED | {"25006", "25P03", "25P04"}
+
+
+def is_contended(error: DBAPIError) -> bool:
+    """True where the transaction failed because of others' and another try can succeed. Nothing was committed."""
+    cause = error.orig
+    if isinstance(cause, sqlite3.Error):
+        return _sqlite_code(cause) in _SQLITE_CONTENDED
+    return isinstance(cause, psycopg.Error) and cause.sqlstate in _POSTGRES_CONTENDED
+
+
+def is_lost_connection(error: DBAPIError) -> bool:
+    """True where the connection broke, so that another one may do."""
+    return error.connection_invalidated
+
+
+def is_unreachable(error: DBAPIError | PoolTimeout) -> bool:
+    """True where the database is not there, full, read-only or too busy: nothing that our statement could change."""
+    if isinstance(error, PoolTimeout):
+        return True
+    cause = error.orig
+    if isinstance(cause, sqlite3.Error):
+        return _sqlite_code(cause) in _SQLITE_UNREACHABLE
+    if not isinstance(cause, psycopg.Error):
+        return False
+    if cause.sqlstate is None:  # the driver's own: it could not connect, or the connection broke
+        return isinstance(cause, psycopg.OperationalError)
+    return cause.sqlstate in _POSTGRES_UNREACHABLE or cause.sqlstate.startswith(_POSTGRES_UNREACHABLE_CLASSES)
+
+
+def is_without_tables(error: DBAPIError | PoolTimeout) -> bool:
+    """True where the database has not been migrated, or is another one."""
+    cause = error.orig if isinstance(error, DBAPIError) else None
+    if isinstance(cause, sqlite3.Error):
+        return str(cause).startswith("no such table")
+    return isinstance(cause, psycopg.Error) and cause.sqlstate == "42P01"
+
+
+def _sqlite_code(error: sqlite3.Error) -> int:
+    return getattr(error, "sqlite_errorcode", 0) & 0xFF  # without what extends it, as in SQLITE_IOERR_READ

@@ -1,0 +1,38 @@
+"""Brings a database's tables to this release's form."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from alembic import command
+from alembic.config import Config
+from alembic.runtime.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from alembic.util import CommandError
+from sqlalchemy import Connection, text
+
+from adapters.errors import CatalogTooNew
+
+_MIGRATIONS = Path(__file__).with_name("migrations")
+_LOCK = 0x5072656C75646501  # of PostgreSQL's advisory locks: one process migrates, the others wait
+
+
+def migrate(connection: Connection) -> None:
+    """Runs the steps that are missing, within the caller's transaction. Raises CatalogTooNew."""
+    if connection.dialect.name == "postgresql":
+        connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _LOCK})
+    config = Config(attributes={"connection": connection})
+    config.set_main_option("script_location", str(_MIGRATIONS).replace("%", "%%"))
+    script = ScriptDirectory.from_config(config)
+    current = MigrationContext.configure(connection).get_current_revision()
+    if current == script.get_current_head():
+        return
+    try:
+        if current is not None:
+            script.get_revision(current)
+    except CommandError:
+        raise CatalogTooNew(
+            f"the catalog's tables are at step {current}, this release knows steps up to "
+            f"{script.get_current_head()} only: a newer release has changed them; run that one"
+        ) from None
+    command.upgrade(config, "head")

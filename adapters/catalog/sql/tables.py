@@ -1,0 +1,185 @@
+"""The catalog's tables, as its queries see them. `migrations/` makes them.
+
+    tenants ─< adapters ─< adapter_revisions >─ revisions >─ manifests
+                  ├─< aliases          alias -> number, now
+                  ├─< alias_moves      every alias that was ever moved, append-only
+                  └─< changes          every commit, append-only
+    change_counter                     one row: the last change; its lock is the right to write
+    removals                           content that the garbage collection took out
+
+A row of `revisions` is content, known by its digest; a row of `adapter_revisions` says that an adapter has it, under
+which number. Adapters of one base and one recipe have equal manifests, which can be tens of kilobytes: each is stored
+once.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+from sqlalchemy import (
+    BigInteger,
+    Column,
+    DateTime,
+    Dialect,
+    ForeignKey,
+    ForeignKeyConstraint,
+    Identity,
+    Index,
+    Integer,
+    MetaData,
+    Row,
+    Select,
+    Table,
+    Text,
+    UniqueConstraint,
+)
+from sqlalchemy.dialects import postgresql
+from sqlalchemy.types import TypeDecorator, TypeEngine
+
+AnyRow = Row[*tuple[Any, ...]]
+AnySelect = Select[*tuple[Any, ...]]
+
+# Bytewise order on both databases, so that names sort alike and a prefix is a range of the index.
+NAME: TypeEngine[str] = Text().with_variant(postgresql.TEXT(collation="C"), "postgresql")
+ID: TypeEngine[int] = BigInteger().with_variant(Integer, "sqlite")  # SQLite numbers rows by INTEGER only
+
+
+class UtcTime(TypeDecorator[datetime]):
+    """A time with its zone, also in SQLite, which stores none."""
+
+    impl = DateTime(timezone=True)
+    cache_ok = True
+
+    def process_bind_param(self, value: datetime | None, dialect: Dialect) -> datetime | None:
+        return None if value is None else value.astimezone(UTC)
+
+    def process_result_value(self, value: datetime | None, dialect: Dialect) -> datetime | None:
+        return None if value is None else value.astimezone(UTC) if value.tzinfo else value.replace(tzinfo=UTC)
+
+
+metadata = MetaData(
+    naming_convention={
+        "pk": "pk_%(table_name)s",
+        "fk": "fk_%(table_name)s_%(column_0_N_name)s",
+        "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+        "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+    }
+)
+
+
+def _id() -> Column[int]:
+    return Column("id", ID, Identity(), primary_key=True)
+
+
+tenants = Table(
+    "tenants",
+    metadata,
+    Column("name", NAME, primary_key=True),
+    Column("created_at", UtcTime, nullable=False),
+)
+
+adapters = Table(
+    "adapters",
+    metadata,
+    _id(),
+    Column("tenant", NAME, ForeignKey(tenants.c.name), nullable=False),
+    Column("name", NAME, nullable=False),
+    Column("last_number", Integer, nullable=False),  # of its revisions, those that were purged included
+    Column("created_at", UtcTime, nullable=False),
+    Column("deleted_at", UtcTime),
+    Column("purged_at", UtcTime),  # its revisions are gone; the row keeps its numbers from being used again
+    UniqueConstraint("tenant", "name"),
+)
+Index(
+    "ix_adapters_to_purge",
+    adapters.c.deleted_at,
+    sqlite_where=adapters.c.deleted_at.is_not(None) & adapters.c.purged_at.is_(None),
+    postgresql_where=adapters.c.deleted_at.is_not(None) & adapters.c.purged_at.is_(None),
+)
+
+manifests = Table(
+    "manifests",
+    metadata,
+    _id(),
+    Column("digest", NAME, nullable=False),
+    Column("json", Text, nullable=False),
+    UniqueConstraint("digest"),
+)
+
+revisions = Table(
+    "revisions",
+    metadata,
+    _id(),
+    Column("revision_id", NAME, nullable=False),
+    Column("manifest_id", ForeignKey(manifests.c.id), nullable=False),
+    Column("kinds", Text, nullable=False),  # joined by commas
+    Column("positions", Text, nullable=False),
+    Column("base_model", Text, nullable=False),  # fingerprint
+    Column("bytes", BigInteger, nullable=False),
+    Column("created_at", UtcTime, nullable=False),
+    UniqueConstraint("revision_id"),
+)
+
+adapter_revisions = Table(
+    "adapter_revisions",
+    metadata,
+    Column("adapter_id", ForeignKey(adapters.c.id), primary_key=True),
+    Column("number", Integer, primary_key=True, autoincrement=False),
+    Column("content_id", ForeignKey(revisions.c.id), nullable=False),
+    Column("created_at", UtcTime, nullable=False),
+    UniqueConstraint("adapter_id", "content_id"),
+    Index(None, "content_id"),
+    sqlite_with_rowid=False,
+)
+
+aliases = Table(
+    "aliases",
+    metadata,
+    Column("adapter_id", ForeignKey(adapters.c.id), primary_key=True),
+    Column("alias", NAME, primary_key=True),
+    Column("number", Integer, nullable=False),
+    Column("move", BigInteger, nullable=False),  # the sequence of the move that put it there
+    ForeignKeyConstraint(["adapter_id", "number"], [adapter_revisions.c.adapter_id, adapter_revisions.c.number]),
+    sqlite_with_rowid=False,
+)
+
+alias_moves = Table(
+    "alias_moves",
+    metadata,
+    Column("adapter_id", ForeignKey(adapters.c.id), primary_key=True),
+    Column("alias", NAME, primary_key=True),
+    Column("sequence", BigInteger, primary_key=True, autoincrement=False),
+    Column("from_number", Integer),
+    Column("to_number", Integer, nullable=False),
+    # The move that a rollback goes back to. A rollback takes over that of the move it repeats, so the next one goes
+    # back further instead of forth again.
+    Column("before", BigInteger),
+    Column("moved_at", UtcTime, nullable=False),
+    Column("moved_by", Text),
+    sqlite_with_rowid=False,
+)
+
+changes = Table(
+    "changes",
+    metadata,
+    Column("sequence", ID, primary_key=True, autoincrement=False),
+    Column("kind", Text, nullable=False),
+    Column("adapter_id", ForeignKey(adapters.c.id)),
+    Column("changed_at", UtcTime, nullable=False),
+)
+
+change_counter = Table(
+    "change_counter",
+    metadata,
+    Column("id", Integer, primary_key=True, autoincrement=False),  # 1
+    Column("last", BigInteger, nullable=False),
+)
+
+removals = Table(
+    "removals",
+    metadata,
+    Column("revision_id", NAME, primary_key=True),
+    Column("condemned_at", UtcTime, nullable=False),
+    Column("removed_sequence", BigInteger),  # NULL: its bytes may still be in the store
+)

@@ -1,0 +1,242 @@
+"""What an import and the movers of aliases change, each within the one transaction that writes."""
+
+from __future__ import annotations
+
+import hashlib
+
+from sqlalchemy import delete, insert, select, update
+
+from adapters.catalog.records import AdapterRevision, AliasMove
+from adapters.catalog.sql.database import Transaction
+from adapters.catalog.sql.listing import move_of
+from adapters.catalog.sql.lookup import find_adapter, find_revision, not_found, require_adapter
+from adapters.catalog.sql.tables import (
+    AnyRow,
+    adapter_revisions,
+    adapters,
+    alias_moves,
+    aliases,
+    manifests,
+    removals,
+    revisions,
+    tenants,
+)
+from adapters.errors import CatalogConflict, RevisionBeingRemoved
+from adapters.identity import LATEST, AdapterReference, full_name_of
+from adapters.manifest import Manifest
+
+
+def add_revision(
+    transaction: Transaction,
+    tenant: str,
+    name: str,
+    manifest: Manifest,
+    revision_id: str,
+    num_bytes: int,
+    stored_since: int,
+    by: str | None,
+) -> AdapterRevision:
+    """See `SqlCatalog.add_revision`."""
+    connection = transaction.connection
+    content_id = _content(transaction, manifest, revision_id, num_bytes, stored_since)
+    adapter_id = _adapter(transaction, tenant, name)
+    number = connection.execute(
+        select(adapter_revisions.c.number).where(
+            adapter_revisions.c.adapter_id == adapter_id, adapter_revisions.c.content_id == content_id
+        )
+    ).scalar()
+    if number is None:
+        number = connection.execute(
+            update(adapters)
+            .where(adapters.c.id == adapter_id)
+            .values(last_number=adapters.c.last_number + 1)
+            .returning(adapters.c.last_number)
+        ).scalar_one()
+        connection.execute(
+            insert(adapter_revisions),
+            {"adapter_id": adapter_id, "number": number, "content_id": content_id, "created_at": transaction.now},
+        )
+        _move(transaction, adapter_id, LATEST, number, by, transaction.change("import", adapter_id))
+    elif (at := _alias(transaction, adapter_id, LATEST)) is None or at.number != number:
+        _move(transaction, adapter_id, LATEST, number, by, transaction.change("alias", adapter_id))
+    added = find_revision(connection, AdapterReference(tenant, name, alias=None, number=number))
+    assert added is not None
+    return added
+
+
+def set_alias(
+    transaction: Transaction, tenant: str, name: str, alias: str, number: int, expected: int | None, by: str | None
+) -> AliasMove:
+    """See `SqlCatalog.set_alias`."""
+    wanted = AdapterReference(tenant, name, alias=None, number=number)
+    if find_revision(transaction.connection, wanted) is None:
+        raise not_found(transaction.connection, wanted)
+    adapter_id = require_adapter(transaction.connection, tenant, name)
+    at = _alias(transaction, adapter_id, alias)
+    found = 0 if at is None else at.number
+    if expected is not None and expected != found:
+        where = f"is at r{found}" if found else "does not exist"
+        meant = f"at r{expected}" if expected else "new"
+        raise CatalogConflict(
+            f"the alias {alias!r} of {full_name_of(tenant, name)!r} {where} and is not {meant}, as the change expects; "
+            "look at it again"
+        )
+    if at is not None and at.number == number:
+        return move_of(_move_at(transaction, adapter_id, alias, at.move))
+    return _move(transaction, adapter_id, alias, number, by, transaction.change("alias", adapter_id))
+
+
+def roll_back(transaction: Transaction, tenant: str, name: str, alias: str, by: str | None) -> AliasMove:
+    """See `SqlCatalog.rollback`."""
+    adapter_id = require_adapter(transaction.connection, tenant, name)
+    at = _alias(transaction, adapter_id, alias)
+    if at is None:
+        raise not_found(transaction.connection, AdapterReference(tenant, name, alias=alias))
+    before = _move_at(transaction, adapter_id, alias, at.move).before
+    if before is None:
+        raise CatalogConflict(
+            f"the alias {alias!r} of {full_name_of(tenant, name)!r} has been nowhere before r{at.number}; name the "
+            "revision that it shall stand for"
+        )
+    target = _move_at(transaction, adapter_id, alias, before)
+    sequence = transaction.change("alias", adapter_id)
+    return _place(transaction, adapter_id, alias, target.to_number, by, sequence, before=target.before)
+
+
+def delete_adapter(transaction: Transaction, tenant: str, name: str) -> None:
+    """See `SqlCatalog.delete`."""
+    adapter_id = require_adapter(transaction.connection, tenant, name)
+    transaction.connection.execute(
+        update(adapters).where(adapters.c.id == adapter_id).values(deleted_at=transaction.now)
+    )
+    transaction.change("delete", adapter_id)
+
+
+def restore_adapter(transaction: Transaction, tenant: str, name: str) -> None:
+    """See `SqlCatalog.restore`."""
+    row = find_adapter(transaction.connection, tenant, name)
+    if row is None or row.purged_at is not None:
+        raise not_found(transaction.connection, AdapterReference(tenant, name))
+    if row.deleted_at is None:
+        return
+    transaction.connection.execute(update(adapters).where(adapters.c.id == row.id).values(deleted_at=None))
+    transaction.change("restore", row.id)
+
+
+def _content(transaction: Transaction, manifest: Manifest, revision_id: str, num_bytes: int, stored_since: int) -> int:
+    connection = transaction.connection
+    known = connection.execute(select(revisions.c.id).where(revisions.c.revision_id == revision_id)).scalar()
+    if known is not None:
+        return known
+    removal = connection.execute(select(removals).where(removals.c.revision_id == revision_id)).first()
+    if removal is not None:
+        if removal.removed_sequence is None or removal.removed_sequence > stored_since:
+            raise RevisionBeingRemoved(
+                f"{revision_id} was collected as garbage while it was being imported; its bytes must be stored again: "
+                "repeat the import"
+            )
+        connection.execute(delete(removals).where(removals.c.revision_id == revision_id))
+    return connection.execute(
+        insert(revisions).returning(revisions.c.id),
+        {
+            "revision_id": revision_id,
+            "manifest_id": _manifest(transaction, manifest),
+            "kinds": ",".join(manifest.kinds),
+            "positions": manifest.positions,
+            "base_model": manifest.base_model,
+            "bytes": num_bytes,
+            "created_at": transaction.now,
+        },
+    ).scalar_one()
+
+
+def _manifest(transaction: Transaction, manifest: Manifest) -> int:
+    json = manifest.to_json()
+    digest = hashlib.sha256(json.encode()).hexdigest()
+    known = transaction.connection.execute(select(manifests.c.id).where(manifests.c.digest == digest)).scalar()
+    if known is not None:
+        return known
+    return transaction.connection.execute(
+        insert(manifests).returning(manifests.c.id), {"digest": digest, "json": json}
+    ).scalar_one()
+
+
+def _adapter(transaction: Transaction, tenant: str, name: str) -> int:
+    connection = transaction.connection
+    row = find_adapter(connection, tenant, name)
+    if row is not None:
+        if row.deleted_at is not None and row.purged_at is None:
+            # Its aliases would come back too, which whoever deleted it may not want.
+            raise CatalogConflict(
+                f"the adapter {full_name_of(tenant, name)!r} was deleted on {row.deleted_at:%Y-%m-%d %H:%M} UTC and is "
+                "still kept; restore it first, or choose another name"
+            )
+        if row.deleted_at is not None:
+            connection.execute(update(adapters).where(adapters.c.id == row.id).values(deleted_at=None, purged_at=None))
+        return row.id
+    if connection.execute(select(tenants.c.name).where(tenants.c.name == tenant)).first() is None:
+        connection.execute(insert(tenants), {"name": tenant, "created_at": transaction.now})
+    return connection.execute(
+        insert(adapters).returning(adapters.c.id),
+        {"tenant": tenant, "name": name, "last_number": 0, "created_at": transaction.now},
+    ).scalar_one()
+
+
+def _alias(transaction: Transaction, adapter_id: int, alias: str) -> AnyRow | None:
+    return transaction.connection.execute(
+        select(aliases.c.number, aliases.c.move).where(aliases.c.adapter_id == adapter_id, aliases.c.alias == alias)
+    ).first()
+
+
+def _move_at(transaction: Transaction, adapter_id: int, alias: str, sequence: int) -> AnyRow:
+    return transaction.connection.execute(
+        select(alias_moves).where(
+            alias_moves.c.adapter_id == adapter_id,
+            alias_moves.c.alias == alias,
+            alias_moves.c.sequence == sequence,
+        )
+    ).one()
+
+
+def _move(
+    transaction: Transaction, adapter_id: int, alias: str, number: int, by: str | None, sequence: int
+) -> AliasMove:
+    at = _alias(transaction, adapter_id, alias)
+    return _place(transaction, adapter_id, alias, number, by, sequence, before=None if at is None else at.move)
+
+
+def _place(
+    transaction: Transaction,
+    adapter_id: int,
+    alias: str,
+    number: int,
+    by: str | None,
+    sequence: int,
+    before: int | None,
+) -> AliasMove:
+    at = _alias(transaction, adapter_id, alias)
+    connection = transaction.connection
+    connection.execute(
+        insert(alias_moves),
+        {
+            "adapter_id": adapter_id,
+            "alias": alias,
+            "sequence": sequence,
+            "from_number": None if at is None else at.number,
+            "to_number": number,
+            "before": before,
+            "moved_at": transaction.now,
+            "moved_by": by,
+        },
+    )
+    if at is None:
+        connection.execute(
+            insert(aliases), {"adapter_id": adapter_id, "alias": alias, "number": number, "move": sequence}
+        )
+    else:
+        connection.execute(
+            update(aliases)
+            .where(aliases.c.adapter_id == adapter_id, aliases.c.alias == alias)
+            .values(number=number, move=sequence)
+        )
+    return move_of(_move_at(transaction, adapter_id, alias, sequence))

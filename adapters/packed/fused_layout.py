@@ -1,0 +1,24 @@
+"""The engine's fused layout: which projections it stacks, and what their factors' shapes are then.
+
+qkv_proj       A [3 rank, in]: of q, k, v, one below the other    B [out_q + out_k + out_v, rank]
+gate_up_proj   A [2 rank, in]: of gate, up                        B [2 intermediate, rank]
+o_proj, down_proj   A [rank, in]                                  B [out, rank]
+"""
+
+from __future__ import annotations
+
+from adapters.base_model import FUSED_MODULES, BaseModel
+
+# An engine module and the projections in it, in the model's order.
+PARTS_OF: dict[str, tuple[str, ...]] = {
+    "qkv_proj": FUSED_MODULES["qkv_proj"],
+    "o_proj": ("o_proj",),
+    "gate_up_proj": FUSED_MODULES["gate_up_proj"],
+    "down_proj": ("down_proj",),
+}
+ENGINE_MODULE_OF = {part: module for module, parts in PARTS_OF.items() for part in parts}
+
+
+def part_rows(base: BaseModel, module: str) -> tuple[int, ...]:
+    """How many rows of an engine module's B each of its parts has."""
+    return tuple(base.shape_of(part)[0] for part in PARTS_OF[module])

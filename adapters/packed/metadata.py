@@ -1,0 +1,151 @@
+"""What a packed file's header says of it besides its tensors."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, cast
+
+from adapters.errors import AdapterMalformed
+from adapters.formats.json_file import Fields, parse_object
+from adapters.identity import is_revision_id
+from adapters.normal_form import POSITIONS, Positions
+from adapters.packed.fused_layout import PARTS_OF
+from adapters.serving import EngineDtype
+
+FORMAT = "prelude-packed-1"
+DTYPE_CODES: dict[str, str] = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
+_KEYS = {"format", "revision_id", "dtype", "positions", "base_model", "lora", "reft", "sha256", "manifest"}
+_FINGERPRINT = re.compile(r"[0-9a-f]{16}")
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+_MOST_LAYERS = 1 << 16
+_MOST_ROWS = 1 << 31
+
+
+@dataclass(frozen=True, slots=True)
+class PackedModule:
+    """One engine module's place in the model."""
+
+    layers: tuple[int, ...]  # ascending; the first axis of its tensors
+    part_rows: tuple[int, ...]  # of B, for each projection that is fused in it
+
+
+@dataclass(frozen=True, slots=True)
+class PackedReft:
+    """ReFT's place in the model."""
+
+    layers: tuple[int, ...]  # ascending; the first axis of its tensors
+    ranks: tuple[int, ...]  # of each layer; what is beyond it in the tensors is zero
+
+    @property
+    def rank(self) -> int:
+        return max(self.ranks)
+
+
+@dataclass(frozen=True, slots=True)
+class PackedMetadata:
+    """A packed file's header, checked."""
+
+    revision_id: str
+    dtype: EngineDtype
+    positions: Positions
+    base_fingerprint: str
+    lora_rank: int  # of every module; 0 where there is no LoRA
+    modules: Mapping[str, PackedModule]  # by engine module
+    reft: PackedReft | None
+    tensors_sha256: str  # 64 hex digits: of all that follows the header
+    manifest: str  # canonical JSON: what the revision is (see `adapters.manifest`)
+
+    def to_header(self) -> dict[str, str]:
+        """The safetensors `__metadata__`."""
+        lora = {
+            "rank": self.lora_rank,
+            "modules": {
+                name: {"layers": module.layers, "part_rows": module.part_rows} for name, module in self.modules.items()
+            },
+        }
+        reft = {} if self.reft is None else {"layers": self.reft.layers, "ranks": self.reft.ranks}
+        return {
+            "format": FORMAT,
+            "revision_id": self.revision_id,
+            "dtype": self.dtype,
+            "positions": self.positions,
+            "base_model": self.base_fingerprint,
+            "lora": json.dumps(lora, separators=(",", ":")),
+            "reft": json.dumps(reft, separators=(",", ":")),
+            "sha256": self.tensors_sha256,
+            "manifest": self.manifest,
+        }
+
+    @classmethod
+    def from_header(cls, header: Mapping[str, Any], where: str) -> PackedMetadata:
+        """Checks a `__metadata__`. Raises AdapterMalformed, naming `where`."""
+        if header.get("format") != FORMAT:
+            raise AdapterMalformed(
+                f"{where} has the format {str(header.get('format'))[:60]!r}, not {FORMAT!r}; pack the adapter again"
+            )
+        if header.keys() != _KEYS or not all(isinstance(value, str) for value in header.values()):
+            raise AdapterMalformed(
+                f"{where}: __metadata__ has the keys {', '.join(sorted(map(str, header)))[:200]}; it must have exactly "
+                f"{', '.join(sorted(_KEYS))}, all strings"
+            )
+
+        def checked(key: str, is_right: bool, expected: str) -> str:
+            if not is_right:
+                raise AdapterMalformed(f"{where}: {key} is {header[key][:100]!r}; it must be {expected}")
+            return header[key]
+
+        lora_rank, modules = _lora(Fields(parse_object(header["lora"].encode(), f"{where}: lora"), f"{where}: lora"))
+        reft = _reft(Fields(parse_object(header["reft"].encode(), f"{where}: reft"), f"{where}: reft"))
+        if not modules and reft is None:
+            raise AdapterMalformed(f"{where} has neither LoRA nor ReFT; pack the adapter again")
+        return cls(
+            revision_id=checked("revision_id", is_revision_id(header["revision_id"]), "'sha256:' and 64 hex digits"),
+            dtype=cast(
+                EngineDtype, checked("dtype", header["dtype"] in DTYPE_CODES, f"one of {', '.join(DTYPE_CODES)}")
+            ),
+            positions=cast(Positions, checked("positions", header["positions"] in POSITIONS, " or ".join(POSITIONS))),
+            base_fingerprint=checked("base_model", bool(_FINGERPRINT.fullmatch(header["base_model"])), "16 hex digits"),
+            lora_rank=lora_rank,
+            modules=modules,
+            reft=reft,
+            tensors_sha256=checked("sha256", bool(_SHA256.fullmatch(header["sha256"])), "64 hex digits"),
+            manifest=header["manifest"],
+        )
+
+
+def _lora(fields: Fields) -> tuple[int, dict[str, PackedModule]]:
+    rank = fields.integer("rank")
+    given = fields.object("modules")
+    modules = {}
+    for name, entry in given.items():
+        if name not in PARTS_OF or not isinstance(entry, dict):
+            raise fields.wrong("modules", f"an object with keys of {', '.join(PARTS_OF)} and objects as values")
+        own = Fields(entry, f"{fields.where}: {name}")
+        part_rows = own.integers("part_rows") or ()
+        if len(part_rows) != len(PARTS_OF[name]) or not all(0 < rows < _MOST_ROWS for rows in part_rows):
+            raise own.wrong("part_rows", f"{len(PARTS_OF[name])} positive integers")
+        modules[name] = PackedModule(_layers(own), part_rows)
+    if not 0 < rank < _MOST_ROWS and not (rank == 0 and not modules):
+        raise fields.wrong("rank", "a positive integer where there are modules")
+    return rank, modules
+
+
+def _reft(fields: Fields) -> PackedReft | None:
+    if not fields.values:
+        return None
+    layers, ranks = _layers(fields), fields.integers("ranks") or ()
+    if len(ranks) != len(layers) or not all(0 < rank < _MOST_ROWS for rank in ranks):
+        raise fields.wrong("ranks", f"{len(layers)} positive integers")
+    return PackedReft(layers, ranks)
+
+
+def _layers(fields: Fields) -> tuple[int, ...]:
+    layers = fields.integers("layers") or ()
+    ascending = all(first < second for first, second in pairwise(layers))
+    if not layers or not ascending or layers[-1] >= _MOST_LAYERS:
+        raise fields.wrong("layers", f"ascending layer numbers below {_MOST_LAYERS}")
+    return layers

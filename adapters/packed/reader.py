@@ -1,0 +1,177 @@
+"""Reading packed files: one memory map, and nothing of the file believed that was not checked."""
+
+from __future__ import annotations
+
+import hashlib
+import mmap
+import os
+import stat
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from adapters.base_model import BaseModel
+from adapters.errors import AdapterIncompatible, AdapterMalformed, AdapterMissing
+from adapters.formats.json_file import is_integer, parse_object
+from adapters.formats.safetensors_file import MAX_HEADER_BYTES
+from adapters.packed.fused_layout import PARTS_OF, part_rows
+from adapters.packed.metadata import DTYPE_CODES, PackedMetadata
+from adapters.packed.writer import STORAGE_DTYPES
+
+_CHUNK_BYTES = 8 * 1024**2
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PackedRevision:
+    """An adapter as the engine's buffers want it.
+
+    L': the layers of a module, which its metadata lists. The arrays are read-only views of the file, which stays mapped
+    as long as any of them lives; bfloat16 comes as its bits, uint16.
+
+        lora.<module>.a  [L', parts * rank, in]     lora.<module>.b  [L', out, rank]
+        reft.a  [L', rank, hidden]     reft.b  [L', hidden, rank]     reft.bias  [L', rank]
+    """
+
+    path: Path
+    metadata: PackedMetadata
+    tensors: Mapping[str, np.ndarray]
+    data: memoryview  # all the tensors' bytes
+
+    @property
+    def num_bytes(self) -> int:
+        """Of the tensors."""
+        return len(self.data)
+
+    def check_digest(self) -> None:
+        """Reads all tensors. Raises AdapterMalformed where they are not what was packed."""
+        digest = hashlib.sha256()
+        for begin in range(0, len(self.data), _CHUNK_BYTES):
+            digest.update(self.data[begin : begin + _CHUNK_BYTES])
+        if digest.hexdigest() != self.metadata.tensors_sha256:
+            raise AdapterMalformed(
+                f"the tensors of {self.path} have the SHA-256 {digest.hexdigest()}, not "
+                f"{self.metadata.tensors_sha256} as its header says; delete it and fetch it again"
+            )
+
+    def check_fits(self, base: BaseModel) -> None:
+        """Raises AdapterIncompatible for another base model, AdapterMalformed for sizes that are not this one's."""
+        if self.metadata.base_fingerprint != base.fingerprint:
+            raise AdapterIncompatible(
+                f"{self.path} was packed for the base model {self.metadata.base_fingerprint}, this one is "
+                f"{base.fingerprint}"
+            )
+        layers = [layer for module in self.metadata.modules.values() for layer in module.layers]
+        layers += self.metadata.reft.layers if self.metadata.reft else ()
+        wrong = [f"layer {max(layers)}"] if max(layers) >= base.num_layers else []
+        for name, module in self.metadata.modules.items():
+            if module.part_rows != part_rows(base, name):
+                wrong.append(f"{name} with B of {module.part_rows} rows")
+            size_in = self.tensors[f"lora.{name}.a"].shape[2]
+            if size_in != base.shape_of(name)[1]:
+                wrong.append(f"{name} with A of {size_in} columns")
+        if self.metadata.reft and self.tensors["reft.a"].shape[2] != base.hidden:
+            wrong.append(f"ReFT of {self.tensors['reft.a'].shape[2]} columns")
+        if wrong:
+            raise AdapterMalformed(f"{self.path} has {', '.join(wrong)}, which {base} has not; pack the adapter again")
+
+
+def read_packed(path: Path) -> PackedRevision:
+    """Maps a packed file. Its header is checked, its tensors are not read (see `PackedRevision.check_digest`).
+
+    The file must never be changed or cut while it is mapped; replacing or deleting it is fine. Raises AdapterMissing
+    where it cannot be opened and AdapterMalformed where it contradicts itself.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        raise AdapterMissing(f"{path} cannot be read ({error.strerror}); fetch the revision again") from error
+    try:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise AdapterMalformed(f"{path} is not a regular file; delete it and fetch the revision again")
+        header, data_begin = _header(path, descriptor, status.st_size)
+        metadata = _metadata(path, header)
+        shapes = _shapes(path, header, metadata, status.st_size - data_begin)
+        mapped = mmap.mmap(descriptor, status.st_size, prot=mmap.PROT_READ)
+    finally:
+        os.close(descriptor)
+    storage, tensors, begin = np.dtype(STORAGE_DTYPES[metadata.dtype]), {}, data_begin
+    for name, shape in shapes.items():
+        count = int(np.prod(shape, dtype=np.int64))
+        tensors[name] = np.frombuffer(mapped, storage, count, begin).reshape(shape)
+        begin += count * storage.itemsize
+    return PackedRevision(path, metadata, tensors, memoryview(mapped)[data_begin:])
+
+
+def _wrong(path: Path, what: str) -> AdapterMalformed:
+    return AdapterMalformed(f"{path} is not a sound packed adapter: {what}; delete it and fetch the revision again")
+
+
+def _header(path: Path, descriptor: int, num_bytes: int) -> tuple[dict[str, Any], int]:
+    """(the header, where the tensors begin)."""
+    prefix = os.pread(descriptor, 8, 0)
+    header_bytes = int.from_bytes(prefix, "little")
+    if len(prefix) < 8 or header_bytes > min(num_bytes - 8, MAX_HEADER_BYTES) or header_bytes % 8:
+        raise _wrong(path, f"it has {num_bytes} bytes and claims a header of {header_bytes}")
+    text = os.pread(descriptor, header_bytes, 8)
+    if len(text) < header_bytes:
+        raise _wrong(path, "it ended inside its header")
+    return parse_object(text, f"the header of {path}"), 8 + header_bytes
+
+
+def _metadata(path: Path, header: dict[str, Any]) -> PackedMetadata:
+    metadata = header.pop("__metadata__", None)
+    if not isinstance(metadata, dict):
+        raise _wrong(path, "its header has no __metadata__")
+    return PackedMetadata.from_header(metadata, str(path))
+
+
+def _shapes(
+    path: Path, header: dict[str, Any], metadata: PackedMetadata, data_bytes: int
+) -> dict[str, tuple[int, ...]]:
+    """The tensors' shapes in the order of their bytes: exactly those that the metadata asks for, without holes."""
+    expected = _expected_shapes(path, header, metadata)
+    if header.keys() != expected.keys():
+        odd = sorted(header.keys() ^ expected.keys())
+        raise _wrong(path, f"it lacks or should not have the tensors {', '.join(odd)[:200]}")
+    code, item_bytes = DTYPE_CODES[metadata.dtype], np.dtype(STORAGE_DTYPES[metadata.dtype]).itemsize
+    shapes, begin = {}, 0
+    for name in sorted(expected):
+        shape = expected[name]
+        end = begin + item_bytes
+        for size in shape:
+            end = begin + (end - begin) * size
+        entry = {"dtype": code, "shape": list(shape), "data_offsets": [begin, end]}
+        if header[name] != entry:
+            raise _wrong(path, f"tensor {name!r} is {str(header[name])[:120]}, not {entry}")
+        shapes[name], begin = shape, end
+    if begin != data_bytes:
+        raise _wrong(path, f"its tensors have {begin} bytes, but {data_bytes} follow the header")
+    return shapes
+
+
+def _expected_shapes(path: Path, header: dict[str, Any], metadata: PackedMetadata) -> dict[str, tuple[int, ...]]:
+    """What the metadata asks for. Only the sizes that it does not say are taken from the tensors: inputs, hidden."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    for name, module in metadata.modules.items():
+        size_in = _last_size(path, header, f"lora.{name}.a")
+        rank, count = metadata.lora_rank, len(module.layers)
+        shapes[f"lora.{name}.a"] = (count, len(PARTS_OF[name]) * rank, size_in)
+        shapes[f"lora.{name}.b"] = (count, sum(module.part_rows), rank)
+    if (reft := metadata.reft) is not None:
+        hidden = _last_size(path, header, "reft.a")
+        shapes["reft.a"] = (len(reft.layers), reft.rank, hidden)
+        shapes["reft.b"] = (len(reft.layers), hidden, reft.rank)
+        shapes["reft.bias"] = (len(reft.layers), reft.rank)
+    return shapes
+
+
+def _last_size(path: Path, header: dict[str, Any], tensor: str) -> int:
+    entry = header.get(tensor)
+    shape = entry.get("shape") if isinstance(entry, dict) else None
+    if not isinstance(shape, list) or not shape or not is_integer(shape[-1]) or not 0 < shape[-1] < 1 << 31:
+        raise _wrong(path, f"tensor {tensor!r} is {'missing' if entry is None else str(entry)[:120]}")
+    return shape[-1]

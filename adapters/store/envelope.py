@@ -1,0 +1,90 @@
+"""The head of every stored object, which says what the object should be.
+
+A revision id is a digest of what an adapter computes, not of the file that it is packed in, so it cannot tell whether
+that file is intact. The envelope can, with nothing but the object itself:
+
+    16 bytes  "prelude-object-1"
+    32 bytes  the revision id's digest
+    32 bytes  SHA-256 of the content
+     8 bytes  size of the content, little-endian
+    and then the content.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from adapters.store.errors import StoreCorrupt
+from adapters.store.layout import digits_of
+
+ENVELOPE_BYTES = 88
+_MAGIC = b"prelude-object-1"
+
+
+@dataclass(frozen=True, slots=True)
+class Envelope:
+    """What one object is."""
+
+    revision_id: str
+    content_sha256: str  # 64 hex digits
+    content_bytes: int
+
+    def encode(self) -> bytes:
+        return b"".join(
+            (
+                _MAGIC,
+                bytes.fromhex(digits_of(self.revision_id)),
+                bytes.fromhex(self.content_sha256),
+                self.content_bytes.to_bytes(8, "little"),
+            )
+        )
+
+    @classmethod
+    def decode(cls, head: bytes, key: str) -> Envelope:
+        """The envelope in an object's first bytes. Raises StoreCorrupt."""
+        if len(head) < ENVELOPE_BYTES or not head.startswith(_MAGIC):
+            raise StoreCorrupt(
+                f"{key} begins with {head[: len(_MAGIC)]!r} and not with the {ENVELOPE_BYTES} bytes of an envelope "
+                f"({_MAGIC!r} …); run the store's fsck with repair and import the adapter again"
+            )
+        return cls(
+            revision_id=f"sha256:{head[16:48].hex()}",
+            content_sha256=head[48:80].hex(),
+            content_bytes=int.from_bytes(head[80:88], "little"),
+        )
+
+
+def content_of(chunks: Iterable[bytes], key: str, revision_id: str) -> Iterator[bytes | Envelope]:
+    """The content of an object, in chunks, and after it the envelope that it was found to agree with.
+
+    Raises StoreCorrupt, at the last at the object's end: what came before it must not be used.
+    """
+    chunks = iter(chunks)
+    head = b""
+    while len(head) < ENVELOPE_BYTES and (chunk := next(chunks, b"")):
+        head += chunk
+    envelope = Envelope.decode(head, key)
+    if envelope.revision_id != revision_id:
+        raise StoreCorrupt(
+            f"{key} should hold {revision_id}, but its envelope names {envelope.revision_id}; "
+            "run the store's fsck with repair and import the adapter again"
+        )
+    digest, num_bytes = hashlib.sha256(), 0
+    rest = head[ENVELOPE_BYTES:] or next(chunks, b"")
+    while rest:
+        num_bytes += len(rest)
+        if num_bytes > envelope.content_bytes:
+            break  # no longer what it says, however long it goes on
+        digest.update(rest)
+        yield rest
+        rest = next(chunks, b"")
+    if num_bytes != envelope.content_bytes or digest.hexdigest() != envelope.content_sha256:
+        more = "more than " if num_bytes > envelope.content_bytes else ""
+        found = f"{more}{envelope.content_bytes}" if more else str(num_bytes)
+        raise StoreCorrupt(
+            f"{key} should have {envelope.content_bytes} bytes of SHA-256 {envelope.content_sha256}, but has {found} "
+            f"bytes of SHA-256 {digest.hexdigest()}; run the store's fsck with repair and import the adapter again"
+        )
+    yield envelope

@@ -1,0 +1,51 @@
+"""What can be wrong with the store of adapters' bytes.
+
+    AdapterError
+    ├── StoreUnavailable      503  the store cannot be reached, read or written; try again
+    ├── StoreFull             507  no room for the bytes, in the store or where a revision is fetched to
+    ├── StoreCorrupt          422  an object is not what its own digest says
+    ├── StoreConflict         409  the revision is stored already, with other bytes
+    └── RevisionNotStored     404  the store has no such revision
+
+Every message names the key and what would be right.
+"""
+
+from __future__ import annotations
+
+from adapters.errors import AdapterError
+
+
+class StoreUnavailable(AdapterError):
+    """The store did not answer, or refused, after all attempts."""
+
+    code = "adapter_store_unavailable"
+    http_status = 503
+    retryable = True
+
+
+class StoreFull(AdapterError):
+    """There is no room for the bytes."""
+
+    code = "adapter_store_full"
+    http_status = 507
+
+
+class StoreCorrupt(AdapterError):
+    """A stored object does not have the size or digest that it should have."""
+
+    code = "adapter_store_corrupt"
+    http_status = 422
+
+
+class StoreConflict(AdapterError):
+    """Other bytes are stored for the revision; nothing stored is ever replaced by something else."""
+
+    code = "adapter_store_conflict"
+    http_status = 409
+
+
+class RevisionNotStored(AdapterError):
+    """The store, which answers, has no object for the revision."""
+
+    code = "adapter_revision_not_stored"
+    http_status = 404

@@ -1,0 +1,141 @@
+"""Comparing a store with the catalog that refers to it, and putting the store right."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from adapters.identity import is_revision_id
+from adapters.store.errors import RevisionNotStored, StoreCorrupt
+from adapters.store.store import AdapterStore, LeftOver, StoredObject
+
+MAX_LISTED = 1000  # of each kind of finding; all are counted
+
+
+@dataclass(slots=True)
+class Findings:
+    """Revision ids or keys of one kind."""
+
+    count: int = 0
+    listed: list[str] = field(default_factory=list)  # the first MAX_LISTED
+
+    def add(self, name: str) -> None:
+        self.count += 1
+        if len(self.listed) < MAX_LISTED:
+            self.listed.append(name)
+
+
+@dataclass(slots=True)
+class FsckReport:
+    """What a check found, before any repair."""
+
+    num_referenced: int = 0
+    num_objects: int = 0
+    num_bytes: int = 0  # of the revisions' objects
+    num_young: int = 0  # not referenced, but younger than the age: an import may be about to refer to them
+    missing: Findings = field(default_factory=Findings)  # referenced, and not stored
+    corrupt: Findings = field(default_factory=Findings)
+    unreferenced: Findings = field(default_factory=Findings)
+    left_over: Findings = field(default_factory=Findings)
+    num_repaired: int = 0  # moved to quarantine/ or deleted
+
+    @property
+    def is_sound(self) -> bool:
+        """True where every revision that is referred to can be served."""
+        return not self.missing.count and not self.corrupt.count
+
+
+def fsck(
+    store: AdapterStore,
+    referenced: Iterable[str],
+    min_age_s: float,
+    *,
+    repair: bool = False,
+    check_content: bool = True,
+) -> FsckReport:
+    """Compare the store with the revision ids that a catalog refers to, which must come in ascending order.
+
+    Nothing younger than `min_age_s` counts as unreferenced or left over: its import may be under way, so the age must
+    exceed the time that an import takes from its publication to its row in the catalog. `repair` deletes unreferenced
+    and left-over objects and moves corrupt ones to quarantine/. Without `check_content` only what is there is compared,
+    which does not read the objects. Raises StoreUnavailable, and ValueError for ids that are not in order.
+    """
+    report = FsckReport()
+    for revision_id, is_referenced, found in _merged(_in_order(referenced), store.list()):
+        report.num_referenced += is_referenced
+        if found is None:
+            found = store.find(revision_id)  # published since its part of the store was listed?
+        if found is None:
+            report.missing.add(revision_id)
+            continue
+        report.num_objects += 1
+        report.num_bytes += found.num_bytes
+        if check_content:
+            try:
+                store.verify(revision_id)
+            except StoreCorrupt:
+                report.corrupt.add(revision_id)
+                if repair and store.find(revision_id) == found:  # else replaced since
+                    store.quarantine(revision_id)
+                    report.num_repaired += 1
+                continue
+            except RevisionNotStored:  # deleted since it was listed
+                if is_referenced:
+                    report.missing.add(revision_id)
+                continue
+        if not is_referenced:
+            _judge_unreferenced(store, found, min_age_s, repair, report)
+    for left_over in store.incoming_older_than(min_age_s):
+        _judge_left_over(store, left_over, repair, report)
+    return report
+
+
+def _judge_unreferenced(
+    store: AdapterStore, found: StoredObject, min_age_s: float, repair: bool, report: FsckReport
+) -> None:
+    if found.modified_s > time.time() - min_age_s:
+        report.num_young += 1
+        return
+    report.unreferenced.add(found.revision_id)
+    if repair and store.find(found.revision_id) == found:  # else published again since
+        store.delete(found.revision_id)
+        report.num_repaired += 1
+
+
+def _judge_left_over(store: AdapterStore, left_over: LeftOver, repair: bool, report: FsckReport) -> None:
+    report.left_over.add(left_over.key)
+    if repair:
+        store.delete_left_over(left_over)
+        report.num_repaired += 1
+
+
+def _merged(
+    referenced: Iterator[str], stored: Iterator[StoredObject]
+) -> Iterator[tuple[str, bool, StoredObject | None]]:
+    """(revision id, whether it is referenced, its object) of all that either has, both in ascending order."""
+    wanted, found = next(referenced, None), next(stored, None)
+    while wanted is not None or found is not None:
+        if found is None or (wanted is not None and wanted < found.revision_id):
+            assert wanted is not None
+            yield wanted, True, None
+            wanted = next(referenced, None)
+        elif wanted == found.revision_id:
+            yield wanted, True, found
+            wanted, found = next(referenced, None), next(stored, None)
+        else:
+            yield found.revision_id, False, found
+            found = next(stored, None)
+
+
+def _in_order(revision_ids: Iterable[str]) -> Iterator[str]:
+    """The ids, each once. Raises ValueError where they do not ascend."""
+    last = ""
+    for revision_id in revision_ids:
+        if not is_revision_id(revision_id):
+            raise ValueError(f"{str(revision_id)[:100]!r} is not a revision id: 'sha256:' and 64 lower-case hex digits")
+        if revision_id < last:
+            raise ValueError(f"{revision_id} comes after {last}; fsck needs the ids in ascending order")
+        if revision_id != last:
+            yield revision_id
+        last = revision_id

@@ -1,0 +1,68 @@
+"""Objects as files of a local folder."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+from adapters.store.objects import Objects
+
+
+class LocalObjects(Objects):
+    """A rename publishes. Files, and the folders that name them, are on the disk before a method returns."""
+
+    def write(self, key: str, chunks: Iterable[bytes]) -> None:
+        path = self._path_in_folder(key)
+        with self.reaching(key):
+            file = self._filesystem.open(path, "wb")
+        try:
+            for chunk in chunks:
+                with self.reaching(key):
+                    file.write(chunk)
+            with self.reaching(key):
+                file.flush()
+                os.fsync(file.fileno())
+        finally:
+            with self.reaching(key):
+                file.close()
+
+    def move(self, source: str, target: str) -> None:
+        path = self._path_in_folder(target)
+        with self.reaching(target):
+            os.replace(self.path_of(source), path)
+            fsync_folder(Path(path).parent)
+
+    def touch(self, key: str) -> None:
+        with self.reaching(key):
+            os.utime(self.path_of(key))
+
+    def make_root(self) -> None:
+        """Make the store's folder where there is none."""
+        with self.reaching(self._root):
+            make_folder(Path(self._root))
+
+    def _path_in_folder(self, key: str) -> str:
+        """The path of a key, in a folder that exists."""
+        path = self.path_of(key)
+        with self.reaching(key):
+            make_folder(Path(path).parent)
+        return path
+
+
+def make_folder(folder: Path) -> None:
+    """Make a folder and those above it, durably. One that exists is fine."""
+    if folder.is_dir():
+        return
+    make_folder(folder.parent)
+    folder.mkdir(exist_ok=True)
+    fsync_folder(folder.parent)
+
+
+def fsync_folder(folder: Path) -> None:
+    """Wait until the names in a folder are on the disk."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,159 @@
+"""Objects by key under one root, through fsspec: what a local folder and object storage do alike."""
+
+from __future__ import annotations
+
+import errno
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+import fsspec
+
+from adapters.store.errors import StoreFull, StoreUnavailable
+
+CHUNK_BYTES = 8 * 1024**2  # of reads and of the parts of an upload; S3 takes at most 10,000 parts of an object
+_NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectInfo:
+    """One object, or one folder of objects."""
+
+    key: str
+    num_bytes: int
+    modified_s: float  # Unix time, by the clock of the storage
+    is_folder: bool
+
+
+@dataclass(frozen=True, slots=True)
+class UnfinishedUpload:
+    """Parts of an object whose writer has not completed it; listings of objects do not show them."""
+
+    key: str
+    upload_id: str
+    begun_s: float
+
+
+class Objects(ABC):
+    """Keys are relative to the root. Every method may raise StoreUnavailable; for safe use by several threads."""
+
+    _failures: tuple[type[Exception], ...] = (OSError,)  # that say that the storage does not work
+
+    def __init__(self, filesystem: fsspec.AbstractFileSystem, root: str, url: str) -> None:
+        self.url = url  # for messages
+        self._filesystem = filesystem
+        self._root = root.rstrip("/")
+        self._ground = self._root  # what must be there even if the store is empty
+
+    @abstractmethod
+    def write(self, key: str, chunks: Iterable[bytes]) -> None:
+        """Make a new object of the chunks, durable on return. Raises StoreFull; may leave part of it at the key."""
+
+    @abstractmethod
+    def move(self, source: str, target: str) -> None:
+        """Make the object at `source` the one at `target`, at once or not at all, and durably.
+
+        A crash may leave it at both. Raises FileNotFoundError where there is none.
+        """
+
+    @abstractmethod
+    def touch(self, key: str) -> None:
+        """Make an object as young as a new one. Raises FileNotFoundError."""
+
+    def read(self, key: str) -> Iterator[bytes]:
+        """The object's bytes in chunks of CHUNK_BYTES. Raises FileNotFoundError."""
+        with self.reaching(key):
+            file = self._filesystem.open(self.path_of(key), "rb", block_size=CHUNK_BYTES, cache_type="none")
+        with file:
+            while True:
+                with self.reaching(key):
+                    chunk = file.read(CHUNK_BYTES)
+                if not chunk:
+                    return
+                yield chunk
+
+    def info(self, key: str) -> ObjectInfo | None:
+        """What is at a key; None for nothing."""
+        try:
+            with self.reaching(key):
+                return self._info_of(self._filesystem.info(self.path_of(key), refresh=True))
+        except FileNotFoundError:
+            self.check_root()
+            return None
+
+    def list_folder(self, folder: str) -> list[ObjectInfo]:
+        """What lies directly in a folder, in the order of the keys. No folder is an empty one."""
+        try:
+            with self.reaching(folder):
+                entries = self._filesystem.ls(self.path_of(folder), detail=True, refresh=True)
+        except FileNotFoundError:
+            self.check_root()
+            return []
+        infos = [self._info_of(entry) for entry in entries]
+        return sorted((info for info in infos if info.key != folder), key=lambda info: info.key)
+
+    def delete(self, key: str) -> None:
+        """Remove an object. None there is fine."""
+        try:
+            with self.reaching(key):
+                self._filesystem.rm_file(self.path_of(key))
+        except FileNotFoundError:
+            pass
+
+    def unfinished_uploads(self, folder: str) -> Iterator[UnfinishedUpload]:
+        """What is being uploaded to a folder, where the storage has such a thing."""
+        del folder
+        return iter(())
+
+    def abort_upload(self, key: str, upload_id: str) -> None:
+        """Remove the parts of an unfinished upload. None there is fine."""
+        raise NotImplementedError(f"{self.url} has no unfinished uploads")
+
+    def path_of(self, key: str) -> str:
+        return f"{self._root}/{key}"
+
+    @contextmanager
+    def reaching(self, key: str) -> Iterator[None]:
+        """Inside, failures of the storage become errors of ours. FileNotFoundError stays: only the caller can tell."""
+        try:
+            yield
+        except FileNotFoundError:
+            raise
+        except self._failures as error:
+            if isinstance(error, OSError) and error.errno in _NO_ROOM:
+                raise StoreFull(
+                    f"the adapter store {self.url} has no room for {key} ({error.strerror}); "
+                    "delete revisions that are not needed, run its fsck with repair, or make it larger"
+                ) from error
+            raise StoreUnavailable(
+                f"the adapter store {self.url} failed at {key}: {_reason(error)}; check that it is reachable and that "
+                "this process may read and write it, then try again"
+            ) from error
+
+    def check_root(self) -> None:
+        """Raises StoreUnavailable where the store itself is not there, which says nothing about its objects."""
+        try:
+            with self.reaching(self._ground):
+                self._filesystem.info(self._ground, refresh=True)
+        except FileNotFoundError as error:
+            raise StoreUnavailable(
+                f"the adapter store {self.url} is not there; mount the folder or create the bucket"
+            ) from error
+
+    def _info_of(self, entry: dict[str, Any]) -> ObjectInfo:
+        modified = entry.get("mtime", entry.get("LastModified", 0.0))
+        if isinstance(modified, datetime):  # of S3; some storages say fractions of a second in listings only
+            modified = modified.replace(microsecond=0).timestamp()
+        return ObjectInfo(
+            key=entry["name"].removeprefix(f"{self._root}/"),
+            num_bytes=entry["size"] or 0,
+            modified_s=float(modified or 0),
+            is_folder=entry["type"] == "directory",
+        )
+
+
+def _reason(error: Exception) -> str:
+    return getattr(error, "strerror", None) or str(error) or type(error).__name__

@@ -1,0 +1,117 @@
+"""Objects in a bucket of S3 or of a storage that speaks its protocol."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import fsspec
+
+from adapters.store.objects import CHUNK_BYTES, Objects, UnfinishedUpload
+
+
+@dataclass(frozen=True, slots=True)
+class S3Access:
+    """How a bucket is reached. Without keys, they come from the environment, as for every AWS client."""
+
+    endpoint_url: str | None = None  # None: AWS itself
+    region: str | None = None
+    access_key: str | None = None
+    secret_key: str | None = field(default=None, repr=False)
+    connect_timeout_s: float = 5.0
+    read_timeout_s: float = 20.0  # between two pieces of an answer, not for the whole of it
+    max_attempts: int = 3  # of one request, with exponential back-off between them; twice as many where it was cut off
+
+    def filesystem_options(self) -> dict[str, Any]:
+        """Keyword arguments of fsspec's S3 filesystem."""
+        return {
+            "endpoint_url": self.endpoint_url,
+            "key": self.access_key,
+            "secret": self.secret_key,
+            "client_kwargs": {} if self.region is None else {"region_name": self.region},
+            "config_kwargs": {
+                "connect_timeout": self.connect_timeout_s,
+                "read_timeout": self.read_timeout_s,
+                "retries": {"total_max_attempts": self.max_attempts, "mode": "standard"},
+            },
+            # Listings change under us: other processes publish and delete.
+            "use_listings_cache": False,
+            "skip_instance_cache": True,
+        }
+
+
+class S3Objects(Objects):
+    """A key appears whole, when its upload is completed or its copy is done."""
+
+    def __init__(self, filesystem: fsspec.AbstractFileSystem, root: str, url: str) -> None:
+        import aiohttp  # here, for a store in a folder needs none of these
+        import botocore.exceptions
+
+        super().__init__(filesystem, root, url)
+        self._failures = (
+            OSError,
+            aiohttp.ClientError,
+            botocore.exceptions.BotoCoreError,
+            botocore.exceptions.ClientError,
+        )
+        self._ground = self._root.partition("/")[0]
+        # botocore tries requests again, s3fs what botocore cannot: bodies that break off. Once more is enough.
+        filesystem.retries = 2
+
+    def write(self, key: str, chunks: Iterable[bytes]) -> None:
+        with self.reaching(key):
+            file = self._filesystem.open(self.path_of(key), "wb", block_size=CHUNK_BYTES)
+        try:
+            for chunk in chunks:
+                with self.reaching(key):
+                    file.write(chunk)
+            with self.reaching(key):
+                file.close()
+        except FileNotFoundError:
+            self.check_root()
+            raise
+        finally:
+            if not file.closed:  # which would upload what there is
+                file.closed = True
+                with self.reaching(key):
+                    file.discard()
+
+    def move(self, source: str, target: str) -> None:
+        with self.reaching(target):
+            self._filesystem.cp_file(self.path_of(source), self.path_of(target))
+        self.delete(source)
+
+    def touch(self, key: str) -> None:
+        path = self.path_of(key)
+        with self.reaching(key):
+            self._filesystem.cp_file(path, path, MetadataDirective="REPLACE")
+
+    def unfinished_uploads(self, folder: str) -> Iterator[UnfinishedUpload]:
+        bucket, _, prefix = self.path_of(folder).partition("/")
+        markers: dict[str, str] = {}
+        while True:
+            with self.reaching(folder):
+                try:
+                    page = self._filesystem.call_s3(
+                        "list_multipart_uploads", Bucket=bucket, Prefix=f"{prefix}/", **markers
+                    )
+                except OSError as error:
+                    if error.errno == errno.ENOSYS:  # then the storage looks after them itself, or has none
+                        return
+                    raise
+            for upload in page.get("Uploads", []):
+                key = f"{bucket}/{upload['Key']}".removeprefix(f"{self._root}/")
+                yield UnfinishedUpload(key, upload["UploadId"], upload["Initiated"].timestamp())
+            if not page.get("IsTruncated"):
+                return
+            markers = {"KeyMarker": page["NextKeyMarker"], "UploadIdMarker": page["NextUploadIdMarker"]}
+
+    def abort_upload(self, key: str, upload_id: str) -> None:
+        bucket, _, path = self.path_of(key).partition("/")
+        try:
+            with self.reaching(key):
+                self._filesystem.call_s3("abort_multipart_upload", Bucket=bucket, Key=path, UploadId=upload_id)
+        except FileNotFoundError:
+            pass

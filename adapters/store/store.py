@@ -1,0 +1,250 @@
+"""The store of adapters' bytes: one object per revision, whole or not there, in a folder or in object storage."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from io import BufferedReader
+from pathlib import Path
+
+from fsspec.core import url_to_fs
+
+from adapters.errors import AdapterError
+from adapters.store import layout
+from adapters.store.envelope import Envelope, content_of
+from adapters.store.errors import RevisionNotStored, StoreConflict, StoreCorrupt, StoreFull, StoreUnavailable
+from adapters.store.local_objects import LocalObjects, fsync_folder, make_folder
+from adapters.store.objects import CHUNK_BYTES, Objects
+from adapters.store.s3_objects import S3Access, S3Objects
+
+
+@dataclass(frozen=True, slots=True)
+class StoredObject:
+    """A revision's object, as a listing shows it."""
+
+    revision_id: str
+    num_bytes: int  # with its envelope
+    modified_s: float  # Unix time of its last publication, by the clock of the storage
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOver:
+    """What a publisher that did not finish has left."""
+
+    key: str
+    num_bytes: int  # 0 for an unfinished upload, whose size no listing says
+    modified_s: float
+    upload_id: str | None = None  # of an unfinished upload
+
+
+def open_store(url: str, s3: S3Access | None = None) -> AdapterStore:
+    """The store at `file:///folder`, which is made where it is missing, or `s3://bucket/prefix`, which must exist.
+
+    Raises ValueError for another URL and StoreUnavailable for a folder that cannot be made.
+    """
+    scheme, separator, rest = url.partition("://")
+    if not separator or not rest.strip("/") or scheme not in ("file", "s3"):
+        raise ValueError(f"the adapter store {url!r} is neither file:///folder nor s3://bucket/prefix")
+    if scheme == "s3":
+        filesystem, root = url_to_fs(url, **(s3 or S3Access()).filesystem_options())
+        return AdapterStore(S3Objects(filesystem, root, url))
+    filesystem, root = url_to_fs(url)
+    objects = LocalObjects(filesystem, root, url)
+    objects.make_root()
+    return AdapterStore(objects)
+
+
+class AdapterStore:
+    """Revisions' bytes by revision id. Any method may raise StoreUnavailable; safe for threads and for processes."""
+
+    def __init__(self, objects: Objects) -> None:
+        self._objects = objects
+
+    @property
+    def url(self) -> str:
+        return self._objects.url
+
+    def publish(self, revision_id: str, source: Path) -> Envelope:
+        """Store a file as the bytes of a revision; afterwards it is there, durable, and was read back.
+
+        A revision that is stored already with the same bytes counts as new again, so that a clean-up does not take
+        it from under an import; a damaged one is replaced. Raises StoreConflict where it is stored with other bytes,
+        StoreFull, and StoreCorrupt where the storage does not give back what was written.
+        """
+        key = layout.key_of(revision_id)
+        with source.open("rb") as file:
+            wanted = _envelope_of(revision_id, file)
+            if not self._counts_as_new(wanted, key):
+                self._write(wanted, file, key)
+        return wanted
+
+    def fetch(self, revision_id: str, destination: Path) -> Envelope:
+        """Make `destination` the revision's content, checked, at once or not at all.
+
+        A process that is killed meanwhile may leave a `.<name>.<uuid>` beside it, but nothing at `destination` itself.
+        Raises RevisionNotStored, StoreCorrupt, and StoreFull where there is no room for it at `destination`.
+        """
+        temporary = destination.with_name(f".{destination.name}.{uuid.uuid4().hex}")
+        with _room_at(destination):
+            make_folder(destination.parent)
+            try:
+                with temporary.open("xb") as file:
+                    for part in self._content(layout.key_of(revision_id), revision_id):
+                        if isinstance(part, Envelope):
+                            envelope = part
+                        else:
+                            file.write(part)
+                    file.flush()
+                    os.fsync(file.fileno())
+                temporary.replace(destination)
+                fsync_folder(destination.parent)
+            finally:
+                temporary.unlink(missing_ok=True)
+        return envelope
+
+    def verify(self, revision_id: str) -> Envelope:
+        """Read a revision's object to its end. Raises RevisionNotStored and StoreCorrupt."""
+        return self._verified(layout.key_of(revision_id), revision_id)
+
+    def exists(self, revision_id: str) -> bool:
+        """True where the revision has an object. Whether it is intact, `verify` says."""
+        return self.find(revision_id) is not None
+
+    def find(self, revision_id: str) -> StoredObject | None:
+        """What the storage says of a revision's object."""
+        info = self._objects.info(layout.key_of(revision_id))
+        if info is None or info.is_folder:
+            return None
+        return StoredObject(revision_id, info.num_bytes, info.modified_s)
+
+    def list(self) -> Iterator[StoredObject]:
+        """All revisions' objects, by revision id, ascending. At most a 256th of them is in memory at a time."""
+        for shard in self._objects.list_folder(layout.REVISIONS):
+            if not shard.is_folder:
+                continue
+            for info in self._objects.list_folder(shard.key):
+                revision_id = layout.revision_of(info.key)
+                if revision_id is not None and not info.is_folder:
+                    yield StoredObject(revision_id, info.num_bytes, info.modified_s)
+
+    def delete(self, revision_id: str) -> None:
+        """Remove a revision's object. None there is fine."""
+        self._objects.delete(layout.key_of(revision_id))
+
+    def quarantine(self, revision_id: str) -> str:
+        """Move a revision's object out of the way, and say where to. Raises RevisionNotStored."""
+        target = layout.new_quarantine_key(revision_id)
+        try:
+            self._objects.move(layout.key_of(revision_id), target)
+        except FileNotFoundError:
+            raise self._not_stored(revision_id) from None
+        return target
+
+    def incoming_older_than(self, age_s: float) -> Iterator[LeftOver]:
+        """What publishers have begun, and not touched for `age_s` seconds."""
+        latest_s = time.time() - age_s
+        for info in self._objects.list_folder(layout.INCOMING):
+            if not info.is_folder and info.modified_s <= latest_s:
+                yield LeftOver(info.key, info.num_bytes, info.modified_s)
+        for upload in self._objects.unfinished_uploads(layout.INCOMING):
+            if upload.begun_s <= latest_s:
+                yield LeftOver(upload.key, 0, upload.begun_s, upload.upload_id)
+
+    def delete_left_over(self, left_over: LeftOver) -> None:
+        """Remove what a publisher has left. None there is fine."""
+        if not left_over.key.startswith(f"{layout.INCOMING}/"):
+            raise ValueError(f"{left_over.key!r} is not under {layout.INCOMING}/")
+        if left_over.upload_id is None:
+            self._objects.delete(left_over.key)
+        else:
+            self._objects.abort_upload(left_over.key, left_over.upload_id)
+
+    def _write(self, wanted: Envelope, file: BufferedReader, key: str) -> None:
+        """Publish an object. Whatever fails, nothing stays of it where the storage still works."""
+        temporary = layout.new_incoming_key()
+        try:
+            self._objects.write(temporary, _object_of(wanted, file))
+            if self._verified(temporary, wanted.revision_id) != wanted:
+                raise StoreCorrupt(f"{temporary} in {self.url} is another object than was written; store it again")
+            self._objects.move(temporary, key)
+        except BaseException as error:
+            try:
+                self._objects.delete(temporary)
+            except AdapterError:
+                pass  # the first error says so, and a clean-up finds what is left
+            if isinstance(error, (FileNotFoundError, RevisionNotStored)):
+                raise StoreUnavailable(
+                    f"{temporary} in {self.url} was deleted while it was published; try again, and give clean-ups a "
+                    "greater age"
+                ) from error
+            raise
+
+    def _counts_as_new(self, wanted: Envelope, key: str) -> bool:
+        """Make an object that is already stored as young as a new one. False where there is none that is sound."""
+        if not self._is_stored_as(wanted, key):
+            return False
+        try:
+            self._objects.touch(key)
+        except FileNotFoundError:  # deleted since
+            return False
+        return True
+
+    def _is_stored_as(self, wanted: Envelope, key: str) -> bool:
+        """True where the object is there and sound. Raises StoreConflict where it is sound and another."""
+        try:
+            found = self._verified(key, wanted.revision_id)
+        except (RevisionNotStored, StoreCorrupt):
+            return False
+        if found != wanted:
+            raise StoreConflict(
+                f"{self.url} holds {wanted.revision_id} as {found.content_bytes} bytes of SHA-256 "
+                f"{found.content_sha256}, these are {wanted.content_bytes} bytes of {wanted.content_sha256}; a "
+                "revision is stored in one dtype: use another store for another one, or delete the revision first"
+            )
+        return True
+
+    def _verified(self, key: str, revision_id: str) -> Envelope:
+        for part in self._content(key, revision_id):
+            if isinstance(part, Envelope):
+                return part
+        raise AssertionError("content ends with its envelope")
+
+    def _content(self, key: str, revision_id: str) -> Iterator[bytes | Envelope]:
+        try:
+            yield from content_of(self._objects.read(key), key, revision_id)
+        except FileNotFoundError:
+            raise self._not_stored(revision_id) from None
+
+    def _not_stored(self, revision_id: str) -> RevisionNotStored:
+        self._objects.check_root()
+        return RevisionNotStored(f"the adapter store {self.url} has no {revision_id}; import the adapter again")
+
+
+def _envelope_of(revision_id: str, file: BufferedReader) -> Envelope:
+    digest = hashlib.file_digest(file, "sha256")
+    return Envelope(revision_id, digest.hexdigest(), file.tell())
+
+
+def _object_of(envelope: Envelope, file: BufferedReader) -> Iterator[bytes]:
+    yield envelope.encode()
+    file.seek(0)
+    while chunk := file.read(CHUNK_BYTES):
+        yield chunk
+
+
+@contextmanager
+def _room_at(destination: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            raise StoreFull(
+                f"there is no room for an adapter at {destination} ({error.strerror}); free or add disk space"
+            ) from error
+        raise
