@@ -139,7 +139,7 @@ def write_random_reft(
 def write_random_direft(
     directory: Path, base: BaseModel, seed: int, *, rank: int, dtype: str = "float32", std: float = 0.5
 ) -> Path:
-    """A DiReFT of every layer in Prelude's own layout; quick for large models, too, whose whole rotations take minutes."""
+    """A DiReFT of every layer in Prelude's own layout. Quick for large models, too: whole rotations take minutes."""
     generator = np.random.default_rng(seed)
     factors = {}
     for layer in range(base.num_layers):
