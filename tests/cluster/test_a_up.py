@@ -157,6 +157,8 @@ def test_a_bad_configuration_is_refused_at_once(tmp_path: Path):
 def test_a_port_in_use_is_named(demo: Path, scratch: Path):
     port = int(re.search(r"router: \{port: (\d+)\}", demo.read_text()).group(1))
     with socket.socket() as other:
+        # Connections of an earlier test's router may still be closing.
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         other.bind(("127.0.0.1", port))
         other.listen()
         process = start(demo, scratch)
