@@ -45,10 +45,15 @@ def is_revision_id(text: str) -> bool:
     return isinstance(text, str) and _REVISION_ID.fullmatch(text) is not None
 
 
+def check_revision_id(text: str) -> None:
+    """Raises ValueError, with the rule, unless `text` is a revision id."""
+    if not is_revision_id(text):
+        raise ValueError(f"{_shown(text)} is not a revision id: 'sha256:' and 64 lower-case hex digits")
+
+
 def folder_of(revision_id: str) -> str:
     """A folder name for a revision that is safe on every file system."""
-    if not is_revision_id(revision_id):
-        raise ValueError(f"{_shown(revision_id)} is not a revision id: 'sha256:' and 64 lower-case hex digits")
+    check_revision_id(revision_id)
     return revision_id.replace(":", "-")
 
 
@@ -93,7 +98,7 @@ class AdapterReference:
     @property
     def full_name(self) -> str:
         """`tenant/name`; the default tenant is left out."""
-        return self.name if self.tenant == DEFAULT_TENANT else f"{self.tenant}/{self.name}"
+        return full_name_of(self.tenant, self.name)
 
     def __str__(self) -> str:
         pin = self.revision_id or (f"r{self.number}" if self.number else self.alias)

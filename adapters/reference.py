@@ -204,7 +204,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for request in json.loads(options.requests.read_text()):
         rest = (
             request["prompt_ids"],
-            request.get("answer_ids", request.get("max_new_tokens", 0)),
+            request["answer_ids"] if "answer_ids" in request else request["max_new_tokens"],
             request.get("positions"),
         )
         if request.get("adapter") is None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from adapters.base_model import BaseModel
 from adapters.errors import AdapterChanged
 from adapters.formats import Limits, read_adapter
-from adapters.identity import DEFAULT_TENANT
+from adapters.identity import full_name_of
 from adapters.manifest import Manifest, revision_id_of
 from adapters.normal_form import Adapter
 
@@ -27,7 +27,7 @@ class Revision:
     @property
     def full_name(self) -> str:
         """`tenant/name`; the default tenant is left out."""
-        return self.name if self.tenant == DEFAULT_TENANT else f"{self.tenant}/{self.name}"
+        return full_name_of(self.tenant, self.name)
 
 
 def read_revision(directory: Path, revision_id: str, base: BaseModel, limits: Limits) -> Adapter:

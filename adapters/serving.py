@@ -24,7 +24,7 @@ from adapters.formats.peft_config import CONFIG_NAME, OUR_KEY
 from adapters.formats.peft_lora import WEIGHTS_STEM
 from adapters.formats.safetensors_file import encode, write_safetensors
 from adapters.manifest import revision_id_of
-from adapters.normal_form import Adapter, LoraFactors
+from adapters.normal_form import Adapter, LoraFactors, ReftFactors
 
 EngineDtype = Literal["float32", "bfloat16", "float16"]
 # Of the tensors `prelude.reft.<layer>.{a,b,bias}`: A [r, d], scaled B [r, d], bias [r]. SGLang has no name for them.
@@ -81,13 +81,14 @@ def _write(adapter: Adapter, base: BaseModel, dtype: EngineDtype, mark: dict[str
         for module in engine_modules(modules):
             key = f"base_model.model.{name_of_module(layer, module)}"
             a, b = _padded(adapter.lora.get((layer, module)), base.shape_of(module), rank)
-            _check_fits(key, a, b, dtype)
+            check_fits(f"{key}: the A", a, dtype)
+            check_fits(f"{key}: the scaled B", b, dtype)
             tensors[f"{key}.lora_A.weight"] = encode(a, dtype)
             tensors[f"{key}.lora_B.weight"] = encode(b, dtype)
     for layer, reft in adapter.reft.items():
-        for part, array in (("a", reft.a), ("b", reft.b * np.float32(reft.scale) + np.float32(0)), ("bias", reft.bias)):
+        for part, array in (("a", reft.a), ("b", scaled_reft_b(reft)), ("bias", reft.bias)):
             key = f"{REFT_PREFIX}{layer}.{part}"
-            _check_fits(key, array, array, dtype)
+            check_fits(f"{key}: it", array, dtype)
             tensors[key] = encode(array, dtype)
     write_safetensors(directory / f"{WEIGHTS_STEM}.safetensors", tensors, {"format": "pt"})
     config: dict[str, Any] = {
@@ -113,21 +114,30 @@ def _padded(factors: LoraFactors | None, shape: tuple[int, int], rank: int) -> t
     size_out, size_in = shape
     a, b = np.zeros((rank, size_in), np.float32), np.zeros((size_out, rank), np.float32)
     if factors is not None:
-        a[: factors.rank] = factors.a
-        with np.errstate(over="ignore"):
-            b[:, : factors.rank] = factors.b.astype(np.float64) * factors.scale
-        b += 0.0  # a negative scale makes -0.0 of 0.0
+        a[: factors.rank], b[:, : factors.rank] = factors.a, scaled_lora_b(factors)
     return a, b
 
 
-def _check_fits(key: str, a: np.ndarray, b: np.ndarray, dtype: EngineDtype) -> None:
-    for name, array in (("A", a), ("scaled B", b)):
-        if not (largest := float(np.abs(array).max())) <= _LARGEST[dtype]:
-            raise AdapterIncompatible(
-                f"{key}: the {name} has a value of {largest:.3g}, too large for {dtype}; serve the model in a wider "
-                "dtype "
-                "or train with a smaller lora_alpha"
-            )
+def scaled_lora_b(factors: LoraFactors) -> np.ndarray:
+    """s B [out, rank] as float32; infinite where that is too small for it."""
+    with np.errstate(over="ignore"):
+        scaled = (factors.b.astype(np.float64) * factors.scale).astype(np.float32)
+    return scaled + np.float32(0)  # a negative scale makes -0.0 of 0.0
+
+
+def scaled_reft_b(factors: ReftFactors) -> np.ndarray:
+    """s B [rank, hidden] as float32; infinite where that is too small for it."""
+    with np.errstate(over="ignore"):
+        return factors.b * np.float32(factors.scale) + np.float32(0)
+
+
+def check_fits(what: str, values: np.ndarray, dtype: EngineDtype) -> None:
+    """Raises AdapterIncompatible where a value is too large for the dtype."""
+    if not (largest := float(np.abs(values).max(initial=0))) <= _LARGEST[dtype]:
+        raise AdapterIncompatible(
+            f"{what} has a value of {largest:.3g}, too large for {dtype}; serve the model in a wider dtype or train "
+            "with a smaller lora_alpha"
+        )
 
 
 def _holds(directory: Path, mark: dict[str, str]) -> bool:

@@ -97,11 +97,8 @@ async def _measure_all(
         session = await stack.enter_async_context(aiohttp.ClientSession(timeout=timeout, connector=connector))
         base, systems = await Starter(options, folder, session, stack).start_all(say)
         count, shape = max(options.adapters), options.shape
-        if options.device == "cpu":
-            for system in systems:
-                await check_that_adapters_act(system, count, shape, base.vocabulary)
-        else:
-            await asyncio.gather(*(check_that_adapters_act(each, count, shape, base.vocabulary) for each in systems))
+        for system in systems:
+            await check_that_adapters_act(system, count, shape, base.vocabulary)
         say("Every adapter has an answer of its own on every system.")
         for repeat in range(options.repeats):
             for adapters in sorted({0, *options.adapters}):

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import random
 import resource
 import tempfile
@@ -28,6 +27,7 @@ from adapters.errors import AdapterError
 from adapters.manifest import LoraEntry, Manifest
 from bench import provenance
 from bench.errors import BenchError, WrongAnswer
+from bench.quantile import quantile
 
 NUM_TENANTS = 100
 PAGE = 100
@@ -125,15 +125,15 @@ def _measure(shape: _Shape, url: str, say: Callable[[str], None]) -> dict[str, A
         "fill_s": round(fill_s, 1),
         "fill_revisions_per_s": round(shape.num_revisions / fill_s),
         "database_bytes": num_bytes,
-        "resolve_sql_p50_ms": _quantile(sql_ns, 0.50) / 1e6,
-        "resolve_sql_p99_ms": _quantile(sql_ns, 0.99) / 1e6,
-        "resolve_cached_p50_us": _quantile(cached_ns, 0.50) / 1e3,
-        "resolve_cached_p99_us": _quantile(cached_ns, 0.99) / 1e3,
+        "resolve_sql_p50_ms": quantile(sql_ns, 0.50) / 1e6,
+        "resolve_sql_p99_ms": quantile(sql_ns, 0.99) / 1e6,
+        "resolve_cached_p50_us": quantile(cached_ns, 0.50) / 1e3,
+        "resolve_cached_p99_us": quantile(cached_ns, 0.99) / 1e3,
         "list_page_entries": PAGE,
-        "list_page_p50_ms": _quantile(pages_ns, 0.50) / 1e6,
-        "list_page_p99_ms": _quantile(pages_ns, 0.99) / 1e6,
-        "import_p50_ms": _quantile(imports_ns, 0.50) / 1e6,
-        "import_p99_ms": _quantile(imports_ns, 0.99) / 1e6,
+        "list_page_p50_ms": quantile(pages_ns, 0.50) / 1e6,
+        "list_page_p99_ms": quantile(pages_ns, 0.99) / 1e6,
+        "import_p50_ms": quantile(imports_ns, 0.50) / 1e6,
+        "import_p99_ms": quantile(imports_ns, 0.99) / 1e6,
         "peak_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
     }
 
@@ -142,10 +142,6 @@ def _timed(work: Callable[[Any], object], argument: Any) -> int:
     started = time.perf_counter_ns()
     work(argument)
     return time.perf_counter_ns() - started
-
-
-def _quantile(values: Sequence[int], share: float) -> int:
-    return sorted(values)[math.ceil(share * len(values)) - 1]
 
 
 def _cached(catalog: SqlCatalog, shape: _Shape, references: Sequence[str], generator: random.Random) -> list[int]:

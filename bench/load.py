@@ -7,6 +7,8 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
+from bench.quantile import quantile
+
 
 @dataclass(frozen=True, slots=True)
 class LoadResult:
@@ -28,10 +30,9 @@ class LoadResult:
     def requests_per_s(self) -> float:
         return self.num_requests / self.duration_s
 
-    def latency_s(self, quantile: float) -> float:
+    def latency_s(self, share: float) -> float:
         """The smallest latency that at least this share of requests did not exceed."""
-        latencies = sorted(end - start for start, end in zip(self.started_s, self.ended_s, strict=True))
-        return latencies[min(len(latencies) - 1, max(0, -int(-quantile * len(latencies) // 1) - 1))]
+        return quantile((end - start for start, end in zip(self.started_s, self.ended_s, strict=True)), share)
 
 
 async def closed_loop(

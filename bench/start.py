@@ -24,8 +24,8 @@ from cluster.local import local_cluster
 from engine.arguments import AdapterSlots
 
 _KINDS = {"stock": "lora", "unified_lora": "lora", "unified_direft": "direft", "pd": "lora"}
-# A ReFT-only engine needs buffers for one kind of projection, since SGLang insists on some; `o_proj` has the smallest.
-_MODULES_BESIDE_REFT = ("o_proj",)
+# An engine for ReFT only needs LoRA buffers for some projection, since SGLang insists on it.
+_MODULES = {"lora": MODULES, "direft": ("o_proj",)}
 _ROLES = {"none": "stock", "stock": "stock", "unified_lora": "unified", "unified_direft": "unified"}
 
 
@@ -73,8 +73,7 @@ class Starter:
     async def _start(self, name: str, adapters: list[PreparedAdapter]) -> System:
         revisions = [adapter.revision_id for adapter in adapters]
         if name != "pd":
-            modules = _MODULES_BESIDE_REFT if name == "unified_direft" else MODULES
-            url, _ = await self._engine(_ROLES[name], name, adapters, modules)
+            url, _ = await self._engine(_ROLES[name], name, adapters)
             return OneEngine(name, self.session, url, revisions)
         if self.options.pd_through == "router":
             return ThroughRouter(name, self.session, await self._cluster(adapters), [each.name for each in adapters])
@@ -83,12 +82,10 @@ class Starter:
         assert kv_port is not None
         return Pair(name, self.session, prefill_url, decode_url, HOST, kv_port, revisions)
 
-    async def _engine(
-        self, role: str, name: str, adapters: list[PreparedAdapter], modules: tuple[str, ...] = MODULES
-    ) -> tuple[str, int | None]:
+    async def _engine(self, role: str, name: str, adapters: list[PreparedAdapter]) -> tuple[str, int | None]:
         """The engine's URL and, for a prefill engine, its bootstrap port."""
-        rank = self.options.reft_rank if modules is _MODULES_BESIDE_REFT else self.options.lora_rank
-        slots = AdapterSlots(self.options.num_slots, rank, modules) if adapters else None
+        kind = _KINDS.get(name, "lora")
+        slots = AdapterSlots(self.options.num_slots, self._rank(kind), _MODULES[kind]) if adapters else None
         spec = engine_spec(role, self._model, slots, self.options, self.folder / f"engine-{name}")
         await self.stack.enter_async_context(running_engine(spec))
         await load_adapters(spec, {adapter.revision_id: adapter.serving for adapter in adapters})
@@ -105,6 +102,7 @@ class Starter:
                     "max_total_tokens": like.max_total_tokens,
                     "max_running_requests": like.max_running_requests,
                     "chunked_prefill_tokens": like.chunked_prefill_tokens,
+                    "extra_arguments": list(like.extra_arguments),
                 },
                 "router": {"port": 0},
                 "workers": {"prefill-0": {"role": "prefill"}, "decode-0": {"role": "decode"}},

@@ -60,9 +60,10 @@ class ReftPool:
 
     def fill(self, slot: int, factors: ReftFactors | None) -> None:
         """Put an adapter's factors, or none, into a slot; nothing of the slot's former adapter stays."""
+        if self._ranks[slot]:
+            for buffer in (self.a, self.b, self.bias):
+                buffer[:, slot].zero_()
         self._ranks[slot] = 0 if factors is None else factors.rank
-        for buffer in (self.a, self.b, self.bias):
-            buffer[:, slot].zero_()
         if factors is not None:
             layers, a, b, bias = (
                 each.to(self.a.device, non_blocking=True)

@@ -3,7 +3,7 @@
 SGLang fills a slot tensor by tensor, hundreds of small steps in Python for each of which it looks up names, slices and
 page-locks memory: ten milliseconds and more, each time an adapter returns to a slot, while no batch runs. What those
 steps put where is the same each time. So the first time it is recorded, as one flat image in host memory and a list of
-regions; from then on it is one transfer to the device and, there, one grouped copy into the slot.
+regions; from then on it is one transfer to the device and, there, grouped copies into the slot.
 """
 
 from __future__ import annotations

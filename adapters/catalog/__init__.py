@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from adapters.errors import AdapterError
-from adapters.identity import DEFAULT_TENANT
+from adapters.identity import full_name_of
 from adapters.revision import Revision
 
 __all__ = ["Catalog", "CatalogEntry"]
@@ -25,7 +25,7 @@ class CatalogEntry:
     @property
     def full_name(self) -> str:
         """`tenant/name`; the default tenant is left out."""
-        return self.name if self.tenant == DEFAULT_TENANT else f"{self.tenant}/{self.name}"
+        return full_name_of(self.tenant, self.name)
 
 
 class Catalog(Protocol):

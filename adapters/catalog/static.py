@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from adapters.base_model import BaseModel
 from adapters.catalog import CatalogEntry
+from adapters.catalog.suggestion import did_you_mean
 from adapters.errors import AdapterError, AdapterNotFound
 from adapters.formats import Limits, read_adapter
 from adapters.identity import DEFAULT_TENANT, LATEST, AdapterReference, split_adapter_name
@@ -61,8 +61,7 @@ class StaticCatalog:
     def _near(self, wanted: AdapterReference) -> str:
         # Only the same tenant's names: others are none of the client's business.
         names = {entry.full_name for entry in self._entries.values() if entry.tenant == wanted.tenant}
-        near = difflib.get_close_matches(wanted.full_name, sorted(names), n=3, cutoff=0.6)
-        return f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
+        return did_you_mean(wanted.full_name, names)
 
 
 def _read(tenant: str, name: str, directory: Path, base: BaseModel, limits: Limits) -> CatalogEntry:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,16 +10,16 @@ from pathlib import Path
 import numpy as np
 
 from adapters.base_model import BaseModel
+from adapters.durable import fsync_folder
 from adapters.errors import AdapterIncompatible
 from adapters.formats.safetensors_file import encode, write_safetensors
 from adapters.manifest import Manifest, revision_id_of
-from adapters.normal_form import Adapter, LoraFactors, ReftFactors
+from adapters.normal_form import Adapter, ReftFactors
 from adapters.packed.fused_layout import ENGINE_MODULE_OF, PARTS_OF, part_rows
 from adapters.packed.metadata import DTYPE_CODES, PackedMetadata, PackedModule, PackedReft
-from adapters.serving import EngineDtype
+from adapters.serving import EngineDtype, check_fits, scaled_lora_b, scaled_reft_b
 
 STORAGE_DTYPES: dict[str, str] = {"float32": "<f4", "bfloat16": "<u2", "float16": "<f2"}
-_LARGEST = {"float32": 3.4028234e38, "bfloat16": 3.3895313e38, "float16": 65504.0}
 
 
 def write_packed(adapter: Adapter, base: BaseModel, dtype: EngineDtype, path: Path) -> None:
@@ -61,7 +60,7 @@ def write_packed(adapter: Adapter, base: BaseModel, dtype: EngineDtype, path: Pa
             tensors[name] = (DTYPE_CODES[dtype], array.shape, array.tobytes())
         write_safetensors(temporary, tensors, metadata.to_header())
         temporary.replace(path)
-        _fsync_folder(path.parent)
+        fsync_folder(path.parent)
     finally:
         temporary.unlink(missing_ok=True)
 
@@ -89,7 +88,7 @@ def _packed_lora(
                 where = f"layer {layer} {part}"
                 own_a = _stored(factors.a, dtype, f"{where}: the A")
                 a[place, number * rank : number * rank + factors.rank] = own_a
-                own_b = _stored(_scaled_b(factors), dtype, f"{where}: the scaled B")
+                own_b = _stored(scaled_lora_b(factors), dtype, f"{where}: the scaled B")
                 b[place, first_row : first_row + rows[number], : factors.rank] = own_b
             first_row += rows[number]
     return a, b
@@ -103,10 +102,8 @@ def _packed_reft(reft: Mapping[int, ReftFactors], dtype: EngineDtype) -> tuple[n
     bias = np.zeros((len(reft), rank), storage)
     for place, (layer, factors) in enumerate(sorted(reft.items())):
         where = f"layer {layer} ReFT"
-        with np.errstate(over="ignore"):
-            scaled = factors.b * np.float32(factors.scale) + np.float32(0)
         a[place, : factors.rank] = _stored(factors.a, dtype, f"{where}: the A")
-        b[place, :, : factors.rank] = _stored(scaled, dtype, f"{where}: the scaled B").T
+        b[place, :, : factors.rank] = _stored(scaled_reft_b(factors), dtype, f"{where}: the scaled B").T
         bias[place, : factors.rank] = _stored(factors.bias, dtype, f"{where}: the bias")
     return a, b, bias
 
@@ -116,27 +113,8 @@ def _reft_metadata(reft: Mapping[int, ReftFactors]) -> PackedReft | None:
     return PackedReft(layers, tuple(reft[layer].rank for layer in layers)) if layers else None
 
 
-def _scaled_b(factors: LoraFactors) -> np.ndarray:
-    with np.errstate(over="ignore"):
-        scaled = (factors.b.astype(np.float64) * factors.scale).astype(np.float32)
-    return scaled + np.float32(0)  # a negative scale makes -0.0 of 0.0
-
-
 def _stored(values: np.ndarray, dtype: EngineDtype, what: str) -> np.ndarray:
     """The values in the dtype's storage. Raises AdapterIncompatible where one does not fit."""
-    if not (largest := float(np.abs(values).max(initial=0))) <= _LARGEST[dtype]:
-        raise AdapterIncompatible(
-            f"{what} has a value of {largest:.3g}, too large for {dtype}; serve the model in a wider dtype or train "
-            "with a smaller lora_alpha"
-        )
+    check_fits(what, values, dtype)
     _, shape, data = encode(values, dtype)
     return np.frombuffer(data, STORAGE_DTYPES[dtype]).reshape(shape)
-
-
-def _fsync_folder(folder: Path) -> None:
-    """Wait until the names in a folder are on the disk."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from adapters.identity import is_revision_id
+from adapters.identity import check_revision_id
 from adapters.store.errors import RevisionNotStored, StoreCorrupt
 from adapters.store.store import AdapterStore, LeftOver, StoredObject
 
@@ -132,8 +132,7 @@ def _in_order(revision_ids: Iterable[str]) -> Iterator[str]:
     """The ids, each once. Raises ValueError where they do not ascend."""
     last = ""
     for revision_id in revision_ids:
-        if not is_revision_id(revision_id):
-            raise ValueError(f"{str(revision_id)[:100]!r} is not a revision id: 'sha256:' and 64 lower-case hex digits")
+        check_revision_id(revision_id)
         if revision_id < last:
             raise ValueError(f"{revision_id} comes after {last}; fsck needs the ids in ascending order")
         if revision_id != last:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import uuid
 
-from adapters.identity import is_revision_id
+from adapters.identity import check_revision_id
 
 REVISIONS, INCOMING, QUARANTINE = "revisions", "incoming", "quarantine"
 _REVISION_KEY = re.compile(rf"{REVISIONS}/([0-9a-f]{{2}})/(\1[0-9a-f]{{62}})")
@@ -18,8 +18,7 @@ _REVISION_KEY = re.compile(rf"{REVISIONS}/([0-9a-f]{{2}})/(\1[0-9a-f]{{62}})")
 
 def digits_of(revision_id: str) -> str:
     """The 64 hex digits of a revision id. Raises ValueError for anything else."""
-    if not is_revision_id(revision_id):
-        raise ValueError(f"{str(revision_id)[:100]!r} is not a revision id: 'sha256:' and 64 lower-case hex digits")
+    check_revision_id(revision_id)
     return revision_id.removeprefix("sha256:")
 
 

@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
+from adapters.durable import fsync_folder, make_folder
 from adapters.store.objects import Objects
 
 
@@ -48,21 +49,3 @@ class LocalObjects(Objects):
         with self.reaching(key):
             make_folder(Path(path).parent)
         return path
-
-
-def make_folder(folder: Path) -> None:
-    """Make a folder and those above it, durably. One that exists is fine."""
-    if folder.is_dir():
-        return
-    make_folder(folder.parent)
-    folder.mkdir(exist_ok=True)
-    fsync_folder(folder.parent)
-
-
-def fsync_folder(folder: Path) -> None:
-    """Wait until the names in a folder are on the disk."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

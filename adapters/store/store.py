@@ -15,11 +15,12 @@ from pathlib import Path
 
 from fsspec.core import url_to_fs
 
+from adapters.durable import fsync_folder, make_folder
 from adapters.errors import AdapterError
 from adapters.store import layout
 from adapters.store.envelope import Envelope, content_of
 from adapters.store.errors import RevisionNotStored, StoreConflict, StoreCorrupt, StoreFull, StoreUnavailable
-from adapters.store.local_objects import LocalObjects, fsync_folder, make_folder
+from adapters.store.local_objects import LocalObjects
 from adapters.store.objects import CHUNK_BYTES, Objects
 from adapters.store.s3_objects import S3Access, S3Objects
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from engine.hooks import cpu, identity, inspection, positions, reft, slots
+from engine.hooks import cpu, identity, inspection, memory_pool, positions, reft, slots
 from engine.hooks.hook import Hook, HookKind, Platform
 
 _ADAPTER_ROLES = frozenset({"prefill", "unified"})
@@ -176,13 +176,13 @@ HOOKS: tuple[Hook, ...] = (
         remove_when="SGLang serves ReFT",
     ),
     Hook(
-        name="reft_layers",
+        name="memory_pool_is_complemented",
         target="sglang.srt.lora.lora_manager.LoRAManager.init_memory_pool",
         kind=HookKind.AFTER,
-        fn=reft.add_reft_to_layers,
+        fn=memory_pool.complement_memory_pool,
         roles=_ADAPTER_ROLES,
         source_sha256="37c36162d83219a5e8f26fb3f704bd2b6570c0ae1017424490726002d591f276",
-        why="ReFT changes the residual stream after each layer",
+        why="ReFT has factors beside the slots and changes the stream after each layer; slot images must arrive",
         upstream="none: SGLang serves LoRA only",
         remove_when="SGLang serves ReFT",
     ),

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping
-
 from adapters.serving import REFT_PREFIX
 
 
@@ -35,35 +32,10 @@ def _factors(lora_adapter, reft):
     return own["prelude_reft"]
 
 
-# What our hooks are not written for: they would read stale or foreign metadata.
-_UNSUPPORTED = {
-    "enable_lora_overlap_loading": "slots are filled in order with the batches that read them",
-    "enable_dp_attention": "batches without tokens pass the hooks by",
-    "speculative_algorithm": "verified drafts are no part of a prompt or an answer yet",
-}
-
-
-def check_supported(server_args, backend_name: str, environment: Mapping[str, str]) -> None:
-    """Raises ValueError for settings under which adapters could get wrong."""
-    for name, why in _UNSUPPORTED.items():
-        if getattr(server_args, name, None):
-            option = name.replace("_", "-")
-            raise ValueError(f"--{option} cannot be used with adapters: {why}; remove it from extra_arguments")
-    if backend_name not in ("csgmv", "torch_native"):
-        raise ValueError(f"--lora-backend {backend_name} is not supported; use csgmv on GPU, torch_native on a CPU")
-    if environment.get("SGLANG_EXPERIMENTAL_LORA_OPTI", "").lower() in ("1", "true", "yes", "on", "y", "t"):
-        raise ValueError("SGLANG_EXPERIMENTAL_LORA_OPTI reads slots beyond an adapter's rank; unset it")
-
-
-def add_reft_to_layers(result, manager):
+def add_reft_to_layers(manager) -> None:
     """Make the pool of ReFT factors, and have every decoder layer add its change to the residual stream."""
-    from sglang.srt.runtime_context import get_server_args
-
-    from engine.hooks.slots import make_slot_filler
     from engine.reft import ReftPool
 
-    check_supported(get_server_args(), manager.lora_backend.name, os.environ)
-    make_slot_filler(manager.memory_pool)
     layers = manager.base_model.model.layers
     pool = manager.memory_pool
     pool.prelude_reft = ReftPool(
@@ -77,7 +49,6 @@ def add_reft_to_layers(result, manager):
     )
     for number, layer in enumerate(layers):
         layer.register_forward_hook(_layer_hook(pool.prelude_reft, number))
-    return result
 
 
 def _another_backend(manager):

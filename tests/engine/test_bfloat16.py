@@ -15,7 +15,6 @@ import pytest
 
 from adapters.base_model import BaseModel
 from adapters.random_adapters import write_random_lora, write_random_mixed, write_random_reft
-from cluster.demo import make_model
 from tests.engine.bfloat16 import Judge, cases_of
 from tests.engine.running_engine import DEVICE, EXTRA_ARGUMENTS, MODULES, AdapterSlots, engine_spec, running_engine
 from tests.engine.test_unified import Unified, sum_of, tokens
@@ -23,13 +22,6 @@ from tests.engine.test_unified import Unified, sum_of, tokens
 LEAST_MEAN_OF_ANOTHER = 0.2
 NEW_TOKENS = 40
 CHUNK = 64  # the engine's
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("model") / "base"
-    make_model(folder)
-    return folder
 
 
 @pytest.fixture(scope="module")

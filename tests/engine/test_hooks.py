@@ -42,9 +42,9 @@ SHOWN_ELSEWHERE = {
     "retracted_answers_match_no_prompt": "tests/unit/engine/test_position_hooks.py",
     "adapted_decode_runs_without_graph": "tests/unit/engine/test_position_hooks.py",
     "reft_tensors_are_set_aside": "test_unified.py::test_parity_alone",
-    "reft_layers": "test_unified.py::test_parity_alone",
+    "memory_pool_is_complemented": "test_unified.py::test_parity_alone",
     "reft_in_prefill_graphs": "test_bfloat16.py on a GPU; tests/unit/engine/test_reft.py what it is for",
-    "slots_are_filled_at_once": "test_unified.py::test_parity_mixed, which needs more slots than there are",
+    "slots_are_filled_at_once": "test_unified.py::test_sglang_itself_fills_a_slot_once_per_adapter",
     "slot_copies_are_recorded": "tests/unit/engine/test_slot_hooks.py",
 }
 

@@ -16,7 +16,6 @@ import pytest
 
 from adapters.base_model import BaseModel
 from adapters.random_adapters import write_random_lora, write_random_mixed, write_random_reft
-from cluster.demo import make_model
 from tests.cluster.conftest import run_reference
 from tests.cluster.parity import Case, check_logprobs, check_tokens
 from tests.engine.running_engine import MODULES, AdapterSlots, RunningEngine, engine_spec, running_engine
@@ -24,13 +23,6 @@ from tests.engine.running_engine import MODULES, AdapterSlots, RunningEngine, en
 SLOTS = 4  # fewer than the adapters
 CHUNK = 64
 NEW_TOKENS = 16
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("model") / "base"
-    make_model(folder)
-    return folder
 
 
 @pytest.fixture(scope="module")

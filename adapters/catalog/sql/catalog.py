@@ -14,7 +14,7 @@ from adapters.catalog.sql.database import Database
 from adapters.catalog.sql.schema import migrate
 from adapters.catalog.sql.tables import AnyRow, AnySelect, adapters, changes, revisions
 from adapters.errors import InvalidReference
-from adapters.identity import LATEST, AdapterReference, full_name_of, is_revision_id, split_adapter_name
+from adapters.identity import LATEST, AdapterReference, check_revision_id, full_name_of, split_adapter_name
 from adapters.manifest import Manifest
 
 MAX_PAGE = 1000
@@ -53,19 +53,23 @@ class SqlCatalog:
         *,
         stored_since: int,
         by: str | None = None,
+        moves_latest: bool = True,
     ) -> AdapterRevision:
         """Makes content that is in the store a revision of an adapter, its latest; makes the adapter if it is new.
 
-        Content that the adapter has keeps its number; only `latest` moves there if it is elsewhere. `stored_since` is
+        Content that the adapter has keeps its number; only `latest` moves there if it is elsewhere. Without
+        `moves_latest` it stays where it is, unless the adapter is new. `stored_since` is
         the `last_change()` from before the bytes were stored (see `garbage.py`). Raises RevisionBeingRemoved, and
         CatalogConflict for an adapter that is deleted and can still be restored.
         """
         _check(tenant, name)
-        if not is_revision_id(revision_id):
-            raise InvalidReference(f"{revision_id!r} is not a revision id: 'sha256:' and 64 lower-case hex digits")
+        try:
+            check_revision_id(revision_id)
+        except ValueError as error:
+            raise InvalidReference(str(error)) from None
         return self._database.write(
             lambda transaction: writing.add_revision(
-                transaction, tenant, name, manifest, revision_id, bytes, stored_since, by
+                transaction, tenant, name, manifest, revision_id, bytes, stored_since, by, moves_latest
             )
         )
 
@@ -159,14 +163,14 @@ class SqlCatalog:
             self._database.write(lambda transaction: garbage.confirm(transaction, revision_ids))
 
     def referenced_revisions(self) -> Iterator[str]:
-        """The ids of all revisions whose bytes must be in the store, those of restorable adapters too."""
-        query = select(revisions.c.id, revisions.c.revision_id).order_by(revisions.c.id).limit(_FSCK_PAGE)
-        last, rows = 0, None
+        """The ids of all revisions whose bytes must be in the store, ascending; those of restorable adapters too."""
+        query = select(revisions.c.revision_id).order_by(revisions.c.revision_id).limit(_FSCK_PAGE)
+        last, rows = "", None
         while rows is None or len(rows) == _FSCK_PAGE:
-            page = query.where(revisions.c.id > last)
+            page = query.where(revisions.c.revision_id > last)
             rows = self._database.read(partial(_rows, page))
             yield from (row.revision_id for row in rows)
-            last = rows[-1].id if rows else last
+            last = rows[-1].revision_id if rows else last
 
     def last_change(self) -> int:
         """The sequence of the newest change; 0 before the first."""

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 from functools import lru_cache
 
 from sqlalchemy import Connection, bindparam, func, select
 
 from adapters.catalog.records import AdapterRevision
 from adapters.catalog.sql.tables import AnyRow, AnySelect, adapter_revisions, adapters, aliases, manifests, revisions
+from adapters.catalog.suggestion import did_you_mean
 from adapters.errors import AdapterNotFound
 from adapters.identity import AdapterReference, full_name_of
 from adapters.manifest import Manifest
@@ -114,6 +114,4 @@ def _near(connection: Connection, wanted: AdapterReference) -> str:
     after = same.where(adapters.c.name > wanted.name).order_by(adapters.c.name).limit(_NEIGHBOURS)
     before = same.where(adapters.c.name < wanted.name).order_by(adapters.c.name.desc()).limit(_NEIGHBOURS)
     names = {name for query in (before, after) for name in connection.execute(query).scalars()}
-    near = difflib.get_close_matches(wanted.name, sorted(names), n=3, cutoff=0.6)
-    shown = [repr(full_name_of(wanted.tenant, name)) for name in near]
-    return f"; did you mean {' or '.join(shown)}?" if shown else ""
+    return did_you_mean(wanted.full_name, (full_name_of(wanted.tenant, name) for name in names))

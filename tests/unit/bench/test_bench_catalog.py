@@ -44,7 +44,7 @@ def test_it_fills_measures_and_writes(tmp_path, few):
 
 def test_what_it_fills_in_is_what_imports_leave(tmp_path, few, monkeypatch):
     monkeypatch.setattr(catalog_bench, "_NUM_IMPORTS", 0)
-    monkeypatch.setattr(catalog_bench, "_quantile", lambda values, share: 0)
+    monkeypatch.setattr(catalog_bench, "quantile", lambda values, share: 0)
     run(tmp_path, 100, 30)
     catalog = SqlCatalog.open(f"sqlite:///{tmp_path}/catalog.db")
     assert len(set(catalog.referenced_revisions())) == 100

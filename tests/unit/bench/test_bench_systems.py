@@ -10,6 +10,7 @@ import pytest
 from aiohttp import web
 
 from bench.errors import SystemFailed, WrongAnswer
+from bench.models import MODELS
 from bench.systems import HAVE_BASELINE, SYSTEMS, OneEngine, Pair, ThroughRouter
 from bench.workload import Request
 from cluster.commands import bench as command
@@ -127,4 +128,5 @@ def test_nobody_listens():
 
 def test_the_command_line_knows_the_same_systems():
     assert command._SYSTEMS == SYSTEMS
+    assert tuple(MODELS) == command._MODELS
     assert set(HAVE_BASELINE) <= set(SYSTEMS)

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from engine.hooks import reft, slots
+from engine.hooks import memory_pool, slots
 
 
 class Pool:
@@ -97,9 +97,9 @@ def test_a_failure_is_not_recorded():
 )
 def test_settings_that_hooks_are_not_written_for_are_refused(arguments, backend, environment, words):
     with pytest.raises(ValueError, match=words):
-        reft.check_supported(SimpleNamespace(**arguments), backend, environment)
+        memory_pool.check_supported(SimpleNamespace(**arguments), backend, environment)
 
 
 @pytest.mark.parametrize("backend", ["csgmv", "torch_native"])
 def test_other_settings_are_not(backend: str):
-    reft.check_supported(SimpleNamespace(enable_dp_attention=False, speculative_algorithm=None), backend, {})
+    memory_pool.check_supported(SimpleNamespace(enable_dp_attention=False, speculative_algorithm=None), backend, {})

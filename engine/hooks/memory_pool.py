@@ -1,0 +1,38 @@
+"""Body of the hook that runs once SGLang has made its adapter slots, before it decides how much memory KV gets."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+from engine.hooks.reft import add_reft_to_layers
+from engine.hooks.slots import make_slot_filler
+
+# What our hooks are not written for: they would read stale or foreign metadata.
+_UNSUPPORTED = {
+    "enable_lora_overlap_loading": "slots are filled in order with the batches that read them",
+    "enable_dp_attention": "batches without tokens pass the hooks by",
+    "speculative_algorithm": "verified drafts are no part of a prompt or an answer yet",
+}
+
+
+def check_supported(server_args, backend_name: str, environment: Mapping[str, str]) -> None:
+    """Raises ValueError for settings under which adapters could get wrong."""
+    for name, why in _UNSUPPORTED.items():
+        if getattr(server_args, name, None):
+            option = name.replace("_", "-")
+            raise ValueError(f"--{option} cannot be used with adapters: {why}; remove it from extra_arguments")
+    if backend_name not in ("csgmv", "torch_native"):
+        raise ValueError(f"--lora-backend {backend_name} is not supported; use csgmv on GPU, torch_native on a CPU")
+    if environment.get("SGLANG_EXPERIMENTAL_LORA_OPTI", "").lower() in ("1", "true", "yes", "on", "y", "t"):
+        raise ValueError("SGLANG_EXPERIMENTAL_LORA_OPTI reads slots beyond an adapter's rank; unset it")
+
+
+def complement_memory_pool(result, manager):
+    """Refuse what our hooks are not written for, then give the pool what they keep beside its slots."""
+    from sglang.srt.runtime_context import get_server_args
+
+    check_supported(get_server_args(), manager.lora_backend.name, os.environ)
+    make_slot_filler(manager.memory_pool)
+    add_reft_to_layers(manager)
+    return result

@@ -1,0 +1,16 @@
+"""What engine tests share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from cluster.demo import make_model
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("model") / "base"
+    make_model(folder)
+    return folder
