@@ -54,9 +54,37 @@ class AdapterLimits(_Section):
 
 
 class AdapterConfig(_Section):
-    """One adapter: a directory in one of the layouts of docs/adapter-formats.md."""
+    """One adapter that the router imports when it starts: a directory in a layout of docs/adapter-formats.md."""
 
     path: Path
+
+
+class CatalogConfig(_Section):
+    """Which adapters there are: a database. Every router needs the same one."""
+
+    url: str | None = None  # sqlite:////absolute/file or postgresql://…; None: .prelude/catalog.db beside cluster.yaml
+
+
+class StoreConfig(_Section):
+    """Where adapters' bytes are: a folder or a bucket. Every router and worker needs the same one.
+
+    Keys of a bucket come from the environment, as for every AWS client.
+    """
+
+    url: str | None = None  # file:///folder or s3://bucket/prefix; None: .prelude/store beside cluster.yaml
+    s3_endpoint_url: str | None = None  # None: AWS itself
+    s3_region: str | None = None
+
+
+class ResidencyConfig(_Section):
+    """How many adapters a worker that holds adapters keeps close, and how it loads them."""
+
+    disk_bytes: Annotated[int, Field(ge=0)] = 64 * 1024**3
+    disk_directory: Path | None = None  # one folder per worker is made in it; None: below the worker's scratch folder
+    host_bytes: Annotated[int, Field(ge=1)] = 8 * 1024**3
+    parallel_loads: Annotated[int, Field(ge=1)] = 4
+    queued_loads: Annotated[int, Field(ge=1)] = 256
+    lease_s: Seconds = 10.0  # after a request asked for it, a revision is not evicted for so long
 
 
 class WorkerConfig(_Section):
@@ -102,6 +130,9 @@ class ClusterConfig(_Section):
     workers: Annotated[dict[Name, WorkerConfig], Field(min_length=1)]
     adapter_limits: AdapterLimits = AdapterLimits()
     adapters: dict[str, AdapterConfig] = Field(default_factory=dict)
+    catalog: CatalogConfig = CatalogConfig()
+    store: StoreConfig = StoreConfig()
+    residency: ResidencyConfig = ResidencyConfig()
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 
     @field_validator("adapters")

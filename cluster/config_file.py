@@ -45,7 +45,15 @@ def _with_absolute_paths(config: ClusterConfig, base: Path) -> ClusterConfig:
         for name, adapter in config.adapters.items()
     }
     model = config.model.model_copy(update={"path": base / config.model.path.expanduser()})
-    return config.model_copy(update={"model": model, "adapters": adapters})
+    state = base / ".prelude"
+    catalog = config.catalog.model_copy(update={"url": config.catalog.url or f"sqlite:///{state / 'catalog.db'}"})
+    store = config.store.model_copy(update={"url": config.store.url or f"file://{state / 'store'}"})
+    residency = config.residency
+    if residency.disk_directory is not None:
+        residency = residency.model_copy(update={"disk_directory": base / residency.disk_directory.expanduser()})
+    return config.model_copy(
+        update={"model": model, "adapters": adapters, "catalog": catalog, "store": store, "residency": residency}
+    )
 
 
 def _describe(path: Path, root: yaml.Node, problem) -> str:

@@ -21,6 +21,12 @@ class EngineState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     ENGINE_STATE_UP: _ClassVar[EngineState]
     ENGINE_STATE_DOWN: _ClassVar[EngineState]
     ENGINE_STATE_STOPPED: _ClassVar[EngineState]
+
+class Tier(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    TIER_UNSPECIFIED: _ClassVar[Tier]
+    TIER_DISK: _ClassVar[Tier]
+    TIER_HOST: _ClassVar[Tier]
 ROLE_UNSPECIFIED: Role
 ROLE_PREFILL: Role
 ROLE_DECODE: Role
@@ -30,6 +36,9 @@ ENGINE_STATE_STARTING: EngineState
 ENGINE_STATE_UP: EngineState
 ENGINE_STATE_DOWN: EngineState
 ENGINE_STATE_STOPPED: EngineState
+TIER_UNSPECIFIED: Tier
+TIER_DISK: Tier
+TIER_HOST: Tier
 
 class DescribeRequest(_message.Message):
     __slots__ = ()
@@ -106,28 +115,64 @@ class WarmPair(_message.Message):
     def __init__(self, decode_name: _Optional[str] = ..., decode_incarnation: _Optional[str] = ...) -> None: ...
 
 class ResidencyDelta(_message.Message):
-    __slots__ = ("snapshot", "resident", "evicted")
+    __slots__ = ("snapshot", "resident", "evicted", "on_disk", "off_disk")
     SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
     RESIDENT_FIELD_NUMBER: _ClassVar[int]
     EVICTED_FIELD_NUMBER: _ClassVar[int]
+    ON_DISK_FIELD_NUMBER: _ClassVar[int]
+    OFF_DISK_FIELD_NUMBER: _ClassVar[int]
     snapshot: bool
     resident: _containers.RepeatedScalarFieldContainer[str]
     evicted: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, snapshot: _Optional[bool] = ..., resident: _Optional[_Iterable[str]] = ..., evicted: _Optional[_Iterable[str]] = ...) -> None: ...
+    on_disk: _containers.RepeatedScalarFieldContainer[str]
+    off_disk: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, snapshot: _Optional[bool] = ..., resident: _Optional[_Iterable[str]] = ..., evicted: _Optional[_Iterable[str]] = ..., on_disk: _Optional[_Iterable[str]] = ..., off_disk: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class EnsureAdapterRequest(_message.Message):
-    __slots__ = ("revision_id", "deadline_s")
+    __slots__ = ("revision_id", "deadline_s", "tier")
     REVISION_ID_FIELD_NUMBER: _ClassVar[int]
     DEADLINE_S_FIELD_NUMBER: _ClassVar[int]
+    TIER_FIELD_NUMBER: _ClassVar[int]
     revision_id: str
     deadline_s: float
-    def __init__(self, revision_id: _Optional[str] = ..., deadline_s: _Optional[float] = ...) -> None: ...
+    tier: Tier
+    def __init__(self, revision_id: _Optional[str] = ..., deadline_s: _Optional[float] = ..., tier: _Optional[_Union[Tier, str]] = ...) -> None: ...
 
 class EnsureAdapterResponse(_message.Message):
-    __slots__ = ("load_s",)
+    __slots__ = ("load_s", "lease_s")
     LOAD_S_FIELD_NUMBER: _ClassVar[int]
+    LEASE_S_FIELD_NUMBER: _ClassVar[int]
     load_s: float
-    def __init__(self, load_s: _Optional[float] = ...) -> None: ...
+    lease_s: float
+    def __init__(self, load_s: _Optional[float] = ..., lease_s: _Optional[float] = ...) -> None: ...
+
+class PinAdapterRequest(_message.Message):
+    __slots__ = ("revision_id", "pinned", "deadline_s")
+    REVISION_ID_FIELD_NUMBER: _ClassVar[int]
+    PINNED_FIELD_NUMBER: _ClassVar[int]
+    DEADLINE_S_FIELD_NUMBER: _ClassVar[int]
+    revision_id: str
+    pinned: bool
+    deadline_s: float
+    def __init__(self, revision_id: _Optional[str] = ..., pinned: _Optional[bool] = ..., deadline_s: _Optional[float] = ...) -> None: ...
+
+class PinAdapterResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class EvictAdapterRequest(_message.Message):
+    __slots__ = ("revision_id", "from_disk")
+    REVISION_ID_FIELD_NUMBER: _ClassVar[int]
+    FROM_DISK_FIELD_NUMBER: _ClassVar[int]
+    revision_id: str
+    from_disk: bool
+    def __init__(self, revision_id: _Optional[str] = ..., from_disk: _Optional[bool] = ...) -> None: ...
+
+class EvictAdapterResponse(_message.Message):
+    __slots__ = ("evicted",)
+    EVICTED_FIELD_NUMBER: _ClassVar[int]
+    evicted: bool
+    def __init__(self, evicted: _Optional[bool] = ...) -> None: ...
 
 class DrainRequest(_message.Message):
     __slots__ = ("deadline_s",)

@@ -49,6 +49,16 @@ class WorkerControlStub:
                 request_serializer=cluster_dot_control__pb2.EnsureAdapterRequest.SerializeToString,
                 response_deserializer=cluster_dot_control__pb2.EnsureAdapterResponse.FromString,
                 _registered_method=True)
+        self.PinAdapter = channel.unary_unary(
+                '/prelude.control.v1.WorkerControl/PinAdapter',
+                request_serializer=cluster_dot_control__pb2.PinAdapterRequest.SerializeToString,
+                response_deserializer=cluster_dot_control__pb2.PinAdapterResponse.FromString,
+                _registered_method=True)
+        self.EvictAdapter = channel.unary_unary(
+                '/prelude.control.v1.WorkerControl/EvictAdapter',
+                request_serializer=cluster_dot_control__pb2.EvictAdapterRequest.SerializeToString,
+                response_deserializer=cluster_dot_control__pb2.EvictAdapterResponse.FromString,
+                _registered_method=True)
         self.Drain = channel.unary_unary(
                 '/prelude.control.v1.WorkerControl/Drain',
                 request_serializer=cluster_dot_control__pb2.DrainRequest.SerializeToString,
@@ -75,7 +85,22 @@ class WorkerControlServicer:
         raise NotImplementedError('Method not implemented!')
 
     def EnsureAdapter(self, request, context):
-        """Makes a revision usable by the next request, or fails with the reason. Idempotent.
+        """Makes a revision usable by the next request, or fails with the reason. Idempotent. It stays usable for `lease_s`.
+        RESOURCE_EXHAUSTED: too many loads wait; the trailing metadata `prelude-retry-after-s` says when to try again.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def PinAdapter(self, request, context):
+        """Makes a revision resident and keeps it from eviction, or gives it up to eviction again.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def EvictAdapter(self, request, context):
+        """Takes a revision out of host memory, and off the disk if asked. FAILED_PRECONDITION while it is used or pinned.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -105,6 +130,16 @@ def add_WorkerControlServicer_to_server(servicer, server):
                     servicer.EnsureAdapter,
                     request_deserializer=cluster_dot_control__pb2.EnsureAdapterRequest.FromString,
                     response_serializer=cluster_dot_control__pb2.EnsureAdapterResponse.SerializeToString,
+            ),
+            'PinAdapter': grpc.unary_unary_rpc_method_handler(
+                    servicer.PinAdapter,
+                    request_deserializer=cluster_dot_control__pb2.PinAdapterRequest.FromString,
+                    response_serializer=cluster_dot_control__pb2.PinAdapterResponse.SerializeToString,
+            ),
+            'EvictAdapter': grpc.unary_unary_rpc_method_handler(
+                    servicer.EvictAdapter,
+                    request_deserializer=cluster_dot_control__pb2.EvictAdapterRequest.FromString,
+                    response_serializer=cluster_dot_control__pb2.EvictAdapterResponse.SerializeToString,
             ),
             'Drain': grpc.unary_unary_rpc_method_handler(
                     servicer.Drain,
@@ -193,6 +228,60 @@ class WorkerControl:
             '/prelude.control.v1.WorkerControl/EnsureAdapter',
             cluster_dot_control__pb2.EnsureAdapterRequest.SerializeToString,
             cluster_dot_control__pb2.EnsureAdapterResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PinAdapter(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/prelude.control.v1.WorkerControl/PinAdapter',
+            cluster_dot_control__pb2.PinAdapterRequest.SerializeToString,
+            cluster_dot_control__pb2.PinAdapterResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def EvictAdapter(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/prelude.control.v1.WorkerControl/EvictAdapter',
+            cluster_dot_control__pb2.EvictAdapterRequest.SerializeToString,
+            cluster_dot_control__pb2.EvictAdapterResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -31,10 +31,10 @@ class LocalCluster:
     """One router, the workers of `cluster.yaml` and their engines. `config` has every port filled in."""
 
     def __init__(self, config: ClusterConfig, logs: Path, say: Callable[[str], None] = lambda _line: None) -> None:
-        self.config = with_ports(config)
+        self._run_dir = Path(tempfile.mkdtemp(prefix="prelude-"))
+        self.config = _with_places(with_ports(config), self._run_dir)
         self.logs = logs
         self._say = say
-        self._run_dir = Path(tempfile.mkdtemp(prefix="prelude-"))
         self._processes: dict[str, asyncio.subprocess.Process] = {}
         self._keepers: list[asyncio.Task[None]] = []
         self._segments_before = shared_memory.segments()
@@ -137,6 +137,13 @@ class LocalCluster:
                 kill_group(process.pid, signal.SIGKILL)
         if ends:
             await asyncio.wait(ends)
+
+
+def _with_places(config: ClusterConfig, folder: Path) -> ClusterConfig:
+    """With a catalog and a store; those that are named nowhere end with the cluster."""
+    catalog = config.catalog.model_copy(update={"url": config.catalog.url or f"sqlite:///{folder / 'catalog.db'}"})
+    store = config.store.model_copy(update={"url": config.store.url or f"file://{folder / 'store'}"})
+    return config.model_copy(update={"catalog": catalog, "store": store})
 
 
 async def _status_of(session: aiohttp.ClientSession, url: str) -> str:

@@ -35,6 +35,7 @@ def add_revision(
     num_bytes: int,
     stored_since: int,
     by: str | None,
+    moves_latest: bool,
 ) -> AdapterRevision:
     """See `SqlCatalog.add_revision`."""
     connection = transaction.connection
@@ -56,8 +57,10 @@ def add_revision(
             insert(adapter_revisions),
             {"adapter_id": adapter_id, "number": number, "content_id": content_id, "created_at": transaction.now},
         )
-        _move(transaction, adapter_id, LATEST, number, by, transaction.change("import", adapter_id))
-    elif (at := _alias(transaction, adapter_id, LATEST)) is None or at.number != number:
+        sequence = transaction.change("import", adapter_id)
+        if moves_latest or _alias(transaction, adapter_id, LATEST) is None:
+            _move(transaction, adapter_id, LATEST, number, by, sequence)
+    elif moves_latest and ((at := _alias(transaction, adapter_id, LATEST)) is None or at.number != number):
         _move(transaction, adapter_id, LATEST, number, by, transaction.change("alias", adapter_id))
     added = find_revision(connection, AdapterReference(tenant, name, alias=None, number=number))
     assert added is not None
