@@ -21,7 +21,8 @@ from adapters.footprint import Footprint, footprint_of
 from adapters.formats import Limits, read_adapter
 from adapters.manifest import Manifest, revision_id_of
 from adapters.normal_form import Adapter
-from adapters.serving import EngineDtype, write_for_engine
+from adapters.packed import write_for_engine
+from adapters.serving import EngineDtype
 from adapters.serving_form import ServingForm
 
 if TYPE_CHECKING:

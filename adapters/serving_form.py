@@ -1,12 +1,11 @@
 """The serving form of an adapter, read and applied without any of Prelude's readers. Needs torch.
 
-It is one half of what the self-check compares, so it must share no code with `adapters.serving` and `adapters.formats`.
+It is one half of what the self-check compares, so it must share no code with `adapters.packed` and `adapters.formats`.
 """
 
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import torch
 
-_LORA_KEY = re.compile(r"base_model\.model\.(model\.layers\.\d+\.\w+\.\w+)\.lora_([AB])\.weight")
-_REFT_KEY = re.compile(r"prelude\.reft\.(\d+)\.(a|b|bias)")
+# The projections that one engine module stacks, in the order of their rows; and where a projection is in the model.
+_STACKED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
+_PARENT = {"qkv_proj": "self_attn", "o_proj": "self_attn", "gate_up_proj": "mlp", "down_proj": "mlp"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,27 +32,30 @@ class ServingForm:
     @classmethod
     def read(cls, directory: Path) -> ServingForm:
         """Reads a directory. Raises ValueError for a tensor that this check does not know."""
-        from safetensors.torch import load_file
+        from safetensors import safe_open
 
         config = json.loads((directory / "adapter_config.json").read_text())
-        lora: dict[str, dict[str, torch.Tensor]] = {}
-        reft: dict[int, dict[str, torch.Tensor]] = {}
-        num_bytes = 0
-        for path in sorted(directory.glob("*.safetensors")):
-            for key, tensor in load_file(path).items():
-                num_bytes += tensor.numel() * tensor.element_size()
-                if match := _LORA_KEY.fullmatch(key):
-                    lora.setdefault(match[1], {})[match[2]] = tensor
-                elif match := _REFT_KEY.fullmatch(key):
-                    reft.setdefault(int(match[1]), {})[match[2]] = tensor
-                else:
-                    raise ValueError(f"the serving form has a tensor {key!r}, which the self-check cannot apply")
-        return cls(
-            lora={name: (parts["A"], parts["B"]) for name, parts in lora.items()},
-            reft={layer: (parts["a"], parts["b"], parts["bias"]) for layer, parts in reft.items()},
-            scale=config["lora_alpha"] / config["r"],
-            num_bytes=num_bytes,
-        )
+        with safe_open(directory / "packed.safetensors", "pt") as file:
+            metadata = file.metadata()
+            tensors = {name: file.get_tensor(name) for name in file.offset_keys()}
+        num_bytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+        lora: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
+        for module, place in json.loads(metadata["lora"])["modules"].items():
+            stacked_a, stacked_b = tensors.pop(f"lora.{module}.a"), tensors.pop(f"lora.{module}.b")
+            parts = _STACKED.get(module, (module,))
+            for layer, a, b in zip(place["layers"], stacked_a, stacked_b, strict=True):
+                rows = b.split(place["part_rows"])
+                for part, own_a, own_b in zip(parts, a.chunk(len(parts)), rows, strict=True):
+                    lora[f"model.layers.{layer}.{_PARENT[module]}.{part}"] = (own_a, own_b)
+        reft = {}
+        if layers := json.loads(metadata["reft"]).get("layers"):
+            a, b, bias = (tensors.pop(f"reft.{name}") for name in ("a", "b", "bias"))
+            reft = {layer: (a[place], b[place].T, bias[place]) for place, layer in enumerate(layers)}
+        if tensors:
+            raise ValueError(
+                f"the serving form has the tensors {', '.join(tensors)}, which the self-check cannot apply"
+            )
+        return cls(lora, reft, config["lora_alpha"] / config["r"], num_bytes)
 
     @contextmanager
     def applied(self, model: Any) -> Iterator[None]:

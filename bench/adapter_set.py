@@ -12,8 +12,9 @@ from pathlib import Path
 from adapters.base_model import BaseModel
 from adapters.formats import Limits, read_adapter
 from adapters.manifest import revision_id_of
+from adapters.packed import write_for_engine
 from adapters.random_adapters import write_random_direft, write_random_lora
-from adapters.serving import EngineDtype, write_for_engine
+from adapters.serving import EngineDtype
 
 _REFT_STD = 4.0  # each layer moves the residual stream by about a quarter, so that every answer is another one
 

@@ -88,7 +88,10 @@ class Starter:
         slots = AdapterSlots(self.options.num_slots, self._rank(kind), _MODULES[kind]) if adapters else None
         spec = engine_spec(role, self._model, slots, self.options, self.folder / f"engine-{name}")
         await self.stack.enter_async_context(running_engine(spec))
-        await load_adapters(spec, {adapter.revision_id: adapter.serving for adapter in adapters})
+        # SGLang as it is reads what peft writes, our engines what is packed for them.
+        await load_adapters(
+            spec, {each.revision_id: each.source if role == "stock" else each.serving for each in adapters}
+        )
         return spec.url, spec.bootstrap_port
 
     async def _cluster(self, adapters: list[PreparedAdapter]) -> str:

@@ -9,13 +9,11 @@ backend of our own, which knows the ReFT ranks of a batch as the LoRA manager's 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-
-from adapters.serving import REFT_PREFIX
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,10 +28,6 @@ class ReftFactors:
     @property
     def rank(self) -> int:
         return self.bias.shape[1]
-
-    def pinned(self) -> ReftFactors:
-        """In page-locked memory, from which a GPU copies without anybody waiting."""
-        return ReftFactors(*(each.pin_memory() for each in (self.layers, self.a, self.b, self.bias)))
 
 
 class ReftPool:
@@ -125,28 +119,3 @@ class ReftPool:
             output_offset_cpu=self._bounds_cpu,
             base_output=hidden,
         )
-
-
-def factors_of(tensors: Mapping[str, torch.Tensor], num_layers: int) -> ReftFactors | None:
-    """The factors in an adapter's ReFT tensors. Raises ValueError for a name or a set that is not one of ours."""
-    if not tensors:
-        return None
-    parts: dict[int, dict[str, torch.Tensor]] = {}
-    for name, tensor in tensors.items():
-        number, part = name.removeprefix(REFT_PREFIX).split(".")
-        parts.setdefault(int(number), {})[part] = tensor
-    for layer, found in parts.items():
-        if set(found) != {"a", "b", "bias"}:
-            raise ValueError(f"layer {layer} has the ReFT tensors {', '.join(sorted(found))}, not a, b and bias")
-        if layer >= num_layers:
-            raise ValueError(f"there are ReFT tensors of layer {layer}, and the model has {num_layers} layers")
-    rank = max(found["a"].shape[0] for found in parts.values())
-    some = next(iter(parts.values()))["a"]
-    hidden = some.shape[1]
-    a = some.new_zeros(len(parts), rank, hidden)
-    b = some.new_zeros(len(parts), hidden, rank)
-    bias = some.new_zeros(len(parts), rank)
-    for place, found in enumerate(parts.values()):
-        own = found["a"].shape[0]
-        a[place, :own], b[place, :, :own], bias[place, :own] = found["a"], found["b"].T, found["bias"]
-    return ReftFactors(torch.tensor(list(parts)), a, b, bias)

@@ -10,8 +10,9 @@ from adapters.base_model import BaseModel
 from adapters.errors import AdapterError, AdapterNotFound, AdapterUnsupported
 from adapters.formats import Limits
 from adapters.identity import folder_of
+from adapters.packed import write_for_engine
 from adapters.revision import Revision, read_revision
-from adapters.serving import EngineDtype, write_for_engine
+from adapters.serving import EngineDtype
 from cluster.worker_metrics import WorkerMetrics
 from cluster.worker_state import WorkerStateHub
 from engine.client import EngineClient

@@ -1,4 +1,4 @@
-"""Bodies of the hooks that give an adapter its revision's identity inside SGLang."""
+"""Body of the hook that gives an adapter its revision's identity inside SGLang."""
 
 from __future__ import annotations
 
@@ -14,10 +14,3 @@ def name_is_id(lora_ref_type):
         return lora_ref_type(lora_id=lora_name, lora_name=lora_name, **fields)
 
     return make
-
-
-def load_once(original, manager, lora_ref):
-    """Leave a revision that is loaded as it is: its id says that its content is the same."""
-    if lora_ref.lora_id in manager.loras:
-        return manager.create_lora_update_result(success=True)
-    return original(manager, lora_ref)

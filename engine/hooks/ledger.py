@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from engine.hooks import cpu, identity, inspection, memory_pool, positions, reft, slots
+from engine.hooks import cpu, identity, inspection, memory_pool, packed, positions, reft
 from engine.hooks.hook import Hook, HookKind, Platform
 
 _ADAPTER_ROLES = frozenset({"prefill", "unified"})
@@ -26,7 +26,7 @@ HOOKS: tuple[Hook, ...] = (
         name="loading_twice_is_harmless",
         target="sglang.srt.lora.lora_manager.LoRAManager.load_lora_adapter",
         kind=HookKind.AROUND,
-        fn=identity.load_once,
+        fn=packed.load_once,
         roles=_ADAPTER_ROLES,
         source_sha256="0c26b29925354d10c2499bd49ab8aad73355aae5ff5fbd6142b29d6cae852e91",
         why="with ids that are not random, loading a resident adapter again fails an assertion and ends the scheduler",
@@ -165,15 +165,37 @@ HOOKS: tuple[Hook, ...] = (
         remove_when="SGLang has a schedule of positions per adapter",
     ),
     Hook(
-        name="reft_tensors_are_set_aside",
-        target="sglang.srt.lora.lora.LoRAAdapter._process_weight",
+        name="adapters_are_packed",
+        target="sglang.srt.lora.lora_manager.LoRAManager.load_lora_weights",
         kind=HookKind.AROUND,
-        fn=reft.set_reft_tensors_aside,
+        fn=packed.load_packed,
         roles=_ADAPTER_ROLES,
-        source_sha256="14e753f40475920118881cfc7fd9ffd121795e58be430cc6d5ed8c76575f49aa",
-        why="ReFT travels in an adapter's file, whose other tensors must name LoRA modules",
-        upstream="none: SGLang serves LoRA only",
-        remove_when="SGLang serves ReFT",
+        source_sha256="ef1fca98439bf6246c97c04d2a948cf22de0336b5a334380a7c2e4af79d04b91",
+        why="reading and stacking hundreds of tensors stops every running request; a packed file is only mapped",
+        upstream="none: SGLang reads what peft writes",
+        remove_when="SGLang loads packed adapters without stopping, and SGLang serves ReFT",
+    ),
+    Hook(
+        name="unloading_is_quick",
+        target="sglang.srt.lora.lora_manager.LoRAManager.unload_lora_adapter",
+        kind=HookKind.AROUND,
+        fn=packed.unload,
+        roles=_ADAPTER_ROLES,
+        source_sha256="650049e4c9f8a5634d01c8ea0ef3232501c75c7ba4a2ccd6890314fbd9664c68",
+        why="a mapped file must be let go; and for a line in the log SGLang empties torch's caches, a pause on a GPU",
+        upstream="none",
+        remove_when="adapters_are_packed is removed",
+    ),
+    Hook(
+        name="idle_adapters_are_unloaded",
+        target="sglang.srt.managers.tokenizer_control_mixin.TokenizerControlMixin._unload_lora_adapter_locked",
+        kind=HookKind.AROUND,
+        fn=packed.unload_only_what_is_idle,
+        roles=_ADAPTER_ROLES,
+        source_sha256="2040317f7862319d2c188e1bb6262afe7218ef4ff211983a52d2ef145fb1df26",
+        why="SGLang waits for an adapter's requests to end and loads nothing meanwhile; we take another victim instead",
+        upstream="none",
+        remove_when="an unload can be refused instead of waiting, and late requests load nothing",
     ),
     Hook(
         name="memory_pool_is_complemented",
@@ -182,7 +204,7 @@ HOOKS: tuple[Hook, ...] = (
         fn=memory_pool.complement_memory_pool,
         roles=_ADAPTER_ROLES,
         source_sha256="37c36162d83219a5e8f26fb3f704bd2b6570c0ae1017424490726002d591f276",
-        why="ReFT has factors beside the slots and changes the stream after each layer; slot images must arrive",
+        why="ReFT has factors beside the slots and changes the stream after each layer; packed files need a loader",
         upstream="none: SGLang serves LoRA only",
         remove_when="SGLang serves ReFT",
     ),
@@ -201,23 +223,12 @@ HOOKS: tuple[Hook, ...] = (
         name="slots_are_filled_at_once",
         target="sglang.srt.lora.mem_pool.LoRAMemoryPool.load_lora_weight_to_buffer",
         kind=HookKind.AROUND,
-        fn=slots.fill_slot,
+        fn=packed.fill_slot,
         roles=_ADAPTER_ROLES,
         source_sha256="15991929d901410ce5fad8b5b617b376d2076de14c18aabbf1791e0414608b07",
         why="filling a slot in hundreds of steps stops the engine for 10 ms and more; and ReFT factors follow slots",
         upstream="none",
-        remove_when="SGLang keeps adapters packed and SGLang serves ReFT",
-    ),
-    Hook(
-        name="slot_copies_are_recorded",
-        target="sglang.srt.lora.mem_pool.copy_weight_into_buffer",
-        kind=HookKind.GLOBAL,
-        fn=slots.recorded_copies,
-        roles=_ADAPTER_ROLES,
-        source_sha256="f955cdf2cb9fd8dc5c1f29f254bc69caf3517c0118c0935429379f04e7b9c733",
-        why="as slots_are_filled_at_once: what an adapter has in a slot is what SGLang itself put there the first time",
-        upstream="none",
-        remove_when="slots_are_filled_at_once is removed",
+        remove_when="adapters_are_packed is removed",
     ),
     Hook(
         name="lora_layers_do_not_pin",

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
+from engine.hooks.packed import make_packed_loader
 from engine.hooks.reft import add_reft_to_layers
-from engine.hooks.slots import make_slot_filler
 
 # What our hooks are not written for: they would read stale or foreign metadata.
 _UNSUPPORTED = {
@@ -33,6 +33,6 @@ def complement_memory_pool(result, manager):
     from sglang.srt.runtime_context import get_server_args
 
     check_supported(get_server_args(), manager.lora_backend.name, os.environ)
-    make_slot_filler(manager.memory_pool)
+    make_packed_loader(manager)
     add_reft_to_layers(manager)
     return result

@@ -1,35 +1,13 @@
-"""Bodies of the hooks by which ReFT rides on SGLang's LoRA: its files, registry, slots and batches."""
+"""Bodies of the hooks by which ReFT rides on SGLang's LoRA: its registry, slots and batches."""
 
 from __future__ import annotations
-
-from adapters.serving import REFT_PREFIX
-
-
-def set_reft_tensors_aside(original, adapter, name: str, loaded_weight):
-    """Keep ReFT tensors out of the LoRA layers, whose slots refuse names of modules that they do not know."""
-    if not name.startswith(REFT_PREFIX):
-        return original(adapter, name, loaded_weight)
-    adapter.__dict__.setdefault("prelude_reft_tensors", {})[name] = loaded_weight
-    return None
 
 
 def fill_reft_slot(pool, buffer_id: int, lora_adapter) -> None:
     """When an adapter, or the base model (None), gets a slot, its ReFT gets the same one."""
     reft = getattr(pool, "prelude_reft", None)
     if reft is not None:  # not yet there while the pool itself is made, with the base model only
-        reft.fill(buffer_id, None if lora_adapter is None else _factors(lora_adapter, reft))
-
-
-def _factors(lora_adapter, reft):
-    """An adapter's ReFT, stacked over the layers the first time that it is asked for; None where it has none."""
-    from engine.reft import factors_of  # here, for the ledger is read by processes that have no torch
-
-    own = lora_adapter.__dict__
-    if "prelude_reft" not in own:
-        factors = factors_of(own.get("prelude_reft_tensors", {}), len(reft.a))
-        own["prelude_reft"] = factors.pinned() if factors is not None and reft.a.is_cuda else factors
-        own.pop("prelude_reft_tensors", None)
-    return own["prelude_reft"]
+        reft.fill(buffer_id, None if lora_adapter is None else lora_adapter.reft)
 
 
 def add_reft_to_layers(manager) -> None:

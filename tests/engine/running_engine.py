@@ -17,7 +17,7 @@ import httpx
 from adapters.base_model import BaseModel
 from adapters.formats import Limits, read_adapter
 from adapters.manifest import revision_id_of
-from adapters.serving import write_for_engine
+from adapters.packed import write_for_engine
 from engine.arguments import AdapterSlots, EngineSpec
 from engine.supervisor import EngineSnapshot, EngineStatus, EngineSupervisor
 

@@ -41,11 +41,12 @@ SHOWN_ELSEWHERE = {
     "retracted_answers_are_no_prefix": "test_unified.py::test_retracted_requests",
     "retracted_answers_match_no_prompt": "tests/unit/engine/test_position_hooks.py",
     "adapted_decode_runs_without_graph": "tests/unit/engine/test_position_hooks.py",
-    "reft_tensors_are_set_aside": "test_unified.py::test_parity_alone",
+    "adapters_are_packed": "test_unified.py::test_parity_alone",
+    "unloading_is_quick": "test_unified.py::test_an_adapter_that_left_comes_back",
+    "idle_adapters_are_unloaded": "test_unified.py::test_an_adapter_in_use_stays",
     "memory_pool_is_complemented": "test_unified.py::test_parity_alone",
     "reft_in_prefill_graphs": "test_bfloat16.py on a GPU; tests/unit/engine/test_reft.py what it is for",
-    "slots_are_filled_at_once": "test_unified.py::test_sglang_itself_fills_a_slot_once_per_adapter",
-    "slot_copies_are_recorded": "tests/unit/engine/test_slot_hooks.py",
+    "slots_are_filled_at_once": "test_unified.py::test_more_adapters_than_slots_at_once",
 }
 
 

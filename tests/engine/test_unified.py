@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import random
+import time
 from pathlib import Path
 
 import httpx
@@ -65,6 +66,10 @@ class Unified:
             **fields,
         }
         return body if case.adapter is None else {**body, "lora_path": self.revisions[case.adapter]}
+
+    def unload(self, adapter: str) -> httpx.Response:
+        body = {"lora_name": self.revisions[adapter]}
+        return httpx.post(f"{self.engine.spec.url}/unload_lora_adapter", json=body, timeout=60)
 
     def ask(self, case: Case, **fields) -> dict:
         answer = httpx.post(f"{self.engine.spec.url}/v1/completions", json=self.body(case, **fields), timeout=120)
@@ -166,16 +171,48 @@ def test_more_adapters_than_slots_at_once(unified: Unified):
         check(case, answer)
 
 
-def test_sglang_itself_fills_a_slot_once_per_adapter(unified: Unified):
-    """After that slots are filled from images: eleven adapters take turns in four slots, and answer as ever."""
-    for seed in (200, 201):
-        cases = unified.cases([(name, tokens(12, seed)) for name in unified.directories])
-        for case in cases:
-            check(case, unified.ask(case))
-    for name, revision_id in unified.revisions.items():
-        fills = [line for line in unified.engine.output if revision_id in line and "loaded weights for target" in line]
-        has_lora = (name.startswith(("lora", "mixed")) and not name.startswith("loreft")) or name == "everywhere"
-        assert len(fills) == has_lora, (name, fills)
+def test_an_adapter_that_left_comes_back(unified: Unified):
+    """Its slot is free while it is gone, other adapters use it, and its KV still is its own."""
+    case, *others = unified.cases([("mixed", tokens(24, 200)), ("lora", tokens(24, 200)), ("direft", tokens(24, 200))])
+    check(case, unified.ask(case))
+    for _ in range(2):  # the second time it is gone already
+        answer = unified.unload("mixed")
+        assert answer.status_code == 200 or "does not exist" in answer.text
+    refused = httpx.post(f"{unified.engine.spec.url}/v1/completions", json=unified.body(case), timeout=60)
+    assert refused.status_code == 400
+    assert "has never been loaded" in refused.text
+    for other in others:
+        check(other, unified.ask(other))
+    assert unified.engine.load(unified.directories["mixed"]) == unified.revisions["mixed"]
+    check(case, unified.ask(case))
+
+
+def test_an_adapter_in_use_stays(unified: Unified):
+    """An unload is refused at once, the request goes on, others load meanwhile; afterwards it may go."""
+    [case] = unified.cases([("loreft", tokens(24, 210))], new_tokens=400)
+
+    async def run() -> tuple[httpx.Response, httpx.Response, float]:
+        async with httpx.AsyncClient(timeout=120) as client:
+            body = unified.body(case, echo=False, logprobs=None)
+            asking = asyncio.create_task(client.post(f"{unified.engine.spec.url}/v1/completions", json=body))
+            for _ in range(100):
+                await asyncio.sleep(0.02)
+                load = (await client.get(f"{unified.engine.spec.url}/v1/loads")).json()["loads"][0]
+                if load["num_running_reqs"]:
+                    break
+            began_at = time.monotonic()
+            refused = await client.post(
+                f"{unified.engine.spec.url}/unload_lora_adapter", json={"lora_name": unified.revisions["loreft"]}
+            )
+            return refused, await asking, time.monotonic() - began_at
+
+    refused, answer, took_s = asyncio.run(run())
+    assert refused.status_code == 400
+    assert "is in use by 1 requests" in refused.text
+    assert took_s > 0.2  # the request did go on for long after the refusal
+    check_tokens(case, answer.json())
+    assert unified.unload("loreft").status_code == 200
+    unified.engine.load(unified.directories["loreft"])
 
 
 @pytest.mark.parametrize("num_tokens", [1, 5, CHUNK, 3 * CHUNK + 17])

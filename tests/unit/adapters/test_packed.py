@@ -9,16 +9,16 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from adapters.base_model import MODULES, BaseModel
+from adapters.base_model import FUSED_MODULES, MODULES, BaseModel, name_of_module
 from adapters.errors import AdapterIncompatible
 from adapters.formats import read_adapter
 from adapters.formats.limits import Limits
-from adapters.formats.safetensors_file import bfloat16_to_float32
+from adapters.formats.safetensors_file import bfloat16_to_float32, encode
 from adapters.manifest import Manifest, revision_id_of
 from adapters.normal_form import Adapter, LoraFactors, ReftFactors, frozen_array
-from adapters.packed import read_packed, unpacked_for_engine, write_packed
+from adapters.packed import PACKED_NAME, read_packed, write_for_engine, write_packed
 from adapters.random_adapters import write_random_lora, write_random_mixed, write_random_reft
-from adapters.serving import write_for_engine
+from adapters.serving_form import ServingForm
 
 DTYPES = ["float32", "bfloat16", "float16"]
 ADAPTERS = {
@@ -37,45 +37,73 @@ ADAPTERS = {
 }
 
 
-def tensors_of(path: Path) -> dict[str, np.ndarray]:
-    """A safetensors file's tensors, read with nothing of ours; bfloat16 as uint16."""
-    data = path.read_bytes()
-    begin = 8 + int.from_bytes(data[:8], "little")
-    header = json.loads(data[8:begin])
-    header.pop("__metadata__", None)
-    storage = {"F32": "<f4", "BF16": "<u2", "F16": "<f2"}
-    tensors = {}
-    for name, entry in header.items():
-        count, offset = int(np.prod(entry["shape"])), entry["data_offsets"][0]
-        array = np.frombuffer(data[begin:], storage[entry["dtype"]], count, offset)
-        tensors[name] = array.reshape(entry["shape"])
-    return tensors
+def stored(values: np.ndarray, dtype: str) -> bytes:
+    return encode(values.astype(np.float32), dtype)[2]
 
 
-def assert_unpacks_to_the_serving_form(adapter: Adapter, base: BaseModel, dtype: str, folder: Path) -> None:
+def bits_of(tensor) -> bytes:
+    import torch
+
+    return tensor.contiguous().view(torch.uint8).numpy().tobytes()
+
+
+def assert_holds(adapter: Adapter, base: BaseModel, dtype: str, folder: Path) -> None:
+    """Bit for bit: factors padded with zeros to one rank, scales folded into B, siblings of stacks whole or absent."""
     write_for_engine(adapter, base, dtype, folder / "engine")
-    write_packed(adapter, base, dtype, folder / "packed")
-    packed = read_packed(folder / "packed")
+    packed = read_packed(folder / "engine" / PACKED_NAME)
     packed.check_digest()
     packed.check_fits(base)
-    expected = tensors_of(folder / "engine" / "adapter_model.safetensors")
-    found = unpacked_for_engine(packed)
-    assert found.keys() == expected.keys()
-    for name, array in expected.items():
-        assert found[name].dtype == array.dtype
-        assert found[name].shape == array.shape, name
-        assert found[name].tobytes() == array.tobytes(), name
+    form, rank = ServingForm.read(folder / "engine"), adapter.max_rank
+    stacks = (*FUSED_MODULES.values(), ("o_proj",), ("down_proj",))
+    touched = {
+        (layer, part)
+        for stack in stacks
+        for layer in range(base.num_layers)
+        if any((layer, module) in adapter.lora for module in stack)
+        for part in stack
+    }
+    assert form.lora.keys() == {
+        name_of_module(layer, part)
+        for layer in range(base.num_layers)
+        for stack in stacks
+        if any((other, module) in adapter.lora for other in range(base.num_layers) for module in stack)
+        and any((layer, module) in adapter.lora for module in stack)
+        for part in stack
+    }
+    for layer, part in touched:
+        size_out, size_in = base.shape_of(part)
+        a, b = np.zeros((rank, size_in)), np.zeros((size_out, rank))
+        if (factors := adapter.lora.get((layer, part))) is not None:
+            a[: factors.rank] = factors.a
+            b[:, : factors.rank] = factors.b.astype(np.float64) * factors.scale
+        found_a, found_b = form.lora[name_of_module(layer, part)]
+        assert bits_of(found_a) == stored(a, dtype), (layer, part)
+        assert bits_of(found_b) == stored(b.astype(np.float32) + np.float32(0), dtype), (layer, part)  # no -0.0
+    assert form.reft.keys() == adapter.reft.keys()
+    for layer, own in adapter.reft.items():
+        parts = (own.a, own.b * np.float32(own.scale) + np.float32(0), own.bias)
+        for found, wanted in zip(form.reft[layer], parts, strict=True):
+            assert bits_of(found[: own.rank]) == stored(wanted, dtype), layer
+            assert not found[own.rank :].any()
     assert packed.metadata.revision_id == revision_id_of(adapter)
     assert packed.metadata.manifest == Manifest.of(adapter).to_json()
     assert (packed.metadata.positions, packed.metadata.dtype) == (adapter.positions, dtype)
+    config = json.loads((folder / "engine" / "adapter_config.json").read_text())
+    assert config["lora_alpha"] == config["r"] == rank
+    assert set(config["target_modules"]) == {part for _, part in touched}
+    assert config["prelude"] == {
+        "revision_id": revision_id_of(adapter),
+        "dtype": dtype,
+        "positions": adapter.positions,
+    }
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", ADAPTERS)
-def test_unpacks_to_what_is_written_for_the_engine(name, dtype, base, limits, tmp_path):
+def test_holds_what_the_adapter_computes_with(name, dtype, base, limits, tmp_path):
     write, options = ADAPTERS[name]
     adapter = read_adapter(write(tmp_path / "source", base, seed=1, **options), base, limits)
-    assert_unpacks_to_the_serving_form(adapter, base, dtype, tmp_path)
+    assert_holds(adapter, base, dtype, tmp_path)
 
 
 @st.composite
@@ -112,10 +140,10 @@ def adapters(draw, base: BaseModel) -> Adapter:
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data(), dtype=st.sampled_from(DTYPES))
-def test_any_adapter_unpacks_to_what_is_written_for_the_engine(data, dtype, base):
+def test_any_adapter_is_held(data, dtype, base):
     adapter = data.draw(adapters(base))
     with tempfile.TemporaryDirectory() as folder:
-        assert_unpacks_to_the_serving_form(adapter, base, dtype, Path(folder))
+        assert_holds(adapter, base, dtype, Path(folder))
 
 
 def test_tensors_are_as_the_engine_stacks_them(base, limits, tmp_path):
@@ -143,7 +171,7 @@ def test_arrays_are_views_of_the_file_that_nobody_can_write_to(base, limits, tmp
     write_packed(adapter, base, "float32", tmp_path / "packed")
     packed = read_packed(tmp_path / "packed")
     whole = np.frombuffer(packed.data, np.uint8)
-    for array in (*packed.tensors.values(), *(each for each in unpacked_for_engine(packed).values())):
+    for array in packed.tensors.values():
         assert np.shares_memory(array, whole)
         assert not array.flags.writeable
     assert packed.num_bytes == sum(array.nbytes for array in packed.tensors.values())
@@ -189,3 +217,38 @@ def test_a_failure_to_write_leaves_what_was_there(base, limits, tmp_path, monkey
         write_packed(second, base, "float32", tmp_path / "packed")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b", "packed"]
     assert read_packed(tmp_path / "packed").metadata.revision_id == revision_id_of(first)
+
+
+def test_an_engine_directory_is_replaced_whole_or_stays(base, limits, tmp_path, monkeypatch):
+    first = read_adapter(write_random_lora(tmp_path / "a", base, 1), base, limits)
+    second = read_adapter(write_random_lora(tmp_path / "b", base, 2), base, limits)
+    target = tmp_path / "cache" / "engine"
+    for adapter in (first, second):
+        write_for_engine(adapter, base, "float32", target)
+        assert read_packed(target / PACKED_NAME).metadata.revision_id == revision_id_of(adapter)
+    monkeypatch.setattr("adapters.packed.writer.write_safetensors", lambda *_: (_ for _ in ()).throw(OSError("full")))
+    with pytest.raises(OSError, match="full"):
+        write_for_engine(first, base, "float32", target)
+    assert read_packed(target / PACKED_NAME).metadata.revision_id == revision_id_of(second)
+    assert [path.name for path in target.parent.iterdir()] == ["engine"]
+
+
+def test_zero_stays_exactly_zero(base, limits, tmp_path):
+    adapter = read_adapter(write_random_lora(tmp_path / "lora", base, 1, zero=True, alpha=-8), base, limits)
+    write_packed(adapter, base, "bfloat16", tmp_path / "packed")
+    tensors = read_packed(tmp_path / "packed").tensors
+    assert not any(tensor.any() for name, tensor in tensors.items() if name.endswith(".b"))  # +0.0, not -0.0
+
+
+def test_values_too_large_once_scaled_or_rounded(base, limits, tmp_path):
+    adapter = read_adapter(write_random_lora(tmp_path / "lora", base, 1, modules=["q_proj"]), base, limits)
+    (key, factors), *_ = adapter.lora.items()
+    edge = replace(factors, b=frozen_array(np.full_like(factors.b, 3.4e38)))
+    for dtype in ("float32", "bfloat16"):
+        with pytest.raises(AdapterIncompatible, match="too large for"):
+            write_packed(replace(adapter, lora={key: replace(edge, scale=2.0)}), base, dtype, tmp_path / "packed")
+    # 3.4e38 is a float32 but rounds to infinity as a bfloat16.
+    single = replace(adapter, lora={key: replace(edge, scale=1.0)})
+    write_packed(single, base, "float32", tmp_path / "packed")
+    with pytest.raises(AdapterIncompatible, match="too large for bfloat16"):
+        write_packed(single, base, "bfloat16", tmp_path / "packed16")

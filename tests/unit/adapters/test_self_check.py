@@ -10,9 +10,9 @@ import torch
 from adapters.errors import AdapterIncompatible, AdapterUnsupported
 from adapters.footprint import slot_bytes
 from adapters.formats import Limits, read_adapter
+from adapters.packed import write_for_engine
 from adapters.random_adapters import write_random_lora, write_random_mixed, write_random_reft
 from adapters.self_check import Deployment, check_adapter, compare_factors, compare_outputs
-from adapters.serving import write_for_engine
 from adapters.serving_form import ServingForm
 
 CASES = {
@@ -141,10 +141,13 @@ def test_problems_are_sentences(served, model_dir, base):
 
 
 def test_an_unknown_tensor_in_the_serving_form_is_not_skipped(served, tmp_path):
+    from safetensors import safe_open
     from safetensors.torch import load_file, save_file
 
-    path = tmp_path / "engine" / "adapter_model.safetensors"
-    save_file(load_file(path) | {"base_model.model.model.norm.weight": torch.zeros(1)}, path)
+    path = tmp_path / "engine" / "packed.safetensors"
+    with safe_open(path, "pt") as file:
+        metadata = file.metadata()
+    save_file(load_file(path) | {"lora.lm_head.a": torch.zeros(1)}, path, metadata)
     with pytest.raises(ValueError, match="cannot apply"):
         ServingForm.read(tmp_path / "engine")
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from adapters.serving import REFT_PREFIX
-from engine.reft import ReftPool, factors_of
+from engine.reft import ReftFactors, ReftPool
 
 HIDDEN, LAYERS, SLOTS, MAX_RANK = 16, 3, 4, 8
 
@@ -46,14 +45,17 @@ class SegmentedProducts:
             base_output[tokens] += x[tokens, :rank] @ weights[slot, :, :rank].T
 
 
-def tensors(seed: int, rank: int, layers=range(LAYERS)) -> dict[str, torch.Tensor]:
+def factors(seed: int, rank: int, layers=range(LAYERS)) -> ReftFactors:
     generator = torch.Generator().manual_seed(seed)
-    shapes = {"a": (rank, HIDDEN), "b": (rank, HIDDEN), "bias": (rank,)}
-    return {
-        f"{REFT_PREFIX}{layer}.{part}": torch.randn(shape, generator=generator)
-        for layer in layers
-        for part, shape in shapes.items()
-    }
+    shapes = ((rank, HIDDEN), (HIDDEN, rank), (rank,))
+    a, b, bias = (torch.randn(len(layers), *shape, generator=generator) for shape in shapes)
+    return ReftFactors(torch.tensor(list(layers)), a, b, bias)
+
+
+def change(own: ReftFactors, layer: int, stream: torch.Tensor) -> torch.Tensor:
+    """What the formula says, for one token or several."""
+    [place] = (own.layers == layer).nonzero().flatten().tolist()
+    return (stream @ own.a[place].T + own.bias[place]) @ own.b[place].T
 
 
 @pytest.fixture
@@ -67,9 +69,9 @@ def begin(pool: ReftPool, *segments: tuple[int, int], in_graph: bool = False) ->
 
 
 def test_each_segment_has_its_own_adapter(pool: ReftPool):
-    adapters = {0: tensors(0, 1), 2: tensors(2, 8), 3: tensors(3, 5, layers=[1])}
+    adapters = {0: factors(0, 1), 2: factors(2, 8), 3: factors(3, 5, layers=[1])}
     for slot, own in adapters.items():
-        pool.fill(slot, factors_of(own, LAYERS))
+        pool.fill(slot, own)
     begin(pool, (2, 3), (1, 2), (0, 1), (3, 4), (1, 2))
     assert pool.is_active
     slot_of_token = [2, 2, 2, 1, 1, 0, 3, 3, 3, 3, 1, 1]
@@ -77,10 +79,8 @@ def test_each_segment_has_its_own_adapter(pool: ReftPool):
         hidden, residual = torch.randn(12, HIDDEN), torch.randn(12, HIDDEN)
         expected = hidden.clone()
         for token, slot in enumerate(slot_of_token):
-            own = adapters.get(slot, {})
-            if f"{REFT_PREFIX}{layer}.a" in own:
-                a, b, bias = (own[f"{REFT_PREFIX}{layer}.{part}"] for part in ("a", "b", "bias"))
-                expected[token] += b.T @ (a @ (hidden[token] + residual[token]) + bias)
+            if slot in adapters and layer in adapters[slot].layers:
+                expected[token] += change(adapters[slot], layer, hidden[token] + residual[token])
         untouched = residual.clone()
         pool.apply(layer, hidden, residual)
         torch.testing.assert_close(hidden, expected, rtol=1e-4, atol=1e-4)
@@ -88,24 +88,23 @@ def test_each_segment_has_its_own_adapter(pool: ReftPool):
 
 
 def test_the_next_adapter_in_a_slot_inherits_nothing(pool: ReftPool):
-    pool.fill(1, factors_of(tensors(0, 8), LAYERS))
-    pool.fill(1, factors_of(tensors(1, 2, layers=[0]), LAYERS))
+    own = factors(1, 2, layers=[0])
+    pool.fill(1, factors(0, 8))
+    pool.fill(1, own)
     begin(pool, (1, 2))
     hidden = torch.randn(2, HIDDEN)
     before = hidden.clone()
     pool.apply(1, hidden, None)
     assert torch.equal(hidden, before)  # the new one has nothing on layer 1
-    own = tensors(1, 2, layers=[0])
     pool.apply(0, hidden, None)
-    a, b, bias = (own[f"{REFT_PREFIX}0.{part}"] for part in ("a", "b", "bias"))
-    torch.testing.assert_close(hidden, before + (before @ a.T + bias) @ b, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(hidden, before + change(own, 0, before), rtol=1e-4, atol=1e-4)
     pool.fill(1, None)
     for buffer in (pool.a, pool.b, pool.bias):
         assert not buffer.any()
 
 
 def test_it_acts_in_batches_with_reft_only(pool: ReftPool):
-    pool.fill(2, factors_of(tensors(0, 8), LAYERS))
+    pool.fill(2, factors(0, 8))
     begin(pool, (0, 3), (1, 2))
     assert not pool.is_active
     begin(pool, (0, 3), (2, 2))
@@ -117,8 +116,8 @@ def test_it_acts_in_batches_with_reft_only(pool: ReftPool):
 def test_what_a_graph_recorded_acts_on_the_batch_at_hand(pool: ReftPool):
     """Capture without ReFT, replay with it and without: kernels read from the same places each time."""
     pool.allow_graphs(16)
-    own = tensors(0, 3)
-    pool.fill(2, factors_of(own, LAYERS))
+    own = factors(0, 3)
+    pool.fill(2, own)
     pool.begin_batch([16], None, [16], in_graph=True)  # capture
     assert pool.is_active
     place = pool._slot_of_token.data_ptr()
@@ -132,27 +131,10 @@ def test_what_a_graph_recorded_acts_on_the_batch_at_hand(pool: ReftPool):
         pool.apply(0, hidden, None)
         expected = before.clone()
         if len(segments) == 2:
-            a, b, bias = (own[f"{REFT_PREFIX}0.{part}"] for part in ("a", "b", "bias"))
-            expected[2:5] += (before[2:5] @ a.T + bias) @ b
+            expected[2:5] += change(own, 0, before[2:5])
         torch.testing.assert_close(hidden, expected, rtol=1e-4, atol=1e-4)
     pool.begin_batch([5], None, [5], in_graph=True)  # the base model's: slot 2's ReFT does not act
     hidden = torch.randn(8, HIDDEN)
     before = hidden.clone()
     pool.apply(0, hidden, None)
     assert torch.equal(hidden, before)
-
-
-def test_no_tensors_are_no_reft():
-    assert factors_of({}, LAYERS) is None
-
-
-def test_a_set_that_is_not_whole_is_refused():
-    broken = tensors(0, 2)
-    del broken[f"{REFT_PREFIX}1.bias"]
-    with pytest.raises(ValueError, match="layer 1 has the ReFT tensors a, b"):
-        factors_of(broken, LAYERS)
-
-
-def test_a_layer_that_the_model_lacks_is_refused():
-    with pytest.raises(ValueError, match="layer 2, and the model has 2 layers"):
-        factors_of(tensors(0, 2), 2)

@@ -1,117 +1,89 @@
-"""Slots filled from images are what they were when the images were recorded."""
+"""A slot filled from an image is the image's adapter's, as far as kernels read it."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from engine import slot_images
-from engine.slot_images import SlotFiller
+from engine.slot_images import Region, SlotFiller, SlotImage
 
 SLOTS, RANK = 4, 8
+SHAPES = ((RANK, 6), (10, RANK), (2 * RANK, 5), (7, RANK))  # A and B of two modules
 
 
 @pytest.fixture
 def buffers() -> list[torch.Tensor]:
-    """A and B of two layers, full of what former adapters left."""
-    return [torch.randn(SLOTS, *shape) for shape in ((RANK, 6), (10, RANK), (2 * RANK, 5), (7, RANK))]
+    """Full of what former adapters left."""
+    return [torch.randn(SLOTS, *shape) for shape in SHAPES]
 
 
-def copy(buffers, slot: int, rank: int, numbers=(0, 1, 2, 3)) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """As SGLang fills a slot: the rank's part of each buffer, zeros where the adapter has nothing."""
-    copies = []
-    for number, buffer in enumerate(buffers):
-        view = buffer[slot, :, :rank] if number % 2 else buffer[slot, : rank * (2 if number == 2 else 1)]
-        if number not in numbers:
-            buffer[slot].zero_()
-            continue
-        weight = torch.randn(view.shape)
-        view.copy_(weight)
-        copies.append((view, weight))
-    return copies
+def image(rank: int, numbers=(0, 1, 2, 3)) -> SlotImage:
+    """An adapter of a rank in some of the buffers."""
+    regions, parts, start = [], [], 0
+    for number in numbers:
+        rows, columns = SHAPES[number]
+        shape = (rows, rank) if number % 2 else (rank * (2 if number == 2 else 1), columns)
+        regions.append(Region(number, shape, start, shape[1], 0, columns))
+        parts.append(torch.randn(shape))
+        start += parts[-1].numel()
+    return SlotImage(torch.cat([part.flatten() for part in parts]) if parts else torch.empty(0), tuple(regions))
 
 
-def used(buffers, slot: int, rank: int) -> list[torch.Tensor]:
-    """What kernels read: beyond the rank they do not look."""
-    parts = [
-        buffers[0][slot, :rank],
-        buffers[1][slot, :, :rank],
-        buffers[2][slot, : 2 * rank],
-        buffers[3][slot, :, :rank],
-    ]
-    return [part.clone() for part in parts]
+def assert_is_in(buffers, slot: int, own: SlotImage) -> None:
+    written = set()
+    for region in own.regions:
+        rows, columns = region.shape
+        wanted = own.data[region.source : region.source + rows * columns].view(rows, columns)
+        assert torch.equal(buffers[region.buffer][slot, :rows, :columns], wanted)
+        written.add(region.buffer)
+    for number in set(range(len(buffers))) - written:
+        assert not buffers[number][slot].any()
 
 
-@pytest.mark.parametrize(("rank", "numbers"), [(RANK, (0, 1, 2, 3)), (3, (0, 1, 2, 3)), (5, (0, 1)), (1, (2, 3))])
-@pytest.mark.parametrize("target", range(SLOTS))
-def test_a_slot_is_what_was_recorded(buffers, rank: int, numbers, target: int):
-    filler = SlotFiller(buffers)
-    image = filler.image_of(1, copy(buffers, 1, rank, numbers))
-    expected = used(buffers, 1, rank)
-    others = [buffer.clone() for buffer in buffers]
-    filler.fill(target, image)
-    for found, wanted in zip(used(buffers, target, rank), expected, strict=True):
-        assert torch.equal(found, wanted)
-    for slot in set(range(SLOTS)) - {target}:
+def filler_of(buffers) -> SlotFiller:
+    return SlotFiller(buffers, sum(rows * columns for rows, columns in SHAPES))
+
+
+@pytest.mark.parametrize(
+    ("rank", "numbers"), [(RANK, (0, 1, 2, 3)), (3, (0, 1, 2, 3)), (5, (0, 1)), (1, (2, 3)), (2, ())]
+)
+@pytest.mark.parametrize("slot", range(SLOTS))
+def test_a_slot_is_the_images(buffers, rank: int, numbers, slot: int):
+    own, others = image(rank, numbers), [buffer.clone() for buffer in buffers]
+    filler_of(buffers).fill(slot, own)
+    assert_is_in(buffers, slot, own)
+    for other in set(range(SLOTS)) - {slot}:
         for buffer, before in zip(buffers, others, strict=True):
-            assert torch.equal(buffer[slot], before[slot])
+            assert torch.equal(buffer[other], before[other])
 
 
 def test_many_adapters_of_many_shapes_take_turns(buffers):
-    filler = SlotFiller(buffers)
-    known = []
+    filler, known = filler_of(buffers), []
     for rank in range(1, RANK + 1):
-        for _ in range(3):  # the same layout for several
-            image = filler.image_of(2, copy(buffers, 2, rank))
-            known.append((rank, image, used(buffers, 2, rank)))
+        first = image(rank)
+        known += [first, *(SlotImage(torch.randn(len(first.data)), first.regions) for _ in range(2))]
     generator = torch.Generator().manual_seed(0)
     for _ in range(3):
         for number in torch.randperm(len(known), generator=generator).tolist():
-            rank, image, expected = known[number]
             slot = number % SLOTS
-            filler.fill(slot, image)
-            assert all(torch.equal(f, w) for f, w in zip(used(buffers, slot, rank), expected, strict=True))
+            filler.fill(slot, known[number])
+            assert_is_in(buffers, slot, known[number])
     assert len(filler._layouts) <= 8
 
 
-def test_what_is_not_of_the_slot_has_no_image(buffers):
-    filler = SlotFiller(buffers)
-    copies = copy(buffers, 1, RANK)
-    assert filler.image_of(2, copies) is None  # recorded for another slot
-    foreign = torch.zeros(3)
-    assert filler.image_of(1, [*copies, (foreign, foreign)]) is None
-    view, weight = copies[0]
-    assert filler.image_of(1, [(view, weight.double())]) is None
-
-
-def test_an_adapter_without_lora_leaves_zeros(buffers):
-    filler = SlotFiller(buffers)
-    image = filler.image_of(0, [])
-    assert image.blocks == ()
-    filler.fill(3, image)
-    assert not any(buffer[3].any() for buffer in buffers)
-
-
-def test_an_image_is_held_in_powers_of_two(monkeypatch):
-    monkeypatch.setattr(slot_images, "_SMALLEST_BLOCK", 64)
-    flat = torch.arange(1000, dtype=torch.float32)
-    blocks = slot_images._in_blocks(flat, is_page_locked=False)
-    assert torch.equal(torch.cat(blocks), flat)
-    assert [4 * len(block) for block in blocks] == [2048, 1024, 512, 256, 128, 32]
-
-
-def test_an_image_in_many_blocks_fills_a_slot(monkeypatch, buffers):
-    monkeypatch.setattr(slot_images, "_SMALLEST_BLOCK", 64)
-    filler = SlotFiller(buffers)
-    image = filler.image_of(1, copy(buffers, 1, RANK))
-    assert len(image.blocks) == 2
-    expected = used(buffers, 1, RANK)
-    filler.fill(3, image)
-    assert all(torch.equal(f, w) for f, w in zip(used(buffers, 3, RANK), expected, strict=True))
-
-
-def test_which_regions_are_one_piece(buffers):
-    filler = SlotFiller(buffers)
-    narrow, whole = (filler.image_of(1, copy(buffers, 1, rank)) for rank in (3, RANK))
-    assert [slot_images._is_dense(region) for region in narrow.regions] == [True, False, True, False]
-    assert all(slot_images._is_dense(region) for region in whole.regions)
+def test_a_part_of_a_matrix_arrives_where_it_belongs(buffers):
+    """As for a tensor-parallel rank: some columns of A, two ranges of rows of B below each other."""
+    a, b = torch.randn(RANK, 12), torch.randn(20, RANK)
+    data = torch.cat([a.flatten(), b.flatten()])
+    own = SlotImage(
+        data,
+        (
+            Region(0, (RANK, 6), 6, 12, 0, 6),
+            Region(1, (4, RANK), len(a.flatten()) + 3 * RANK, RANK, 0, RANK),
+            Region(1, (6, RANK), len(a.flatten()) + 12 * RANK, RANK, 4 * RANK, RANK),
+        ),
+    )
+    SlotFiller(buffers, len(data)).fill(2, own)
+    assert torch.equal(buffers[0][2], a[:, 6:])
+    assert torch.equal(buffers[1][2], torch.cat([b[3:7], b[12:18]]))
+    assert not buffers[2][2].any()

@@ -1,0 +1,57 @@
+"""What an engine loads: a directory with a packed revision and the `adapter_config.json` that SGLang insists on."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from adapters.base_model import BaseModel
+from adapters.formats.peft_config import CONFIG_NAME, OUR_KEY
+from adapters.normal_form import Adapter
+from adapters.packed.fused_layout import PARTS_OF
+from adapters.packed.metadata import PackedMetadata
+from adapters.packed.reader import read_packed
+from adapters.packed.writer import write_packed
+from adapters.serving import EngineDtype
+
+PACKED_NAME = "packed.safetensors"
+
+
+def write_for_engine(adapter: Adapter, base: BaseModel, dtype: EngineDtype, directory: Path) -> None:
+    """Makes `directory` hold the adapter for an engine, at once or not at all; what was there is replaced.
+
+    Raises AdapterIncompatible where a value does not fit the dtype or the adapter is for another base model.
+    """
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    temporary = Path(tempfile.mkdtemp(prefix=f".{directory.name}.", dir=directory.parent))
+    try:
+        complete = temporary / "complete"
+        complete.mkdir()
+        write_packed(adapter, base, dtype, complete / PACKED_NAME)
+        write_engine_config(read_packed(complete / PACKED_NAME).metadata, complete)
+        if directory.exists():  # set it aside, since a rename cannot replace it
+            directory.rename(temporary / "replaced")
+        complete.rename(directory)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def write_engine_config(metadata: PackedMetadata, directory: Path) -> None:
+    """Write what SGLang reads of an adapter before its weights. Scales are folded in, so alpha is the rank."""
+    rank = max(metadata.lora_rank, metadata.reft.rank if metadata.reft else 0)
+    config: dict[str, Any] = {
+        "peft_type": "LORA",
+        "r": rank,
+        "lora_alpha": rank,
+        "target_modules": [part for module in PARTS_OF if module in metadata.modules for part in PARTS_OF[module]],
+        "bias": "none",
+        OUR_KEY: {  # the engine reads the positions from it
+            "revision_id": metadata.revision_id,
+            "dtype": metadata.dtype,
+            "positions": metadata.positions,
+        },
+    }
+    (directory / CONFIG_NAME).write_text(json.dumps(config, indent=2))

@@ -1,0 +1,80 @@
+"""Bodies of the hooks by which packed adapters come into the engine, get slots, and leave."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from engine.hooks.reft import fill_reft_slot
+
+
+def load_packed(original, manager, lora_ref) -> None:
+    """Map a packed file, where SGLang would read and stack hundreds of tensors while no batch runs."""
+    loader = manager.memory_pool.prelude_packed
+    manager.loras[lora_ref.lora_id] = loader.load(Path(lora_ref.lora_path), manager.configs[lora_ref.lora_id])
+
+
+def load_once(original, manager, lora_ref):
+    """Leave a revision that is loaded as it is: its id says that its content is the same.
+
+    Another one is loaded without the device's free memory in the log, for which SGLang empties torch's caches.
+    """
+    if lora_ref.lora_id in manager.loras:
+        return manager.create_lora_update_result(success=True)
+    result = manager._load_lora_adapter(lora_ref)
+    if not result.success:
+        manager.configs.pop(lora_ref.lora_id, None)
+    return result
+
+
+def unload(original, manager, lora_ref):
+    """As `load_once`, for the way out."""
+    adapter = manager.loras.get(lora_ref.lora_id)
+    if adapter is None:
+        return manager.create_lora_update_result(success=True)
+    result = manager._unload_lora_adapter(lora_ref)
+    manager.memory_pool.prelude_packed.unload(adapter)
+    return result
+
+
+async def unload_only_what_is_idle(original, manager, obj):
+    """Refuse at once where SGLang would wait for requests to end, while nothing else can be loaded.
+
+    And forget where the adapter was: a request that comes too late must not load it again by itself.
+    """
+    registry = manager.lora_registry
+    known = registry.get_all_adapters().get(obj.lora_name)
+    if known is not None and (num_requests := registry._counters[known.lora_id].value()):
+        raise ValueError(f"adapter {obj.lora_name} is in use by {num_requests} requests")
+    manager.lora_ref_cache.pop(obj.lora_name, None)
+    return await original(manager, obj)
+
+
+def fill_slot(original, pool, uid, buffer_id, lora_adapter, *args, **kwargs) -> None:
+    """Fill a slot from an adapter's mapped file, and its ReFT with it."""
+    if lora_adapter is None:  # the base model
+        original(pool, uid, buffer_id, lora_adapter, *args, **kwargs)
+    else:
+        pool.prelude_packed.filler.fill(buffer_id, lora_adapter.image)
+    fill_reft_slot(pool, buffer_id, lora_adapter)
+
+
+def make_packed_loader(manager) -> None:
+    """Before KV is sized, since it takes device memory for one image."""
+    from sglang.srt.runtime_context import get_server_args
+
+    from adapters.base_model import BaseModel
+    from engine.packed_adapters import PackedLoader, share_of  # here, for the ledger is read without torch
+
+    pool = manager.memory_pool
+    base = BaseModel.read(get_server_args().model_path)
+    buffers = {
+        (module, factor, layer): buffer
+        for factor, part in (("a", pool.A_buffer), ("b", pool.B_buffer))
+        for module, each in part.items()
+        for layer, buffer in enumerate(each)
+    }
+    shares = None
+    if pool.tp_size > 1:
+        wrapped = {name.rsplit(".", 1)[-1]: module for name, module in manager.lora_modules[0].items()}
+        shares = {module: share_of(wrapped[module], *base.shape_of(module)) for module in pool.A_buffer}
+    pool.prelude_packed = PackedLoader(buffers, base, pool.max_lora_rank, shares)

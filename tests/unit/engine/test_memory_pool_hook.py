@@ -1,0 +1,29 @@
+"""Settings that the adapter hooks are not written for are refused at start."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from engine.hooks import memory_pool
+
+
+@pytest.mark.parametrize(
+    ("arguments", "backend", "environment", "words"),
+    [
+        ({"enable_lora_overlap_loading": True}, "csgmv", {}, "--enable-lora-overlap-loading cannot be used"),
+        ({"enable_dp_attention": True}, "csgmv", {}, "--enable-dp-attention cannot be used"),
+        ({"speculative_algorithm": "NGRAM"}, "csgmv", {}, "--speculative-algorithm cannot be used"),
+        ({}, "triton", {}, "--lora-backend triton is not supported"),
+        ({}, "csgmv", {"SGLANG_EXPERIMENTAL_LORA_OPTI": "1"}, "unset it"),
+    ],
+)
+def test_settings_that_hooks_are_not_written_for_are_refused(arguments, backend, environment, words):
+    with pytest.raises(ValueError, match=words):
+        memory_pool.check_supported(SimpleNamespace(**arguments), backend, environment)
+
+
+@pytest.mark.parametrize("backend", ["csgmv", "torch_native"])
+def test_other_settings_are_not(backend: str):
+    memory_pool.check_supported(SimpleNamespace(enable_dp_attention=False, speculative_algorithm=None), backend, {})

@@ -1,0 +1,155 @@
+"""What is mapped from a packed file gets to the slots, whole on one rank and in parts on several."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from adapters.base_model import MODULES, BaseModel
+from adapters.errors import AdapterIncompatible, AdapterMalformed, AdapterMissing
+from adapters.formats import Limits, read_adapter
+from adapters.packed import PACKED_NAME, write_for_engine
+from adapters.packed.fused_layout import PARTS_OF
+from adapters.random_adapters import write_random_lora, write_random_mixed, write_random_reft
+from adapters.serving_form import ServingForm
+from cluster.demo import make_model
+from engine.packed_adapters import PackedLoader, Share, share_of
+
+SLOTS, MAX_RANK = 3, 16
+DTYPE = torch.bfloat16
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory) -> BaseModel:
+    folder = tmp_path_factory.mktemp("model") / "base"
+    make_model(folder)
+    return BaseModel.read(folder)
+
+
+def buffers_of(
+    base: BaseModel, modules=tuple(PARTS_OF), num_ranks: int = 1
+) -> dict[tuple[str, str, int], torch.Tensor]:
+    """As SGLang's pool has them: ranks share the columns of A of o_proj and down_proj, and the rows of other B."""
+    buffers = {}
+    for module in modules:
+        size_out, size_in = base.shape_of(module)
+        is_row_parallel = module in ("o_proj", "down_proj")
+        shape_a = (len(PARTS_OF[module]) * MAX_RANK, size_in // num_ranks if is_row_parallel else size_in)
+        shape_b = (size_out if is_row_parallel else size_out // num_ranks, MAX_RANK)
+        for layer in range(base.num_layers):
+            for factor, shape in (("a", shape_a), ("b", shape_b)):
+                buffers[module, factor, layer] = torch.randn(SLOTS, *shape).to(DTYPE)
+    return buffers
+
+
+WRITERS = {
+    "lora": lambda folder, base: write_random_lora(folder, base, 1, modules=MODULES, rank=MAX_RANK),
+    "few modules, some layers": lambda folder, base: write_random_lora(
+        folder, base, 2, modules=("k_proj", "down_proj"), rank=3, layers=(1, 3)
+    ),
+    "reft": lambda folder, base: write_random_reft(folder, base, 3, rank=5, layers=(0, 2)),
+    "mixed": lambda folder, base: write_random_mixed(folder, base, 4),
+}
+
+
+@pytest.fixture(params=WRITERS)
+def directory(request, base, tmp_path):
+    adapter = read_adapter(WRITERS[request.param](tmp_path / "source", base), base, Limits())
+    write_for_engine(adapter, base, "bfloat16", tmp_path / "engine")
+    return tmp_path / "engine"
+
+
+def expected(form: ServingForm, base: BaseModel, module: str, layer: int) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """A and B of an engine module as its parts say, one below the other; None where the adapter has nothing."""
+    block = "self_attn" if module in ("qkv_proj", "o_proj") else "mlp"
+    pairs = [form.lora.get(f"model.layers.{layer}.{block}.{part}") for part in PARTS_OF[module]]
+    if None in pairs:
+        assert pairs == [None] * len(pairs)
+        return None
+    return torch.cat([a for a, _ in pairs]), torch.cat([b for _, b in pairs])
+
+
+def test_slots_get_what_the_file_has(base, directory):
+    buffers = buffers_of(base)
+    loader, form = PackedLoader(buffers, base, MAX_RANK, None), ServingForm.read(directory)
+    adapter = loader.load(directory, config=None)
+    loader.filler.fill(1, adapter.image)
+    for (module, factor, layer), buffer in buffers.items():
+        wanted = expected(form, base, module, layer)
+        if wanted is None:
+            assert not buffer[1].any()
+        else:
+            own = wanted["ab".index(factor)]
+            assert torch.equal(buffer[1, : own.shape[0], : own.shape[1]], own), (module, factor, layer)
+    assert (adapter.reft is not None) == bool(form.reft)
+    if adapter.reft is not None:
+        assert adapter.reft.layers.tolist() == list(form.reft)
+        for place, (a, b, bias) in enumerate(form.reft.values()):
+            assert torch.equal(adapter.reft.a[place], a)
+            assert torch.equal(adapter.reft.b[place], b.T)
+            assert torch.equal(adapter.reft.bias[place], bias)
+    loader.unload(adapter)
+
+
+class Wrapped:
+    """What SGLang's wrapper of a stacked module takes of B: a part of q, of k and of v."""
+
+    def __init__(self, rank: int, sizes: tuple[int, ...], splits_columns: bool) -> None:
+        self._rank, self._sizes, self._splits_columns = rank, sizes, splits_columns
+
+    def slice_lora_b_weights(self, b: torch.Tensor) -> torch.Tensor:
+        if self._splits_columns:
+            return b
+        return torch.cat([part.chunk(2)[self._rank] for part in b.split(self._sizes)])
+
+    def slice_lora_a_weights(self, a: torch.Tensor) -> torch.Tensor:
+        return a.chunk(2, dim=1)[self._rank].contiguous() if self._splits_columns else a
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_each_rank_gets_its_share(base, directory, rank: int):
+    buffers, form = buffers_of(base, num_ranks=2), ServingForm.read(directory)
+    wrapped = {
+        module: Wrapped(rank, tuple(base.shape_of(p)[0] for p in parts), module in ("o_proj", "down_proj"))
+        for module, parts in PARTS_OF.items()
+    }
+    shares = {module: share_of(own, *base.shape_of(module)) for module, own in wrapped.items()}
+    loader = PackedLoader(buffers, base, MAX_RANK, shares)
+    loader.filler.fill(2, loader.load(directory, config=None).image)
+    for (module, factor, layer), buffer in buffers.items():
+        wanted = expected(form, base, module, layer)
+        if wanted is not None:
+            own = wanted["ab".index(factor)]
+            own = (
+                wrapped[module].slice_lora_a_weights(own)
+                if factor == "a"
+                else wrapped[module].slice_lora_b_weights(own)
+            )
+            assert torch.equal(buffer[2, : own.shape[0], : own.shape[1]], own), (module, factor, layer)
+
+
+def test_a_share_is_in_ranges(base):
+    q, kv = base.shape_of("q_proj")[0], base.shape_of("k_proj")[0]
+    rows, columns = base.shape_of("qkv_proj")
+    share = share_of(Wrapped(1, (q, kv, kv), False), rows, columns)
+    assert share == Share(
+        (range(q // 2, q), range(q + kv // 2, q + kv), range(q + kv + kv // 2, q + 2 * kv)), range(columns)
+    )
+
+
+def test_what_is_not_for_this_engine_is_refused(base, directory, tmp_path):
+    with pytest.raises(AdapterMissing, match="cannot be read"):
+        PackedLoader(buffers_of(base), base, MAX_RANK, None).load(tmp_path, None)
+    float32 = {key: buffer.float() for key, buffer in buffers_of(base).items()}
+    with pytest.raises(AdapterIncompatible, match=r"the engine runs in torch\.float32"):
+        PackedLoader(float32, base, MAX_RANK, None).load(directory, None)
+    other = BaseModel(**{name: getattr(base, name) for name in base.__dataclass_fields__} | {"vocabulary": 99})
+    with pytest.raises(AdapterIncompatible, match=other.fingerprint):
+        PackedLoader(buffers_of(base), other, MAX_RANK, None).load(directory, None)
+    if ServingForm.read(directory).lora:
+        with pytest.raises(AdapterIncompatible, match="has no slots for it"):
+            PackedLoader(buffers_of(base, ("o_proj",)), base, MAX_RANK, None).load(directory, None)
+    path = directory / PACKED_NAME
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(AdapterMalformed):
+        PackedLoader(buffers_of(base), base, MAX_RANK, None).load(directory, None)
