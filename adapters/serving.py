@@ -42,7 +42,7 @@ def write_for_engine(adapter: Adapter, base: BaseModel, dtype: EngineDtype, dire
         raise AdapterIncompatible(
             f"the adapter was read for the base model {adapter.base_fingerprint}, this one is {base.fingerprint}"
         )
-    mark = {"revision_id": revision_id_of(adapter), "dtype": dtype, "positions": adapter.positions}
+    mark = serving_mark(revision_id_of(adapter), dtype, adapter.positions)
     if _holds(directory, mark):
         return
     directory.parent.mkdir(parents=True, exist_ok=True)
@@ -91,17 +91,27 @@ def _write(adapter: Adapter, base: BaseModel, dtype: EngineDtype, mark: dict[str
             check_fits(f"{key}: it", array, dtype)
             tensors[key] = encode(array, dtype)
     write_safetensors(directory / f"{WEIGHTS_STEM}.safetensors", tensors, {"format": "pt"})
+    write_engine_config(directory, base, rank, {module for _, module in adapter.lora}, mark)
+
+
+def serving_mark(revision_id: str, dtype: EngineDtype, positions: str) -> dict[str, str]:
+    """What a serving directory says of itself, under OUR_KEY; the engine reads the positions from it."""
+    return {"revision_id": revision_id, "dtype": dtype, "positions": positions}
+
+
+def write_engine_config(directory: Path, base: BaseModel, rank: int, modules: set[str], mark: dict[str, str]) -> None:
+    """Write the adapter_config.json of a serving directory: one rank, a scale of 1, the modules with their siblings."""
     config: dict[str, Any] = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
         "base_model_name_or_path": base.name,
         "r": rank,
         "lora_alpha": rank,
-        "target_modules": list(engine_modules({module for _, module in adapter.lora})),
+        "target_modules": list(engine_modules(modules)),
         "bias": "none",
         "lora_dropout": 0.0,
         "inference_mode": True,
-        OUR_KEY: mark,  # the engine reads the positions from it
+        OUR_KEY: mark,
     }
     with (directory / CONFIG_NAME).open("w") as file:
         json.dump(config, file, indent=2)
