@@ -13,7 +13,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from adapters.errors import AdapterError
 from cluster import control_pb2 as pb
 from cluster.control_pb2_grpc import WorkerControlServicer, add_WorkerControlServicer_to_server
-from cluster.errors import ERROR_CODE_KEY, HTTP_STATUS_KEY
+from cluster.errors import ERROR_CODE_KEY, HTTP_STATUS_KEY, RETRY_AFTER_KEY, AdapterHolderBusy
 from engine.errors import EngineError
 
 if TYPE_CHECKING:
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 SERVICE = "prelude.control.v1.WorkerControl"
 _STOP_GRACE_S = 1.0
+_DEADLINE_S = 60.0  # of calls that name none
 
 
 class ControlService(WorkerControlServicer):
@@ -37,28 +38,59 @@ class ControlService(WorkerControlServicer):
             yield state
 
     async def EnsureAdapter(self, request, context) -> pb.EnsureAdapterResponse:
-        agent = self._agent
-        if agent.spec.adapters is None:
-            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, f"worker {agent.name} holds no adapters")
-        if agent.hub.state.draining:
-            await context.abort(grpc.StatusCode.UNAVAILABLE, f"worker {agent.name} is draining")
-        deadline_s = request.deadline_s or 60.0
-        try:
-            async with asyncio.timeout(deadline_s):
-                load_s = await agent.ensure_adapter(request.revision_id, deadline_s)
-        except AdapterError as error:
-            details = ((ERROR_CODE_KEY, error.code), (HTTP_STATUS_KEY, str(error.http_status)))
-            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error), trailing_metadata=details)
-        except TimeoutError:
-            await context.abort(
-                grpc.StatusCode.DEADLINE_EXCEEDED, f"the adapter was not resident within {deadline_s:g} s"
+        await self._check_takes_adapters(context)
+        deadline_s = request.deadline_s or _DEADLINE_S
+        async with _told(context, f"the adapter was not resident within {deadline_s:g} s"):
+            return await self._agent.ensure_adapter(request.revision_id, request.tier, deadline_s)
+
+    async def PinAdapter(self, request, context) -> pb.PinAdapterResponse:
+        await self._check_takes_adapters(context)
+        deadline_s = request.deadline_s or _DEADLINE_S
+        async with _told(context, f"the adapter was not resident within {deadline_s:g} s"):
+            await self._agent.pin_adapter(request.revision_id, request.pinned, deadline_s)
+        return pb.PinAdapterResponse()
+
+    async def EvictAdapter(self, request, context) -> pb.EvictAdapterResponse:
+        await self._check_holds_adapters(context)
+        async with _told(context, "the engine did not unload the adapter in time"):
+            return pb.EvictAdapterResponse(
+                evicted=await self._agent.evict_adapter(request.revision_id, request.from_disk)
             )
-        except EngineError as error:
-            await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
-        return pb.EnsureAdapterResponse(load_s=load_s)
+
+    async def _check_holds_adapters(self, context) -> None:
+        if self._agent.spec.adapters is None:
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, f"worker {self._agent.name} holds no adapters")
+
+    async def _check_takes_adapters(self, context) -> None:
+        await self._check_holds_adapters(context)
+        if self._agent.hub.state.draining:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, f"worker {self._agent.name} is draining")
 
     async def Drain(self, request, context) -> pb.DrainResponse:
         return pb.DrainResponse(idle=await self._agent.drain(request.deadline_s or 30.0))
+
+
+@contextlib.asynccontextmanager
+async def _told(context, on_timeout: str) -> AsyncIterator[None]:
+    """What goes wrong inside is said with a status that tells whether, when and where to try again.
+
+    RESOURCE_EXHAUSTED: this worker has no room or no hands now. UNAVAILABLE: something that passes, with its code in
+    the metadata where it is the adapter's store, without one where it is this worker's engine. FAILED_PRECONDITION:
+    the adapter or the request is wrong, and is so everywhere.
+    """
+    try:
+        yield
+    except AdapterHolderBusy as error:
+        after = ((RETRY_AFTER_KEY, f"{error.retry_after_s:.3f}"),)
+        await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error), trailing_metadata=after)
+    except AdapterError as error:
+        details = ((ERROR_CODE_KEY, error.code), (HTTP_STATUS_KEY, str(error.http_status)))
+        status = grpc.StatusCode.UNAVAILABLE if error.retryable else grpc.StatusCode.FAILED_PRECONDITION
+        await context.abort(status, str(error), trailing_metadata=details)
+    except TimeoutError:
+        await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, on_timeout)
+    except EngineError as error:
+        await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
 
 
 @contextlib.asynccontextmanager

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-# Trailing metadata of EnsureAdapter, by which an agent says which AdapterError it was.
+from adapters.errors import AdapterError
+
+# Trailing metadata of calls about adapters, by which an agent says which AdapterError it was.
 ERROR_CODE_KEY = "prelude-error-code"
 HTTP_STATUS_KEY = "prelude-http-status"
+RETRY_AFTER_KEY = "prelude-retry-after-s"  # of errors that pass: when to try again, in seconds
 
 
 class ClusterError(Exception):
@@ -17,3 +20,15 @@ class ConfigError(ClusterError):
 
 class StartError(ClusterError):
     """A process of the cluster did not come up."""
+
+
+class AdapterHolderBusy(AdapterError):
+    """A worker that holds adapters has no room or no hands for one more just now. Another worker may have."""
+
+    code = "adapter_holder_busy"
+    http_status = 503
+    retryable = True
+
+    def __init__(self, message: str, retry_after_s: float = 1.0) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s

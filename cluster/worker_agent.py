@@ -11,6 +11,7 @@ import contextlib
 import logging
 import os
 import time
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import grpc
@@ -76,11 +77,33 @@ class WorkerAgent:
     def engine_gone(self) -> None:
         """Called when the engine ended, with all that it held."""
 
+    def engine_up(self) -> None:
+        """Called when a new engine, which holds nothing, begins to answer."""
+
     async def run_role(self) -> None:
         """The role's own background work; runs until cancelled."""
 
-    async def ensure_adapter(self, revision_id: str, deadline_s: float) -> float:
-        """Make a revision usable; returns the seconds that loading took. Raises AdapterError or EngineError."""
+    @contextlib.asynccontextmanager
+    async def resources(self) -> AsyncIterator[None]:
+        """What the role needs besides its engine, for as long as the agent runs."""
+        yield
+
+    async def run_resources(self) -> None:
+        """The background work of `resources`; runs until cancelled."""
+        await asyncio.Event().wait()
+
+    # What the control service asks of workers that hold adapters, and of no others.
+
+    async def ensure_adapter(self, revision_id: str, tier: pb.Tier, deadline_s: float) -> pb.EnsureAdapterResponse:
+        """Bring a revision to a tier. Raises AdapterError, EngineError or TimeoutError."""
+        raise NotImplementedError
+
+    async def pin_adapter(self, revision_id: str, pinned: bool, deadline_s: float) -> None:
+        """Make a revision resident and keep it so, or stop keeping it. Raises as `ensure_adapter`."""
+        raise NotImplementedError
+
+    async def evict_adapter(self, revision_id: str, from_disk: bool) -> bool:
+        """Take a revision out; False where there is none. Raises AdapterError or EngineError."""
         raise NotImplementedError
 
     # Start, main loop, shutdown.
@@ -91,6 +114,7 @@ class WorkerAgent:
         supervisor = EngineSupervisor(self.spec, self.config.engine_of(self.name).start_timeout_s, self._engine_changed)
         async with contextlib.AsyncExitStack() as stack:
             stack.push_async_callback(self.engine.aclose)
+            await stack.enter_async_context(self.resources())
             await stack.enter_async_context(serve_control(self))
             await stack.enter_async_context(serve_worker_http(self))
             tasks = [
@@ -100,6 +124,7 @@ class WorkerAgent:
                     ("load", self._poll_load()),
                     ("readiness", self._follow_readiness()),
                     ("role", self.run_role()),
+                    ("resources", self.run_resources()),
                     *((f"peer {peer.name}", peer.run()) for peer in self.peers.values()),
                 )
             ]
@@ -174,6 +199,8 @@ class WorkerAgent:
         if snapshot.incarnation != self.incarnation:
             self.hub.clear_resident()
             self.engine_gone()
+            if snapshot.incarnation:
+                self.engine_up()
         self.metrics.engine_restarts.set(snapshot.num_restarts)
         self.hub.update(
             engine_state=_ENGINE_STATES[snapshot.status],

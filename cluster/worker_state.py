@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 
 from cluster import control_pb2 as pb
 
+_MOST_IDS = 10_000  # of a message: gRPC takes at most 4 MiB, and an id has 71 bytes
 _MAX_QUEUED_STATES = 256  # a watcher further behind is cut off and comes back for a snapshot
 
 
@@ -18,6 +19,7 @@ class WorkerStateHub:
             engine_state=pb.ENGINE_STATE_STARTING, reason="the engine is starting", load=pb.Load()
         )
         self.resident: set[str] = set()
+        self.on_disk: set[str] = set()
         self._watchers: set[asyncio.Queue[pb.WorkerState]] = set()
 
     def update(self, **fields) -> None:
@@ -42,19 +44,38 @@ class WorkerStateHub:
             self.resident.add(revision_id)
             self._publish(pb.ResidencyDelta(resident=[revision_id]))
 
+    def remove_resident(self, revision_id: str) -> None:
+        """A revision is not usable any more."""
+        if revision_id in self.resident:
+            self.resident.remove(revision_id)
+            self._publish(pb.ResidencyDelta(evicted=[revision_id]))
+
     def clear_resident(self) -> None:
-        """The engine, and with it all residency, is gone."""
-        if self.resident:
-            evicted = sorted(self.resident)
-            self.resident.clear()
-            self._publish(pb.ResidencyDelta(evicted=evicted))
+        """The engine, and with it all residency, is gone. What is on disk stays."""
+        evicted = sorted(self.resident)
+        self.resident.clear()
+        for delta in _deltas(evicted=evicted):
+            self._publish(delta)
+
+    def change_on_disk(self, come: Iterable[str], gone: Iterable[str]) -> None:
+        """Revisions came to the worker's disk or left it."""
+        come, gone = set(come) - self.on_disk, set(gone) & self.on_disk
+        self.on_disk |= come
+        self.on_disk -= gone
+        for delta in _deltas(on_disk=sorted(come), off_disk=sorted(gone)):
+            self._publish(delta)
 
     async def watch(self, heartbeat_s: float) -> AsyncIterator[pb.WorkerState]:
         """The state with all residency now, then every change, and the state again after each silent `heartbeat_s`."""
         queue: asyncio.Queue[pb.WorkerState] = asyncio.Queue(_MAX_QUEUED_STATES)
         self._watchers.add(queue)
         try:
-            yield self._with(pb.ResidencyDelta(snapshot=True, resident=sorted(self.resident)))
+            # All of it as of now: what changes while it is being sent comes after it.
+            snapshot = list(_deltas(resident=sorted(self.resident), on_disk=sorted(self.on_disk)))
+            snapshot = snapshot or [pb.ResidencyDelta()]
+            snapshot[0].snapshot = True
+            for state in [self._with(delta) for delta in snapshot]:
+                yield state
             while queue in self._watchers or not queue.empty():
                 try:
                     yield await asyncio.wait_for(queue.get(), heartbeat_s)
@@ -76,3 +97,12 @@ class WorkerStateHub:
                 self._watchers.discard(queue)
             else:
                 queue.put_nowait(state)
+
+
+def _deltas(**revision_ids: Sequence[str]) -> Iterator[pb.ResidencyDelta]:
+    """What is said of these revisions, in as few messages as may be; none for none."""
+    for name, ids in revision_ids.items():
+        for begin in range(0, len(ids), _MOST_IDS):
+            delta = pb.ResidencyDelta()
+            getattr(delta, name).extend(ids[begin : begin + _MOST_IDS])
+            yield delta

@@ -29,8 +29,5 @@ class DecodeAgent(WorkerAgent):
             pair.decode_name == self.name and pair.decode_incarnation == self.incarnation for pair in prefill.warm_pairs
         )
 
-    async def ensure_adapter(self, revision_id: str, deadline_s: float) -> float:
-        raise AssertionError("the control service refuses this before it gets here")
-
     async def run_role(self) -> None:
         await asyncio.Event().wait()

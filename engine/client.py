@@ -58,6 +58,15 @@ class EngineClient:
         if not answer["success"] and revision_id not in await self.loaded_adapters():
             raise EngineRefused(answer["error_message"])
 
+    async def unload_adapter(self, revision_id: str, timeout_s: float) -> None:
+        """Take a revision out of the engine; one that it does not hold is fine.
+
+        Raises EngineRefused with the engine's reason, which has "is in use" in it where requests use the adapter.
+        """
+        answer = await self._call("POST", "/unload_lora_adapter", {"lora_name": revision_id}, timeout_s)
+        if not answer["success"] and revision_id in await self.loaded_adapters():
+            raise EngineRefused(answer["error_message"])
+
     async def loaded_adapters(self) -> frozenset[str]:
         """Revision ids that the engine holds."""
         models = await self._call("GET", "/v1/models")

@@ -2,49 +2,85 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 from adapters.base_model import BaseModel
-from adapters.catalog.static import StaticCatalog
-from adapters.formats import Limits
 from cluster import control_pb2 as pb
 from cluster.config import ClusterConfig
+from cluster.library import limits_of, open_configured_store
 from cluster.worker_agent import WorkerAgent
+from cluster.worker_metrics import ResidencyMetrics
 from engine.errors import EngineUnreachable
-from prefill_worker.residency import Residency
+from prefill_worker.residency import Acceptance, Residency, Tier, sweep_abandoned
 
 
 class AdapterHolder(WorkerAgent):
-    """A worker that applies adapters."""
+    """A worker that applies adapters. It needs their store, but no catalog: requests name revisions."""
 
     served_positions: frozenset[str]  # of the adapters that this role can apply
 
     def __init__(self, config: ClusterConfig, name: str, scratch: Path) -> None:
         super().__init__(config, name, scratch)
-        base = BaseModel.read(config.model.path)
-        limits = Limits(
-            max_rank=config.adapter_limits.max_rank,
-            max_bytes=config.adapter_limits.max_bytes,
-            target_modules=config.adapter_limits.target_modules,
+        self._acceptance = Acceptance(
+            BaseModel.read(config.model.path), config.model.dtype, limits_of(config), self.served_positions
         )
-        catalog = StaticCatalog.load({name: entry.path for name, entry in config.adapters.items()}, base, limits)
-        self._residency = Residency(
-            {entry.revision.revision_id: entry.revision for entry in catalog.list() if entry.revision is not None},
-            base,
-            limits,
-            config.model.dtype,
-            self.served_positions,
-            scratch / "adapters",
+        self._residency: Residency | None = None  # while the agent runs
+
+    @contextlib.asynccontextmanager
+    async def resources(self) -> AsyncIterator[None]:
+        await asyncio.to_thread(sweep_abandoned)
+        settings = self.config.residency
+        disk_folder = settings.disk_directory / self.name if settings.disk_directory else self.scratch / "adapters"
+        residency = Residency(
+            self.name,
+            settings,
+            disk_folder,
+            lambda: open_configured_store(self.config),
+            self._acceptance,
+            self.engine,
             self.hub,
-            self.metrics,
+            ResidencyMetrics(self.metrics.registry, self.name, self.role, self.config.adapter_limits.slots),
         )
+        try:
+            await residency.open()
+            self._residency = residency
+            yield
+        finally:
+            self._residency = None
+            await residency.aclose()
+
+    async def run_resources(self) -> None:
+        assert self._residency is not None
+        await self._residency.run()
 
     def engine_gone(self) -> None:
-        self._residency.engine_gone()
+        if self._residency is not None:
+            self._residency.engine_gone()
 
-    async def ensure_adapter(self, revision_id: str, deadline_s: float) -> float:
-        if self.hub.state.engine_state != pb.ENGINE_STATE_UP:
+    def engine_up(self) -> None:
+        if self._residency is not None:
+            self._residency.engine_up()
+
+    async def ensure_adapter(self, revision_id: str, tier: pb.Tier, deadline_s: float) -> pb.EnsureAdapterResponse:
+        wanted = Tier.DISK if tier == pb.TIER_DISK else Tier.HOST
+        ensured = await self._holding(wanted).ensure(revision_id, wanted, deadline_s)
+        return pb.EnsureAdapterResponse(load_s=ensured.load_s, lease_s=ensured.lease_s)
+
+    async def pin_adapter(self, revision_id: str, pinned: bool, deadline_s: float) -> None:
+        if pinned:
+            await self._holding(Tier.HOST).pin(revision_id, deadline_s)
+        else:
+            self._holding(Tier.DISK).unpin(revision_id)
+
+    async def evict_adapter(self, revision_id: str, from_disk: bool) -> bool:
+        return await self._holding(Tier.DISK).evict(revision_id, from_disk)
+
+    def _holding(self, tier: Tier) -> Residency:
+        """The residency, if it can bring something to a tier now. Raises EngineUnreachable."""
+        engine_is_up = self.hub.state.engine_state == pb.ENGINE_STATE_UP
+        if self._residency is None or (tier is Tier.HOST and not engine_is_up):
             raise EngineUnreachable(f"the engine of {self.name} is not up")
-        load_s = await self._residency.ensure(revision_id, self.engine)
-        self.metrics.resident_adapters.set(len(self.hub.resident))
-        return load_s
+        return self._residency

@@ -41,11 +41,10 @@ def write_for_engine(adapter: Adapter, base: BaseModel, dtype: EngineDtype, dire
 
 def write_engine_config(metadata: PackedMetadata, directory: Path) -> None:
     """Write what SGLang reads of an adapter before its weights. Scales are folded in, so alpha is the rank."""
-    rank = max(metadata.lora_rank, metadata.reft.rank if metadata.reft else 0)
     config: dict[str, Any] = {
         "peft_type": "LORA",
-        "r": rank,
-        "lora_alpha": rank,
+        "r": metadata.rank,
+        "lora_alpha": metadata.rank,
         "target_modules": [part for module in PARTS_OF if module in metadata.modules for part in PARTS_OF[module]],
         "bias": "none",
         OUR_KEY: {  # the engine reads the positions from it

@@ -59,6 +59,11 @@ class PackedMetadata:
     tensors_sha256: str  # 64 hex digits: of all that follows the header
     manifest: str  # canonical JSON: what the revision is (see `adapters.manifest`)
 
+    @property
+    def rank(self) -> int:
+        """The largest one, of which a slot must be."""
+        return max(self.lora_rank, self.reft.rank if self.reft else 0)
+
     def to_header(self) -> dict[str, str]:
         """The safetensors `__metadata__`."""
         lora = {

@@ -109,6 +109,13 @@ class AdapterStore:
                 temporary.unlink(missing_ok=True)
         return envelope
 
+    def read(self, revision_id: str) -> Iterator[bytes | Envelope]:
+        """A revision's content in chunks, and after it the envelope that it agrees with.
+
+        Raises RevisionNotStored, and StoreCorrupt, at the last at the end: what came before it must not be used then.
+        """
+        return self._content(layout.key_of(revision_id), revision_id)
+
     def verify(self, revision_id: str) -> Envelope:
         """Read a revision's object to its end. Raises RevisionNotStored and StoreCorrupt."""
         return self._verified(layout.key_of(revision_id), revision_id)

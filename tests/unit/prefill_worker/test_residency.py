@@ -1,69 +1,35 @@
-"""Which adapters become resident on which role."""
+"""Adapters come to a worker: from the store and the disk into host memory and its engine."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
-from typing import Any
 
-import pytest
+from held_adapters import StoredAdapters, running_worker
 
-from adapters.errors import AdapterUnsupported
-from adapters.formats import Limits
-from adapters.manifest import Manifest
-from adapters.revision import Revision
-from cluster.worker_metrics import WorkerMetrics
-from cluster.worker_state import WorkerStateHub
-from prefill_worker import residency
-from prefill_worker.agent import PrefillAgent
-from prefill_worker.residency import Residency
-from prefill_worker.unified_agent import UnifiedAgent
-
-REVISION_ID = "sha256:" + "ab" * 32
+from prefill_worker.residency import Tier
 
 
-class EngineStandIn:
-    def __init__(self) -> None:
-        self.loaded: list[str] = []
+def test_a_cold_adapter_becomes_resident(stored: StoredAdapters, tmp_path: Path):
+    async def scenario() -> None:
+        first, second = stored.ids[:2]
+        async with running_worker(stored, tmp_path, lease_s=7.0) as worker:
+            ensured = await worker.residency.ensure(first, Tier.HOST, 5)
+            assert ensured.load_s > 0
+            assert ensured.lease_s == 7.0
+            assert worker.hub.resident == {first}
+            held = worker.engine.held[first]
+            held.check_digest()
+            config = json.loads((held.path.parent / "adapter_config.json").read_text())
+            assert (config["r"], config["lora_alpha"]) == (8, 8)
+            assert config["prelude"] == {"revision_id": first, "dtype": "float32", "positions": "prefill"}
 
-    async def load_adapter(self, revision_id: str, directory: Path, timeout_s: float) -> None:
-        self.loaded.append(revision_id)
+            assert (await worker.residency.ensure(first, Tier.HOST, 5)).load_s == 0.0
+            assert worker.engine.calls == [("load", first)]
+            await worker.residency.ensure(second, Tier.HOST, 5)
+            assert worker.hub.resident == {first, second}
+            await worker.on_disk(first, second)
+            assert worker.reads == [first, second]
 
-
-@pytest.fixture
-def ensure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Has a role's residency load one adapter; what its engine and its state hold then."""
-    monkeypatch.setattr(residency, "read_revision", lambda *_: None)
-    monkeypatch.setattr(residency, "write_for_engine", lambda *_: None)
-
-    def run(agent: type[PrefillAgent] | type[UnifiedAgent], positions: str) -> tuple[list[str], set[str]]:
-        manifest = Manifest("base", ("lora",), positions, (), ())
-        revision = Revision("default", "tone", REVISION_ID, tmp_path, manifest, 0)
-        hub, engine = WorkerStateHub(), EngineStandIn()
-        limits: Any = Limits()
-        one = Residency(
-            {REVISION_ID: revision},
-            None,  # type: ignore[arg-type]
-            limits,
-            "float32",
-            agent.served_positions,
-            tmp_path / "cache",
-            hub,
-            WorkerMetrics("w", agent.role),
-        )
-        asyncio.run(one.ensure(REVISION_ID, engine))  # type: ignore[arg-type]
-        return engine.loaded, hub.resident
-
-    return run
-
-
-@pytest.mark.parametrize(
-    ("agent", "positions"), [(PrefillAgent, "prefill"), (UnifiedAgent, "prefill"), (UnifiedAgent, "all")]
-)
-def test_accepted(ensure: Any, agent: Any, positions: str):
-    assert ensure(agent, positions) == ([REVISION_ID], {REVISION_ID})
-
-
-def test_a_prefill_worker_refuses_adapters_that_act_everywhere(ensure: Any):
-    with pytest.raises(AdapterUnsupported, match="tone acts on 'all' positions, which only a unified worker can serve"):
-        ensure(PrefillAgent, "all")
+    asyncio.run(scenario())

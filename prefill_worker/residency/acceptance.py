@@ -1,0 +1,62 @@
+"""Whether this worker can serve a packed revision, and what its engine has to know of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from adapters.base_model import BaseModel
+from adapters.errors import AdapterIncompatible, AdapterMalformed, AdapterUnsupported
+from adapters.formats import Limits
+from adapters.packed import PackedMetadata, read_packed, write_engine_config
+from adapters.packed.fused_layout import ENGINE_MODULE_OF
+from adapters.serving import EngineDtype
+
+
+@dataclass(frozen=True, slots=True)
+class Acceptance:
+    """What one worker serves."""
+
+    base: BaseModel
+    dtype: EngineDtype
+    limits: Limits
+    positions: frozenset[str]
+
+    def prepare(self, revision_id: str, packed: Path) -> None:
+        """Check a packed file's header and write adapter_config.json beside it. Blocking; its tensors are not read.
+
+        Raises AdapterMalformed, AdapterIncompatible and AdapterUnsupported.
+        """
+        revision = read_packed(packed)
+        metadata = revision.metadata
+        self._check(revision_id, metadata)
+        revision.check_fits(self.base)
+        write_engine_config(metadata, packed.parent)
+
+    def _check(self, revision_id: str, metadata: PackedMetadata) -> None:
+        if metadata.revision_id != revision_id:
+            raise AdapterMalformed(
+                f"the store's object of {revision_id} holds {metadata.revision_id}; delete it and import the adapter "
+                "again"
+            )
+        if metadata.positions not in self.positions:
+            raise AdapterUnsupported(
+                f"{revision_id} acts on {metadata.positions!r} positions, which only a unified worker can serve"
+            )
+        if metadata.dtype != self.dtype:
+            raise AdapterIncompatible(
+                f"{revision_id} is stored in {metadata.dtype}, this cluster serves {self.dtype}; use a store of "
+                "its own for each dtype"
+            )
+        if (rank := metadata.rank) > self.limits.max_rank:
+            raise AdapterIncompatible(
+                f"{revision_id} has rank {rank}, this worker takes at most {self.limits.max_rank} "
+                "(adapter_limits.max_rank)"
+            )
+        served = {ENGINE_MODULE_OF.get(module, module) for module in self.limits.target_modules}
+        if strange := sorted(metadata.modules.keys() - served):
+            raise AdapterIncompatible(
+                f"{revision_id} adapts {', '.join(strange)}, this worker only {', '.join(sorted(served))} "
+                "(adapter_limits.target_modules)"
+            )
+

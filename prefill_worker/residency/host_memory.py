@@ -1,0 +1,302 @@
+"""Adapters in host memory: one folder per adapter in shared memory, which every rank of the engine maps.
+
+    absent -> LOADING -> IN_MEMORY -> RESIDENT -> EVICTING -> absent
+                             ^            |          |
+                             |            +<---------+   the engine still uses it
+                             +-- the engine ended, or may hold it or not
+
+The bytes of all folders never exceed the budget: room is reserved before anything is written. Who is evicted is the
+one that was used least recently, of those that are not pinned, leased or held.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import itertools
+import logging
+import shutil
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from adapters.errors import AdapterTooLarge
+from adapters.identity import folder_of
+from adapters.store import Envelope
+from engine.errors import EngineError
+from prefill_worker.residency.errors import AdapterInUse, HostMemoryFull, PinsExceedBudget
+from prefill_worker.residency.threads import WorkThreads
+
+log = logging.getLogger(__name__)
+
+PACKED_NAME = "packed.safetensors"
+_PAGE_BYTES = 4096
+_RETRY_S = (0.02, 0.5)  # between rounds over victims that the engine uses: it does not tell when it is done with one
+_MOST_REFUSALS = 8  # of the engine in one round
+_RETRY_AFTER_S = 1.0
+
+
+class HostState(enum.Enum):
+    """What a folder in host memory is."""
+
+    LOADING = "loading"  # room is reserved, it is being filled
+    IN_MEMORY = "in memory"  # whole, but not known to be loaded by the engine
+    RESIDENT = "resident"  # the engine can use it
+    EVICTING = "evicting"
+
+
+@dataclass(eq=False, slots=True)
+class HostEntry:
+    """One adapter in host memory."""
+
+    revision_id: str
+    directory: Path
+    num_bytes: int  # reserved, in whole pages
+    state: HostState = HostState.LOADING
+    envelope: Envelope | None = None  # once it is whole
+    lease_until_s: float = 0.0  # by the event loop's clock
+    num_holds: int = 0
+    may_be_in_engine: bool = False
+
+    @property
+    def packed(self) -> Path:
+        return self.directory / PACKED_NAME
+
+
+class HostMemory:
+    """Owner of the folders. `unload` takes a revision out of the engine; it raises EngineError where it cannot."""
+
+    def __init__(
+        self,
+        root: Path,
+        budget_bytes: int,
+        threads: WorkThreads,
+        unload: Callable[[str], Awaitable[None]],
+        on_evicted: Callable[[str], None],
+        on_out_of_engine: Callable[[str], None],
+    ) -> None:
+        self.budget_bytes = budget_bytes
+        self.used_bytes = 0
+        self.pins: dict[str, int] = {}  # and the bytes that each takes, in memory or not
+        self._root = root
+        self._threads = threads
+        self._unload = unload
+        self._on_evicted = on_evicted
+        self._on_out_of_engine = on_out_of_engine
+        self._entries: OrderedDict[str, HostEntry] = OrderedDict()  # the least recently used first
+        self._folders = itertools.count(1)
+        self._evictor = asyncio.Lock()
+        self._changed = asyncio.Event()
+
+    def __iter__(self) -> Iterator[HostEntry]:
+        return iter(self._entries.values())
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def get(self, revision_id: str) -> HostEntry | None:
+        return self._entries.get(revision_id)
+
+    def resident(self, revision_id: str) -> HostEntry | None:
+        """The entry, if the engine can use it."""
+        entry = self._entries.get(revision_id)
+        return entry if entry is not None and entry.state is HostState.RESIDENT else None
+
+    def most_recent(self, count: int) -> list[str]:
+        """The resident revisions that were used last, at most `count`, the latest first."""
+        latest = (e.revision_id for e in reversed(self._entries.values()) if e.state is HostState.RESIDENT)
+        return list(itertools.islice(latest, count))
+
+    def use(self, entry: HostEntry, lease_s: float) -> None:
+        """Make it the last to be evicted, and not within `lease_s`."""
+        self._entries.move_to_end(entry.revision_id)
+        entry.lease_until_s = max(entry.lease_until_s, asyncio.get_running_loop().time() + lease_s)
+
+    @contextmanager
+    def held(self, entry: HostEntry) -> Iterator[None]:
+        """Inside, it is not evicted."""
+        entry.num_holds += 1
+        try:
+            yield
+        finally:
+            entry.num_holds -= 1
+            self._tell()
+
+    def settle(self, entry: HostEntry, state: HostState) -> None:
+        """A load has come this far."""
+        entry.state = state
+        self._tell()
+
+    async def settled(self, revision_id: str) -> HostEntry | None:
+        """The entry, once no eviction of it is under way."""
+        while (entry := self._entries.get(revision_id)) is not None and entry.state is HostState.EVICTING:
+            await self._change()
+        return entry
+
+    async def reserve(
+        self, revision_id: str, content_bytes: int, waits: Callable[[HostMemoryFull | None], None]
+    ) -> HostEntry:
+        """A new entry with room for a packed file of so many bytes, however many evictions and seconds it takes.
+
+        `waits` is told what is waited for, and with None that it no longer is. Raises AdapterTooLarge where it cannot
+        ever fit.
+        """
+        num_bytes = room_bytes(content_bytes)
+        if num_bytes > self.budget_bytes:
+            raise AdapterTooLarge(
+                f"{revision_id} takes {num_bytes} bytes of host memory, more than this worker's "
+                f"residency.host_bytes of {self.budget_bytes}; raise it"
+            )
+        async with self._evictor:  # one at a time, in the order of arrival: a large one is not starved by small ones
+            pause_s = _RETRY_S[0]
+            while self.used_bytes + num_bytes > self.budget_bytes:
+                if await self._evict_one():
+                    pause_s = _RETRY_S[0]
+                    continue
+                waits(self._full(revision_id, num_bytes))
+                await self._change(within_s=pause_s)
+                pause_s = min(2 * pause_s, _RETRY_S[1])
+            waits(None)
+            directory = self._root / f"{folder_of(revision_id)}.{next(self._folders)}"
+            entry = HostEntry(revision_id, directory, num_bytes)
+            self._entries[revision_id] = entry
+            self.used_bytes += num_bytes
+        return entry
+
+    async def discard(self, entry: HostEntry) -> None:
+        """Take out an entry that did not become whole, or that the engine has refused."""
+        try:
+            await self._threads.run_to_end(lambda: _remove(entry.directory))
+        finally:
+            self._forget(entry)
+
+    def engine_gone(self) -> None:
+        """The engine ended, with all that it had loaded."""
+        for entry in self._entries.values():
+            entry.may_be_in_engine = False
+            if entry.state is HostState.RESIDENT:
+                entry.state = HostState.IN_MEMORY
+        self._tell()
+
+    async def evict(self, revision_id: str) -> bool:
+        """Take out an adapter; False where there is none. Raises AdapterInUse, and EngineError."""
+        entry = await self.settled(revision_id)
+        if entry is None:
+            return False
+        if reason := self._why_kept(entry):
+            raise AdapterInUse(f"{revision_id} is {reason}; it cannot be evicted now")
+        if not await self._evict(entry):
+            raise AdapterInUse(f"{revision_id} is in use by requests; try again when they have ended")
+        return True
+
+    def pin(self, revision_id: str, content_bytes: int) -> None:
+        """Keep a revision from eviction, from when it is here. Raises PinsExceedBudget."""
+        num_bytes = room_bytes(content_bytes)
+        others = sum(self.pins.values()) - self.pins.get(revision_id, 0)
+        if others + num_bytes > self.budget_bytes:
+            raise PinsExceedBudget(
+                f"{revision_id} takes {num_bytes} bytes of host memory and {others} are pinned already, together more "
+                f"than residency.host_bytes of {self.budget_bytes}; unpin others or raise it"
+            )
+        self.pins[revision_id] = num_bytes
+
+    def unpin(self, revision_id: str) -> None:
+        """Leave a revision to eviction again."""
+        if self.pins.pop(revision_id, None) is not None:
+            self._tell()
+
+    async def _evict_one(self) -> bool:
+        """Evict the first victim that the engine lets go."""
+        refused: set[str] = set()
+        while len(refused) < _MOST_REFUSALS:
+            victims = (e for e in self._entries.values() if e.revision_id not in refused and not self._why_kept(e))
+            if (victim := next(victims, None)) is None:
+                break
+            if await self._evict(victim):
+                return True
+            refused.add(victim.revision_id)
+        return False
+
+    def _why_kept(self, entry: HostEntry) -> str:
+        """What keeps an entry from eviction; empty for nothing that is known here."""
+        if entry.state in (HostState.LOADING, HostState.EVICTING):
+            return f"being {'loaded' if entry.state is HostState.LOADING else 'evicted'}"
+        if entry.revision_id in self.pins:
+            return "pinned"
+        if entry.num_holds:
+            return "being copied or loaded"
+        if asyncio.get_running_loop().time() < entry.lease_until_s:
+            return "leased to a request"
+        return ""
+
+    async def _evict(self, entry: HostEntry) -> bool:
+        """Out of the engine, then out of memory. False where the engine keeps it."""
+        before, entry.state = entry.state, HostState.EVICTING
+        eviction = asyncio.ensure_future(self._evict_now(entry, before))
+        try:
+            return await asyncio.shield(eviction)
+        except asyncio.CancelledError:
+            await asyncio.wait([eviction])  # bounded by the engine's deadline; half an eviction would be neither
+            raise
+
+    async def _evict_now(self, entry: HostEntry, before: HostState) -> bool:
+        # The engine loads what it has once known again by itself, from the folder that it knows, if a request comes.
+        hidden = entry.directory.with_name(f"{entry.directory.name}.evicting")
+        entry.directory.rename(hidden)
+        try:
+            if entry.may_be_in_engine:
+                await self._unload(entry.revision_id)
+        except EngineError as error:
+            log.debug("not evicted", extra={"fields": {"revision": entry.revision_id, "reason": str(error)}})
+            hidden.rename(entry.directory)
+            # An engine that ended meanwhile has made it another one's; one that does not answer may have unloaded it.
+            still_there = before is HostState.RESIDENT and entry.may_be_in_engine and "is in use" in str(error)
+            if before is HostState.RESIDENT and not still_there:
+                self._on_out_of_engine(entry.revision_id)
+            entry.state = HostState.RESIDENT if still_there else HostState.IN_MEMORY
+            self._entries.move_to_end(entry.revision_id)  # it is being used
+            self._tell()
+            return False
+        if before is HostState.RESIDENT:
+            self._on_out_of_engine(entry.revision_id)
+        entry.directory = hidden
+        await self.discard(entry)
+        self._on_evicted(entry.revision_id)
+        return True
+
+    def _forget(self, entry: HostEntry) -> None:
+        if self._entries.get(entry.revision_id) is entry:
+            del self._entries[entry.revision_id]
+            self.used_bytes -= entry.num_bytes
+        self._tell()
+
+    def _full(self, revision_id: str, num_bytes: int) -> HostMemoryFull:
+        return HostMemoryFull(
+            f"host memory has no room for the {num_bytes} bytes of {revision_id}: all {len(self._entries)} adapters in "
+            f"its {self.budget_bytes} bytes (residency.host_bytes) are in use, leased or pinned; try again",
+            _RETRY_AFTER_S,
+        )
+
+    def _tell(self) -> None:
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+
+    async def _change(self, within_s: float | None = None) -> None:
+        """Wait for any change, no longer than `within_s` seconds."""
+        changed = self._changed
+        try:
+            async with asyncio.timeout(within_s):
+                await changed.wait()
+        except TimeoutError:
+            pass
+
+
+def room_bytes(content_bytes: int) -> int:
+    """What a packed file of so many bytes takes of host memory, with its folder's adapter_config.json."""
+    return -(-content_bytes // _PAGE_BYTES) * _PAGE_BYTES + _PAGE_BYTES
+
+
+def _remove(directory: Path) -> None:
+    shutil.rmtree(directory, ignore_errors=True)

@@ -1,0 +1,78 @@
+"""Copying a revision's bytes from tier to tier, checked on the way: each byte is read once.
+
+In the store and on the worker's disk a revision is an object: an envelope with its digest, then the packed file. In
+host memory it is the packed file alone. All of this blocks.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterable, Iterator
+from io import FileIO
+from pathlib import Path
+
+from adapters.store import Envelope, StoreCorrupt
+from adapters.store.envelope import ENVELOPE_BYTES, content_of
+from prefill_worker.residency.threads import Stop
+
+_CHUNK_BYTES = 8 * 1024**2
+_NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+
+
+def is_no_room(error: OSError) -> bool:
+    """True where a write failed for want of space."""
+    return error.errno in _NO_ROOM
+
+
+def chunks_of(path: Path) -> Iterator[bytes]:
+    """A file's bytes. Raises OSError, FileNotFoundError at the first chunk."""
+    with path.open("rb", buffering=0) as file:
+        while chunk := file.read(_CHUNK_BYTES):
+            yield chunk
+
+
+def checked_content(path: Path, revision_id: str) -> Iterator[bytes | Envelope]:
+    """The content of an object in a file, and its envelope. Raises StoreCorrupt and OSError."""
+    return content_of(chunks_of(path), str(path), revision_id)
+
+
+def write_content(
+    parts: Iterable[bytes | Envelope], target: Path, num_bytes: int, stop: Stop, *, as_object: bool
+) -> Envelope:
+    """Write what `content_of` yields to a new file: the content, or the object that it is the content of.
+
+    Raises StoreCorrupt where there is more of it than `num_bytes`, OSError, Stopped, and what `parts` raises; then the
+    file is to be deleted.
+    """
+    written, envelope = 0, None
+    with target.open("xb", buffering=0) as file:
+        if as_object:
+            file.seek(ENVELOPE_BYTES)
+        for part in parts:
+            stop.check()
+            if isinstance(part, Envelope):
+                envelope = part
+                continue
+            written += len(part)
+            if written > num_bytes:
+                raise StoreCorrupt(
+                    f"{target.name} has more than the {num_bytes} bytes that the store told of; try again"
+                )
+            _write(file, part)
+        assert envelope is not None  # `content_of` ends with it, or raises
+        if as_object:
+            file.seek(0)
+            file.write(envelope.encode())
+    return envelope
+
+
+def content_in_memory(path: Path, envelope: Envelope) -> Iterator[bytes | Envelope]:
+    """A packed file that was checked when it came into host memory."""
+    yield from chunks_of(path)
+    yield envelope
+
+
+def _write(file: FileIO, chunk: bytes) -> None:
+    view = memoryview(chunk)
+    while view:
+        view = view[file.write(view) :]

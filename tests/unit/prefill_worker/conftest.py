@@ -1,0 +1,30 @@
+"""Adapters in a store, as workers find them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from held_adapters import SIZES, StoredAdapters
+
+from adapters.base_model import BaseModel
+
+
+@pytest.fixture(scope="session")
+def base(tmp_path_factory: pytest.TempPathFactory) -> BaseModel:
+    folder = tmp_path_factory.mktemp("sizes")
+    (folder / "config.json").write_text(json.dumps(SIZES))
+    return BaseModel.read(folder)
+
+
+@pytest.fixture(scope="session")
+def packed_adapters(base: BaseModel, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Packed files of twelve adapters of one size, by revision id."""
+    return StoredAdapters.pack_many(base, tmp_path_factory.mktemp("packed"), 12)
+
+
+@pytest.fixture
+def stored(base: BaseModel, packed_adapters: dict[str, Path], tmp_path: Path) -> StoredAdapters:
+    """A store of the test's own that holds all of them."""
+    return StoredAdapters(base, packed_adapters, tmp_path / "store")

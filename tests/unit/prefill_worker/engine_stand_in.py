@@ -1,0 +1,109 @@
+"""A stand-in of an engine's adapter routes: a real HTTP server with the shapes of SGLang 0.5.17's answers.
+
+It proves what the agent asks for, in which order, and that the folders it is given are whole and can be mapped. It
+proves nothing of what SGLang does with them: not that it loads packed files, nor how long that blocks its scheduler.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from aiohttp import web
+
+from adapters.packed import PackedRevision, read_packed
+
+
+class EngineStandIn:
+    """Holds what was loaded into it mapped, as an engine does."""
+
+    def __init__(self) -> None:
+        self.held: dict[str, PackedRevision] = {}
+        self.in_use: set[str] = set()
+        self.refused: dict[str, str] = {}  # revisions that it does not load, and why
+        self.calls: list[tuple[str, str]] = []
+        self.load_s = 0.0
+        self.num_loading = 0
+        self.most_loading = 0
+        self.may_answer = asyncio.Event()
+        self.may_answer.set()
+        self.url = ""
+        self._runner: web.AppRunner | None = None
+        self._port = 0
+
+    async def start(self) -> None:
+        app = web.Application()
+        app.add_routes(
+            [
+                web.post("/load_lora_adapter", self._load),
+                web.post("/unload_lora_adapter", self._unload),
+                web.get("/v1/models", self._models),
+            ]
+        )
+        self._runner = web.AppRunner(app, shutdown_timeout=0)
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, "127.0.0.1", self._port)
+        await site.start()
+        assert site._server is not None
+        self._port = site._server.sockets[0].getsockname()[1]  # type: ignore[attr-defined]
+        self.url = f"http://127.0.0.1:{self._port}"
+
+    async def stop(self) -> None:
+        """As if the engine was killed: all that it held is gone."""
+        assert self._runner is not None
+        await self._runner.cleanup()
+        self.held.clear()
+        self.in_use.clear()
+
+    async def _load(self, request: web.Request) -> web.Response:
+        body = await request.json()
+        revision_id = body["lora_name"]
+        self.calls.append(("load", revision_id))
+        self.num_loading += 1
+        self.most_loading = max(self.most_loading, self.num_loading)
+        try:
+            await self.may_answer.wait()
+            await asyncio.sleep(self.load_s)
+            if revision_id in self.refused:
+                return _answer(False, self.refused[revision_id])
+            if revision_id in self.held:
+                return _answer(False, f"LoRA with name {revision_id} already exists.")
+            folder = Path(body["lora_path"])
+            assert (folder / "adapter_config.json").is_file()
+            self.held[revision_id] = read_packed(folder / "packed.safetensors")
+            return _answer(True)
+        finally:
+            self.num_loading -= 1
+
+    async def _unload(self, request: web.Request) -> web.Response:
+        revision_id = (await request.json())["lora_name"]
+        self.calls.append(("unload", revision_id))
+        await self.may_answer.wait()
+        if revision_id in self.in_use:
+            return _answer(False, f"{revision_id} is in use by 1 request")
+        if self.held.pop(revision_id, None) is None:
+            return _answer(False, f"LoRA with name {revision_id} does not exist.")
+        return _answer(True)
+
+    async def _models(self, _request: web.Request) -> web.Response:
+        models: list[dict[str, Any]] = [{"id": "base", "parent": None}]
+        return web.json_response({"data": models + [{"id": each, "parent": "base"} for each in self.held]})
+
+
+def _answer(success: bool, message: str = "") -> web.Response:
+    body = {"rid": None, "success": success, "error_message": message}
+    return web.json_response(body, status=200 if success else 400)
+
+
+@asynccontextmanager
+async def engine_stand_in() -> AsyncIterator[EngineStandIn]:
+    engine = EngineStandIn()
+    await engine.start()
+    try:
+        yield engine
+    finally:
+        engine.may_answer.set()
+        await engine.stop()
