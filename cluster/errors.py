@@ -5,6 +5,7 @@ from __future__ import annotations
 # Trailing metadata of EnsureAdapter, by which an agent says which AdapterError it was.
 ERROR_CODE_KEY = "prelude-error-code"
 HTTP_STATUS_KEY = "prelude-http-status"
+RETRY_AFTER_KEY = "prelude-retry-after-s"  # of errors that pass: when to try again, in seconds
 
 
 class ClusterError(Exception):
