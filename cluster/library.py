@@ -2,19 +2,32 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+from pathlib import Path
+
 from adapters.base_model import BaseModel
 from adapters.catalog.sql import SqlCatalog
+from adapters.catalog.sql.engines import parse_url
 from adapters.formats import Limits
 from adapters.library import AdapterLibrary
 from adapters.store import AdapterStore, S3Access, open_store
 from cluster.config import ClusterConfig
 
 
-def open_library(config: ClusterConfig) -> AdapterLibrary:
-    """The library, its catalog's tables brought up to date. Raises AdapterError, and ValueError for a wrong URL."""
+def open_catalog(config: ClusterConfig) -> SqlCatalog:
+    """The catalog, its tables brought up to date. Raises CatalogUnavailable, and ValueError for a wrong URL."""
     assert config.catalog.url is not None
+    url = parse_url(config.catalog.url)
+    if url.get_backend_name() == "sqlite" and url.database:
+        with suppress(OSError):  # then it cannot be opened either, which is said with the reason
+            Path(url.database).parent.mkdir(parents=True, exist_ok=True)
+    return SqlCatalog.open(config.catalog.url)
+
+
+def open_library(config: ClusterConfig, catalog: SqlCatalog | None = None) -> AdapterLibrary:
+    """The library over a catalog, which is opened if it is not given. Raises as `open_catalog`, and AdapterError."""
     return AdapterLibrary(
-        catalog=SqlCatalog.open(config.catalog.url),
+        catalog=catalog or open_catalog(config),
         store=open_configured_store(config),
         base=BaseModel.read(config.model.path),
         limits=limits_of(config),

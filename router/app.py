@@ -12,7 +12,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from adapters.catalog import Catalog
 from adapters.errors import AdapterError
 from cluster.config import RouterConfig
 from router.admission import Endpoint, Limits
@@ -22,6 +21,7 @@ from router.errors import RouterError, UnknownPath, WrongMethod, answer_of
 from router.exchange import Backends
 from router.fleet import Fleet
 from router.in_flight import InFlightState
+from router.managed_adapters import ManagedAdapters
 from router.metrics import Metrics
 from router.pages import Pages
 from router.requests import Requests, new_request_id
@@ -35,11 +35,12 @@ def build_app(
     model: str,
     vocabulary: int,
     fingerprint: str,
-    catalog: Catalog,
+    adapters: ManagedAdapters,
+    metrics: Metrics,
     workers: Mapping[str, tuple[str, str]],  # name -> (role, host:port of the agent)
 ) -> Any:
     """The whole router. It begins to follow the workers when the server starts it."""
-    in_flight, requests, metrics = InFlightState(), Requests(), Metrics()
+    in_flight, requests = InFlightState(), Requests()
     metrics.read_in_flight(lambda: len(requests))
     fleet = Fleet(workers, in_flight, heartbeat_s=config.heartbeat_s, connect_timeout_s=config.connect_timeout_s)
     engines = Engines(metrics, connect_timeout_s=config.connect_timeout_s)
@@ -48,20 +49,20 @@ def build_app(
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
-        async with fleet.following(), engines.open():
+        async with fleet.following(), engines.open(), adapters.following():
             yield
             await requests.ended(_LEAVE_S)  # those that the server cancelled still tell their engines
 
     completions = [
         Route(
             endpoint.value,
-            CompletionsEndpoint(endpoint, backends, catalog, requests, limits=limits, fingerprint=fingerprint),
+            CompletionsEndpoint(endpoint, backends, adapters, requests, limits=limits, fingerprint=fingerprint),
             methods=["POST"],
         )
         for endpoint in Endpoint
     ]
     app = Starlette(
-        routes=[*completions, *Pages(backends, catalog, requests).routes],
+        routes=[*completions, *Pages(backends, adapters, requests).routes],
         lifespan=lifespan,
         exception_handlers={
             HTTPException: _no_such_page,

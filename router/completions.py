@@ -8,7 +8,6 @@ import re
 from collections.abc import Coroutine
 from typing import Any
 
-from adapters.catalog import Catalog
 from adapters.errors import AdapterError
 from router.admission import Endpoint, Limits, admit
 from router.body import ClientGone, read_body
@@ -16,6 +15,7 @@ from router.client_answer import ClientAnswer
 from router.errors import RouterError, Stopping, answer_of
 from router.exchange import Backends
 from router.generation import Generation
+from router.managed_adapters import ManagedAdapters
 from router.references import Target, resolve
 from router.relay import Signature
 from router.requests import Requests, RequestState
@@ -33,7 +33,7 @@ class CompletionsEndpoint:
         self,
         endpoint: Endpoint,
         backends: Backends,
-        catalog: Catalog,
+        adapters: ManagedAdapters,
         requests: Requests,
         *,
         limits: Limits,
@@ -41,7 +41,7 @@ class CompletionsEndpoint:
     ) -> None:
         self._endpoint = endpoint
         self._backends = backends
-        self._catalog = catalog
+        self._adapters = adapters
         self._requests = requests
         self._limits = limits
         self._fingerprint = fingerprint
@@ -72,7 +72,7 @@ class CompletionsEndpoint:
         body = await read_body(headers, receive, max_bytes=config.max_body_bytes, timeout_s=config.body_timeout_s)
         admitted = admit(self._endpoint, body, self._limits)
         request.is_streaming = admitted.is_streaming
-        target = resolve(admitted, self._backends.model, self._catalog)
+        target = await resolve(admitted, self._backends.model, self._adapters)
         client.headers |= _naming(target, request)
         generation = Generation(self._backends, admitted, target, request, client, self._signature(target))
         await _unless_client_leaves(receive, client, generation.run())

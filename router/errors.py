@@ -29,6 +29,7 @@ Errors of `adapters.errors` carry the same three attributes and are answered in 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import msgspec
@@ -48,6 +49,7 @@ class RouterError(Exception):
     def __init__(self, message: str, *, param: str | None = None) -> None:
         super().__init__(message)
         self.param = param
+        self.retry_after_s: float | None = None  # where somebody knows when to try again
 
 
 class RequestError(RouterError):
@@ -167,8 +169,27 @@ class AdapterNotResident(ExchangeError):
 
 
 class AdapterUnavailable(ExchangeError):
+    """The worker's word on when to try again, and its own code where it gave one.
+
+    503, not 429: it is the workers that have too much to do, whatever this client has asked for.
+    """
+
     code = "adapter_unavailable"
     http_status = 503
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        worker: str,
+        code: str | None = None,
+        http_status: int | None = None,
+        retry_after_s: float | None = None,
+    ) -> None:
+        super().__init__(message, worker=worker, param="adapter")
+        self.code = code or self.code
+        self.http_status = http_status or self.http_status
+        self.retry_after_s = retry_after_s
 
 
 class BrokenAnswer(ExchangeError):
@@ -194,10 +215,12 @@ class ErrorAnswer:
     code: str
     body: bytes  # {"error": {...}}
     retryable: bool
+    retry_after_s: float | None = None
 
     @property
     def headers(self) -> dict[str, str]:
-        retry = {"retry-after": str(RETRY_AFTER_S)} if self.retryable else {}
+        seconds = max(1, math.ceil(self.retry_after_s or RETRY_AFTER_S))
+        retry = {"retry-after": str(seconds)} if self.retryable else {}
         return {"content-type": "application/json", **retry}
 
     @property
@@ -219,7 +242,8 @@ def answer_of(error: BaseException) -> ErrorAnswer:
             "code": code,
         }
     }
-    return ErrorAnswer(status, code, msgspec.json.encode(body), error.retryable)
+    retry_after_s = getattr(error, "retry_after_s", None)
+    return ErrorAnswer(status, code, msgspec.json.encode(body), error.retryable, retry_after_s)
 
 
 def _type_of(status: int) -> str:

@@ -8,8 +8,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from types import TracebackType
 
+from adapters.catalog.records import AdapterRevision
 from adapters.identity import DEFAULT_TENANT
-from adapters.revision import Revision
 from cluster.config import RouterConfig
 from router.admission import Admitted, Sequence
 from router.attempt import Attempt
@@ -45,7 +45,7 @@ class Order:
     """What all sequences of a request have in common."""
 
     admitted: Admitted
-    revision: Revision | None  # None: the base model
+    revision: AdapterRevision | None  # None: the base model
 
     @property
     def tenant(self) -> str:

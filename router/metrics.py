@@ -54,6 +54,18 @@ class Metrics:
             buckets=(0.001, 0.0025, *_SHORT_S),
             registry=self.registry,
         )
+        self.resolutions = Counter(
+            "prelude_router_resolutions_total",
+            "Adapter references resolved: found in memory or in the catalog's database, not found, invalid (the text "
+            "or the adapter's directory), or unavailable (the catalog did not answer).",
+            ("outcome",),
+            registry=self.registry,
+        )
+        self.catalog_staleness = Gauge(
+            "prelude_router_catalog_staleness_seconds",
+            "Since the names in memory were known to be those of the catalog; infinite before the first time.",
+            registry=self.registry,
+        )
         self.retries = Counter(
             "prelude_router_retries_total",
             "Tries after a failed one, by its reason.",
@@ -67,6 +79,10 @@ class Metrics:
     def read_in_flight(self, requests: Callable[[], float]) -> None:
         """Takes the number of requests in flight from its owner whenever the page is read."""
         self.in_flight.set_function(requests)
+
+    def read_catalog_staleness(self, staleness_s: Callable[[], float]) -> None:
+        """Takes the age of what the router knows of the catalog whenever the page is read."""
+        self.catalog_staleness.set_function(staleness_s)
 
     def page(self) -> bytes:
         return generate_latest(self.registry)

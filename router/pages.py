@@ -10,11 +10,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from adapters.catalog import Catalog
+from adapters.catalog.records import AdapterRevision, AdapterSummary
+from adapters.catalog.sql.catalog import MAX_PAGE
 from adapters.errors import AdapterNotFound, InvalidReference
-from adapters.revision import Revision
-from router.errors import UnknownModel
+from adapters.identity import split_adapter_name
+from router.errors import InvalidField, UnknownModel
 from router.exchange import Backends
+from router.managed_adapters import ManagedAdapters
 from router.placement import PlacementRequest, lacks_unified_worker, rank_placements
 from router.references import reference_in
 from router.requests import Requests
@@ -23,9 +25,9 @@ from router.requests import Requests
 class Pages:
     """Everything that answers without asking an engine."""
 
-    def __init__(self, backends: Backends, catalog: Catalog, requests: Requests) -> None:
+    def __init__(self, backends: Backends, adapters: ManagedAdapters, requests: Requests) -> None:
         self._backends = backends
-        self._catalog = catalog
+        self._adapters = adapters
         self._requests = requests
         self._started_at = int(time.time())
 
@@ -40,12 +42,28 @@ class Pages:
             Route("/debug/requests", self.requests),
         ]
 
-    async def models(self, _: Request) -> Response:
-        """The base model and every adapter that can be served."""
+    async def models(self, request: Request) -> Response:
+        """The base model and the adapters that can be served, a page of at most 1,000 by tenant and name.
+
+        `has_more` says that there are others: those `?after=` the `last_id`.
+        """
+        after = request.query_params.get("after")
+        try:
+            key = None if after in (None, self._backends.model) else split_adapter_name(str(after))
+        except ValueError as error:
+            raise InvalidField(f"after: {error}", param="after") from None
+        page = await self._adapters.with_catalog(lambda catalog: catalog.list(after=key, limit=MAX_PAGE))
+        has_more = len(page) == MAX_PAGE and bool(
+            await self._adapters.with_catalog(lambda catalog: catalog.list(after=_key_of(page[-1]), limit=1))
+        )
         fleet = self._backends.fleet.state
-        revisions = [entry.revision for entry in self._catalog.list() if entry.revision is not None]
-        usable = [each for each in revisions if not lacks_unified_worker(PlacementRequest.of(each), fleet)]
-        return _json({"object": "list", "data": [self._base_card(), *map(self._adapter_card, usable)]})
+        usable = [
+            each for each in page if not lacks_unified_worker(PlacementRequest(each.revision_id, each.positions), fleet)
+        ]
+        cards = [self._adapter_card(each) for each in usable]
+        last_id = page[-1].full_name if page else self._backends.model
+        data = [self._base_card(), *cards] if key is None else cards
+        return _json({"object": "list", "data": data, "has_more": has_more, "last_id": last_id})
 
     async def model(self, request: Request) -> Response:
         """One of them, by any name that a request may use."""
@@ -54,7 +72,7 @@ class Pages:
         if reference is None:
             return _json(self._base_card())
         try:
-            revision = self._catalog.resolve(reference)
+            revision = await self._adapters.resolve(reference)
         except (AdapterNotFound, InvalidReference) as error:
             raise UnknownModel(f"the model {name!r} does not exist: {error}", param="model") from error
         return _json({**self._adapter_card(revision), "id": name})
@@ -85,20 +103,25 @@ class Pages:
         return _json({"requests": self._requests.described()})
 
     def _base_card(self) -> dict[str, Any]:
-        return self._card(self._backends.model, root=self._backends.model, parent=None)
+        return self._card(self._backends.model, self._started_at, root=self._backends.model, parent=None)
 
-    def _adapter_card(self, revision: Revision) -> dict[str, Any]:
-        return self._card(revision.full_name, root=revision.revision_id, parent=self._backends.model)
+    def _adapter_card(self, adapter: AdapterRevision | AdapterSummary) -> dict[str, Any]:
+        created_at = int(adapter.created_at.timestamp())
+        return self._card(adapter.full_name, created_at, root=adapter.revision_id, parent=self._backends.model)
 
-    def _card(self, name: str, *, root: str, parent: str | None) -> dict[str, Any]:
+    def _card(self, name: str, created_at: int, *, root: str, parent: str | None) -> dict[str, Any]:
         return {
             "id": name,
             "object": "model",
-            "created": self._started_at,
+            "created": created_at,
             "owned_by": "prelude",
             "root": root,
             "parent": parent,
         }
+
+
+def _key_of(adapter: AdapterSummary) -> tuple[str, str]:
+    return adapter.tenant, adapter.name
 
 
 def _json(body: object, status: int = 200) -> Response:

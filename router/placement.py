@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from adapters.revision import Revision
+from adapters.catalog.records import AdapterRevision
 from router.fleet_state import FleetState, WorkerView
 
 
@@ -16,7 +16,7 @@ class PlacementRequest:
     positions: str = "prefill"  # of the tokens that the revision acts on; "all": what no pair can serve
 
     @classmethod
-    def of(cls, revision: Revision | None) -> PlacementRequest:
+    def of(cls, revision: AdapterRevision | None) -> PlacementRequest:
         return cls(revision.revision_id, revision.manifest.positions) if revision else cls(None)
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from adapters.catalog import Catalog
-from adapters.errors import AdapterError, AdapterNotFound, InvalidReference
-from adapters.revision import Revision
+from adapters.catalog.records import AdapterRevision
+from adapters.errors import AdapterError, AdapterNotFound, CatalogUnavailable, InvalidReference
 from router.admission import Admitted
 from router.errors import ConflictingAdapters, InvalidField, UnknownModel
+from router.managed_adapters import ManagedAdapters
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,7 +16,7 @@ class Target:
     """What answers a request: the base model, alone or under one revision of one adapter."""
 
     requested_model: str  # what `model` says in the answer: the client's own word
-    revision: Revision | None
+    revision: AdapterRevision | None
 
 
 def reference_in(model: str, adapter: str | None, base: str) -> str | None:
@@ -37,13 +37,13 @@ def reference_in(model: str, adapter: str | None, base: str) -> str | None:
     return in_model
 
 
-def resolve(admitted: Admitted, base: str, catalog: Catalog) -> Target:
+async def resolve(admitted: Admitted, base: str, adapters: ManagedAdapters) -> Target:
     """The target of a request. Raises UnknownModel or the catalog's own error."""
     reference = reference_in(admitted.model, admitted.adapter, base)
     if reference is None:
         return Target(admitted.model, None)
     try:
-        return Target(admitted.model, catalog.resolve(reference))
+        return Target(admitted.model, await adapters.resolve(reference))
     except (AdapterNotFound, InvalidReference) as error:
         if admitted.adapter is not None or admitted.model.startswith(f"{base}:"):
             raise
@@ -51,5 +51,7 @@ def resolve(admitted: Admitted, base: str, catalog: Catalog) -> Target:
             f"the model {admitted.model!r} does not exist: the base model is {base!r}, and as an adapter: {error}",
             param="model",
         ) from error
+    except CatalogUnavailable:
+        raise
     except AdapterError as error:
         raise type(error)(f"the adapter {reference!r} cannot be served: {error}") from error

@@ -11,10 +11,12 @@ from contextlib import contextmanager
 import uvicorn
 
 from adapters.base_model import BaseModel
-from adapters.catalog.static import StaticCatalog
-from adapters.formats import Limits as AdapterLimits
 from cluster.config import ClusterConfig
+from cluster.errors import ConfigError
+from cluster.library import open_catalog, open_library
 from router.app import build_app
+from router.managed_adapters import ManagedAdapters
+from router.metrics import Metrics
 
 log = logging.getLogger(__name__)
 
@@ -22,17 +24,24 @@ log = logging.getLogger(__name__)
 def run(config: ClusterConfig) -> None:
     """Serve until SIGTERM or SIGINT; return when the last request has ended or the drain's time is over."""
     base = BaseModel.read(config.model.path)
-    limits = AdapterLimits(
-        max_rank=config.adapter_limits.max_rank,
-        max_bytes=config.adapter_limits.max_bytes,
-        target_modules=config.adapter_limits.target_modules,
-    )
+    metrics = Metrics()
+    try:
+        adapters = ManagedAdapters(
+            lambda: open_catalog(config),
+            lambda catalog: open_library(config, catalog),
+            {name: adapter.path for name, adapter in config.adapters.items()},
+            metrics,
+        )
+        adapters.open()
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
     app = build_app(
         config.router,
         model=config.model.name,
         vocabulary=base.vocabulary,
         fingerprint=base.fingerprint,
-        catalog=StaticCatalog.load({name: adapter.path for name, adapter in config.adapters.items()}, base, limits),
+        adapters=adapters,
+        metrics=metrics,
         workers=worker_addresses(config),
     )
     server = RouterServer(uvicorn_config(app, config))

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import ast
+import math
 import re
 from collections.abc import Mapping
 
 import grpc
 import msgspec
 
-from cluster.errors import ERROR_CODE_KEY, HTTP_STATUS_KEY
+from cluster.errors import ERROR_CODE_KEY, HTTP_STATUS_KEY, RETRY_AFTER_KEY
 from router.errors import (
     AdapterNotResident,
     AdapterRefused,
@@ -27,16 +28,39 @@ def ensure_adapter_error(
 ) -> AdapterRefused | DeadlineExceeded | ExchangeError:
     """What a failed EnsureAdapter means for the request that waited for it."""
     if ERROR_CODE_KEY in metadata:
-        return AdapterRefused(details, code=metadata[ERROR_CODE_KEY], http_status=int(metadata[HTTP_STATUS_KEY]))
+        code, http_status = metadata[ERROR_CODE_KEY], int(metadata[HTTP_STATUS_KEY])
+        if http_status < 500:
+            return AdapterRefused(details, code=code, http_status=http_status)
+        # The worker's own trouble, such as a store that it does not reach or a full disk: another one may do. Its words
+        # stay inside, since they name its addresses and folders.
+        return AdapterUnavailable(
+            f"worker {worker} cannot load the adapter now ({code}); try again",
+            worker=worker,
+            code=code,
+            http_status=http_status,
+            retry_after_s=_retry_after_s(metadata),
+        )
     match status:
         case grpc.StatusCode.DEADLINE_EXCEEDED:
             return DeadlineExceeded(f"worker {worker} did not load the adapter in time")
         case grpc.StatusCode.RESOURCE_EXHAUSTED:
-            return AdapterUnavailable(f"worker {worker} is loading too many adapters", worker=worker)
+            return AdapterUnavailable(
+                f"worker {worker} has as many adapters to load as it takes; try again",
+                worker=worker,
+                retry_after_s=_retry_after_s(metadata),
+            )
         case grpc.StatusCode.UNAVAILABLE | grpc.StatusCode.CANCELLED:
             return WorkerLost(f"worker {worker} went away before it had loaded the adapter", worker=worker)
         case _:
             return AdapterUnavailable(f"worker {worker} could not load the adapter", worker=worker)
+
+
+def _retry_after_s(metadata: Mapping[str, str]) -> float | None:
+    try:
+        seconds = float(metadata.get(RETRY_AFTER_KEY, ""))
+    except ValueError:
+        return None
+    return seconds if 0 <= seconds < math.inf else None
 
 
 class _EngineError(msgspec.Struct):
@@ -54,6 +78,9 @@ class _EngineErrorBody(msgspec.Struct):
     error: _EngineError | None = None
 
 
+_NOT_RESIDENT = ("LoRA adapters are not loaded", "Got LoRA adapter that has never been loaded")
+
+
 def engine_error(status: int, body: bytes, worker: str) -> ExchangeError:
     """What an engine's answer other than 200 means. `body` is the answer, or the data of an error event.
 
@@ -66,7 +93,7 @@ def engine_error(status: int, body: bytes, worker: str) -> ExchangeError:
     said = parsed.error or parsed
     if status == 200 and isinstance(said.code, int):
         status = said.code
-    if "LoRA adapters are not loaded" in said.message:  # the text goes on with other tenants' revisions
+    if any(text in said.message for text in _NOT_RESIDENT):  # the texts go on with other tenants' revisions
         return AdapterNotResident(f"the adapter left worker {worker} before it was used", worker=worker)
     if 400 <= status < 500 and status not in (408, 429, 499):
         message, param = _readable(said.message, said.param)

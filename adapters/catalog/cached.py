@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections import OrderedDict
@@ -17,6 +18,8 @@ _WAIT_S = 0.5  # for a change, at a time
 _RETRY_S = 0.2  # after the catalog did not answer
 _MAX_CHANGES = 1000  # more of them at a time empty the cache
 _NOT_FOUND_SHARE = 4  # a quarter as many references that stand for nothing are kept: clients make them up at will
+
+log = logging.getLogger(__name__)
 
 _Adapter = tuple[str, str]  # tenant and name
 _Outcome = AdapterRevision | str  # or the message of AdapterNotFound
@@ -82,7 +85,12 @@ class CachedResolver:
     @property
     def is_stale(self) -> bool:
         """True while nothing has been heard of the catalog for over a second: answers may be out of date."""
-        return self._clock() - self._known_at > STALE_AFTER_S
+        return self.staleness_s > STALE_AFTER_S
+
+    @property
+    def staleness_s(self) -> float:
+        """Seconds since all changes of the catalog were known; infinite before the first time."""
+        return self._clock() - self._known_at
 
     def resolve(self, reference: str) -> AdapterRevision:
         """The revision that a reference stands for. Raises InvalidReference, AdapterNotFound, CatalogUnavailable."""
@@ -108,6 +116,9 @@ class CachedResolver:
             try:
                 self._take_in(self._wait)
             except CatalogUnavailable:
+                self._stopping.wait(_RETRY_S)
+            except Exception:  # the edge of this thread, without which every name would grow stale
+                log.exception("following the catalog's changes failed")
                 self._stopping.wait(_RETRY_S)
 
     def _wait(self) -> int:

@@ -3,16 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from adapters.base_model import BaseModel
-from adapters.catalog import CatalogEntry
 from adapters.catalog.suggestion import did_you_mean
 from adapters.errors import AdapterError, AdapterNotFound
 from adapters.formats import Limits, read_adapter
-from adapters.identity import DEFAULT_TENANT, LATEST, AdapterReference, split_adapter_name
+from adapters.identity import DEFAULT_TENANT, LATEST, AdapterReference, full_name_of, split_adapter_name
 from adapters.manifest import Manifest, revision_id_of
 from adapters.revision import Revision
+
+
+@dataclass(frozen=True, slots=True)
+class CatalogEntry:
+    """One adapter and its latest revision, or why it has none."""
+
+    tenant: str
+    name: str
+    revision: Revision | None
+    error: AdapterError | None = None
+
+    @property
+    def full_name(self) -> str:
+        """`tenant/name`; the default tenant is left out."""
+        return full_name_of(self.tenant, self.name)
 
 
 class StaticCatalog:
@@ -33,7 +48,7 @@ class StaticCatalog:
         return cls(list(entries.values()))
 
     def resolve(self, reference: str) -> Revision:
-        """The revision that a reference stands for. See `Catalog.resolve`."""
+        """The revision that a reference stands for. Raises AdapterError."""
         wanted = AdapterReference.parse(reference)
         entry = self._entries.get((wanted.tenant, wanted.name))
         if entry is None:

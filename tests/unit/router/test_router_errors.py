@@ -114,3 +114,23 @@ def test_agents_pass_adapter_errors_on() -> None:
     error = ensure_adapter_error(grpc.StatusCode.FAILED_PRECONDITION, "cut off", metadata, "p0")
     assert type(error) is AdapterRefused
     assert (error.code, error.http_status, str(error)) == ("adapter_malformed", 422, "cut off")
+
+
+def test_a_workers_own_trouble_is_not_the_adapters() -> None:
+    metadata = {
+        worker_errors.ERROR_CODE_KEY: "adapter_store_unavailable",
+        worker_errors.HTTP_STATUS_KEY: "503",
+        worker_errors.RETRY_AFTER_KEY: "2.5",
+    }
+    error = ensure_adapter_error(grpc.StatusCode.FAILED_PRECONDITION, "s3://bucket does not answer", metadata, "p0")
+    assert isinstance(error, AdapterUnavailable)
+    answer = answer_of(error)
+    assert (answer.status, answer.code, answer.headers["retry-after"]) == (503, "adapter_store_unavailable", "3")
+    assert b"bucket" not in answer.body
+
+
+@pytest.mark.parametrize(("said", "retry_after"), [("", "1"), ("nan", "1"), ("inf", "1"), ("-1", "1"), ("0.01", "1")])
+def test_no_time_to_try_again(said: str, retry_after: str) -> None:
+    metadata = {worker_errors.RETRY_AFTER_KEY: said}
+    error = ensure_adapter_error(grpc.StatusCode.RESOURCE_EXHAUSTED, "full", metadata, "p0")
+    assert answer_of(error).headers["retry-after"] == retry_after

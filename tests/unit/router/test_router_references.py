@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+from pathlib import Path
 
 import pytest
-from router_stand_ins import CatalogStandIn
+from router_stand_ins import DIRECTORIES, managed_adapters
 
 from adapters.errors import AdapterMalformed, AdapterNotFound
 from router.admission import Admitted, Endpoint, Limits, admit
@@ -47,15 +49,20 @@ def admitted(**fields: str) -> Admitted:
     return admit(Endpoint.COMPLETIONS, json.dumps({"prompt": "Hi", **fields}).encode(), Limits(8, 100))
 
 
-def test_resolution() -> None:
-    catalog = CatalogStandIn()
-    assert resolve(admitted(model="base"), "base", catalog).revision is None
-    target = resolve(admitted(model="base:a0"), "base", catalog)
-    assert (target.requested_model, target.revision.name) == ("base:a0", "a0")
-    with pytest.raises(UnknownModel, match=r"'a9' does not exist.*did you mean 'a0'"):
-        resolve(admitted(model="a9"), "base", catalog)
-    for fields in ({"model": "base:a9"}, {"model": "base", "adapter": "a9"}, {"model": "a9", "adapter": "a9"}):
-        with pytest.raises(AdapterNotFound):
-            resolve(admitted(**fields), "base", catalog)
-    with pytest.raises(AdapterMalformed):
-        resolve(admitted(model="broken"), "base", catalog)
+def test_resolution(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        adapters = managed_adapters(tmp_path, **DIRECTORIES)
+        adapters.open()
+        async with adapters.following():
+            assert (await resolve(admitted(model="base"), "base", adapters)).revision is None
+            target = await resolve(admitted(model="base:a0"), "base", adapters)
+            assert (target.requested_model, target.revision.name) == ("base:a0", "a0")
+            with pytest.raises(UnknownModel, match=r"'everywher' does not exist.*did you mean 'everywhere'"):
+                await resolve(admitted(model="everywher"), "base", adapters)
+            for fields in ({"model": "base:a9"}, {"model": "base", "adapter": "a9"}, {"model": "a9", "adapter": "a9"}):
+                with pytest.raises(AdapterNotFound):
+                    await resolve(admitted(**fields), "base", adapters)
+            with pytest.raises(AdapterMalformed):
+                await resolve(admitted(model="broken"), "base", adapters)
+
+    asyncio.run(scenario())
