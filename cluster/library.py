@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+from sqlalchemy import make_url
+
 from adapters.base_model import BaseModel
 from adapters.catalog.sql import SqlCatalog
+from adapters.durable import make_folder
+from adapters.errors import CatalogUnavailable
 from adapters.formats import Limits
 from adapters.library import AdapterLibrary
 from adapters.store import AdapterStore, S3Access, open_store
@@ -12,14 +18,33 @@ from cluster.config import ClusterConfig
 
 def open_library(config: ClusterConfig) -> AdapterLibrary:
     """The library, its catalog's tables brought up to date. Raises AdapterError, and ValueError for a wrong URL."""
-    assert config.catalog.url is not None
     return AdapterLibrary(
-        catalog=SqlCatalog.open(config.catalog.url),
+        catalog=open_configured_catalog(config),
         store=open_configured_store(config),
         base=BaseModel.read(config.model.path),
         limits=limits_of(config),
         dtype=config.model.dtype,
     )
+
+
+def open_configured_catalog(config: ClusterConfig) -> SqlCatalog:
+    """The catalog alone, its tables brought up to date, its folder made where it is a file.
+
+    Raises CatalogUnavailable, CatalogTooNew, and ValueError for a wrong URL.
+    """
+    assert config.catalog.url is not None
+    catalog = SqlCatalog(config.catalog.url)  # which says what is wrong with the URL
+    catalog.close()
+    url = make_url(config.catalog.url)
+    if url.get_backend_name() == "sqlite" and url.database:
+        folder = Path(url.database).parent
+        try:
+            make_folder(folder)
+        except OSError as error:
+            raise CatalogUnavailable(
+                f"the catalog's folder {folder} cannot be made ({error.strerror}); correct catalog.url, or make it"
+            ) from error
+    return SqlCatalog.open(config.catalog.url)
 
 
 def open_configured_store(config: ClusterConfig) -> AdapterStore:
