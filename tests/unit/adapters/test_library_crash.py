@@ -133,12 +133,12 @@ def s3() -> Iterator[S3Access]:
 @pytest.mark.parametrize("place", ["folder", "s3"])
 def test_kills_tear_nothing_and_lose_nothing(place, num_kills, database, catalog, tmp_path, request):
     access = request.getfixturevalue("s3") if place == "s3" else None
-    base = BaseModel.read(write_model_config(tmp_path / "model", hidden_size=128, intermediate_size=256))
+    base = BaseModel.read(write_model_config(tmp_path / "model", hidden_size=256, intermediate_size=512))
     for folder in ("sources", "journals", "scratch"):
         (tmp_path / folder).mkdir()
     contents = {}  # revision id -> name of its directory
-    for seed in range(8):
-        source = write_random_lora(tmp_path / "sources" / str(seed), base, seed, rank=1 if seed % 2 else 16)
+    for seed in range(16):
+        source = write_random_lora(tmp_path / "sources" / str(seed), base, seed, rank=1 if seed % 2 else 32)
         contents[revision_id_of(read_adapter(source, base, Limits()))] = source.name
     store = open_store(f"s3://{BUCKET}/{tmp_path.name}" if access else f"file://{tmp_path}/store", access)
     library = AdapterLibrary(catalog, store, base, Limits(), "bfloat16")
