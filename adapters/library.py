@@ -6,24 +6,35 @@ The order is what makes a crash harmless. In: bytes first, then the row. Out: th
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
+from typing import Literal
 
 from adapters.base_model import BaseModel
 from adapters.catalog.records import AdapterRevision
 from adapters.catalog.sql import SqlCatalog
 from adapters.errors import InvalidReference, RevisionBeingRemoved
+from adapters.export import export_packed
 from adapters.formats import Limits, read_adapter
 from adapters.identity import folder_of, split_adapter_name
 from adapters.manifest import Manifest, revision_id_of
 from adapters.normal_form import Adapter
-from adapters.packed import write_packed
+from adapters.packed import read_packed, write_packed
 from adapters.serving import EngineDtype
 from adapters.store import AdapterStore
 from adapters.store.fsck import FsckReport, fsck
+from adapters.store.room import room_at
 
 _MOST_ATTEMPTS = 5  # of an import whose bytes a garbage collection is taking out
+_CONFIRMED_AT_A_TIME = 100  # removals; a collection that is killed repeats as many
+
+ImportStep = Literal["reading", "packing", "storing", "committing"]
+
+
+def _tell_nobody(_step: ImportStep) -> None:
+    pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,32 +50,50 @@ class AdapterLibrary:
     dtype: EngineDtype
 
     def import_directory(
-        self, name: str, directory: Path, *, by: str | None = None, moves_latest: bool = True
+        self,
+        name: str,
+        directory: Path,
+        *,
+        by: str | None = None,
+        moves_latest: bool = True,
+        on_step: Callable[[ImportStep], None] = _tell_nobody,
     ) -> AdapterRevision:
         """Makes a directory's content a revision of the adapter `name` or `tenant/name`. See `add`.
 
-        Raises InvalidReference, and what `read_adapter` raises.
+        Raises what `read_adapter` raises, too.
         """
-        try:
-            split_adapter_name(name)
-        except ValueError as error:
-            raise InvalidReference(str(error)) from None
-        return self.add(name, read_adapter(directory, self.base, self.limits), by=by, moves_latest=moves_latest)
+        _split(name)
+        on_step("reading")
+        adapter = read_adapter(directory, self.base, self.limits)
+        return self.add(name, adapter, by=by, moves_latest=moves_latest, on_step=on_step)
 
-    def add(self, name: str, adapter: Adapter, *, by: str | None = None, moves_latest: bool = True) -> AdapterRevision:
+    def add(
+        self,
+        name: str,
+        adapter: Adapter,
+        *,
+        by: str | None = None,
+        moves_latest: bool = True,
+        on_step: Callable[[ImportStep], None] = _tell_nobody,
+    ) -> AdapterRevision:
         """Makes an adapter's content a revision, the latest one unless `moves_latest` is False.
 
-        Content that the adapter already has keeps its number. Raises AdapterIncompatible where it does not fit the
-        serving dtype, CatalogConflict for an adapter that is deleted and can still be restored.
+        Content that the adapter already has keeps its number. `on_step` hears what begins. Raises InvalidReference,
+        AdapterIncompatible where it does not fit the serving dtype, CatalogConflict for an adapter that is deleted and
+        can still be restored, StoreFull, and StoreConflict where the store has the revision in another dtype.
         """
-        tenant, short_name = split_adapter_name(name)
+        tenant, short_name = _split(name)
+        on_step("packing")
         revision_id, manifest = revision_id_of(adapter), Manifest.of(adapter)
         with tempfile.TemporaryDirectory(prefix="prelude-import-") as folder:
             packed = Path(folder) / folder_of(revision_id)
-            write_packed(adapter, self.base, self.dtype, packed)
+            with room_at(packed):
+                write_packed(adapter, self.base, self.dtype, packed)
             for attempt in range(_MOST_ATTEMPTS):
+                on_step("storing")
                 stored_since = self.catalog.last_change()
                 self.store.publish(revision_id, packed)
+                on_step("committing")
                 try:
                     return self.catalog.add_revision(
                         tenant,
@@ -81,15 +110,32 @@ class AdapterLibrary:
                         raise
         raise AssertionError("unreachable")
 
+    def export(self, reference: str, directory: Path) -> AdapterRevision:
+        """Writes the revision that a reference stands for into the new directory `directory`; which one it was.
+
+        It has the precision of the serving dtype (see `adapters.export`). Raises AdapterNotFound, FileExistsError,
+        RevisionNotStored, StoreCorrupt, and StoreFull where there is no room for it.
+        """
+        revision = self.catalog.resolve(reference)
+        with tempfile.TemporaryDirectory(prefix="prelude-export-") as folder:
+            path = Path(folder) / folder_of(revision.revision_id)
+            self.store.fetch(revision.revision_id, path)
+            with room_at(directory):
+                export_packed(read_packed(path), directory)
+        return revision
+
     def collect_garbage(self, older_than: datetime) -> int:
         """Purges adapters deleted before `older_than` and removes the bytes that no adapter needs; how many revisions.
 
-        One that was killed in between is finished by the next.
+        One that was killed in between is finished by the next. Raises CatalogConflict while another one is under way.
         """
-        revision_ids = self.catalog.collect_garbage(older_than)
-        for revision_id in revision_ids:
-            self.store.delete(revision_id)
-        self.catalog.confirm_removed(revision_ids)
+        with self.catalog.collecting() as check_still_collecting:
+            revision_ids = self.catalog.collect_garbage(older_than)
+            for some in _slices(revision_ids, _CONFIRMED_AT_A_TIME):
+                for revision_id in some:
+                    check_still_collecting()
+                    self.store.delete(revision_id)
+                self.catalog.confirm_removed(some)
         return len(revision_ids)
 
     def fsck(self, min_age_s: float, *, repair: bool = False, check_content: bool = True) -> FsckReport:
@@ -97,3 +143,14 @@ class AdapterLibrary:
         return fsck(
             self.store, self.catalog.referenced_revisions(), min_age_s, repair=repair, check_content=check_content
         )
+
+
+def _split(name: str) -> tuple[str, str]:
+    try:
+        return split_adapter_name(name)
+    except ValueError as error:
+        raise InvalidReference(str(error)) from None
+
+
+def _slices(values: Sequence[str], size: int) -> list[Sequence[str]]:
+    return [values[start : start + size] for start in range(0, len(values), size)]

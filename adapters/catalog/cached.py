@@ -138,8 +138,10 @@ class CachedResolver:
             self._answers = False
             raise
         with self._lock:
-            if known is None or last < known or len(changes) == _MAX_CHANGES:
-                # Also where the catalog went back, as after it was restored from a copy: nothing here holds any more.
+            missed = known is not None and last > known and (not changes or changes[0].sequence != known + 1)
+            if known is None or last < known or missed or len(changes) == _MAX_CHANGES:
+                # Also where the catalog has forgotten changes that are not here yet, and where it went back, as after
+                # it was restored from a copy: nothing here holds any more.
                 self._found.clear()
                 self._not_found.clear()
                 self._sequence = last

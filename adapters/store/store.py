@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import os
 import time
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from io import BufferedReader
 from pathlib import Path
@@ -19,9 +17,10 @@ from adapters.durable import fsync_folder, make_folder
 from adapters.errors import AdapterError
 from adapters.store import layout
 from adapters.store.envelope import Envelope, content_of
-from adapters.store.errors import RevisionNotStored, StoreConflict, StoreCorrupt, StoreFull, StoreUnavailable
+from adapters.store.errors import RevisionNotStored, StoreConflict, StoreCorrupt, StoreUnavailable
 from adapters.store.local_objects import LocalObjects
 from adapters.store.objects import CHUNK_BYTES, Objects
+from adapters.store.room import room_at
 from adapters.store.s3_objects import S3Access, S3Objects
 
 
@@ -92,7 +91,7 @@ class AdapterStore:
         Raises RevisionNotStored, StoreCorrupt, and StoreFull where there is no room for it at `destination`.
         """
         temporary = destination.with_name(f".{destination.name}.{uuid.uuid4().hex}")
-        with _room_at(destination):
+        with room_at(destination):
             make_folder(destination.parent)
             try:
                 with temporary.open("xb") as file:
@@ -244,15 +243,3 @@ def _object_of(envelope: Envelope, file: BufferedReader) -> Iterator[bytes]:
     file.seek(0)
     while chunk := file.read(CHUNK_BYTES):
         yield chunk
-
-
-@contextmanager
-def _room_at(destination: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-            raise StoreFull(
-                f"there is no room for an adapter at {destination} ({error.strerror}); free or add disk space"
-            ) from error
-        raise

@@ -59,4 +59,3 @@ class Acceptance:
                 f"{revision_id} adapts {', '.join(strange)}, this worker only {', '.join(sorted(served))} "
                 "(adapter_limits.target_modules)"
             )
-

@@ -24,6 +24,7 @@ from pathlib import Path
 
 from adapters.errors import AdapterTooLarge
 from adapters.identity import folder_of
+from adapters.packed import PACKED_NAME
 from adapters.store import Envelope
 from engine.errors import EngineError
 from prefill_worker.residency.errors import AdapterInUse, HostMemoryFull, PinsExceedBudget
@@ -31,7 +32,6 @@ from prefill_worker.residency.threads import WorkThreads
 
 log = logging.getLogger(__name__)
 
-PACKED_NAME = "packed.safetensors"
 _PAGE_BYTES = 4096
 _RETRY_S = (0.02, 0.5)  # between rounds over victims that the engine uses: it does not tell when it is done with one
 _MOST_REFUSALS = 8  # of the engine in one round

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import datetime
 from functools import partial
 
@@ -10,6 +11,7 @@ from sqlalchemy import Connection, select
 
 from adapters.catalog.records import AdapterDetails, AdapterRevision, AdapterSummary, AliasMove, Change
 from adapters.catalog.sql import garbage, listing, lookup, writing
+from adapters.catalog.sql.collector import StillHeld
 from adapters.catalog.sql.database import Database
 from adapters.catalog.sql.schema import migrate
 from adapters.catalog.sql.tables import AnyRow, AnySelect, adapters, changes, revisions
@@ -149,11 +151,21 @@ class SqlCatalog:
         _check(tenant, name)
         self._database.write(lambda transaction: writing.restore_adapter(transaction, tenant, name))
 
+    @contextmanager
+    def collecting(self) -> Iterator[StillHeld]:
+        """Holds the right to collect garbage, and one connection. Raises CatalogConflict where another has it.
+
+        What it gives is to be called before each removal: it raises CatalogUnavailable once the right has been lost.
+        """
+        with self._database.collecting() as still_held:
+            yield still_held
+
     def collect_garbage(self, older_than: datetime) -> Sequence[str]:
         """Purges the adapters deleted before `older_than`; the revision ids whose bytes are to be removed.
 
-        Those are ids that no adapter has, not even a deleted one. Once their bytes are gone, `confirm_removed` must
-        hear of it; until then they cannot be imported, and every further collection names them again.
+        To be called while `collecting`. Those are ids that no adapter has, not even a deleted one. Once their bytes are
+        gone, `confirm_removed` must hear of it; until then they cannot be imported, and every further collection names
+        them again.
         """
         return garbage.collect(self._database, older_than)
 
@@ -177,7 +189,10 @@ class SqlCatalog:
         return self._database.last_change()
 
     def changes_since(self, sequence: int, limit: int = 1000) -> Sequence[Change]:
-        """The first `limit` changes after a sequence, in order."""
+        """The first `limit` changes after a sequence, in order and without gaps.
+
+        Old ones are forgotten: the first one's sequence is then not the one after `sequence`.
+        """
         query = (
             select(changes.c.sequence, changes.c.kind, adapters.c.tenant, adapters.c.name)
             .select_from(changes)

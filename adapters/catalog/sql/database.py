@@ -16,11 +16,12 @@ from datetime import UTC, datetime
 from typing import Any, TypeVar
 
 import psycopg
-from sqlalchemy import Connection, func, insert, select, text, update
+from sqlalchemy import Connection, delete, func, insert, select, text, update
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from adapters.catalog.records import ChangeKind
+from adapters.catalog.sql.collector import StillHeld, collecting
 from adapters.catalog.sql.engines import LOCK_TIMEOUT_S, POOL_TIMEOUT_S, parse_url, postgres_engine, sqlite_engine
 from adapters.catalog.sql.faults import is_contended, is_lost_connection, is_unreachable, is_without_tables
 from adapters.catalog.sql.tables import change_counter, changes
@@ -33,6 +34,9 @@ _BACKOFF_S = 0.02  # before the second attempt, at most; doubled for each furthe
 _SQLITE_POLL_S = 0.05
 _POSTGRES_POLL_S = 0.5  # beside LISTEN, which a connection pooler in between may swallow
 _CHANNEL = "prelude_catalog"
+KEPT_CHANGES = 100_000  # a reader that is further behind begins anew
+_TRIM_EVERY = 1000  # changes
+_MOST_TRIMMED = 10_000  # by one transaction
 
 
 class Transaction:
@@ -57,8 +61,15 @@ class Transaction:
         if self._last == self._first:
             return
         self.connection.execute(update(change_counter).values(last=self._last))
+        if self._last // _TRIM_EVERY != self._first // _TRIM_EVERY:
+            self._trim()
         if self.connection.dialect.name == "postgresql":
             self.connection.execute(select(func.pg_notify(_CHANNEL, str(self._last))))
+
+    def _trim(self) -> None:
+        oldest = self.connection.execute(select(func.min(changes.c.sequence))).scalar_one()
+        beyond = min(self._last - KEPT_CHANGES, oldest - 1 + _MOST_TRIMMED)
+        self.connection.execute(delete(changes).where(changes.c.sequence <= beyond))
 
 
 class Database:
@@ -122,6 +133,12 @@ class Database:
                 return self._attempts(work)
         finally:
             self._writer.release()
+
+    @contextmanager
+    def collecting(self) -> Iterator[StillHeld]:
+        """Holds the right to collect garbage, and a connection. Raises CatalogConflict where another has it."""
+        with self._translated(), collecting(self._engine) as still_held:
+            yield still_held
 
     def last_change(self) -> int:
         """The sequence of the newest change; 0 before the first."""

@@ -11,8 +11,8 @@ has its row its bytes are there too, and a later collection sees the new referen
     confirmed after the number  they may have gone since it found them: refused, it stores them again
     confirmed before            it has seen the store without them and has written them itself: accepted
 
-A caller that dies between the steps gets the same ids from its next `collect`. One caller at a time: another that still
-removes bytes of ids that this one has confirmed would remove those of a new import.
+A caller that dies between the steps gets the same ids from its next `collect`. One caller at a time (`collector.py`):
+another that still removes bytes of ids that this one has confirmed would remove those of a new import.
 """
 
 from __future__ import annotations

@@ -168,6 +168,23 @@ def test_very_many_changes_empty_the_cache(catalog, counting, resolver, monkeypa
     assert resolver.resolve("bot").number == 2
 
 
+@pytest.mark.parametrize("num_forgotten", [1, 2])
+def test_changes_that_were_forgotten_empty_the_cache(num_forgotten, catalog, database, resolver):
+    """The first of two that this resolver has not taken in, and both."""
+    add(catalog, "bot", 1)
+    resolver.refresh()
+    assert resolver.resolve("bot").number == 1
+    add(catalog, "bot", 2)
+    add(catalog, "other", 2)
+    database.query(f"DELETE FROM changes WHERE sequence <= {1 + num_forgotten}")
+    resolver.refresh()
+    assert resolver.lookup("bot") is None
+    assert resolver.resolve("bot").number == 2
+    add(catalog, "other", 3)
+    resolver.refresh()
+    assert resolver.lookup("bot") is not None  # in step again: only what changed goes
+
+
 def test_a_catalog_that_went_back_empties_the_cache(catalog, database, resolver):
     add(catalog, "bot", 1)
     resolver.refresh()

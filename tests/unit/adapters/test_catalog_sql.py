@@ -521,3 +521,19 @@ def test_how_sqlite_is_set(catalog, database):
         for name, value in wanted[database.kind].items():
             query = f"PRAGMA {name}" if database.kind == "sqlite" else f"SHOW {name}"
             assert connection.exec_driver_sql(query).scalar() == value
+
+
+def test_old_changes_are_forgotten(catalog, monkeypatch):
+    monkeypatch.setattr(database_module, "KEPT_CHANGES", 5)
+    monkeypatch.setattr(database_module, "_TRIM_EVERY", 4)
+    monkeypatch.setattr(database_module, "_MOST_TRIMMED", 3)
+    for number in range(1, 24):
+        add(catalog, "bot", number)
+        sequences = [change.sequence for change in catalog.changes_since(0)]
+        assert sequences == list(range(sequences[0], number + 1))
+        assert len(sequences) >= min(number, 5)  # the newest are kept
+    # Trimmed at 4, 8, 12, 16 and 20, three at a time at most.
+    assert sequences[0] == 13
+    assert [change.sequence for change in catalog.changes_since(20)] == [21, 22, 23]
+    assert len(catalog.alias_history("default", "bot")) == 23  # this is not the history of the aliases
+    assert catalog.rollback("default", "bot").to_number == 22

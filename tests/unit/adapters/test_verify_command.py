@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 from adapters.random_adapters import write_random_lora
 from cluster.cli import main
-from cluster.commands import adapters as command
+from cluster.commands import adapters_verify as command
 
 
 @pytest.fixture(autouse=True)

@@ -1,0 +1,23 @@
+"""A full disk as an error of ours."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from adapters.store.errors import StoreFull
+
+
+@contextmanager
+def room_at(destination: Path) -> Iterator[None]:
+    """Inside, StoreFull is raised where there is no room for a file at `destination`."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            raise StoreFull(
+                f"there is no room for an adapter at {destination} ({error.strerror}); free or add disk space"
+            ) from error
+        raise

@@ -1,0 +1,329 @@
+"""Catalog and store as one: imports, exports, garbage collection, fsck."""
+
+from __future__ import annotations
+
+import errno
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from test_store import num_incoming, overwrite
+
+from adapters import library as library_module
+from adapters.errors import (
+    AdapterIncompatible,
+    AdapterMalformed,
+    AdapterNotFound,
+    CatalogConflict,
+    CatalogUnavailable,
+    InvalidReference,
+    RevisionBeingRemoved,
+)
+from adapters.formats import read_adapter
+from adapters.library import AdapterLibrary
+from adapters.manifest import Manifest, revision_id_of
+from adapters.packed import read_packed
+from adapters.random_adapters import write_random_lora
+from adapters.store import AdapterStore, StoreConflict, StoreFull, open_store
+from adapters.store.layout import key_of
+
+TOMORROW = datetime.now(UTC) + timedelta(days=1)
+
+
+@pytest.fixture
+def library(catalog, base, limits, tmp_path) -> AdapterLibrary:
+    """An empty one, once on each kind of database."""
+    return AdapterLibrary(catalog, open_store(f"file://{tmp_path}/store"), base, limits, "bfloat16")
+
+
+@pytest.fixture
+def lora(base, tmp_path):
+    """Makes the directory of an adapter; the same seed, the same content."""
+
+    def make(seed: int, **options):
+        return write_random_lora(tmp_path / f"lora-{seed}", base, seed, modules=["q_proj"], rank=4, **options)
+
+    return make
+
+
+def stored(store: AdapterStore) -> list[str]:
+    return [each.revision_id for each in store.list()]
+
+
+def test_an_import_is_in_the_catalog_and_in_the_store(library, lora, base, limits, tmp_path):
+    directory = lora(1)
+    steps: list[str] = []
+    added = library.import_directory("acme/bot", directory, by="eve", on_step=steps.append)
+    adapter = read_adapter(directory, base, limits)
+    assert (added.full_name, added.number, added.revision_id) == ("acme/bot", 1, revision_id_of(adapter))
+    assert added.manifest == Manifest.of(adapter)
+    assert library.catalog.resolve("acme/bot") == added
+    assert library.catalog.alias_history("acme", "bot")[0].moved_by == "eve"
+    assert steps == ["reading", "packing", "storing", "committing"]
+    library.store.fetch(added.revision_id, tmp_path / "fetched")
+    packed = read_packed(tmp_path / "fetched")
+    packed.check_fits(base)
+    assert (packed.metadata.revision_id, packed.metadata.dtype) == (added.revision_id, "bfloat16")
+    assert added.bytes == (tmp_path / "fetched").stat().st_size
+    assert library.fsck(0).is_sound
+
+
+def test_the_same_content_again_is_the_same_revision(library, lora):
+    first = library.import_directory("bot", lora(1))
+    second = library.import_directory("bot", lora(2))
+    assert library.import_directory("bot", lora(1)) == first
+    assert (first.number, second.number) == (1, 2)
+    assert library.catalog.resolve("bot") == first
+    assert library.catalog.resolve("bot@r2") == second
+    assert len(stored(library.store)) == 2
+
+
+def test_content_of_two_adapters_is_stored_once_and_until_both_are_gone(library, lora):
+    shared = library.import_directory("bot", lora(1)).revision_id
+    other = library.import_directory("acme/bot", lora(1))
+    assert (other.revision_id, other.number) == (shared, 1)
+    assert stored(library.store) == [shared]
+    library.catalog.delete("default", "bot")
+    assert library.collect_garbage(TOMORROW) == 0
+    assert library.store.verify(shared)
+    library.catalog.delete("acme", "bot")
+    assert library.collect_garbage(TOMORROW) == 1
+    assert stored(library.store) == []
+
+
+def test_a_push_leaves_latest_where_it_is(library, lora):
+    first = library.import_directory("bot", lora(1), moves_latest=False)
+    assert library.catalog.resolve("bot") == first  # a new adapter has a latest revision
+    second = library.import_directory("bot", lora(2), moves_latest=False)
+    assert library.catalog.resolve("bot") == first
+    library.import_directory("bot", lora(2), moves_latest=False)
+    assert library.catalog.resolve("bot") == first
+    library.catalog.set_alias("default", "bot", "latest", second.number)
+    assert library.catalog.resolve("bot") == second
+
+
+def test_what_is_refused_leaves_nothing(library, lora, base, tmp_path):
+    (tmp_path / "empty").mkdir()
+    huge = lora(2, std=1e38, alpha=64)  # only its scale makes it too large
+    for name, directory, error in (
+        ("bot", tmp_path / "empty", AdapterMalformed),
+        ("a b", lora(1), InvalidReference),
+        ("bot@prod", lora(1), InvalidReference),
+        ("bot", write_random_lora(tmp_path / "rank", base, 1, rank=17), AdapterIncompatible),
+        ("bot", huge, AdapterIncompatible),
+    ):
+        with pytest.raises(error):
+            library.import_directory(name, directory)
+    assert library.catalog.list() == []
+    assert library.catalog.last_change() == 0
+    assert stored(library.store) == []
+    assert num_incoming(library.store) == 0
+
+
+def test_a_revision_in_another_dtype_is_a_conflict(library, lora, catalog, base, limits):
+    library.import_directory("bot", lora(1))
+    other = AdapterLibrary(catalog, library.store, base, limits, "float32")
+    with pytest.raises(StoreConflict, match="stored in one dtype"):
+        other.import_directory("other", lora(1))
+    with pytest.raises(AdapterNotFound):
+        catalog.resolve("other")
+
+
+def test_a_deleted_adapter_takes_no_new_revision(library, lora):
+    library.import_directory("bot", lora(1))
+    library.catalog.delete("default", "bot")
+    with pytest.raises(CatalogConflict, match="restore it first"):
+        library.import_directory("bot", lora(2))
+    assert library.fsck(0, repair=True).unreferenced.count == 1
+    library.catalog.restore("default", "bot")
+    assert library.import_directory("bot", lora(2)).number == 2
+
+
+def test_a_full_disk_says_so(library, lora, monkeypatch, tmp_path):
+    def no_room(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    library.import_directory("bot", lora(1))
+    monkeypatch.setattr(library_module, "write_packed", no_room)
+    with pytest.raises(StoreFull, match="free or add disk space"):
+        library.import_directory("bot", lora(2))
+    monkeypatch.setattr(library_module, "export_packed", no_room)
+    with pytest.raises(StoreFull, match=str(tmp_path / "out")):
+        library.export("bot", tmp_path / "out")
+    assert len(stored(library.store)) == 1
+
+
+def test_bytes_that_are_being_removed_are_stored_again(library, lora, monkeypatch):
+    """A collection takes the bytes out between the importer's store and its row."""
+    library.import_directory("old", lora(1))
+    library.catalog.delete("default", "old")
+    publish, collected = AdapterStore.publish, []
+
+    def publish_and_lose(store, revision_id, source):
+        envelope = publish(store, revision_id, source)
+        if not collected:
+            collected.append(library.collect_garbage(TOMORROW))
+            assert not store.exists(revision_id)
+        return envelope
+
+    monkeypatch.setattr(AdapterStore, "publish", publish_and_lose)
+    added = library.import_directory("new", lora(1))
+    assert collected == [1]
+    assert library.store.verify(added.revision_id)
+    assert library.fsck(0).is_sound
+
+
+def test_content_is_not_accepted_until_its_bytes_are_gone(library, lora, monkeypatch):
+    """An import while the bytes that it has just found in the store are being removed."""
+    library.import_directory("old", lora(1))
+    library.catalog.delete("default", "old")
+    delete, imported = AdapterStore.delete, []
+
+    def import_and_delete(store, revision_id):
+        with pytest.raises(RevisionBeingRemoved):
+            library.import_directory("new", lora(1))
+        imported.append(revision_id)
+        delete(store, revision_id)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(AdapterStore, "delete", import_and_delete)
+        assert library.collect_garbage(TOMORROW) == 1
+    assert len(imported) == 1
+    library.import_directory("new", lora(1))
+    assert library.fsck(0).is_sound
+
+
+def test_an_import_that_never_gets_its_bytes_in_gives_up(library, lora):
+    library.import_directory("old", lora(1))
+    library.catalog.delete("default", "old")
+    with library.catalog.collecting():
+        (removed,) = library.catalog.collect_garbage(TOMORROW)
+        with pytest.raises(RevisionBeingRemoved, match="repeat the import"):
+            library.import_directory("new", lora(1))
+        library.store.delete(removed)
+        library.catalog.confirm_removed([removed])
+    assert library.store.verify(library.import_directory("new", lora(1)).revision_id)
+
+
+def test_a_collection_that_broke_off_is_finished_by_the_next(library, lora, monkeypatch):
+    monkeypatch.setattr(library_module, "_CONFIRMED_AT_A_TIME", 1)
+    for seed in range(3):
+        library.import_directory("old", lora(seed))
+    library.catalog.delete("default", "old")
+    removed: list[str] = []
+    delete = AdapterStore.delete
+
+    def delete_two(store, revision_id):
+        if len(removed) == 2:
+            raise KeyboardInterrupt
+        removed.append(revision_id)
+        delete(store, revision_id)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(AdapterStore, "delete", delete_two)
+        with pytest.raises(KeyboardInterrupt):
+            library.collect_garbage(TOMORROW)
+    assert len(stored(library.store)) == 1
+    assert library.collect_garbage(TOMORROW) == 1
+    assert stored(library.store) == []
+    assert library.collect_garbage(TOMORROW) == 0
+
+
+def test_one_collection_at_a_time(library, lora, database, monkeypatch):
+    library.import_directory("old", lora(1))
+    library.catalog.delete("default", "old")
+    other = type(library.catalog)(database.url)
+    with other.collecting():
+        with pytest.raises(CatalogConflict, match="another garbage collection"):
+            library.collect_garbage(TOMORROW)
+        assert len(stored(library.store)) == 1
+    with pytest.raises(RuntimeError), other.collecting():  # it ends however it ends
+        raise RuntimeError
+    assert library.collect_garbage(TOMORROW) == 1
+    other.close()
+
+
+def test_a_collection_that_has_lost_its_right_goes_no_further(library, lora, database, monkeypatch):
+    if database.kind == "sqlite":
+        pytest.skip("a file lock is lost with its process only")
+    for seed in (1, 2):
+        library.import_directory("old", lora(seed))
+    library.catalog.delete("default", "old")
+    delete = AdapterStore.delete
+
+    def delete_and_lose(store, revision_id):
+        delete(store, revision_id)
+        database.cut_connections()
+
+    with monkeypatch.context() as patched:
+        patched.setattr(AdapterStore, "delete", delete_and_lose)
+        with pytest.raises(CatalogUnavailable):
+            library.collect_garbage(TOMORROW)
+    assert len(stored(library.store)) == 1  # only what it had removed before
+    assert library.collect_garbage(TOMORROW) == 2
+
+
+def test_collectors_and_importers_of_the_same_content_at_once(library, lora, database):
+    """Whoever has been told that an adapter is there finds its bytes, however often they were collected."""
+    num_rounds = 8
+    directories = [lora(seed) for seed in range(2)]
+    done = threading.Event()
+    refused: list[str] = []
+    collected: list[int] = []
+
+    def collect() -> None:
+        while not done.is_set():
+            try:
+                collected.append(library.collect_garbage(TOMORROW))
+            except CatalogConflict as error:
+                refused.append(str(error))
+
+    def import_and_delete(number: int) -> None:
+        for step in range(num_rounds):
+            name = f"a{number}-{step}"
+            try:
+                added = library.import_directory(name, directories[step % 2])
+            except RevisionBeingRemoved:  # five times in a row: collectors do nothing else here
+                continue
+            assert library.store.verify(added.revision_id)
+            library.catalog.delete("default", name)
+
+    collectors = [threading.Thread(target=collect) for _ in range(3)]
+    for thread in collectors:
+        thread.start()
+    try:
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(import_and_delete, range(4)))
+    finally:
+        done.set()
+        for thread in collectors:
+            thread.join()
+    print("collected", sum(collected), "refused", len(refused))
+    assert sum(collected) > 0
+    assert library.fsck(0).is_sound
+
+
+def test_fsck_repairs_and_an_import_heals(library, lora):
+    damaged = library.import_directory("bot", lora(1)).revision_id
+    lost = library.import_directory("bot", lora(2)).revision_id
+    overwrite(library.store, key_of(damaged), b"x" * 1000)
+    library.store.delete(lost)
+    report = library.fsck(0, repair=True)
+    assert not report.is_sound
+    assert (report.corrupt.listed, report.missing.listed, report.num_repaired) == ([damaged], [lost], 1)
+    for seed in (1, 2):
+        library.import_directory("bot", lora(seed))
+    assert library.fsck(0).is_sound
+    assert library.catalog.show("default", "bot").num_revisions == 2
+
+
+def test_fsck_spares_what_is_young(library, lora, base, limits, tmp_path):
+    directory = lora(1)
+    adapter = read_adapter(directory, base, limits)
+    (tmp_path / "bytes").write_bytes(b"some")
+    library.store.publish(revision_id_of(adapter), tmp_path / "bytes")
+    report = library.fsck(3600, repair=True)
+    assert (report.num_young, report.num_repaired, len(stored(library.store))) == (1, 0, 1)
+    report = library.fsck(0, repair=True, check_content=False)
+    assert (report.unreferenced.count, report.num_repaired, stored(library.store)) == (1, 1, [])
