@@ -84,7 +84,7 @@ class ResidencyConfig(_Section):
     host_bytes: Annotated[int, Field(ge=1)] = 8 * 1024**3
     parallel_loads: Annotated[int, Field(ge=1)] = 4
     queued_loads: Annotated[int, Field(ge=1)] = 256
-    lease_s: Seconds = 10.0  # after a request asked for it, a revision is not evicted for so long
+    lease_s: Seconds = 0.5  # after a request asked for it, a revision is not evicted: until it has reached the engine
 
 
 class WorkerConfig(_Section):

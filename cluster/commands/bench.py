@@ -60,6 +60,11 @@ def add_commands(commands: Any) -> None:
     catalog.add_argument("--database", metavar="URL", help="an empty database; default: a temporary SQLite file")
     catalog.add_argument("--json", type=Path, metavar="FILE", help="write the numbers")
     catalog.set_defaults(run=_catalog)
+    text = "Cold adapters: loading one and many at once, what residents notice of it, more adapters than memory."
+    cold = benchmarks.add_parser("cold-load", help=text, description=text)
+    cold.add_argument("--quick", action="store_true", help="few adapters of a small model: only to see it run")
+    cold.add_argument("--json", type=Path, metavar="FILE", help="write the numbers")
+    cold.set_defaults(run=_cold_load)
 
 
 def _adapter_tax(arguments: argparse.Namespace) -> None:
@@ -108,6 +113,18 @@ def _catalog(arguments: argparse.Namespace) -> None:
             arguments.json,
             lambda line: print(line, flush=True),
         )
+    except BenchError as error:
+        sys.exit(f"prelude: {error}")
+
+
+def _cold_load(arguments: argparse.Namespace) -> None:
+    silence_libraries()
+    from bench import cold_load
+    from bench.errors import BenchError
+
+    options = cold_load.QUICK if arguments.quick else cold_load.Options()
+    try:
+        cold_load.run(options, _command(sys.argv[1:]), arguments.json, lambda line: print(line, flush=True))
     except BenchError as error:
         sys.exit(f"prelude: {error}")
 

@@ -1,0 +1,300 @@
+"""What cold adapters cost: loading one, sixteen at once, the residents' first tokens meanwhile, four times too many.
+
+A unified worker behind its router, a model of 32 layers, LoRA on seven projections: 448 tensors in a PEFT file. All
+adapters are in the store; what is cold has never been asked for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import grpc
+
+from adapters.base_model import BaseModel
+from adapters.errors import AdapterError
+from adapters.formats import Limits, read_adapter
+from adapters.packed import PACKED_NAME, write_for_engine
+from adapters.random_adapters import write_random_lora
+from bench import provenance
+from bench.errors import BenchError, SystemFailed
+from bench.load import closed_loop
+from bench.quantile import quantile
+from bench.systems import completion
+from bench.workload import request
+from cluster import control_pb2 as pb
+from cluster.config import ClusterConfig
+from cluster.control_pb2_grpc import WorkerControlStub
+from cluster.demo import make_model
+from cluster.errors import StartError
+from cluster.library import open_library
+from cluster.local import local_cluster
+
+_WORKER = "unified-0"
+_ENSURE_DEADLINE_S = 120.0
+_TIMEOUT = aiohttp.ClientTimeout(total=300)
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """One run of the benchmark."""
+
+    hidden: int = 256
+    num_layers: int = 32
+    rank: int = 16
+    num_slots: int = 8
+    at_once: int = 16
+    repeats: int = 3
+    num_single: int = 8  # cold loads one after the other, for each repeat
+    num_resident: int = 4  # adapters whose first tokens are watched
+    num_cold: int = 64  # that arrive meanwhile
+    requests_per_cold: int = 3  # of residents, for each cold one that arrives
+    budget: int = 32  # adapters that fit in host memory
+    overcommit: int = 4  # times as many are asked for
+    concurrency: int = 8
+    num_requests: int = 128  # of one throughput measurement
+    prompt_tokens: int = 64
+    generated_tokens: int = 16
+    use: float = 0.5  # of the throughput that was measured, while first tokens are watched
+
+    @property
+    def num_adapters(self) -> int:
+        """Each part has its own, which are cold when it begins."""
+        return self.num_for_ready + self.budget * self.overcommit + self.num_resident + self.repeats * self.num_cold
+
+    @property
+    def num_for_ready(self) -> int:
+        return self.repeats * (self.num_single + self.at_once)
+
+
+QUICK = Options(
+    num_layers=4, hidden=64, at_once=4, repeats=1, num_single=3, num_cold=4, budget=4, num_requests=16, concurrency=4
+)
+
+
+def run(options: Options, command: str, json_path: Path | None, say: Callable[[str], None]) -> dict[str, Any]:
+    """Measure, print, write the file; what was written. Raises BenchError."""
+    if json_path is not None and not json_path.absolute().parent.is_dir():
+        raise BenchError(f"{json_path}: there is no folder {json_path.parent}")
+    with tempfile.TemporaryDirectory(prefix="prelude-bench-") as folder:
+        try:
+            measured = asyncio.run(_measure(options, Path(folder), say))
+        except (AdapterError, StartError) as error:
+            raise SystemFailed(str(error)) from error
+    document = {
+        "benchmark": "cold-load",
+        "commit": provenance.commit(),
+        "command": command,
+        "hardware": provenance.hardware("cpu"),
+        "versions": provenance.versions(),
+        "settings": asdict(options),
+        **measured,
+    }
+    for key, value in measured.items():
+        say(f"  {key:<34} {value}")
+    if json_path is not None:
+        json_path.write_text(json.dumps(document, indent=2) + "\n")
+    return document
+
+
+async def _measure(options: Options, folder: Path, say: Callable[[str], None]) -> dict[str, Any]:
+    say(f"Making a model of {options.num_layers} layers and {options.num_adapters} adapters.")
+    config = await asyncio.to_thread(_prepare, options, folder)
+    slices = await asyncio.to_thread(_loader_slice, options, folder)
+    say("Starting a unified worker and its router.")
+    async with local_cluster(config, folder / "logs") as cluster, aiohttp.ClientSession(timeout=_TIMEOUT) as session:
+        address = f"{cluster.config.workers[_WORKER].host}:{cluster.config.workers[_WORKER].control_port}"
+        async with grpc.aio.insecure_channel(address) as channel:
+            bench = _Bench(options, session, cluster.url, WorkerControlStub(channel))
+            ready = await bench.time_to_ready(say)
+            throughput = await bench.throughput(say)
+            first_tokens = await bench.first_tokens(throughput["all_resident_requests_per_s"], say)
+    return slices | ready | throughput | first_tokens
+
+
+def _prepare(options: Options, folder: Path) -> ClusterConfig:
+    """The model, the adapters in catalog and store, and the cluster that serves them."""
+    make_model(folder / "model", hidden=options.hidden, num_layers=options.num_layers)
+    base = BaseModel.read(folder / "model")
+    config = ClusterConfig.model_validate(
+        {
+            "model": {"path": folder / "model", "name": "bench", "dtype": "bfloat16"},
+            "engine": {"max_total_tokens": 32768, "max_running_requests": 64, "chunked_prefill_tokens": 2048},
+            "router": {"port": 0},
+            "workers": {_WORKER: {"role": "unified"}},
+            "adapter_limits": {"max_rank": options.rank, "slots": options.num_slots},
+            "catalog": {"url": f"sqlite:///{folder}/catalog.db"},
+            "store": {"url": f"file://{folder}/store"},
+        }
+    )
+    library = open_library(config)
+    num_bytes = 0
+    for number in range(options.num_adapters):
+        source = write_random_lora(folder / "source", base, number, rank=options.rank, dtype="bfloat16")
+        num_bytes = library.import_directory(_name(number), source).bytes
+    library.catalog.close()
+    host_bytes = options.budget * num_bytes + num_bytes // 2
+    return config.model_copy(update={"residency": config.residency.model_copy(update={"host_bytes": host_bytes})})
+
+
+def _loader_slice(options: Options, folder: Path) -> dict[str, Any]:
+    base = BaseModel.read(folder / "model")
+    folders = []
+    for number in range(3):
+        own = folder / f"slice-{number}"
+        source = write_random_lora(own / "peft", base, number, rank=options.rank, dtype="bfloat16")
+        write_for_engine(read_adapter(source, base, Limits()), base, "bfloat16", own / "packed")
+        folders.append(own)
+    words = [sys.executable, "-m", "bench.loader_slice", folder / "model", options.num_slots, *folders]
+    environment = {**os.environ, "SGLANG_USE_CPU_ENGINE": "1", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([str(word) for word in words], capture_output=True, text=True, env=environment, timeout=300)
+    if done.returncode:
+        raise SystemFailed(f"the loader slice could not be measured: {done.stderr[-1000:]}")
+    found = json.loads(done.stdout.splitlines()[-1])
+    return {
+        "adapter_tensors": found["num_tensors"],
+        "adapter_bytes": (folders[0] / "packed" / PACKED_NAME).stat().st_size,
+        "loader_peft_ms": round(found["peft_ms"], 3),
+        "loader_packed_ms": round(found["packed_ms"], 3),
+        "loader_packed_to_slot_ms": round(found["packed_to_slot_ms"], 3),
+        "loader_speedup": round(found["peft_ms"] / found["packed_ms"], 2),
+    }
+
+
+def _name(number: int) -> str:
+    return f"adapter-{number}"
+
+
+class _Bench:
+    """A cluster under load, and who is still cold in it."""
+
+    def __init__(self, options: Options, session: aiohttp.ClientSession, url: str, stub: WorkerControlStub) -> None:
+        self._options = options
+        self._session = session
+        self._url = url
+        self._stub = stub
+        self._cold = itertools.count()  # numbers of adapters that nobody has asked for
+        self._seeds = itertools.count()
+
+    async def time_to_ready(self, say: Callable[[str], None]) -> dict[str, Any]:
+        """One cold adapter after the other, then many at once: until each can be used."""
+        ratios, singles, lasts = [], [], []
+        for _ in range(self._options.repeats):
+            one = statistics.median([await self._ready_s(next(self._cold)) for _ in range(self._options.num_single)])
+            together = (next(self._cold) for _ in range(self._options.at_once))
+            last = max(await asyncio.gather(*(self._ready_s(number) for number in together)))
+            singles.append(one)
+            lasts.append(last)
+            ratios.append(last / one)
+            say(f"  one cold adapter {1000 * one:.1f} ms, the last of {self._options.at_once} {1000 * last:.1f} ms")
+        return {
+            "one_cold_ms": round(1000 * statistics.median(singles), 2),
+            "last_of_many_ms": round(1000 * statistics.median(lasts), 2),
+            "sixteen_over_one": round(statistics.median(ratios), 3),
+        }
+
+    async def _ready_s(self, number: int) -> float:
+        revision_id = await self._revision_of(number)
+        began_at = time.perf_counter()
+        call = pb.EnsureAdapterRequest(revision_id=revision_id, deadline_s=_ENSURE_DEADLINE_S)
+        await self._stub.EnsureAdapter(call, timeout=_ENSURE_DEADLINE_S)
+        return time.perf_counter() - began_at
+
+    async def _revision_of(self, number: int) -> str:
+        async with self._session.get(f"{self._url}/v1/models/{_name(number)}") as answer:
+            return (await answer.json())["root"]
+
+    async def throughput(self, say: Callable[[str], None]) -> dict[str, Any]:
+        """As many adapters as host memory holds, against several times as many in turn: each comes back cold."""
+        options = self._options
+        few = [next(self._cold) for _ in range(options.budget)]
+        many = few + [next(self._cold) for _ in range(options.budget * (options.overcommit - 1))]
+        measured: dict[int, list[float]] = {len(few): [], len(many): []}
+        for _ in range(options.repeats):
+            for adapters in (few, many):
+                await self._requests_per_s(adapters, len(adapters))  # warm; so that all have been on the disk once
+                measured[len(adapters)].append(await self._requests_per_s(adapters, options.num_requests))
+                say(f"  {len(adapters)} adapters in turn: {measured[len(adapters)][-1]:.2f} requests/s")
+        resident, overcommitted = measured.values()
+        ratios = [over / all_resident for over, all_resident in zip(overcommitted, resident, strict=True)]
+        return {
+            "all_resident_requests_per_s": round(statistics.median(resident), 3),
+            "overcommit_requests_per_s": round(statistics.median(overcommitted), 3),
+            "overcommit_throughput_ratio": round(statistics.median(ratios), 3),
+        }
+
+    async def _requests_per_s(self, adapters: Sequence[int], count: int) -> float:
+        seed = next(self._seeds)
+
+        async def send(number: int) -> None:
+            await self._first_token_s(seed, number, adapters[number % len(adapters)])
+
+        return (await closed_loop(send, count, self._options.concurrency)).requests_per_s
+
+    async def first_tokens(self, requests_per_s: float, say: Callable[[str], None]) -> dict[str, Any]:
+        """Residents' first tokens while cold adapters arrive, against the same arrivals without a cold one."""
+        options = self._options
+        residents = [next(self._cold) for _ in range(options.num_resident)]
+        await self._requests_per_s(residents, 2 * options.num_resident)
+        gap_s = 1 / (options.use * requests_per_s)
+        baselines, withs, ratios = [], [], []
+        for _ in range(options.repeats):
+            warm = [residents[number % len(residents)] for number in range(options.num_cold)]
+            baselines.append(await self._watch(residents, warm, gap_s))
+            withs.append(await self._watch(residents, [next(self._cold) for _ in range(options.num_cold)], gap_s))
+            ratios.append(withs[-1] / baselines[-1])
+            say(f"  residents' p95 first token {1000 * baselines[-1]:.1f} ms, with cold ones {1000 * withs[-1]:.1f} ms")
+        return {
+            "resident_first_token_p95_ms": round(1000 * statistics.median(baselines), 2),
+            "resident_first_token_p95_with_cold_ms": round(1000 * statistics.median(withs), 2),
+            "resident_first_token_p95_ratio": round(statistics.median(ratios), 3),
+        }
+
+    async def _watch(self, residents: Sequence[int], others: Sequence[int], gap_s: float) -> float:
+        """The p95 of the residents' first tokens, in seconds: a request each `gap_s`, every so many one of `others`."""
+        seed = next(self._seeds)
+        began_at = asyncio.get_running_loop().time()
+        watched: list[asyncio.Task[float]] = []
+        unwatched: list[asyncio.Task[float]] = []
+        number = 0
+        async with asyncio.TaskGroup() as group:
+            for other in others:
+                for place in range(self._options.requests_per_cold + 1):
+                    await asyncio.sleep(max(0, began_at + number * gap_s - asyncio.get_running_loop().time()))
+                    is_other = place == self._options.requests_per_cold
+                    adapter = other if is_other else residents[number % len(residents)]
+                    task = group.create_task(self._first_token_s(seed, number, adapter), name=f"request {number}")
+                    (unwatched if is_other else watched).append(task)
+                    number += 1
+        return quantile((task.result() for task in watched), 0.95)
+
+    async def _first_token_s(self, seed: int, number: int, adapter: int) -> float:
+        """Send a request and read its whole answer; the seconds to its first token. Raises SystemFailed."""
+        options = self._options
+        asked = request((seed,), number, 0, options.prompt_tokens, 600)
+        body = completion(asked, options.generated_tokens, False) | {"adapter": _name(adapter), "stream": True}
+        began_at, first_s, is_done = time.perf_counter(), None, False
+        async with self._session.post(f"{self._url}/v1/completions", json=body) as answer:
+            if answer.status != 200:
+                raise SystemFailed(f"the router answered {answer.status}: {(await answer.text())[:500]}")
+            async for line in answer.content:
+                if line.startswith(b'data: {"error"'):
+                    raise SystemFailed(f"a stream of {_name(adapter)} failed: {line.decode()[:500]}")
+                if line.startswith(b"data: {"):
+                    first_s = first_s or time.perf_counter() - began_at
+                is_done = is_done or line.startswith(b"data: [DONE]")
+        if first_s is None or not is_done:
+            raise SystemFailed(f"a stream of {_name(adapter)} ended before its end")
+        return first_s
