@@ -182,7 +182,8 @@ class HostMemory:
 
     async def evict(self, revision_id: str) -> bool:
         """Take out an adapter; False where there is none. Raises AdapterInUse, and EngineError."""
-        entry = await self.settled(revision_id)
+        while (entry := await self.settled(revision_id)) is not None and entry.num_holds:
+            await self._change()  # it is being copied to the disk
         if entry is None:
             return False
         if reason := self._why_kept(entry):

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -113,6 +114,22 @@ class Worker:
         await eventually(lambda: all(each in self.hub.on_disk for each in revision_ids))
 
 
+def bytes_at_one_moment(folder: Path) -> int:
+    """A bound from below of what lay in a folder between two looks at it: files that both looks saw."""
+
+    def look() -> dict[int, int]:
+        found = {}
+        for parent, _, names in os.walk(folder):  # which does not mind folders that go meanwhile
+            for name in names:
+                with suppress(OSError):
+                    status = os.lstat(os.path.join(parent, name))
+                    found[status.st_ino] = status.st_size
+        return found
+
+    first, second = look(), look()
+    return sum(first[inode] for inode in first.keys() & second.keys())
+
+
 async def eventually(is_so, within_s: float = 10.0) -> None:
     async with asyncio.timeout(within_s):
         while not is_so():  # noqa: ASYNC110
@@ -144,7 +161,7 @@ async def running_worker(
     tasks_before, threads_before = asyncio.all_tasks(), threading.active_count()
     hub, registry, client = WorkerStateHub(), CollectorRegistry(), EngineClient(engine.url)
     config = ResidencyConfig(
-        **{"host_bytes": host * stored.room, "disk_bytes": disk * stored.object_bytes, "lease_s": 0.001, **settings}
+        **{"host_bytes": host * stored.room, "disk_bytes": disk * stored.object_bytes, "lease_s": 1e-6, **settings}
     )
     reads: list[str] = []
     residency = Residency(
@@ -167,7 +184,7 @@ async def running_worker(
         assert residency._queue.num_running == residency._queue.num_waiters == 0
         entries = list(residency._host)
         assert residency._host.used_bytes == sum(entry.num_bytes for entry in entries)
-        assert all(entry.num_holds == 0 for entry in entries) or residency._to_disk
+        await eventually(lambda: not residency._to_disk and not any(entry.num_holds for entry in residency._host))
         assert residency._disk.used_bytes == sum(entry.num_bytes for entry in residency._disk._entries.values())
     finally:
         background.cancel()
