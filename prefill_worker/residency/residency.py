@@ -6,6 +6,7 @@ import asyncio
 import enum
 import functools
 import logging
+import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -111,6 +112,14 @@ class Residency:
     async def open(self) -> None:
         """Take over the disk cache that an earlier agent has left. Raises OSError."""
         await self._disk.open()
+        there = shutil.disk_usage(self._folder.path).total
+        if there < self._settings.host_bytes:
+            fields = {"host_bytes": self._settings.host_bytes, "shared_memory_bytes": there}
+            log.warning(
+                "shared memory is smaller than residency.host_bytes: lower it, or give this worker more of %s",
+                self._folder.path.parent,
+                extra={"fields": fields},
+            )
 
     async def run(self) -> None:
         """Write behind and keep pins, until cancelled."""
@@ -331,7 +340,7 @@ class Residency:
                     continue  # evicted since
                 try:
                     await self._write_to_disk(entry)
-                except (AdapterTooLarge, DiskCacheFull, OSError) as error:
+                except (AdapterTooLarge, DiskCacheFull) as error:
                     fields = {"revision": revision_id, "error": str(error)}
                     log.warning("not kept on disk", extra={"fields": fields})
                     self._metrics.count_disk_failure()

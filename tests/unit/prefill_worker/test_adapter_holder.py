@@ -20,7 +20,7 @@ from cluster import control_pb2 as pb
 from cluster.config import ClusterConfig
 from cluster.control_pb2_grpc import WorkerControlStub
 from cluster.control_service import serve_control
-from cluster.errors import ERROR_CODE_KEY, HTTP_STATUS_KEY, RETRY_AFTER_KEY
+from cluster.errors import ERROR_CODE_KEY, HTTP_STATUS_KEY, RETRY_AFTER_KEY, StartError
 from cluster.ports import with_ports
 from engine.client import EngineClient
 from engine.supervisor import EngineSnapshot, EngineStatus
@@ -240,5 +240,36 @@ def test_the_disk_directory_has_a_folder_per_worker(stored: StoredAdapters, tmp_
         async with running_agent(stored, tmp_path, disk_directory=tmp_path / "cache") as running:
             await running.ensure(stored.ids[0], tier=pb.TIER_DISK)
             assert [path.name for path in (tmp_path / "cache" / "w").iterdir()] == [stored.ids[0].replace(":", "-")]
+
+    asyncio.run(scenario())
+
+
+def test_prewarms_come_after_requests(stored: StoredAdapters, tmp_path: Path):
+    async def scenario() -> None:
+        a, b, c = stored.ids[:3]
+        async with running_agent(stored, tmp_path, parallel_loads=1) as running:
+            running.engine.may_answer.clear()
+            queue = running.agent._residency._queue  # type: ignore[union-attr]
+            calls = [asyncio.create_task(running.ensure(a))]
+            await eventually(lambda: queue.num_running == 1)
+            request = pb.EnsureAdapterRequest(revision_id=b, prewarm=True)
+            calls.append(asyncio.ensure_future(running.control.EnsureAdapter(request)))
+            await eventually(lambda: queue.num_queued == 1)
+            calls.append(asyncio.create_task(running.ensure(c)))
+            await eventually(lambda: queue.num_queued == 2)
+            running.engine.may_answer.set()
+            await asyncio.gather(*calls)
+            assert running.engine.calls == [("load", each) for each in (a, c, b)]
+
+    asyncio.run(scenario())
+
+
+def test_a_folder_that_cannot_be_used_is_told_at_the_start(stored: StoredAdapters, tmp_path: Path):
+    (tmp_path / "file").write_text("no folder")
+
+    async def scenario() -> None:
+        with pytest.raises(StartError, match=r"cannot use the folder .*; set residency\.disk_directory"):
+            async with running_agent(stored, tmp_path, disk_directory=tmp_path / "file"):
+                pass
 
     asyncio.run(scenario())

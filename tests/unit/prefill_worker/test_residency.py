@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import resource
 import threading
 import time
 from pathlib import Path
@@ -26,7 +27,7 @@ from adapters.random_adapters import write_random_lora, write_random_mixed
 from adapters.store import RevisionNotStored, StoreCorrupt, StoreUnavailable
 from engine.errors import EngineRefused, EngineUnreachable
 from prefill_worker.residency import Tier
-from prefill_worker.residency.errors import AdapterInUse, HostMemoryFull, LoadQueueFull, PinsExceedBudget
+from prefill_worker.residency.errors import AdapterInUse, DiskCacheFull, HostMemoryFull, LoadQueueFull, PinsExceedBudget
 
 
 def test_a_cold_adapter_becomes_resident(stored: StoredAdapters, tmp_path: Path):
@@ -687,6 +688,42 @@ def test_a_real_full_disk(stored: StoredAdapters, tmp_path: Path, small_disk: Pa
                 await worker.residency.ensure(stored.ids[4], Tier.DISK, 1)
             filler.unlink()
             await worker.residency.ensure(stored.ids[4], Tier.DISK, 5)
+
+    asyncio.run(scenario())
+
+
+def test_shared_memory_with_less_room_than_the_budget(stored: StoredAdapters, tmp_path: Path):
+    """The real thing is smaller than was configured: a clear error, and recovery by itself. Here a limit plays it."""
+
+    async def scenario() -> None:
+        a, b = stored.ids[:2]
+        async with running_worker(stored, tmp_path, disk=0) as worker:
+            soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+            resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, hard))
+            try:
+                with pytest.raises(HostMemoryFull, match=r"has no room .* lower it, or give this worker more"):
+                    await worker.residency.ensure(a, Tier.HOST, 0.5)
+                assert list(worker.shared.iterdir()) == []
+                waiting = asyncio.create_task(worker.residency.ensure(b, Tier.HOST, 10))
+                await asyncio.sleep(0.2)
+            finally:
+                resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+            await waiting
+
+    asyncio.run(scenario())
+
+
+def test_a_disk_that_cannot_be_written(stored: StoredAdapters, tmp_path: Path):
+    async def scenario() -> None:
+        a, b = stored.ids[:2]
+        async with running_worker(stored, tmp_path) as worker:
+            worker.disk.rename(tmp_path / "moved")
+            await worker.residency.ensure(a, Tier.HOST, 5)
+            await eventually(lambda: worker.value("prelude_worker_adapter_disk_cache_failures_total") == 1)
+            with pytest.raises(DiskCacheFull, match="cannot be written"):
+                await worker.residency.ensure(b, Tier.DISK, 0.5)
+            (tmp_path / "moved").rename(worker.disk)
+            await worker.residency.ensure(b, Tier.DISK, 5)
 
     asyncio.run(scenario())
 
