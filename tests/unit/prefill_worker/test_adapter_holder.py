@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
+import os
+import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -17,6 +20,7 @@ from prometheus_client import generate_latest
 
 from adapters.packed import read_packed
 from cluster import control_pb2 as pb
+from cluster import worker_agent
 from cluster.config import ClusterConfig
 from cluster.control_pb2_grpc import WorkerControlStub
 from cluster.control_service import serve_control
@@ -43,27 +47,31 @@ class RunningAgent:
         return await self.control.EnsureAdapter(request, timeout=20)
 
 
+def configured(stored: StoredAdapters, tmp_path: Path, role: str, engine: EngineStandIn, **residency) -> ClusterConfig:
+    model = tmp_path / "model"
+    model.mkdir(exist_ok=True)
+    (model / "config.json").write_text(json.dumps(SIZES))
+    workers = {"w": {"role": role, "engine_port": engine._port}}
+    if role == "prefill":
+        workers["d"] = {"role": "decode"}
+    return with_ports(
+        ClusterConfig.model_validate(
+            {
+                "model": {"path": model, "name": "demo", "dtype": "float32"},
+                "workers": workers,
+                "store": {"url": f"file://{stored.folder}"},
+                "residency": {"lease_s": 0.05, "host_bytes": 100 * stored.room, **residency},
+            }
+        )
+    )
+
+
 @asynccontextmanager
 async def running_agent(
     stored: StoredAdapters, tmp_path: Path, role: str = "unified", **residency
 ) -> AsyncIterator[RunningAgent]:
-    model = tmp_path / "model"
-    model.mkdir(exist_ok=True)
-    (model / "config.json").write_text(json.dumps(SIZES))
     async with engine_stand_in() as engine:
-        workers = {"w": {"role": role, "engine_port": engine._port}}
-        if role == "prefill":
-            workers["d"] = {"role": "decode"}
-        config = with_ports(
-            ClusterConfig.model_validate(
-                {
-                    "model": {"path": model, "name": "demo", "dtype": "float32"},
-                    "workers": workers,
-                    "store": {"url": f"file://{stored.folder}"},
-                    "residency": {"lease_s": 0.05, "host_bytes": 100 * stored.room, **residency},
-                }
-            )
-        )
+        config = configured(stored, tmp_path, role, engine, **residency)
         agent = (UnifiedAgent if role == "unified" else PrefillAgent)(config, "w", tmp_path / "scratch")
         agent.engine = EngineClient(engine.url)
         try:
@@ -271,5 +279,36 @@ def test_a_folder_that_cannot_be_used_is_told_at_the_start(stored: StoredAdapter
         with pytest.raises(StartError, match=r"cannot use the folder .*; set residency\.disk_directory"):
             async with running_agent(stored, tmp_path, disk_directory=tmp_path / "file"):
                 pass
+
+    asyncio.run(scenario())
+
+
+def test_the_whole_agent_starts_serves_and_stops(stored: StoredAdapters, tmp_path: Path, monkeypatch):
+    """All of `WorkerAgent.run` but the engine's process; after it nothing of it is left in shared memory."""
+    incarnations = itertools.count()
+
+    class SupervisorStandIn:
+        def __init__(self, spec, start_timeout_s, on_change) -> None:
+            self._on_change = on_change
+
+        async def run(self) -> None:
+            self._on_change(EngineSnapshot(EngineStatus.UP, f"number {next(incarnations)}", (), 0, ""))
+            await asyncio.Event().wait()
+
+    monkeypatch.setattr(worker_agent, "EngineSupervisor", SupervisorStandIn)
+
+    async def scenario() -> None:
+        async with engine_stand_in() as engine:
+            agent = UnifiedAgent(configured(stored, tmp_path, "unified", engine), "w", tmp_path / "scratch")
+            running = asyncio.create_task(agent.run())
+            async with grpc.aio.insecure_channel(f"127.0.0.1:{agent.worker.control_port}") as channel:
+                request = pb.EnsureAdapterRequest(revision_id=stored.ids[0])
+                await WorkerControlStub(channel).EnsureAdapter(request, timeout=20, wait_for_ready=True)
+            folder = engine.held[stored.ids[0]].path.parent.parent
+            await eventually(lambda: stored.ids[0] in agent.hub.on_disk)
+            os.kill(os.getpid(), signal.SIGTERM)
+            await asyncio.wait_for(running, 10)
+            assert not folder.exists()
+            assert len(list((tmp_path / "scratch" / "adapters").iterdir())) == 1
 
     asyncio.run(scenario())
