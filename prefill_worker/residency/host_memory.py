@@ -172,6 +172,11 @@ class HostMemory:
         finally:
             self._forget(entry)
 
+    async def shrink(self) -> None:
+        """Evict one adapter, if any may go: there is less memory than the budget says."""
+        async with self._evictor:
+            await self._evict_one()
+
     def engine_gone(self) -> None:
         """The engine ended, with all that it had loaded."""
         for entry in self._entries.values():

@@ -26,6 +26,7 @@ from cluster.worker_state import WorkerStateHub
 from engine.client import EngineClient
 from prefill_worker.residency import Acceptance, Residency
 from prefill_worker.residency.host_memory import room_bytes
+from prefill_worker.residency.shared_folder import SHARED_MEMORY
 
 SIZES = {
     "architectures": ["LlamaForCausalLM"], "num_hidden_layers": 2, "hidden_size": 32, "intermediate_size": 48,
@@ -104,6 +105,21 @@ class Worker:
     def host_bytes(self) -> int:
         return sum(path.lstat().st_blocks * 512 for path in self.shared.rglob("*") if path.is_file())
 
+    def num_mappings(self) -> int:
+        """Of files of this worker, in this process."""
+        return Path("/proc/self/maps").read_text().count(str(self.shared))
+
+    async def engine_ends(self) -> None:
+        await self.engine.stop()
+        self.hub.clear_resident()
+        self.residency.engine_gone()
+
+    async def new_engine(self) -> None:
+        if self.engine.is_up:
+            await self.engine_ends()
+            await self.engine.start()
+            self.residency.engine_up()
+
     def disk_bytes(self) -> int:
         return sum(path.lstat().st_size for path in self.disk.iterdir())
 
@@ -146,6 +162,7 @@ async def running_worker(
     positions: frozenset[str] = frozenset({"prefill"}),
     limits: Limits | None = None,
     engine: EngineStandIn | None = None,
+    shared_memory: Path = SHARED_MEMORY,
     **settings,
 ) -> AsyncIterator[Worker]:
     """A worker with room for so many adapters on each tier. Leaves nothing: no file, reservation, task or thread."""
@@ -153,7 +170,15 @@ async def running_worker(
         async with (
             engine_stand_in() as own,
             running_worker(
-                stored, tmp_path, host=host, disk=disk, positions=positions, limits=limits, engine=own, **settings
+                stored,
+                tmp_path,
+                host=host,
+                disk=disk,
+                positions=positions,
+                limits=limits,
+                engine=own,
+                shared_memory=shared_memory,
+                **settings,
             ) as worker,
         ):
             yield worker
@@ -173,6 +198,7 @@ async def running_worker(
         client,
         hub,
         ResidencyMetrics(registry, "w", "prefill", 4),
+        shared_memory,
     )
     worker = Worker(residency, engine, hub, registry, tmp_path / "disk", stored, reads)
     await residency.open()

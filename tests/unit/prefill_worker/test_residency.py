@@ -25,7 +25,7 @@ from adapters.errors import (
 from adapters.formats import Limits
 from adapters.random_adapters import write_random_lora, write_random_mixed
 from adapters.store import RevisionNotStored, StoreCorrupt, StoreUnavailable
-from engine.errors import EngineRefused, EngineUnreachable
+from engine.errors import EngineError, EngineRefused, EngineUnreachable
 from prefill_worker.residency import Tier
 from prefill_worker.residency.errors import AdapterInUse, DiskCacheFull, HostMemoryFull, LoadQueueFull, PinsExceedBudget
 
@@ -432,9 +432,7 @@ def test_a_new_engine_gets_what_was_in_memory_without_another_fetch(stored: Stor
         async with running_worker(stored, tmp_path) as worker:
             await worker.residency.pin(pinned, 5)
             await worker.residency.ensure(used, Tier.HOST, 5)
-            await worker.engine.stop()
-            worker.hub.clear_resident()
-            worker.residency.engine_gone()
+            await worker.engine_ends()
             with pytest.raises(EngineUnreachable):
                 await worker.residency.ensure(used, Tier.HOST, 5)
             assert worker.hub.resident == set()
@@ -458,9 +456,7 @@ def test_pins_are_tried_again_until_the_engine_takes_them(stored: StoredAdapters
         pinned = stored.ids[0]
         async with running_worker(stored, tmp_path) as worker:
             await worker.residency.pin(pinned, 5)
-            await worker.engine.stop()
-            worker.hub.clear_resident()
-            worker.residency.engine_gone()
+            await worker.engine_ends()
             worker.residency.engine_up()  # it says so, but it is not there yet
             await asyncio.sleep(0.2)
             await worker.engine.start()
@@ -558,9 +554,11 @@ def test_random_operations_keep_the_budgets(stored: StoredAdapters, tmp_path: Pa
                     worker.engine.in_use ^= set(worker.engine.held) & {revision_id}
                 case 4:
                     await asyncio.wait_for(worker.residency.ensure(revision_id, Tier.HOST, 5), chance.uniform(0, 0.05))
+                case 5 if chance.random() < 0.15:
+                    await worker.new_engine()
                 case _:
                     await worker.residency.ensure(revision_id, Tier.HOST, 3, is_prewarm=chance.random() < 0.2)
-        except (AdapterError, TimeoutError):
+        except (AdapterError, EngineError, TimeoutError):
             pass
 
     async def scenario() -> None:
@@ -709,6 +707,38 @@ def test_shared_memory_with_less_room_than_the_budget(stored: StoredAdapters, tm
             finally:
                 resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
             await waiting
+
+    asyncio.run(scenario())
+
+
+def test_shared_memory_that_is_really_smaller_than_the_budget(
+    stored: StoredAdapters, tmp_path: Path, small_disk: Path, caplog: pytest.LogCaptureFixture
+):
+    """What was used least recently makes room, as if the budget was smaller."""
+
+    async def scenario() -> None:
+        async with running_worker(stored, tmp_path, shared_memory=small_disk) as worker:
+            assert "shared memory is smaller than residency.host_bytes" in caplog.text
+            for each in stored.ids[:6]:
+                await worker.residency.ensure(each, Tier.HOST, 5)
+                assert each in worker.engine.held
+            assert 1 <= len(worker.hub.resident) <= 2
+
+    asyncio.run(scenario())
+
+
+def test_nothing_stays_mapped(stored: StoredAdapters, tmp_path: Path):
+    wide = stored.add(write_random_lora(tmp_path / "wide", stored.base, 50, rank=32))
+
+    async def scenario() -> None:
+        async with running_worker(stored, tmp_path, limits=Limits(max_rank=16)) as worker:
+            await worker.residency.ensure(stored.ids[0], Tier.HOST, 5)
+            with pytest.raises(AdapterIncompatible):
+                await worker.residency.ensure(wide, Tier.HOST, 5)
+            assert worker.num_mappings() == 1  # the stand-in's
+            await worker.on_disk(stored.ids[0])
+            await worker.residency.evict(stored.ids[0], from_disk=False)
+            assert worker.num_mappings() == 0
 
     asyncio.run(scenario())
 
