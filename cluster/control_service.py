@@ -41,7 +41,9 @@ class ControlService(WorkerControlServicer):
         await self._check_takes_adapters(context)
         deadline_s = request.deadline_s or _DEADLINE_S
         async with _told(context, f"the adapter was not resident within {deadline_s:g} s"):
-            return await self._agent.ensure_adapter(request.revision_id, request.tier, deadline_s)
+            return await self._agent.ensure_adapter(
+                request.revision_id, request.tier, deadline_s, is_prewarm=request.prewarm
+            )
 
     async def PinAdapter(self, request, context) -> pb.PinAdapterResponse:
         await self._check_takes_adapters(context)

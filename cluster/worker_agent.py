@@ -94,7 +94,9 @@ class WorkerAgent:
 
     # What the control service asks of workers that hold adapters, and of no others.
 
-    async def ensure_adapter(self, revision_id: str, tier: pb.Tier, deadline_s: float) -> pb.EnsureAdapterResponse:
+    async def ensure_adapter(
+        self, revision_id: str, tier: pb.Tier, deadline_s: float, *, is_prewarm: bool
+    ) -> pb.EnsureAdapterResponse:
         """Bring a revision to a tier. Raises AdapterError, EngineError or TimeoutError."""
         raise NotImplementedError
 

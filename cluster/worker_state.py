@@ -101,8 +101,15 @@ class WorkerStateHub:
 
 def _deltas(**revision_ids: Sequence[str]) -> Iterator[pb.ResidencyDelta]:
     """What is said of these revisions, in as few messages as may be; none for none."""
+    delta, room = pb.ResidencyDelta(), _MOST_IDS
     for name, ids in revision_ids.items():
-        for begin in range(0, len(ids), _MOST_IDS):
-            delta = pb.ResidencyDelta()
-            getattr(delta, name).extend(ids[begin : begin + _MOST_IDS])
-            yield delta
+        begin = 0
+        while begin < len(ids):
+            if not room:
+                yield delta
+                delta, room = pb.ResidencyDelta(), _MOST_IDS
+            taken = ids[begin : begin + room]
+            getattr(delta, name).extend(taken)
+            begin, room = begin + len(taken), room - len(taken)
+    if room < _MOST_IDS:
+        yield delta

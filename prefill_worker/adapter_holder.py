@@ -10,6 +10,7 @@ from pathlib import Path
 from adapters.base_model import BaseModel
 from cluster import control_pb2 as pb
 from cluster.config import ClusterConfig
+from cluster.errors import StartError
 from cluster.library import limits_of, open_configured_store
 from cluster.worker_agent import WorkerAgent
 from cluster.worker_metrics import ResidencyMetrics
@@ -45,7 +46,13 @@ class AdapterHolder(WorkerAgent):
             ResidencyMetrics(self.metrics.registry, self.name, self.role, self.config.adapter_limits.slots),
         )
         try:
-            await residency.open()
+            try:
+                await residency.open()
+            except OSError as error:
+                raise StartError(
+                    f"worker {self.name} cannot use the folder {disk_folder} for adapters ({error.strerror}); set "
+                    "residency.disk_directory to one that it may write, on a disk with room"
+                ) from error
             self._residency = residency
             yield
         finally:
@@ -64,9 +71,11 @@ class AdapterHolder(WorkerAgent):
         if self._residency is not None:
             self._residency.engine_up()
 
-    async def ensure_adapter(self, revision_id: str, tier: pb.Tier, deadline_s: float) -> pb.EnsureAdapterResponse:
+    async def ensure_adapter(
+        self, revision_id: str, tier: pb.Tier, deadline_s: float, *, is_prewarm: bool
+    ) -> pb.EnsureAdapterResponse:
         wanted = Tier.DISK if tier == pb.TIER_DISK else Tier.HOST
-        ensured = await self._holding(wanted).ensure(revision_id, wanted, deadline_s)
+        ensured = await self._holding(wanted).ensure(revision_id, wanted, deadline_s, is_prewarm=is_prewarm)
         return pb.EnsureAdapterResponse(load_s=ensured.load_s, lease_s=ensured.lease_s)
 
     async def pin_adapter(self, revision_id: str, pinned: bool, deadline_s: float) -> None:

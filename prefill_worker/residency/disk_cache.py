@@ -120,7 +120,7 @@ class DiskCache:
         """Keep a revision whose content is `content()`, which is called in a thread.
 
         Returns without it, too, where another write of it was under way and failed, or its file was being deleted.
-        Raises AdapterTooLarge, DiskCacheFull, OSError other than for want of room, and what the content raises.
+        Raises AdapterTooLarge, DiskCacheFull, and what the content raises.
         """
         if (there := self._entries.get(revision_id)) is not None:
             await there.settled.wait()  # being written or deleted, unless it is simply there
@@ -141,7 +141,7 @@ class DiskCache:
                 await self._write_in_thread(entry, content)
             except OSError as error:
                 if not is_no_room(error):
-                    raise
+                    raise self._unwritable(error) from error
                 # The disk is smaller than the budget, or somebody else fills it.
                 log.warning("the disk is full", extra={"fields": {"folder": str(self.folder), "error": str(error)}})
                 freed = 0
@@ -151,7 +151,7 @@ class DiskCache:
                     await self._write_in_thread(entry, content)
                 except OSError as again:
                     if not is_no_room(again):
-                        raise
+                        raise self._unwritable(again) from again
                     raise self._full(revision_id, num_bytes) from again
         except BaseException:
             self._forget(entry)
@@ -226,6 +226,9 @@ class DiskCache:
             "free disk space",
             _RETRY_AFTER_S,
         )
+
+    def _unwritable(self, error: OSError) -> DiskCacheFull:
+        return DiskCacheFull(f"{self.folder} cannot be written ({error.strerror}); mend the disk", _RETRY_AFTER_S)
 
     def _path(self, revision_id: str) -> Path:
         return self.folder / folder_of(revision_id)

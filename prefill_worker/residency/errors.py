@@ -30,7 +30,7 @@ class HostMemoryFull(AdapterHolderBusy):
 
 
 class DiskCacheFull(AdapterHolderBusy):
-    """There is no room on the worker's disk, and nothing there can be evicted now."""
+    """There is no room on the worker's disk and nothing there can be evicted now, or it cannot be written at all."""
 
     code = "adapter_disk_cache_full"
 

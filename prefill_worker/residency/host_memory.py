@@ -172,6 +172,11 @@ class HostMemory:
         finally:
             self._forget(entry)
 
+    async def shrink(self) -> None:
+        """Evict one adapter, if any may go: there is less memory than the budget says."""
+        async with self._evictor:
+            await self._evict_one()
+
     def engine_gone(self) -> None:
         """The engine ended, with all that it had loaded."""
         for entry in self._entries.values():
@@ -182,7 +187,8 @@ class HostMemory:
 
     async def evict(self, revision_id: str) -> bool:
         """Take out an adapter; False where there is none. Raises AdapterInUse, and EngineError."""
-        entry = await self.settled(revision_id)
+        while (entry := await self.settled(revision_id)) is not None and entry.num_holds:
+            await self._change()  # it is being copied to the disk
         if entry is None:
             return False
         if reason := self._why_kept(entry):

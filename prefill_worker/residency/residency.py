@@ -6,6 +6,7 @@ import asyncio
 import enum
 import functools
 import logging
+import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -27,12 +28,13 @@ from prefill_worker.residency.errors import AdapterInUse, DiskCacheFull, HostMem
 from prefill_worker.residency.host_memory import HostEntry, HostMemory, HostState
 from prefill_worker.residency.load_queue import Load, LoadQueue
 from prefill_worker.residency.objects import content_in_memory, is_no_room, write_content
-from prefill_worker.residency.shared_folder import SharedFolder
+from prefill_worker.residency.shared_folder import SHARED_MEMORY, SharedFolder
 from prefill_worker.residency.threads import Stop, WorkThreads
 
 log = logging.getLogger(__name__)
 
-_ENGINE_TIMEOUT_S = 120.0
+_LOAD_TIMEOUT_S = 120.0
+_UNLOAD_TIMEOUT_S = 30.0
 _PIN_TIMEOUT_S = 300.0
 _PIN_RETRY_S = 2.0
 
@@ -65,6 +67,7 @@ class Residency:
         engine: EngineClient,
         hub: WorkerStateHub,
         metrics: ResidencyMetrics,
+        shared_memory: Path = SHARED_MEMORY,
     ) -> None:
         self._settings = settings
         self._store = _OpenedOnce(open_store)
@@ -72,14 +75,14 @@ class Residency:
         self._engine = engine
         self._hub = hub
         self._metrics = metrics
-        self._folder = SharedFolder(worker)
+        self._folder = SharedFolder(worker, shared_memory)
         self._threads = WorkThreads(settings.parallel_loads + 2)
         self._queue = LoadQueue(self._load, parallel=settings.parallel_loads, queued=settings.queued_loads)
         self._host = HostMemory(
             self._folder.path,
             settings.host_bytes,
             self._threads,
-            lambda revision_id: self._engine.unload_adapter(revision_id, _ENGINE_TIMEOUT_S),
+            lambda revision_id: self._engine.unload_adapter(revision_id, _UNLOAD_TIMEOUT_S),
             on_evicted=lambda _: metrics.count_eviction("host"),
             on_out_of_engine=hub.remove_resident,
         )
@@ -111,6 +114,14 @@ class Residency:
     async def open(self) -> None:
         """Take over the disk cache that an earlier agent has left. Raises OSError."""
         await self._disk.open()
+        there = shutil.disk_usage(self._folder.path).total
+        if there < self._settings.host_bytes:
+            fields = {"host_bytes": self._settings.host_bytes, "shared_memory_bytes": there}
+            log.warning(
+                "shared memory is smaller than residency.host_bytes: lower it, or give this worker more of %s",
+                self._folder.path.parent,
+                extra={"fields": fields},
+            )
 
     async def run(self) -> None:
         """Write behind and keep pins, until cancelled."""
@@ -170,9 +181,13 @@ class Residency:
         """
         _check(revision_id)
         is_new = revision_id not in self._host.pins
-        self._host.pin(revision_id, await self._content_bytes(revision_id))
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + deadline_s
+        async with asyncio.timeout_at(deadline):
+            content_bytes = await self._content_bytes(revision_id)
+        self._host.pin(revision_id, content_bytes)
         try:
-            await self.ensure(revision_id, Tier.HOST, deadline_s)
+            await self.ensure(revision_id, Tier.HOST, deadline - loop.time())
         except BaseException:
             if is_new:
                 self._host.unpin(revision_id)
@@ -262,6 +277,7 @@ class Residency:
         except BaseException as error:
             await self._host.discard(entry)
             if isinstance(error, OSError) and is_no_room(error):
+                await self._host.shrink()  # for the next attempt
                 raise HostMemoryFull(
                     f"{self._folder.path.parent} has no room for {revision_id} ({error.strerror}) although "
                     "residency.host_bytes has: lower it, or give this worker more shared memory"
@@ -279,7 +295,7 @@ class Residency:
         with self._host.held(entry):
             entry.may_be_in_engine = True
             try:
-                await self._engine.load_adapter(entry.revision_id, entry.directory, _ENGINE_TIMEOUT_S)
+                await self._engine.load_adapter(entry.revision_id, entry.directory, _LOAD_TIMEOUT_S)
             except EngineRefused:
                 await self._host.discard(entry)
                 raise
@@ -331,7 +347,7 @@ class Residency:
                     continue  # evicted since
                 try:
                     await self._write_to_disk(entry)
-                except (AdapterTooLarge, DiskCacheFull, OSError) as error:
+                except (AdapterTooLarge, DiskCacheFull) as error:
                     fields = {"revision": revision_id, "error": str(error)}
                     log.warning("not kept on disk", extra={"fields": fields})
                     self._metrics.count_disk_failure()

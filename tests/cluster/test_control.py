@@ -51,7 +51,7 @@ def test_describe_and_watch(cluster: RunningCluster):
 
 def test_ensure_adapter_refuses_what_it_does_not_know(cluster: RunningCluster):
     request = pb.EnsureAdapterRequest(revision_id="sha256:" + "0" * 64, deadline_s=5)
-    for worker, words in (("prefill-0", "the adapter store has no"), ("decode-0", "holds no adapters")):
+    for worker, words in (("prefill-0", "the adapter store has no sha256:0000"), ("decode-0", "holds no adapters")):
         with channel_to(cluster, worker) as channel, pytest.raises(grpc.RpcError) as caught:
             WorkerControlStub(channel).EnsureAdapter(request, timeout=10)
         assert caught.value.code() is grpc.StatusCode.FAILED_PRECONDITION

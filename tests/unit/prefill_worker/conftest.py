@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -28,3 +30,18 @@ def packed_adapters(base: BaseModel, tmp_path_factory: pytest.TempPathFactory) -
 def stored(base: BaseModel, packed_adapters: dict[str, Path], tmp_path: Path) -> StoredAdapters:
     """A store of the test's own that holds all of them."""
     return StoredAdapters(base, packed_adapters, tmp_path / "store")
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path, packed_adapters: dict[str, Path]) -> Iterator[Path]:
+    """A file system with room for two of the adapters and a bit."""
+    folder = tmp_path / "small"
+    folder.mkdir()
+    size = 2 * next(iter(packed_adapters.values())).stat().st_size + 16_000
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)], capture_output=True, text=True
+    )
+    if mounted.returncode:
+        pytest.skip(f"no file system can be mounted here: {mounted.stderr.strip()}")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)

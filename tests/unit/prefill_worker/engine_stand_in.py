@@ -33,6 +33,7 @@ class EngineStandIn:
         self.url = ""
         self._runner: web.AppRunner | None = None
         self._port = 0
+        self.is_up = False
 
     async def start(self) -> None:
         app = web.Application()
@@ -50,10 +51,12 @@ class EngineStandIn:
         assert site._server is not None
         self._port = site._server.sockets[0].getsockname()[1]  # type: ignore[attr-defined]
         self.url = f"http://127.0.0.1:{self._port}"
+        self.is_up = True
 
     async def stop(self) -> None:
         """As if the engine was killed: all that it held is gone."""
         assert self._runner is not None
+        self.is_up = False
         await self._runner.cleanup()
         self.held.clear()
         self.in_use.clear()

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -25,6 +26,7 @@ from cluster.worker_state import WorkerStateHub
 from engine.client import EngineClient
 from prefill_worker.residency import Acceptance, Residency
 from prefill_worker.residency.host_memory import room_bytes
+from prefill_worker.residency.shared_folder import SHARED_MEMORY
 
 SIZES = {
     "architectures": ["LlamaForCausalLM"], "num_hidden_layers": 2, "hidden_size": 32, "intermediate_size": 48,
@@ -103,6 +105,21 @@ class Worker:
     def host_bytes(self) -> int:
         return sum(path.lstat().st_blocks * 512 for path in self.shared.rglob("*") if path.is_file())
 
+    def num_mappings(self) -> int:
+        """Of files of this worker, in this process."""
+        return Path("/proc/self/maps").read_text().count(str(self.shared))
+
+    async def engine_ends(self) -> None:
+        await self.engine.stop()
+        self.hub.clear_resident()
+        self.residency.engine_gone()
+
+    async def new_engine(self) -> None:
+        if self.engine.is_up:
+            await self.engine_ends()
+            await self.engine.start()
+            self.residency.engine_up()
+
     def disk_bytes(self) -> int:
         return sum(path.lstat().st_size for path in self.disk.iterdir())
 
@@ -111,6 +128,22 @@ class Worker:
 
     async def on_disk(self, *revision_ids: str) -> None:
         await eventually(lambda: all(each in self.hub.on_disk for each in revision_ids))
+
+
+def bytes_at_one_moment(folder: Path) -> int:
+    """A bound from below of what lay in a folder between two looks at it: files that both looks saw."""
+
+    def look() -> dict[int, int]:
+        found = {}
+        for parent, _, names in os.walk(folder):  # which does not mind folders that go meanwhile
+            for name in names:
+                with suppress(OSError):
+                    status = os.lstat(os.path.join(parent, name))
+                    found[status.st_ino] = status.st_size
+        return found
+
+    first, second = look(), look()
+    return sum(first[inode] for inode in first.keys() & second.keys())
 
 
 async def eventually(is_so, within_s: float = 10.0) -> None:
@@ -129,6 +162,7 @@ async def running_worker(
     positions: frozenset[str] = frozenset({"prefill"}),
     limits: Limits | None = None,
     engine: EngineStandIn | None = None,
+    shared_memory: Path = SHARED_MEMORY,
     **settings,
 ) -> AsyncIterator[Worker]:
     """A worker with room for so many adapters on each tier. Leaves nothing: no file, reservation, task or thread."""
@@ -136,7 +170,15 @@ async def running_worker(
         async with (
             engine_stand_in() as own,
             running_worker(
-                stored, tmp_path, host=host, disk=disk, positions=positions, limits=limits, engine=own, **settings
+                stored,
+                tmp_path,
+                host=host,
+                disk=disk,
+                positions=positions,
+                limits=limits,
+                engine=own,
+                shared_memory=shared_memory,
+                **settings,
             ) as worker,
         ):
             yield worker
@@ -144,7 +186,7 @@ async def running_worker(
     tasks_before, threads_before = asyncio.all_tasks(), threading.active_count()
     hub, registry, client = WorkerStateHub(), CollectorRegistry(), EngineClient(engine.url)
     config = ResidencyConfig(
-        **{"host_bytes": host * stored.room, "disk_bytes": disk * stored.object_bytes, "lease_s": 0.001, **settings}
+        **{"host_bytes": host * stored.room, "disk_bytes": disk * stored.object_bytes, "lease_s": 1e-6, **settings}
     )
     reads: list[str] = []
     residency = Residency(
@@ -156,6 +198,7 @@ async def running_worker(
         client,
         hub,
         ResidencyMetrics(registry, "w", "prefill", 4),
+        shared_memory,
     )
     worker = Worker(residency, engine, hub, registry, tmp_path / "disk", stored, reads)
     await residency.open()
@@ -167,7 +210,7 @@ async def running_worker(
         assert residency._queue.num_running == residency._queue.num_waiters == 0
         entries = list(residency._host)
         assert residency._host.used_bytes == sum(entry.num_bytes for entry in entries)
-        assert all(entry.num_holds == 0 for entry in entries) or residency._to_disk
+        await eventually(lambda: not residency._to_disk and not any(entry.num_holds for entry in residency._host))
         assert residency._disk.used_bytes == sum(entry.num_bytes for entry in residency._disk._entries.values())
     finally:
         background.cancel()

@@ -1,0 +1,106 @@
+"""The control service over real gRPC: residency of any size, and roles without adapters."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import grpc
+import pytest
+
+from cluster import control_pb2 as pb
+from cluster.config import ClusterConfig
+from cluster.control_pb2_grpc import WorkerControlStub
+from cluster.control_service import serve_control
+from cluster.ports import with_ports
+from decode_worker.agent import DecodeAgent
+
+SIZES = {
+    "architectures": ["LlamaForCausalLM"], "num_hidden_layers": 2, "hidden_size": 8, "intermediate_size": 16,
+    "num_attention_heads": 2, "vocab_size": 100,
+}  # fmt: skip
+
+
+@asynccontextmanager
+async def served(tmp_path: Path) -> AsyncIterator[tuple[DecodeAgent, WorkerControlStub]]:
+    (tmp_path / "config.json").write_text(json.dumps(SIZES))
+    workers = {"d": {"role": "decode"}, "p": {"role": "prefill"}}
+    config = with_ports(ClusterConfig.model_validate({"model": {"path": tmp_path, "name": "demo"}, "workers": workers}))
+    agent = DecodeAgent(config, "d", tmp_path / "scratch")
+    async with serve_control(agent), grpc.aio.insecure_channel(f"127.0.0.1:{agent.worker.control_port}") as channel:
+        yield agent, WorkerControlStub(channel)
+
+
+def test_a_hundred_thousand_adapters_fit_through_the_stream(tmp_path: Path):
+    ids = [f"sha256:{number:064x}" for number in range(100_000)]
+
+    async def scenario() -> None:
+        async with served(tmp_path) as (agent, control):
+            agent.hub.change_on_disk(ids, [])
+            for each in ids:
+                agent.hub.add_resident(each)
+            stream = control.WatchState(pb.WatchStateRequest(heartbeat_s=30))
+            resident: set[str] = set()
+            on_disk: set[str] = set()
+
+            async def follow_until(is_so) -> int:
+                count = 0
+                while not is_so():
+                    state = await asyncio.wait_for(stream.read(), 20)
+                    delta = state.residency
+                    assert state.ByteSize() < 1024**2
+                    if delta.snapshot:
+                        resident.clear()
+                        on_disk.clear()
+                    resident.update(delta.resident)
+                    resident.difference_update(delta.evicted)
+                    on_disk.update(delta.on_disk)
+                    on_disk.difference_update(delta.off_disk)
+                    count += 1
+                return count
+
+            assert await follow_until(lambda: len(on_disk) == 100_000) == 20
+            assert resident == on_disk == set(ids)
+            agent.hub.clear_resident()
+            agent.hub.change_on_disk(["sha256:new"], ids[:50_000])
+            assert await follow_until(lambda: not resident and len(on_disk) == 50_001) == 16
+            stream.cancel()
+
+    asyncio.run(scenario())
+
+
+def test_what_changes_while_a_snapshot_is_sent_comes_after_it(tmp_path: Path):
+    async def scenario() -> None:
+        async with served(tmp_path) as (agent, _):
+            for number in range(25_000):
+                agent.hub.add_resident(f"r{number:05}")
+            watch = agent.hub.watch(30)
+            parts = [await anext(watch)]
+            agent.hub.remove_resident("r00001")
+            agent.hub.remove_resident("r24999")
+            agent.hub.update(draining=True)
+            parts += [await anext(watch) for _ in range(5)]
+            assert [len(part.residency.resident) for part in parts] == [10_000, 10_000, 5_000, 0, 0, 0]
+            assert [part.residency.snapshot for part in parts] == [True] + [False] * 5
+            assert [list(part.residency.evicted) for part in parts[3:]] == [["r00001"], ["r24999"], []]
+            assert [part.draining for part in parts] == [False] * 5 + [True]
+
+    asyncio.run(scenario())
+
+
+def test_a_worker_without_adapters_says_so(tmp_path: Path):
+    async def scenario() -> None:
+        async with served(tmp_path) as (_, control):
+            for call, request in (
+                (control.EnsureAdapter, pb.EnsureAdapterRequest(revision_id="sha256:" + "0" * 64)),
+                (control.PinAdapter, pb.PinAdapterRequest(revision_id="sha256:" + "0" * 64)),
+                (control.EvictAdapter, pb.EvictAdapterRequest(revision_id="sha256:" + "0" * 64)),
+            ):
+                with pytest.raises(grpc.aio.AioRpcError, match="worker d holds no adapters") as caught:
+                    await call(request, timeout=5)
+                assert caught.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+
+    asyncio.run(scenario())

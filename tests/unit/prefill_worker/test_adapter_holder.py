@@ -1,0 +1,314 @@
+"""An agent that holds adapters, over its real gRPC service; only its engine is a stand-in."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import os
+import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+import pytest
+from engine_stand_in import EngineStandIn, engine_stand_in
+from held_adapters import SIZES, StoredAdapters, eventually, reft_directory
+from prometheus_client import generate_latest
+
+from adapters.packed import read_packed
+from cluster import control_pb2 as pb
+from cluster import worker_agent
+from cluster.config import ClusterConfig
+from cluster.control_pb2_grpc import WorkerControlStub
+from cluster.control_service import serve_control
+from cluster.errors import ERROR_CODE_KEY, HTTP_STATUS_KEY, RETRY_AFTER_KEY, StartError
+from cluster.ports import with_ports
+from engine.client import EngineClient
+from engine.supervisor import EngineSnapshot, EngineStatus
+from prefill_worker.adapter_holder import AdapterHolder
+from prefill_worker.agent import PrefillAgent
+from prefill_worker.unified_agent import UnifiedAgent
+
+
+@dataclass
+class RunningAgent:
+    agent: AdapterHolder
+    control: WorkerControlStub
+    engine: EngineStandIn
+
+    def engine_is(self, status: EngineStatus, incarnation: str = "") -> None:
+        self.agent._engine_changed(EngineSnapshot(status, incarnation, (), 0, ""))
+
+    async def ensure(self, revision_id: str, deadline_s: float = 5, tier: pb.Tier = pb.TIER_UNSPECIFIED):
+        request = pb.EnsureAdapterRequest(revision_id=revision_id, deadline_s=deadline_s, tier=tier)
+        return await self.control.EnsureAdapter(request, timeout=20)
+
+
+def configured(stored: StoredAdapters, tmp_path: Path, role: str, engine: EngineStandIn, **residency) -> ClusterConfig:
+    model = tmp_path / "model"
+    model.mkdir(exist_ok=True)
+    (model / "config.json").write_text(json.dumps(SIZES))
+    workers = {"w": {"role": role, "engine_port": engine._port}}
+    if role == "prefill":
+        workers["d"] = {"role": "decode"}
+    return with_ports(
+        ClusterConfig.model_validate(
+            {
+                "model": {"path": model, "name": "demo", "dtype": "float32"},
+                "workers": workers,
+                "store": {"url": f"file://{stored.folder}"},
+                "residency": {"lease_s": 0.05, "host_bytes": 100 * stored.room, **residency},
+            }
+        )
+    )
+
+
+@asynccontextmanager
+async def running_agent(
+    stored: StoredAdapters, tmp_path: Path, role: str = "unified", **residency
+) -> AsyncIterator[RunningAgent]:
+    async with engine_stand_in() as engine:
+        config = configured(stored, tmp_path, role, engine, **residency)
+        agent = (UnifiedAgent if role == "unified" else PrefillAgent)(config, "w", tmp_path / "scratch")
+        agent.engine = EngineClient(engine.url)
+        try:
+            async with (
+                agent.resources(),
+                serve_control(agent),
+                grpc.aio.insecure_channel(f"127.0.0.1:{agent.worker.control_port}") as channel,
+            ):
+                background = asyncio.create_task(agent.run_resources())
+                running = RunningAgent(agent, WorkerControlStub(channel), engine)
+                running.engine_is(EngineStatus.UP, "one")
+                yield running
+                background.cancel()
+                await asyncio.gather(background, return_exceptions=True)
+        finally:
+            engine.may_answer.set()
+            await agent.engine.aclose()
+
+
+@asynccontextmanager
+async def refused(status: grpc.StatusCode, words: str = "") -> AsyncIterator[dict[str, str]]:
+    """What is inside fails with the status; the trailing metadata."""
+    metadata: dict[str, str] = {}
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        yield metadata
+    assert caught.value.code() is status, caught.value
+    assert words in (caught.value.details() or "")
+    metadata |= {str(key): str(value) for key, value in caught.value.trailing_metadata() or ()}
+
+
+def test_adapters_over_grpc(stored: StoredAdapters, tmp_path: Path):
+    async def scenario() -> None:
+        a, b = stored.ids[:2]
+        async with running_agent(stored, tmp_path) as running:
+            cold = await running.ensure(a)
+            assert cold.load_s > 0
+            assert cold.lease_s == 0.05
+            assert (await running.ensure(a)).load_s == 0
+            await running.ensure(b, tier=pb.TIER_DISK)
+            assert set(running.engine.held) == {a}
+            states = running.control.WatchState(pb.WatchStateRequest())
+            await eventually(lambda: running.agent.hub.on_disk == {a, b})
+            first = (await states.read()).residency
+            assert (first.snapshot, list(first.resident), list(first.on_disk)) == (True, [a], sorted([a, b]))
+
+            await running.control.PinAdapter(pb.PinAdapterRequest(revision_id=a, pinned=True))
+            async with refused(grpc.StatusCode.FAILED_PRECONDITION, "is pinned") as metadata:
+                await running.control.EvictAdapter(pb.EvictAdapterRequest(revision_id=a))
+            assert metadata[ERROR_CODE_KEY] == "adapter_in_use"
+            await running.control.PinAdapter(pb.PinAdapterRequest(revision_id=a, pinned=False))
+            await asyncio.sleep(0.06)
+            answer = await running.control.EvictAdapter(pb.EvictAdapterRequest(revision_id=a, from_disk=True))
+            assert answer.evicted
+            assert not (await running.control.EvictAdapter(pb.EvictAdapterRequest(revision_id=a))).evicted
+            gone = [(await states.read()).residency for _ in range(2)]
+            assert [list(each.evicted) + list(each.off_disk) for each in gone] == [[a], [a]]
+            text = generate_latest(running.agent.metrics.registry).decode()
+            assert 'prelude_worker_adapter_loads_total{result="ok",role="unified",source="store",worker="w"}' in text
+            assert 'vllm:lora_requests_info{max_lora="8"' in text
+
+    asyncio.run(scenario())
+
+
+def test_what_goes_wrong_says_whether_and_when_to_try_again(stored: StoredAdapters, tmp_path: Path):
+    async def scenario() -> None:
+        a, b, c, d = stored.ids[:4]
+        async with running_agent(stored, tmp_path, parallel_loads=1, queued_loads=1) as running:
+            running.engine.may_answer.clear()
+            loading = [asyncio.create_task(running.ensure(each)) for each in (a, b)]
+            await eventually(lambda: len(running.agent._residency._queue.keys) == 2)  # type: ignore[union-attr]
+            async with refused(grpc.StatusCode.RESOURCE_EXHAUSTED, "2 adapters are being loaded") as metadata:
+                await running.ensure(c)
+            assert float(metadata[RETRY_AFTER_KEY]) > 0
+            assert ERROR_CODE_KEY not in metadata
+            async with refused(grpc.StatusCode.DEADLINE_EXCEEDED, "not resident within 0.1 s"):
+                await running.ensure(a, deadline_s=0.1)
+            running.engine.may_answer.set()
+            await asyncio.gather(*loading)
+
+            async with refused(grpc.StatusCode.FAILED_PRECONDITION, "has no sha256:0000") as metadata:
+                await running.ensure("sha256:" + "0" * 64)
+            assert (metadata[ERROR_CODE_KEY], metadata[HTTP_STATUS_KEY]) == ("adapter_revision_not_stored", "404")
+            stored.go_away()
+            async with refused(grpc.StatusCode.UNAVAILABLE, "is not there") as metadata:
+                await running.ensure(c, deadline_s=0.3)
+            assert (metadata[ERROR_CODE_KEY], metadata[HTTP_STATUS_KEY]) == ("adapter_store_unavailable", "503")
+            assert (await running.ensure(a)).load_s == 0
+            stored.come_back()
+            await running.ensure(c)
+
+            running.engine.refused[d] = "no"
+            async with refused(grpc.StatusCode.UNAVAILABLE, "no") as metadata:
+                await running.ensure(d)
+            assert ERROR_CODE_KEY not in metadata
+            running.agent.hub.update(draining=True)
+            async with refused(grpc.StatusCode.UNAVAILABLE, "is draining"):
+                await running.ensure(a)
+            async with refused(grpc.StatusCode.UNAVAILABLE, "is draining"):
+                await running.control.PinAdapter(pb.PinAdapterRequest(revision_id=a, pinned=True))
+
+    asyncio.run(scenario())
+
+
+def test_a_client_that_leaves_ends_the_load_that_it_alone_waits_for(stored: StoredAdapters, tmp_path: Path):
+    async def scenario() -> None:
+        async with running_agent(stored, tmp_path) as running:
+            queue = running.agent._residency._queue  # type: ignore[union-attr]
+            running.engine.may_answer.clear()
+            calls = [asyncio.create_task(running.ensure(stored.ids[0])) for _ in range(3)]
+            await eventually(lambda: queue.num_waiters == 3)
+            for number, call in enumerate(calls):
+                assert queue.keys == [stored.ids[0]]
+                call.cancel()
+                await eventually(lambda left=2 - number: queue.num_waiters == left)
+            await eventually(lambda: queue.keys == [])
+            assert running.agent.hub.resident == set()
+
+    asyncio.run(scenario())
+
+
+def test_engines_come_and_go(stored: StoredAdapters, tmp_path: Path):
+    async def scenario() -> None:
+        a, b = stored.ids[:2]
+        async with running_agent(stored, tmp_path) as running:
+            await running.control.PinAdapter(pb.PinAdapterRequest(revision_id=a, pinned=True))
+            await running.engine.stop()
+            running.engine_is(EngineStatus.DOWN)
+            assert running.agent.hub.resident == set()
+            async with refused(grpc.StatusCode.UNAVAILABLE, "the engine of w is not up"):
+                await running.ensure(b)
+            await running.ensure(b, tier=pb.TIER_DISK)  # which needs no engine
+            await running.engine.start()
+            running.engine_is(EngineStatus.UP, "two")
+            await eventually(lambda: running.agent.hub.resident == {a})
+            assert set(running.engine.held) == {a}
+
+    asyncio.run(scenario())
+
+
+def test_a_prefill_worker_refuses_adapters_that_act_everywhere(stored: StoredAdapters, tmp_path: Path):
+    everywhere = stored.add(reft_directory(stored.base, tmp_path / "everywhere", "all"))
+
+    async def scenario() -> None:
+        async with running_agent(stored, tmp_path, role="prefill") as running:
+            async with refused(grpc.StatusCode.FAILED_PRECONDITION, "only a unified worker can serve") as metadata:
+                await running.ensure(everywhere)
+            assert metadata[ERROR_CODE_KEY] == "adapter_unsupported"
+        async with running_agent(stored, tmp_path, role="unified") as running:
+            await running.ensure(everywhere)
+            held = running.engine.held[everywhere]
+            assert read_packed(held.path).metadata.positions == "all"
+
+    asyncio.run(scenario())
+
+
+def test_an_agent_starts_without_its_store(stored: StoredAdapters, tmp_path: Path):
+    """It has no adapters then, and no other trouble; the store is opened when it can be."""
+    stored.go_away()
+    stored.folder.write_text("no folder")
+
+    async def scenario() -> None:
+        async with running_agent(stored, tmp_path) as running:
+            async with refused(grpc.StatusCode.UNAVAILABLE):
+                await running.ensure(stored.ids[0], deadline_s=0.3)
+            stored.folder.unlink()
+            stored.come_back()
+            await running.ensure(stored.ids[0])
+
+    asyncio.run(scenario())
+
+
+def test_the_disk_directory_has_a_folder_per_worker(stored: StoredAdapters, tmp_path: Path):
+    async def scenario() -> None:
+        async with running_agent(stored, tmp_path, disk_directory=tmp_path / "cache") as running:
+            await running.ensure(stored.ids[0], tier=pb.TIER_DISK)
+            assert [path.name for path in (tmp_path / "cache" / "w").iterdir()] == [stored.ids[0].replace(":", "-")]
+
+    asyncio.run(scenario())
+
+
+def test_prewarms_come_after_requests(stored: StoredAdapters, tmp_path: Path):
+    async def scenario() -> None:
+        a, b, c = stored.ids[:3]
+        async with running_agent(stored, tmp_path, parallel_loads=1) as running:
+            running.engine.may_answer.clear()
+            queue = running.agent._residency._queue  # type: ignore[union-attr]
+            calls = [asyncio.create_task(running.ensure(a))]
+            await eventually(lambda: queue.num_running == 1)
+            request = pb.EnsureAdapterRequest(revision_id=b, prewarm=True)
+            calls.append(asyncio.ensure_future(running.control.EnsureAdapter(request)))
+            await eventually(lambda: queue.num_queued == 1)
+            calls.append(asyncio.create_task(running.ensure(c)))
+            await eventually(lambda: queue.num_queued == 2)
+            running.engine.may_answer.set()
+            await asyncio.gather(*calls)
+            assert running.engine.calls == [("load", each) for each in (a, c, b)]
+
+    asyncio.run(scenario())
+
+
+def test_a_folder_that_cannot_be_used_is_told_at_the_start(stored: StoredAdapters, tmp_path: Path):
+    (tmp_path / "file").write_text("no folder")
+
+    async def scenario() -> None:
+        with pytest.raises(StartError, match=r"cannot use the folder .*; set residency\.disk_directory"):
+            async with running_agent(stored, tmp_path, disk_directory=tmp_path / "file"):
+                pass
+
+    asyncio.run(scenario())
+
+
+def test_the_whole_agent_starts_serves_and_stops(stored: StoredAdapters, tmp_path: Path, monkeypatch):
+    """All of `WorkerAgent.run` but the engine's process; after it nothing of it is left in shared memory."""
+    incarnations = itertools.count()
+
+    class SupervisorStandIn:
+        def __init__(self, spec, start_timeout_s, on_change) -> None:
+            self._on_change = on_change
+
+        async def run(self) -> None:
+            self._on_change(EngineSnapshot(EngineStatus.UP, f"number {next(incarnations)}", (), 0, ""))
+            await asyncio.Event().wait()
+
+    monkeypatch.setattr(worker_agent, "EngineSupervisor", SupervisorStandIn)
+
+    async def scenario() -> None:
+        async with engine_stand_in() as engine:
+            agent = UnifiedAgent(configured(stored, tmp_path, "unified", engine), "w", tmp_path / "scratch")
+            running = asyncio.create_task(agent.run())
+            async with grpc.aio.insecure_channel(f"127.0.0.1:{agent.worker.control_port}") as channel:
+                request = pb.EnsureAdapterRequest(revision_id=stored.ids[0])
+                await WorkerControlStub(channel).EnsureAdapter(request, timeout=20, wait_for_ready=True)
+            folder = engine.held[stored.ids[0]].path.parent.parent
+            await eventually(lambda: stored.ids[0] in agent.hub.on_disk)
+            os.kill(os.getpid(), signal.SIGTERM)
+            await asyncio.wait_for(running, 10)
+            assert not folder.exists()
+            assert len(list((tmp_path / "scratch" / "adapters").iterdir())) == 1
+
+    asyncio.run(scenario())

@@ -1,0 +1,313 @@
+"""Loads as scheduled work, in virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import Awaitable, Callable
+
+import pytest
+from virtual_time import run_in_virtual_time
+
+from adapters.errors import AdapterMalformed
+from adapters.store import StoreUnavailable
+from prefill_worker.residency.errors import LoadQueueFull
+from prefill_worker.residency.load_queue import Backoff, Load, LoadQueue
+
+
+class Loader:
+    """Loads for `load_s` seconds; what it does then, `outcomes` may say."""
+
+    def __init__(self, load_s: float = 1.0) -> None:
+        self.load_s = load_s
+        self.outcomes: dict[str, Exception] = {}
+        self.started: list[str] = []
+        self.ended: list[tuple[str, str]] = []
+        self.running: Counter[str] = Counter()
+        self.most_running = 0
+
+    async def __call__(self, load: Load) -> None:
+        self.started.append(load.key)
+        self.running[load.key] += 1
+        assert self.running[load.key] == 1
+        self.most_running = max(self.most_running, self.running.total())
+        result = "cancelled"
+        try:
+            await asyncio.sleep(self.load_s)
+            result = "failed"
+            if load.key in self.outcomes:
+                raise self.outcomes[load.key]
+            result = "ok"
+        finally:
+            self.ended.append((load.key, result))
+            self.running[load.key] -= 1
+
+
+def now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+def run(scenario: Callable[[LoadQueue, Loader], Awaitable[None]], parallel: int = 2, queued: int = 4) -> Loader:
+    loader = Loader()
+
+    async def whole() -> None:
+        queue = LoadQueue(loader, parallel=parallel, queued=queued, seed=1)
+        await scenario(queue, loader)
+        await asyncio.sleep(0.001)  # what was given up ends
+        assert (queue.num_running, queue.num_queued, queue.num_waiters, queue.keys) == (0, 0, 0, [])
+        await queue.aclose()
+        assert len(asyncio.all_tasks()) == 1
+
+    run_in_virtual_time(whole())
+    return loader
+
+
+def test_one_load_for_all_who_wait():
+    async def scenario(queue: LoadQueue, _: Loader) -> None:
+        await asyncio.gather(*(queue.wait("a", 5) for _ in range(100)))
+        assert now() == 1.0
+
+    assert run(scenario).started == ["a"]
+
+
+def test_so_many_at_once_and_in_the_order_of_arrival():
+    async def scenario(queue: LoadQueue, _: Loader) -> None:
+        await asyncio.gather(*(queue.wait(key, 5) for key in "abcdef"))
+        assert now() == 3.0
+
+    loader = run(scenario)
+    assert loader.started == list("abcdef")
+    assert loader.most_running == 2
+
+
+def test_a_full_queue_says_when_to_come_again():
+    async def scenario(queue: LoadQueue, loader: Loader) -> None:
+        loader.load_s = 4.0
+        waiting = [asyncio.create_task(queue.wait(key, 50)) for key in "abcdef"]
+        await asyncio.sleep(0.1)
+        with pytest.raises(LoadQueueFull, match=r"6 adapters are being loaded .* try again in 3\.0 s") as first:
+            await queue.wait("g", 5)
+        assert first.value.retry_after_s == 3.0  # of the first guess
+        joined = asyncio.create_task(queue.wait("f", 50))  # no load of its own
+        await asyncio.gather(*waiting, joined)
+        waiting = [asyncio.create_task(queue.wait(key, 50)) for key in "abcdef"]
+        await asyncio.sleep(0.1)
+        with pytest.raises(LoadQueueFull) as second:
+            await queue.wait("g", 5)
+        assert 3.0 < second.value.retry_after_s <= 12.0  # they took longer than was thought
+        await asyncio.gather(*waiting)
+
+    assert "g" not in run(scenario).started
+
+
+def test_requests_come_before_prewarms():
+    async def scenario(queue: LoadQueue, _: Loader) -> None:
+        tasks = [asyncio.create_task(queue.wait("running", 9))]
+        await asyncio.sleep(0)
+        tasks += [asyncio.create_task(queue.wait(key, 9, is_prewarm=True)) for key in ("warm1", "warm2", "both")]
+        tasks += [asyncio.create_task(queue.wait(key, 9)) for key in ("request", "both")]
+        await asyncio.gather(*tasks)
+
+    assert run(scenario, parallel=1).started == ["running", "both", "request", "warm1", "warm2"]
+
+
+def test_a_request_takes_the_place_of_the_latest_prewarm():
+    async def scenario(queue: LoadQueue, _: Loader) -> None:
+        prewarms = [asyncio.create_task(queue.wait(key, 9, is_prewarm=True)) for key in ("w1", "w2", "w3")]
+        await asyncio.sleep(0)
+        request = asyncio.create_task(queue.wait("request", 9))
+        with pytest.raises(LoadQueueFull):
+            await prewarms[2]
+        with pytest.raises(LoadQueueFull):
+            await queue.wait("w4", 9, is_prewarm=True)
+        await asyncio.gather(request, *prewarms[:2])
+
+    assert run(scenario, parallel=1, queued=2).started == ["w1", "request", "w2"]
+
+
+def test_a_load_ends_with_its_last_waiter():
+    async def scenario(queue: LoadQueue, loader: Loader) -> None:
+        first, second = (asyncio.create_task(queue.wait("a", 5)) for _ in range(2))
+        queued = asyncio.create_task(queue.wait("b", 5))
+        await asyncio.sleep(0.1)
+        first.cancel()
+        queued.cancel()
+        await asyncio.sleep(0.1)
+        assert queue.keys == ["a"]
+        second.cancel()
+        await asyncio.wait([first, second, queued])
+        assert now() == 0.2
+        assert loader.ended == [("a", "cancelled")]
+
+    assert run(scenario, parallel=1).started == ["a"]
+
+
+def test_deadlines():
+    async def scenario(queue: LoadQueue, _: Loader) -> None:
+        patient = asyncio.create_task(queue.wait("a", 5))
+        with pytest.raises(TimeoutError):
+            await queue.wait("a", 0.5)
+        assert now() == 0.5
+        await patient
+        with pytest.raises(TimeoutError):
+            await queue.wait("b", 0.25)
+        assert now() == 1.25
+
+    assert run(scenario).ended == [("a", "ok"), ("b", "cancelled")]
+
+
+def test_who_comes_while_a_load_is_given_up_gets_another():
+    async def scenario(queue: LoadQueue, loader: Loader) -> None:
+        async def slow_to_end(load: Load) -> None:
+            try:
+                await loader(load)
+            except asyncio.CancelledError:
+                await asyncio.sleep(2)
+                raise
+
+        queue._load = slow_to_end
+        with pytest.raises(TimeoutError):
+            await queue.wait("a", 0.5)
+        assert queue.keys == ["a"]
+        with pytest.raises(TimeoutError):
+            await queue.wait("a", 0.5)
+        await queue.wait("a", 5)
+        assert now() == 0.5 + 2 + 1
+
+    assert run(scenario).started == ["a", "a"]
+
+
+def test_what_passes_is_tried_again_until_the_deadlines():
+    async def scenario(queue: LoadQueue, loader: Loader) -> None:
+        loader.load_s = 0.1
+        loader.outcomes["a"] = StoreUnavailable("away")
+        short, long, longer = (asyncio.create_task(queue.wait("a", s)) for s in (0.15, 3, 20))
+        with pytest.raises(StoreUnavailable, match="away"):
+            await short
+        assert now() == 0.1  # its deadline did not allow for another attempt
+        with pytest.raises(StoreUnavailable, match="away"):
+            await long
+        assert 1 < now() <= 3
+        loader.outcomes.clear()
+        await longer
+        assert now() < 6
+
+    loader = run(scenario)
+    assert 4 <= len(loader.started) <= 8
+
+
+def test_between_attempts_others_run():
+    async def scenario(queue: LoadQueue, loader: Loader) -> None:
+        loader.outcomes["a"] = StoreUnavailable("away")
+        failing = asyncio.create_task(queue.wait("a", 60))
+        await asyncio.sleep(0.1)
+        await queue.wait("b", 2.5)
+        failing.cancel()
+        await asyncio.wait([failing])
+
+    run(scenario, parallel=1)
+
+
+def test_what_does_not_pass_is_told_at_once_to_each():
+    async def scenario(queue: LoadQueue, loader: Loader) -> None:
+        loader.outcomes["a"] = AdapterMalformed("odd")
+        errors = await asyncio.gather(*(queue.wait("a", 5) for _ in range(3)), return_exceptions=True)
+        assert [str(error) for error in errors] == ["odd"] * 3
+        assert len(set(map(id, errors))) == 3
+
+    assert run(scenario).started == ["a"]
+
+
+def test_a_defect_of_the_loader_reaches_the_waiters():
+    async def scenario(queue: LoadQueue, loader: Loader) -> None:
+        loader.outcomes["a"] = KeyError("bug")
+        with pytest.raises(KeyError):
+            await queue.wait("a", 5)
+        await queue.wait("b", 5)
+
+    run(scenario)
+
+
+def test_a_goal_can_rise_while_the_load_runs():
+    goals = []
+
+    async def scenario(queue: LoadQueue, _: Loader) -> None:
+        async def note(load: Load) -> None:
+            goals.append(load.goal)
+            await asyncio.sleep(1)
+            goals.append(load.goal)
+
+        queue._load = note
+        low = asyncio.create_task(queue.wait("a", 5, goal=1))
+        await asyncio.sleep(0.5)
+        await asyncio.gather(low, queue.wait("a", 5, goal=2))
+
+    run(scenario)
+    assert goals == [1, 2]
+
+
+def test_closing_ends_everything():
+    async def scenario(queue: LoadQueue, _: Loader) -> None:
+        waiting = [asyncio.create_task(queue.wait(key, 50)) for key in "abc"]
+        await asyncio.sleep(0.1)
+        await queue.aclose()
+        assert [type(each) for each in await asyncio.gather(*waiting, return_exceptions=True)] == [LoadQueueFull] * 3
+        with pytest.raises(LoadQueueFull, match="stopping"):
+            await queue.wait("d", 5)
+
+    assert run(scenario, parallel=1).ended == [("a", "cancelled")]
+
+
+def test_pauses_grow_to_a_bound_and_are_never_the_same_for_all():
+    chance = random.Random(5)
+    pauses = [Backoff(0.1, 2.0).pause_s(attempt, chance) for attempt in (1, 2, 3, 4, 5, 6, 50, 10_000)]
+    for pause, whole in zip(pauses, (0.1, 0.2, 0.4, 0.8, 1.6, 2.0, 2.0, 2.0), strict=True):
+        assert whole / 2 <= pause <= whole
+    assert len(set(pauses)) == len(pauses)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_random_requests_keep_the_bounds(seed: int):
+    """Whatever comes: one load per key, so many at once and in all, everyone gets an answer within the deadline."""
+    chance = random.Random(seed)
+    parallel, queued = chance.randint(1, 4), chance.randint(1, 6)
+    answers: Counter[str] = Counter()
+
+    async def scenario(queue: LoadQueue, loader: Loader) -> None:
+        async def load(each: Load) -> None:
+            assert queue.num_running <= parallel
+            assert len(queue.keys) <= parallel + queued
+            assert each.waiters
+            loader.load_s = chance.choice([0.0, 0.1, 1.0, 5.0])
+            loader.outcomes.pop(each.key, None)
+            if chance.random() < 0.3:
+                loader.outcomes[each.key] = chance.choice([StoreUnavailable("away"), AdapterMalformed("odd")])
+            await loader(each)
+
+        queue._load = load
+
+        async def request() -> None:
+            await asyncio.sleep(chance.uniform(0, 20))
+            key, deadline_s = chance.choice("abcdefghijklmnop"), chance.choice([0.0, 0.5, 3.0, 15.0])
+            begun = now()
+            try:
+                await queue.wait(key, deadline_s, is_prewarm=chance.random() < 0.3)
+            except (LoadQueueFull, AdapterMalformed, StoreUnavailable, TimeoutError) as error:
+                answers[type(error).__name__] += 1
+            else:
+                answers["ok"] += 1
+            assert now() <= begun + deadline_s + 1e-6
+
+        requests = [asyncio.create_task(request()) for _ in range(150)]
+        for one in requests:
+            if chance.random() < 0.2:
+                asyncio.get_running_loop().call_later(chance.uniform(0, 22), one.cancel)
+        results = await asyncio.gather(*requests, return_exceptions=True)
+        odd = [each for each in results if each is not None and not isinstance(each, asyncio.CancelledError)]
+        assert not odd, (seed, odd)
+
+    loader = run(scenario, parallel, queued)
+    assert loader.most_running <= parallel, seed
+    assert answers["ok"] > 0, seed
+    assert answers.total() >= 100, seed

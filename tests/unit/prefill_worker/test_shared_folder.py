@@ -1,0 +1,58 @@
+"""Folders in shared memory, and what is left of those whose agents were killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from prefill_worker.residency.shared_folder import SHARED_MEMORY, SharedFolder, sweep_abandoned
+
+CODE = """
+import sys, time
+from prefill_worker.residency.shared_folder import SharedFolder
+folder = SharedFolder("killed")
+(folder.path / "adapter").mkdir()
+(folder.path / "adapter" / "packed.safetensors").write_bytes(bytes(100_000))
+print(folder.path, flush=True)
+time.sleep(60)
+"""
+
+
+def test_a_killed_agents_folder_is_swept_and_a_living_ones_is_not():
+    agent = subprocess.Popen([sys.executable, "-c", CODE], stdout=subprocess.PIPE, text=True)
+    try:
+        assert agent.stdout is not None
+        path = Path(agent.stdout.readline().strip())
+        assert path.parent == SHARED_MEMORY
+        mine = SharedFolder("killed")
+        assert not {path, mine.path} & set(sweep_abandoned())
+        assert (path / "adapter" / "packed.safetensors").exists()
+        agent.send_signal(signal.SIGKILL)
+        agent.wait()
+        assert path in sweep_abandoned()
+        assert not path.exists()
+        assert mine.path.exists()
+        mine.close()
+        assert not mine.path.exists()
+    finally:
+        agent.kill()
+        agent.wait()
+        agent.stdout.close()  # type: ignore[union-attr]
+
+
+def test_what_is_no_folder_of_ours_is_left_alone(tmp_path: Path):
+    (tmp_path / "prelude-file").write_text("a file")
+    (tmp_path / "other").mkdir()
+    (tmp_path / "target").mkdir()
+    (tmp_path / "prelude-link").symlink_to(tmp_path / "target")
+    assert sweep_abandoned(tmp_path) == []
+    assert len(list(tmp_path.iterdir())) == 4
+
+
+def test_it_is_for_this_user_only(tmp_path: Path):
+    folder = SharedFolder("w", tmp_path)
+    assert os.stat(folder.path).st_mode & 0o777 == 0o700
+    folder.close()

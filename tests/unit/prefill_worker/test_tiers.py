@@ -1,0 +1,87 @@
+"""Single tiers: what the disk cache does while files are read, and what copying costs in memory."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import tracemalloc
+from pathlib import Path
+
+import pytest
+from held_adapters import StoredAdapters
+
+from adapters.store import Envelope, StoreCorrupt
+from adapters.store.envelope import content_of
+from prefill_worker.residency.disk_cache import DiskCache
+from prefill_worker.residency.errors import AdapterInUse, DiskCacheFull
+from prefill_worker.residency.objects import checked_content, write_content
+from prefill_worker.residency.threads import Stop, WorkThreads
+
+REVISION_ID = "sha256:" + "ab" * 32
+
+
+def test_a_file_that_is_read_stays(stored: StoredAdapters, tmp_path: Path):
+    async def scenario() -> None:
+        a, b = stored.ids[:2]
+        threads = WorkThreads(1)
+        changes: list[tuple[list[str], list[str]]] = []
+        cache = DiskCache(
+            tmp_path / "disk",
+            stored.object_bytes,
+            threads,
+            is_pinned=lambda _: False,
+            changed=lambda come, gone: changes.append((come, gone)),
+            on_evicted=lambda: None,
+        )
+        await cache.open()
+
+        async def write(revision_id: str) -> None:
+            content_bytes = stored.object_bytes - 88
+            await cache.write(revision_id, content_bytes, lambda: stored.store.read(revision_id))
+
+        await write(a)
+        with cache.reading(a) as content:
+            with pytest.raises(AdapterInUse, match="being copied to or from the disk"):
+                await cache.remove(a)
+            with pytest.raises(DiskCacheFull):
+                await write(b)
+            assert sum(len(part) for part in content if isinstance(part, bytes)) == stored.object_bytes - 88
+        await write(b)
+        assert changes == [([a], []), ([], [a]), ([b], [])]
+        assert cache.used_bytes == stored.object_bytes
+        await cache.aclose()
+        threads.close()
+
+    asyncio.run(scenario())
+
+
+def test_copies_do_not_hold_the_file_in_memory(tmp_path: Path):
+    num_bytes = 96 * 1024**2
+    block = bytes(1024**2)
+    digest = hashlib.sha256()
+    for _ in range(96):
+        digest.update(block)
+    envelope = Envelope(REVISION_ID, digest.hexdigest(), num_bytes)
+    with (tmp_path / "object").open("wb") as file:
+        file.write(envelope.encode())
+        for _ in range(96):
+            file.write(block)
+    tracemalloc.start()
+    try:
+        content = checked_content(tmp_path / "object", REVISION_ID)
+        assert write_content(content, tmp_path / "copy", num_bytes, Stop(), as_object=True) == envelope
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 40 * 1024**2
+    assert (tmp_path / "copy").read_bytes() == (tmp_path / "object").read_bytes()
+
+
+def test_never_more_is_written_than_there_is_room_reserved_for(tmp_path: Path):
+    """Also where the envelope itself says that there is more."""
+    content = bytes(1000)
+    envelope = Envelope(REVISION_ID, hashlib.sha256(content).hexdigest(), len(content))
+    chunks = [envelope.encode(), *(content[begin : begin + 100] for begin in range(0, 1000, 100))]
+    with pytest.raises(StoreCorrupt, match="more than the 450 bytes"):
+        write_content(content_of(chunks, "key", REVISION_ID), tmp_path / "copy", 450, Stop(), as_object=False)
+    assert (tmp_path / "copy").stat().st_size <= 450
