@@ -129,14 +129,16 @@ class ResidencyDelta(_message.Message):
     def __init__(self, snapshot: _Optional[bool] = ..., resident: _Optional[_Iterable[str]] = ..., evicted: _Optional[_Iterable[str]] = ..., on_disk: _Optional[_Iterable[str]] = ..., off_disk: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class EnsureAdapterRequest(_message.Message):
-    __slots__ = ("revision_id", "deadline_s", "tier")
+    __slots__ = ("revision_id", "deadline_s", "tier", "prewarm")
     REVISION_ID_FIELD_NUMBER: _ClassVar[int]
     DEADLINE_S_FIELD_NUMBER: _ClassVar[int]
     TIER_FIELD_NUMBER: _ClassVar[int]
+    PREWARM_FIELD_NUMBER: _ClassVar[int]
     revision_id: str
     deadline_s: float
     tier: Tier
-    def __init__(self, revision_id: _Optional[str] = ..., deadline_s: _Optional[float] = ..., tier: _Optional[_Union[Tier, str]] = ...) -> None: ...
+    prewarm: bool
+    def __init__(self, revision_id: _Optional[str] = ..., deadline_s: _Optional[float] = ..., tier: _Optional[_Union[Tier, str]] = ..., prewarm: _Optional[bool] = ...) -> None: ...
 
 class EnsureAdapterResponse(_message.Message):
     __slots__ = ("load_s", "lease_s")

@@ -2,37 +2,52 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from pathlib import Path
+
+from sqlalchemy import make_url
 
 from adapters.base_model import BaseModel
 from adapters.catalog.sql import SqlCatalog
-from adapters.catalog.sql.engines import parse_url
+from adapters.durable import make_folder
+from adapters.errors import CatalogUnavailable
 from adapters.formats import Limits
 from adapters.library import AdapterLibrary
 from adapters.store import AdapterStore, S3Access, open_store
 from cluster.config import ClusterConfig
 
 
-def open_catalog(config: ClusterConfig) -> SqlCatalog:
-    """The catalog, its tables brought up to date. Raises CatalogUnavailable, and ValueError for a wrong URL."""
-    assert config.catalog.url is not None
-    url = parse_url(config.catalog.url)
-    if url.get_backend_name() == "sqlite" and url.database:
-        with suppress(OSError):  # then it cannot be opened either, which is said with the reason
-            Path(url.database).parent.mkdir(parents=True, exist_ok=True)
-    return SqlCatalog.open(config.catalog.url)
-
-
 def open_library(config: ClusterConfig, catalog: SqlCatalog | None = None) -> AdapterLibrary:
-    """The library over a catalog, which is opened if it is not given. Raises as `open_catalog`, and AdapterError."""
+    """The library over a catalog, which is opened if it is not given.
+
+    Raises as `open_configured_catalog`, and AdapterError.
+    """
     return AdapterLibrary(
-        catalog=catalog or open_catalog(config),
+        catalog=catalog or open_configured_catalog(config),
         store=open_configured_store(config),
         base=BaseModel.read(config.model.path),
         limits=limits_of(config),
         dtype=config.model.dtype,
     )
+
+
+def open_configured_catalog(config: ClusterConfig) -> SqlCatalog:
+    """The catalog alone, its tables brought up to date, its folder made where it is a file.
+
+    Raises CatalogUnavailable, CatalogTooNew, and ValueError for a wrong URL.
+    """
+    assert config.catalog.url is not None
+    catalog = SqlCatalog(config.catalog.url)  # which says what is wrong with the URL
+    catalog.close()
+    url = make_url(config.catalog.url)
+    if url.get_backend_name() == "sqlite" and url.database:
+        folder = Path(url.database).parent
+        try:
+            make_folder(folder)
+        except OSError as error:
+            raise CatalogUnavailable(
+                f"the catalog's folder {folder} cannot be made ({error.strerror}); correct catalog.url, or make it"
+            ) from error
+    return SqlCatalog.open(config.catalog.url)
 
 
 def open_configured_store(config: ClusterConfig) -> AdapterStore:

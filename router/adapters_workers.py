@@ -29,7 +29,9 @@ class WorkersEndpoint:
     async def prewarm(self, request: Request) -> Response:
         """Makes a revision resident, so that its first request does not wait for it."""
         fleet, timeout_s = self._fleet, self._timeout_s
-        return await self._each(request, lambda worker, revision: fleet.ensure_adapter(worker, revision, timeout_s))
+        return await self._each(
+            request, lambda worker, revision: fleet.ensure_adapter(worker, revision, timeout_s, prewarm=True)
+        )
 
     async def pin(self, request: Request) -> Response:
         """Makes a revision resident and keeps it from eviction."""

@@ -88,9 +88,12 @@ class Fleet:
         watch.check(self._views[view.name])
         return watch
 
-    async def ensure_adapter(self, worker: str, revision_id: str, timeout_s: float) -> float:
-        """Makes a revision resident on a worker; seconds that loading took. Raises RouterError."""
-        return await self._links[worker].ensure_adapter(revision_id, timeout_s)
+    async def ensure_adapter(self, worker: str, revision_id: str, timeout_s: float, *, prewarm: bool = False) -> float:
+        """Makes a revision resident on a worker; seconds that loading took. A prewarm comes after what requests await.
+
+        Raises RouterError.
+        """
+        return await self._links[worker].ensure_adapter(revision_id, timeout_s, prewarm=prewarm)
 
     async def pin_adapter(self, worker: str, revision_id: str, pinned: bool, timeout_s: float) -> None:
         """Makes a revision resident on a worker and keeps it there, or lets it go again. Raises RouterError."""

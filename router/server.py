@@ -13,7 +13,7 @@ import uvicorn
 from adapters.base_model import BaseModel
 from cluster.config import ClusterConfig
 from cluster.errors import ConfigError
-from cluster.library import open_catalog, open_library
+from cluster.library import open_configured_catalog, open_library
 from router.app import build_app
 from router.managed_adapters import ManagedAdapters
 from router.metrics import Metrics
@@ -27,7 +27,7 @@ def run(config: ClusterConfig) -> None:
     metrics = Metrics()
     try:
         adapters = ManagedAdapters(
-            lambda: open_catalog(config),
+            lambda: open_configured_catalog(config),
             lambda catalog: open_library(config, catalog),
             {name: adapter.path for name, adapter in config.adapters.items()},
             metrics,

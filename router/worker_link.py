@@ -67,9 +67,14 @@ class WorkerLink:
                 await asyncio.sleep(_RETRY_S[min(num_failures, len(_RETRY_S) - 1)])
                 num_failures += 1
 
-    async def ensure_adapter(self, revision_id: str, timeout_s: float) -> float:
-        """Makes a revision resident; seconds that loading took. Raises RouterError."""
-        request = control.EnsureAdapterRequest(revision_id=revision_id, deadline_s=timeout_s, tier=control.TIER_HOST)
+    async def ensure_adapter(self, revision_id: str, timeout_s: float, *, prewarm: bool = False) -> float:
+        """Makes a revision resident; seconds that loading took. A prewarm comes after what requests wait for.
+
+        Raises RouterError.
+        """
+        request = control.EnsureAdapterRequest(
+            revision_id=revision_id, deadline_s=timeout_s, tier=control.TIER_HOST, prewarm=prewarm
+        )
         return (await self._asked("EnsureAdapter", request, timeout_s)).load_s
 
     async def pin_adapter(self, revision_id: str, pinned: bool, timeout_s: float) -> None:

@@ -326,6 +326,7 @@ class WorkerStandIn(WorkerControlServicer):
         self.evicted: list[tuple[str, bool]] = []
         self._deltas: list[control.ResidencyDelta] = []
         self.ensured: list[str] = []
+        self.prewarmed: list[str] = []  # of those, without a request that waits
         self.ensure_errors: list[AdapterError | grpc.StatusCode] = []  # used up first
         self.retry_after_s: float | None = None  # said with every status
         self.ensure_delay_s = 0.0
@@ -401,6 +402,7 @@ class WorkerStandIn(WorkerControlServicer):
 
     async def EnsureAdapter(self, request: Any, context: Any) -> control.EnsureAdapterResponse:
         self.ensured.append(request.revision_id)
+        self.prewarmed += [request.revision_id] if request.prewarm else []
         await asyncio.sleep(self.ensure_delay_s)
         if self.ensure_errors:
             error = self.ensure_errors.pop(0)

@@ -443,6 +443,7 @@ class TestWorkers:
                 assert (status, answer["revision"], set(answer["workers"])) == (200, REVISION_ID, {"p0", "p1"})
                 assert all(isinstance(seconds, float) for seconds in answer["workers"].values())
                 assert first.resident == second.resident == {REVISION_ID}
+                assert first.prewarmed == [REVISION_ID]
                 only_first = {"workers": ["p0"], "reference": "r1"}
                 status, answer = await ask(cluster, "POST", "/v1/adapters/default/a0/pin", json=only_first)
                 assert (status, list(answer["workers"])) == (200, ["p0"])
@@ -513,6 +514,7 @@ class TestPush:
                 assert [worker.ensured for worker in cluster.prefill] == [[id_of(tmp_path, 2)]] * 2 + [[]]
                 assert await answered_by(cluster, "acme/bot") == id_of(tmp_path, 2)
                 assert await answered_by(cluster, "acme/bot@r1") == id_of(tmp_path, 1)
+                assert not any(worker.prewarmed for worker in cluster.prefill)
 
         asyncio.run(scenario())
 
