@@ -119,6 +119,9 @@ class RouterConfig(_Section):
     heartbeat_s: Seconds = 2.0  # how often a worker speaks at least; three missed: it gets no requests
     max_attempts: Annotated[int, Field(ge=1)] = 3  # placements that one sequence is tried on
     drain_timeout_s: Seconds = 30.0
+    management: bool = False  # offer /v1/adapters; whoever reaches the router can then change its adapters
+    adapter_root: Path | None = None  # /v1/load_lora_adapter reads directories below it; None: it reads none
+    upload_timeout_s: Seconds = 600.0  # for a client to send an adapter, and again for storing it
 
 
 class ClusterConfig(_Section):

@@ -51,8 +51,18 @@ def _with_absolute_paths(config: ClusterConfig, base: Path) -> ClusterConfig:
     residency = config.residency
     if residency.disk_directory is not None:
         residency = residency.model_copy(update={"disk_directory": base / residency.disk_directory.expanduser()})
+    router = config.router
+    if router.adapter_root is not None:
+        router = router.model_copy(update={"adapter_root": base / router.adapter_root.expanduser()})
     return config.model_copy(
-        update={"model": model, "adapters": adapters, "catalog": catalog, "store": store, "residency": residency}
+        update={
+            "model": model,
+            "adapters": adapters,
+            "catalog": catalog,
+            "store": store,
+            "residency": residency,
+            "router": router,
+        }
     )
 
 

@@ -67,6 +67,7 @@ def demo_config() -> dict:
             "max_running_requests": 32,
             "chunked_prefill_tokens": 256,
         },
+        "router": {"management": True},  # it listens on this machine only
         "workers": {"prefill-0": {"role": "prefill"}, "decode-0": {"role": "decode"}},
         "adapters": {f"a{number}": {"path": f"adapters/a{number}"} for number in range(NUM_ADAPTERS)},
     }

@@ -14,6 +14,10 @@ from starlette.routing import Route
 
 from adapters.errors import AdapterError
 from cluster.config import RouterConfig
+from router.adapters_http import AdaptersEndpoint
+from router.adapters_import import ImportEndpoint
+from router.adapters_vllm import VllmEndpoint
+from router.adapters_workers import WorkersEndpoint
 from router.admission import Endpoint, Limits
 from router.completions import CompletionsEndpoint
 from router.engines import Engines
@@ -22,6 +26,7 @@ from router.exchange import Backends
 from router.fleet import Fleet
 from router.in_flight import InFlightState
 from router.managed_adapters import ManagedAdapters
+from router.management import Management
 from router.metrics import Metrics
 from router.pages import Pages
 from router.requests import Requests, new_request_id
@@ -37,8 +42,9 @@ def build_app(
     fingerprint: str,
     adapters: ManagedAdapters,
     metrics: Metrics,
+    max_adapter_bytes: int,
     workers: Mapping[str, tuple[str, str]],  # name -> (role, host:port of the agent)
-) -> Any:
+) -> RequestIds:
     """The whole router. It begins to follow the workers when the server starts it."""
     in_flight, requests = InFlightState(), Requests()
     metrics.read_in_flight(lambda: len(requests))
@@ -61,8 +67,13 @@ def build_app(
         )
         for endpoint in Endpoint
     ]
+    management = Management(backends, adapters, max_adapter_bytes)
+    # Paths that end in a verb come before those that end in an adapter's name.
+    managing: list[Route] = []
+    for endpoint_kind in (ImportEndpoint, WorkersEndpoint, VllmEndpoint, AdaptersEndpoint):
+        managing += endpoint_kind(management).routes
     app = Starlette(
-        routes=[*completions, *Pages(backends, adapters, requests).routes],
+        routes=[*completions, *managing, *Pages(backends, adapters, requests).routes],
         lifespan=lifespan,
         exception_handlers={
             HTTPException: _no_such_page,
@@ -72,13 +83,14 @@ def build_app(
         },
     )
     app.router.redirect_slashes = False
-    return RequestIds(app)
+    return RequestIds(app, fleet)
 
 
 class RequestIds:
     """Gives every request an id of ours and names it in its answer."""
 
-    def __init__(self, app: Any) -> None:
+    def __init__(self, app: Any, fleet: Fleet) -> None:
+        self.fleet = fleet
         self._app = app
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:

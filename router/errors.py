@@ -5,11 +5,16 @@
     │   ├── InvalidBody              not a JSON object in UTF-8
     │   ├── InvalidField             a field that routes has a wrong type or value
     │   ├── RefusedField             a field that only Prelude may give an engine
+    │   ├── InvalidUpload            an adapter's files in another form than they are taken in
     │   ├── BodyTooLarge, BodyTooSlow
     │   ├── UnknownPath, WrongMethod
+    │   ├── ManagementOff            this router manages no adapters
+    │   ├── UnknownWorker            no such worker, or one that holds no adapters
     │   ├── UnknownModel             neither the base model nor an adapter
     │   ├── ConflictingAdapters      `adapter` and `model` name different adapters
     │   └── NeedsUnifiedWorker       an adapter that no worker of this cluster can ever apply
+    ├── TooManyUploads               as many as are taken at a time are under way
+    ├── PushFailed                   no worker that should have could load the new revision
     ├── NoWorkerAvailable            no worker that could take a request can do so now
     ├── AdapterRefused               the worker will never load this adapter; says why
     ├── ExchangeError                a placement was tried and failed
@@ -69,6 +74,10 @@ class RefusedField(RequestError):
     code = "refused_field"
 
 
+class InvalidUpload(RequestError):
+    code = "invalid_upload"
+
+
 class BodyTooLarge(RequestError):
     code = "body_too_large"
     http_status = 413
@@ -89,6 +98,15 @@ class WrongMethod(RequestError):
     http_status = 405
 
 
+class ManagementOff(RequestError):
+    code = "management_off"
+    http_status = 403
+
+
+class UnknownWorker(RequestError):
+    code = "unknown_worker"
+
+
 class UnknownModel(RequestError):
     code = "model_not_found"
     http_status = 404
@@ -101,6 +119,18 @@ class ConflictingAdapters(RequestError):
 class NeedsUnifiedWorker(RequestError):
     code = "unified_worker_needed"
     http_status = 422
+
+
+class TooManyUploads(RouterError):
+    code = "too_many_uploads"
+    http_status = 429
+    retryable = True
+
+
+class PushFailed(RouterError):
+    code = "push_failed"
+    http_status = 502
+    retryable = True
 
 
 class NoWorkerAvailable(RouterError):

@@ -130,7 +130,15 @@ class Exchange:
         loop = asyncio.get_running_loop()
         began_at = loop.time()
         timeout_s = self._backends.config.adapter_timeout_s
-        await self._backends.fleet.ensure_adapter(placement.prefill.name, self._order.revision_id, timeout_s)
+        outcomes = self._backends.metrics.ensured_adapters
+        try:
+            load_s = await self._backends.fleet.ensure_adapter(
+                placement.prefill.name, self._order.revision_id, timeout_s
+            )
+        except RouterError as error:
+            outcomes.labels(error.code).inc()
+            raise
+        outcomes.labels("loaded" if load_s else "resident").inc()
         self._state.ensure_adapter_s = loop.time() - began_at
         self._backends.metrics.ensure_adapter.observe(self._state.ensure_adapter_s)
 

@@ -10,6 +10,7 @@ from types import MappingProxyType
 from router.errors import WorkerLost
 from router.fleet_state import FleetState, WorkerView
 from router.in_flight import InFlightState
+from router.residency import Residency
 from router.worker_link import WorkerLink
 
 Loss = Callable[[WorkerLost], None]
@@ -87,9 +88,34 @@ class Fleet:
         watch.check(self._views[view.name])
         return watch
 
-    async def ensure_adapter(self, worker: str, revision_id: str, timeout_s: float) -> float:
-        """Makes a revision resident on a worker; seconds that loading took. Raises RouterError."""
-        return await self._links[worker].ensure_adapter(revision_id, timeout_s)
+    async def ensure_adapter(self, worker: str, revision_id: str, timeout_s: float, *, prewarm: bool = False) -> float:
+        """Makes a revision resident on a worker; seconds that loading took. A prewarm comes after what requests await.
+
+        Raises RouterError.
+        """
+        return await self._links[worker].ensure_adapter(revision_id, timeout_s, prewarm=prewarm)
+
+    async def pin_adapter(self, worker: str, revision_id: str, pinned: bool, timeout_s: float) -> None:
+        """Makes a revision resident on a worker and keeps it there, or lets it go again. Raises RouterError."""
+        await self._links[worker].pin_adapter(revision_id, pinned, timeout_s)
+
+    async def evict_adapter(self, worker: str, revision_id: str, from_disk: bool, timeout_s: float) -> bool:
+        """Takes a revision out of a worker's host memory, if asked off its disk too; False where it was nowhere.
+
+        Raises RouterError, also while the revision is used or pinned.
+        """
+        return await self._links[worker].evict_adapter(revision_id, from_disk, timeout_s)
+
+    def workers_with(self, revision_id: str) -> tuple[str, ...]:
+        """The connected workers that have a revision in host memory, by name."""
+        return self._where(lambda residency: revision_id in residency.host)
+
+    def workers_with_on_disk(self, revision_id: str) -> tuple[str, ...]:
+        """The connected workers that have a revision on their disk, by name."""
+        return self._where(lambda residency: revision_id in residency.disk)
+
+    def _where(self, has_it: Callable[[Residency], bool]) -> tuple[str, ...]:
+        return tuple(sorted(name for name, view in self._views.items() if view.is_connected and has_it(view.residency)))
 
     def _see(self, view: WorkerView) -> None:
         self._views[view.name] = view

@@ -1,9 +1,11 @@
-"""What the router knows of its workers at one moment. Immutable: a decision is made on one picture."""
+"""What the router knows of its workers at one moment: immutable but for residency, so a decision has one picture."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from router.residency import Residency
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +30,7 @@ class WorkerView:
     used_kv_tokens: int = 0
     max_kv_tokens: int = 0
     warm_pairs: frozenset[tuple[str, str]] = frozenset()  # (decode name, its incarnation); prefill only
+    residency: Residency = field(default_factory=Residency, compare=False)  # goes on changing; see there
 
     @property
     def is_placeable(self) -> bool:

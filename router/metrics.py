@@ -66,6 +66,25 @@ class Metrics:
             "Since the names in memory were known to be those of the catalog; infinite before the first time.",
             registry=self.registry,
         )
+        self.adapter_changes = Counter(
+            "prelude_router_adapter_changes_total",
+            "Imports and pushes, by result: done, refused (the client's mistake), failed.",
+            ("kind", "result"),
+            registry=self.registry,
+        )
+        self.adapter_change_seconds = Histogram(
+            "prelude_router_adapter_change_seconds",
+            "Imports and pushes that were done, from the first byte of the upload.",
+            ("kind",),
+            buckets=_LONG_S,
+            registry=self.registry,
+        )
+        self.ensured_adapters = Counter(
+            "prelude_router_ensured_adapters_total",
+            "Waits for an adapter to be resident, by outcome: resident, loaded, or the code of the error.",
+            ("outcome",),
+            registry=self.registry,
+        )
         self.retries = Counter(
             "prelude_router_retries_total",
             "Tries after a failed one, by its reason.",

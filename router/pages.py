@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Any
 
-import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
 from adapters.catalog.records import AdapterRevision, AdapterSummary
+from adapters.catalog.sql import SqlCatalog
 from adapters.catalog.sql.catalog import MAX_PAGE
-from adapters.errors import AdapterNotFound, InvalidReference
+from adapters.errors import AdapterNotFound, CatalogUnavailable, InvalidReference
 from adapters.identity import split_adapter_name
 from router.errors import InvalidField, UnknownModel
 from router.exchange import Backends
+from router.json_answer import json_answer
 from router.managed_adapters import ManagedAdapters
 from router.placement import PlacementRequest, lacks_unified_worker, rank_placements
 from router.references import reference_in
@@ -52,10 +54,15 @@ class Pages:
             key = None if after in (None, self._backends.model) else split_adapter_name(str(after))
         except ValueError as error:
             raise InvalidField(f"after: {error}", param="after") from None
-        page = await self._adapters.with_catalog(lambda catalog: catalog.list(after=key, limit=MAX_PAGE))
-        has_more = len(page) == MAX_PAGE and bool(
-            await self._adapters.with_catalog(lambda catalog: catalog.list(after=_key_of(page[-1]), limit=1))
-        )
+
+        def page_of(catalog: SqlCatalog) -> tuple[Sequence[AdapterSummary], bool]:
+            page = catalog.list(after=key, limit=MAX_PAGE)
+            return page, len(page) == MAX_PAGE and bool(catalog.list(after=_key_of(page[-1]), limit=1))
+
+        try:
+            page, has_more = await self._adapters.with_catalog(page_of)
+        except CatalogUnavailable as error:  # whose words name its address
+            raise CatalogUnavailable("the catalog does not answer, so its adapters cannot be listed") from error
         fleet = self._backends.fleet.state
         usable = [
             each for each in page if not lacks_unified_worker(PlacementRequest(each.revision_id, each.positions), fleet)
@@ -63,23 +70,23 @@ class Pages:
         cards = [self._adapter_card(each) for each in usable]
         last_id = page[-1].full_name if page else self._backends.model
         data = [self._base_card(), *cards] if key is None else cards
-        return _json({"object": "list", "data": data, "has_more": has_more, "last_id": last_id})
+        return json_answer({"object": "list", "data": data, "has_more": has_more, "last_id": last_id})
 
     async def model(self, request: Request) -> Response:
         """One of them, by any name that a request may use."""
         name = request.path_params["id"]
         reference = reference_in(name, None, self._backends.model)
         if reference is None:
-            return _json(self._base_card())
+            return json_answer(self._base_card())
         try:
             revision = await self._adapters.resolve(reference)
         except (AdapterNotFound, InvalidReference) as error:
             raise UnknownModel(f"the model {name!r} does not exist: {error}", param="model") from error
-        return _json({**self._adapter_card(revision), "id": name})
+        return json_answer({**self._adapter_card(revision), "id": name})
 
     async def health(self, _: Request) -> Response:
         """This process answers."""
-        return _json({"status": "alive"})
+        return json_answer({"status": "alive"})
 
     async def ready(self, _: Request) -> Response:
         """200 when some placement can take a request, else 503; with what each worker waits for."""
@@ -91,7 +98,7 @@ class Pages:
         }
         reason = "" if placements else "no pair of workers is ready and warm, and no unified worker is ready"
         body = {"ready": bool(placements), "reason": reason, "placements": placements, "workers": workers}
-        return _json(body, 200 if placements else 503)
+        return json_answer(body, 200 if placements else 503)
 
     async def metrics(self, _: Request) -> Response:
         for worker, count in self._backends.fleet.state.in_flight.items():
@@ -100,7 +107,7 @@ class Pages:
 
     async def requests(self, _: Request) -> Response:
         """Where every request in flight is."""
-        return _json({"requests": self._requests.described()})
+        return json_answer({"requests": self._requests.described()})
 
     def _base_card(self) -> dict[str, Any]:
         return self._card(self._backends.model, self._started_at, root=self._backends.model, parent=None)
@@ -122,7 +129,3 @@ class Pages:
 
 def _key_of(adapter: AdapterSummary) -> tuple[str, str]:
     return adapter.tenant, adapter.name
-
-
-def _json(body: object, status: int = 200) -> Response:
-    return Response(msgspec.json.encode(body), status, media_type="application/json")

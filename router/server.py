@@ -42,6 +42,7 @@ def run(config: ClusterConfig) -> None:
         fingerprint=base.fingerprint,
         adapters=adapters,
         metrics=metrics,
+        max_adapter_bytes=config.adapter_limits.max_bytes,
         workers=worker_addresses(config),
     )
     server = RouterServer(uvicorn_config(app, config))

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import grpc
 
@@ -14,6 +15,7 @@ from cluster.control_pb2_grpc import WorkerControlStub
 from cluster.heartbeat import MISSED_HEARTBEATS, next_state
 from router.errors import WorkerLost
 from router.fleet_state import WorkerView
+from router.residency import Residency
 from router.worker_errors import ensure_adapter_error
 
 _RETRY_S = (0.1, 0.2, 0.4, 0.8)  # between connections; the last one for good
@@ -65,19 +67,41 @@ class WorkerLink:
                 await asyncio.sleep(_RETRY_S[min(num_failures, len(_RETRY_S) - 1)])
                 num_failures += 1
 
-    async def ensure_adapter(self, revision_id: str, timeout_s: float) -> float:
-        """Makes a revision resident; seconds that loading took. Raises RouterError."""
+    async def ensure_adapter(self, revision_id: str, timeout_s: float, *, prewarm: bool = False) -> float:
+        """Makes a revision resident; seconds that loading took. A prewarm comes after what requests wait for.
+
+        Raises RouterError.
+        """
+        request = control.EnsureAdapterRequest(
+            revision_id=revision_id, deadline_s=timeout_s, tier=control.TIER_HOST, prewarm=prewarm
+        )
+        return (await self._asked("EnsureAdapter", request, timeout_s)).load_s
+
+    async def pin_adapter(self, revision_id: str, pinned: bool, timeout_s: float) -> None:
+        """Makes a revision resident and keeps it from eviction, or gives it up to that again. Raises RouterError."""
+        request = control.PinAdapterRequest(revision_id=revision_id, pinned=pinned, deadline_s=timeout_s)
+        await self._asked("PinAdapter", request, timeout_s)
+
+    async def evict_adapter(self, revision_id: str, from_disk: bool, timeout_s: float) -> bool:
+        """Takes a revision out of host memory, and off the disk if asked; False where it was nowhere.
+
+        Raises RouterError, also while the revision is used or pinned.
+        """
+        request = control.EvictAdapterRequest(revision_id=revision_id, from_disk=from_disk)
+        return (await self._asked("EvictAdapter", request, timeout_s)).evicted
+
+    async def _asked(self, method: str, request: Any, timeout_s: float) -> Any:
+        """The answer to a call about one adapter. Raises RouterError."""
         if self._stub is None:
             raise WorkerLost(f"worker {self._view.name} has no control stream", worker=self._view.name)
-        request = control.EnsureAdapterRequest(revision_id=revision_id, deadline_s=timeout_s)
         try:
-            return (await self._stub.EnsureAdapter(request, timeout=timeout_s)).load_s
+            return await getattr(self._stub, method)(request, timeout=timeout_s)
         except grpc.aio.AioRpcError as error:
-            details = error.details() or ""
-            fields = {"worker": self._view.name, "revision": revision_id, "reason": details, "code": error.code().name}
-            log.info("adapter not ensured", extra={"fields": fields})
+            details, code = error.details() or "", error.code()
+            fields = {"call": method, "worker": self._view.name, "revision": request.revision_id}
+            log.info("worker refused a call", extra={"fields": {**fields, "reason": details, "code": code.name}})
             metadata = {str(key): str(value) for key, value in error.trailing_metadata() or ()}
-            raise ensure_adapter_error(error.code(), details, metadata, self._view.name) from error
+            raise ensure_adapter_error(code, details, metadata, self._view.name) from error
 
     async def _describe(self) -> None:
         assert self._stub is not None
@@ -99,12 +123,15 @@ class WorkerLink:
     async def _follow(self) -> None:
         """Publish every state until the stream ends. Raises TimeoutError when the worker falls silent."""
         assert self._stub is not None
+        # A set of its own: what is left of an earlier stream stays as it was for whoever still looks at it.
+        self._view = replace(self._view, residency=Residency())
         stream = self._stub.WatchState(control.WatchStateRequest(heartbeat_s=self._heartbeat_s))
         try:
             while True:
                 state = await next_state(stream, self._heartbeat_s)
                 if state is grpc.aio.EOF:
                     return
+                self._view.residency.apply(state.residency)
                 self._publish(_view_after(self._view, state))
         finally:
             stream.cancel()

@@ -42,6 +42,14 @@ def test_paths_start_at_the_files_folder(tmp_path: Path):
     assert config.adapters["acme/tone"].path == Path("/somewhere/else")
 
 
+def test_the_root_of_adapters_starts_there_too(tmp_path: Path):
+    config = load(tmp_path, GOOD + "router: {adapter_root: trained, management: true}\n")
+    assert (config.router.adapter_root, config.router.management) == (tmp_path / "trained", True)
+    assert (load(tmp_path, GOOD).router.adapter_root, load(tmp_path, GOOD).router.management) == (None, False)
+    dump_cluster_config(config, tmp_path / "again.yaml")
+    assert load_cluster_config(tmp_path / "again.yaml") == config
+
+
 def test_a_worker_overrides_the_engine(tmp_path: Path):
     config = load(tmp_path, GOOD)
     assert config.engine_of("d").max_running_requests == 7

@@ -35,6 +35,7 @@ from cluster import control_pb2 as control
 from cluster.config import RouterConfig
 from cluster.control_pb2_grpc import WorkerControlServicer, add_WorkerControlServicer_to_server
 from router.app import build_app
+from router.fleet import Fleet
 from router.managed_adapters import ManagedAdapters
 from router.metrics import Metrics
 
@@ -319,10 +320,13 @@ class WorkerStandIn(WorkerControlServicer):
         self.name = name
         self.role = role
         self.engine = EngineStandIn(role)
-        self.state = control.WorkerState(
-            incarnation=f"{name}-1", engine_state=control.ENGINE_STATE_UP, ready=True, residency={"snapshot": True}
-        )
+        self.state = control.WorkerState(incarnation=f"{name}-1", engine_state=control.ENGINE_STATE_UP, ready=True)
+        self.resident: set[str] = set()
+        self.pinned: set[str] = set()
+        self.evicted: list[tuple[str, bool]] = []
+        self._deltas: list[control.ResidencyDelta] = []
         self.ensured: list[str] = []
+        self.prewarmed: list[str] = []  # of those, without a request that waits
         self.ensure_errors: list[AdapterError | grpc.StatusCode] = []  # used up first
         self.retry_after_s: float | None = None  # said with every status
         self.ensure_delay_s = 0.0
@@ -337,6 +341,15 @@ class WorkerStandIn(WorkerControlServicer):
         self._server = grpc.aio.server()
         add_WorkerControlServicer_to_server(self, self._server)
         self.address = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
+        await self._server.start()
+
+    async def restart_agent(self) -> None:
+        """The agent ends and comes back at its address."""
+        await self.stop_agent()
+        self._deltas.clear()
+        self._server = grpc.aio.server()
+        add_WorkerControlServicer_to_server(self, self._server)
+        self._server.add_insecure_port(self.address)
         await self._server.start()
 
     async def stop(self) -> None:
@@ -370,9 +383,16 @@ class WorkerStandIn(WorkerControlServicer):
         )
 
     async def WatchState(self, request: Any, context: Any) -> AsyncIterator[control.WorkerState]:
+        residency = control.ResidencyDelta(snapshot=True, resident=sorted(self.resident))
+        num_told = len(self._deltas)
         while True:
             await self.is_speaking.wait()
+            self.state.residency.CopyFrom(residency)
             yield self.state
+            residency = control.ResidencyDelta()
+            if num_told < len(self._deltas):  # one at a time, in order
+                residency, num_told = self._deltas[num_told], num_told + 1
+                continue
             async with self._changed:
                 try:
                     async with asyncio.timeout(request.heartbeat_s):
@@ -382,6 +402,7 @@ class WorkerStandIn(WorkerControlServicer):
 
     async def EnsureAdapter(self, request: Any, context: Any) -> control.EnsureAdapterResponse:
         self.ensured.append(request.revision_id)
+        self.prewarmed += [request.revision_id] if request.prewarm else []
         await asyncio.sleep(self.ensure_delay_s)
         if self.ensure_errors:
             error = self.ensure_errors.pop(0)
@@ -390,7 +411,37 @@ class WorkerStandIn(WorkerControlServicer):
                 await context.abort(error, "no", trailing_metadata=said)
             metadata = (("prelude-error-code", error.code), ("prelude-http-status", str(error.http_status)))
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error), trailing_metadata=metadata)
-        return control.EnsureAdapterResponse(load_s=0.0)
+        load_s = 0.0 if request.revision_id in self.resident else 0.25
+        if load_s:
+            await self.becomes_resident(request.revision_id)
+        return control.EnsureAdapterResponse(load_s=load_s)
+
+    async def PinAdapter(self, request: Any, context: Any) -> control.PinAdapterResponse:
+        if request.pinned:
+            self.pinned.add(request.revision_id)
+            await self.becomes_resident(request.revision_id)
+        else:
+            self.pinned.discard(request.revision_id)
+        return control.PinAdapterResponse()
+
+    async def EvictAdapter(self, request: Any, context: Any) -> control.EvictAdapterResponse:
+        if request.revision_id in self.pinned:
+            metadata = (("prelude-error-code", "adapter_in_use"), ("prelude-http-status", "409"))
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "it is pinned", trailing_metadata=metadata)
+        self.evicted.append((request.revision_id, request.from_disk))
+        was_there = request.revision_id in self.resident
+        self.resident.discard(request.revision_id)
+        await self.tell(evicted=[request.revision_id])
+        return control.EvictAdapterResponse(evicted=was_there)
+
+    async def becomes_resident(self, revision_id: str) -> None:
+        self.resident.add(revision_id)
+        await self.tell(resident=[revision_id])
+
+    async def tell(self, **delta: Any) -> None:
+        """What changed of the residency."""
+        self._deltas.append(control.ResidencyDelta(**delta))
+        await self.change()
 
 
 @dataclass
@@ -404,6 +455,7 @@ class ClusterStandIn:
     server: uvicorn.Server
     http: aiohttp.ClientSession
     adapters: ManagedAdapters
+    fleet: Fleet
     folder: Path  # of the catalog and the store
 
     async def post(self, path: str = "/v1/completions", **fields: Any) -> tuple[int, Any, Mapping[str, str]]:
@@ -475,6 +527,7 @@ async def running_cluster(
             fingerprint=FINGERPRINT,
             adapters=adapters,
             metrics=metrics,
+            max_adapter_bytes=LIMITS.max_bytes,
             workers={worker.name: (worker.role, worker.address) for worker in workers},
         )
         listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)  # asyncio: no delay for TCP
@@ -493,7 +546,7 @@ async def running_cluster(
         serving = asyncio.create_task(server._serve([listener]))
         http = await stack.enter_async_context(aiohttp.ClientSession())
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-        cluster = ClusterStandIn(url, prefill, decode, unified, server, http, adapters, folder)
+        cluster = ClusterStandIn(url, prefill, decode, unified, server, http, adapters, app.fleet, folder)
         try:
             await eventually(lambda: asyncio.sleep(0, server.started), bool)
             await cluster.warm()

@@ -1,0 +1,171 @@
+"""POST /v1/adapters and …/push: an adapter's files become a revision, the second everywhere at once."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from adapters.catalog.records import AdapterRevision
+from adapters.catalog.sql import SqlCatalog
+from adapters.errors import AdapterError, AdapterNotFound
+from adapters.identity import DEFAULT_TENANT, LATEST, AdapterReference, full_name_of
+from router.adapters_http import described
+from router.errors import InvalidField, PushFailed, RouterError, TooManyUploads
+from router.json_answer import json_answer
+from router.management import BY, Management, adapter_key, on_each
+from router.upload import Upload, received_upload
+
+_OTHER_FILES_BYTES = 8 * 1024**2  # configuration, an index of shards, what multipart adds
+_MAX_UPLOADS = 4  # at a time: each takes an adapter's bytes on the disk
+_MAX_WAIT_S = 3600.0
+
+log = logging.getLogger(__name__)
+
+
+class ImportEndpoint:
+    """What brings new content."""
+
+    def __init__(self, management: Management) -> None:
+        self._management = management
+        self._num_uploads = 0
+
+    @property
+    def routes(self) -> list[Route]:
+        guarded = self._management.guarded
+        return [
+            Route("/v1/adapters", guarded(self.create), methods=["POST"]),
+            Route("/v1/adapters/{name:path}/push", guarded(self.push), methods=["POST"]),
+        ]
+
+    async def create(self, request: Request) -> Response:
+        """Imports the files as a revision and points an alias at it, the latest one unless another is named."""
+        with self._measured("import"):
+            async with self._uploaded(request, ("name", "alias")) as upload:
+                if (name := upload.fields.get("name")) is None:
+                    raise InvalidField("name is required: the adapter's name, or tenant/name", param="name")
+                alias = _alias(name, upload.fields.get("alias"))
+                revision = await self._imported(name, upload.folder, moves_latest=alias == LATEST)
+            if alias != LATEST:
+                await self._point(alias, revision)
+            await self._management.adapters.refresh()
+            return json_answer({**described(revision), "alias": alias}, 201)
+
+    async def push(self, request: Request) -> Response:
+        """Imports the files, loads the revision wherever the alias's present one is, then moves the alias.
+
+        Requests in flight finish on the revision that they began with. The alias does not move where every worker that
+        should have the new revision fails; one that fails is reported, and loads it when it is asked for it.
+        """
+        began_at = time.monotonic()
+        with self._measured("push"):
+            name = request.path_params["name"]
+            async with self._uploaded(request, ("alias", "wait_s")) as upload:
+                alias = _alias(name, upload.fields.get("alias"))
+                wait_s = self._wait_s(upload.fields.get("wait_s"))
+                old = await self._old(name, alias)
+                revision = await self._imported(name, upload.folder, moves_latest=False)
+            fleet = self._management.backends.fleet
+            holders = () if old is None else fleet.workers_with(old.revision_id)
+            outcomes = await on_each(holders, lambda worker: fleet.ensure_adapter(worker, revision.revision_id, wait_s))
+            if outcomes.all_failed:
+                first = next(iter(outcomes.errors.values()))
+                raise PushFailed(
+                    f"no worker could load the new revision r{revision.number} ({revision.revision_id}), so {alias!r} "
+                    f"stays where it is; try again, or point it there. The first worker's reason: {first}"
+                )
+            await self._point(alias, revision)
+            await self._management.adapters.refresh()
+            seconds = round(time.monotonic() - began_at, 4)
+            return json_answer(
+                {**described(revision), "alias": alias, "workers": outcomes.described(), "seconds": seconds}
+            )
+
+    @asynccontextmanager
+    async def _uploaded(self, request: Request, fields: tuple[str, ...]) -> AsyncIterator[Upload]:
+        if self._num_uploads >= _MAX_UPLOADS:
+            raise TooManyUploads(f"{_MAX_UPLOADS} uploads are under way, which are all that are taken; try again")
+        config = self._management.backends.config
+        self._num_uploads += 1
+        try:
+            async with received_upload(
+                dict(request.scope["headers"]),
+                request.receive,
+                fields=fields,
+                max_bytes=self._management.max_adapter_bytes + _OTHER_FILES_BYTES,
+                gap_timeout_s=config.body_timeout_s,
+                timeout_s=config.upload_timeout_s,
+            ) as upload:
+                yield upload
+        finally:
+            self._num_uploads -= 1
+
+    async def _imported(self, name: str, folder: Path, *, moves_latest: bool) -> AdapterRevision:
+        if adapter_key(name) == (DEFAULT_TENANT, self._management.backends.model):
+            raise InvalidField(f"{name!r} is the base model's name; choose another", param="name")
+        try:
+            revision = await self._management.adapters.with_library(
+                lambda library: library.import_directory(name, folder, by=BY, moves_latest=moves_latest),
+                self._management.backends.config.upload_timeout_s,
+            )
+        except AdapterError as error:
+            said = str(error)
+            raise type(error)(said.replace(str(folder), "the upload")) from error
+        fields = {"adapter": revision.full_name, "number": revision.number, "revision": revision.revision_id}
+        log.info("adapter imported", extra={"fields": fields})
+        return revision
+
+    async def _old(self, name: str, alias: str) -> AdapterRevision | None:
+        """What the alias stands for now; None where there is no such adapter or alias yet."""
+        reference = f"{full_name_of(*adapter_key(name))}@{alias}"
+        try:
+            return await self._management.adapters.with_catalog(lambda catalog: catalog.resolve(reference))
+        except AdapterNotFound:
+            return None
+
+    async def _point(self, alias: str, revision: AdapterRevision) -> None:
+        def move(catalog: SqlCatalog) -> None:
+            catalog.set_alias(revision.tenant, revision.name, alias, revision.number, by=BY)
+
+        await self._management.adapters.with_catalog(move)
+
+    def _wait_s(self, text: str | None) -> float:
+        if text is None:
+            return self._management.backends.config.adapter_timeout_s
+        try:
+            wait_s = float(text)
+        except ValueError:
+            wait_s = -1.0
+        if not 0 < wait_s <= _MAX_WAIT_S:
+            raise InvalidField(f"wait_s must be seconds, over 0 and at most {_MAX_WAIT_S:g}", param="wait_s")
+        return wait_s
+
+    @contextmanager
+    def _measured(self, what: str) -> Iterator[None]:
+        metrics, began_at = self._management.backends.metrics, time.monotonic()
+        try:
+            yield
+        except (RouterError, AdapterError) as error:
+            metrics.adapter_changes.labels(what, "refused" if error.http_status < 500 else "failed").inc()
+            raise
+        except BaseException:
+            metrics.adapter_changes.labels(what, "failed").inc()
+            raise
+        metrics.adapter_changes.labels(what, "done").inc()
+        metrics.adapter_change_seconds.labels(what).observe(time.monotonic() - began_at)
+
+
+def _alias(name: str, alias: str | None) -> str:
+    """The alias to move, checked before anything is imported. Raises InvalidReference and InvalidField."""
+    full_name = full_name_of(*adapter_key(name))
+    if alias is None:
+        return LATEST
+    if AdapterReference.parse(f"{full_name}@{alias}").alias != alias:
+        raise InvalidField(f"alias {alias!r} would be a revision in a reference; choose another one", param="alias")
+    return alias

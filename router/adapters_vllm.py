@@ -1,0 +1,103 @@
+"""POST /v1/load_lora_adapter and /v1/unload_lora_adapter, as vLLM has them: for tools that know those."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Route
+
+from adapters.catalog.records import AdapterRevision
+from adapters.errors import AdapterMissing, AdapterNotFound, CatalogConflict
+from adapters.identity import DEFAULT_TENANT, full_name_of
+from adapters.library import AdapterLibrary
+from router.errors import InvalidField
+from router.management import BY, Management, adapter_key, field, required
+
+
+class VllmEndpoint:
+    """Loading imports a directory that the router can read, unloading deletes the adapter."""
+
+    def __init__(self, management: Management) -> None:
+        self._management = management
+
+    @property
+    def routes(self) -> list[Route]:
+        guarded = self._management.guarded
+        return [
+            Route("/v1/load_lora_adapter", guarded(self.load), methods=["POST"]),
+            Route("/v1/unload_lora_adapter", guarded(self.unload), methods=["POST"]),
+        ]
+
+    async def load(self, request: Request) -> Response:
+        """Imports a directory below `router.adapter_root` as the latest revision."""
+        fields = await self._management.fields(request, "lora_name", "lora_path", "lora_int_id", "load_inplace")
+        name = required(fields, "lora_name", str, "the adapter's name")
+        path = required(fields, "lora_path", str, "the adapter's directory on the router's machine")
+        in_place = bool(field(fields, "load_inplace", bool, "true or false"))
+        tenant, short_name = adapter_key(name)
+        if (tenant, short_name) == (DEFAULT_TENANT, self._management.backends.model):
+            raise InvalidField(f"{name!r} is the base model's name; choose another", param="lora_name")
+        directory = _below(self._management.backends.config.adapter_root, path)
+
+        def imported(library: AdapterLibrary) -> AdapterRevision:
+            if not in_place and _exists(library, full_name_of(tenant, short_name)):
+                raise InvalidField(
+                    f"The lora adapter '{name}' has already been loaded. If you want to load the adapter in place, set "
+                    "'load_inplace' to True.",
+                    param="lora_name",
+                )
+            try:
+                return library.import_directory(name, directory, by=BY)
+            except CatalogConflict:  # it was unloaded, which for vLLM is the end of it
+                library.catalog.restore(tenant, short_name)
+                return library.import_directory(name, directory, by=BY)
+
+        timeout_s = self._management.backends.config.upload_timeout_s
+        await self._management.adapters.with_library(imported, timeout_s)
+        await self._management.adapters.refresh()
+        return PlainTextResponse(f"Success: LoRA adapter '{name}' added successfully.")
+
+    async def unload(self, request: Request) -> Response:
+        """Deletes an adapter. It can be restored like any other that is deleted."""
+        fields = await self._management.fields(request, "lora_name", "lora_int_id")
+        name = required(fields, "lora_name", str, "the adapter's name")
+        tenant, short_name = adapter_key(name)
+        try:
+            await self._management.adapters.with_catalog(lambda catalog: catalog.delete(tenant, short_name))
+        except AdapterNotFound:
+            raise AdapterNotFound(f"The lora adapter '{name}' cannot be found.") from None
+        await self._management.adapters.refresh()
+        return PlainTextResponse(f"Success: LoRA adapter '{name}' removed successfully.")
+
+
+def _exists(library: AdapterLibrary, name: str) -> bool:
+    try:
+        library.catalog.resolve(name)
+    except AdapterNotFound:
+        return False
+    return True
+
+
+def _below(root: Path | None, path: str) -> Path:
+    """The directory that `path` names, links followed. Raises InvalidField unless it is below `root`."""
+    if root is None:
+        raise InvalidField(
+            "this router reads no directories; set router.adapter_root in cluster.yaml to the folder that has them, or "
+            "send the files to POST /v1/adapters",
+            param="lora_path",
+        )
+    try:
+        real_root = root.resolve(strict=True)
+        real = (real_root / path).resolve()
+    except (OSError, ValueError, RuntimeError):  # no such root, a NUL, links in a circle
+        raise AdapterMissing(f"{path[:200]!r} cannot be read below router.adapter_root") from None
+    if real == real_root or not real.is_relative_to(real_root):
+        raise InvalidField(
+            f"lora_path {path[:200]!r} is not below router.adapter_root, or is a link to outside of it",
+            param="lora_path",
+        )
+    if not real.is_dir():
+        raise AdapterMissing(f"{path[:200]!r} is not a directory below router.adapter_root")
+    return real
