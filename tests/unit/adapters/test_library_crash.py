@@ -129,6 +129,7 @@ def s3() -> Iterator[S3Access]:
         yield access
 
 
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("num_kills", [9, pytest.param(300, marks=pytest.mark.long)])
 @pytest.mark.parametrize("place", ["folder", "s3"])
 def test_kills_tear_nothing_and_lose_nothing(place, num_kills, database, catalog, tmp_path, request):
