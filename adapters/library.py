@@ -8,14 +8,14 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal
 
 from adapters.base_model import BaseModel
 from adapters.catalog.records import AdapterRevision
 from adapters.catalog.sql import SqlCatalog
-from adapters.errors import InvalidReference, RevisionBeingRemoved
+from adapters.errors import CatalogConflict, InvalidReference, RevisionBeingRemoved
 from adapters.export import export_packed
 from adapters.formats import Limits, read_adapter
 from adapters.identity import folder_of, split_adapter_name
@@ -28,6 +28,8 @@ from adapters.store.fsck import FsckReport, fsck
 from adapters.store.room import room_at
 
 _MOST_ATTEMPTS = 5  # of an import whose bytes a garbage collection is taking out
+_REMOVAL_WAIT_S = 0.5  # between two of them
+_BEFORE_ALL_DELETIONS = datetime(1970, 1, 1, tzinfo=UTC)
 _CONFIRMED_AT_A_TIME = 100  # removals; a collection that is killed repeats as many
 
 ImportStep = Literal["reading", "packing", "storing", "committing"]
@@ -80,7 +82,8 @@ class AdapterLibrary:
 
         Content that the adapter already has keeps its number. `on_step` hears what begins. Raises InvalidReference,
         AdapterIncompatible where it does not fit the serving dtype, CatalogConflict for an adapter that is deleted and
-        can still be restored, StoreFull, and StoreConflict where the store has the revision in another dtype.
+        can still be restored, StoreFull, StoreConflict where the store has the revision in another dtype, and
+        RevisionBeingRemoved where a garbage collection takes long over its bytes.
         """
         tenant, short_name = _split(name)
         on_step("packing")
@@ -108,6 +111,7 @@ class AdapterLibrary:
                 except RevisionBeingRemoved:
                     if attempt == _MOST_ATTEMPTS - 1:
                         raise
+                self._let_removals_finish()
         raise AssertionError("unreachable")
 
     def export(self, reference: str, directory: Path) -> AdapterRevision:
@@ -137,6 +141,13 @@ class AdapterLibrary:
                     self.store.delete(revision_id)
                 self.catalog.confirm_removed(some)
         return len(revision_ids)
+
+    def _let_removals_finish(self) -> None:
+        """Does what a collection that was killed has left to do; waits a little where one is at work."""
+        try:
+            self.collect_garbage(_BEFORE_ALL_DELETIONS)
+        except CatalogConflict:
+            self.catalog.wait_for_change(self.catalog.last_change(), _REMOVAL_WAIT_S)
 
     def fsck(self, min_age_s: float, *, repair: bool = False, check_content: bool = True) -> FsckReport:
         """Compares the store with the catalog. See `adapters.store.fsck`."""

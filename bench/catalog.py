@@ -22,7 +22,7 @@ from sqlalchemy import Connection, Table, insert, make_url, text, update
 
 from adapters.catalog.cached import CachedResolver
 from adapters.catalog.sql import SqlCatalog, tables
-from adapters.catalog.sql.database import Database
+from adapters.catalog.sql.database import KEPT_CHANGES, Database
 from adapters.errors import AdapterError
 from adapters.manifest import LoraEntry, Manifest
 from bench import provenance
@@ -258,6 +258,7 @@ def _insert_adapters(shape: _Shape, numbers: range, now: datetime, connection: C
         (
             {"sequence": content, "kind": "import", "adapter_id": number + 1, "changed_at": now}
             for number, content in contents
+            if content > shape.num_revisions - KEPT_CHANGES
         ),
     )
     _insert(
@@ -291,7 +292,8 @@ def _insert_adapters(shape: _Shape, numbers: range, now: datetime, connection: C
 
 
 def _insert(connection: Connection, table: Table, rows: Iterator[dict[str, Any]]) -> None:
-    connection.execute(insert(table), list(rows))
+    if values := list(rows):
+        connection.execute(insert(table), values)
 
 
 def _finish(connection: Connection, shape: _Shape) -> None:

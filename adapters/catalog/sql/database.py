@@ -79,18 +79,17 @@ class Database:
         parsed = parse_url(url)
         self._shown = parsed.render_as_string(hide_password=True)
         self._is_postgres = parsed.get_backend_name() == "postgresql"
-        self._engine = (postgres_engine if self._is_postgres else sqlite_engine)(parsed, max_connections)
-        self._writes = self._engine.execution_options(prelude_writes=True)
         # Reads are single statements, each its own transaction. On SQLite they are that unless one is begun.
-        self._reads = (
-            self._engine.execution_options(isolation_level="AUTOCOMMIT") if self._is_postgres else self._engine
-        )
+        self._reads = (postgres_engine if self._is_postgres else sqlite_engine)(parsed, max_connections)
+        self._writes = self._reads.execution_options(prelude_writes=True)
+        if self._is_postgres:  # a writer that waited for another one must see what that one committed
+            self._writes = self._writes.execution_options(isolation_level="READ COMMITTED")
         # In line for SQLite's lock threads would poll, and starve; for PostgreSQL's each would hold a connection.
         self._writer = threading.Lock()
 
     def close(self) -> None:
         """Closes the connections that are not in use. A later call opens new ones."""
-        self._engine.dispose()
+        self._reads.dispose()
 
     @contextmanager
     def connect(self) -> Iterator[Connection]:
@@ -137,7 +136,7 @@ class Database:
     @contextmanager
     def collecting(self) -> Iterator[StillHeld]:
         """Holds the right to collect garbage, and a connection. Raises CatalogConflict where another has it."""
-        with self._translated(), collecting(self._engine) as still_held:
+        with self._translated(), collecting(self._writes) as still_held:
             yield still_held
 
     def last_change(self) -> int:

@@ -33,10 +33,14 @@ _URL_RULE = "{} is not the URL of a catalog: it is sqlite:///FILE, or postgresql
 
 
 def postgres_engine(url: URL, max_connections: int) -> Engine:
-    """Connections to PostgreSQL; no wait on the server is without a bound."""
+    """Connections to PostgreSQL, for reads that are one statement each; no wait on the server is without a bound.
+
+    That mode is the pool's own: to set it and to set it back costs a read more time than the server needs for it.
+    """
     engine = create_engine(
         url,
-        isolation_level="READ COMMITTED",  # a writer that waited for another one must see what that one committed
+        isolation_level="AUTOCOMMIT",
+        skip_autocommit_rollback=True,  # when a connection comes back, after which there is nothing to roll back
         pool_size=max_connections,
         max_overflow=0,
         pool_timeout=POOL_TIMEOUT_S,

@@ -47,8 +47,8 @@ class Worker:
     def run(self) -> None:
         """Never returns."""
         changes: list[tuple[Callable[[str], None], int]] = [
-            (self._import, 8), (self._push, 4), (self._alias, 3), (self._roll_back, 2), (self._delete, 6),
-            (self._restore, 1), (self._collect, 3),
+            (self._import, 8), (self._push, 4), (self._alias, 4), (self._roll_back, 4), (self._delete, 6),
+            (self._restore, 2), (self._collect, 3),
         ]  # fmt: skip
         kinds, weights = zip(*changes, strict=True)
         while True:

@@ -194,6 +194,10 @@ def test_a_database_that_is_not_there(prelude, folder):
     status, _, errors = prelude("list")
     assert status == 1
     assert "catalog_unavailable" in errors
+    (folder / "cluster.yaml").write_text(CLUSTER + f"catalog: {{url: 'sqlite:///{folder}/cluster.yaml/catalog.db'}}\n")
+    status, _, errors = prelude("list")
+    assert status == 1
+    assert "cannot be made" in errors
     (folder / "cluster.yaml").write_text(CLUSTER + "catalog: {url: 'mysql://x/y'}\n")
     status, _, errors = prelude("list")
     assert status == 2
