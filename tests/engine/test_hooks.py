@@ -46,6 +46,7 @@ SHOWN_ELSEWHERE = {
     "reft_in_prefill_graphs": "test_bfloat16.py on a GPU; tests/unit/engine/test_reft.py what it is for",
     "slots_are_filled_at_once": "test_unified.py::test_parity_mixed, which needs more slots than there are",
     "slot_copies_are_recorded": "tests/unit/engine/test_slot_hooks.py",
+    "lora_expands_with_wide_accesses": "tests/unit/engine/test_lora_expand.py; test_bfloat16.py on a GPU",
 }
 
 
