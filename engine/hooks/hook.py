@@ -21,6 +21,7 @@ class Platform(StrEnum):
 
     ANY = "any"
     CPU = "cpu"
+    GPU = "cuda"
 
 
 # "stock" is SGLang as it is, which benchmarks compare with: it has only what reports and what a CPU needs.
@@ -44,4 +45,4 @@ class Hook:
 
     def applies_to(self, role: str, device: str) -> bool:
         """True where an engine of this role and device needs the hook."""
-        return role in self.roles and (self.platform is Platform.ANY or device == "cpu")
+        return role in self.roles and self.platform in (Platform.ANY, device)

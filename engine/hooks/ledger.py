@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from engine.hooks import cpu, identity, inspection, memory_pool, packed, positions, reft
+from engine.hooks import cpu, identity, inspection, lora_kernels, memory_pool, packed, positions, reft
 from engine.hooks.hook import Hook, HookKind, Platform
 
 _ADAPTER_ROLES = frozenset({"prefill", "unified"})
@@ -229,6 +229,18 @@ HOOKS: tuple[Hook, ...] = (
         why="filling a slot in hundreds of steps stops the engine for 10 ms and more; and ReFT factors follow slots",
         upstream="none",
         remove_when="adapters_are_packed is removed",
+    ),
+    Hook(
+        name="lora_expands_with_wide_accesses",
+        target="sglang.srt.lora.backend.chunked_backend.chunked_sgmv_lora_expand_forward",
+        kind=HookKind.GLOBAL,
+        fn=lora_kernels.expand_with_wide_accesses,
+        roles=_ADAPTER_ROLES,
+        platform=Platform.GPU,
+        source_sha256="e78d5eebc9d8369627242986f10de4ae7e948f54f3f2ba323138f73ede198bef",
+        why="SGLang's kernel accesses its output by single elements, and so takes a third of all prefill on an H200",
+        upstream="none",
+        remove_when="SGLang's csgmv expand kernel knows how its slices are aligned",
     ),
     Hook(
         name="lora_layers_do_not_pin",

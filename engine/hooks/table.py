@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from engine.hooks.hook import Hook
+from engine.hooks.hook import Hook, Platform
 from engine.hooks.ledger import HOOKS
 from engine.pin import SGLANG_VERSION
 
@@ -29,7 +29,7 @@ def table() -> str:
 
 
 def _entry(hook: Hook) -> list[str]:
-    where = "CPU only" if hook.platform.value == "cpu" else "CPU and GPU"
+    where = {Platform.ANY: "CPU and GPU", Platform.CPU: "CPU only", Platform.GPU: "GPU only"}[hook.platform]
     return [
         f"## `{hook.name}`",
         "",
