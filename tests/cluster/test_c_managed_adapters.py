@@ -1,0 +1,243 @@
+"""A thousand requests over two hundred adapters while adapters are deleted, restored and pushed, and clients leave.
+
+Slots for 8, host memory for 32. Every answer is held against the reference for the revision that its header names. At
+the end nothing is left of any of them. A cluster of its own. (By its name before the tests that share a cluster.)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import grpc
+import httpx
+import psutil
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from adapters.base_model import BaseModel
+from adapters.formats import Limits, read_adapter
+from adapters.manifest import revision_id_of
+from adapters.packed import write_packed
+from adapters.random_adapters import write_random_lora, write_random_reft
+from cluster import control_pb2 as pb
+from cluster.control_pb2_grpc import WorkerControlStub
+from prefill_worker.residency.host_memory import room_bytes
+from tests.cluster.conftest import RunningCluster, run_reference, running_cluster
+from tests.cluster.parity import completion_body
+
+NUM_ADAPTERS, NUM_PUSHES, NUM_REQUESTS = 200, 40, 1000
+SLOTS, IN_HOST_MEMORY, AT_ONCE = 8, 32, 16
+NEW_TOKENS = 8
+
+
+@dataclass
+class Fleet:
+    """The cluster, what each revision answers, and what happened to whom when."""
+
+    cluster: RunningCluster
+    directories: dict[str, list[Path]]  # by adapter; all but the first are to be pushed
+    prompts: dict[str, tuple[int, ...]]
+    revisions: dict[Path, str]
+    expected: dict[tuple[str, str], list[int]]  # (adapter, revision) -> tokens
+    deleted: set[str] = field(default_factory=set)
+    deletions: Counter[str] = field(default_factory=Counter)
+    latest: dict[str, int] = field(default_factory=dict)  # of an adapter's directories, as its last push answered
+    seen: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def worker(self) -> str:
+        return "prefill-0"
+
+
+def write_adapter(folder: Path, base: BaseModel, seed: int) -> Path:
+    """LoRA and ReFT of several ranks and places."""
+    if seed % 4 == 3:
+        return write_random_reft(folder, base, seed, rank=1 + seed % 4, layers=(seed % 2, 2))
+    modules = (("q_proj", "v_proj"), ("o_proj", "down_proj"), ("k_proj", "up_proj", "gate_proj"))[seed % 3]
+    return write_random_lora(folder, base, seed, modules=modules, rank=(4, 8)[seed % 2])
+
+
+@pytest.fixture(scope="module")
+def fleet(model_dir: Path, tmp_path_factory):
+    base, root, generator = BaseModel.read(model_dir), tmp_path_factory.mktemp("many"), random.Random(7)
+    directories: dict[str, list[Path]] = {}
+    for number in range(NUM_ADAPTERS + NUM_PUSHES):
+        name = f"adapter-{number % NUM_ADAPTERS}"
+        directories.setdefault(name, []).append(write_adapter(root / str(number), base, 1000 + number))
+    prompts = {
+        name: tuple(generator.randrange(10, 600) for _ in range(generator.choice((3, 20, 80)))) for name in directories
+    }
+    pairs = [(name, path) for name, paths in directories.items() for path in paths]
+    requests = [{"adapter": path, "prompt_ids": prompts[name], "max_new_tokens": NEW_TOKENS} for name, path in pairs]
+    answers = run_reference(model_dir, requests, root)
+    revisions = {path: revision_id_of(read_adapter(path, base, Limits())) for _, path in pairs}
+    largest = 0  # bytes of an adapter in host memory, of the first twelve: the others are of the same shapes
+    for number, path in enumerate(paths[0] for paths in list(directories.values())[:12]):
+        write_packed(read_adapter(path, base, Limits()), base, "float32", root / f"packed-{number}")
+        largest = max(largest, room_bytes((root / f"packed-{number}").stat().st_size))
+    with running_cluster(
+        root,
+        model_dir,
+        {name: paths[0] for name, paths in directories.items()},
+        router={"port": 0, "management": True},
+        adapter_limits={"max_rank": 8, "slots": SLOTS},
+        residency={"host_bytes": IN_HOST_MEMORY * largest, "disk_bytes": 100 * largest},
+    ) as cluster:
+        yield Fleet(
+            cluster,
+            directories,
+            prompts,
+            revisions,
+            {(name, revisions[path]): answer["tokens"] for (name, path), answer in zip(pairs, answers, strict=True)},
+        )
+
+
+async def request(fleet: Fleet, client: httpx.AsyncClient, name: str, leaves: bool) -> None:
+    """One request, whose answer is checked. 404 is right only for an adapter that was deleted meanwhile."""
+    deletions, was_deleted, pushed = fleet.deletions[name], name in fleet.deleted, fleet.latest.get(name, 0)
+    body = completion_body(name, fleet.prompts[name], max_tokens=NEW_TOKENS)
+    url = f"{fleet.cluster.url}/v1/completions"
+    if leaves:
+        async with client.stream("POST", url, json={**body, "stream": True, "max_tokens": 200}) as answer:
+            if answer.status_code == 200:
+                async for _ in answer.aiter_lines():
+                    fleet.seen["left"] += 1
+                    return
+        assert answer.status_code == 404
+        return
+    answer = await client.post(url, json=body)
+    if answer.status_code == 404:
+        assert was_deleted or fleet.deletions[name] > deletions, answer.text
+        fleet.seen["not found"] += 1
+        return
+    assert answer.status_code == 200, answer.text
+    assert not was_deleted or name not in fleet.deleted, f"{name} was deleted and answers"
+    revision = answer.headers["x-prelude-revision"]
+    known = [fleet.revisions[path] for path in fleet.directories[name]]
+    assert known.index(revision) >= pushed, f"{name} answers as before its last push"
+    assert answer.json()["choices"][0]["token_ids"] == fleet.expected[name, revision], (name, revision)
+    fleet.seen["right"] += 1
+
+
+async def push(fleet: Fleet, client: httpx.AsyncClient, name: str) -> None:
+    path = fleet.directories[name][1]
+    files = [("file", (each.name, each.read_bytes())) for each in sorted(path.iterdir())]
+    answer = await client.post(f"{fleet.cluster.url}/v1/adapters/{name}/push", files=files)
+    if answer.status_code in (404, 409) and fleet.deletions[name]:
+        return  # deleted meanwhile
+    assert answer.status_code in (200, 201), answer.text
+    assert answer.json()["revision"] == fleet.revisions[path]
+    fleet.latest[name] = 1
+    fleet.seen["pushed"] += 1
+
+
+async def delete_for_a_while(fleet: Fleet, client: httpx.AsyncClient, name: str) -> None:
+    if name in fleet.deleted:
+        return
+    fleet.deletions[name] += 1
+    answer = await client.delete(f"{fleet.cluster.url}/v1/adapters/{name}")
+    assert answer.status_code in (200, 204), answer.text
+    fleet.deleted.add(name)
+    fleet.seen["deleted"] += 1
+    await asyncio.sleep(1)
+    fleet.deleted.discard(name)  # from here on either answer may be right
+    fleet.deletions[name] += 1
+    answer = await client.post(f"{fleet.cluster.url}/v1/adapters/{name}/restore", json={})
+    assert answer.status_code in (200, 204), answer.text
+
+
+def test_a_thousand_requests(fleet: Fleet):
+    generator = random.Random(8)
+    names = list(fleet.directories)
+    to_push = [name for name, paths in fleet.directories.items() if len(paths) > 1]
+    generator.shuffle(to_push)
+    # Some adapters are asked for often, most hardly ever.
+    weights = [1 / (1 + place) for place in range(len(names))]
+    generator.shuffle(weights)
+    plan = [(generator.choices(names, weights)[0], generator.random() < 0.06) for _ in range(NUM_REQUESTS)]
+    plan[:NUM_ADAPTERS] = [(name, False) for name in generator.sample(names, len(names))]  # each at least once
+    generator.shuffle(plan)
+
+    async def run() -> None:
+        limits = httpx.Limits(max_connections=None)
+        async with httpx.AsyncClient(timeout=120, limits=limits) as client, asyncio.TaskGroup() as group:
+            waiting = iter(enumerate(plan))
+
+            async def work() -> None:
+                for number, (name, leaves) in waiting:
+                    if number % (NUM_REQUESTS // NUM_PUSHES) == 10:
+                        group.create_task(push(fleet, client, to_push.pop()))
+                    if number % 30 == 20:
+                        group.create_task(delete_for_a_while(fleet, client, generator.choice(names)))
+                    await request(fleet, client, name, leaves)
+
+            for _ in range(AT_ONCE):
+                group.create_task(work())
+
+    asyncio.run(run())
+    print(dict(fleet.seen))
+    assert fleet.seen["right"] > 0.85 * NUM_REQUESTS
+    assert fleet.seen["pushed"] >= NUM_PUSHES - 5
+    assert fleet.seen["deleted"] > 20
+    assert fleet.seen["left"] > 20
+
+
+def metrics_of(fleet: Fleet) -> dict[tuple[str, str], float]:
+    """(name, tier) -> value of the worker's gauges."""
+    page = httpx.get(f"{fleet.cluster.worker_url(fleet.worker)}/metrics").text
+    return {
+        (sample.name, sample.labels.get("tier", "")): sample.value
+        for family in text_string_to_metric_families(page)
+        for sample in family.samples
+    }
+
+
+def mapped_files(process: psutil.Process) -> list[str]:
+    """The packed files that a process and its children have mapped."""
+    found = []
+    for each in (process, *process.children(recursive=True)):
+        with contextlib.suppress(OSError):
+            found += [line for line in Path(f"/proc/{each.pid}/maps").read_text().splitlines() if "packed.safe" in line]
+    return found
+
+
+def test_nothing_is_left_of_them(fleet: Fleet):
+    """After the test above: budgets were kept, and what is told to go goes, down to the last mapping."""
+    deadline = asyncio.run(idle(fleet))
+    assert deadline, fleet.cluster.loads()
+    assert httpx.get(f"{fleet.cluster.url}/debug/requests").json()["requests"] == []
+    gauges, budget = metrics_of(fleet), fleet.cluster.config.residency
+    for tier, limit in (("host", budget.host_bytes), ("disk", budget.disk_bytes)):
+        assert 0 < gauges["prelude_worker_adapter_tier_bytes", tier] <= limit
+    worker = fleet.cluster.config.workers[fleet.worker]
+    with grpc.insecure_channel(f"{worker.host}:{worker.control_port}") as channel:
+        control = WorkerControlStub(channel)
+        stream = control.WatchState(pb.WatchStateRequest(heartbeat_s=1), timeout=30)
+        residency = next(stream).residency
+        stream.cancel()
+        assert residency.snapshot
+        assert residency.resident
+        assert mapped_files(fleet.cluster.engine(fleet.worker))
+        for revision_id in {*residency.resident, *residency.on_disk}:
+            control.EvictAdapter(pb.EvictAdapterRequest(revision_id=revision_id, from_disk=True), timeout=30)
+    models = httpx.get(f"{fleet.cluster.engine_url(fleet.worker)}/v1/models").json()["data"]
+    assert [model["id"] for model in models if model.get("parent")] == []
+    assert mapped_files(fleet.cluster.engine(fleet.worker)) == []
+    gauges = metrics_of(fleet)
+    for tier in ("host", "disk"):
+        assert gauges["prelude_worker_adapter_tier_bytes", tier] == 0
+    assert not list(Path("/dev/shm").glob(f"prelude-{fleet.worker}-*/*/*"))
+
+
+async def idle(fleet: Fleet) -> bool:
+    """Wait until no engine has a request."""
+    for _ in range(100):
+        if all(load == (0, 0, 0) for load in fleet.cluster.loads().values()):
+            return True
+        await asyncio.sleep(0.1)
+    return False
