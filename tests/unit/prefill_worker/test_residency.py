@@ -791,3 +791,43 @@ def test_the_gauges(stored: StoredAdapters, tmp_path: Path):
             assert worker.registry.get_sample_value("vllm:lora_requests_info", labels) == changed_again_s
 
     asyncio.run(scenario())
+
+
+def test_wanted_by_the_engine_after_all_while_it_is_evicted(stored: StoredAdapters, tmp_path: Path):
+    """A load for the disk that becomes one for the engine meets an eviction half way."""
+
+    async def scenario() -> None:
+        a = stored.ids[0]
+        async with running_worker(stored, tmp_path) as worker:
+            await worker.residency.ensure(a, Tier.HOST, 5)
+            await worker.on_disk(a)
+            assert await worker.residency.evict(a, from_disk=True)
+            worker.residency._settings = worker.residency._settings.model_copy(update={"disk_bytes": 0})  # none behind
+            await worker.residency.ensure(a, Tier.HOST, 5)
+            entry = worker.residency._host.get(a)
+            assert entry is not None
+            writing = asyncio.Event()
+            may_write = asyncio.Event()
+            write = worker.residency._loader.write_to_disk
+
+            async def slow_write(entry) -> None:
+                await write(entry)
+                writing.set()
+                await may_write.wait()
+
+            worker.residency._loader.write_to_disk = slow_write  # type: ignore[method-assign]
+            to_disk = asyncio.create_task(worker.residency.ensure(a, Tier.DISK, 5))
+            await writing.wait()
+            worker.engine.may_answer.clear()
+            evicting = asyncio.create_task(worker.residency._host.evict(a))
+            await eventually(lambda: worker.engine.calls[-1] == ("unload", a))
+            to_engine = asyncio.create_task(worker.residency.ensure(a, Tier.HOST, 5))
+            await asyncio.sleep(0.01)
+            may_write.set()
+            await asyncio.sleep(0.05)
+            worker.engine.may_answer.set()
+            await asyncio.gather(to_disk, evicting, to_engine)
+            assert worker.hub.resident == set(worker.engine.held) == {a}
+            worker.engine.held[a].check_digest()
+
+    asyncio.run(scenario())
