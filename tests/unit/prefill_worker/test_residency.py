@@ -651,6 +651,27 @@ def test_the_disk_tier_alone(stored: StoredAdapters, tmp_path: Path):
     asyncio.run(scenario())
 
 
+def test_the_disk_is_written_when_no_load_is_under_way_or_after_a_while(stored: StoredAdapters, tmp_path: Path):
+    async def scenario() -> None:
+        a, b = stored.ids[:2]
+        async with running_worker(stored, tmp_path) as worker:
+            worker.engine.may_answer.clear()
+            loads = [asyncio.create_task(worker.residency.ensure(a, Tier.HOST, 5))]
+            await eventually(lambda: worker.engine.calls)
+            loads.append(asyncio.create_task(worker.residency.ensure(b, Tier.HOST, 5)))
+            await eventually(lambda: len(worker.engine.calls) == 2)
+            worker.residency._is_resident(a)
+            await asyncio.sleep(0.2)
+            assert worker.hub.on_disk == set()
+            await worker.on_disk(a)  # b is still being loaded
+            assert not loads[1].done()
+            worker.engine.may_answer.set()
+            await asyncio.gather(*loads)
+            await worker.on_disk(b)
+
+    asyncio.run(scenario())
+
+
 def test_without_a_disk_tier(stored: StoredAdapters, tmp_path: Path):
     async def scenario() -> None:
         a = stored.ids[0]
