@@ -107,7 +107,6 @@ def test_different_adapters_load_at_once_up_to_a_bound(stored: StoredAdapters, t
     async def scenario() -> None:
         async with running_worker(stored, tmp_path, parallel_loads=3, queued_loads=5) as worker:
             worker.engine.load_s = 0.1
-            began = time.monotonic()
             results = await asyncio.gather(
                 *(worker.residency.ensure(each, Tier.HOST, 5) for each in stored.ids), return_exceptions=True
             )
@@ -116,7 +115,6 @@ def test_different_adapters_load_at_once_up_to_a_bound(stored: StoredAdapters, t
             assert all(each.retry_after_s > 0 for each in refused)
             assert worker.engine.most_loading == 3
             assert len(worker.hub.resident) == 8
-            assert time.monotonic() - began < 0.1 * 8
 
     asyncio.run(scenario())
 
