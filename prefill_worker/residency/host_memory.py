@@ -149,6 +149,8 @@ class HostMemory:
                 f"{revision_id} takes {num_bytes} bytes of host memory, more than this worker's "
                 f"residency.host_bytes of {self.budget_bytes}; raise it"
             )
+        if self._evictor.locked():
+            waits(self._full(revision_id, num_bytes))
         async with self._evictor:  # one at a time, in the order of arrival: a large one is not starved by small ones
             pause_s = _RETRY_S[0]
             while self.used_bytes + num_bytes > self.budget_bytes:

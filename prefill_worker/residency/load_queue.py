@@ -79,6 +79,8 @@ class LoadQueue:
         self._mean_s = _FIRST_GUESS_S
         self._numbers = itertools.count()
         self._is_closed = False
+        self._is_idle = asyncio.Event()
+        self._is_idle.set()
 
     @property
     def num_running(self) -> int:
@@ -142,6 +144,10 @@ class LoadQueue:
             if not load.waiters and not load.ended.is_set():
                 self._give_up(load)
 
+    async def idle(self) -> None:
+        """Return when there is no load."""
+        await self._is_idle.wait()
+
     async def aclose(self) -> None:
         """End all loads; who waits is told to try elsewhere."""
         self._is_closed = True
@@ -165,6 +171,7 @@ class LoadQueue:
             self._end(max(prewarms, key=lambda load: load.number), self._full())
         load = Load(key, goal, is_prewarm, next(self._numbers))
         self._loads[key] = load
+        self._is_idle.clear()
         heapq.heappush(self._ready, (load.rank, load))
         return load
 
@@ -240,6 +247,8 @@ class LoadQueue:
             load.retry = None
         if self._loads.get(load.key) is load:
             del self._loads[load.key]
+            if not self._loads:
+                self._is_idle.set()
         load.ended.set()
         load.problem = None
         for done in load.waiters:

@@ -143,6 +143,18 @@ def test_a_load_ends_with_its_last_waiter():
     assert run(scenario, parallel=1).started == ["a"]
 
 
+def test_idle():
+    async def scenario(queue: LoadQueue, _: Loader) -> None:
+        await queue.idle()
+        waiting = asyncio.gather(*(queue.wait(key, 5) for key in "abc"))
+        await asyncio.sleep(0)
+        await queue.idle()
+        assert now() == 2.0
+        await waiting
+
+    run(scenario)
+
+
 def test_deadlines():
     async def scenario(queue: LoadQueue, _: Loader) -> None:
         patient = asyncio.create_task(queue.wait("a", 5))

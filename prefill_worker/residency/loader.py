@@ -1,0 +1,203 @@
+"""One adapter's way to a tier: store or disk -> host memory -> engine, or store -> disk."""
+
+from __future__ import annotations
+
+import enum
+import functools
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+from adapters.errors import AdapterError
+from adapters.store import AdapterStore, Envelope, RevisionNotStored, StoreCorrupt
+from adapters.store.envelope import ENVELOPE_BYTES
+from cluster.worker_metrics import ResidencyMetrics
+from engine.client import EngineClient
+from engine.errors import EngineError, EngineRefused, EngineUnreachable
+from prefill_worker.residency.acceptance import Acceptance
+from prefill_worker.residency.disk_cache import DiskCache
+from prefill_worker.residency.errors import HostMemoryFull
+from prefill_worker.residency.host_memory import HostEntry, HostMemory, HostState
+from prefill_worker.residency.load_queue import Load
+from prefill_worker.residency.objects import content_in_memory, is_no_room, write_content
+from prefill_worker.residency.threads import Stop, WorkThreads
+
+log = logging.getLogger(__name__)
+
+_ENGINE_TIMEOUT_S = 120.0
+
+
+class Tier(enum.IntEnum):
+    """How close a revision is to be brought."""
+
+    DISK = 1
+    HOST = 2
+
+
+class AdapterLoader:
+    """What the load queue runs. A load's goal is a Tier. `on_resident` is told what the engine can use from now on."""
+
+    def __init__(
+        self,
+        open_store: Callable[[], AdapterStore],
+        acceptance: Acceptance,
+        host: HostMemory,
+        disk: DiskCache,
+        engine: EngineClient,
+        threads: WorkThreads,
+        metrics: ResidencyMetrics,
+        lease_s: float,
+        on_resident: Callable[[str], None],
+    ) -> None:
+        self._store = _OpenedOnce(open_store)
+        self._acceptance = acceptance
+        self._host = host
+        self._disk = disk
+        self._engine = engine
+        self._threads = threads
+        self._metrics = metrics
+        self._lease_s = lease_s
+        self._on_resident = on_resident
+        self._engine_number = 0  # of the engines that there have been
+
+    def engine_gone(self) -> None:
+        """The engine ended: what it is asked to load now goes nowhere."""
+        self._engine_number += 1
+
+    async def __call__(self, load: Load) -> None:
+        started_at = time.monotonic()
+        source = "host"
+        try:
+            entry = await self._host.settled(load.key)
+            if entry is None:
+                source = "disk" if load.key in self._disk else "store"
+            if load.goal < Tier.HOST:
+                await self._into_disk(load.key, entry)
+            if load.goal >= Tier.HOST:
+                await self._into_engine(await self._into_memory(load))
+        except (AdapterError, EngineError) as error:
+            code = error.code if isinstance(error, AdapterError) else "engine"
+            self._metrics.count_load(source, code)
+            fields = {"revision": load.key, "attempt": load.attempts, "error": str(error)}
+            log.warning("adapter not loaded", extra={"fields": fields})
+            raise
+        self._metrics.count_load(source, "ok")
+        self._metrics.load_seconds.observe(time.monotonic() - started_at)
+
+    async def _into_memory(self, load: Load) -> HostEntry:
+        """The revision's entry in host memory, whole and checked."""
+        revision_id = load.key
+        if (entry := await self._host.settled(revision_id)) is not None:
+            return entry
+        if revision_id in self._disk:
+            self._disk.use(revision_id)
+            try:
+                with self._disk.reading(revision_id) as content:
+                    return await self._fill(load, "disk", self._disk.content_bytes(revision_id), lambda: content)
+            except (StoreCorrupt, OSError) as error:
+                fields = {"revision": revision_id, "error": str(error)}
+                log.warning("damaged in the disk cache; it is fetched again", extra={"fields": fields})
+                self._metrics.count_load("disk", "damaged")
+                await self._disk.drop_damaged(revision_id)
+        content_bytes = await self.content_bytes(revision_id)
+        return await self._fill(load, "store", content_bytes, lambda: self._store().read(revision_id))
+
+    async def _fill(
+        self, load: Load, source: str, content_bytes: int, content: Callable[[], Iterator[bytes | Envelope]]
+    ) -> HostEntry:
+        revision_id, began = load.key, time.monotonic()
+        entry = await self._host.reserve(revision_id, content_bytes, functools.partial(setattr, load, "problem"))
+        self._metrics.observe_stage("room", time.monotonic() - began)
+
+        def fill(stop: Stop) -> tuple[Envelope, float, float]:
+            at = time.monotonic()
+            entry.directory.mkdir()
+            envelope = write_content(content(), entry.packed, content_bytes, stop, as_object=False)
+            copied_at = time.monotonic()
+            self._acceptance.prepare(revision_id, entry.packed)
+            return envelope, copied_at - at, time.monotonic() - copied_at
+
+        try:
+            entry.envelope, copy_s, check_s = await self._threads.run(fill)
+        except BaseException as error:
+            await self._host.discard(entry)
+            if isinstance(error, OSError) and is_no_room(error):
+                await self._host.shrink()  # for the next attempt
+                raise HostMemoryFull(
+                    f"{entry.directory.parent.parent} has no room for {revision_id} ({error.strerror}) although "
+                    "residency.host_bytes has: lower it, or give this worker more shared memory"
+                ) from error
+            raise
+        self._metrics.observe_stage("fetch" if source == "store" else "copy", copy_s)
+        self._metrics.observe_stage("check", check_s)
+        self._host.settle(entry, HostState.IN_MEMORY)
+        return entry
+
+    async def _into_engine(self, entry: HostEntry) -> None:
+        if entry.state is HostState.RESIDENT:
+            return
+        engine_number, began = self._engine_number, time.monotonic()
+        with self._host.held(entry):
+            entry.may_be_in_engine = True
+            try:
+                await self._engine.load_adapter(entry.revision_id, entry.directory, _ENGINE_TIMEOUT_S)
+            except EngineRefused:
+                await self._host.discard(entry)
+                raise
+            if engine_number != self._engine_number:
+                raise EngineUnreachable("the engine ended while the adapter was being loaded")
+            self._host.settle(entry, HostState.RESIDENT)
+            self._host.use(entry, self._lease_s)
+        self._metrics.observe_stage("engine", time.monotonic() - began)
+        self._on_resident(entry.revision_id)
+
+    async def _into_disk(self, revision_id: str, entry: HostEntry | None) -> None:
+        if revision_id in self._disk:
+            return
+        if entry is not None:
+            await self.write_to_disk(entry)
+        else:
+            content_bytes = await self.content_bytes(revision_id)
+            began = time.monotonic()
+            await self._disk.write(revision_id, content_bytes, lambda: self._store().read(revision_id))
+            self._metrics.observe_stage("fetch", time.monotonic() - began)
+
+    async def content_bytes(self, revision_id: str) -> int:
+        """Of its packed file. Raises RevisionNotStored and StoreUnavailable."""
+        entry = self._host.get(revision_id)
+        if entry is not None and entry.envelope is not None:
+            return entry.envelope.content_bytes
+        if revision_id in self._disk:
+            return self._disk.content_bytes(revision_id)
+        store = self._store
+        found = await self._threads.run(lambda _: store().find(revision_id))
+        if found is None:
+            raise RevisionNotStored(f"the adapter store has no {revision_id}; import the adapter again")
+        return max(found.num_bytes - ENVELOPE_BYTES, 0)
+
+    async def write_to_disk(self, entry: HostEntry) -> None:
+        """Give the disk a copy of what is in host memory. Raises AdapterTooLarge and DiskCacheFull."""
+        envelope = entry.envelope
+        assert envelope is not None
+        with self._host.held(entry):
+            began = time.monotonic()
+            await self._disk.write(
+                entry.revision_id, envelope.content_bytes, lambda: content_in_memory(entry.packed, envelope)
+            )
+            self._metrics.observe_stage("disk_write", time.monotonic() - began)
+
+
+class _OpenedOnce:
+    """A store that is opened by the first who needs it, and again if that failed. For threads."""
+
+    def __init__(self, open_store: Callable[[], AdapterStore]) -> None:
+        self._open = open_store
+        self._lock = threading.Lock()
+        self._store: AdapterStore | None = None
+
+    def __call__(self) -> AdapterStore:
+        with self._lock:
+            if self._store is None:
+                self._store = self._open()
+            return self._store

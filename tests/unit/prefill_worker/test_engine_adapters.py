@@ -1,0 +1,43 @@
+"""Loading and unloading adapters through the engine's client."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from engine_stand_in import engine_stand_in
+from held_adapters import StoredAdapters
+
+from engine.client import EngineClient
+from engine.errors import EngineRefused, EngineUnreachable
+
+
+def test_twice_is_as_good_as_once(stored: StoredAdapters, tmp_path: Path):
+    revision_id = stored.ids[0]
+    (tmp_path / "adapter").mkdir()
+    (tmp_path / "adapter" / "adapter_config.json").write_text("{}")
+    stored.store.fetch(revision_id, tmp_path / "adapter" / "packed.safetensors")
+
+    async def scenario() -> None:
+        async with engine_stand_in() as engine:
+            client = EngineClient(engine.url)
+            try:
+                await client.unload_adapter(revision_id, 5)
+                await client.load_adapter(revision_id, tmp_path / "adapter", 5)
+                await client.load_adapter(revision_id, tmp_path / "adapter", 5)
+                assert await client.loaded_adapters() == {revision_id}
+                engine.in_use.add(revision_id)
+                with pytest.raises(EngineRefused, match="is in use"):
+                    await client.unload_adapter(revision_id, 5)
+                engine.in_use.clear()
+                await client.unload_adapter(revision_id, 5)
+                await client.unload_adapter(revision_id, 5)
+                assert await client.loaded_adapters() == frozenset()
+                engine.may_answer.clear()
+                with pytest.raises(EngineUnreachable):
+                    await client.unload_adapter(revision_id, 0.1)
+            finally:
+                await client.aclose()
+
+    asyncio.run(scenario())
