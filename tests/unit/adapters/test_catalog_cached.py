@@ -262,3 +262,22 @@ def _number(resolver: CachedResolver, reference: str) -> int | None:
         return resolver.resolve(reference).number
     except AdapterNotFound:
         return None
+
+
+def test_what_nobody_expected_does_not_end_the_following(catalog, counting):
+    first, second = add(catalog, "bot", 1), add(catalog, "other", 2)
+    failures = iter([RuntimeError("a defect"), RuntimeError("again")])
+
+    def fails_twice() -> int:
+        if failure := next(failures, None):
+            raise failure
+        return catalog.last_change()
+
+    counting.last_change = fails_twice
+    with CachedResolver(counting) as resolver:
+        until(lambda: not resolver.is_stale, 5)
+        assert resolver.resolve("bot") == first
+        assert resolver.resolve("other") == second
+        assert resolver.staleness_s < 1
+        catalog.delete("default", "bot")
+        until(lambda: resolver.lookup("bot") is None, 1)

@@ -257,6 +257,23 @@ class TestUpload:
 
         asyncio.run(scenario())
 
+    def test_a_router_that_stops_says_so(self) -> None:
+        async def chunks() -> Any:
+            yield b'--x\r\nContent-Disposition: form-data; name="name"\r\n\r\nbo'
+            await asyncio.sleep(5)
+
+        async def scenario() -> None:
+            async with managing(drain_timeout_s=0.5) as cluster:
+                headers, before = {"content-type": "multipart/form-data; boundary=x"}, left_over()
+                asking = asyncio.create_task(ask(cluster, "POST", "/v1/adapters", data=chunks(), headers=headers))
+                await eventually(lambda: asyncio.sleep(0, left_over() - before), bool)
+                cluster.server.should_exit = True
+                status, answer = await asking
+                assert (status, answer["error"]["code"]) == (503, "router_stopping")
+                await eventually(lambda: asyncio.sleep(0, left_over()), lambda found: found <= before)
+
+        asyncio.run(scenario())
+
     def test_more_uploads_than_are_taken(self, tmp_path: Path) -> None:
         go_on = asyncio.Event()
 
