@@ -20,7 +20,7 @@ import triton.language as tl
 _BLOCK_N = 128
 _BLOCKS_PER_PROGRAM = 4  # of BLOCK_N columns: x is read once for them, and padded segments of a CUDA graph end sooner
 _NUM_WARPS = 4
-_LARGEST_BLOCK_K = 64
+_LARGEST_BLOCK_K = 32
 
 
 @triton.jit
