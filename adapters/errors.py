@@ -8,7 +8,6 @@
     ├── AdapterUnsupported    422  sound files of a kind that is not served
     ├── AdapterIncompatible   422  made for another base model, or beyond this deployment's limits
     ├── AdapterTooLarge       413  more bytes than the deployment accepts
-    ├── AdapterChanged        409  the directory no longer holds the content of the revision
     ├── BaseModelInvalid      500  the base model's config.json cannot be used
     ├── CatalogUnavailable    503  the catalog's database does not answer
     ├── CatalogConflict       409  the catalog has moved on from what the change was meant for
@@ -78,13 +77,6 @@ class AdapterTooLarge(AdapterError):
 
     code = "adapter_too_large"
     http_status = 413
-
-
-class AdapterChanged(AdapterError):
-    """The directory no longer has the content that the revision id names."""
-
-    code = "adapter_changed"
-    http_status = 409
 
 
 class BaseModelInvalid(AdapterError):

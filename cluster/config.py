@@ -82,7 +82,7 @@ class ResidencyConfig(_Section):
     disk_bytes: Annotated[int, Field(ge=0)] = 64 * 1024**3
     disk_directory: Path | None = None  # one folder per worker is made in it; None: below the worker's scratch folder
     host_bytes: Annotated[int, Field(ge=1)] = 8 * 1024**3
-    parallel_loads: Annotated[int, Field(ge=1)] = 4
+    parallel_loads: Annotated[int, Field(ge=1)] = 8
     queued_loads: Annotated[int, Field(ge=1)] = 256
     lease_s: Seconds = 0.5  # after a request asked for it, a revision is not evicted: until it has reached the engine
 
