@@ -35,7 +35,8 @@ def demo(tmp_path_factory) -> Path:
     config = folder / "cluster.yaml"
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        config.write_text(config.read_text() + f"router: {{port: {free.getsockname()[1]}}}\n")
+        router = f"router:\n  port: {free.getsockname()[1]}\n"
+        config.write_text(config.read_text().replace("router:\n", router))
     return config
 
 
@@ -60,7 +61,7 @@ def start(config: Path, scratch: Path) -> subprocess.Popen:
 
 def temporary_files(scratch: Path) -> set[Path]:
     """What Prelude and its engines could leave: temporary files and shared memory."""
-    kinds = ("sglang_*", "sem.mp-*", "psm_*", "ucx_*")
+    kinds = ("prelude-*", "sglang_*", "sem.mp-*", "psm_*", "ucx_*")
     return {*scratch.iterdir(), *(path for kind in kinds for path in Path("/dev/shm").glob(kind))}
 
 
@@ -155,7 +156,7 @@ def test_a_bad_configuration_is_refused_at_once(tmp_path: Path):
 
 
 def test_a_port_in_use_is_named(demo: Path, scratch: Path):
-    port = int(re.search(r"router: \{port: (\d+)\}", demo.read_text()).group(1))
+    port = int(re.search(r"router:\n  port: (\d+)\n", demo.read_text()).group(1))
     with socket.socket() as other:
         # Connections of an earlier test's router may still be closing.
         other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -1,7 +1,8 @@
 """A thousand requests over two hundred adapters while adapters are deleted, restored and pushed, and clients leave.
 
-Slots for 8, host memory for 32. Every answer is held against the reference for the revision that its header names. At
-the end nothing is left of any of them. A cluster of its own. (By its name before the tests that share a cluster.)
+Slots for 8, host memory for 32, the catalog in PostgreSQL. Every answer is held against the reference for the revision
+that its header names. Then the store and the catalog go away and come back. At the end nothing is left of any adapter.
+A cluster of its own. (By its name before the tests that share a cluster.)
 """
 
 from __future__ import annotations
@@ -9,7 +10,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+import time
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -29,6 +32,7 @@ from cluster.control_pb2_grpc import WorkerControlStub
 from prefill_worker.residency.host_memory import room_bytes
 from tests.cluster.conftest import RunningCluster, run_reference, running_cluster
 from tests.cluster.parity import completion_body
+from tests.unit.adapters.catalog_databases import PostgresDatabase, postgres_server
 
 NUM_ADAPTERS, NUM_PUSHES, NUM_REQUESTS = 200, 40, 1000
 SLOTS, IN_HOST_MEMORY, AT_ONCE = 8, 32, 16
@@ -44,7 +48,10 @@ class Fleet:
     prompts: dict[str, tuple[int, ...]]
     revisions: dict[Path, str]
     expected: dict[tuple[str, str], list[int]]  # (adapter, revision) -> tokens
-    deleted: set[str] = field(default_factory=set)
+    database: PostgresDatabase
+    store: Path
+    deleted: set[str] = field(default_factory=set)  # surely, between two answers
+    may_be_deleted: set[str] = field(default_factory=set)  # from before its deletion is asked for till it is restored
     deletions: Counter[str] = field(default_factory=Counter)
     latest: dict[str, int] = field(default_factory=dict)  # of an adapter's directories, as its last push answered
     seen: Counter[str] = field(default_factory=Counter)
@@ -52,6 +59,23 @@ class Fleet:
     @property
     def worker(self) -> str:
         return "prefill-0"
+
+    def ask(self, name: str, reference: str | None = None) -> httpx.Response:
+        body = completion_body(reference or name, self.prompts[name], max_tokens=NEW_TOKENS)
+        return httpx.post(f"{self.cluster.url}/v1/completions", json=body, timeout=60)
+
+    def check(self, name: str, answer: httpx.Response) -> str:
+        """The revision of an answer, which is right."""
+        assert answer.status_code == 200, answer.text
+        revision = answer.headers["x-prelude-revision"]
+        assert answer.json()["choices"][0]["token_ids"] == self.expected[name, revision]
+        return revision
+
+    @contextlib.contextmanager
+    def control(self) -> Iterator[WorkerControlStub]:
+        worker = self.cluster.config.workers[self.worker]
+        with grpc.insecure_channel(f"{worker.host}:{worker.control_port}") as channel:
+            yield WorkerControlStub(channel)
 
 
 def write_adapter(folder: Path, base: BaseModel, seed: int) -> Path:
@@ -80,26 +104,28 @@ def fleet(model_dir: Path, tmp_path_factory):
     for number, path in enumerate(paths[0] for paths in list(directories.values())[:12]):
         write_packed(read_adapter(path, base, Limits()), base, "float32", root / f"packed-{number}")
         largest = max(largest, room_bytes((root / f"packed-{number}").stat().st_size))
-    with running_cluster(
-        root,
-        model_dir,
-        {name: paths[0] for name, paths in directories.items()},
-        router={"port": 0, "management": True},
-        adapter_limits={"max_rank": 8, "slots": SLOTS},
-        residency={"host_bytes": IN_HOST_MEMORY * largest, "disk_bytes": 100 * largest},
-    ) as cluster:
-        yield Fleet(
-            cluster,
-            directories,
-            prompts,
-            revisions,
-            {(name, revisions[path]): answer["tokens"] for (name, path), answer in zip(pairs, answers, strict=True)},
-        )
+    with postgres_server() as server:
+        database = PostgresDatabase(server, "catalog")
+        with running_cluster(
+            root,
+            model_dir,
+            {name: paths[0] for name, paths in directories.items()},
+            router={"port": 0, "management": True, "adapter_timeout_s": 8},
+            adapter_limits={"max_rank": 8, "slots": SLOTS},
+            residency={"host_bytes": IN_HOST_MEMORY * largest, "disk_bytes": 100 * largest},
+            catalog={"url": database.url},
+            store={"url": f"file://{root}/store"},
+        ) as cluster:
+            expected = {
+                (name, revisions[path]): answer["tokens"] for (name, path), answer in zip(pairs, answers, strict=True)
+            }
+            yield Fleet(cluster, directories, prompts, revisions, expected, database, root / "store")
 
 
 async def request(fleet: Fleet, client: httpx.AsyncClient, name: str, leaves: bool) -> None:
     """One request, whose answer is checked. 404 is right only for an adapter that was deleted meanwhile."""
-    deletions, was_deleted, pushed = fleet.deletions[name], name in fleet.deleted, fleet.latest.get(name, 0)
+    deletions, pushed = fleet.deletions[name], fleet.latest.get(name, 0)
+    was_deleted, may_have_been = name in fleet.deleted, name in fleet.may_be_deleted
     body = completion_body(name, fleet.prompts[name], max_tokens=NEW_TOKENS)
     url = f"{fleet.cluster.url}/v1/completions"
     if leaves:
@@ -112,11 +138,11 @@ async def request(fleet: Fleet, client: httpx.AsyncClient, name: str, leaves: bo
         return
     answer = await client.post(url, json=body)
     if answer.status_code == 404:
-        assert was_deleted or fleet.deletions[name] > deletions, answer.text
+        assert may_have_been or fleet.deletions[name] > deletions, answer.text
         fleet.seen["not found"] += 1
         return
     assert answer.status_code == 200, answer.text
-    assert not was_deleted or name not in fleet.deleted, f"{name} was deleted and answers"
+    assert not (was_deleted and fleet.deletions[name] == deletions and name in fleet.deleted), f"{name} is deleted"
     revision = answer.headers["x-prelude-revision"]
     known = [fleet.revisions[path] for path in fleet.directories[name]]
     assert known.index(revision) >= pushed, f"{name} answers as before its last push"
@@ -137,18 +163,19 @@ async def push(fleet: Fleet, client: httpx.AsyncClient, name: str) -> None:
 
 
 async def delete_for_a_while(fleet: Fleet, client: httpx.AsyncClient, name: str) -> None:
-    if name in fleet.deleted:
+    if name in fleet.may_be_deleted:
         return
     fleet.deletions[name] += 1
+    fleet.may_be_deleted.add(name)
     answer = await client.delete(f"{fleet.cluster.url}/v1/adapters/{name}")
     assert answer.status_code in (200, 204), answer.text
     fleet.deleted.add(name)
     fleet.seen["deleted"] += 1
     await asyncio.sleep(1)
     fleet.deleted.discard(name)  # from here on either answer may be right
-    fleet.deletions[name] += 1
     answer = await client.post(f"{fleet.cluster.url}/v1/adapters/{name}/restore", json={})
     assert answer.status_code in (200, 204), answer.text
+    fleet.may_be_deleted.discard(name)
 
 
 def test_a_thousand_requests(fleet: Fleet):
@@ -187,6 +214,51 @@ def test_a_thousand_requests(fleet: Fleet):
     assert fleet.seen["left"] > 20
 
 
+def refused(answer: httpx.Response, code: str) -> None:
+    assert answer.status_code == 503, answer.text
+    assert answer.json()["error"]["code"] == code, answer.text
+    assert int(answer.headers["retry-after"]) >= 1
+
+
+def eventually(fleet: Fleet, name: str, reference: str | None = None) -> None:
+    """It answers again, rightly, within 10 s."""
+    deadline = time.monotonic() + 10
+    while (answer := fleet.ask(name, reference)).status_code == 503 and time.monotonic() < deadline:
+        time.sleep(0.2)
+    fleet.check(name, answer)
+
+
+def test_the_store_is_away(fleet: Fleet):
+    """What is resident is served on, what is not is a 503, and comes by itself when the store is back."""
+    resident, absent = "adapter-1", "adapter-2"
+    revision = fleet.check(absent, fleet.ask(absent))
+    fleet.check(resident, fleet.ask(resident))
+    time.sleep(2 * fleet.cluster.config.residency.lease_s)
+    with fleet.control() as control:
+        control.EvictAdapter(pb.EvictAdapterRequest(revision_id=revision, from_disk=True), timeout=10)
+    away = fleet.store.rename(fleet.store.with_name("away"))
+    try:
+        fleet.check(resident, fleet.ask(resident))
+        refused(fleet.ask(absent), "adapter_store_unavailable")
+        fleet.check(resident, fleet.ask(resident))
+    finally:
+        away.rename(fleet.store)
+    eventually(fleet, absent)
+
+
+def test_the_catalog_is_away(fleet: Fleet):
+    """Names that were resolved are served on, others are a 503, and are found by themselves when it is back."""
+    known, unknown = "adapter-1", "adapter-3"
+    fleet.check(known, fleet.ask(known))
+    with fleet.database.down():
+        fleet.check(known, fleet.ask(known))
+        refused(fleet.ask(unknown, f"{unknown}@r1"), "catalog_unavailable")
+        assert fleet.ask(unknown, "nobody").status_code == 503
+        fleet.check(known, fleet.ask(known))
+    eventually(fleet, unknown, f"{unknown}@r1")
+    assert fleet.ask(unknown, "nobody").status_code == 404
+
+
 def metrics_of(fleet: Fleet) -> dict[tuple[str, str], float]:
     """(name, tier) -> value of the worker's gauges."""
     page = httpx.get(f"{fleet.cluster.worker_url(fleet.worker)}/metrics").text
@@ -207,16 +279,14 @@ def mapped_files(process: psutil.Process) -> list[str]:
 
 
 def test_nothing_is_left_of_them(fleet: Fleet):
-    """After the test above: budgets were kept, and what is told to go goes, down to the last mapping."""
+    """After the tests above: budgets were kept, and what is told to go goes, down to the last mapping."""
     deadline = asyncio.run(idle(fleet))
     assert deadline, fleet.cluster.loads()
     assert httpx.get(f"{fleet.cluster.url}/debug/requests").json()["requests"] == []
     gauges, budget = metrics_of(fleet), fleet.cluster.config.residency
     for tier, limit in (("host", budget.host_bytes), ("disk", budget.disk_bytes)):
         assert 0 < gauges["prelude_worker_adapter_tier_bytes", tier] <= limit
-    worker = fleet.cluster.config.workers[fleet.worker]
-    with grpc.insecure_channel(f"{worker.host}:{worker.control_port}") as channel:
-        control = WorkerControlStub(channel)
+    with fleet.control() as control:
         stream = control.WatchState(pb.WatchStateRequest(heartbeat_s=1), timeout=30)
         residency = next(stream).residency
         stream.cancel()
