@@ -6,6 +6,7 @@ rank from the same memory, when it gets a slot.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -21,6 +22,8 @@ from adapters.packed import PACKED_NAME, PackedMetadata, read_packed
 from adapters.packed.fused_layout import PARTS_OF
 from engine.reft import ReftFactors
 from engine.slot_images import Region, SlotFiller, SlotImage
+
+log = logging.getLogger(__name__)
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -64,8 +67,10 @@ class PackedLoader:
         widths = sum(len(PARTS_OF[module]) * base.shape_of(module)[1] + base.shape_of(module)[0] for module in modules)
         self.filler = SlotFiller(self._buffers, base.num_layers * max_rank * widths)
         # Page-locking takes milliseconds per adapter; until it is done a GPU reads slowly, but it reads.
-        is_cuda = self._buffers[0].is_cuda
-        self._page_locker = ThreadPoolExecutor(1, thread_name_prefix="page-lock") if is_cuda else None
+        device = self._buffers[0].device
+        self._page_locker = (
+            ThreadPoolExecutor(1, "page-lock", torch.cuda.set_device, (device,)) if device.type == "cuda" else None
+        )
 
     def load(self, directory: Path, config: Any) -> PackedAdapter:
         """Map a directory's packed file. Raises AdapterError for one that is not for this engine."""
@@ -156,7 +161,8 @@ def _ranges(numbers: Sequence[int]) -> list[range]:
 
 
 def _page_lock(mapped: torch.Tensor) -> None:
-    torch.cuda.cudart().cudaHostRegister(mapped.data_ptr(), mapped.numel(), 0)
+    if error := int(torch.cuda.cudart().cudaHostRegister(mapped.data_ptr(), mapped.numel(), 0)):
+        log.warning("an adapter's memory is not page-locked: CUDA error %d; it gets to its slots slowly", error)
 
 
 def _page_unlock(mapped: torch.Tensor) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from engine.hooks import cpu, identity, inspection, lora_kernels, memory_pool, packed, positions, reft
+from engine.hooks import cpu, identity, inspection, lora_kernels, memory_pool, packed, positions, reft, uses
 from engine.hooks.hook import Hook, HookKind, Platform
 
 _ADAPTER_ROLES = frozenset({"prefill", "unified"})
@@ -190,12 +190,67 @@ HOOKS: tuple[Hook, ...] = (
         name="idle_adapters_are_unloaded",
         target="sglang.srt.managers.tokenizer_control_mixin.TokenizerControlMixin._unload_lora_adapter_locked",
         kind=HookKind.AROUND,
-        fn=packed.unload_only_what_is_idle,
+        fn=uses.unload_only_what_is_idle,
         roles=_ADAPTER_ROLES,
         source_sha256="2040317f7862319d2c188e1bb6262afe7218ef4ff211983a52d2ef145fb1df26",
         why="SGLang waits for an adapter's requests to end and loads nothing meanwhile; we take another victim instead",
         upstream="none",
         remove_when="an unload can be refused instead of waiting, and late requests load nothing",
+    ),
+    Hook(
+        name="uses_are_noted",
+        target="sglang.srt.managers.tokenizer_manager.TokenizerManager._validate_and_resolve_lora",
+        kind=HookKind.AROUND,
+        fn=uses.note_use,
+        roles=_ADAPTER_ROLES,
+        source_sha256="8a23ac3263d71309617a16fc747057bb0187300514cd38662577cb9b28930b80",
+        why="an adapter that requests use must not be unloaded, from before they look it up",
+        upstream="none: SGLang's count of an adapter's requests leaks",
+        remove_when="SGLang counts an adapter's requests from lookup to the scheduler's last word",
+    ),
+    Hook(
+        name="uses_end_with_requests",
+        target="sglang.srt.managers.tokenizer_manager.TokenizerManager._handle_batch_output",
+        kind=HookKind.AROUND,
+        fn=uses.forget_finished,
+        roles=_ADAPTER_ROLES,
+        source_sha256="9af0d3e113a22d6bb146d855f3f85e8131cdbd4f474454343b6703284274b722",
+        why="as uses_are_noted: a request that nobody waits for any more is done when the scheduler says so",
+        upstream="none: SGLang's count of an adapter's requests leaks",
+        remove_when="SGLang counts an adapter's requests from lookup to the scheduler's last word",
+    ),
+    Hook(
+        name="uses_end_with_aborts",
+        target="sglang.srt.managers.tokenizer_manager.TokenizerManager._handle_abort_req",
+        kind=HookKind.AROUND,
+        fn=uses.forget_aborted,
+        roles=_ADAPTER_ROLES,
+        source_sha256="0e828e95920865f5cec95543252d2125927ac74f975e381245ae8e16f8304d38",
+        why="as uses_are_noted, for requests that are aborted before they begin",
+        upstream="none: SGLang's count of an adapter's requests leaks",
+        remove_when="SGLang counts an adapter's requests from lookup to the scheduler's last word",
+    ),
+    Hook(
+        name="uses_end_with_refusals",
+        target="sglang.srt.managers.tokenizer_manager.TokenizerManager._discard_pending_req_states",
+        kind=HookKind.AROUND,
+        fn=uses.forget_undispatched,
+        roles=_ADAPTER_ROLES,
+        source_sha256="15972796ab3828d6ba6fce3c18b7556391b562f950f6cebbbb90a83c91bd926a",
+        why="as uses_are_noted, for requests that are refused or left before they are sent to the scheduler",
+        upstream="none: SGLang's count of an adapter's requests leaks",
+        remove_when="SGLang counts an adapter's requests from lookup to the scheduler's last word",
+    ),
+    Hook(
+        name="sglang_counts_no_uses",
+        target="sglang.srt.lora.lora_registry.LoRARegistry.release",
+        kind=HookKind.AROUND,
+        fn=uses.count_nothing,
+        roles=_ADAPTER_ROLES,
+        source_sha256="02a599a476e0f2c0cca267720a0c0db9627095035235176c88d4e4310e5463fd",
+        why="SGLang releases an adapter after it may be gone, which fails, and twice for some requests",
+        upstream="none: SGLang's count of an adapter's requests leaks",
+        remove_when="SGLang counts an adapter's requests from lookup to the scheduler's last word",
     ),
     Hook(
         name="memory_pool_is_complemented",

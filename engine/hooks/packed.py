@@ -36,19 +36,6 @@ def unload(original, manager, lora_ref):
     return result
 
 
-async def unload_only_what_is_idle(original, manager, obj):
-    """Refuse at once where SGLang would wait for requests to end, while nothing else can be loaded.
-
-    And forget where the adapter was: a request that comes too late must not load it again by itself.
-    """
-    registry = manager.lora_registry
-    known = registry.get_all_adapters().get(obj.lora_name)
-    if known is not None and (num_requests := registry._counters[known.lora_id].value()):
-        raise ValueError(f"adapter {obj.lora_name} is in use by {num_requests} requests")
-    manager.lora_ref_cache.pop(obj.lora_name, None)
-    return await original(manager, obj)
-
-
 def fill_slot(original, pool, uid, buffer_id, lora_adapter, *args, **kwargs) -> None:
     """Fill a slot from an adapter's mapped file, and its ReFT with it."""
     if lora_adapter is None:  # the base model

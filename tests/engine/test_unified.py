@@ -7,6 +7,7 @@ some layers; an adapter for all positions among prefill-only ones; the base mode
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import random
 import time
@@ -213,6 +214,42 @@ def test_an_adapter_in_use_stays(unified: Unified):
     check_tokens(case, answer.json())
     assert unified.unload("loreft").status_code == 200
     unified.engine.load(unified.directories["loreft"])
+
+
+def test_clients_that_leave_use_nothing(unified: Unified):
+    """At any moment, before and after the scheduler has heard of them, or refused: all can be unloaded."""
+    names = ("lora", "direft", "mixed", "lora-64")
+    url, generator = f"{unified.engine.spec.url}/v1/completions", random.Random(5)
+
+    async def leave(client: httpx.AsyncClient, number: int) -> None:
+        num_tokens = generator.choice((3, 20, 3 * CHUNK))
+        body = {"model": "demo", "prompt": list(tokens(num_tokens, 5000 + number)), "max_tokens": 400, "stream": True}
+        body["lora_path"] = unified.revisions[names[number % len(names)]]
+        if number % 10 == 9:
+            body["prompt"] = [11] * 100_000  # longer than the engine takes
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(generator.choice((0.002, 0.01, 0.03, 0.1, 0.4))):
+                async with client.stream("POST", url, json=body) as answer:
+                    async for _ in answer.aiter_lines():
+                        pass
+
+    async def run() -> None:
+        limits = httpx.Limits(max_connections=None)
+        async with httpx.AsyncClient(timeout=60, limits=limits) as client:
+            for first in range(0, 160, 16):
+                await asyncio.gather(*(leave(client, number) for number in range(first, first + 16)))
+
+    asyncio.run(run())
+    for name in names:
+        deadline = time.monotonic() + 20
+        while (answer := unified.unload(name)).status_code != 200 and time.monotonic() < deadline:
+            assert "is in use by" in answer.text
+            time.sleep(0.1)
+        assert answer.status_code == 200, f"{name}: {answer.text}"
+    cases = unified.cases([(name, tokens(12, 6000)) for name in names])
+    for case in cases:
+        unified.engine.load(unified.directories[case.adapter])
+        check(case, unified.ask(case))
 
 
 @pytest.mark.parametrize("num_tokens", [1, 5, CHUNK, 3 * CHUNK + 17])

@@ -1,0 +1,100 @@
+"""The book of which requests use which adapters, call by call as SGLang's server makes them."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+
+import pytest
+
+from engine.hooks import uses
+
+
+class Counter:
+    """SGLang's, which has counted a request that it never releases."""
+
+    def __init__(self, count: int = 0) -> None:
+        self.count = count
+
+
+class Manager:
+    """What the hooks need of SGLang's TokenizerManager."""
+
+    def __init__(self) -> None:
+        self.rid_to_state: dict[str, SimpleNamespace] = {}
+        self.lora_registry = SimpleNamespace(_counters={"sha256:a": Counter(3)})
+        self.lora_ref_cache = {"sha256:a": "where it was"}
+
+    def come(self, rid, adapter, dispatched: bool = True) -> SimpleNamespace:
+        async def resolve(_manager, _obj):
+            assert "sha256:a" in uses._book(self).values()  # noted before it is looked up
+
+        obj = SimpleNamespace(rid=rid, lora_path=adapter)
+        for each in rid if isinstance(rid, list) else [rid]:
+            self.rid_to_state[each] = SimpleNamespace(dispatched=dispatched)
+        asyncio.run(uses.note_use(resolve, self, obj))
+        return obj
+
+    def unload(self) -> str:
+        async def unloaded(_manager, _obj):
+            return "unloaded"
+
+        obj = SimpleNamespace(lora_name="sha256:a")
+        return asyncio.run(uses.unload_only_what_is_idle(unloaded, self, obj))
+
+    def says(self, **reasons) -> None:
+        """The scheduler's word on requests; a reason of None: they go on."""
+
+        async def handled(_manager, _output):
+            for rid in reasons:
+                self.rid_to_state.pop(rid, None)
+
+        output = SimpleNamespace(rids=list(reasons), finished_reasons=list(reasons.values()))
+        asyncio.run(uses.forget_finished(handled, self, output))
+
+
+def test_an_adapter_is_used_until_the_scheduler_has_finished():
+    manager = Manager()
+    manager.come("r1", "sha256:a")
+    manager.come("r2", "sha256:a")
+    manager.says(r1=None, r2={"type": "stop"})
+    with pytest.raises(ValueError, match="in use by 1 requests"):
+        manager.unload()
+    assert "sha256:a" in manager.lora_ref_cache
+    manager.says(r1={"type": "length"})
+    assert manager.unload() == "unloaded"
+    assert manager.lora_registry._counters["sha256:a"].count == 0  # or SGLang would wait for ever
+    assert manager.lora_ref_cache == {}
+
+
+def test_a_client_that_leaves_uses_it_until_the_scheduler_has_stopped():
+    manager = Manager()
+    obj = manager.come("r1", "sha256:a")
+    uses.forget_undispatched(lambda *_: manager.rid_to_state.clear(), manager, obj)
+    with pytest.raises(ValueError, match="in use"):
+        manager.unload()
+    manager.says(r1={"type": "abort"})
+    assert manager.unload() == "unloaded"
+
+
+@pytest.mark.parametrize("rid", ["r1", ["r1", "r2"]])
+def test_what_the_scheduler_never_heard_of_uses_nothing(rid):
+    manager = Manager()
+    obj = manager.come(rid, "sha256:a" if rid == "r1" else ["sha256:a", None], dispatched=False)
+    uses.forget_undispatched(lambda *_: None, manager, obj)
+    assert manager.unload() == "unloaded"
+
+
+def test_what_is_thrown_out_of_the_queue_uses_nothing():
+    manager = Manager()
+    manager.come("r1", "sha256:a")
+    uses.forget_aborted(lambda *_: None, manager, SimpleNamespace(rid="r1"))
+    uses.forget_aborted(lambda *_: None, manager, SimpleNamespace(rid="health check"))
+    assert manager.unload() == "unloaded"
+
+
+def test_sglangs_own_release_does_nothing():
+    async def release(*_):
+        raise KeyError("its counter is gone")
+
+    assert asyncio.run(uses.count_nothing(release, None, "sha256:a")) is None
