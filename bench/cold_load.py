@@ -60,13 +60,13 @@ class Options:
     num_single: int = 8  # cold loads one after the other, for each repeat
     num_resident: int = 4  # adapters whose first tokens are watched
     num_cold: int = 64  # that arrive meanwhile
-    requests_per_cold: int = 3  # of residents, for each cold one that arrives
+    requests_per_cold: int = 2  # of residents, for each cold one that arrives
     budget: int = 32  # adapters that fit in host memory
     overcommit: int = 4  # times as many are asked for
     concurrency: int = 8
-    num_requests: int = 128  # of one throughput measurement
-    prompt_tokens: int = 64
-    generated_tokens: int = 16
+    num_requests: int = 96  # of one throughput measurement
+    prompt_tokens: int = 32
+    generated_tokens: int = 8
     use: float = 0.5  # of the throughput that was measured, while first tokens are watched
 
     @property
@@ -192,9 +192,10 @@ class _Bench:
         """One cold adapter after the other, then many at once: until each can be used."""
         ratios, singles, lasts = [], [], []
         for _ in range(self._options.repeats):
-            one = statistics.median([await self._ready_s(next(self._cold)) for _ in range(self._options.num_single)])
-            together = (next(self._cold) for _ in range(self._options.at_once))
-            last = max(await asyncio.gather(*(self._ready_s(number) for number in together)))
+            alone = [await self._revision_of(next(self._cold)) for _ in range(self._options.num_single)]
+            together = [await self._revision_of(next(self._cold)) for _ in range(self._options.at_once)]
+            one = statistics.median([await self._ready_s(revision_id) for revision_id in alone])
+            last = max(await asyncio.gather(*(self._ready_s(revision_id) for revision_id in together)))
             singles.append(one)
             lasts.append(last)
             ratios.append(last / one)
@@ -205,8 +206,7 @@ class _Bench:
             "sixteen_over_one": round(statistics.median(ratios), 3),
         }
 
-    async def _ready_s(self, number: int) -> float:
-        revision_id = await self._revision_of(number)
+    async def _ready_s(self, revision_id: str) -> float:
         began_at = time.perf_counter()
         call = pb.EnsureAdapterRequest(revision_id=revision_id, deadline_s=_ENSURE_DEADLINE_S)
         await self._stub.EnsureAdapter(call, timeout=_ENSURE_DEADLINE_S)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from engine.hooks import cpu, identity, inspection, lora_kernels, memory_pool, packed, positions, reft, uses
+from engine.hooks import cpu, identity, inspection, lora_kernels, memory_pool, packed, positions, reft, updates, uses
 from engine.hooks.hook import Hook, HookKind, Platform
 
 _ADAPTER_ROLES = frozenset({"prefill", "unified"})
@@ -185,6 +185,17 @@ HOOKS: tuple[Hook, ...] = (
         why="a mapped file must be let go; and for a line in the log SGLang empties torch's caches, a pause on a GPU",
         upstream="none",
         remove_when="adapters_are_packed is removed",
+    ),
+    Hook(
+        name="adapters_load_side_by_side",
+        target="sglang.srt.managers.tokenizer_control_mixin.TokenizerControlMixin.init_communicators",
+        kind=HookKind.AROUND,
+        fn=updates.update_side_by_side,
+        roles=_ADAPTER_ROLES,
+        source_sha256="54b217a0206797a57d687f1688792543e8009c34f0cdaa62617044f163b64242",
+        why="SGLang loads one adapter per batch of its scheduler, so that many cold ones form a staircase",
+        upstream="none",
+        remove_when="SGLang sends loads and unloads without waiting for the one before",
     ),
     Hook(
         name="idle_adapters_are_unloaded",

@@ -8,8 +8,6 @@ is looked up until the scheduler has said its last word on the request, or has n
 
 from __future__ import annotations
 
-from typing import Any
-
 
 async def note_use(original, manager, obj) -> None:
     """A request comes in."""
@@ -50,15 +48,19 @@ async def count_nothing(original, registry, lora_id) -> None:
 async def unload_only_what_is_idle(original, manager, obj):
     """Refuse at once where SGLang would wait for requests to end, while nothing else can be loaded.
 
-    And forget where the adapter was: a request that comes too late must not load it again by itself.
+    Nothing is awaited between the look into the book and the adapter's removal from where requests look it up. And
+    where it was is forgotten: a request that comes too late must not load it again by itself.
     """
     if num_requests := sum(adapter == obj.lora_name for adapter in _book(manager).values()):
         raise ValueError(f"adapter {obj.lora_name} is in use by {num_requests} requests")
-    counters: dict[str, Any] = manager.lora_registry._counters
-    if obj.lora_name in counters:  # whose id is its name; it has counted up only
-        counters[obj.lora_name] = type(counters[obj.lora_name])()
+    registry = manager.lora_registry
+    if registry._registry.pop(obj.lora_name, None) is None:
+        raise ValueError(f"adapter {obj.lora_name} does not exist")
+    obj.lora_id = obj.lora_name  # a revision's id is its name
+    registry._counters.pop(obj.lora_id, None)
     manager.lora_ref_cache.pop(obj.lora_name, None)
-    return await original(manager, obj)
+    [result] = await manager.update_lora_adapter_communicator(obj)
+    return result
 
 
 def _book(manager) -> dict[str, str]:

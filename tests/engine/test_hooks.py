@@ -44,6 +44,7 @@ SHOWN_ELSEWHERE = {
     "adapters_are_packed": "test_unified.py::test_parity_alone",
     "unloading_is_quick": "test_unified.py::test_an_adapter_that_left_comes_back",
     "idle_adapters_are_unloaded": "test_unified.py::test_an_adapter_in_use_stays",
+    "adapters_load_side_by_side": "tests/unit/engine/test_update_hooks.py; test_unified.py: every load",
     "uses_are_noted": "test_unified.py::test_an_adapter_in_use_stays",
     "uses_end_with_requests": "test_unified.py::test_clients_that_leave_use_nothing",
     "uses_end_with_aborts": "tests/unit/engine/test_use_hooks.py",

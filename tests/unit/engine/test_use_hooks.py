@@ -10,19 +10,12 @@ import pytest
 from engine.hooks import uses
 
 
-class Counter:
-    """SGLang's, which has counted a request that it never releases."""
-
-    def __init__(self, count: int = 0) -> None:
-        self.count = count
-
-
 class Manager:
     """What the hooks need of SGLang's TokenizerManager."""
 
     def __init__(self) -> None:
         self.rid_to_state: dict[str, SimpleNamespace] = {}
-        self.lora_registry = SimpleNamespace(_counters={"sha256:a": Counter(3)})
+        self.lora_registry = SimpleNamespace(_registry={"sha256:a": "its record"}, _counters={"sha256:a": 3})
         self.lora_ref_cache = {"sha256:a": "where it was"}
 
     def come(self, rid, adapter, dispatched: bool = True) -> SimpleNamespace:
@@ -36,11 +29,13 @@ class Manager:
         return obj
 
     def unload(self) -> str:
-        async def unloaded(_manager, _obj):
-            return "unloaded"
+        async def tell_the_scheduler(obj):
+            assert obj.lora_id == "sha256:a"
+            assert "sha256:a" not in self.lora_registry._registry  # nobody finds it any more
+            return ["unloaded"]
 
-        obj = SimpleNamespace(lora_name="sha256:a")
-        return asyncio.run(uses.unload_only_what_is_idle(unloaded, self, obj))
+        self.update_lora_adapter_communicator = tell_the_scheduler
+        return asyncio.run(uses.unload_only_what_is_idle(None, self, SimpleNamespace(lora_name="sha256:a")))
 
     def says(self, **reasons) -> None:
         """The scheduler's word on requests; a reason of None: they go on."""
@@ -63,8 +58,10 @@ def test_an_adapter_is_used_until_the_scheduler_has_finished():
     assert "sha256:a" in manager.lora_ref_cache
     manager.says(r1={"type": "length"})
     assert manager.unload() == "unloaded"
-    assert manager.lora_registry._counters["sha256:a"].count == 0  # or SGLang would wait for ever
+    assert manager.lora_registry._counters == {}
     assert manager.lora_ref_cache == {}
+    with pytest.raises(ValueError, match="does not exist"):
+        manager.unload()
 
 
 def test_a_client_that_leaves_uses_it_until_the_scheduler_has_stopped():
