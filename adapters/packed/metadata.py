@@ -107,6 +107,10 @@ class PackedMetadata:
         reft = _reft(Fields(parse_object(header["reft"].encode(), f"{where}: reft"), f"{where}: reft"))
         if not modules and reft is None:
             raise AdapterMalformed(f"{where} has neither LoRA nor ReFT; pack the adapter again")
+        if modules and reft is not None and lora_rank < reft.rank:  # the engine's kernels step by the larger one
+            raise AdapterMalformed(
+                f"{where}: LoRA's rank of {lora_rank} is below ReFT's of {reft.rank}; pack the adapter again"
+            )
         return cls(
             revision_id=checked("revision_id", is_revision_id(header["revision_id"]), "'sha256:' and 64 hex digits"),
             dtype=cast(
