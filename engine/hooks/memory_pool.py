@@ -12,6 +12,7 @@ from engine.hooks.reft import add_reft_to_layers
 _UNSUPPORTED = {
     "enable_lora_overlap_loading": "slots are filled in order with the batches that read them",
     "enable_dp_attention": "batches without tokens pass the hooks by",
+    "max_loaded_loras": "the engine would drop adapters of its own accord, which the agent takes for loaded",
     "speculative_algorithm": "verified drafts are no part of a prompt or an answer yet",
 }
 
@@ -22,6 +23,11 @@ def check_supported(server_args, backend_name: str, environment: Mapping[str, st
         if getattr(server_args, name, None):
             option = name.replace("_", "-")
             raise ValueError(f"--{option} cannot be used with adapters: {why}; remove it from extra_arguments")
+    if getattr(server_args, "tokenizer_worker_num", 1) > 1:
+        raise ValueError(
+            "--tokenizer-worker-num above 1 cannot be used with adapters: each of these processes would know only its "
+            "own requests, and an adapter could be unloaded under another one's; remove it from extra_arguments"
+        )
     if backend_name not in ("csgmv", "torch_native"):
         raise ValueError(f"--lora-backend {backend_name} is not supported; use csgmv on GPU, torch_native on a CPU")
     if environment.get("SGLANG_EXPERIMENTAL_LORA_OPTI", "").lower() in ("1", "true", "yes", "on", "y", "t"):

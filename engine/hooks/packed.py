@@ -32,7 +32,8 @@ def unload(original, manager, lora_ref):
     if adapter is None:
         return manager.create_lora_update_result(success=True)
     result = manager._unload_lora_adapter(lora_ref)
-    manager.memory_pool.prelude_packed.unload(adapter)
+    if result.success:
+        manager.memory_pool.prelude_packed.unload(adapter)
     return result
 
 

@@ -12,8 +12,11 @@ from __future__ import annotations
 async def note_use(original, manager, obj) -> None:
     """A request comes in."""
     if obj.lora_path:
-        requests = zip(obj.rid, obj.lora_path, strict=True) if isinstance(obj.rid, list) else [(obj.rid, obj.lora_path)]
-        _book(manager).update((rid, adapter) for rid, adapter in requests if adapter)
+        rids, adapters = (each if isinstance(each, list) else [each] for each in (obj.rid, obj.lora_path))
+        if any(adapters):
+            if getattr(obj, "parallel_sample_num", 1) > 1:  # its sequences get ids of their own only later
+                raise ValueError("n above 1 cannot be used with an adapter; send a request for each sequence")
+            _book(manager).update((rid, adapter) for rid, adapter in zip(rids, adapters, strict=True) if adapter)
     await original(manager, obj)
 
 

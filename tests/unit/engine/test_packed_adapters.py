@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 
@@ -153,3 +156,46 @@ def test_what_is_not_for_this_engine_is_refused(base, directory, tmp_path):
     path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(AdapterMalformed):
         PackedLoader(buffers_of(base), base, MAX_RANK, None).load(directory, None)
+
+
+class CudartStandIn:
+    """What CUDA is told of host memory, in order. It proves nothing of what page-locking does to copies."""
+
+    def __init__(self, error: int) -> None:
+        self.calls: list[tuple[str, int]] = []
+        self.may_go_on = threading.Event()
+        self._error = error
+
+    def cudaHostRegister(self, address: int, num_bytes: int, flags: int) -> int:
+        assert (num_bytes > 0, flags) == (True, 0)
+        assert self.may_go_on.wait(10)
+        self.calls.append(("lock", address))
+        return self._error
+
+    def cudaHostUnregister(self, address: int) -> int:
+        self.calls.append(("unlock", address))
+        return self._error
+
+
+@pytest.mark.parametrize("error", [0, 2])
+def test_pages_are_locked_in_order_and_loads_do_not_wait_for_it(base, tmp_path, monkeypatch, caplog, error: int):
+    """Nor do they need it: where CUDA refuses, that is told and the adapter is used all the same."""
+    cudart = CudartStandIn(error)
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: cudart)
+    adapter = read_adapter(WRITERS["lora"](tmp_path / "source", base), base, Limits())
+    write_for_engine(adapter, base, "bfloat16", tmp_path / "engine")
+    buffers = buffers_of(base)
+    loader = PackedLoader(buffers, base, MAX_RANK, None)
+    with ThreadPoolExecutor(1) as page_locker:  # as where there is a GPU
+        loader._page_locker = page_locker
+        first, second = (loader.load(tmp_path / "engine", config=None) for _ in range(2))
+        loader.filler.fill(1, first.image)
+        loader.unload(first)
+        assert cudart.calls == []
+        cudart.may_go_on.set()
+    addresses = [each.mapped.data_ptr() for each in (first, second)]
+    assert cudart.calls == [("lock", addresses[0]), ("lock", addresses[1]), ("unlock", addresses[0])]
+    assert [record.message for record in caplog.records] == 2 * bool(error) * [
+        "an adapter's memory is not page-locked: CUDA error 2; it gets to its slots slowly"
+    ]
+    assert buffers["qkv_proj", "a", 0][1].any()

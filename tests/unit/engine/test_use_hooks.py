@@ -82,6 +82,24 @@ def test_what_the_scheduler_never_heard_of_uses_nothing(rid):
     assert manager.unload() == "unloaded"
 
 
+@pytest.mark.parametrize("adapters", [["sha256:a"] * 2, [None] * 2])
+def test_several_answers_to_one_prompt_are_not_booked(adapters):
+    """SGLang gives them ids of their own after the adapter is looked up."""
+    manager, looked_up = Manager(), []
+
+    async def resolve(_manager, obj):
+        looked_up.append(obj)
+
+    obj = SimpleNamespace(rid=["r1"], lora_path=adapters, parallel_sample_num=2)
+    if adapters[0]:
+        with pytest.raises(ValueError, match="n above 1 cannot be used with an adapter"):
+            asyncio.run(uses.note_use(resolve, manager, obj))
+    else:
+        asyncio.run(uses.note_use(resolve, manager, obj))
+    assert len(looked_up) == (adapters[0] is None)
+    assert manager.unload() == "unloaded"
+
+
 def test_what_is_thrown_out_of_the_queue_uses_nothing():
     manager = Manager()
     manager.come("r1", "sha256:a")

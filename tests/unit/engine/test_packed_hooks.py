@@ -1,0 +1,37 @@
+"""How packed adapters leave the engine, call by call as SGLang's manager makes them."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from engine.hooks import packed
+
+
+class Manager:
+    """What the hook needs of SGLang's LoRAManager."""
+
+    def __init__(self, success: bool) -> None:
+        self.loras = {"sha256:a": "a's mapping"}
+        self.given_back: list[str] = []
+        self.memory_pool = SimpleNamespace(prelude_packed=SimpleNamespace(unload=self.given_back.append))
+        self._success = success
+
+    def create_lora_update_result(self, success: bool):
+        return SimpleNamespace(success=success)
+
+    def _unload_lora_adapter(self, lora_ref):
+        if self._success:
+            del self.loras[lora_ref.lora_id]
+        return self.create_lora_update_result(self._success)
+
+
+@pytest.mark.parametrize("success", [True, False])
+def test_memory_is_given_back_once_the_adapter_is_gone(success: bool):
+    """And not where it stays: its slots are still filled from that memory."""
+    manager, lora_ref = Manager(success), SimpleNamespace(lora_id="sha256:a")
+    assert packed.unload(None, manager, lora_ref).success is success
+    assert manager.given_back == (["a's mapping"] if success else [])
+    assert packed.unload(None, manager, lora_ref).success is success  # again
+    assert manager.given_back == (["a's mapping"] if success else [])
