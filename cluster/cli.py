@@ -15,6 +15,8 @@ from cluster.errors import ClusterError, ConfigError
 if TYPE_CHECKING:
     from cluster.worker_agent import WorkerAgent
 
+_SCRATCH_PREFIX = "prelude-scratch-"
+
 
 def main(argv: list[str] | None = None) -> None:
     """Entry point of `prelude`. Exits with 2 on bad arguments or configuration, 1 on failure."""
@@ -109,8 +111,15 @@ def _worker(arguments: argparse.Namespace) -> None:
     if scratch is not None:
         run_agent(agent(config, arguments.name, scratch.resolve()))
         return
-    with tempfile.TemporaryDirectory(prefix="prelude-") as folder:
-        run_agent(agent(config, arguments.name, Path(folder)))
+    from cluster.locked_folder import LockedFolder, sweep_abandoned
+
+    temporary = Path(tempfile.gettempdir())
+    sweep_abandoned(_SCRATCH_PREFIX, temporary)  # of workers that were killed
+    folder = LockedFolder(_SCRATCH_PREFIX, arguments.name, temporary)
+    try:
+        run_agent(agent(config, arguments.name, folder.path))
+    finally:
+        folder.close()
 
 
 def _agent_class(role: str) -> type[WorkerAgent]:

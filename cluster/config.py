@@ -80,7 +80,7 @@ class ResidencyConfig(_Section):
     """How many adapters a worker that holds adapters keeps close, and how it loads them."""
 
     disk_bytes: Annotated[int, Field(ge=0)] = 64 * 1024**3
-    disk_directory: Path | None = None  # one folder per worker is made in it; None: below the worker's scratch folder
+    disk_directory: Path | None = None  # with a folder per worker; None: .prelude/cache beside cluster.yaml
     host_bytes: Annotated[int, Field(ge=1)] = 8 * 1024**3
     parallel_loads: Annotated[int, Field(ge=1)] = 8
     queued_loads: Annotated[int, Field(ge=1)] = 256

@@ -48,9 +48,8 @@ def _with_absolute_paths(config: ClusterConfig, base: Path) -> ClusterConfig:
     state = base / ".prelude"
     catalog = config.catalog.model_copy(update={"url": config.catalog.url or f"sqlite:///{state / 'catalog.db'}"})
     store = config.store.model_copy(update={"url": config.store.url or f"file://{state / 'store'}"})
-    residency = config.residency
-    if residency.disk_directory is not None:
-        residency = residency.model_copy(update={"disk_directory": base / residency.disk_directory.expanduser()})
+    cache = config.residency.disk_directory or state / "cache"
+    residency = config.residency.model_copy(update={"disk_directory": base / cache.expanduser()})
     router = config.router
     if router.adapter_root is not None:
         router = router.model_copy(update={"adapter_root": base / router.adapter_root.expanduser()})

@@ -140,10 +140,12 @@ class LocalCluster:
 
 
 def _with_places(config: ClusterConfig, folder: Path) -> ClusterConfig:
-    """With a catalog and a store; those that are named nowhere end with the cluster."""
+    """With a catalog, a store and a disk cache; those that are named nowhere end with the cluster."""
     catalog = config.catalog.model_copy(update={"url": config.catalog.url or f"sqlite:///{folder / 'catalog.db'}"})
     store = config.store.model_copy(update={"url": config.store.url or f"file://{folder / 'store'}"})
-    return config.model_copy(update={"catalog": catalog, "store": store})
+    cache = config.residency.disk_directory or folder / "cache"
+    residency = config.residency.model_copy(update={"disk_directory": cache})
+    return config.model_copy(update={"catalog": catalog, "store": store, "residency": residency})
 
 
 async def _status_of(session: aiohttp.ClientSession, url: str) -> str:

@@ -301,7 +301,7 @@ def test_nothing_is_left_of_them(fleet: Fleet):
     gauges = metrics_of(fleet)
     for tier in ("host", "disk"):
         assert gauges["prelude_worker_adapter_tier_bytes", tier] == 0
-    assert not list(Path("/dev/shm").glob(f"prelude-{fleet.worker}-*/*/*"))
+    assert not list(Path("/dev/shm").glob(f"prelude-adapters-{fleet.worker}-*/*/*"))
 
 
 async def idle(fleet: Fleet) -> bool:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
+import tempfile
 from pathlib import Path
 
 import pytest
 
 from cluster import log, worker_agent
 from cluster.cli import main
+from cluster.locked_folder import LockedFolder
 from cluster.worker_agent import WorkerAgent
 
 MODEL = {
@@ -52,3 +55,24 @@ def test_a_worker_of_another_role_is_not_run(role: str, agents: list[WorkerAgent
     assert f"no {role} worker called '{other}'; there is {role[0]}" in capsys.readouterr().err
     assert caught.value.code == 2
     assert agents == []
+
+
+def test_scratch_folders_do_not_outlive_their_workers(agents: list[WorkerAgent], tmp_path: Path, monkeypatch):
+    temporary = tmp_path / "temporary"
+    (temporary / "prelude-other").mkdir(parents=True)
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    given = tmp_path / "given"
+    left = LockedFolder("prelude-scratch-", "d", temporary)
+    os.close(left._descriptor)  # as by a kill
+    assert left.path.is_dir()
+
+    def run(agent: WorkerAgent) -> None:
+        assert not left.path.exists()
+        assert agent.scratch == given or agent.scratch.is_dir()
+        agents.append(agent)
+
+    monkeypatch.setattr(worker_agent, "run_agent", run)
+    main(["decode-worker", "--name", "d"])
+    main(["decode-worker", "--name", "d", "--scratch", str(given)])
+    assert [agent.scratch.parent for agent in agents] == [temporary, tmp_path]
+    assert [path.name for path in temporary.iterdir()] == ["prelude-other"]

@@ -8,6 +8,7 @@ import pytest
 
 from cluster.config_file import dump_cluster_config, load_cluster_config
 from cluster.errors import ConfigError
+from cluster.local import LocalCluster
 from cluster.ports import with_ports
 from cluster.worker_agent import engine_spec
 
@@ -48,6 +49,15 @@ def test_the_root_of_adapters_starts_there_too(tmp_path: Path):
     assert (load(tmp_path, GOOD).router.adapter_root, load(tmp_path, GOOD).router.management) == (None, False)
     dump_cluster_config(config, tmp_path / "again.yaml")
     assert load_cluster_config(tmp_path / "again.yaml") == config
+
+
+def test_the_disk_cache_outlives_a_cluster(tmp_path: Path):
+    """Whether or not it is named, it is in no folder that is removed at the end."""
+    assert load(tmp_path, GOOD).residency.disk_directory == tmp_path / ".prelude" / "cache"
+    named = load(tmp_path, GOOD + "residency: {disk_directory: fast/disk}\n")
+    assert named.residency.disk_directory == tmp_path / "fast" / "disk"
+    for config in (named, load(tmp_path, GOOD)):
+        assert LocalCluster(config, tmp_path / "logs").config.residency == config.residency
 
 
 def test_a_worker_overrides_the_engine(tmp_path: Path):

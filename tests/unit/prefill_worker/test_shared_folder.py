@@ -44,12 +44,21 @@ def test_a_killed_agents_folder_is_swept_and_a_living_ones_is_not():
 
 
 def test_what_is_no_folder_of_ours_is_left_alone(tmp_path: Path):
-    (tmp_path / "prelude-file").write_text("a file")
+    (tmp_path / "prelude-adapters-file").write_text("a file")
     (tmp_path / "other").mkdir()
     (tmp_path / "target").mkdir()
-    (tmp_path / "prelude-link").symlink_to(tmp_path / "target")
+    (tmp_path / "prelude-adapters-link").symlink_to(tmp_path / "target")
+    for name in ("prelude-x8f3k2", "prelude-upload-1", "prelude-adapters-of-somebody"):  # as where TMPDIR is /dev/shm
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "file").write_text("another program's")
     assert sweep_abandoned(tmp_path) == []
-    assert len(list(tmp_path.iterdir())) == 4
+    assert len(list(tmp_path.rglob("*"))) == 10
+
+
+def test_one_that_was_never_marked_is_swept(tmp_path: Path):
+    (tmp_path / "prelude-adapters-w-0123456789ab").mkdir()
+    assert len(sweep_abandoned(tmp_path)) == 1
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_it_is_for_this_user_only(tmp_path: Path):
