@@ -42,11 +42,15 @@ class ControlService(WorkerControlServicer):
         deadline_s = request.deadline_s or _DEADLINE_S
         async with _told(context, f"the adapter was not resident within {deadline_s:g} s"):
             return await self._agent.ensure_adapter(
-                request.revision_id, request.tier, deadline_s, is_prewarm=request.prewarm
+                request.revision_id,
+                request.tier,
+                deadline_s,
+                is_prewarm=request.prewarm,
+                not_in_engine=request.not_in_engine,
             )
 
     async def PinAdapter(self, request, context) -> pb.PinAdapterResponse:
-        await self._check_takes_adapters(context)
+        await (self._check_takes_adapters if request.pinned else self._check_holds_adapters)(context)
         deadline_s = request.deadline_s or _DEADLINE_S
         async with _told(context, f"the adapter was not resident within {deadline_s:g} s"):
             await self._agent.pin_adapter(request.revision_id, request.pinned, deadline_s)

@@ -95,9 +95,12 @@ class WorkerAgent:
     # What the control service asks of workers that hold adapters, and of no others.
 
     async def ensure_adapter(
-        self, revision_id: str, tier: pb.Tier, deadline_s: float, *, is_prewarm: bool
+        self, revision_id: str, tier: pb.Tier, deadline_s: float, *, is_prewarm: bool, not_in_engine: bool
     ) -> pb.EnsureAdapterResponse:
-        """Bring a revision to a tier. Raises AdapterError, EngineError or TimeoutError."""
+        """Bring a revision to a tier, again if the engine was found not to have it.
+
+        Raises AdapterError, EngineError or TimeoutError.
+        """
         raise NotImplementedError
 
     async def pin_adapter(self, revision_id: str, pinned: bool, deadline_s: float) -> None:
@@ -135,8 +138,8 @@ class WorkerAgent:
             if stop in done:
                 log.info("stopping")
                 await self.drain(self.config.router.drain_timeout_s)
-                # Whatever does not end in time ends with the process, the engine included.
-                asyncio.get_running_loop().call_later(_STOP_LIMIT_S, os._exit, 1)
+            # Whatever does not end in time ends with the process, the engine included.
+            asyncio.get_running_loop().call_later(_STOP_LIMIT_S, os._exit, 1)
             for task in (stop, *tasks):
                 task.cancel()
             results = await asyncio.gather(*tasks, return_exceptions=True)

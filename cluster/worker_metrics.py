@@ -85,7 +85,9 @@ class ResidencyMetrics:
             "adapter_loads", "Attempts to load an adapter, by result: ok or a code", "source", "result"
         )
         self._evictions = counter("adapter_evictions", "Adapters that had to make room", "tier")
-        self._disk_failures = counter("adapter_disk_cache_failures", "Adapters that could not be kept on disk")
+        self._disk_failures = counter(
+            "adapter_disk_cache_failures", "Adapters that could not be kept on disk, or deleted there"
+        )
         self._hits = counter("adapter_lease_hits", "Requests that found their adapter resident").labels(
             *self._fixed.values()
         )

@@ -8,7 +8,9 @@ from typing import Any
 
 import aiohttp
 
-from engine.errors import EngineRefused, EngineUnreachable
+from engine.errors import AdapterNotTaken, EngineRefused, EngineUnreachable
+
+_IDLE_S = 2.0  # that a connection is kept: SGLang closes it after 5, and a load that meets that would look like a death
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +29,8 @@ class EngineClient:
     def __init__(self, url: str, timeout_s: float = 10.0) -> None:
         self._url = url
         self._timeout_s = timeout_s
-        self._session = aiohttp.ClientSession()
+        connector = aiohttp.TCPConnector(keepalive_timeout=_IDLE_S)
+        self._session = aiohttp.ClientSession(connector=connector)
 
     async def aclose(self) -> None:
         """Close all connections."""
@@ -51,12 +54,12 @@ class EngineClient:
         return EngineLoad(*totals)
 
     async def load_adapter(self, revision_id: str, directory: Path, timeout_s: float) -> None:
-        """Load a serving directory under the revision's id. Raises EngineRefused with the engine's reason."""
+        """Load a serving directory under the revision's id. Raises AdapterNotTaken with the engine's reason."""
         body = {"lora_name": revision_id, "lora_path": str(directory)}
         answer = await self._call("POST", "/load_lora_adapter", body, timeout_s)
         # An earlier call that timed out here may still have succeeded there.
         if not answer["success"] and revision_id not in await self.loaded_adapters():
-            raise EngineRefused(answer["error_message"])
+            raise AdapterNotTaken(answer["error_message"])
 
     async def unload_adapter(self, revision_id: str, timeout_s: float) -> None:
         """Take a revision out of the engine; one that it does not hold is fine.

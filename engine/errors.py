@@ -13,5 +13,9 @@ class EngineRefused(EngineError):
     """The engine answered a control request with a refusal."""
 
 
+class AdapterNotTaken(EngineRefused):
+    """The engine has looked at an adapter and does not take it."""
+
+
 class EngineUnreachable(EngineError):
     """The engine's HTTP server does not answer."""

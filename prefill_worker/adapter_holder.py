@@ -72,10 +72,12 @@ class AdapterHolder(WorkerAgent):
             self._residency.engine_up()
 
     async def ensure_adapter(
-        self, revision_id: str, tier: pb.Tier, deadline_s: float, *, is_prewarm: bool
+        self, revision_id: str, tier: pb.Tier, deadline_s: float, *, is_prewarm: bool, not_in_engine: bool
     ) -> pb.EnsureAdapterResponse:
         wanted = Tier.DISK if tier == pb.TIER_DISK else Tier.HOST
-        ensured = await self._holding(wanted).ensure(revision_id, wanted, deadline_s, is_prewarm=is_prewarm)
+        ensured = await self._holding(wanted).ensure(
+            revision_id, wanted, deadline_s, is_prewarm=is_prewarm, not_in_engine=not_in_engine
+        )
         return pb.EnsureAdapterResponse(load_s=ensured.load_s, lease_s=ensured.lease_s)
 
     async def pin_adapter(self, revision_id: str, pinned: bool, deadline_s: float) -> None:

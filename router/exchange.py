@@ -69,6 +69,7 @@ class Exchange:
         self._holds: list[Hold] = []  # this sequence's places on its workers
         self._tried: set[tuple[str, str, str, str]] = set()  # placements, by names and incarnations
         self._suspects: set[str] = set()  # workers that failed
+        self._lacking: set[str] = set()  # workers whose engine has said that it does not have the adapter
         request.sequences.append(self._state)
 
     async def __aenter__(self) -> Exchange:
@@ -132,12 +133,14 @@ class Exchange:
         timeout_s = self._backends.config.adapter_timeout_s
         outcomes = self._backends.metrics.ensured_adapters
         try:
+            name = placement.prefill.name
             load_s = await self._backends.fleet.ensure_adapter(
-                placement.prefill.name, self._order.revision_id, timeout_s
+                name, self._order.revision_id, timeout_s, not_in_engine=name in self._lacking
             )
         except RouterError as error:
             outcomes.labels(error.code).inc()
             raise
+        self._lacking.discard(name)
         outcomes.labels("loaded" if load_s else "resident").inc()
         self._state.ensure_adapter_s = loop.time() - began_at
         self._backends.metrics.ensure_adapter.observe(self._state.ensure_adapter_s)
@@ -217,7 +220,9 @@ class Exchange:
         return NoWorkerAvailable(f"no {what} can take the request now; try again soon")
 
     def _note(self, error: ExchangeError, placement: Placement) -> None:
-        if not isinstance(error, AdapterNotResident):  # loading it again, on the same workers, is the cure for that
+        if isinstance(error, AdapterNotResident):  # loading it again, on the same workers, is the cure for that
+            self._lacking.add(error.worker)
+        else:
             self._tried.add(_key(placement))
             self._suspects.add(error.worker)
 

@@ -88,12 +88,15 @@ class Fleet:
         watch.check(self._views[view.name])
         return watch
 
-    async def ensure_adapter(self, worker: str, revision_id: str, timeout_s: float, *, prewarm: bool = False) -> float:
+    async def ensure_adapter(
+        self, worker: str, revision_id: str, timeout_s: float, *, prewarm: bool = False, not_in_engine: bool = False
+    ) -> float:
         """Makes a revision resident on a worker; seconds that loading took. A prewarm comes after what requests await.
 
-        Raises RouterError.
+        `not_in_engine`: the worker's engine has just said that it does not have it. Raises RouterError.
         """
-        return await self._links[worker].ensure_adapter(revision_id, timeout_s, prewarm=prewarm)
+        link = self._links[worker]
+        return await link.ensure_adapter(revision_id, timeout_s, prewarm=prewarm, not_in_engine=not_in_engine)
 
     async def pin_adapter(self, worker: str, revision_id: str, pinned: bool, timeout_s: float) -> None:
         """Makes a revision resident on a worker and keeps it there, or lets it go again. Raises RouterError."""

@@ -67,13 +67,19 @@ class WorkerLink:
                 await asyncio.sleep(_RETRY_S[min(num_failures, len(_RETRY_S) - 1)])
                 num_failures += 1
 
-    async def ensure_adapter(self, revision_id: str, timeout_s: float, *, prewarm: bool = False) -> float:
+    async def ensure_adapter(
+        self, revision_id: str, timeout_s: float, *, prewarm: bool = False, not_in_engine: bool = False
+    ) -> float:
         """Makes a revision resident; seconds that loading took. A prewarm comes after what requests wait for.
 
-        Raises RouterError.
+        `not_in_engine`: the engine has just said that it does not have it. Raises RouterError.
         """
         request = control.EnsureAdapterRequest(
-            revision_id=revision_id, deadline_s=timeout_s, tier=control.TIER_HOST, prewarm=prewarm
+            revision_id=revision_id,
+            deadline_s=timeout_s,
+            tier=control.TIER_HOST,
+            prewarm=prewarm,
+            not_in_engine=not_in_engine,
         )
         return (await self._asked("EnsureAdapter", request, timeout_s)).load_s
 

@@ -32,6 +32,7 @@ log = logging.getLogger(__name__)
 _OBJECT_NAME = re.compile(r"sha256-([0-9a-f]{64})")
 _LEFT_OVER_NAME = re.compile(r"\.sha256-[0-9a-f]{64}\.[0-9a-f]{32}")
 _RETRY_AFTER_S = 5.0
+_MOST_FAILURES = 8  # of deleting, for one victim
 
 
 @dataclass(eq=False, slots=True)
@@ -46,7 +47,10 @@ class DiskEntry:
 
 
 class DiskCache:
-    """Owner of the folder. A budget of 0 keeps nothing. `changed` is told of revisions: (come, gone)."""
+    """Owner of the folder. A budget of 0 keeps nothing. `changed` is told of revisions: (come, gone).
+
+    `on_failed` is told of files that the disk does not delete. They stay, and so do their bytes in what is used.
+    """
 
     def __init__(
         self,
@@ -56,6 +60,7 @@ class DiskCache:
         is_pinned: Callable[[str], bool],
         changed: Callable[[list[str], list[str]], None],
         on_evicted: Callable[[], None],
+        on_failed: Callable[[], None],
     ) -> None:
         self.folder = folder
         self.budget_bytes = budget_bytes
@@ -64,6 +69,7 @@ class DiskCache:
         self._is_pinned = is_pinned
         self._changed = changed
         self._on_evicted = on_evicted
+        self._on_failed = on_failed
         self._entries: OrderedDict[str, DiskEntry] = OrderedDict()  # the least recently used first
         self._touched: dict[str, None] = {}  # used since their modification times were last set, in that order
         self._newest_ns = 0
@@ -106,7 +112,7 @@ class DiskCache:
 
     @contextmanager
     def reading(self, revision_id: str) -> Iterator[Iterator[bytes | Envelope]]:
-        """Its content, to be read in a thread; inside, it is not evicted. Reading raises StoreCorrupt and OSError."""
+        """Its content, to be read in a thread; inside, it is not evicted. Reading raises StoreCorrupt."""
         entry = self._entries[revision_id]
         entry.num_readers += 1
         try:
@@ -124,7 +130,12 @@ class DiskCache:
         """
         if (there := self._entries.get(revision_id)) is not None:
             await there.settled.wait()  # being written or deleted, unless it is simply there
-            return
+            if there.is_written or self._entries.get(revision_id) is not there:
+                return
+            if error := await self._delete(there, is_sound=False):  # a damaged one that could not be deleted
+                raise self._unwritable(error) from error
+            if revision_id in self._entries:  # another one writes it
+                return
         num_bytes = content_bytes + ENVELOPE_BYTES
         if num_bytes > self.budget_bytes:
             raise AdapterTooLarge(
@@ -162,19 +173,20 @@ class DiskCache:
         self._changed([revision_id], [])
 
     async def remove(self, revision_id: str) -> bool:
-        """Delete a revision's file; False where there is none. Raises AdapterInUse."""
+        """Delete a revision's file; False where there is none. Raises AdapterInUse and DiskCacheFull."""
         entry = self._entries.get(revision_id)
         if entry is None:
             return False
         if not entry.is_written or entry.num_readers:
             raise AdapterInUse(f"{revision_id} is being copied to or from the disk; try again")
-        await self._delete(entry)
+        if error := await self._delete(entry):
+            raise self._unwritable(error) from error
         return True
 
     async def drop_damaged(self, revision_id: str) -> None:
         """Delete a file that is not what it should be, whoever reads it."""
         if (entry := self._entries.get(revision_id)) is not None and entry.is_written:
-            await self._delete(entry)
+            await self._delete(entry, is_sound=False)
 
     async def _write_in_thread(self, entry: DiskEntry, content: Callable[[], Iterable[bytes | Envelope]]) -> None:
         uses, begin_ns = self._take_uses()
@@ -195,23 +207,49 @@ class DiskCache:
 
     async def _evict_one(self) -> int:
         """Delete the least recently used file that may go; its bytes, 0 where there is none."""
-        for entry in self._entries.values():
-            if entry.is_written and not entry.num_readers and not self._is_pinned(entry.revision_id):
+        for _ in range(_MOST_FAILURES):
+            victims = (entry for entry in self._entries.values() if self._may_go(entry))
+            if (entry := next(victims, None)) is None:
                 break
-        else:
-            return 0
-        await self._delete(entry)
-        self._on_evicted()
-        return entry.num_bytes
+            if await self._delete(entry) is None:
+                self._on_evicted()
+                return entry.num_bytes
+        return 0
 
-    async def _delete(self, entry: DiskEntry) -> None:
+    def _may_go(self, entry: DiskEntry) -> bool:
+        return entry.is_written and not entry.num_readers and not self._is_pinned(entry.revision_id)
+
+    async def _delete(self, entry: DiskEntry, *, is_sound: bool = True) -> OSError | None:
+        """Delete a file. Where the disk refuses that, why: a sound one is there as before, then, and used last."""
         entry.settled.clear()
         entry.is_written = False  # nobody finds it any more; its bytes count until they are free
         self._changed([], [entry.revision_id])
+        errors: list[OSError] = []
+
+        def delete() -> None:
+            try:
+                self._path(entry.revision_id).unlink(missing_ok=True)
+            except OSError as error:
+                errors.append(error)
+
         try:
-            await self._threads.run_to_end(lambda: self._path(entry.revision_id).unlink(missing_ok=True))
+            await self._threads.run_to_end(delete)
         finally:
-            self._forget(entry)
+            if errors:
+                self._keep(entry, errors[0], is_sound)
+            else:
+                self._forget(entry)
+        return errors[0] if errors else None
+
+    def _keep(self, entry: DiskEntry, error: OSError, is_sound: bool) -> None:
+        fields = {"revision": entry.revision_id, "error": str(error)}
+        log.warning("the disk does not delete a file", extra={"fields": fields})
+        self._on_failed()
+        self._entries.move_to_end(entry.revision_id)  # others are tried before it; once the disk is well, it goes, too
+        if is_sound:
+            entry.is_written = True
+            self._changed([entry.revision_id], [])
+        entry.settled.set()
 
     def _forget(self, entry: DiskEntry) -> None:
         if self._entries.get(entry.revision_id) is entry:

@@ -6,7 +6,8 @@
     │   ├── HostMemoryFull     503  host memory is full of adapters that are in use, leased or pinned
     │   └── DiskCacheFull      503  the same of the disk
     ├── PinsExceedBudget       409  the pinned adapters would not fit in host memory
-    └── AdapterInUse           409  it cannot be evicted: it is used, leased, pinned or being loaded
+    ├── AdapterInUse           409  it cannot be evicted: it is used, leased, pinned or being loaded
+    └── AdapterRefusedByEngine 422  the engine has looked at it and does not take it
 
 An adapter that is larger than a whole tier is an `AdapterTooLarge`. Every message names the value and the remedy.
 """
@@ -47,3 +48,10 @@ class AdapterInUse(AdapterError):
 
     code = "adapter_in_use"
     http_status = 409
+
+
+class AdapterRefusedByEngine(AdapterError):
+    """The engine does not take an adapter that this worker found right. The message has the engine's reason."""
+
+    code = "adapter_refused_by_engine"
+    http_status = 422

@@ -18,7 +18,7 @@ import logging
 import shutil
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -187,6 +187,13 @@ class HostMemory:
                 entry.state = HostState.IN_MEMORY
         self._tell()
 
+    def not_in_engine(self, revision_id: str) -> None:
+        """The engine has said that it does not have a revision, whatever it was told to load."""
+        if (entry := self.resident(revision_id)) is not None:
+            entry.state = HostState.IN_MEMORY
+            self._on_out_of_engine(revision_id)
+            self._tell()
+
     async def evict(self, revision_id: str) -> bool:
         """Take out an adapter; False where there is none. Raises AdapterInUse, and EngineError."""
         while (entry := await self.settled(revision_id)) is not None and entry.num_holds:
@@ -252,13 +259,15 @@ class HostMemory:
     async def _evict_now(self, entry: HostEntry, before: HostState) -> bool:
         # The engine loads what it has once known again by itself, from the folder that it knows, if a request comes.
         hidden = entry.directory.with_name(f"{entry.directory.name}.evicting")
-        entry.directory.rename(hidden)
         try:
+            with suppress(FileNotFoundError):  # somebody has removed it: the engine cannot load it again either
+                entry.directory.rename(hidden)
             if entry.may_be_in_engine:
                 await self._unload(entry.revision_id)
-        except EngineError as error:
+        except Exception as error:
             log.debug("not evicted", extra={"fields": {"revision": entry.revision_id, "reason": str(error)}})
-            hidden.rename(entry.directory)
+            with suppress(FileNotFoundError):
+                hidden.rename(entry.directory)
             # An engine that ended meanwhile has made it another one's; one that does not answer may have unloaded it.
             still_there = before is HostState.RESIDENT and entry.may_be_in_engine and "is in use" in str(error)
             if before is HostState.RESIDENT and not still_there:
@@ -266,6 +275,8 @@ class HostMemory:
             entry.state = HostState.RESIDENT if still_there else HostState.IN_MEMORY
             self._entries.move_to_end(entry.revision_id)  # it is being used
             self._tell()
+            if not isinstance(error, EngineError):
+                raise
             return False
         if before is HostState.RESIDENT:
             self._on_out_of_engine(entry.revision_id)

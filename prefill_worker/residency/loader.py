@@ -14,10 +14,10 @@ from adapters.store import AdapterStore, Envelope, RevisionNotStored, StoreCorru
 from adapters.store.envelope import ENVELOPE_BYTES
 from cluster.worker_metrics import ResidencyMetrics
 from engine.client import EngineClient
-from engine.errors import EngineError, EngineRefused, EngineUnreachable
+from engine.errors import AdapterNotTaken, EngineError, EngineUnreachable
 from prefill_worker.residency.acceptance import Acceptance
 from prefill_worker.residency.disk_cache import DiskCache
-from prefill_worker.residency.errors import HostMemoryFull
+from prefill_worker.residency.errors import AdapterRefusedByEngine, HostMemoryFull
 from prefill_worker.residency.host_memory import HostEntry, HostMemory, HostState
 from prefill_worker.residency.load_queue import Load
 from prefill_worker.residency.objects import content_in_memory, is_no_room, write_content
@@ -95,7 +95,7 @@ class AdapterLoader:
             try:
                 with self._disk.reading(revision_id) as content:
                     return await self._fill(load, "disk", self._disk.content_bytes(revision_id), lambda: content)
-            except (StoreCorrupt, OSError) as error:
+            except StoreCorrupt as error:  # errors of writing are not the disk's
                 fields = {"revision": revision_id, "error": str(error)}
                 log.warning("damaged in the disk cache; it is fetched again", extra={"fields": fields})
                 self._metrics.count_load("disk", "damaged")
@@ -142,9 +142,13 @@ class AdapterLoader:
             entry.may_be_in_engine = True
             try:
                 await self._engine.load_adapter(entry.revision_id, entry.directory, _ENGINE_TIMEOUT_S)
-            except EngineRefused:
+            except AdapterNotTaken as error:
+                is_whole = entry.packed.is_file()
                 await self._host.discard(entry)
-                raise
+                if not is_whole:  # somebody has removed it: it is not the adapter's fault
+                    raise
+                reason = str(error).replace(str(entry.directory), entry.revision_id)
+                raise AdapterRefusedByEngine(f"the engine does not take {entry.revision_id}: {reason}") from error
             if engine_number != self._engine_number:
                 raise EngineUnreachable("the engine ended while the adapter was being loaded")
             self._host.settle(entry, HostState.RESIDENT)

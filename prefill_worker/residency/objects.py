@@ -32,8 +32,15 @@ def chunks_of(path: Path) -> Iterator[bytes]:
 
 
 def checked_content(path: Path, revision_id: str) -> Iterator[bytes | Envelope]:
-    """The content of an object in a file, and its envelope. Raises StoreCorrupt and OSError."""
-    return content_of(chunks_of(path), str(path), revision_id)
+    """The content of an object in a file, and its envelope. Raises StoreCorrupt, also where it cannot be read."""
+    return content_of(_read(path), str(path), revision_id)
+
+
+def _read(path: Path) -> Iterator[bytes]:
+    try:
+        yield from chunks_of(path)
+    except OSError as error:
+        raise StoreCorrupt(f"{path} cannot be read ({error.strerror})") from error
 
 
 def write_content(

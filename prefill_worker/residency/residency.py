@@ -78,6 +78,7 @@ class Residency:
             is_pinned=lambda revision_id: revision_id in self._host.pins,
             changed=hub.change_on_disk,
             on_evicted=lambda: metrics.count_eviction("disk"),
+            on_failed=metrics.count_disk_failure,
         )
         self._loader = AdapterLoader(
             open_store,
@@ -94,6 +95,7 @@ class Residency:
         self._to_disk: dict[str, None] = {}  # revisions to be written behind, in order
         self._has_to_disk = asyncio.Event()
         self._pins_due = asyncio.Event()
+        self._pinned: set[str] = set()  # of the host's pins those whose call has succeeded
         metrics.watch(
             lambda: {
                 "host": TierFigures(len(self._host), self._host.used_bytes, self._host.budget_bytes),
@@ -143,12 +145,22 @@ class Residency:
 
     # What others ask for.
 
-    async def ensure(self, revision_id: str, tier: Tier, deadline_s: float, *, is_prewarm: bool = False) -> Ensured:
-        """Return once the revision is there.
+    async def ensure(
+        self,
+        revision_id: str,
+        tier: Tier,
+        deadline_s: float,
+        *,
+        is_prewarm: bool = False,
+        not_in_engine: bool = False,
+    ) -> Ensured:
+        """Return once the revision is there. `not_in_engine`: the engine has just said that it does not have it.
 
         Raises AdapterError (retryable ones at the deadline only, but for full queues), EngineError when the engine
         cannot take it, TimeoutError.
         """
+        if not_in_engine:
+            self._host.not_in_engine(revision_id)
         entry = self._host.resident(revision_id)
         if tier is Tier.HOST and entry is not None:
             self._host.use(entry, self._settings.lease_s)
@@ -176,7 +188,6 @@ class Residency:
         Raises PinsExceedBudget, and what `ensure` raises; then it is as pinned as it was before.
         """
         _check(revision_id)
-        is_new = revision_id not in self._host.pins
         loop = asyncio.get_running_loop()
         deadline = loop.time() + deadline_s
         async with asyncio.timeout_at(deadline):
@@ -185,12 +196,17 @@ class Residency:
         try:
             await self.ensure(revision_id, Tier.HOST, deadline - loop.time())
         except BaseException:
-            if is_new:
+            if revision_id not in self._pinned:
                 self._host.unpin(revision_id)
             raise
+        self._host.pin(
+            revision_id, content_bytes
+        )  # again: another call, with an earlier deadline, may have given it up
+        self._pinned.add(revision_id)
 
     def unpin(self, revision_id: str) -> None:
         """Leave a revision to eviction again. One that is not pinned is fine."""
+        self._pinned.discard(revision_id)
         self._host.unpin(revision_id)
 
     async def evict(self, revision_id: str, from_disk: bool) -> bool:

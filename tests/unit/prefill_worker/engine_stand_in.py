@@ -14,6 +14,7 @@ from typing import Any
 
 from aiohttp import web
 
+from adapters.errors import AdapterMissing
 from adapters.packed import PackedRevision, read_packed
 
 
@@ -24,6 +25,8 @@ class EngineStandIn:
         self.held: dict[str, PackedRevision] = {}
         self.in_use: set[str] = set()
         self.refused: dict[str, str] = {}  # revisions that it does not load, and why
+        self.refused_folders: list[str] = []
+        self.connections: set[tuple[str, int]] = set()  # on which it was asked what it holds
         self.calls: list[tuple[str, str]] = []
         self.load_s = 0.0
         self.num_loading = 0
@@ -71,12 +74,17 @@ class EngineStandIn:
             await self.may_answer.wait()
             await asyncio.sleep(self.load_s)
             if revision_id in self.refused:
-                return _answer(False, self.refused[revision_id])
+                self.refused_folders.append(body["lora_path"])
+                return _answer(False, f"{self.refused[revision_id]} ({body['lora_path']})")
             if revision_id in self.held:
                 return _answer(False, f"LoRA with name {revision_id} already exists.")
             folder = Path(body["lora_path"])
+            try:
+                held = read_packed(folder / "packed.safetensors")
+            except AdapterMissing as error:
+                return _answer(False, str(error))
             assert (folder / "adapter_config.json").is_file()
-            self.held[revision_id] = read_packed(folder / "packed.safetensors")
+            self.held[revision_id] = held
             return _answer(True)
         finally:
             self.num_loading -= 1
@@ -91,7 +99,8 @@ class EngineStandIn:
             return _answer(False, f"LoRA with name {revision_id} does not exist.")
         return _answer(True)
 
-    async def _models(self, _request: web.Request) -> web.Response:
+    async def _models(self, request: web.Request) -> web.Response:
+        self.connections.add(request.get_extra_info("peername"))
         models: list[dict[str, Any]] = [{"id": "base", "parent": None}]
         return web.json_response({"data": models + [{"id": each, "parent": "base"} for each in self.held]})
 

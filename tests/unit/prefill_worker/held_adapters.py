@@ -102,6 +102,10 @@ class Worker:
     def shared(self) -> Path:
         return self.residency._folder.path
 
+    def folders(self) -> list[Path]:
+        """Of adapters in host memory."""
+        return [path for path in self.shared.iterdir() if path.is_dir()]
+
     def host_bytes(self) -> int:
         return sum(path.lstat().st_blocks * 512 for path in self.shared.rglob("*") if path.is_file())
 

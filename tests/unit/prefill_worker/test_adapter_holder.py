@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import json
 import os
@@ -163,14 +164,22 @@ def test_what_goes_wrong_says_whether_and_when_to_try_again(stored: StoredAdapte
             await running.ensure(c)
 
             running.engine.refused[d] = "no"
-            async with refused(grpc.StatusCode.UNAVAILABLE, "no") as metadata:
+            async with refused(grpc.StatusCode.FAILED_PRECONDITION, "the engine does not take") as metadata:
                 await running.ensure(d)
-            assert ERROR_CODE_KEY not in metadata
+            assert (metadata[ERROR_CODE_KEY], metadata[HTTP_STATUS_KEY]) == ("adapter_refused_by_engine", "422")
+            running.engine.held.clear()
+            assert (await running.ensure(a)).load_s == 0
+            request = pb.EnsureAdapterRequest(revision_id=a, not_in_engine=True)
+            assert (await running.control.EnsureAdapter(request)).load_s > 0
+            assert set(running.engine.held) == {a}
+            await running.control.PinAdapter(pb.PinAdapterRequest(revision_id=a, pinned=True))
             running.agent.hub.update(draining=True)
             async with refused(grpc.StatusCode.UNAVAILABLE, "is draining"):
                 await running.ensure(a)
             async with refused(grpc.StatusCode.UNAVAILABLE, "is draining"):
                 await running.control.PinAdapter(pb.PinAdapterRequest(revision_id=a, pinned=True))
+            await running.control.PinAdapter(pb.PinAdapterRequest(revision_id=a, pinned=False))
+            assert running.agent._residency._host.pins == {}  # type: ignore[union-attr]
 
     asyncio.run(scenario())
 
@@ -310,5 +319,38 @@ def test_the_whole_agent_starts_serves_and_stops(stored: StoredAdapters, tmp_pat
             await asyncio.wait_for(running, 10)
             assert not folder.exists()
             assert len(list((tmp_path / "scratch" / "adapters").iterdir())) == 1
+
+    asyncio.run(scenario())
+
+
+def test_an_agent_whose_own_task_fails_does_not_wait_for_the_others_for_ever(
+    stored: StoredAdapters, tmp_path: Path, monkeypatch
+):
+    exits: list[int] = []
+
+    class SupervisorStandIn:
+        def __init__(self, *_arguments) -> None:
+            pass
+
+        async def run(self) -> None:
+            raise RuntimeError("unforeseen")
+
+    class StuckAgent(UnifiedAgent):
+        async def run_role(self) -> None:
+            while not exits:
+                with contextlib.suppress(asyncio.CancelledError):
+                    await asyncio.sleep(0.01)
+
+    monkeypatch.setattr(worker_agent, "EngineSupervisor", SupervisorStandIn)
+    monkeypatch.setattr(worker_agent, "_STOP_LIMIT_S", 0.2)
+    monkeypatch.setattr(worker_agent.os, "_exit", exits.append)
+
+    async def scenario() -> None:
+        async with engine_stand_in() as engine:
+            agent = StuckAgent(configured(stored, tmp_path, "unified", engine), "w", tmp_path / "scratch")
+            with pytest.raises(SystemExit):
+                async with asyncio.timeout(5):
+                    await agent.run()
+            assert exits == [1]
 
     asyncio.run(scenario())

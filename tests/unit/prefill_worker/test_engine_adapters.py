@@ -41,3 +41,22 @@ def test_twice_is_as_good_as_once(stored: StoredAdapters, tmp_path: Path):
                 await client.aclose()
 
     asyncio.run(scenario())
+
+
+def test_a_connection_is_given_up_before_the_engine_closes_it():
+    """Which it does after 5 s: a load that is sent meanwhile would look like the engine's death."""
+
+    async def scenario() -> None:
+        async with engine_stand_in() as engine:
+            client = EngineClient(engine.url)
+            try:
+                for _ in range(2):
+                    await client.loaded_adapters()
+                assert len(engine.connections) == 1
+                await asyncio.sleep(3)
+                await client.loaded_adapters()
+                assert len(engine.connections) == 2
+            finally:
+                await client.aclose()
+
+    asyncio.run(scenario())

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import random
 import resource
+import shutil
 import threading
 import time
 from pathlib import Path
@@ -23,11 +25,18 @@ from adapters.errors import (
     InvalidReference,
 )
 from adapters.formats import Limits
-from adapters.random_adapters import write_random_lora, write_random_mixed
+from adapters.random_adapters import write_random_lora
 from adapters.store import RevisionNotStored, StoreCorrupt, StoreUnavailable
-from engine.errors import EngineError, EngineRefused, EngineUnreachable
+from engine.errors import EngineError, EngineUnreachable
 from prefill_worker.residency import Tier
-from prefill_worker.residency.errors import AdapterInUse, DiskCacheFull, HostMemoryFull, LoadQueueFull, PinsExceedBudget
+from prefill_worker.residency.errors import (
+    AdapterInUse,
+    AdapterRefusedByEngine,
+    DiskCacheFull,
+    HostMemoryFull,
+    LoadQueueFull,
+    PinsExceedBudget,
+)
 
 
 def test_a_cold_adapter_becomes_resident(stored: StoredAdapters, tmp_path: Path):
@@ -52,31 +61,6 @@ def test_a_cold_adapter_becomes_resident(stored: StoredAdapters, tmp_path: Path)
             assert worker.reads == [first, second]
             assert worker.value("prelude_worker_adapter_lease_hits_total") == 1
             assert worker.value("prelude_worker_adapter_loads_total", source="store", result="ok") == 2
-
-    asyncio.run(scenario())
-
-
-def test_the_engines_config_is_the_one_of_a_serving_directory(stored: StoredAdapters, tmp_path: Path):
-    """The packed form needs the same words about rank, modules and positions as the unpacked one."""
-    from adapters.formats import read_adapter
-    from adapters.serving import write_for_engine
-
-    directories = [
-        write_random_lora(tmp_path / "q", stored.base, 5, modules=["q_proj"], rank=3),
-        write_random_mixed(tmp_path / "mixed", stored.base, 6, positions="all"),
-        reft_directory(stored.base, tmp_path / "reft"),
-    ]
-
-    async def scenario() -> None:
-        async with running_worker(stored, tmp_path, positions=frozenset({"prefill", "all"})) as worker:
-            for directory in directories:
-                revision_id = stored.add(directory)
-                await worker.residency.ensure(revision_id, Tier.HOST, 5)
-                adapter = read_adapter(directory, stored.base, Limits())
-                wanted = directory.with_name(f"{directory.name}-serving")
-                write_for_engine(adapter, stored.base, "float32", wanted)
-                made = worker.engine.held[revision_id].path.with_name("adapter_config.json")
-                assert json.loads(made.read_text()) == json.loads((wanted / "adapter_config.json").read_text())
 
     asyncio.run(scenario())
 
@@ -212,7 +196,7 @@ def test_what_a_worker_cannot_serve_is_refused_with_the_reason(stored: StoredAda
                 with pytest.raises(error, match=words):
                     await worker.residency.ensure(revision_id, Tier.HOST, 5)
             assert worker.engine.calls == []
-            assert list(worker.shared.iterdir()) == []
+            assert worker.folders() == []
             labels = {"source": "store", "result": "adapter_incompatible"}
             assert worker.value("prelude_worker_adapter_loads_total", **labels) == 4
 
@@ -361,7 +345,7 @@ def test_an_eviction_that_is_cancelled_is_finished(stored: StoredAdapters, tmp_p
             worker.engine.may_answer.set()
             await asyncio.wait([evicting])
             assert worker.hub.resident == set(worker.engine.held) == set()
-            assert list(worker.shared.iterdir()) == []
+            assert worker.folders() == []
 
     asyncio.run(scenario())
 
@@ -420,6 +404,111 @@ def test_pinned_ones_stay(stored: StoredAdapters, tmp_path: Path):
             with pytest.raises(AdapterError):
                 await worker.residency.pin(stored.ids[5], 5)
             assert set(worker.residency._host.pins) == {c}
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("deadline_s", [0.1, 0.3])
+def test_a_pin_that_ends_well_is_kept_whatever_became_of_others(
+    stored: StoredAdapters, tmp_path: Path, deadline_s: float
+):
+    """Of two calls for a new revision one has the earlier deadline, and takes back what it has done."""
+
+    async def scenario() -> None:
+        a, b = stored.ids[:2]
+        async with running_worker(stored, tmp_path, host=1) as worker:
+            worker.engine.may_answer.clear()
+            short = asyncio.create_task(worker.residency.pin(a, 0.2))
+            await asyncio.sleep(0.05)
+            long = asyncio.create_task(worker.residency.pin(a, 5))
+            await asyncio.sleep(deadline_s)
+            if deadline_s > 0.2:
+                assert isinstance(short.exception(), TimeoutError)
+            worker.engine.may_answer.set()
+            await asyncio.gather(short, long, return_exceptions=True)
+            assert long.exception() is None
+            with pytest.raises(AdapterInUse, match="is pinned"):
+                await worker.residency.evict(a, from_disk=False)
+            await worker.engine_ends()
+            with pytest.raises(EngineUnreachable):
+                await worker.residency.pin(a, 5)
+            assert set(worker.residency._host.pins) == {a}  # as before
+            await worker.engine.start()
+            worker.residency.engine_up()
+            await eventually(lambda: worker.hub.resident == {a})
+            worker.residency.unpin(a)
+            await worker.on_disk(a)
+            await worker.residency.ensure(b, Tier.HOST, 5)
+
+    asyncio.run(scenario())
+
+
+def test_what_the_engine_lost_by_itself_is_loaded_again_when_a_router_says_so(stored: StoredAdapters, tmp_path: Path):
+    async def scenario() -> None:
+        a = stored.ids[0]
+        async with running_worker(stored, tmp_path) as worker:
+            await worker.residency.ensure(a, Tier.HOST, 5)
+            worker.engine.held.clear()
+            assert (await worker.residency.ensure(a, Tier.HOST, 5)).load_s == 0
+            assert set(worker.engine.held) == set()  # nobody here can know
+            assert (await worker.residency.ensure(a, Tier.HOST, 5, not_in_engine=True)).load_s > 0
+            assert set(worker.engine.held) == worker.hub.resident == {a}
+            assert worker.reads == [a]
+            await worker.residency.ensure(a, Tier.HOST, 5, not_in_engine=True)  # it has it: no harm
+            assert set(worker.engine.held) == worker.hub.resident == {a}
+            await worker.residency.ensure(stored.ids[1], Tier.HOST, 5, not_in_engine=True)
+
+    asyncio.run(scenario())
+
+
+def test_a_folder_that_somebody_has_removed(stored: StoredAdapters, tmp_path: Path):
+    """It is evicted all the same, and loaded again; the engine's mapping of it outlives it."""
+
+    async def scenario() -> None:
+        a, b = stored.ids[:2]
+        async with running_worker(stored, tmp_path, host=1) as worker:
+            await worker.residency.ensure(a, Tier.HOST, 5)
+            await worker.on_disk(a)
+            shutil.rmtree(worker.folders()[0])
+            worker.engine.in_use.add(a)
+            with pytest.raises(AdapterInUse, match="in use by requests"):
+                await worker.residency.evict(a, from_disk=False)
+            assert worker.hub.resident == {a}
+            worker.engine.in_use.clear()
+            await worker.residency.ensure(b, Tier.HOST, 5)
+            assert worker.hub.resident == set(worker.engine.held) == {b}
+            await worker.on_disk(b)
+            await worker.residency.ensure(a, Tier.HOST, 5)
+
+            await worker.engine_ends()
+            shutil.rmtree(worker.folders()[0])
+            await worker.engine.start()
+            with pytest.raises(EngineError):  # which is no word against the adapter
+                await worker.residency.ensure(a, Tier.HOST, 5)
+            await worker.residency.ensure(a, Tier.HOST, 5)
+
+    asyncio.run(scenario())
+
+
+def test_an_eviction_that_fails_in_an_unknown_way_is_over(stored: StoredAdapters, tmp_path: Path):
+    async def scenario() -> None:
+        a = stored.ids[0]
+        async with running_worker(stored, tmp_path) as worker:
+            await worker.residency.ensure(a, Tier.HOST, 5)
+            await worker.on_disk(a)
+
+            async def unload(_revision_id: str) -> None:
+                raise KeyError("success")
+
+            works, worker.residency._host._unload = worker.residency._host._unload, unload
+            with pytest.raises(KeyError):
+                await worker.residency.evict(a, from_disk=False)
+            worker.residency._host._unload = works
+            assert worker.hub.resident == set()  # nobody knows
+            await worker.residency.ensure(a, Tier.HOST, 5)
+            assert worker.hub.resident == {a}
+            worker.engine.held[a].check_digest()
+            assert await worker.residency.evict(a, from_disk=False)
 
     asyncio.run(scenario())
 
@@ -487,9 +576,12 @@ def test_what_the_engine_refuses_is_told_and_leaves_memory(stored: StoredAdapter
         a, b = stored.ids[:2]
         async with running_worker(stored, tmp_path) as worker:
             worker.engine.refused[a] = "the rank is too large"
-            with pytest.raises(EngineRefused, match="the rank is too large"):
+            with pytest.raises(AdapterRefusedByEngine, match=f"does not take {a}: the rank is too large") as caught:
                 await worker.residency.ensure(a, Tier.HOST, 5)
-            assert list(worker.shared.iterdir()) == []
+            assert (caught.value.code, caught.value.http_status) == ("adapter_refused_by_engine", 422)
+            [folder] = worker.engine.refused_folders
+            assert str(folder) not in str(caught.value)
+            assert worker.folders() == []
             await worker.residency.ensure(b, Tier.HOST, 5)
 
     asyncio.run(scenario())
@@ -720,12 +812,75 @@ def test_shared_memory_with_less_room_than_the_budget(stored: StoredAdapters, tm
             try:
                 with pytest.raises(HostMemoryFull, match=r"has no room .* lower it, or give this worker more"):
                     await worker.residency.ensure(a, Tier.HOST, 0.5)
-                assert list(worker.shared.iterdir()) == []
+                assert worker.folders() == []
                 waiting = asyncio.create_task(worker.residency.ensure(b, Tier.HOST, 10))
                 await asyncio.sleep(0.2)
             finally:
                 resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
             await waiting
+
+    asyncio.run(scenario())
+
+
+def test_a_sound_file_on_disk_outlives_trouble_in_host_memory(stored: StoredAdapters, tmp_path: Path):
+    async def scenario() -> None:
+        a = stored.ids[0]
+        async with running_worker(stored, tmp_path) as worker:
+            await worker.residency.ensure(a, Tier.DISK, 5)
+            soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+            resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, hard))
+            try:
+                with pytest.raises(HostMemoryFull):
+                    await worker.residency.ensure(a, Tier.HOST, 0.5)
+            finally:
+                resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+            assert worker.hub.on_disk == {a}
+            await worker.residency.ensure(a, Tier.HOST, 5)
+            assert worker.reads == [a]
+            assert worker.value("prelude_worker_adapter_loads_total", source="disk", result="damaged") == 0
+
+    asyncio.run(scenario())
+
+
+def test_a_disk_that_does_not_delete(stored: StoredAdapters, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Its files stay usable and keep their place in the budget; adapters load, and the agent lives."""
+    unlink = Path.unlink
+
+    def refuse(path: Path, missing_ok: bool = False) -> None:
+        if path.parent == tmp_path / "disk" and not path.name.startswith("."):
+            raise OSError(errno.EROFS, "Read-only file system")
+        unlink(path, missing_ok)
+
+    async def scenario() -> None:
+        a, b, c = stored.ids[:3]
+        async with running_worker(stored, tmp_path, disk=1) as worker:
+            await worker.residency.ensure(a, Tier.DISK, 5)
+            with monkeypatch.context() as broken:
+                broken.setattr(Path, "unlink", refuse)
+                await worker.residency.ensure(b, Tier.HOST, 5)
+                failures = "prelude_worker_adapter_disk_cache_failures_total"
+                await eventually(lambda: not worker.residency._to_disk and worker.value(failures) >= 2)
+                assert worker.hub.resident == {b}
+                assert worker.hub.on_disk == {a}
+                assert worker.residency._disk.used_bytes == worker.disk_bytes() == stored.object_bytes
+                with pytest.raises(DiskCacheFull, match="the disk has no room"):
+                    await worker.residency.ensure(c, Tier.DISK, 0.3)
+                with pytest.raises(DiskCacheFull, match="mend the disk"):
+                    await worker.residency.evict(a, from_disk=True)
+                await worker.residency.ensure(a, Tier.HOST, 5)
+                assert worker.reads.count(a) == 1
+
+                (worker.disk / a.replace(":", "-")).write_bytes(b"damaged")
+                await worker.residency.evict(a, from_disk=False)
+                await worker.residency.ensure(a, Tier.HOST, 5)  # from the store
+                assert worker.hub.on_disk == set()
+                assert worker.residency._disk.used_bytes == stored.object_bytes
+                with pytest.raises(DiskCacheFull, match="mend the disk"):
+                    await worker.residency.ensure(a, Tier.DISK, 0.3)
+            await worker.residency.ensure(a, Tier.DISK, 5)
+            await worker.residency.ensure(c, Tier.DISK, 5)
+            assert worker.hub.on_disk == {c}
+            assert worker.disk_bytes() == stored.object_bytes
 
     asyncio.run(scenario())
 

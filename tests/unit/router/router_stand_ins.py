@@ -327,6 +327,7 @@ class WorkerStandIn(WorkerControlServicer):
         self._deltas: list[control.ResidencyDelta] = []
         self.ensured: list[str] = []
         self.prewarmed: list[str] = []  # of those, without a request that waits
+        self.said_lacking: list[bool] = []  # of those, whether the engine is said not to have it
         self.ensure_errors: list[AdapterError | grpc.StatusCode] = []  # used up first
         self.retry_after_s: float | None = None  # said with every status
         self.ensure_delay_s = 0.0
@@ -403,6 +404,7 @@ class WorkerStandIn(WorkerControlServicer):
     async def EnsureAdapter(self, request: Any, context: Any) -> control.EnsureAdapterResponse:
         self.ensured.append(request.revision_id)
         self.prewarmed += [request.revision_id] if request.prewarm else []
+        self.said_lacking.append(request.not_in_engine)
         await asyncio.sleep(self.ensure_delay_s)
         if self.ensure_errors:
             error = self.ensure_errors.pop(0)
