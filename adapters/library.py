@@ -18,7 +18,7 @@ from adapters.catalog.sql import SqlCatalog
 from adapters.errors import CatalogConflict, InvalidReference, RevisionBeingRemoved
 from adapters.export import export_packed
 from adapters.formats import Limits, read_adapter
-from adapters.identity import folder_of, split_adapter_name
+from adapters.identity import check_not_base_model, folder_of, split_adapter_name
 from adapters.manifest import Manifest, revision_id_of
 from adapters.normal_form import Adapter
 from adapters.packed import read_packed, write_packed
@@ -50,6 +50,7 @@ class AdapterLibrary:
     base: BaseModel
     limits: Limits
     dtype: EngineDtype
+    base_name: str | None = None  # what clients call the base model: no adapter may have that name
 
     def import_directory(
         self,
@@ -64,7 +65,7 @@ class AdapterLibrary:
 
         Raises what `read_adapter` raises, too.
         """
-        _split(name)
+        self._checked(name)
         on_step("reading")
         adapter = read_adapter(directory, self.base, self.limits)
         return self.add(name, adapter, by=by, moves_latest=moves_latest, on_step=on_step)
@@ -81,11 +82,11 @@ class AdapterLibrary:
         """Makes an adapter's content a revision, the latest one unless `moves_latest` is False.
 
         Content that the adapter already has keeps its number. `on_step` hears what begins. Raises InvalidReference,
-        AdapterIncompatible where it does not fit the serving dtype, CatalogConflict for an adapter that is deleted and
-        can still be restored, StoreFull, StoreConflict where the store has the revision in another dtype, and
-        RevisionBeingRemoved where a garbage collection takes long over its bytes.
+        also for the base model's name, AdapterIncompatible where it does not fit the serving dtype, CatalogConflict for
+        an adapter that is deleted and can still be restored, StoreFull, StoreConflict where the store has the revision
+        in another dtype, and RevisionBeingRemoved where a garbage collection takes long over its bytes.
         """
-        tenant, short_name = _split(name)
+        tenant, short_name = self._checked(name)
         on_step("packing")
         revision_id, manifest = revision_id_of(adapter), Manifest.of(adapter)
         with tempfile.TemporaryDirectory(prefix="prelude-import-") as folder:
@@ -142,6 +143,14 @@ class AdapterLibrary:
                 self.catalog.confirm_removed(some)
         return len(revision_ids)
 
+    def _checked(self, name: str) -> tuple[str, str]:
+        try:
+            if self.base_name is not None:
+                check_not_base_model(name, self.base_name)
+            return split_adapter_name(name)
+        except ValueError as error:
+            raise InvalidReference(str(error)) from None
+
     def _let_removals_finish(self) -> None:
         """Does what a collection that was killed has left to do; waits a little where one is at work."""
         try:
@@ -154,13 +163,6 @@ class AdapterLibrary:
         return fsck(
             self.store, self.catalog.referenced_revisions(), min_age_s, repair=repair, check_content=check_content
         )
-
-
-def _split(name: str) -> tuple[str, str]:
-    try:
-        return split_adapter_name(name)
-    except ValueError as error:
-        raise InvalidReference(str(error)) from None
 
 
 def _slices(values: Sequence[str], size: int) -> list[Sequence[str]]:

@@ -27,6 +27,7 @@ def open_library(config: ClusterConfig, catalog: SqlCatalog | None = None) -> Ad
         base=BaseModel.read(config.model.path),
         limits=limits_of(config),
         dtype=config.model.dtype,
+        base_name=config.model.name,
     )
 
 

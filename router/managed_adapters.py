@@ -18,6 +18,7 @@ from adapters.errors import AdapterError, AdapterNotFound, CatalogUnavailable, I
 from adapters.identity import AdapterReference
 from adapters.library import AdapterLibrary
 from adapters.store.errors import StoreUnavailable
+from router.client_words import without_addresses
 from router.configured_adapters import ConfiguredAdapters
 from router.metrics import Metrics
 
@@ -217,6 +218,12 @@ class ManagedAdapters:
         try:
             async with asyncio.timeout(timeout_s):
                 return await asyncio.get_running_loop().run_in_executor(threads, work)
+        except AdapterError as error:
+            told = without_addresses(error)
+            if told is not error:
+                fields = {"code": error.code, "reason": str(error)}
+                log.warning("catalog or adapter store failed", extra={"fields": fields})
+            raise told from None
         except TimeoutError:
             raise CatalogUnavailable(
                 f"the catalog or the adapter store took longer than {timeout_s:g} s; whether the change was made is "

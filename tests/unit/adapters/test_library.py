@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -101,6 +102,17 @@ def test_a_push_leaves_latest_where_it_is(library, lora):
     assert library.catalog.resolve("bot") == first
     library.catalog.set_alias("default", "bot", "latest", second.number)
     assert library.catalog.resolve("bot") == second
+
+
+def test_the_base_models_name_is_taken(library, lora):
+    library = replace(library, base_name="demo")
+    for name in ("demo", "default/demo"):
+        with pytest.raises(InvalidReference, match="the base model's name"):
+            library.import_directory(name, lora(1))
+        with pytest.raises(InvalidReference, match="the base model's name"):
+            library.add(name, read_adapter(lora(1), library.base, library.limits))
+    assert stored(library.store) == []
+    assert library.import_directory("acme/demo", lora(1)).number == 1
 
 
 def test_what_is_refused_leaves_nothing(library, lora, base, tmp_path):

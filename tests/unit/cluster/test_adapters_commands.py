@@ -152,6 +152,8 @@ def test_progress_on_a_terminal(prelude, monkeypatch):
     ("arguments", "status", "code", "said"),
     [
         (["import", "a b", "lora-1"], 2, "invalid_adapter_reference", "is not an adapter name"),
+        (["import", "demo", "lora-1"], 2, "invalid_adapter_reference", "is the base model's name"),
+        (["import", "default/demo", "lora-1"], 2, "invalid_adapter_reference", "is the base model's name"),
         (["import", "bot", "lora-1", "--tag", "r1"], 2, "invalid_adapter_reference", "name an alias"),
         (["import", "bot", "nowhere"], 1, "adapter_missing", "nowhere"),
         (["import", "bot", "too-large"], 1, "adapter_incompatible", "rank 8"),
