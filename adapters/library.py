@@ -159,10 +159,32 @@ class AdapterLibrary:
             self.catalog.wait_for_change(self.catalog.last_change(), _REMOVAL_WAIT_S)
 
     def fsck(self, min_age_s: float, *, repair: bool = False, check_content: bool = True) -> FsckReport:
-        """Compares the store with the catalog. See `adapters.store.fsck`."""
+        """Compares the store with the catalog. See `adapters.store.fsck`.
+
+        Bytes that nothing refers to are removed as by a garbage collection, so that no import can build on them
+        meanwhile; they stay where a collection is under way.
+        """
         return fsck(
-            self.store, self.catalog.referenced_revisions(), min_age_s, repair=repair, check_content=check_content
+            self.store,
+            self.catalog.referenced_revisions(),
+            min_age_s,
+            repair=repair,
+            check_content=check_content,
+            remove=self._removed,
         )
+
+    def _removed(self, revision_id: str) -> bool:
+        """Removes bytes without a row; False where they have got one, or where somebody else is collecting."""
+        try:
+            with self.catalog.collecting() as check_still_collecting:
+                if not self.catalog.condemn(revision_id):
+                    return False
+                check_still_collecting()
+                self.store.delete(revision_id)
+                self.catalog.confirm_removed([revision_id])
+        except CatalogConflict:
+            return False
+        return True
 
 
 def _slices(values: Sequence[str], size: int) -> list[Sequence[str]]:
