@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
@@ -95,8 +96,10 @@ class ManagedAdapters:
             for lookup in tuple(self._lookups.values()):
                 lookup.cancel()
             await asyncio.gather(importing, *self._lookups.values(), return_exceptions=True)
-            with suppress(TimeoutError):
-                await asyncio.wait_for(asyncio.to_thread(self.close), _CLOSE_TIMEOUT_S)
+            # A daemon: a database that hangs must not keep the event loop, which waits for its own threads.
+            closing = threading.Thread(target=self.close, name="close adapters", daemon=True)
+            closing.start()
+            await asyncio.to_thread(closing.join, _CLOSE_TIMEOUT_S)
 
     def close(self) -> None:
         """Ends the threads, those that wait for a database as soon as it answers or their time is over. Blocking."""
