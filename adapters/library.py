@@ -5,7 +5,6 @@ The order is what makes a crash harmless. In: bytes first, then the row. Out: th
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -26,6 +25,7 @@ from adapters.serving import EngineDtype
 from adapters.store import AdapterStore
 from adapters.store.fsck import FsckReport, fsck
 from adapters.store.room import room_at
+from adapters.work_folder import work_folder
 
 _MOST_ATTEMPTS = 5  # of an import whose bytes a garbage collection is taking out
 _REMOVAL_WAIT_S = 0.5  # between two of them
@@ -89,8 +89,8 @@ class AdapterLibrary:
         tenant, short_name = self._checked(name)
         on_step("packing")
         revision_id, manifest = revision_id_of(adapter), Manifest.of(adapter)
-        with tempfile.TemporaryDirectory(prefix="prelude-import-") as folder:
-            packed = Path(folder) / folder_of(revision_id)
+        with work_folder("import") as folder:
+            packed = folder / folder_of(revision_id)
             with room_at(packed):
                 write_packed(adapter, self.base, self.dtype, packed)
             for attempt in range(_MOST_ATTEMPTS):
@@ -122,8 +122,8 @@ class AdapterLibrary:
         RevisionNotStored, StoreCorrupt, and StoreFull where there is no room for it.
         """
         revision = self.catalog.resolve(reference)
-        with tempfile.TemporaryDirectory(prefix="prelude-export-") as folder:
-            path = Path(folder) / folder_of(revision.revision_id)
+        with work_folder("export") as folder:
+            path = folder / folder_of(revision.revision_id)
             self.store.fetch(revision.revision_id, path)
             with room_at(directory):
                 export_packed(read_packed(path), directory)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tempfile
 import time
 from pathlib import Path
 
@@ -103,6 +104,15 @@ def test_an_adapter_s_life(prelude, ask, folder):
     assert status == 1
     assert "import it again" in errors
     assert ask("fsck")["is_sound"]
+
+
+def test_what_a_killed_import_left_is_removed(ask, folder, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(folder / "tmp"))
+    left = folder / "tmp" / f"prelude-import-locked-{'0' * 16}"
+    left.mkdir(parents=True)
+    (left / "bytes").write_bytes(b"x")
+    ask("import", "bot", "lora-1")
+    assert list((folder / "tmp").iterdir()) == []
 
 
 def test_an_export_is_imported_as_it_was(ask, folder):
