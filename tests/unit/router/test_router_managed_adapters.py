@@ -29,6 +29,7 @@ from adapters.errors import AdapterError, AdapterMalformed, AdapterNotFound, Cat
 from adapters.library import AdapterLibrary
 from adapters.random_adapters import write_random_lora
 from adapters.store.errors import StoreUnavailable
+from router import managed_adapters as managed_adapters_module
 from router.configured_adapters import import_unless_there
 from router.managed_adapters import ManagedAdapters
 from router.metrics import Metrics
@@ -238,8 +239,9 @@ class TestOutages:
 
 
 class TestTheAdaptersOfTheConfiguration:
-    def test_why_one_is_not_served_names_no_place(self, tmp_path: Path) -> None:
+    def test_why_one_is_not_served_names_no_place(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """Whoever may ask for completions learns neither where the directory lies nor where the store is."""
+        monkeypatch.setattr(managed_adapters_module, "_START_S", 0.2)
 
         async def scenario() -> None:
             adapters = managed_adapters(tmp_path, none=tmp_path / "none", **DIRECTORIES)

@@ -80,13 +80,14 @@ def test_start_and_stop(tmp_path: Path) -> None:
 _HANGING = """
 import sys, time
 from adapters.catalog.cached import CachedResolver
-import router.configured_adapters, router.main
+import router.configured_adapters, router.main, router.managed_adapters
 
 def hang(*_, **__):
     print("hangs", flush=True)
     time.sleep(120)
 
 {hook} = hang
+router.managed_adapters._START_S = 0.2
 sys.exit(router.main.main())
 """
 
