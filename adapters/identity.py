@@ -35,6 +35,12 @@ def check_adapter_name(name: str) -> None:
     split_adapter_name(name)
 
 
+def check_not_base_model(name: str, base_model: str) -> None:
+    """Raises ValueError where an adapter's name means the base model to whoever asks for it: with its tenant, too."""
+    if split_adapter_name(name) == (DEFAULT_TENANT, base_model):
+        raise ValueError(f"{name!r} is the base model's name; choose another")
+
+
 def full_name_of(tenant: str, name: str) -> str:
     """`tenant/name`; the default tenant is left out."""
     return name if tenant == DEFAULT_TENANT else f"{tenant}/{name}"

@@ -5,7 +5,6 @@ The order is what makes a crash harmless. In: bytes first, then the row. Out: th
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -18,7 +17,7 @@ from adapters.catalog.sql import SqlCatalog
 from adapters.errors import CatalogConflict, InvalidReference, RevisionBeingRemoved
 from adapters.export import export_packed
 from adapters.formats import Limits, read_adapter
-from adapters.identity import folder_of, split_adapter_name
+from adapters.identity import check_not_base_model, folder_of, split_adapter_name
 from adapters.manifest import Manifest, revision_id_of
 from adapters.normal_form import Adapter
 from adapters.packed import read_packed, write_packed
@@ -26,6 +25,7 @@ from adapters.serving import EngineDtype
 from adapters.store import AdapterStore
 from adapters.store.fsck import FsckReport, fsck
 from adapters.store.room import room_at
+from adapters.work_folder import work_folder
 
 _MOST_ATTEMPTS = 5  # of an import whose bytes a garbage collection is taking out
 _REMOVAL_WAIT_S = 0.5  # between two of them
@@ -50,6 +50,7 @@ class AdapterLibrary:
     base: BaseModel
     limits: Limits
     dtype: EngineDtype
+    base_name: str | None = None  # what clients call the base model: no adapter may have that name
 
     def import_directory(
         self,
@@ -64,7 +65,7 @@ class AdapterLibrary:
 
         Raises what `read_adapter` raises, too.
         """
-        _split(name)
+        self._checked(name)
         on_step("reading")
         adapter = read_adapter(directory, self.base, self.limits)
         return self.add(name, adapter, by=by, moves_latest=moves_latest, on_step=on_step)
@@ -81,15 +82,15 @@ class AdapterLibrary:
         """Makes an adapter's content a revision, the latest one unless `moves_latest` is False.
 
         Content that the adapter already has keeps its number. `on_step` hears what begins. Raises InvalidReference,
-        AdapterIncompatible where it does not fit the serving dtype, CatalogConflict for an adapter that is deleted and
-        can still be restored, StoreFull, StoreConflict where the store has the revision in another dtype, and
-        RevisionBeingRemoved where a garbage collection takes long over its bytes.
+        also for the base model's name, AdapterIncompatible where it does not fit the serving dtype, CatalogConflict for
+        an adapter that is deleted and can still be restored, StoreFull, StoreConflict where the store has the revision
+        in another dtype, and RevisionBeingRemoved where a garbage collection takes long over its bytes.
         """
-        tenant, short_name = _split(name)
+        tenant, short_name = self._checked(name)
         on_step("packing")
         revision_id, manifest = revision_id_of(adapter), Manifest.of(adapter)
-        with tempfile.TemporaryDirectory(prefix="prelude-import-") as folder:
-            packed = Path(folder) / folder_of(revision_id)
+        with work_folder("import") as folder:
+            packed = folder / folder_of(revision_id)
             with room_at(packed):
                 write_packed(adapter, self.base, self.dtype, packed)
             for attempt in range(_MOST_ATTEMPTS):
@@ -121,8 +122,8 @@ class AdapterLibrary:
         RevisionNotStored, StoreCorrupt, and StoreFull where there is no room for it.
         """
         revision = self.catalog.resolve(reference)
-        with tempfile.TemporaryDirectory(prefix="prelude-export-") as folder:
-            path = Path(folder) / folder_of(revision.revision_id)
+        with work_folder("export") as folder:
+            path = folder / folder_of(revision.revision_id)
             self.store.fetch(revision.revision_id, path)
             with room_at(directory):
                 export_packed(read_packed(path), directory)
@@ -142,6 +143,14 @@ class AdapterLibrary:
                 self.catalog.confirm_removed(some)
         return len(revision_ids)
 
+    def _checked(self, name: str) -> tuple[str, str]:
+        try:
+            if self.base_name is not None:
+                check_not_base_model(name, self.base_name)
+            return split_adapter_name(name)
+        except ValueError as error:
+            raise InvalidReference(str(error)) from None
+
     def _let_removals_finish(self) -> None:
         """Does what a collection that was killed has left to do; waits a little where one is at work."""
         try:
@@ -150,17 +159,32 @@ class AdapterLibrary:
             self.catalog.wait_for_change(self.catalog.last_change(), _REMOVAL_WAIT_S)
 
     def fsck(self, min_age_s: float, *, repair: bool = False, check_content: bool = True) -> FsckReport:
-        """Compares the store with the catalog. See `adapters.store.fsck`."""
+        """Compares the store with the catalog. See `adapters.store.fsck`.
+
+        Bytes that nothing refers to are removed as by a garbage collection, so that no import can build on them
+        meanwhile; they stay where a collection is under way.
+        """
         return fsck(
-            self.store, self.catalog.referenced_revisions(), min_age_s, repair=repair, check_content=check_content
+            self.store,
+            self.catalog.referenced_revisions(),
+            min_age_s,
+            repair=repair,
+            check_content=check_content,
+            remove=self._removed,
         )
 
-
-def _split(name: str) -> tuple[str, str]:
-    try:
-        return split_adapter_name(name)
-    except ValueError as error:
-        raise InvalidReference(str(error)) from None
+    def _removed(self, revision_id: str) -> bool:
+        """Removes bytes without a row; False where they have got one, or where somebody else is collecting."""
+        try:
+            with self.catalog.collecting() as check_still_collecting:
+                if not self.catalog.condemn(revision_id):
+                    return False
+                check_still_collecting()
+                self.store.delete(revision_id)
+                self.catalog.confirm_removed([revision_id])
+        except CatalogConflict:
+            return False
+        return True
 
 
 def _slices(values: Sequence[str], size: int) -> list[Sequence[str]]:

@@ -163,8 +163,13 @@ class ClusterConfig(_Section):
                 raise ValueError(f"workers.{name}.engine: {error}") from error
             if worker.role != "prefill" and worker.bootstrap_port:
                 raise ValueError(f"workers.{name}.bootstrap_port: only prefill workers have one")
-        if self.model.name in self.adapters:
-            raise ValueError(f"adapters.{self.model.name}: an adapter cannot have the model's name")
+        from adapters.identity import check_not_base_model
+
+        for name in self.adapters:
+            try:
+                check_not_base_model(name, self.model.name)
+            except ValueError as error:
+                raise ValueError(f"adapters.{name}: {error}") from error
         return self
 
     def engine_of(self, worker: str) -> EngineConfig:

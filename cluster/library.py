@@ -13,20 +13,24 @@ from adapters.errors import CatalogUnavailable
 from adapters.formats import Limits
 from adapters.library import AdapterLibrary
 from adapters.store import AdapterStore, S3Access, open_store
+from adapters.work_folder import sweep_abandoned
 from cluster.config import ClusterConfig
 
 
 def open_library(config: ClusterConfig, catalog: SqlCatalog | None = None) -> AdapterLibrary:
     """The library over a catalog, which is opened if it is not given.
 
-    Raises as `open_configured_catalog`, and AdapterError.
+    Removes what killed imports, exports and uploads have left among this machine's temporary files. Raises as
+    `open_configured_catalog`, and AdapterError.
     """
+    sweep_abandoned()
     return AdapterLibrary(
         catalog=catalog or open_configured_catalog(config),
         store=open_configured_store(config),
         base=BaseModel.read(config.model.path),
         limits=limits_of(config),
         dtype=config.model.dtype,
+        base_name=config.model.name,
     )
 
 

@@ -44,10 +44,6 @@ class LocalCluster:
         """Where the router listens."""
         return f"http://{self.config.router.host}:{self.config.router.port}"
 
-    def pid_of(self, name: str) -> int:
-        """Of the agent of a worker, or of "router"."""
-        return self._processes[name].pid
-
     async def start(self) -> None:
         """Start every process; returns when the router can serve a request. Raises StartError."""
         check_free(self.config)

@@ -15,11 +15,12 @@ from starlette.routing import Route
 from adapters.catalog.records import AdapterRevision
 from adapters.catalog.sql import SqlCatalog
 from adapters.errors import AdapterError, AdapterNotFound
-from adapters.identity import DEFAULT_TENANT, LATEST, AdapterReference, full_name_of
+from adapters.identity import LATEST, AdapterReference, full_name_of
 from router.adapters_http import described
-from router.errors import InvalidField, PushFailed, RouterError, TooManyUploads
+from router.client_words import without_path
+from router.errors import InvalidField, PushFailed, RouterError
 from router.json_answer import json_answer
-from router.management import BY, Management, adapter_key, on_each
+from router.management import BY, Management, Places, adapter_key, check_not_base_model, on_each
 from router.upload import Upload, received_upload
 
 _OTHER_FILES_BYTES = 8 * 1024**2  # configuration, an index of shards, what multipart adds
@@ -34,7 +35,7 @@ class ImportEndpoint:
 
     def __init__(self, management: Management) -> None:
         self._management = management
-        self._num_uploads = 0
+        self._places = Places(_MAX_UPLOADS, "uploads")
 
     @property
     def routes(self) -> list[Route]:
@@ -89,11 +90,8 @@ class ImportEndpoint:
 
     @asynccontextmanager
     async def _uploaded(self, request: Request, fields: tuple[str, ...]) -> AsyncIterator[Upload]:
-        if self._num_uploads >= _MAX_UPLOADS:
-            raise TooManyUploads(f"{_MAX_UPLOADS} uploads are under way, which are all that are taken; try again")
         config = self._management.backends.config
-        self._num_uploads += 1
-        try:
+        with self._places.taken():
             async with received_upload(
                 dict(request.scope["headers"]),
                 request.receive,
@@ -103,20 +101,16 @@ class ImportEndpoint:
                 timeout_s=config.upload_timeout_s,
             ) as upload:
                 yield upload
-        finally:
-            self._num_uploads -= 1
 
     async def _imported(self, name: str, folder: Path, *, moves_latest: bool) -> AdapterRevision:
-        if adapter_key(name) == (DEFAULT_TENANT, self._management.backends.model):
-            raise InvalidField(f"{name!r} is the base model's name; choose another", param="name")
+        check_not_base_model(name, self._management.backends.model, "name")
         try:
             revision = await self._management.adapters.with_library(
                 lambda library: library.import_directory(name, folder, by=BY, moves_latest=moves_latest),
                 self._management.backends.config.upload_timeout_s,
             )
         except AdapterError as error:
-            said = str(error)
-            raise type(error)(said.replace(str(folder), "the upload")) from error
+            raise without_path(error, folder, "the upload") from None
         fields = {"adapter": revision.full_name, "number": revision.number, "revision": revision.revision_id}
         log.info("adapter imported", extra={"fields": fields})
         return revision

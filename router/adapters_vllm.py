@@ -9,11 +9,14 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
 from adapters.catalog.records import AdapterRevision
-from adapters.errors import AdapterMissing, AdapterNotFound, CatalogConflict
-from adapters.identity import DEFAULT_TENANT, full_name_of
+from adapters.errors import AdapterError, AdapterMissing, AdapterNotFound, CatalogConflict
+from adapters.identity import full_name_of
 from adapters.library import AdapterLibrary
+from router.client_words import without_path
 from router.errors import InvalidField
-from router.management import BY, Management, adapter_key, field, required
+from router.management import BY, Management, Places, adapter_key, check_not_base_model, field, required
+
+_MAX_LOADS = 4  # at a time: each takes an adapter's bytes on the disk, and a thread
 
 
 class VllmEndpoint:
@@ -21,6 +24,7 @@ class VllmEndpoint:
 
     def __init__(self, management: Management) -> None:
         self._management = management
+        self._places = Places(_MAX_LOADS, "directories")
 
     @property
     def routes(self) -> list[Route]:
@@ -37,8 +41,7 @@ class VllmEndpoint:
         path = required(fields, "lora_path", str, "the adapter's directory on the router's machine")
         in_place = bool(field(fields, "load_inplace", bool, "true or false"))
         tenant, short_name = adapter_key(name)
-        if (tenant, short_name) == (DEFAULT_TENANT, self._management.backends.model):
-            raise InvalidField(f"{name!r} is the base model's name; choose another", param="lora_name")
+        check_not_base_model(name, self._management.backends.model, "lora_name")
         directory = _below(self._management.backends.config.adapter_root, path)
 
         def imported(library: AdapterLibrary) -> AdapterRevision:
@@ -55,7 +58,11 @@ class VllmEndpoint:
                 return library.import_directory(name, directory, by=BY)
 
         timeout_s = self._management.backends.config.upload_timeout_s
-        await self._management.adapters.with_library(imported, timeout_s)
+        try:
+            with self._places.taken():
+                await self._management.adapters.with_library(imported, timeout_s)
+        except AdapterError as error:
+            raise without_path(error, directory, repr(path)) from None
         await self._management.adapters.refresh()
         return PlainTextResponse(f"Success: LoRA adapter '{name}' added successfully.")
 

@@ -13,6 +13,7 @@ from adapters.formats import read_adapter
 from adapters.identity import full_name_of, split_adapter_name
 from adapters.library import AdapterLibrary
 from adapters.manifest import revision_id_of
+from router.client_words import without_addresses, without_path
 
 AdapterKey = tuple[str, str]  # tenant and name
 
@@ -52,7 +53,10 @@ class ConfiguredAdapters:
         return True
 
     def error_of(self, key: AdapterKey) -> AdapterError | None:
-        """Why an adapter's directory is not in the catalog, as an error of its own: raising adds to its traceback."""
+        """Why an adapter's directory is not in the catalog, in words for clients.
+
+        It is an error of its own: raising adds to its traceback.
+        """
         error = self._errors.get(key)
         return None if error is None else type(error)(*error.args)
 
@@ -67,9 +71,9 @@ class ConfiguredAdapters:
             except CatalogConflict as conflict:  # deleted, which the catalog itself says to whoever asks for it
                 log.warning("adapter of cluster.yaml not imported", extra={"fields": _failure(name, conflict)})
             except AdapterError as failure:
-                error = failure.with_traceback(None)
+                log.warning("adapter of cluster.yaml not imported", extra={"fields": _failure(name, failure)})
+                error = without_path(without_addresses(failure), directory, "its directory").with_traceback(None)
                 error.__context__ = error.__cause__ = None
-                log.warning("adapter of cluster.yaml not imported", extra={"fields": _failure(name, error)})
             except Exception:  # the edge of this import: it must not take the router or other adapters along
                 log.exception("adapter of cluster.yaml not imported", extra={"fields": {"adapter": name}})
                 error = AdapterError("its import failed; the router's log has the reason")

@@ -23,7 +23,6 @@ def main() -> int:
     except (ConfigError, AdapterError) as error:
         print(error, file=sys.stderr)
         return 2
-    return 0
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
@@ -18,6 +19,7 @@ from adapters.errors import AdapterError, AdapterNotFound, CatalogUnavailable, I
 from adapters.identity import AdapterReference
 from adapters.library import AdapterLibrary
 from adapters.store.errors import StoreUnavailable
+from router.client_words import without_addresses
 from router.configured_adapters import ConfiguredAdapters
 from router.metrics import Metrics
 
@@ -94,8 +96,10 @@ class ManagedAdapters:
             for lookup in tuple(self._lookups.values()):
                 lookup.cancel()
             await asyncio.gather(importing, *self._lookups.values(), return_exceptions=True)
-            with suppress(TimeoutError):
-                await asyncio.wait_for(asyncio.to_thread(self.close), _CLOSE_TIMEOUT_S)
+            # A daemon: a database that hangs must not keep the event loop, which waits for its own threads.
+            closing = threading.Thread(target=self.close, name="close adapters", daemon=True)
+            closing.start()
+            await asyncio.to_thread(closing.join, _CLOSE_TIMEOUT_S)
 
     def close(self) -> None:
         """Ends the threads, those that wait for a database as soon as it answers or their time is over. Blocking."""
@@ -217,6 +221,12 @@ class ManagedAdapters:
         try:
             async with asyncio.timeout(timeout_s):
                 return await asyncio.get_running_loop().run_in_executor(threads, work)
+        except AdapterError as error:
+            told = without_addresses(error)
+            if told is not error:
+                fields = {"code": error.code, "reason": str(error)}
+                log.warning("catalog or adapter store failed", extra={"fields": fields})
+            raise told from None
         except TimeoutError:
             raise CatalogUnavailable(
                 f"the catalog or the adapter store took longer than {timeout_s:g} s; whether the change was made is "

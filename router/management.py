@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,11 +13,20 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from adapters import identity
 from adapters.catalog.records import AdapterRevision
 from adapters.errors import InvalidReference
 from adapters.identity import AdapterReference, full_name_of, split_adapter_name
 from router.body import ClientGone, Fields, read_body, split
-from router.errors import InvalidField, ManagementOff, NoWorkerAvailable, RouterError, Stopping, UnknownWorker
+from router.errors import (
+    InvalidField,
+    ManagementOff,
+    NoWorkerAvailable,
+    RouterError,
+    Stopping,
+    TooManyUploads,
+    UnknownWorker,
+)
 from router.exchange import Backends
 from router.fleet_state import WorkerView
 from router.managed_adapters import ManagedAdapters
@@ -99,6 +109,28 @@ class Management:
         return [fleet[name] for name in dict.fromkeys(names)]
 
 
+class Places:
+    """How many may do something at a time. More are refused, not queued: each takes room and a thread."""
+
+    def __init__(self, num_places: int, what: str) -> None:
+        self._num_places = num_places
+        self._what = what
+        self._num_taken = 0
+
+    @contextmanager
+    def taken(self) -> Iterator[None]:
+        """Takes a place for the block. Raises TooManyUploads."""
+        if self._num_taken >= self._num_places:
+            raise TooManyUploads(
+                f"{self._num_places} {self._what} are under way, which are all that are taken; try again"
+            )
+        self._num_taken += 1
+        try:
+            yield
+        finally:
+            self._num_taken -= 1
+
+
 @dataclass(frozen=True, slots=True)
 class Outcomes:
     """What each of several workers said."""
@@ -143,6 +175,14 @@ def adapter_key(name: str) -> tuple[str, str]:
         return split_adapter_name(name)
     except ValueError as error:
         raise InvalidReference(str(error)) from None
+
+
+def check_not_base_model(name: str, base_model: str, param: str) -> None:
+    """Raises InvalidField for the base model's name, before its adapter is sent or read."""
+    try:
+        identity.check_not_base_model(name, base_model)
+    except ValueError as error:
+        raise InvalidField(str(error), param=param) from None
 
 
 def check_known(given: Collection[str], known: Collection[str]) -> None:

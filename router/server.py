@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 import signal
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import NoReturn
 
 import uvicorn
 
@@ -21,8 +24,11 @@ from router.metrics import Metrics
 log = logging.getLogger(__name__)
 
 
-def run(config: ClusterConfig) -> None:
-    """Serve until SIGTERM or SIGINT; return when the last request has ended or the drain's time is over."""
+def run(config: ClusterConfig) -> NoReturn:
+    """Serve until SIGTERM or SIGINT; end the process when the last request has ended or the drain's time is over.
+
+    Raises ConfigError and AdapterError before it serves.
+    """
     base = BaseModel.read(config.model.path)
     metrics = Metrics()
     try:
@@ -49,6 +55,18 @@ def run(config: ClusterConfig) -> None:
     log.info("router starting", extra={"fields": {"host": config.router.host, "port": config.router.port}})
     server.run()
     log.info("router stopped")
+    _leave()
+
+
+def _leave() -> NoReturn:
+    """Ends the process without waiting for threads: one that imports, or asks a database that hangs, may take minutes.
+
+    What it was doing is undone or finished like that of a process that was killed.
+    """
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
 
 
 def worker_addresses(config: ClusterConfig) -> Mapping[str, tuple[str, str]]:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import errno
 import re
-import shutil
-import tempfile
 from collections.abc import AsyncIterator, Coroutine, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -18,6 +16,7 @@ from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 
 from adapters.store.errors import StoreFull
+from adapters.work_folder import WorkFolder
 from router.body import ClientGone
 from router.errors import BodyTooLarge, BodyTooSlow, InvalidField, InvalidUpload
 
@@ -59,9 +58,9 @@ async def received_upload(
     declared = headers.get(b"content-length", b"")
     if declared.isdigit() and int(declared) > max_bytes:
         raise _too_large(max_bytes)
-    folder = Path(await asyncio.to_thread(tempfile.mkdtemp, prefix="prelude-upload-"))
+    folder = await asyncio.to_thread(WorkFolder, "upload")
     try:
-        upload = Upload(folder)
+        upload = Upload(folder.path)
         receiver = _Receiver(upload, fields)
         try:
             async with asyncio.timeout(timeout_s):
@@ -80,7 +79,7 @@ async def received_upload(
             raise InvalidUpload(f"the upload has no files; send the adapter's files as {FILE_FIELDS[0]!r}")
         yield upload
     finally:
-        await asyncio.shield(asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True))
+        await asyncio.shield(asyncio.to_thread(folder.close))
 
 
 async def _receive(receiver: _Receiver, boundary: bytes, receive: Any, max_bytes: int, gap_timeout_s: float) -> None:

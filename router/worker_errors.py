@@ -11,6 +11,7 @@ import grpc
 import msgspec
 
 from cluster.errors import ERROR_CODE_KEY, HTTP_STATUS_KEY, RETRY_AFTER_KEY
+from router.client_words import told_of_code
 from router.errors import (
     AdapterNotResident,
     AdapterRefused,
@@ -30,7 +31,7 @@ def ensure_adapter_error(
     if ERROR_CODE_KEY in metadata:
         code, http_status = metadata[ERROR_CODE_KEY], int(metadata[HTTP_STATUS_KEY])
         if http_status < 500:
-            return AdapterRefused(details, code=code, http_status=http_status)
+            return AdapterRefused(told_of_code(code, details), code=code, http_status=http_status)
         # The worker's own trouble, such as a store that it does not reach or a full disk: another one may do. Its words
         # stay inside, since they name its addresses and folders.
         return AdapterUnavailable(

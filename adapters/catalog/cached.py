@@ -13,7 +13,6 @@ from adapters.catalog.records import AdapterRevision, Change
 from adapters.errors import AdapterNotFound, CatalogUnavailable
 from adapters.identity import AdapterReference
 
-STALE_AFTER_S = 1.0  # without word from the catalog
 _WAIT_S = 0.5  # for a change, at a time
 _RETRY_S = 0.2  # after the catalog did not answer
 _MAX_CHANGES = 1000  # more of them at a time empty the cache
@@ -41,7 +40,7 @@ class CachedResolver:
     """Resolves references for any number of threads. Between `start` and `close` a thread follows the changes.
 
     A moved alias is seen within a second. While the catalog does not answer, references that were resolved before stand
-    for what they stood for, `is_stale` says so, and after `max_stale_s` they are no longer answered either.
+    for what they stood for, `staleness_s` says since when, and after `max_stale_s` they are no longer answered either.
     """
 
     def __init__(
@@ -81,11 +80,6 @@ class CachedResolver:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    @property
-    def is_stale(self) -> bool:
-        """True while nothing has been heard of the catalog for over a second: answers may be out of date."""
-        return self.staleness_s > STALE_AFTER_S
 
     @property
     def staleness_s(self) -> float:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, TypeVar
@@ -115,9 +114,3 @@ def _compiled(pattern: str) -> re.Pattern[str]:
 def as_targets(value: Any) -> bool:
     """True for a JSON value that may stand for target_modules or exclude_modules."""
     return isinstance(value, str) or (isinstance(value, list) and all(isinstance(item, str) for item in value))
-
-
-def unmatched(entries: Iterable[str], keys: Iterable[str]) -> list[str]:
-    """The entries that name none of the modules."""
-    keys = list(keys)
-    return [entry for entry in entries if not any(names(entry, key) for key in keys)]

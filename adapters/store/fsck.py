@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from adapters.identity import check_revision_id
@@ -53,12 +53,14 @@ def fsck(
     *,
     repair: bool = False,
     check_content: bool = True,
+    remove: Callable[[str], bool] | None = None,
 ) -> FsckReport:
     """Compare the store with the revision ids that a catalog refers to, which must come in ascending order.
 
-    Nothing younger than `min_age_s` counts as unreferenced or left over: its import may be under way, so the age must
-    exceed the time that an import takes from its publication to its row in the catalog. `repair` deletes unreferenced
-    and left-over objects and moves corrupt ones to quarantine/. Without `check_content` only what is there is compared,
+    Nothing younger than `min_age_s` counts as unreferenced or left over: its import may be under way. `repair` deletes
+    unreferenced and left-over objects and moves corrupt ones to quarantine/. `remove` does so for an unreferenced
+    revision, unless it finds that it is wanted by now (False); without it, no import may run that takes longer than
+    `min_age_s` from its publication to its row in the catalog. Without `check_content` only what is there is compared,
     which does not read the objects. Raises StoreUnavailable, and ValueError for ids that are not in order.
     """
     report = FsckReport()
@@ -76,8 +78,7 @@ def fsck(
                 store.verify(revision_id)
             except StoreCorrupt:
                 report.corrupt.add(revision_id)
-                if repair and store.find(revision_id) == found:  # else replaced since
-                    store.quarantine(revision_id)
+                if repair and store.find(revision_id) == found and store.quarantine(revision_id):  # else replaced since
                     report.num_repaired += 1
                 continue
             except RevisionNotStored:  # deleted since it was listed
@@ -85,22 +86,31 @@ def fsck(
                     report.missing.add(revision_id)
                 continue
         if not is_referenced:
-            _judge_unreferenced(store, found, min_age_s, repair, report)
+            _judge_unreferenced(store, found, min_age_s, repair, remove, report)
     for left_over in store.incoming_older_than(min_age_s):
         _judge_left_over(store, left_over, repair, report)
     return report
 
 
 def _judge_unreferenced(
-    store: AdapterStore, found: StoredObject, min_age_s: float, repair: bool, report: FsckReport
+    store: AdapterStore,
+    found: StoredObject,
+    min_age_s: float,
+    repair: bool,
+    remove: Callable[[str], bool] | None,
+    report: FsckReport,
 ) -> None:
     if found.modified_s > time.time() - min_age_s:
         report.num_young += 1
         return
     report.unreferenced.add(found.revision_id)
-    if repair and store.find(found.revision_id) == found:  # else published again since
+    if not repair or store.find(found.revision_id) != found:  # published again since
+        return
+    if remove is None:
         store.delete(found.revision_id)
-        report.num_repaired += 1
+    elif not remove(found.revision_id):
+        return
+    report.num_repaired += 1
 
 
 def _judge_left_over(store: AdapterStore, left_over: LeftOver, repair: bool, report: FsckReport) -> None:

@@ -144,14 +144,22 @@ class AdapterStore:
         """Remove a revision's object. None there is fine."""
         self._objects.delete(layout.key_of(revision_id))
 
-    def quarantine(self, revision_id: str) -> str:
-        """Move a revision's object out of the way, and say where to. Raises RevisionNotStored."""
+    def quarantine(self, revision_id: str) -> str | None:
+        """Move a revision's damaged object out of the way, and say where to. Raises RevisionNotStored.
+
+        None where it is sound: an import has just replaced the damaged one. It is back in its place then.
+        """
         target = layout.new_quarantine_key(revision_id)
         try:
             self._objects.move(layout.key_of(revision_id), target)
         except FileNotFoundError:
             raise self._not_stored(revision_id) from None
-        return target
+        try:
+            self._verified(target, revision_id)
+        except StoreCorrupt:
+            return target
+        self._objects.move(target, layout.key_of(revision_id))
+        return None
 
     def incoming_older_than(self, age_s: float) -> Iterator[LeftOver]:
         """What publishers have begun, and not touched for `age_s` seconds."""

@@ -169,6 +169,14 @@ class SqlCatalog:
         """
         return garbage.collect(self._database, older_than)
 
+    def condemn(self, revision_id: str) -> bool:
+        """Announces that bytes which the catalog does not know are about to be removed; False where it knows them now.
+
+        To be called while `collecting`, and followed by `confirm_removed`. An import of the same content that has found
+        the bytes in the store is refused from now on, and stores them again.
+        """
+        return self._database.write(lambda transaction: garbage.condemn(transaction, revision_id))
+
     def confirm_removed(self, revision_ids: Sequence[str]) -> None:
         """Says that the store no longer has the bytes of collected revisions."""
         if revision_ids:

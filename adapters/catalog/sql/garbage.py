@@ -11,6 +11,8 @@ has its row its bytes are there too, and a later collection sees the new referen
     confirmed after the number  they may have gone since it found them: refused, it stores them again
     confirmed before            it has seen the store without them and has written them itself: accepted
 
+Bytes without a row go the same way, with `condemn` as the first step: an import may be about to give them one.
+
 A caller that dies between the steps gets the same ids from its next `collect`. One caller at a time (`collector.py`):
 another that still removes bytes of ids that this one has confirmed would remove those of a new import.
 """
@@ -35,6 +37,16 @@ def collect(database: Database, older_than: datetime) -> list[str]:
         pass
     waiting = select(removals.c.revision_id).where(removals.c.removed_sequence.is_(None))
     return database.read(lambda connection: list(connection.execute(waiting.order_by("revision_id")).scalars()))
+
+
+def condemn(transaction: Transaction, revision_id: str) -> bool:
+    """Announces that bytes which no row needs are about to go; False where a row has come that needs them."""
+    connection = transaction.connection
+    if connection.execute(select(revisions.c.id).where(revisions.c.revision_id == revision_id)).first() is not None:
+        return False
+    connection.execute(delete(removals).where(removals.c.revision_id == revision_id))
+    connection.execute(insert(removals), {"revision_id": revision_id, "condemned_at": transaction.now})
+    return True
 
 
 def confirm(transaction: Transaction, revision_ids: Sequence[str]) -> None:

@@ -198,12 +198,12 @@ def test_while_the_catalog_is_down(catalog, database, counting, resolver, clock)
     add(catalog, "bot", 1)
     resolver.refresh()
     bot = resolver.resolve("bot")
-    assert not resolver.is_stale
+    assert resolver.staleness_s < 1
     with database.down(catalog):
         with pytest.raises(CatalogUnavailable):
             resolver.refresh()
         clock.now += 2
-        assert resolver.is_stale
+        assert resolver.staleness_s > 1
         assert resolver.resolve("bot") == bot
         before = counting.num_resolved
         with pytest.raises(CatalogUnavailable, match="'other' cannot be resolved"):
@@ -215,14 +215,14 @@ def test_while_the_catalog_is_down(catalog, database, counting, resolver, clock)
         with pytest.raises(CatalogUnavailable, match="'bot' cannot be resolved"):
             resolver.resolve("bot")
     resolver.refresh()
-    assert not resolver.is_stale
+    assert resolver.staleness_s < 1
     assert resolver.resolve("bot") == bot
 
 
 def test_without_word_from_the_catalog_nothing_is_kept(catalog, counting):
     add(catalog, "bot", 1)
     resolver = CachedResolver(counting)
-    assert resolver.is_stale
+    assert resolver.staleness_s > 1
     assert resolver.resolve("bot") == resolver.resolve("bot")
     assert counting.num_resolved == 2
 
@@ -233,7 +233,7 @@ def test_a_moved_alias_is_seen_within_a_second(catalog, database):
     add(catalog, "bot", 2)
     other = SqlCatalog(database.url)
     with CachedResolver(catalog) as resolver:
-        until(lambda: not resolver.is_stale, 1)
+        until(lambda: resolver.staleness_s < 1, 1)
         for number in (1, 2, 1):
             other.set_alias("default", "bot", "prod", number)
             took_s = until(lambda number=number: _number(resolver, "bot@prod") == number, 1)
@@ -244,14 +244,14 @@ def test_a_moved_alias_is_seen_within_a_second(catalog, database):
 def test_the_thread_outlives_an_outage(catalog, database):
     add(catalog, "bot", 1)
     with CachedResolver(catalog) as resolver:
-        until(lambda: not resolver.is_stale, 1)
+        until(lambda: resolver.staleness_s < 1, 1)
         bot = resolver.resolve("bot")
         with database.down(catalog):
-            until(lambda: resolver.is_stale, 5)
+            until(lambda: resolver.staleness_s > 1, 5)
             assert resolver.resolve("bot") == bot
             with pytest.raises(CatalogUnavailable):
                 resolver.resolve("other")
-        until(lambda: not resolver.is_stale, 5)
+        until(lambda: resolver.staleness_s < 1, 5)
         add(catalog, "bot", 2)
         until(lambda: resolver.resolve("bot").number == 2, 1)
     assert "catalog-changes" not in {thread.name for thread in threading.enumerate()}
@@ -275,7 +275,7 @@ def test_what_nobody_expected_does_not_end_the_following(catalog, counting):
 
     counting.last_change = fails_twice
     with CachedResolver(counting) as resolver:
-        until(lambda: not resolver.is_stale, 5)
+        until(lambda: resolver.staleness_s < 1, 5)
         assert resolver.resolve("bot") == first
         assert resolver.resolve("other") == second
         assert resolver.staleness_s < 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -101,6 +102,17 @@ def test_a_push_leaves_latest_where_it_is(library, lora):
     assert library.catalog.resolve("bot") == first
     library.catalog.set_alias("default", "bot", "latest", second.number)
     assert library.catalog.resolve("bot") == second
+
+
+def test_the_base_models_name_is_taken(library, lora):
+    library = replace(library, base_name="demo")
+    for name in ("demo", "default/demo"):
+        with pytest.raises(InvalidReference, match="the base model's name"):
+            library.import_directory(name, lora(1))
+        with pytest.raises(InvalidReference, match="the base model's name"):
+            library.add(name, read_adapter(lora(1), library.base, library.limits))
+    assert stored(library.store) == []
+    assert library.import_directory("acme/demo", lora(1)).number == 1
 
 
 def test_what_is_refused_leaves_nothing(library, lora, base, tmp_path):
@@ -327,6 +339,75 @@ def test_fsck_repairs_and_an_import_heals(library, lora):
         library.import_directory("bot", lora(seed))
     assert library.fsck(0).is_sound
     assert library.catalog.show("default", "bot").num_revisions == 2
+
+
+def test_fsck_takes_no_bytes_from_under_an_import(library, lora, monkeypatch):
+    """The import makes old bytes young after the repair has looked, and writes its row before or after they go."""
+    revision_id = library.import_directory("old", lora(1)).revision_id
+    library.catalog.delete("default", "old")
+    with library.catalog.collecting():
+        assert library.catalog.collect_garbage(TOMORROW) == [revision_id]
+        library.catalog.confirm_removed([revision_id])  # as if the bytes were another's who has left them
+    delete, imported = AdapterStore.delete, []
+    add_revision = type(library.catalog).add_revision
+    is_at_row, may_write_row = threading.Event(), threading.Event()
+
+    def add_later(*arguments, **options):
+        is_at_row.set()
+        assert may_write_row.wait(10)
+        return add_revision(*arguments, **options)
+
+    def delete_after_the_row(store, revision_id):
+        delete(store, revision_id)
+        may_write_row.set()
+
+    with monkeypatch.context() as patched, ThreadPoolExecutor(1) as pool:
+        patched.setattr(type(library.catalog), "add_revision", add_later)
+        patched.setattr(AdapterStore, "delete", delete_after_the_row)
+        importing = pool.submit(library.import_directory, "new", lora(1))
+        assert is_at_row.wait(10)
+        assert library.fsck(0, repair=True).num_repaired == 1
+        imported.append(importing.result(30))
+    assert imported[0].revision_id == revision_id
+    assert library.fsck(0).is_sound
+    assert library.store.verify(revision_id)
+
+
+def test_fsck_leaves_what_has_got_a_row_since(library, lora, monkeypatch):
+    revision_id = library.import_directory("old", lora(1)).revision_id
+    library.catalog.delete("default", "old")
+    with library.catalog.collecting():
+        library.catalog.confirm_removed(library.catalog.collect_garbage(TOMORROW))
+    find, finds = AdapterStore.find, []
+
+    def find_and_import(store, revision_id):
+        found = find(store, revision_id)
+        if not finds:
+            finds.append(found)
+            library.import_directory("new", lora(1))
+        return found
+
+    monkeypatch.setattr(AdapterStore, "find", find_and_import)
+    assert library.fsck(0, repair=True).num_repaired == 0
+    assert finds
+    assert library.catalog.resolve("new").revision_id == revision_id
+    assert library.fsck(0).is_sound
+
+
+def test_fsck_does_not_remove_while_somebody_collects(library, lora, database):
+    library.import_directory("old", lora(1))
+    library.catalog.delete("default", "old")
+    with library.catalog.collecting():
+        library.catalog.confirm_removed(library.catalog.collect_garbage(TOMORROW))
+    other = type(library.catalog)(database.url)
+    with other.collecting():
+        report = library.fsck(0, repair=True)
+    other.close()
+    assert (report.unreferenced.count, report.num_repaired, len(stored(library.store))) == (1, 0, 1)
+    assert library.fsck(0, repair=True).num_repaired == 1
+    assert stored(library.store) == []
+    assert library.import_directory("new", lora(1)).number == 1
+    assert library.fsck(0).is_sound
 
 
 def test_fsck_spares_what_is_young(library, lora, base, limits, tmp_path):

@@ -113,6 +113,22 @@ def test_what_changes_between_the_check_and_the_repair_is_kept(in_folder, tmp_pa
     assert in_folder.verify(revision(8)).content_bytes == len(b"sound again")
 
 
+def test_what_is_replaced_while_it_goes_to_quarantine_comes_back(in_folder, tmp_path, monkeypatch):
+    move, sound = in_folder._objects.move, source(tmp_path, b"sound again")
+
+    def move_after_an_import(key, target):
+        if target.startswith("quarantine/"):
+            monkeypatch.setattr(in_folder._objects, "move", move)
+            in_folder.publish(revision(8), sound)
+        move(key, target)
+
+    monkeypatch.setattr(in_folder._objects, "move", move_after_an_import)
+    report = fsck(in_folder, ids(*range(10)), min_age_s=0, repair=True)
+    assert (report.corrupt.listed, report.num_repaired) == (ids(8), 1)  # the left-over one
+    assert in_folder.verify(revision(8)).content_bytes == len(b"sound again")
+    assert in_folder._objects.list_folder("quarantine") == []
+
+
 def test_findings_are_all_counted_but_not_all_listed(in_folder, monkeypatch):
     monkeypatch.setattr(module, "MAX_LISTED", 2)
     report = fsck(in_folder, [], min_age_s=0, check_content=False, repair=True)

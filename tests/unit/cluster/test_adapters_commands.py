@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tempfile
 import time
 from pathlib import Path
 
@@ -105,6 +106,15 @@ def test_an_adapter_s_life(prelude, ask, folder):
     assert ask("fsck")["is_sound"]
 
 
+def test_what_a_killed_import_left_is_removed(ask, folder, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(folder / "tmp"))
+    left = folder / "tmp" / f"prelude-import-locked-{'0' * 16}"
+    left.mkdir(parents=True)
+    (left / "bytes").write_bytes(b"x")
+    ask("import", "bot", "lora-1")
+    assert list((folder / "tmp").iterdir()) == []
+
+
 def test_an_export_is_imported_as_it_was(ask, folder):
     imported = ask("import", "bot", "lora-1")
     exported = ask("export", "bot@r1", "out")
@@ -152,6 +162,8 @@ def test_progress_on_a_terminal(prelude, monkeypatch):
     ("arguments", "status", "code", "said"),
     [
         (["import", "a b", "lora-1"], 2, "invalid_adapter_reference", "is not an adapter name"),
+        (["import", "demo", "lora-1"], 2, "invalid_adapter_reference", "is the base model's name"),
+        (["import", "default/demo", "lora-1"], 2, "invalid_adapter_reference", "is the base model's name"),
         (["import", "bot", "lora-1", "--tag", "r1"], 2, "invalid_adapter_reference", "name an alias"),
         (["import", "bot", "nowhere"], 1, "adapter_missing", "nowhere"),
         (["import", "bot", "too-large"], 1, "adapter_incompatible", "rank 8"),

@@ -6,6 +6,7 @@ import asyncio
 import glob
 import json
 import tempfile
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 import aiohttp
 import grpc
 import pytest
+from catalog_databases import SqliteDatabase
 from router_stand_ins import (
     BASE,
     DIRECTORIES,
@@ -22,6 +24,7 @@ from router_stand_ins import (
     ClusterStandIn,
     after,
     eventually,
+    open_catalog,
     running_cluster,
 )
 
@@ -699,6 +702,33 @@ class TestVllm:
                     body = {"lora_name": "bot", "lora_path": path, "load_inplace": True}
                     status, answer = await ask(cluster, "POST", "/v1/load_lora_adapter", json=body)
                     assert status == expected, (path, answer)
+                    if status != 200 and not path.startswith(str(tmp_path)):
+                        assert str(tmp_path) not in answer["error"]["message"], answer
+
+        asyncio.run(scenario())
+
+    def test_more_directories_than_are_taken(self, tmp_path: Path) -> None:
+        root = write_random_lora(tmp_path / "root" / "one", BASE, seed=1).parent
+        go_on = threading.Event()
+
+        async def scenario() -> None:
+            async with managing(adapter_root=root) as cluster:
+
+                async def load(name: str) -> int:
+                    body = {"lora_name": name, "lora_path": "one"}
+                    async with cluster.http.post(f"{cluster.url}/v1/load_lora_adapter", json=body) as response:
+                        return response.status
+
+                for _ in range(2):  # the threads that import are busy
+                    cluster.adapters._import_threads.submit(go_on.wait, 10)
+                try:
+                    asking = [asyncio.create_task(load(f"bot-{number}")) for number in range(6)]
+                    done, waiting = await asyncio.wait(asking, timeout=1)
+                    assert [each.result() for each in done] == [429, 429]
+                finally:
+                    go_on.set()
+                assert {await each for each in waiting} == {200}
+                assert await load("bot") == 200
 
         asyncio.run(scenario())
 
@@ -711,6 +741,38 @@ class TestVllm:
                 assert "router.adapter_root" in answer["error"]["message"]
 
         asyncio.run(scenario())
+
+
+def test_outages_name_no_address(tmp_path: Path) -> None:
+    """What stands in the log, where the catalog and the store are, is in no answer."""
+    database = SqliteDatabase(tmp_path / "catalog")
+    open_catalog(database.url).close()  # makes the tables
+    root = write_random_lora(tmp_path / "root" / "one", BASE, seed=1).parent
+
+    async def scenario() -> None:
+        async with managing(folder=tmp_path / "router", catalog_url=database.url, adapter_root=root) as cluster:
+            files = lora(tmp_path, 2)
+            load = {"lora_name": "bot", "lora_path": "one"}
+
+            async def refused(code: str, method: str, path: str, **options: Any) -> None:
+                status, answer = await ask(cluster, method, path, **options)
+                assert (status, answer["error"]["code"]) == (503, code), answer
+                assert not any(word in answer["error"]["message"] for word in (str(tmp_path), "sqlite", "file://"))
+
+            assert cluster.adapters._catalog is not None
+            with database.down(cluster.adapters._catalog):
+                await refused("catalog_unavailable", "GET", "/v1/adapters")
+                await refused("catalog_unavailable", "GET", "/v1/adapters/a0")
+                await refused("catalog_unavailable", "GET", "/v1/models")
+                await refused("catalog_unavailable", "POST", "/v1/adapters/a0/rollback")
+                await refused("catalog_unavailable", "POST", "/v1/adapters", data=form(files, name="bot"))
+                await refused("catalog_unavailable", "POST", "/v1/load_lora_adapter", json=load)
+            (cluster.folder / "store").rename(cluster.folder / "away")
+            (cluster.folder / "store").write_bytes(b"no folder")
+            await refused("adapter_store_unavailable", "POST", "/v1/adapters", data=form(files, name="bot"))
+            await refused("adapter_store_unavailable", "POST", "/v1/load_lora_adapter", json=load)
+
+    asyncio.run(scenario())
 
 
 def test_where_adapters_are_not_managed() -> None:

@@ -129,6 +129,15 @@ def test_a_workers_own_trouble_is_not_the_adapters() -> None:
     assert b"bucket" not in answer.body
 
 
+@pytest.mark.parametrize("code", ["adapter_store_corrupt", "adapter_store_conflict", "adapter_revision_not_stored"])
+def test_a_worker_that_names_the_store_is_not_quoted(code: str) -> None:
+    metadata = {worker_errors.ERROR_CODE_KEY: code, worker_errors.HTTP_STATUS_KEY: "404"}
+    error = ensure_adapter_error(grpc.StatusCode.FAILED_PRECONDITION, "s3://bucket has it not", metadata, "p0")
+    assert isinstance(error, AdapterRefused)
+    assert error.code == code
+    assert "bucket" not in str(error)
+
+
 @pytest.mark.parametrize(("said", "retry_after"), [("", "1"), ("nan", "1"), ("inf", "1"), ("-1", "1"), ("0.01", "1")])
 def test_no_time_to_try_again(said: str, retry_after: str) -> None:
     metadata = {worker_errors.RETRY_AFTER_KEY: said}

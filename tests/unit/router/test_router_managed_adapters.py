@@ -29,6 +29,7 @@ from adapters.errors import AdapterError, AdapterMalformed, AdapterNotFound, Cat
 from adapters.library import AdapterLibrary
 from adapters.random_adapters import write_random_lora
 from adapters.store.errors import StoreUnavailable
+from router import managed_adapters as managed_adapters_module
 from router.configured_adapters import import_unless_there
 from router.managed_adapters import ManagedAdapters
 from router.metrics import Metrics
@@ -238,6 +239,32 @@ class TestOutages:
 
 
 class TestTheAdaptersOfTheConfiguration:
+    def test_why_one_is_not_served_names_no_place(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Whoever may ask for completions learns neither where the directory lies nor where the store is."""
+        monkeypatch.setattr(managed_adapters_module, "_START_S", 0.2)
+
+        async def scenario() -> None:
+            adapters = managed_adapters(tmp_path, none=tmp_path / "none", **DIRECTORIES)
+            adapters.open()
+            (tmp_path / "store").rename(tmp_path / "away")
+            (tmp_path / "store").write_bytes(b"no folder")
+            async with adapters.following():
+                for name, code in (
+                    ("a0", "adapter_store_unavailable"),
+                    ("broken", "adapter_malformed"),
+                    ("none", "adapter_missing"),
+                ):
+                    with pytest.raises(AdapterError) as caught:
+                        await adapters.resolve(name)
+                    assert caught.value.code == code
+                    said = str(caught.value)
+                    assert not any(word in said for word in (str(tmp_path), str(TEMPLATE), "file://")), said
+                (tmp_path / "store").unlink()
+                (tmp_path / "away").rename(tmp_path / "store")
+                await eventually(lambda: code_of(adapters.resolve("a0")), lambda code: code == "found", within_s=10)
+
+        asyncio.run(scenario())
+
     def test_a_second_start_changes_nothing(self, tmp_path: Path) -> None:
         async def start() -> int:
             async with following(managed_adapters(tmp_path, **DIRECTORIES)) as adapters:

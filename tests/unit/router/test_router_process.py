@@ -12,7 +12,9 @@ import time
 import urllib.error
 import urllib.request
 from pathlib import Path
+from typing import Any
 
+import pytest
 import yaml
 from router_stand_ins import repository_root
 
@@ -30,32 +32,39 @@ def get(url: str) -> tuple[int, dict]:
         return error.code, json.load(error)
 
 
-def test_start_and_stop(tmp_path: Path) -> None:
+def cluster_file(folder: Path, port: int, **sections: Any) -> Path:
     model = {"architectures": ["LlamaForCausalLM"], "num_hidden_layers": 2, "hidden_size": 8, "intermediate_size": 16}
     model |= {"num_attention_heads": 2, "vocab_size": 100}
-    (tmp_path / "config.json").write_text(json.dumps(model))
-    port = free_port()
+    (folder / "config.json").write_text(json.dumps(model))
     cluster = {
-        "model": {"path": str(tmp_path), "name": "base"},
+        "model": {"path": str(folder), "name": "base"},
         "router": {"port": port},
         "workers": {
             "p0": {"role": "prefill", "control_port": free_port()},
             "d0": {"role": "decode", "control_port": free_port()},
         },
     }
-    (tmp_path / "cluster.yaml").write_text(yaml.safe_dump(cluster))
-    command = [sys.executable, "-m", "router.main", "--config", str(tmp_path / "cluster.yaml")]
+    (folder / "cluster.yaml").write_text(yaml.safe_dump(cluster | sections))
+    return folder / "cluster.yaml"
+
+
+def until_it_answers(process: subprocess.Popen[bytes], url: str) -> tuple[int, dict]:
+    deadline = time.monotonic() + 20
+    while True:
+        try:
+            return get(url)
+        except OSError:
+            assert time.monotonic() < deadline
+            assert process.poll() is None
+            time.sleep(0.05)
+
+
+def test_start_and_stop(tmp_path: Path) -> None:
+    port = free_port()
+    command = [sys.executable, "-m", "router.main", "--config", str(cluster_file(tmp_path, port))]
     process = subprocess.Popen(command, cwd=repository_root(), stderr=subprocess.PIPE, env={**os.environ})
     try:
-        deadline = time.monotonic() + 20
-        while True:
-            try:
-                status, ready = get(f"http://127.0.0.1:{port}/ready")
-                break
-            except OSError:
-                assert time.monotonic() < deadline
-                assert process.poll() is None
-                time.sleep(0.05)
+        status, ready = until_it_answers(process, f"http://127.0.0.1:{port}/ready")
         assert status == 503
         assert set(ready["workers"]) == {"p0", "d0"}
         assert get(f"http://127.0.0.1:{port}/health")[0] == 200
@@ -63,6 +72,42 @@ def test_start_and_stop(tmp_path: Path) -> None:
         _, log = process.communicate(timeout=10)
         assert process.returncode == 0
         assert all(json.loads(line)["process"] == "router" for line in log.splitlines())
+    finally:
+        process.kill()
+        process.wait()
+
+
+_HANGING = """
+import sys, time
+from adapters.catalog.cached import CachedResolver
+import router.configured_adapters, router.main, router.managed_adapters
+
+def hang(*_, **__):
+    print("hangs", flush=True)
+    time.sleep(120)
+
+{hook} = hang
+router.managed_adapters._START_S = 0.2
+sys.exit(router.main.main())
+"""
+
+
+@pytest.mark.parametrize("hook", ["router.configured_adapters.read_adapter", "CachedResolver.close"])
+def test_threads_that_hang_do_not_keep_it(tmp_path: Path, hook: str) -> None:
+    """A mount that does not answer an import, and a database that does not answer while its connections are closed."""
+    port = free_port()
+    config = cluster_file(
+        tmp_path, port, router={"port": port, "drain_timeout_s": 1}, adapters={"a0": {"path": str(tmp_path / "a0")}}
+    )
+    command = [sys.executable, "-c", _HANGING.format(hook=hook), "--config", str(config)]
+    process = subprocess.Popen(command, cwd=repository_root(), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    try:
+        until_it_answers(process, f"http://127.0.0.1:{port}/ready")
+        process.send_signal(signal.SIGTERM)
+        told, log = process.communicate(timeout=10)
+        assert told == b"hangs\n"
+        assert process.returncode == 0
+        assert json.loads(log.splitlines()[-1])["message"] == "router stopped"
     finally:
         process.kill()
         process.wait()
