@@ -157,7 +157,7 @@ def _loader_slice(options: Options, folder: Path) -> dict[str, Any]:
         source = write_random_lora(own / "peft", base, number, rank=options.rank, dtype="bfloat16")
         write_for_engine(read_adapter(source, base, Limits()), base, "bfloat16", own / "packed")
         folders.append(own)
-    words = [sys.executable, "-m", "bench.loader_slice", folder / "model", options.num_slots, *folders]
+    words = [sys.executable, "-m", "engine.loader_slice", folder / "model", options.num_slots, *folders]
     environment = {**os.environ, "SGLANG_USE_CPU_ENGINE": "1", "OMP_NUM_THREADS": "1"}
     done = subprocess.run([str(word) for word in words], capture_output=True, text=True, env=environment, timeout=300)
     if done.returncode:

@@ -35,6 +35,8 @@ log = logging.getLogger(__name__)
 _PAGE_BYTES = 4096
 _RETRY_S = (0.02, 0.5)  # between rounds over victims that the engine uses: it does not tell when it is done with one
 _MOST_REFUSALS = 8  # of the engine in one round
+_MOST_AT_ONCE = 8  # evictions side by side
+_AHEAD = 16  # of the budget, what is made free beyond what is waited for
 _RETRY_AFTER_S = 1.0
 
 
@@ -88,6 +90,7 @@ class HostMemory:
         self._entries: OrderedDict[str, HostEntry] = OrderedDict()  # the least recently used first
         self._folders = itertools.count(1)
         self._evictor = asyncio.Lock()
+        self._wanted_bytes = 0  # of reservations that wait for room
         self._changed = asyncio.Event()
 
     def __iter__(self) -> Iterator[HostEntry]:
@@ -151,20 +154,24 @@ class HostMemory:
             )
         if self._evictor.locked():
             waits(self._full(revision_id, num_bytes))
-        async with self._evictor:  # one at a time, in the order of arrival: a large one is not starved by small ones
-            pause_s = _RETRY_S[0]
-            while self.used_bytes + num_bytes > self.budget_bytes:
-                if await self._evict_one():
-                    pause_s = _RETRY_S[0]
-                    continue
-                waits(self._full(revision_id, num_bytes))
-                await self._change(within_s=pause_s)
-                pause_s = min(2 * pause_s, _RETRY_S[1])
-            waits(None)
-            directory = self._root / f"{folder_of(revision_id)}.{next(self._folders)}"
-            entry = HostEntry(revision_id, directory, num_bytes)
-            self._entries[revision_id] = entry
-            self.used_bytes += num_bytes
+        self._wanted_bytes += num_bytes
+        try:
+            async with self._evictor:  # one at a time, in order of arrival: a large one is not starved by small ones
+                pause_s = _RETRY_S[0]
+                while self.used_bytes + num_bytes > self.budget_bytes:
+                    if await self._make_room(num_bytes):
+                        pause_s = _RETRY_S[0]
+                        continue
+                    waits(self._full(revision_id, num_bytes))
+                    await self._change(within_s=pause_s)
+                    pause_s = min(2 * pause_s, _RETRY_S[1])
+                waits(None)
+                directory = self._root / f"{folder_of(revision_id)}.{next(self._folders)}"
+                entry = HostEntry(revision_id, directory, num_bytes)
+                self._entries[revision_id] = entry
+                self.used_bytes += num_bytes
+        finally:
+            self._wanted_bytes -= num_bytes
         return entry
 
     async def discard(self, entry: HostEntry) -> None:
@@ -177,7 +184,7 @@ class HostMemory:
     async def shrink(self) -> None:
         """Evict one adapter, if any may go: there is less memory than the budget says."""
         async with self._evictor:
-            await self._evict_one()
+            await self._evict_some(1)
 
     def engine_gone(self) -> None:
         """The engine ended, with all that it had loaded."""
@@ -222,16 +229,31 @@ class HostMemory:
         if self.pins.pop(revision_id, None) is not None:
             self._tell()
 
-    async def _evict_one(self) -> bool:
-        """Evict the first victim that the engine lets go."""
+    async def _make_room(self, num_bytes: int) -> bool:
+        """Evict for all who wait, and for some who will come after one of `num_bytes`; whether there is more room.
+
+        An engine unloads side by side, but lets each wait for its batch at hand: those to come shall not wait, too.
+        """
+        ahead = self.budget_bytes // _AHEAD // num_bytes * num_bytes
+        return await self._evict_some(self.used_bytes + self._wanted_bytes + ahead - self.budget_bytes)
+
+    async def _evict_some(self, num_bytes: int) -> bool:
+        """Evict the least recently used until so many bytes are free, of those that the engine lets go; whether any."""
         refused: set[str] = set()
         while len(refused) < _MOST_REFUSALS:
-            victims = (e for e in self._entries.values() if e.revision_id not in refused and not self._why_kept(e))
-            if (victim := next(victims, None)) is None:
+            victims: list[HostEntry] = []
+            found_bytes = 0
+            for entry in self._entries.values():
+                if found_bytes >= num_bytes or len(victims) == _MOST_AT_ONCE:
+                    break
+                if entry.revision_id not in refused and not self._why_kept(entry):
+                    victims.append(entry)
+                    found_bytes += entry.num_bytes
+            if not victims:
                 break
-            if await self._evict(victim):
+            if any(await asyncio.gather(*(self._evict(victim) for victim in victims))):
                 return True
-            refused.add(victim.revision_id)
+            refused.update(victim.revision_id for victim in victims)
         return False
 
     def _why_kept(self, entry: HostEntry) -> str:

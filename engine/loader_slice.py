@@ -1,7 +1,7 @@
 """What loading costs an engine: from a file in the page cache to an adapter in its memory, and on into a slot.
 
 SGLang's way, a PEFT file tensor by tensor, against the packed file. A process of its own, because it imports SGLang:
-`python -m bench.loader_slice MODEL NUM_SLOTS FOLDER…` prints JSON. Each folder has `peft/` and `packed/`.
+`python -m engine.loader_slice MODEL NUM_SLOTS FOLDER…` prints JSON. Each folder has `peft/` and `packed/`.
 """
 
 from __future__ import annotations
