@@ -115,7 +115,7 @@ def _worker(arguments: argparse.Namespace) -> None:
 
     temporary = Path(tempfile.gettempdir())
     sweep_abandoned(_SCRATCH_PREFIX, temporary)  # of workers that were killed
-    folder = LockedFolder(_SCRATCH_PREFIX, arguments.name, temporary)
+    folder = LockedFolder(_SCRATCH_PREFIX, arguments.role, temporary)  # short: sockets of the engine lie in it
     try:
         run_agent(agent(config, arguments.name, folder.path))
     finally:

@@ -199,9 +199,7 @@ class Residency:
             if revision_id not in self._pinned:
                 self._host.unpin(revision_id)
             raise
-        self._host.pin(
-            revision_id, content_bytes
-        )  # again: another call, with an earlier deadline, may have given it up
+        self._host.pin(revision_id, content_bytes)  # a call with an earlier deadline may have given it up
         self._pinned.add(revision_id)
 
     def unpin(self, revision_id: str) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
 
 import pytest
 
+from cluster.config import ClusterConfig
 from cluster.config_file import dump_cluster_config, load_cluster_config
 from cluster.errors import ConfigError
 from cluster.local import LocalCluster
@@ -51,13 +53,19 @@ def test_the_root_of_adapters_starts_there_too(tmp_path: Path):
     assert load_cluster_config(tmp_path / "again.yaml") == config
 
 
-def test_the_disk_cache_outlives_a_cluster(tmp_path: Path):
+def test_the_disk_cache_outlives_a_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Whether or not it is named, it is in no folder that is removed at the end."""
     assert load(tmp_path, GOOD).residency.disk_directory == tmp_path / ".prelude" / "cache"
     named = load(tmp_path, GOOD + "residency: {disk_directory: fast/disk}\n")
     assert named.residency.disk_directory == tmp_path / "fast" / "disk"
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     for config in (named, load(tmp_path, GOOD)):
         assert LocalCluster(config, tmp_path / "logs").config.residency == config.residency
+    nowhere = ClusterConfig.model_validate(
+        {"model": {"path": tmp_path, "name": "m"}, "workers": {"u": {"role": "unified"}}}
+    )
+    cluster = LocalCluster(nowhere, tmp_path / "logs")
+    assert cluster.config.residency.disk_directory == cluster._run_dir / "cache"
 
 
 def test_a_worker_overrides_the_engine(tmp_path: Path):

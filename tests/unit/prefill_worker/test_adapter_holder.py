@@ -337,7 +337,9 @@ def test_an_agent_whose_own_task_fails_does_not_wait_for_the_others_for_ever(
 
     class StuckAgent(UnifiedAgent):
         async def run_role(self) -> None:
-            while not exits:
+            for _ in range(200):
+                if exits:
+                    break
                 with contextlib.suppress(asyncio.CancelledError):
                     await asyncio.sleep(0.01)
 

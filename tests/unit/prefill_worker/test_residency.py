@@ -834,6 +834,12 @@ def test_a_sound_file_on_disk_outlives_trouble_in_host_memory(stored: StoredAdap
                     await worker.residency.ensure(a, Tier.HOST, 0.5)
             finally:
                 resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+            for number in range(2, 20):  # in the way of the next folder
+                (worker.shared / f"{a.replace(':', '-')}.{number}").mkdir(exist_ok=True)
+            with pytest.raises(FileExistsError):
+                await worker.residency.ensure(a, Tier.HOST, 5)
+            for folder in worker.folders():
+                folder.rmdir()
             assert worker.hub.on_disk == {a}
             await worker.residency.ensure(a, Tier.HOST, 5)
             assert worker.reads == [a]
