@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import gc
 import json
 import random
 import resource
@@ -915,6 +916,7 @@ def test_nothing_stays_mapped(stored: StoredAdapters, tmp_path: Path):
             await worker.residency.ensure(stored.ids[0], Tier.HOST, 5)
             with pytest.raises(AdapterIncompatible):
                 await worker.residency.ensure(wide, Tier.HOST, 5)
+            gc.collect()  # the refusal's frames knew the file
             assert worker.num_mappings() == 1  # the stand-in's
             await worker.on_disk(stored.ids[0])
             await worker.residency.evict(stored.ids[0], from_disk=False)

@@ -1,0 +1,94 @@
+"""What the cold-load benchmark counts and what it refuses to count; a server of ours stands for the router."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from aiohttp import web
+
+from bench import cold_load
+from bench.errors import BenchError, SystemFailed
+
+FIRST, DONE = b'data: {"choices": []}\n\n', b"data: [DONE]\n\n"
+STREAMS = {
+    "adapter-0": (0.02, [FIRST, FIRST, DONE]),
+    "adapter-1": (0.0, [FIRST, b'data: {"error": {"message": "it went away"}}\n\n']),
+    "adapter-2": (0.0, [FIRST]),
+    "adapter-3": (0.0, [DONE]),
+    "adapter-9": (0.3, [FIRST, DONE]),
+}
+
+
+async def answer(request: web.Request) -> web.StreamResponse:
+    body = await request.json()
+    assert body["stream"]
+    request.app["seen"].append(body["adapter"])
+    if body["adapter"] not in STREAMS:
+        return web.json_response({"error": {"message": "there is no adapter"}}, status=404)
+    wait_s, events = STREAMS[body["adapter"]]
+    response = web.StreamResponse()
+    await response.prepare(request)
+    await asyncio.sleep(wait_s)
+    for event in events:
+        await response.write(event)
+    return response
+
+
+def with_bench(use: Any, **changes: Any) -> list[str]:
+    """Run `use(bench)` against the server; the adapters that were asked for."""
+    seen: list[str] = []
+
+    async def run() -> None:
+        app = web.Application()
+        app["seen"] = seen
+        app.router.add_post("/v1/completions", answer)
+        runner = web.AppRunner(app)
+        await runner.setup()
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+        options = cold_load.Options(**changes)
+        async with aiohttp.ClientSession() as session:
+            await use(cold_load._Bench(options, session, url, None))  # type: ignore[arg-type]
+        await runner.cleanup()
+
+    asyncio.run(run())
+    return seen
+
+
+@pytest.mark.parametrize(("number", "words"), [(1, "it went away"), (2, "before its end"), (3, "its end"), (4, "404")])
+def test_an_answer_that_is_none_is_not_timed(number: int, words: str):
+    async def use(bench: Any) -> None:
+        with pytest.raises(SystemFailed, match=words):
+            await bench._first_token_s(0, 0, number)
+
+    with_bench(use)
+
+
+def test_the_first_token_is_timed_not_the_last():
+    async def use(bench: Any) -> None:
+        assert 0.015 < await bench._first_token_s(0, 0, 0) < 0.2
+
+    with_bench(use)
+
+
+def test_residents_are_watched_and_arrivals_are_not():
+    async def use(bench: Any) -> None:
+        assert await bench._watch([0], [9, 9, 9], gap_s=0.001) < 0.2  # an arrival takes 0.3 s
+
+    seen = with_bench(use, requests_per_cold=2)
+    assert sorted(seen) == ["adapter-0"] * 6 + ["adapter-9"] * 3
+
+
+def test_each_part_has_adapters_of_its_own():
+    options = cold_load.Options(repeats=2, num_single=3, at_once=5, budget=4, overcommit=4, num_resident=2, num_cold=7)
+    assert options.num_adapters == 2 * (3 + 5) + 4 * 4 + 2 + 2 * 7
+
+
+def test_a_file_that_cannot_be_written_is_told_first(tmp_path: Path):
+    with pytest.raises(BenchError, match="there is no folder"):
+        cold_load.run(cold_load.QUICK, "prelude bench cold-load", tmp_path / "none" / "x.json", print)
