@@ -23,7 +23,7 @@ CASES = {
     "adapter is a number": ("completions", {**GOOD, "adapter": 7}, 400, ("adapter",)),
     "two adapters": ("completions", {**GOOD, "model": "a1", "adapter": "a0"}, 400, ("a0", "a1")),
     "adapter of another base": ("completions", {**GOOD, "adapter": "other-base"}, 422, ("other-base", "another model")),
-    "missing directory": ("completions", {**GOOD, "adapter": "missing"}, 422, ("nowhere",)),
+    "missing directory": ("completions", {**GOOD, "adapter": "missing"}, 422, ("missing", "directory cannot be read")),
     "malformed safetensors": ("completions", {**GOOD, "adapter": "malformed"}, 422, ("adapter_model.safetensors",)),
     "pickle": ("completions", {**GOOD, "adapter": "pickled"}, 422, ("pickle",)),
     "unknown model": ("completions", {**GOOD, "model": "gpt-4o"}, 404, ("gpt-4o",)),

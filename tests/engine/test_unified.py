@@ -294,10 +294,17 @@ def test_follow_up_turn(unified: Unified, adapter: str | None):
     assert cached == expected
 
 
-def test_two_choices(unified: Unified):
+def test_two_choices_are_two_requests(unified: Unified):
+    """The engine cannot tell which of several choices is done with its adapter; routers send one request for each."""
     [case] = unified.cases([("mixed", tokens(50, 500))])
-    answer = unified.ask(case, n=2, echo=False, logprobs=None)
-    assert [choice["token_ids"] for choice in answer["choices"]] == [case.reference["tokens"]] * 2
+    url, body = f"{unified.engine.spec.url}/v1/completions", unified.body(case, n=2, echo=False, logprobs=None)
+    refused = httpx.post(url, json=body, timeout=60)
+    assert refused.status_code == 400
+    assert "n above 1 cannot be used with an adapter" in refused.text
+    for answer in unified.ask_together([case, case], echo=False, logprobs=None):
+        check_tokens(case, answer)
+    assert unified.unload("mixed").status_code == 200  # the refused one does not count as using it
+    unified.engine.load(unified.directories["mixed"])
 
 
 def test_retracted_requests(tmp_path_factory, model: Path, directories: dict[str, Path]):
