@@ -111,7 +111,7 @@ def _worker(arguments: argparse.Namespace) -> None:
     if scratch is not None:
         run_agent(agent(config, arguments.name, scratch.resolve()))
         return
-    from cluster.locked_folder import LockedFolder, sweep_abandoned
+    from adapters.locked_folder import LockedFolder, sweep_abandoned
 
     temporary = Path(tempfile.gettempdir())
     sweep_abandoned(_SCRATCH_PREFIX, temporary)  # of workers that were killed

@@ -30,7 +30,7 @@ from prefill_worker.residency.threads import WorkThreads
 log = logging.getLogger(__name__)
 
 _UNLOAD_TIMEOUT_S = 30.0
-_MOST_DELAY_S = 1.0  # of writing one adapter behind
+_MOST_DELAY_S = 1.0  # of writing behind; once for all that wait, or under load the disk would get one a second
 _PIN_TIMEOUT_S = 300.0
 _PIN_RETRY_S = 2.0
 
@@ -239,10 +239,10 @@ class Residency:
         """Give the disk what came from the store into host memory."""
         while True:
             await self._has_to_disk.wait()
+            with contextlib.suppress(TimeoutError):  # it would take processor time from loads that are waited for
+                async with asyncio.timeout(_MOST_DELAY_S):
+                    await self._queue.idle()
             while self._to_disk:
-                with contextlib.suppress(TimeoutError):  # it would take processor time from loads that are waited for
-                    async with asyncio.timeout(_MOST_DELAY_S):
-                        await self._queue.idle()
                 revision_id = next(iter(self._to_disk))
                 del self._to_disk[revision_id]
                 entry = self._host.get(revision_id)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from cluster import locked_folder
-from cluster.locked_folder import LockedFolder
+from adapters import locked_folder
+from adapters.locked_folder import LockedFolder
 
 SHARED_MEMORY = Path("/dev/shm")
 _PREFIX = "prelude-adapters-"  # another program's temporary files may lie there, too

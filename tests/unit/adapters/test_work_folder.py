@@ -59,11 +59,12 @@ def test_what_a_killed_process_left_is_swept(parent: Path) -> None:
 
 def test_what_is_in_use_or_of_others_stays(parent: Path) -> None:
     used = WorkFolder("upload")
-    others = ["prelude-demo", "prelude-upload-abc", "prelude-import-locked-notes", "prelude-other-locked-" + "0" * 16]
+    others = ["prelude-demo", "prelude-upload-abc", "prelude-work-notes", "prelude-work-import-" + "0" * 12]
     for name in others:
         (parent / name).mkdir()
-    (parent / ("prelude-export-locked-" + "1" * 16)).write_bytes(b"a file")
-    (parent / ("prelude-export-locked-" + "2" * 16)).symlink_to(parent / "prelude-demo")
+        (parent / name / "notes").write_bytes(b"somebody's")
+    (parent / ("prelude-work-export-" + "1" * 12)).write_bytes(b"a file")
+    (parent / ("prelude-work-export-" + "2" * 12)).symlink_to(parent / "prelude-demo")
     assert sweep_abandoned() == []
     assert len(list(parent.iterdir())) == len(others) + 3
     used.close()

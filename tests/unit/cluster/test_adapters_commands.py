@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import tempfile
 import time
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 from adapters.base_model import BaseModel
 from adapters.catalog.sql import SqlCatalog
 from adapters.random_adapters import write_random_lora
+from adapters.work_folder import WorkFolder
 from cluster.cli import main
 
 MODEL = {
@@ -108,9 +110,10 @@ def test_an_adapter_s_life(prelude, ask, folder):
 
 def test_what_a_killed_import_left_is_removed(ask, folder, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(folder / "tmp"))
-    left = folder / "tmp" / f"prelude-import-locked-{'0' * 16}"
-    left.mkdir(parents=True)
-    (left / "bytes").write_bytes(b"x")
+    (folder / "tmp").mkdir()
+    left = WorkFolder("import")
+    (left.path / "bytes").write_bytes(b"x")
+    os.close(left._descriptor)  # its lock goes with its process
     ask("import", "bot", "lora-1")
     assert list((folder / "tmp").iterdir()) == []
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from adapters.locked_folder import LockedFolder
 from cluster import log, worker_agent
 from cluster.cli import main
-from cluster.locked_folder import LockedFolder
 from cluster.worker_agent import WorkerAgent
 
 MODEL = {

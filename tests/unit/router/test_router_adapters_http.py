@@ -80,7 +80,7 @@ async def answered_by(cluster: ClusterStandIn, adapter: str) -> str | int:
 
 
 def left_over() -> set[str]:
-    return set(glob.glob(f"{tempfile.gettempdir()}/prelude-upload-*"))
+    return set(glob.glob(f"{tempfile.gettempdir()}/prelude-work-upload-*"))
 
 
 class TestUpload:
