@@ -12,6 +12,8 @@ from engine.errors import AdapterNotTaken, EngineRefused, EngineUnreachable
 
 _IDLE_S = 2.0  # that a connection is kept: SGLang closes it after 5, and a load that meets that would look like a death
 
+IN_USE = "is in use"  # in the reason of a refusal to unload (`engine/hooks/uses.py`)
+
 
 @dataclass(frozen=True, slots=True)
 class EngineLoad:
@@ -64,11 +66,14 @@ class EngineClient:
     async def unload_adapter(self, revision_id: str, timeout_s: float) -> None:
         """Take a revision out of the engine; one that it does not hold is fine.
 
-        Raises EngineRefused with the engine's reason, which has "is in use" in it where requests use the adapter.
+        Raises EngineRefused with the engine's reason, with IN_USE in it where requests use the adapter.
         """
         answer = await self._call("POST", "/unload_lora_adapter", {"lora_name": revision_id}, timeout_s)
-        if not answer["success"] and revision_id in await self.loaded_adapters():
-            raise EngineRefused(answer["error_message"])
+        if answer["success"]:
+            return
+        reason = answer["error_message"]
+        if IN_USE in reason or revision_id in await self.loaded_adapters():  # the latter lists all: only when in doubt
+            raise EngineRefused(reason)
 
     async def loaded_adapters(self) -> frozenset[str]:
         """Revision ids that the engine holds."""

@@ -26,6 +26,7 @@ from adapters.errors import AdapterTooLarge
 from adapters.identity import folder_of
 from adapters.packed import PACKED_NAME
 from adapters.store import Envelope
+from engine.client import IN_USE
 from engine.errors import EngineError
 from prefill_worker.residency.errors import AdapterInUse, HostMemoryFull, PinsExceedBudget
 from prefill_worker.residency.threads import WorkThreads
@@ -291,7 +292,7 @@ class HostMemory:
             with suppress(FileNotFoundError):
                 hidden.rename(entry.directory)
             # An engine that ended meanwhile has made it another one's; one that does not answer may have unloaded it.
-            still_there = before is HostState.RESIDENT and entry.may_be_in_engine and "is in use" in str(error)
+            still_there = before is HostState.RESIDENT and entry.may_be_in_engine and IN_USE in str(error)
             if before is HostState.RESIDENT and not still_there:
                 self._on_out_of_engine(entry.revision_id)
             entry.state = HostState.RESIDENT if still_there else HostState.IN_MEMORY
