@@ -13,7 +13,7 @@ that file is intact. The envelope can, with nothing but the object itself:
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from dataclasses import dataclass
 
 from adapters.store.errors import StoreCorrupt
@@ -56,11 +56,27 @@ class Envelope:
         )
 
 
+def object_bytes(head: bytes) -> int:
+    """The size that an object's first bytes claim for all of it; 0 where they are no envelope."""
+    try:
+        return ENVELOPE_BYTES + Envelope.decode(head, "").content_bytes
+    except StoreCorrupt:
+        return 0
+
+
 def content_of(chunks: Iterable[bytes], key: str, revision_id: str) -> Iterator[bytes | Envelope]:
     """The content of an object, in chunks, and after it the envelope that it was found to agree with.
 
     Raises StoreCorrupt, at the last at the object's end: what came before it must not be used.
     """
+    _, content = begin_content(chunks, key, revision_id)
+    yield from content
+
+
+def begin_content(
+    chunks: Iterable[bytes], key: str, revision_id: str
+) -> tuple[Envelope, Generator[bytes | Envelope, None, None]]:
+    """What an object's head says that it is, and its content as `content_of` yields it. Raises StoreCorrupt."""
     chunks = iter(chunks)
     head = b""
     while len(head) < ENVELOPE_BYTES and (chunk := next(chunks, b"")):
@@ -71,8 +87,14 @@ def content_of(chunks: Iterable[bytes], key: str, revision_id: str) -> Iterator[
             f"{key} should hold {revision_id}, but its envelope names {envelope.revision_id}; "
             "run the store's fsck with repair and import the adapter again"
         )
+    return envelope, _checked(envelope, head[ENVELOPE_BYTES:], chunks, key)
+
+
+def _checked(
+    envelope: Envelope, rest: bytes, chunks: Iterator[bytes], key: str
+) -> Generator[bytes | Envelope, None, None]:
     digest, num_bytes = hashlib.sha256(), 0
-    rest = head[ENVELOPE_BYTES:] or next(chunks, b"")
+    rest = rest or next(chunks, b"")
     while rest:
         num_bytes += len(rest)
         if num_bytes > envelope.content_bytes:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
@@ -63,8 +63,11 @@ class Objects(ABC):
     def touch(self, key: str) -> None:
         """Make an object as young as a new one. Raises FileNotFoundError."""
 
-    def read(self, key: str) -> Iterator[bytes]:
-        """The object's bytes in chunks of CHUNK_BYTES. Raises FileNotFoundError."""
+    def read(self, key: str, size_in: Callable[[bytes], int] | None = None) -> Iterator[bytes]:
+        """The object's bytes in chunks. Raises FileNotFoundError.
+
+        `size_in` tells the object's size from its first chunk, for reading ahead; a wrong one changes no bytes.
+        """
         with self.reaching(key):
             file = self._filesystem.open(self.path_of(key), "rb", block_size=CHUNK_BYTES, cache_type="none")
         with file:

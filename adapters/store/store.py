@@ -6,7 +6,7 @@ import hashlib
 import os
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from io import BufferedReader
 from pathlib import Path
@@ -16,7 +16,7 @@ from fsspec.core import url_to_fs
 from adapters.durable import fsync_folder, make_folder
 from adapters.errors import AdapterError
 from adapters.store import layout
-from adapters.store.envelope import Envelope, content_of
+from adapters.store.envelope import Envelope, begin_content, object_bytes
 from adapters.store.errors import RevisionNotStored, StoreConflict, StoreCorrupt, StoreUnavailable
 from adapters.store.local_objects import LocalObjects
 from adapters.store.objects import CHUNK_BYTES, Objects
@@ -114,6 +114,13 @@ class AdapterStore:
         Raises RevisionNotStored, and StoreCorrupt, at the last at the end: what came before it must not be used then.
         """
         return self._content(layout.key_of(revision_id), revision_id)
+
+    def begin_read(self, revision_id: str) -> tuple[Envelope, Generator[bytes | Envelope, None, None]]:
+        """What the object says that it is, its size above all, and what `read` yields, without asking twice.
+
+        Raises RevisionNotStored and StoreCorrupt. Close the generator where it is not read to its end.
+        """
+        return self._begin(layout.key_of(revision_id), revision_id)
 
     def verify(self, revision_id: str) -> Envelope:
         """Read a revision's object to its end. Raises RevisionNotStored and StoreCorrupt."""
@@ -231,9 +238,22 @@ class AdapterStore:
         raise AssertionError("content ends with its envelope")
 
     def _content(self, key: str, revision_id: str) -> Iterator[bytes | Envelope]:
+        _, content = self._begin(key, revision_id)
+        yield from content
+
+    def _begin(self, key: str, revision_id: str) -> tuple[Envelope, Generator[bytes | Envelope, None, None]]:
         try:
-            yield from content_of(self._objects.read(key), key, revision_id)
+            claimed, content = begin_content(self._objects.read(key, object_bytes), key, revision_id)
         except FileNotFoundError:
+            raise self._not_stored(revision_id) from None
+        return claimed, self._rest(content, revision_id)
+
+    def _rest(
+        self, content: Generator[bytes | Envelope, None, None], revision_id: str
+    ) -> Generator[bytes | Envelope, None, None]:
+        try:
+            yield from content
+        except FileNotFoundError:  # deleted since
             raise self._not_stored(revision_id) from None
 
     def _not_stored(self, revision_id: str) -> RevisionNotStored:

@@ -7,7 +7,7 @@ import functools
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 
 from adapters.errors import AdapterError
 from adapters.store import AdapterStore, Envelope, RevisionNotStored, StoreCorrupt
@@ -94,18 +94,31 @@ class AdapterLoader:
             self._disk.use(revision_id)
             try:
                 with self._disk.reading(revision_id) as content:
-                    return await self._fill(load, "disk", self._disk.content_bytes(revision_id), lambda: content)
+                    return await self._fill(load, "disk", self._disk.content_bytes(revision_id), content)
             except StoreCorrupt as error:  # errors of writing are not the disk's
                 fields = {"revision": revision_id, "error": str(error)}
                 log.warning("damaged in the disk cache; it is fetched again", extra={"fields": fields})
                 self._metrics.count_load("disk", "damaged")
                 await self._disk.drop_damaged(revision_id)
-        content_bytes = await self.content_bytes(revision_id)
-        return await self._fill(load, "store", content_bytes, lambda: self._store().read(revision_id))
+        began = time.monotonic()
+        claimed, rest = await self._threads.run(lambda _: self._store().begin_read(revision_id))
+        try:
+            if claimed.content_bytes > self._host.budget_bytes:
+                await self._check_size(claimed)
+            begin_s = time.monotonic() - began
+            return await self._fill(load, "store", claimed.content_bytes, rest, begin_s)
+        finally:
+            rest.close()
 
     async def _fill(
-        self, load: Load, source: str, content_bytes: int, content: Callable[[], Iterator[bytes | Envelope]]
+        self,
+        load: Load,
+        source: str,
+        content_bytes: int,
+        content: Iterable[bytes | Envelope],
+        begin_s: float = 0.0,
     ) -> HostEntry:
+        """`begin_s`: what it took to learn the size."""
         revision_id, began = load.key, time.monotonic()
         entry = await self._host.reserve(revision_id, content_bytes, functools.partial(setattr, load, "problem"))
         self._metrics.observe_stage("room", time.monotonic() - began)
@@ -113,7 +126,7 @@ class AdapterLoader:
         def fill(stop: Stop) -> tuple[Envelope, float, float]:
             at = time.monotonic()
             entry.directory.mkdir()
-            envelope = write_content(content(), entry.packed, content_bytes, stop, as_object=False)
+            envelope = write_content(content, entry.packed, content_bytes, stop, as_object=False)
             copied_at = time.monotonic()
             self._acceptance.prepare(revision_id, entry.packed)
             return envelope, copied_at - at, time.monotonic() - copied_at
@@ -129,7 +142,7 @@ class AdapterLoader:
                     "residency.host_bytes has: lower it, or give this worker more shared memory"
                 ) from error
             raise
-        self._metrics.observe_stage("fetch" if source == "store" else "copy", copy_s)
+        self._metrics.observe_stage("fetch" if source == "store" else "copy", begin_s + copy_s)
         self._metrics.observe_stage("check", check_s)
         self._host.settle(entry, HostState.IN_MEMORY)
         return entry
@@ -174,6 +187,18 @@ class AdapterLoader:
             return entry.envelope.content_bytes
         if revision_id in self._disk:
             return self._disk.content_bytes(revision_id)
+        return await self._stored_bytes(revision_id)
+
+    async def _check_size(self, claimed: Envelope) -> None:
+        """Raises StoreCorrupt where an object is not as large as its envelope says: it would be called too large."""
+        there = await self._stored_bytes(claimed.revision_id)
+        if there != claimed.content_bytes:
+            raise StoreCorrupt(
+                f"the store's object of {claimed.revision_id} claims {claimed.content_bytes} bytes and has {there}; "
+                "run the store's fsck with repair and import the adapter again"
+            )
+
+    async def _stored_bytes(self, revision_id: str) -> int:
         store = self._store
         found = await self._threads.run(lambda _: store().find(revision_id))
         if found is None:

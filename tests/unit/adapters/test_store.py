@@ -1,7 +1,9 @@
 """The store, over a folder and over an S3 server on loopback. What is without `store` holds for one of them."""
 
 import hashlib
+import logging
 import os
+import re
 import resource
 import socket
 import threading
@@ -35,6 +37,7 @@ from adapters.store.envelope import ENVELOPE_BYTES, content_of
 from adapters.store.layout import key_of, revision_of
 
 BUCKET = "adapters"
+S3_PART = 4 * 1024**2
 
 
 @contextmanager
@@ -114,6 +117,76 @@ def test_uploads_and_reads_of_several_parts(store, tmp_path):
     store.publish(revision(1), source(tmp_path, content))
     store.fetch(revision(1), tmp_path / "fetched")
     assert (tmp_path / "fetched").read_bytes() == content
+
+
+@pytest.fixture
+def s3_requests(s3) -> Iterator[list[str]]:
+    """What the S3 double was asked: methods, and the status of the answer."""
+    asked: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: asked.append(re.sub(r"\x1b\[\d+m", "", record.getMessage()))  # type: ignore[method-assign]
+    log = logging.getLogger("werkzeug")
+    before = log.level, log.disabled
+    log.setLevel(logging.INFO)
+    log.disabled = False
+    log.addHandler(handler)
+    try:
+        yield asked
+    finally:
+        log.removeHandler(handler)
+        log.level, log.disabled = before
+
+
+@pytest.mark.parametrize("size", [0, 5, S3_PART - ENVELOPE_BYTES - 1])
+def test_a_small_object_is_read_in_one_request(s3, s3_requests, tmp_path, size):
+    store = open_store(f"s3://{BUCKET}/{tmp_path.name}", s3)
+    content = os.urandom(size)
+    store.publish(revision(1), source(tmp_path, content))
+    s3_requests.clear()
+    claimed, rest = store.begin_read(revision(1))
+    assert claimed.content_bytes == size
+    assert list(rest) == [*([content] if content else []), claimed]
+    assert len(s3_requests) == 1, s3_requests
+    assert '"GET ' in s3_requests[0]
+
+
+@pytest.mark.parametrize("claimed", [None, 1, "size", 1 << 40])
+@pytest.mark.parametrize("size", [S3_PART, S3_PART + 1, 6 * S3_PART - 1, 6 * S3_PART])
+def test_parts_of_an_object_are_asked_for_ahead(s3, s3_requests, tmp_path, size, claimed):
+    store = open_store(f"s3://{BUCKET}/{tmp_path.name}", s3)
+    store._objects.write("large", [content := os.urandom(size)])
+    s3_requests.clear()
+    claims = {None: None, "size": lambda _: size}.get(claimed, lambda _: claimed)
+    parts = store._objects.read("large", claims)
+    first = next(parts)
+    assert len(s3_requests) == 1, s3_requests
+    second = next(parts, b"")
+    ahead = {None: 1, 1: 1, "size": min(max(-(-size // S3_PART) - 1, 1), 4), 1 << 40: 4}[claimed]
+    deadline = time.monotonic() + 10
+    while len(s3_requests) < 1 + ahead and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert len(s3_requests) == 1 + ahead, s3_requests  # and no more before somebody reads on
+    assert first + second + b"".join(parts) == content
+    assert all('"GET ' in each for each in s3_requests)
+    assert sum(" 206 " in each for each in s3_requests) == -(-size // S3_PART)
+    if claimed == "size":
+        assert len(s3_requests) == size // S3_PART + 1  # the last one says that it is the last
+
+
+def test_an_object_that_is_deleted_while_it_is_read(store, tmp_path):
+    content = os.urandom(1000) * 40_000
+    store.publish(revision(1), source(tmp_path, content))
+    claimed, rest = store.begin_read(revision(1))
+    assert claimed.content_bytes == len(content)
+    first = next(rest)
+    store.delete(revision(1))
+    if store.url.startswith("file"):  # an open file stays readable
+        assert first + b"".join(part for part in rest if isinstance(part, bytes)) == content
+    else:
+        with pytest.raises(RevisionNotStored, match=revision(1)):
+            list(rest)
+    with pytest.raises(RevisionNotStored, match=revision(1)):
+        store.begin_read(revision(1))
 
 
 def test_what_is_not_stored(store, tmp_path):

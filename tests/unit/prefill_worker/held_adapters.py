@@ -237,3 +237,7 @@ class _NotedStore(AdapterStore):
     def read(self, revision_id: str):
         self._reads.append(revision_id)
         return super().read(revision_id)
+
+    def begin_read(self, revision_id: str):
+        self._reads.append(revision_id)
+        return super().begin_read(revision_id)

@@ -216,6 +216,10 @@ def test_a_damaged_object_in_the_store_is_refused_and_can_be_repaired(stored: St
             stored.object_of(victim).write_bytes(data + b"more")
             with pytest.raises(StoreCorrupt):
                 await worker.residency.ensure(victim, Tier.HOST, 5)
+            for size in (0, 5, 1 << 62):  # what the envelope claims
+                stored.object_of(victim).write_bytes(data[:80] + size.to_bytes(8, "little") + data[88:])
+                with pytest.raises(StoreCorrupt):
+                    await worker.residency.ensure(victim, Tier.HOST, 5)
             await worker.residency.ensure(stored.ids[1], Tier.HOST, 5)
             stored.object_of(victim).write_bytes(data)
             await worker.residency.ensure(victim, Tier.HOST, 5)
