@@ -1,4 +1,4 @@
-"""A cluster of one unified worker: every kind of adapter, also for all positions, through the router.
+"""A cluster of one unified worker: every kind of adapter, also for all positions, through the router, from a bucket.
 
 A cluster of its own. (By its name before the tests that share a cluster.)
 """
@@ -8,6 +8,8 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
@@ -18,6 +20,7 @@ from adapters.base_model import BaseModel
 from adapters.random_adapters import write_random_lora, write_random_reft
 from tests.cluster.conftest import CHUNK_TOKENS, RunningCluster, run_reference, running_cluster
 from tests.cluster.parity import NEW_TOKENS, Case, check_logprobs, check_tokens, completion_body
+from tests.unit.adapters.s3_server import BUCKET, S3Double
 
 EVERYWHERE = ("everywhere", "everywhere-reft")
 
@@ -33,9 +36,30 @@ def directories(adapters: dict[str, Path], model_dir: Path, tmp_path_factory) ->
 
 
 @pytest.fixture(scope="module")
-def unified(model_dir: Path, directories: dict[str, Path], tmp_path_factory):
-    workers = {"unified-0": {"role": "unified"}}
-    with running_cluster(tmp_path_factory.mktemp("unified"), model_dir, directories, workers=workers) as cluster:
+def bucket() -> Iterator[S3Double]:
+    double = S3Double()
+    with pytest.MonkeyPatch.context() as patch:  # where every AWS client looks for its keys
+        patch.setenv("AWS_ACCESS_KEY_ID", "test")
+        patch.setenv("AWS_SECRET_ACCESS_KEY", "test")
+        yield double
+    double.stop()
+
+
+@pytest.fixture(scope="module")
+def unified(model_dir: Path, directories: dict[str, Path], bucket: S3Double, tmp_path_factory):
+    with running_cluster(
+        tmp_path_factory.mktemp("unified"),
+        model_dir,
+        directories,
+        workers={"unified-0": {"role": "unified"}},
+        store={
+            "url": f"s3://{BUCKET}/unified",
+            "s3_endpoint_url": bucket.access.endpoint_url,
+            "s3_region": "eu-central-1",
+        },
+        router={"port": 0, "management": True, "adapter_timeout_s": 8},
+        residency={"lease_s": 0.1},
+    ) as cluster:
         yield cluster
 
 
@@ -95,3 +119,32 @@ def test_an_adapter_for_all_positions_needs_a_unified_worker(cluster: RunningClu
     assert answer.status_code == 422
     assert "unified" in answer.json()["error"]["message"]
     assert "everywhere" not in {model["id"] for model in httpx.get(f"{cluster.url}/v1/models").json()["data"]}
+
+
+def test_the_bucket_is_away(unified: RunningCluster, cases: list[Case], bucket: S3Double):
+    """What is resident is served on, what is nowhere else is a 503, and comes by itself when the bucket is back."""
+    resident, absent = (next(case for case in cases if case.adapter == name) for name in ("a0", "a1"))
+
+    def ask(case: Case) -> httpx.Response:
+        body = completion_body(case.adapter, case.prompt_ids, echo=True, logprobs=1)
+        return httpx.post(f"{unified.url}/v1/completions", json=body, timeout=60)
+
+    check_tokens(absent, ask(absent).json())
+    check_tokens(resident, ask(resident).json())
+    time.sleep(0.5)  # leases end, and what was loaded is written to the disk
+    evicted = httpx.post(f"{unified.url}/v1/adapters/a1/evict", timeout=30)
+    assert evicted.status_code == 200, evicted.text
+    bucket.stop()
+    try:
+        check_tokens(resident, ask(resident).json())
+        refused = ask(absent)
+        assert refused.status_code == 503, refused.text
+        assert refused.json()["error"]["code"] == "adapter_store_unavailable"
+        assert int(refused.headers["retry-after"]) >= 1
+        check_tokens(resident, ask(resident).json())
+    finally:
+        bucket.start()
+    deadline = time.monotonic() + 20
+    while (answer := ask(absent)).status_code == 503 and time.monotonic() < deadline:
+        time.sleep(0.2)
+    check_tokens(absent, answer.json())

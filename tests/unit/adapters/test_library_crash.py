@@ -23,7 +23,8 @@ from pathlib import Path
 import pytest
 from adapter_model import ModelOfAdapter
 from library_worker import NUM_NAMES, names_of
-from test_store import BUCKET, num_incoming, s3_double
+from s3_server import BUCKET, s3_double
+from test_store import num_incoming
 from tiny_model import write_model_config
 
 from adapters.base_model import BaseModel

@@ -16,9 +16,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
-from fsspec.core import url_to_fs
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from s3_server import BUCKET, s3_double
 
 from adapters.errors import AdapterError
 from adapters.store import (
@@ -36,24 +36,7 @@ from adapters.store import (
 from adapters.store.envelope import ENVELOPE_BYTES, content_of
 from adapters.store.layout import key_of, revision_of
 
-BUCKET = "adapters"
 S3_PART = 4 * 1024**2
-
-
-@contextmanager
-def s3_double() -> Iterator[S3Access]:
-    """An S3 server on loopback with a bucket. All servers of one process have the same content."""
-    from moto.server import ThreadedMotoServer
-
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    try:
-        host, port = server.get_host_and_port()
-        access = S3Access(f"http://{host}:{port}", "eu-central-1", access_key="test", secret_key="test")
-        url_to_fs(f"s3://{BUCKET}", **access.filesystem_options())[0].makedirs(BUCKET, exist_ok=True)
-        yield access
-    finally:
-        server.stop()
 
 
 @pytest.fixture(scope="module")

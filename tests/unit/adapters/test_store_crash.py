@@ -14,7 +14,8 @@ from dataclasses import asdict
 from pathlib import Path
 
 import pytest
-from test_store import BUCKET, num_incoming, s3_double
+from s3_server import BUCKET, s3_double
+from test_store import num_incoming
 
 from adapters.store import AdapterStore, S3Access, open_store
 from adapters.store.fsck import fsck

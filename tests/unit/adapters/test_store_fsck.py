@@ -2,7 +2,8 @@ import os
 from pathlib import Path
 
 import pytest
-from test_store import BUCKET, overwrite, raw, revision, s3_double, source
+from s3_server import BUCKET, s3_double
+from test_store import overwrite, raw, revision, source
 
 from adapters.store import AdapterStore, open_store
 from adapters.store import fsck as module
