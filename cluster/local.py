@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import shutil
 import signal
 import sys
 import tempfile
@@ -15,6 +14,7 @@ from pathlib import Path
 
 import aiohttp
 
+from adapters.locked_folder import LockedFolder, sweep_abandoned
 from cluster import shared_memory
 from cluster.config import ClusterConfig
 from cluster.config_file import dump_cluster_config
@@ -22,6 +22,7 @@ from cluster.errors import StartError
 from cluster.lifetime import kill_group, stop_signal
 from cluster.ports import check_free, with_ports
 
+_FOLDER_PREFIX = "prelude-run"  # short: engines have sockets in it, whose paths are bounded
 _RESTART_S = 1.0
 _STOP_GRACE_S = 15.0
 _READY_TIMEOUT_S = 600.0
@@ -31,7 +32,10 @@ class LocalCluster:
     """One router, the workers of `cluster.yaml` and their engines. `config` has every port filled in."""
 
     def __init__(self, config: ClusterConfig, logs: Path, say: Callable[[str], None] = lambda _line: None) -> None:
-        self._run_dir = Path(tempfile.mkdtemp(prefix="prelude-"))
+        temporary = Path(tempfile.gettempdir())
+        sweep_abandoned(_FOLDER_PREFIX, temporary)  # of a supervisor that was killed
+        self._folder = LockedFolder(_FOLDER_PREFIX, "", temporary)
+        self._run_dir = self._folder.path
         self.config = _with_places(with_ports(config), self._run_dir)
         self.logs = logs
         self._say = say
@@ -63,7 +67,7 @@ class LocalCluster:
         if "router" in self._processes:
             await self._end({"router": self._processes.pop("router")})
         await self._end(self._processes)
-        shutil.rmtree(self._run_dir, ignore_errors=True)
+        self._folder.close()
         for path in shared_memory.segments() - self._segments_before:
             shared_memory.remove_if_abandoned(path)
 

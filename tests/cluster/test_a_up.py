@@ -59,6 +59,10 @@ def start(config: Path, scratch: Path) -> subprocess.Popen:
     )
 
 
+def router_port(config: Path) -> int:
+    return int(re.search(r"router:\n  port: (\d+)\n", config.read_text()).group(1))
+
+
 def temporary_files(scratch: Path) -> set[Path]:
     """What Prelude and its engines could leave: temporary files and shared memory."""
     kinds = ("prelude-*", "sglang_*", "sem.mp-*", "psm_*", "ucx_*")
@@ -134,7 +138,7 @@ def test_ctrl_c_while_it_starts(demo: Path, scratch: Path, after_s: float):
 
 
 def test_a_killed_supervisor_takes_everything_along(demo: Path, scratch: Path):
-    """Nothing survives even a kill -9 of the supervisor; only its temporary folder stays."""
+    """Nothing survives even a kill -9 of the supervisor; only its temporary folder stays, until the next start."""
     process = start(demo, scratch)
     time.sleep(5.0)
     children = psutil.Process(process.pid).children(recursive=True)
@@ -142,6 +146,13 @@ def test_a_killed_supervisor_takes_everything_along(demo: Path, scratch: Path):
     os.kill(process.pid, signal.SIGKILL)
     _, alive = psutil.wait_procs(children, timeout=10)
     assert not alive
+    assert len(list(scratch.glob("prelude-run-*"))) == 1
+    with socket.socket() as other:  # which ends the next start at once
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        other.bind(("127.0.0.1", router_port(demo)))
+        other.listen()
+        start(demo, scratch).communicate(timeout=60)
+    assert list(scratch.glob("prelude-run-*")) == []
 
 
 def test_a_bad_configuration_is_refused_at_once(tmp_path: Path):
@@ -156,7 +167,7 @@ def test_a_bad_configuration_is_refused_at_once(tmp_path: Path):
 
 
 def test_a_port_in_use_is_named(demo: Path, scratch: Path):
-    port = int(re.search(r"router:\n  port: (\d+)\n", demo.read_text()).group(1))
+    port = router_port(demo)
     with socket.socket() as other:
         # Connections of an earlier test's router may still be closing.
         other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
