@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -153,6 +154,10 @@ class BaseModel:
     def modules_of(self, layer: int) -> tuple[str, ...]:
         """The projections of a layer, those of its experts left out."""
         return ATTENTION_MODULES if self.has_experts(layer) else MODULES
+
+    def slot_modules(self, target_modules: Sequence[str] = MODULES) -> tuple[str, ...]:
+        """Those of the projections that engines have adapter slots for: of a mixture of experts, attention's."""
+        return tuple(module for module in target_modules if self.experts is None or module in ATTENTION_MODULES)
 
     def expert_shape_of(self, module: str) -> tuple[int, int]:
         """(out, in) of a projection of one expert, the fused one included. KeyError where there is none."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from adapters.base_model import ATTENTION_MODULES, MODULES, BaseModel
+from adapters.base_model import BaseModel
 from adapters.normal_form import Adapter
 from adapters.serving import EngineDtype, engine_modules
 
@@ -54,8 +54,7 @@ def slot_bytes(base: BaseModel, max_rank: int, target_modules: tuple[str, ...], 
     share SGLang's buffers between them, but each has the whole of ReFT's. Slots for a mixture of experts have
     attention's projections only: engines do not apply LoRA on experts.
     """
-    in_slots = set(target_modules) & set(ATTENTION_MODULES if base.experts else MODULES)
-    shapes = [base.shape_of(module) for module in engine_modules(in_slots)]
+    shapes = [base.shape_of(module) for module in engine_modules(set(base.slot_modules(target_modules)))]
     lora = sum(size_in + size_out for size_out, size_in in shapes)
     reft = 2 * base.hidden + 1
     return base.num_layers * max_rank * (lora + reft) * ITEM_BYTES[dtype]
