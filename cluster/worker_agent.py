@@ -62,10 +62,7 @@ class WorkerAgent:
         self.scratch = scratch
         self.worker = config.workers[name]
         self.base = base_model_of(config)
-        try:
-            self.spec = fitted_to(engine_spec(config, name, scratch / "engine"), self.base)
-        except BaseModelNotRun as error:
-            raise ConfigError(f"worker {name} cannot start: {error}") from error
+        self.spec = fitted_spec(config, name, scratch / "engine", self.base)
         self.hub = WorkerStateHub()
         self.metrics = WorkerMetrics(name, self.role)
         self.peers = {
@@ -270,6 +267,14 @@ def base_model_of(config: ClusterConfig) -> BaseModel:
         return BaseModel.read(config.model.path)
     except BaseModelInvalid as error:
         raise ConfigError(f"model.path: {error}") from error
+
+
+def fitted_spec(config: ClusterConfig, name: str, scratch: Path, base: BaseModel) -> EngineSpec:
+    """How the engine of one worker is started for this base model. Raises ConfigError where it cannot be."""
+    try:
+        return fitted_to(engine_spec(config, name, scratch), base)
+    except BaseModelNotRun as error:
+        raise ConfigError(f"worker {name} cannot start: {error}") from error
 
 
 def engine_spec(config: ClusterConfig, name: str, scratch: Path) -> EngineSpec:
