@@ -18,7 +18,7 @@ MAX_PATTERN_LENGTH = 2000
 _MAX_STATES = 1000
 _MAX_STEPS = 20_000  # of compilation
 _MAX_LOOK_AHEADS = 4
-_MAX_MOVES = 50_000  # that are remembered
+_MAX_REMEMBERED = 500_000  # moves, and states in them, of one expression
 Looked = dict[tuple[int, int], bool]  # (a look-ahead's first state, index) -> whether it found, for one text
 _PLAIN = re.compile(r"\^?[A-Za-z0-9_.-]*\$?")
 
@@ -47,7 +47,7 @@ class BoundedPattern:
         self._depends_on_position = False
         # What each character makes of a set of states: tens of thousands of texts ask the same.
         self._moves: dict[frozenset[int], dict[str, frozenset[int]]] = {}
-        self._num_moves = 0
+        self._num_remembered = 0
         if self._plain is None:
             try:
                 tree = parser.parse(pattern)
@@ -73,12 +73,12 @@ class BoundedPattern:
         for character in text:
             known = self._moves.setdefault(current, {})
             if (following := known.get(character)) is None:
-                if self._num_moves >= _MAX_MOVES:
-                    self._moves, self._num_moves = {}, 0
+                if self._num_remembered >= _MAX_REMEMBERED:
+                    self._moves, self._num_remembered = {}, 0
                     known = self._moves.setdefault(current, {})
                 reached = {target for state in current for test, target in self._edges[state] if test(character)}
                 known[character] = following = frozenset(self._closure("", 0, reached, {}))
-                self._num_moves += 1
+                self._num_remembered += 1 + len(following)
             current = following
         return self._end in current
 

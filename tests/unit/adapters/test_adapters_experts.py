@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from contextlib import suppress
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
@@ -359,6 +360,12 @@ def test_every_expert_counts_for_the_revision(moe_base, tmp_path):
     same_values = {"zero": True, "modules": ["up_proj"], "layers": [2]}
     others = [revision(**same_values, experts=experts) for experts in ([0], [1], [0, 1])]
     assert len({*others, revision(), revision(2), revision(alpha=4)}) == 6
+    adapter = read_adapter(write_random_expert_lora(tmp_path / "lora", moe_base, 1), moe_base, UNLIMITED)
+    place = (2, 1, "up_proj")
+    factors = adapter.experts[place]
+    for change in ({"stored_a": factors.stored_a * 2}, {"stored_b": factors.stored_b * 2}, {"scale": 0.5}):
+        changed = replace(adapter, experts={**adapter.experts, place: replace(factors, **change)})
+        assert revision_id_of(changed) != revision_id_of(adapter), change
 
 
 @settings(max_examples=25, deadline=None)
