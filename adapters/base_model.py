@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,9 +24,23 @@ _ARCHITECTURES: dict[str, dict[str, int | None]] = {
     "MistralForCausalLM": {"num_key_value_heads": 8},
     "Qwen2ForCausalLM": {"num_key_value_heads": 32},
     "Qwen3ForCausalLM": {"num_key_value_heads": 32, "head_dim": 128},
-}
+    "Qwen3MoeForCausalLM": {
+        "num_key_value_heads": 4, "num_experts": 128, "moe_intermediate_size": 768, "decoder_sparse_step": 1,
+    },
+    "MixtralForCausalLM": {"num_key_value_heads": 8, "num_experts": 8},
+}  # fmt: skip
+_WITH_EXPERTS = ("Qwen3MoeForCausalLM", "MixtralForCausalLM")
 _MAX_CONFIG_BYTES = 4 * 1024**2
 _MAX_SIZE = 1 << 31
+
+
+@dataclass(frozen=True, slots=True)
+class Experts:
+    """The mixture of experts that some layers have in place of an MLP. All have the same sizes."""
+
+    count: int
+    intermediate: int
+    layers: tuple[int, ...]  # that have them, ascending
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +56,7 @@ class BaseModel:
     head_dim: int
     vocabulary: int
     name: str = field(default="", compare=False)  # where it was read from; not part of what it is
+    experts: Experts | None = None  # None: every layer has an MLP
 
     @classmethod
     def read(cls, model_dir: Path | str) -> BaseModel:
@@ -73,8 +89,8 @@ class BaseModel:
                 f"{path}: architectures is {architectures!r}; adapters are served for {', '.join(_ARCHITECTURES)}"
             )
 
-        def size(key: str) -> int:
-            value = config.get(key)
+        def size(key: str, *spellings: str) -> int:
+            value = next((config[each] for each in (key, *spellings) if config.get(each) is not None), None)
             if value is None:
                 value = defaults.get(key)
             if isinstance(value, bool) or not isinstance(value, int) or not 0 < value < _MAX_SIZE:
@@ -93,26 +109,67 @@ class BaseModel:
             head_dim = hidden // heads
         else:
             head_dim = size("head_dim")
+        num_layers, intermediate = size("num_hidden_layers"), size("intermediate_size")
+        experts = None
+        if architecture in _WITH_EXPERTS:
+            # transformers 5 writes num_local_experts where earlier releases wrote num_experts
+            count = size("num_experts", "num_local_experts")
+            if config.get("num_local_experts") not in (None, count):
+                raise BaseModelInvalid(
+                    f"{path}: num_experts is {count}, but num_local_experts {config['num_local_experts']!r}; keep one"
+                )
+            is_mixtral = architecture == "MixtralForCausalLM"
+            step = 1 if is_mixtral else size("decoder_sparse_step")
+            without = () if is_mixtral else _layer_numbers(config, "mlp_only_layers", path)
+            layers = tuple(n for n in range(num_layers) if n not in without and (n + 1) % step == 0)
+            experts = Experts(count, intermediate if is_mixtral else size("moe_intermediate_size"), layers)
         return cls(
             architecture=architecture,
-            num_layers=size("num_hidden_layers"),
+            num_layers=num_layers,
             hidden=hidden,
-            intermediate=size("intermediate_size"),
+            intermediate=intermediate,
             heads=heads,
             kv_heads=kv_heads,
             head_dim=head_dim,
             vocabulary=size("vocab_size"),
             name=str(path.parent),
+            experts=experts,
         )
 
     @property
     def fingerprint(self) -> str:
         """16 hex digits that stand for the architecture and sizes, not for the weights or the path."""
-        sizes = (
+        sizes: tuple[Any, ...] = (
             self.architecture, self.num_layers, self.hidden, self.intermediate,
             self.heads, self.kv_heads, self.head_dim, self.vocabulary,
         )  # fmt: skip
+        if self.experts is not None:
+            sizes += (self.experts.count, self.experts.intermediate, self.experts.layers)
         return hashlib.sha256(json.dumps(["base-model-1", *sizes]).encode()).hexdigest()[:16]
+
+    def has_experts(self, layer: int) -> bool:
+        """True for a layer with experts, which has no MLP beside them."""
+        return self.experts is not None and layer in self.experts.layers
+
+    def modules_of(self, layer: int) -> tuple[str, ...]:
+        """The projections of a layer, those of its experts left out."""
+        return ATTENTION_MODULES if self.has_experts(layer) else MODULES
+
+    def slot_modules(self, target_modules: Sequence[str] = MODULES) -> tuple[str, ...]:
+        """Those of the projections that engines have adapter slots for: of a mixture of experts, attention's."""
+        return tuple(module for module in target_modules if self.experts is None or module in ATTENTION_MODULES)
+
+    def expert_shape_of(self, module: str) -> tuple[int, int]:
+        """(out, in) of a projection of one expert, the fused one included. KeyError where there is none."""
+        if self.experts is None:
+            raise KeyError(module)
+        rows = self.experts.intermediate
+        return {
+            "gate_proj": (rows, self.hidden),
+            "up_proj": (rows, self.hidden),
+            "gate_up_proj": (2 * rows, self.hidden),
+            "down_proj": (self.hidden, rows),
+        }[module]
 
     def shape_of(self, module: str) -> tuple[int, int]:
         """(out, in) of a projection's weight, fused ones included. KeyError for a name that no layer has."""
@@ -131,13 +188,31 @@ class BaseModel:
         }[module]
 
     def __str__(self) -> str:
+        experts = ""
+        if self.experts is not None:
+            experts = (
+                f", {self.experts.count} experts of {self.experts.intermediate} in {len(self.experts.layers)} layers"
+            )
         return (
             f"{self.architecture} with {self.num_layers} layers, hidden {self.hidden}, intermediate "
             f"{self.intermediate}, {self.heads}/{self.kv_heads} heads of {self.head_dim}, vocabulary {self.vocabulary}"
+            f"{experts}"
         )
+
+
+def _layer_numbers(config: dict[str, Any], key: str, path: Path) -> tuple[int, ...]:
+    numbers = config.get(key) or []
+    if not isinstance(numbers, list) or not all(type(number) is int and number >= 0 for number in numbers):
+        raise BaseModelInvalid(f"{path}: {key} is {str(numbers)[:80]}; it must be a list of layer numbers")
+    return tuple(numbers)
 
 
 def name_of_module(layer: int, module: str) -> str:
     """The dotted name of a projection inside a transformers causal LM."""
     block = "mlp" if module in MLP_MODULES or module == "gate_up_proj" else "self_attn"
     return f"model.layers.{layer}.{block}.{module}"
+
+
+def name_of_experts(layer: int) -> str:
+    """The dotted name of a layer's experts inside a transformers causal LM."""
+    return f"model.layers.{layer}.mlp.experts"

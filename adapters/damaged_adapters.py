@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -307,7 +308,7 @@ DAMAGES: dict[str, Damage] = {
     "cut in the header": Damage(_replace_bytes(lambda data: data[:100]), _M, "too few"),
     "bytes behind the tensors": Damage(_replace_bytes(lambda data: data + b"\0"), _M, "end at byte"),
     "header length is enormous": Damage(_replace_bytes(lambda data: b"\xff" * 8 + data[8:]), _M, "too few"),
-    "header is huge": Damage(_header_text(lambda text: text + b" " * (5 << 20)), _M, "claims"),
+    "header is huge": Damage(_header_text(lambda text: text + b" " * (17 << 20)), _M, "claims"),
     "header is no JSON": Damage(_header_text(lambda text: b"{" + text), _M, "JSON"),
     "header is a list": Damage(_header_text(lambda text: b"[]"), _M, "not a JSON object"),
     "header is nested too deeply": Damage(_header_text(lambda text: b'{"a":' * 200_000), _M, "JSON"),
@@ -337,4 +338,66 @@ DAMAGES: dict[str, Damage] = {
     "shard outside the directory": Damage(_shards("../outside.safetensors"), _U, "leaves"),
     "shard at an absolute path": Damage(_shards("/etc/passwd"), _U, "leaves"),
     "shard is missing": Damage(_shards("absent.safetensors"), _M, "cannot be read"),
+}
+
+
+def _rename_expert(pattern: str, new: str) -> Spoiler:
+    """Replaces a part of the name of one tensor of an expert."""
+
+    def edit(header: Header) -> Header:
+        first = min(name for name in header if ".experts." in name)
+        return {re.sub(pattern, new, name, count=1) if name == first else name: header[name] for name in header}
+
+    return edit_header(edit)
+
+
+def _rename_experts(pattern: str, new: str) -> Spoiler:
+    """Replaces a part of every tensor's name."""
+    return edit_header(lambda header: {re.sub(pattern, new, name): entry for name, entry in header.items()})
+
+
+def _twice(header: Header) -> Header:
+    first, second, *_ = sorted(name for name in header if ".experts." in name and "lora_A" in name)
+    again = first.replace("base_model.model.", "", 1)
+    return {again if name == second else name: entry for name, entry in header.items()}
+
+
+# For a LoRA of all experts and q_proj that `random_adapters.write_random_expert_lora` wrote in float32, for a model of
+# fewer than 99 experts and layers, layer 1 of it without experts.
+EXPERT_DAMAGES: dict[str, Damage] = {
+    "an expert too many": Damage(_rename_expert(r"experts\.\d+", "experts.99"), _I, "for expert 99"),
+    "an expert that is no number": Damage(_rename_expert(r"experts\.\d+", "experts.first"), _M, "is not known"),
+    "an expert with a leading zero": Damage(_rename_expert(r"experts\.\d+", "experts.01"), _M, "is not known"),
+    "a negative expert": Damage(_rename_expert(r"experts\.\d+", "experts.-1"), _M, "is not known"),
+    "an expert of a huge number": Damage(_rename_expert(r"experts\.\d+", f"experts.{10**9}"), _M, "is not known"),
+    "a layer too many": Damage(_rename_expert(r"layers\.\d+", "layers.99"), _I, "for layer 99"),
+    "a layer without": Damage(_rename_expert(r"layers\.\d+", "layers.1"), _I, "layer 1 of the base model"),
+    "a projection that experts do not have": Damage(
+        _rename_expert(r"experts\.(\d+)\.\w+", r"experts.\1.q_proj"), _I, "whose experts are named"
+    ),
+    "a fused projection": Damage(
+        _rename_expert(r"experts\.(\d+)\.\w+", r"experts.\1.gate_up_proj"), _I, "whose experts are named"
+    ),
+    "another architecture's block": Damage(
+        _rename_experts(r"(mlp|block_sparse_moe)\.experts", "feed_forward.experts"), _M, "is not known"
+    ),
+    "shared experts": Damage(_rename_expert(r"\.experts\.\d+", ".shared_expert"), _M, "is not known"),
+    "an MLP where there are experts": Damage(
+        _rename_expert(r"(mlp|block_sparse_moe)\.experts\.\d+\.\w+", "mlp.up_proj"), _I, "has experts in its place"
+    ),
+    "the router": Damage(
+        _rename_expert(r"(mlp|block_sparse_moe)\.experts\.\d+\.\w+", r"\1.gate"), _U, "LoRA on a router changes"
+    ),
+    "the router is named": Damage(edit_config(target_modules=["q_proj", "gate"]), _U, "LoRA on a router changes"),
+    "a tensor twice": Damage(edit_header(_twice), _M, "the same tensor"),
+    "A without B": Damage(_drop_tensors("lora_B"), _M, "has no lora_B"),
+    "no tensors of any expert": Damage(_drop_tensors(".experts."), _M, "there are no tensors for it"),
+    "experts that are not named": Damage(edit_config(target_modules=["q_proj"]), _M, "does not name it"),
+    "another rank": Damage(edit_config(r=5), _M, "says 5"),
+    "a wrapper that is not named": Damage(
+        _rename_expert(r"(mlp|block_sparse_moe)\.experts\.\d+\.\w+", "mlp.experts"), _M, "has no lora_"
+    ),
+    "a weight of the base model": Damage(_rename_expert(r"lora_A", "base_layer"), _U, "weight of the base model"),
+    "DoRA's magnitude": Damage(_rename_expert(r"lora_A", "lora_magnitude_vector"), _U, "DoRA"),
+    "NaN": Damage(_overwrite(4, b"\x00\x00\xc0\x7f"), _M, "must be finite"),
 }

@@ -18,13 +18,12 @@ import numpy as np
 
 from adapters.durable import fsync_folder, make_folder
 from adapters.formats.prelude import CONFIG_NAME, WEIGHTS_STEM
-from adapters.formats.safetensors_file import write_safetensors
+from adapters.formats.safetensors_file import Encoded, write_safetensors
 from adapters.manifest import Manifest
+from adapters.number_ranges import numbers_in
 from adapters.packed import PackedRevision
-from adapters.packed.fused_layout import PARTS_OF
+from adapters.packed.fused_layout import EXPERT_PARTS_OF, PARTS_OF
 from adapters.packed.metadata import DTYPE_CODES
-
-_Encoded = tuple[str, tuple[int, ...], bytes]
 
 
 def export_packed(packed: PackedRevision, directory: Path) -> None:
@@ -57,21 +56,24 @@ def _config(packed: PackedRevision) -> dict[str, Any]:
         "base_model": metadata.base_fingerprint,
         "positions": metadata.positions,
     }
-    if metadata.modules:
+    if metadata.modules or metadata.experts:
         config["lora"] = {"scale": 1.0}
     if metadata.reft is not None:
         config["reft"] = {"kind": "direft", "scale": 1.0}
     return config
 
 
-def _tensors(packed: PackedRevision) -> dict[str, _Encoded]:
-    """Of each factor its own rank, and nothing for projections that are in the packed form as zeros only."""
+def _tensors(packed: PackedRevision) -> dict[str, Encoded]:
+    """Of each factor its own rank, and nothing for projections that are in the packed form as zeros only.
+
+    They are views of the packed file: gigabytes of experts are not in memory twice.
+    """
     manifest = Manifest.from_json(packed.metadata.manifest)
     ranks = {(entry.layer, entry.module): entry.rank for entry in manifest.lora}
-    padded_rank, tensors = packed.metadata.lora_rank, {}
+    padded_rank, tensors = packed.metadata.lora_rank, _expert_tensors(packed, manifest)
 
     def put(name: str, array: np.ndarray) -> None:
-        tensors[name] = DTYPE_CODES[packed.metadata.dtype], array.shape, np.ascontiguousarray(array).tobytes()
+        tensors[name] = DTYPE_CODES[packed.metadata.dtype], array.shape, array
 
     for name, module in packed.metadata.modules.items():
         a, b = packed.tensors[f"lora.{name}.a"], packed.tensors[f"lora.{name}.b"]
@@ -88,4 +90,30 @@ def _tensors(packed: PackedRevision) -> dict[str, _Encoded]:
             put(f"reft.{layer}.A", packed.tensors["reft.a"][place, :rank])
             put(f"reft.{layer}.B", packed.tensors["reft.b"][place, :, :rank].T)
             put(f"reft.{layer}.bias", packed.tensors["reft.bias"][place, :rank])
+    return tensors
+
+
+def _expert_tensors(packed: PackedRevision, manifest: Manifest) -> dict[str, Encoded]:
+    tensors: dict[str, Encoded] = {}
+    if (experts := packed.metadata.experts) is None:
+        return tensors
+    code = DTYPE_CODES[packed.metadata.dtype]
+    ranks = {
+        (entry.layer, expert, entry.module): entry.rank
+        for entry in manifest.experts
+        for expert in numbers_in(entry.experts)
+    }
+    for name, module in experts.modules.items():
+        a, b = packed.tensors[f"lora.{name}.a"], packed.tensors[f"lora.{name}.b"]
+        places = ((layer, e) for layer, own in zip(module.layers, module.experts, strict=True) for e in numbers_in(own))
+        for place, (layer, expert) in enumerate(places):
+            first_row = 0
+            for number, (part, rows) in enumerate(zip(EXPERT_PARTS_OF[name], module.part_rows, strict=True)):
+                if (rank := ranks.get((layer, expert, part))) is not None:
+                    first_rank, where = number * experts.rank, f"lora.{layer}.experts.{expert}.{part}"
+                    own_a = a[place, first_rank : first_rank + rank]
+                    own_b = b[place, first_row : first_row + rows, :rank]
+                    tensors[f"{where}.A"] = code, own_a.shape, own_a
+                    tensors[f"{where}.B"] = code, own_b.shape, own_b
+                first_row += rows
     return tensors

@@ -51,9 +51,10 @@ def slot_bytes(base: BaseModel, max_rank: int, target_modules: tuple[str, ...], 
     SGLang allocates A [max_rank, in] and B [out, max_rank] for each target projection of every layer, the siblings of
     stacked projections included, whatever the adapter in the slot needs (`LoRAMemoryPool.get_lora_A_shape`); we add
     A and B [max_rank, hidden] and b [max_rank] of ReFT for every layer (`engine.reft.ReftPool`). Tensor-parallel ranks
-    share SGLang's buffers between them, but each has the whole of ReFT's.
+    share SGLang's buffers between them, but each has the whole of ReFT's. Slots for a mixture of experts have
+    attention's projections only: engines do not apply LoRA on experts.
     """
-    shapes = [base.shape_of(module) for module in engine_modules(set(target_modules))]
+    shapes = [base.shape_of(module) for module in engine_modules(set(base.slot_modules(target_modules)))]
     lora = sum(size_in + size_out for size_out, size_in in shapes)
     reft = 2 * base.hidden + 1
     return base.num_layers * max_rank * (lora + reft) * ITEM_BYTES[dtype]

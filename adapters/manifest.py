@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass
 import numpy as np
 
 from adapters.normal_form import Adapter
+from adapters.number_ranges import Ranges, count_of, ranges_of
 
 _DOMAIN = b"prelude adapter revision 1"
 
@@ -24,6 +25,23 @@ class LoraEntry:
 
     layer: int
     module: str
+    rank: int
+    size_in: int
+    size_out: int
+    scale: float
+    dtype: str
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertsEntry:
+    """One projection's LoRA of those experts of a layer that have the same rank, scale and dtype.
+
+    An adapter of thousands of experts alike has an entry per layer and projection, not one per expert.
+    """
+
+    layer: int
+    module: str
+    experts: Ranges
     rank: int
     size_in: int
     size_out: int
@@ -51,6 +69,7 @@ class Manifest:
     positions: str
     lora: tuple[LoraEntry, ...]  # by (layer, module)
     reft: tuple[ReftEntry, ...]  # by layer
+    experts: tuple[ExpertsEntry, ...] = ()  # by layer, module, and so on in the order of the fields
 
     @classmethod
     def of(cls, adapter: Adapter) -> Manifest:
@@ -67,6 +86,7 @@ class Manifest:
                 ReftEntry(layer, f.rank, f.a.shape[1], float(f.scale), f.dtype)
                 for layer, f in sorted(adapter.reft.items())
             ),
+            experts=tuple(_expert_entries(adapter)),
         )
 
     @classmethod
@@ -79,30 +99,52 @@ class Manifest:
             positions=fields["positions"],
             lora=tuple(LoraEntry(**entry) for entry in fields["lora"]),
             reft=tuple(ReftEntry(**entry) for entry in fields["reft"]),
+            experts=tuple(
+                ExpertsEntry(**{**entry, "experts": tuple((first, last) for first, last in entry["experts"])})
+                for entry in fields.get("experts", ())
+            ),
         )
 
     @property
     def max_rank(self) -> int:
-        return max([entry.rank for entry in self.lora] + [entry.rank for entry in self.reft])
+        return max(entry.rank for each in (self.lora, self.reft, self.experts) for entry in each)
 
     @property
     def target_modules(self) -> tuple[str, ...]:
-        """The projections that its LoRA changes, in alphabetical order."""
-        return tuple(sorted({entry.module for entry in self.lora}))
+        """The projections that its LoRA changes, in alphabetical order; those of experts as `experts.up_proj`."""
+        return tuple(
+            sorted({entry.module for entry in self.lora} | {f"experts.{entry.module}" for entry in self.experts})
+        )
 
     @property
     def layers(self) -> tuple[int, ...]:
         """The layers that it changes, ascending."""
-        return tuple(sorted({entry.layer for entry in self.lora} | {entry.layer for entry in self.reft}))
+        return tuple(sorted({entry.layer for each in (self.lora, self.reft, self.experts) for entry in each}))
 
     @property
     def num_parameters(self) -> int:
         lora = sum(entry.rank * (entry.size_in + entry.size_out) for entry in self.lora)
+        lora += sum(e.rank * (e.size_in + e.size_out) * count_of(e.experts) for e in self.experts)
         return lora + sum(entry.rank * (2 * entry.hidden + 1) for entry in self.reft)
 
     def to_json(self) -> str:
-        """Canonical JSON: sorted keys, no spaces, floats in Python's shortest exact spelling."""
-        return json.dumps(asdict(self), sort_keys=True, separators=(",", ":"), allow_nan=False)
+        """Canonical JSON: sorted keys, no spaces, floats in Python's shortest exact spelling.
+
+        Without experts there is no word of them: revisions had ids before there were any.
+        """
+        fields = asdict(self)
+        if not self.experts:
+            del fields["experts"]
+        return json.dumps(fields, sort_keys=True, separators=(",", ":"), allow_nan=False)
+
+
+def _expert_entries(adapter: Adapter) -> Iterator[ExpertsEntry]:
+    alike: dict[tuple[int, str, int, int, int, float, str], list[int]] = {}
+    for (layer, expert, module), f in sorted(adapter.experts.items()):
+        size_in, size_out = f.stored_a.shape[1], f.stored_b.shape[0]
+        alike.setdefault((layer, module, f.rank, size_in, size_out, float(f.scale), f.dtype), []).append(expert)
+    for (layer, module, rank, size_in, size_out, scale, dtype), experts in sorted(alike.items()):
+        yield ExpertsEntry(layer, module, ranges_of(experts), rank, size_in, size_out, scale, dtype)
 
 
 def revision_id_of(adapter: Adapter) -> str:
@@ -122,6 +164,8 @@ def _digested_parts(adapter: Adapter) -> Iterator[memoryview]:
         yield from (_raw(lora.a), _raw(lora.b))
     for _, reft in sorted(adapter.reft.items()):
         yield from (_raw(reft.a), _raw(reft.b), _raw(reft.bias))
+    for _, expert in sorted(adapter.experts.items()):
+        yield from (_raw(expert.a), _raw(expert.b))
 
 
 def _raw(array: np.ndarray) -> memoryview:

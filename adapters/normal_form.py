@@ -9,7 +9,7 @@ With x the input of a projection and h the residual stream after a decoder layer
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
@@ -31,6 +31,33 @@ class LoraFactors:
     @property
     def rank(self) -> int:
         return self.a.shape[0]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ExpertFactors:
+    """The low-rank change of one projection of one expert of one layer.
+
+    There are tens of thousands of these, gigabytes together: values stay in the file's dtype until they are used.
+    """
+
+    stored_a: np.ndarray  # [r, in]: float32, float16, or bfloat16's bits as uint16; not writeable
+    stored_b: np.ndarray  # [out, r]
+    scale: float
+    dtype: str  # of the source, as for LoraFactors
+
+    @property
+    def a(self) -> FloatArray:
+        """[r, in], made anew."""
+        return widened(self.stored_a)
+
+    @property
+    def b(self) -> FloatArray:
+        """[out, r], made anew."""
+        return widened(self.stored_b)
+
+    @property
+    def rank(self) -> int:
+        return self.stored_a.shape[0]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -57,15 +84,17 @@ class Adapter:
     positions: Positions
     base_fingerprint: str
     num_file_bytes: int  # of the files it was read from
+    # (layer, expert, module) -> factors: LoRA on a mixture of experts
+    experts: Mapping[tuple[int, int, str], ExpertFactors] = field(default_factory=dict)
 
     @property
     def kinds(self) -> tuple[str, ...]:
         """The kinds of change in it, in alphabetical order."""
-        return tuple(kind for kind, factors in (("lora", self.lora), ("reft", self.reft)) if factors)
+        return tuple(kind for kind, is_in in (("lora", self.lora or self.experts), ("reft", self.reft)) if is_in)
 
     @property
     def max_rank(self) -> int:
-        return max([f.rank for f in self.lora.values()] + [f.rank for f in self.reft.values()])
+        return max(f.rank for each in (self.lora, self.experts, self.reft) for f in each.values())
 
 
 def frozen_array(array: np.ndarray) -> FloatArray:
@@ -75,3 +104,13 @@ def frozen_array(array: np.ndarray) -> FloatArray:
         result = result.view()
     result.flags.writeable = False
     return result
+
+
+def widened(stored: np.ndarray) -> FloatArray:
+    """The values of an array in a file's dtype, as `frozen_array`. Exact."""
+    return frozen_array(bfloat16_to_float32(stored) if stored.dtype == np.dtype("<u2") else stored)
+
+
+def bfloat16_to_float32(raw: np.ndarray) -> np.ndarray:
+    """Exact: a bfloat16 is the upper half of a float32."""
+    return (raw.astype("<u4") << np.uint32(16)).view("<f4")

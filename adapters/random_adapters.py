@@ -11,13 +11,14 @@ from typing import Any, Literal
 
 import numpy as np
 
-from adapters.base_model import FUSED_MODULES, MODULES, BaseModel, name_of_module
+from adapters.base_model import FUSED_MODULES, MLP_MODULES, MODULES, BaseModel, Experts, name_of_module
+from adapters.formats.peft_names import expert_key
 from adapters.formats.reft_kinds import KINDS, ReftKind
 from adapters.formats.rotation import rotation_of
-from adapters.formats.safetensors_file import encode, write_safetensors
+from adapters.formats.safetensors_file import Encoded, encode, write_safetensors
 
 _PARAMETRIZED = "rotate_layer.parametrizations.weight"
-EncodedTensors = dict[str, tuple[str, tuple[int, ...], bytes]]
+EncodedTensors = dict[str, Encoded]
 
 
 def write_random_lora(
@@ -55,7 +56,76 @@ def write_random_lora(
             b = np.zeros((size_out, r)) if zero else generator.normal(0, std, (size_out, r))
             tensors[key_format.format(module=name, factor="A")] = encode(a, dtype)
             tensors[key_format.format(module=name, factor="B")] = encode(b, dtype)
-    fields: dict[str, Any] = {
+    named_layers = None if isinstance(target_modules, str) else layers
+    fields = _peft_fields(
+        base, rank, alpha, target_modules or modules, named_layers, rank_pattern, alpha_pattern, use_rslora
+    )
+    directory.mkdir(parents=True, exist_ok=True)
+    _write_json(directory / "adapter_config.json", {**fields, **(config or {})})
+    write_safetensors(directory / "adapter_model.safetensors", tensors, {"format": "pt"})
+    return directory
+
+
+def write_random_expert_lora(
+    directory: Path,
+    base: BaseModel,
+    seed: int,
+    *,
+    modules: Sequence[str] = MLP_MODULES,
+    layers: Sequence[int] | None = None,
+    experts: Sequence[int] | None = None,
+    attention: Sequence[str] = (),
+    rank: int = 4,
+    alpha: float = 8,
+    rank_pattern: Mapping[str, int] | None = None,
+    alpha_pattern: Mapping[str, float] | None = None,
+    use_rslora: bool = False,
+    target_modules: str | Sequence[str] | None = None,
+    dtype: str = "float32",
+    std: float = 0.3,
+    zero: bool = False,
+    config: Mapping[str, Any] | None = None,
+) -> Path:
+    """A PEFT LoRA on experts one by one, as files have it that transformers 4 and peft have written.
+
+    All experts of all layers that have any by default, and the projections of `attention` in every layer. The other
+    options are those of `write_random_lora`; patterns have names as in the file (`experts.3.w1` for Mixtral).
+    """
+    generator = np.random.default_rng(seed)
+    tensors: EncodedTensors = {}
+    sparse = base.experts or Experts(0, 0, ())
+    names = [
+        (expert_key(base, layer, expert, module), base.expert_shape_of(module))
+        for layer in (sparse.layers if layers is None else layers)
+        for expert in (range(sparse.count) if experts is None else experts)
+        for module in modules
+    ]
+    names += [(name_of_module(layer, m), base.shape_of(m)) for layer in range(base.num_layers) for m in attention]
+    for name, (size_out, size_in) in names:
+        r = next((r for entry, r in (rank_pattern or {}).items() if f".{name}".endswith(f".{entry}")), rank)
+        a = generator.normal(0, 1 / math.sqrt(size_in), (r, size_in))
+        b = np.zeros((size_out, r)) if zero else generator.normal(0, std, (size_out, r))
+        tensors[f"base_model.model.{name}.lora_A.weight"] = encode(a, dtype)
+        tensors[f"base_model.model.{name}.lora_B.weight"] = encode(b, dtype)
+    targets = target_modules or sorted({name.rpartition(".")[2] for name, _ in names})
+    fields = _peft_fields(base, rank, alpha, targets, None, rank_pattern, alpha_pattern, use_rslora)
+    directory.mkdir(parents=True, exist_ok=True)
+    _write_json(directory / "adapter_config.json", {**fields, **(config or {})})
+    write_safetensors(directory / "adapter_model.safetensors", tensors, {"format": "pt"})
+    return directory
+
+
+def _peft_fields(
+    base: BaseModel,
+    rank: int,
+    alpha: float,
+    target_modules: str | Sequence[str],
+    layers: Sequence[int] | None,
+    rank_pattern: Mapping[str, int] | None,
+    alpha_pattern: Mapping[str, float] | None,
+    use_rslora: bool,
+) -> dict[str, Any]:
+    return {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
         "base_model_name_or_path": base.name,
@@ -67,18 +137,14 @@ def write_random_lora(
         "inference_mode": True,
         "init_lora_weights": True,
         "modules_to_save": None,
-        "target_modules": target_modules or list(modules),
-        "layers_to_transform": None if layers is None or isinstance(target_modules, str) else list(layers),
+        "target_modules": target_modules if isinstance(target_modules, str) else list(target_modules),
+        "layers_to_transform": None if layers is None else list(layers),
         "layers_pattern": None,
         "rank_pattern": dict(rank_pattern or {}),
         "alpha_pattern": dict(alpha_pattern or {}),
         "use_dora": False,
         "use_rslora": use_rslora,
     }
-    directory.mkdir(parents=True, exist_ok=True)
-    _write_json(directory / "adapter_config.json", {**fields, **(config or {})})
-    write_safetensors(directory / "adapter_model.safetensors", tensors, {"format": "pt"})
-    return directory
 
 
 def write_random_reft(
@@ -247,7 +313,9 @@ def _write_prelude_reft(
     return directory
 
 
-def _write_prelude(directory: Path, base: BaseModel, positions: str, tensors: EncodedTensors, **sections: Any) -> None:
+def _write_prelude(
+    directory: Path, base: BaseModel, positions: str, tensors: Mapping[str, Encoded], **sections: Any
+) -> None:
     write_safetensors(directory / "adapter.safetensors", tensors)
     header = {"format": "prelude-adapter-1", "base_model": base.fingerprint, "positions": positions}
     _write_json(directory / "prelude_adapter.json", header | sections)

@@ -16,7 +16,8 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable, Iterator, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -25,13 +26,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from adapters.base_model import BaseModel, name_of_module
+from adapters.base_model import BaseModel, name_of_experts, name_of_module
 from adapters.errors import AdapterMalformed
 from adapters.formats import Limits, read_adapter
 from adapters.formats.peft_config import CONFIG_NAME, OUR_KEY
-from adapters.normal_form import Adapter, LoraFactors, Positions, ReftFactors
+from adapters.normal_form import Adapter, ExpertFactors, LoraFactors, Positions, ReftFactors
 
 UNLIMITED = Limits(max_rank=1 << 20, max_bytes=1 << 50)
+_EXPERT_KEY = re.compile(r".*\.layers\.(?P<layer>\d+)\..*\.experts\.(?P<expert>\d+)\.(?P<module>\w+)\.lora_[AB].*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +103,11 @@ def peft_adapted(model: Any, directory: Path) -> Iterator[Any]:
 
     config = LoraConfig.from_pretrained(str(directory))
     config.inference_mode = True
+    config.lora_dropout = 0.0  # of training only, and peft's wrappers of experts refuse any
     weights = load_peft_weights(str(directory), device="cpu")
+    if not _peft_converts_experts(model, config, weights):
+        yield None
+        return
     try:
         peft_model = get_peft_model(model, config)
     except ValueError as error:
@@ -112,20 +118,59 @@ def peft_adapted(model: Any, directory: Path) -> Iterator[Any]:
     assert isinstance(peft_model, PeftModel)
     try:
         peft_model.eval()
-        result: Any = set_peft_model_state_dict(peft_model, weights)
-        yield None if result.unexpected_keys else peft_model
+        try:
+            result: Any = set_peft_model_state_dict(peft_model, weights)
+            has_taken_all = not result.unexpected_keys
+        except RuntimeError as error:
+            if "size mismatch" not in str(error) or not config.target_parameters:
+                raise AdapterMalformed(f"peft refuses {directory}: {error}") from error
+            has_taken_all = False  # its wrappers of one module's parameters are the other way round
+        yield peft_model if has_taken_all else None
     finally:
         peft_model.unload()
         if hasattr(model, "peft_config"):
             del model.peft_config
 
 
+def _peft_converts_experts(model: Any, config: Any, weights: Mapping[str, Any]) -> bool:
+    """False for a LoRA on single experts that peft would refuse or change where it puts those of a layer together.
+
+    peft 0.21 wants every expert of every layer, gate_proj with up_proj, and forgets ranks and alphas by pattern; it
+    doubles rank and alpha of the two together, which changes the scale of rsLoRA.
+    """
+    found: dict[str, set[tuple[str, str]]] = {}  # projection -> (layer, expert)
+    for key in weights:
+        if match := _EXPERT_KEY.fullmatch(key):
+            found.setdefault(match["module"], set()).add((match["layer"], match["expert"]))
+    if not found:
+        return True
+    wanted = {
+        (name.split(".")[2], str(expert))
+        for name, module in model.named_modules()
+        if name.endswith(".mlp.experts")
+        for expert in range(module.num_experts)
+    }
+    together = ({"gate_proj", "up_proj"}, {"w1", "w3"})
+    return (
+        all(places == wanted for places in found.values())
+        and all(not some & found.keys() or some <= found.keys() for some in together)
+        and not (config.rank_pattern or config.alpha_pattern or config.use_rslora)
+    )
+
+
 @contextmanager
 def adapted(model: Any, adapter: Adapter) -> Iterator[None]:
     """Inside, every token that the model reads is adapted."""
     modules = dict(model.named_modules())
+    by_layer: dict[int, dict[tuple[int, str], ExpertFactors]] = {}
+    for (layer, expert, module), factors in adapter.experts.items():
+        by_layer.setdefault(layer, {})[expert, module] = factors
     hooks = []
     try:
+        for layer, of_experts in by_layer.items():
+            merge, restore = _expert_hooks(of_experts)
+            hooks.append(modules[name_of_experts(layer)].register_forward_pre_hook(merge))
+            hooks.append(modules[name_of_experts(layer)].register_forward_hook(restore, always_call=True))
         for (layer, module), lora in adapter.lora.items():
             hooks.append(modules[name_of_module(layer, module)].register_forward_hook(_lora_hook(lora)))
         for layer, reft in adapter.reft.items():
@@ -134,6 +179,30 @@ def adapted(model: Any, adapter: Adapter) -> Iterator[None]:
     finally:
         for hook in hooks:
             hook.remove()
+
+
+def _expert_hooks(of_experts: Mapping[tuple[int, str], ExpertFactors]) -> tuple[Callable[..., None], ...]:
+    """(before, after) a layer's experts: while they run their weights are W + s B A. transformers has no module for
+    one expert, and peft merges in the same way.
+    """
+    originals: dict[str, torch.Tensor] = {}
+
+    def merge(experts: Any, _inputs: Any) -> None:
+        for (expert, module), factors in of_experts.items():
+            name = "down_proj" if module == "down_proj" else "gate_up_proj"
+            weight = getattr(experts, name)  # [experts, out, in]; of gate_up_proj the first half of out is gate
+            if name not in originals:
+                originals[name] = weight.data
+                weight.data = weight.data.clone()
+            rows = factors.stored_b.shape[0]
+            begin = rows if module == "up_proj" else 0
+            weight.data[expert, begin : begin + rows] += factors.scale * (_tensor(factors.b) @ _tensor(factors.a))
+
+    def restore(experts: Any, _inputs: Any, _output: Any) -> None:
+        for name in list(originals):
+            getattr(experts, name).data = originals.pop(name)
+
+    return merge, restore
 
 
 def _lora_hook(factors: LoraFactors) -> Callable[[Any, Any, torch.Tensor], torch.Tensor]:

@@ -8,6 +8,8 @@ hand, the model's output under it with the reference's (peft's, for a PEFT direc
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
@@ -20,9 +22,9 @@ from adapters.errors import AdapterUnsupported
 from adapters.footprint import Footprint, footprint_of
 from adapters.formats import Limits, read_adapter
 from adapters.manifest import Manifest, revision_id_of
-from adapters.normal_form import Adapter
+from adapters.normal_form import Adapter, ExpertFactors, LoraFactors
 from adapters.packed import write_for_engine
-from adapters.serving import EngineDtype
+from adapters.serving import EXPERTS_NOT_SERVED, EngineDtype
 from adapters.serving_form import ServingForm
 
 if TYPE_CHECKING:
@@ -79,6 +81,11 @@ class SelfCheck:
     factors: FactorCheck
     model: ModelCheck | None
     model_skipped: str  # why there is no model check; empty when there is one
+
+    @property
+    def not_served(self) -> str:
+        """Why workers refuse it although it can be imported; empty where they take it."""
+        return EXPERTS_NOT_SERVED if self.manifest.experts else ""
 
     @property
     def problems(self) -> tuple[str, ...]:
@@ -144,15 +151,13 @@ def compare_factors(adapter: Adapter, served: ServingForm, tolerance: float) -> 
     changes_nothing = True
     wanted_lora = {name_of_module(layer, module): factors for (layer, module), factors in adapter.lora.items()}
     for name in sorted(wanted_lora.keys() | served.lora.keys()):
-        want = got = np.zeros(1)
-        size_in = wanted_lora[name].a.shape[1] if name in wanted_lora else served.lora[name][0].shape[1]
-        probes = generator.normal(size=(size_in, _NUM_PROBES))
-        if (factors := wanted_lora.get(name)) is not None:
-            want = factors.scale * (factors.b.astype(np.float64) @ (factors.a @ probes))
-        if name in served.lora:
-            a, b = (part.double().numpy() for part in served.lora[name])
-            got = served.scale * (b @ (a @ probes))
+        got, want = _changes(wanted_lora.get(name), served.lora.get(name), served.scale, generator)
         errors[name] = _relative_error(got, want)
+        changes_nothing = changes_nothing and not got.any()
+    for place in sorted(adapter.experts.keys() | served.experts.keys()):
+        got, want = _changes(adapter.experts.get(place), served.experts.get(place), served.scale, generator)
+        layer, expert, module = place
+        errors[f"layer {layer} expert {expert} {module}"] = _relative_error(got, want)
         changes_nothing = changes_nothing and not got.any()
     for layer in sorted(adapter.reft.keys() | served.reft.keys()):
         want = got = np.zeros(1)
@@ -167,6 +172,24 @@ def compare_factors(adapter: Adapter, served: ServingForm, tolerance: float) -> 
         changes_nothing = changes_nothing and not got.any()
     worst = max(errors, key=lambda name: errors[name])
     return FactorCheck(len(errors), errors[worst], worst, tolerance, changes_nothing)
+
+
+def _changes(
+    factors: LoraFactors | ExpertFactors | None,
+    served: tuple[torch.Tensor, torch.Tensor] | None,
+    scale: float,
+    generator: np.random.Generator,
+) -> tuple[np.ndarray, np.ndarray]:
+    """What the serving form makes of random inputs and what the adapter makes of them."""
+    want = got = np.zeros(1)
+    size_in = factors.a.shape[1] if factors is not None else served[0].shape[1] if served is not None else 0
+    probes = generator.normal(size=(size_in, _NUM_PROBES))
+    if factors is not None:
+        want = factors.scale * (factors.b.astype(np.float64) @ (factors.a @ probes))
+    if served is not None:
+        a, b = (part.double().numpy() for part in served)
+        got = scale * (b @ (a @ probes))
+    return got, want
 
 
 def _relative_error(got: np.ndarray, want: np.ndarray) -> float:
@@ -195,15 +218,17 @@ def compare_outputs(
             return torch.log_softmax(running(input_ids=prompt).logits[0].float(), dim=-1)
 
     base = output(model)
+    routing = _Routing(model)
     method, wanted = "normal_form", None
     if (directory / CONFIG_NAME).exists() and find_spec("peft") is not None:
         with reference.peft_adapted(model, directory) as peft_model:
             if peft_model is not None:
-                method, wanted = "peft", output(peft_model)
+                with routing.recorded():
+                    method, wanted = "peft", output(peft_model)
     if wanted is None:
-        with reference.adapted(model, adapter):
+        with reference.adapted(model, adapter), routing.recorded():
             wanted = output(model)
-    with served.applied(model):
+    with served.applied(model), routing.repeated():
         got = output(model)
     effect = float((wanted - base).abs().max())
     return ModelCheck(
@@ -212,6 +237,36 @@ def compare_outputs(
         error=float((got - wanted).abs().max()),
         tolerance=MODEL_TOLERANCE[dtype] * effect + _MODEL_TOLERANCE_ABSOLUTE,
     )
+
+
+class _Routing:
+    """Which experts tokens go to, in one run as in another: rounding turns near ties, which is no mistake."""
+
+    def __init__(self, model: Any) -> None:
+        self._routers = [module for name, module in model.named_modules() if name.endswith(".mlp.gate")]
+        self._outputs: dict[Any, Any] = {}
+
+    @contextmanager
+    def recorded(self) -> Iterator[None]:
+        """Inside, what routers say is kept."""
+
+        def keep(router: Any, _inputs: Any, output: Any) -> None:
+            self._outputs[router] = output
+
+        yield from self._hooked(keep)
+
+    @contextmanager
+    def repeated(self) -> Iterator[None]:
+        """Inside, routers say it again."""
+        yield from self._hooked(lambda router, _inputs, _output: self._outputs[router])
+
+    def _hooked(self, hook: Any) -> Iterator[None]:
+        hooks = [router.register_forward_hook(hook) for router in self._routers]
+        try:
+            yield
+        finally:
+            for each in hooks:
+                each.remove()
 
 
 def _why_no_model(model_dir: Path) -> str:

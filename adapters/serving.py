@@ -8,9 +8,13 @@ import numpy as np
 
 from adapters.base_model import FUSED_MODULES, MODULES
 from adapters.errors import AdapterIncompatible
-from adapters.normal_form import LoraFactors, ReftFactors
+from adapters.normal_form import ExpertFactors, LoraFactors, ReftFactors
 
 EngineDtype = Literal["float32", "bfloat16", "float16"]
+EXPERTS_NOT_SERVED = (
+    "it has LoRA on experts, which is imported and packed, but not applied by engines yet: train on the projections of "
+    "attention only"
+)
 _LARGEST = {"float32": 3.4028234e38, "bfloat16": 3.3895313e38, "float16": 65504.0}
 
 
@@ -23,7 +27,7 @@ def engine_modules(modules: set[str]) -> tuple[str, ...]:
     return tuple(module for module in MODULES if module in needed)
 
 
-def scaled_lora_b(factors: LoraFactors) -> np.ndarray:
+def scaled_lora_b(factors: LoraFactors | ExpertFactors) -> np.ndarray:
     """s B [out, rank] as float32; infinite where that is too small for it."""
     with np.errstate(over="ignore"):
         scaled = (factors.b.astype(np.float64) * factors.scale).astype(np.float32)

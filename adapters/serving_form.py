@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +28,8 @@ class ServingForm:
     reft: Mapping[int, tuple[torch.Tensor, torch.Tensor, torch.Tensor]]  # layer -> A, B [r, hidden], bias [r]
     scale: float
     num_bytes: int
+    # (layer, expert, projection) -> A [r, in], B [out, r]
+    experts: Mapping[tuple[int, int, str], tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
 
     @classmethod
     def read(cls, directory: Path) -> ServingForm:
@@ -47,6 +49,19 @@ class ServingForm:
                 rows = b.split(place["part_rows"])
                 for part, own_a, own_b in zip(parts, a.chunk(len(parts)), rows, strict=True):
                     lora[f"model.layers.{layer}.{_PARENT[module]}.{part}"] = (own_a, own_b)
+        experts: dict[tuple[int, int, str], tuple[torch.Tensor, torch.Tensor]] = {}
+        for module, place in json.loads(metadata.get("experts", "{}")).get("modules", {}).items():
+            parts = _STACKED.get(module.removesuffix("_moe"), ("down_proj",))
+            stacked_a, stacked_b = tensors.pop(f"lora.{module}.a"), tensors.pop(f"lora.{module}.b")
+            places = [
+                (layer, expert)
+                for layer, ranges in zip(place["layers"], place["experts"], strict=True)
+                for first, last in ranges
+                for expert in range(first, last + 1)
+            ]
+            for (layer, expert), a, b in zip(places, stacked_a, stacked_b, strict=True):
+                for part, own_a, own_b in zip(parts, a.chunk(len(parts)), b.split(place["part_rows"]), strict=True):
+                    experts[layer, expert, part] = (own_a, own_b)
         reft = {}
         if layers := json.loads(metadata["reft"]).get("layers"):
             a, b, bias = (tensors.pop(f"reft.{name}") for name in ("a", "b", "bias"))
@@ -55,14 +70,17 @@ class ServingForm:
             raise ValueError(
                 f"the serving form has the tensors {', '.join(tensors)}, which the self-check cannot apply"
             )
-        return cls(lora, reft, config["lora_alpha"] / config["r"], num_bytes)
+        return cls(lora, reft, config["lora_alpha"] / config["r"], num_bytes, experts)
 
     @contextmanager
     def applied(self, model: Any) -> Iterator[None]:
         """Inside, every token that the model reads is adapted by this form, in float32."""
         modules = dict(model.named_modules())
         hooks = []
+        with_experts = {layer: modules[f"model.layers.{layer}.mlp.experts"] for layer, _, _ in self.experts}
         try:
+            for layer, module in with_experts.items():
+                module.forward = self._running_experts(module, layer)
             for name, (a, b) in self.lora.items():
                 hooks.append(modules[name].register_forward_hook(_adding_lora(a.float(), b.float(), self.scale)))
             for layer, (a, b, bias) in self.reft.items():
@@ -72,6 +90,33 @@ class ServingForm:
         finally:
             for hook in hooks:
                 hook.remove()
+            for module in with_experts.values():
+                del module.forward  # back to its class's
+
+    def _running_experts(self, module: Any, layer: int) -> Any:
+        """A layer's experts one by one, in place of transformers' own, with this form's LoRA beside their weights."""
+        import torch
+        from torch.nn.functional import linear
+
+        def changed(values: torch.Tensor, weight: torch.Tensor, expert: int, part: str) -> torch.Tensor:
+            result = linear(values, weight)
+            if (pair := self.experts.get((layer, expert, part))) is not None:
+                result = result + linear(linear(values, pair[0].float()), pair[1].float()) * self.scale
+            return result
+
+        def forward(stream: torch.Tensor, chosen: torch.Tensor, shares: torch.Tensor) -> torch.Tensor:
+            """`stream` [tokens, hidden]; `chosen` and `shares` [tokens, experts per token]."""
+            total = torch.zeros_like(stream)
+            for expert in chosen.unique().tolist():
+                tokens, places = torch.where(chosen == expert)
+                gate, up = module.gate_up_proj[expert].chunk(2)
+                read = stream[tokens]
+                inner = module.act_fn(changed(read, gate, expert, "gate_proj")) * changed(read, up, expert, "up_proj")
+                output = changed(inner, module.down_proj[expert], expert, "down_proj")
+                total.index_add_(0, tokens, output * shares[tokens, places, None])
+            return total
+
+        return forward
 
 
 def _adding_lora(a: torch.Tensor, b: torch.Tensor, scale: float) -> Any:

@@ -21,6 +21,7 @@ from cluster.config_file import dump_cluster_config
 from cluster.errors import StartError
 from cluster.lifetime import kill_group, stop_signal
 from cluster.ports import check_free, with_ports
+from cluster.worker_agent import base_model_of, fitted_spec
 
 _FOLDER_PREFIX = "prelude-run"  # short: engines have sockets in it, whose paths are bounded
 _RESTART_S = 1.0
@@ -49,7 +50,10 @@ class LocalCluster:
         return f"http://{self.config.router.host}:{self.config.router.port}"
 
     async def start(self) -> None:
-        """Start every process; returns when the router can serve a request. Raises StartError."""
+        """Start every process; returns when the router can serve a request. Raises StartError and ConfigError."""
+        base = base_model_of(self.config)
+        for name in self.config.workers:  # or they would only be started again and again
+            fitted_spec(self.config, name, self._run_dir, base)
         check_free(self.config)
         self.logs.mkdir(parents=True, exist_ok=True)
         dump_cluster_config(self.config, self._run_dir / "cluster.yaml")

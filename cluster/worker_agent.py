@@ -16,17 +16,21 @@ from pathlib import Path
 
 import grpc
 
+from adapters.base_model import BaseModel
+from adapters.errors import BaseModelInvalid
 from cluster import control_pb2 as pb
 from cluster.config import ClusterConfig
 from cluster.control_service import serve_control
+from cluster.errors import ConfigError
 from cluster.lifetime import stop_signal
 from cluster.worker_http import serve_worker_http
 from cluster.worker_metrics import WorkerMetrics
 from cluster.worker_state import WorkerStateHub
 from cluster.worker_watch import WorkerWatch
 from engine.arguments import AdapterSlots, EngineSpec
+from engine.base_models import fitted_to
 from engine.client import EngineClient
-from engine.errors import EngineError
+from engine.errors import BaseModelNotRun, EngineError
 from engine.hooks.ledger import hooks_for
 from engine.pin import SGLANG_VERSION
 from engine.supervisor import EngineSnapshot, EngineStatus, EngineSupervisor
@@ -57,7 +61,8 @@ class WorkerAgent:
         self.name = name
         self.scratch = scratch
         self.worker = config.workers[name]
-        self.spec = engine_spec(config, name, scratch / "engine")
+        self.base = base_model_of(config)
+        self.spec = fitted_spec(config, name, scratch / "engine", self.base)
         self.hub = WorkerStateHub()
         self.metrics = WorkerMetrics(name, self.role)
         self.peers = {
@@ -254,6 +259,22 @@ class WorkerAgent:
                     )
                     self.metrics.observe_load(load)
             await asyncio.sleep(_LOAD_POLL_BUSY_S if busy else _LOAD_POLL_IDLE_S)
+
+
+def base_model_of(config: ClusterConfig) -> BaseModel:
+    """The base model's sizes. Raises ConfigError."""
+    try:
+        return BaseModel.read(config.model.path)
+    except BaseModelInvalid as error:
+        raise ConfigError(f"model.path: {error}") from error
+
+
+def fitted_spec(config: ClusterConfig, name: str, scratch: Path, base: BaseModel) -> EngineSpec:
+    """How the engine of one worker is started for this base model. Raises ConfigError where it cannot be."""
+    try:
+        return fitted_to(engine_spec(config, name, scratch), base)
+    except BaseModelNotRun as error:
+        raise ConfigError(f"worker {name} cannot start: {error}") from error
 
 
 def engine_spec(config: ClusterConfig, name: str, scratch: Path) -> EngineSpec:

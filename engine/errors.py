@@ -19,3 +19,7 @@ class AdapterNotTaken(EngineRefused):
 
 class EngineUnreachable(EngineError):
     """The engine's HTTP server does not answer."""
+
+
+class BaseModelNotRun(EngineError):
+    """The pinned engine does not run this base model as it is."""

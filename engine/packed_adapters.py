@@ -17,9 +17,10 @@ from typing import Any
 import torch
 
 from adapters.base_model import BaseModel
-from adapters.errors import AdapterIncompatible
+from adapters.errors import AdapterIncompatible, AdapterUnsupported
 from adapters.packed import PACKED_NAME, PackedMetadata, read_packed
 from adapters.packed.fused_layout import PARTS_OF
+from adapters.serving import EXPERTS_NOT_SERVED
 from engine.reft import ReftFactors
 from engine.slot_images import Region, SlotFiller, SlotImage
 
@@ -77,6 +78,8 @@ class PackedLoader:
         path = directory / PACKED_NAME
         packed = read_packed(path)
         packed.check_fits(self._base)
+        if packed.metadata.experts is not None:
+            raise AdapterUnsupported(f"revision {packed.metadata.revision_id} cannot be loaded: {EXPERTS_NOT_SERVED}")
         dtype = _DTYPES[packed.metadata.dtype]
         if dtype != self.filler.dtype:
             raise AdapterIncompatible(f"{path} is packed for {dtype}, and the engine runs in {self.filler.dtype}")

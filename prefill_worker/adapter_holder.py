@@ -7,7 +7,6 @@ import contextlib
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-from adapters.base_model import BaseModel
 from cluster import control_pb2 as pb
 from cluster.config import ClusterConfig
 from cluster.errors import StartError
@@ -25,9 +24,7 @@ class AdapterHolder(WorkerAgent):
 
     def __init__(self, config: ClusterConfig, name: str, scratch: Path) -> None:
         super().__init__(config, name, scratch)
-        self._acceptance = Acceptance(
-            BaseModel.read(config.model.path), config.model.dtype, limits_of(config), self.served_positions
-        )
+        self._acceptance = Acceptance(self.base, config.model.dtype, limits_of(config), self.served_positions)
         self._residency: Residency | None = None  # while the agent runs
 
     @contextlib.asynccontextmanager

@@ -18,6 +18,7 @@ MAX_PATTERN_LENGTH = 2000
 _MAX_STATES = 1000
 _MAX_STEPS = 20_000  # of compilation
 _MAX_LOOK_AHEADS = 4
+_MAX_REMEMBERED = 500_000  # moves, and states in them, of one expression
 Looked = dict[tuple[int, int], bool]  # (a look-ahead's first state, index) -> whether it found, for one text
 _PLAIN = re.compile(r"\^?[A-Za-z0-9_.-]*\$?")
 
@@ -43,6 +44,10 @@ class BoundedPattern:
         self._edges: list[list[tuple[Any, int]]] = []
         self._skips: list[list[tuple[Any, int]]] = []
         self._steps = self._look_aheads = 0
+        self._depends_on_position = False
+        # What each character makes of a set of states: tens of thousands of texts ask the same.
+        self._moves: dict[frozenset[int], dict[str, frozenset[int]]] = {}
+        self._num_remembered = 0
         if self._plain is None:
             try:
                 tree = parser.parse(pattern)
@@ -55,12 +60,27 @@ class BoundedPattern:
                 self._end = self._add(tree, self._start)
             except RecursionError as error:
                 raise PatternRefused("it is nested too deeply") from error
+            if not self._depends_on_position:
+                self._first = frozenset(self._closure("", 0, {self._start}, {}))
 
     def matches(self, text: str) -> bool:
         """True where the whole text matches."""
         if self._plain is not None:
             return self._plain.fullmatch(text) is not None
-        return len(text) in self._run(text, 0, self._start, self._end, {})
+        if self._depends_on_position:
+            return len(text) in self._run(text, 0, self._start, self._end, {})
+        current = self._first
+        for character in text:
+            known = self._moves.setdefault(current, {})
+            if (following := known.get(character)) is None:
+                if self._num_remembered >= _MAX_REMEMBERED:
+                    self._moves, self._num_remembered = {}, 0
+                    known = self._moves.setdefault(current, {})
+                reached = {target for state in current for test, target in self._edges[state] if test(character)}
+                known[character] = following = frozenset(self._closure("", 0, reached, {}))
+                self._num_remembered += 1 + len(following)
+            current = following
+        return self._end in current
 
     def _run(self, text: str, index: int, start: int, end: int, looked: Looked) -> set[int]:
         """The indices at which a match from `index` can end."""
@@ -93,6 +113,7 @@ class BoundedPattern:
         return len(self._edges) - 1
 
     def _skip(self, source: int, target: int, condition: Any = None) -> None:
+        self._depends_on_position = self._depends_on_position or condition is not None
         self._skips[source].append((condition, target))
 
     def _add(self, tree: Any, start: int) -> int:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from adapters.errors import AdapterMalformed, AdapterUnsupported
 from adapters.formats.json_file import Fields, is_integer, is_number
-from adapters.formats.peft_targets import ALL_LINEAR, PLAIN_NAME, Stopwatch, Targets, as_targets, value_for
+from adapters.formats.peft_targets import ALL_LINEAR, PLAIN_NAME, Patterns, Stopwatch, Targets, as_targets
 from adapters.normal_form import POSITIONS, Positions
 
 CONFIG_NAME = "adapter_config.json"
@@ -22,7 +23,6 @@ _REFUSED = {
     "lora_bias": ("a LoRA bias", "train with lora_bias=False"),
     "modules_to_save": ("fully trained modules (modules_to_save)", "train without modules_to_save"),
     "trainable_token_indices": ("trained token embeddings", "train without trainable_token_indices"),
-    "target_parameters": ("LoRA on bare parameters (target_parameters)", "name linear projections in target_modules"),
     "layer_replication": ("replicated layers", "train without layer_replication"),
     "alora_invocation_tokens": ("activated LoRA", "train without alora_invocation_tokens"),
     "use_qalora": ("QALoRA", "train without use_qalora"),
@@ -43,9 +43,10 @@ class PeftConfig:
     rank: int
     alpha: float
     use_rslora: bool
-    rank_pattern: dict[str, int]
-    alpha_pattern: dict[str, float]
+    rank_pattern: Patterns[int]
+    alpha_pattern: Patterns[float]
     targets: Targets
+    parameters: tuple[str, ...]  # entries of target_parameters
     positions: Positions
 
     @classmethod
@@ -64,24 +65,33 @@ class PeftConfig:
             rank=rank,
             alpha=fields.number("lora_alpha", _DEFAULT_ALPHA),
             use_rslora=fields.boolean("use_rslora"),
-            rank_pattern=rank_pattern,
-            alpha_pattern=alpha_pattern,
+            rank_pattern=Patterns(rank_pattern, f"{fields.where}: rank_pattern"),
+            alpha_pattern=Patterns(alpha_pattern, f"{fields.where}: alpha_pattern"),
             targets=_targets(fields),
+            parameters=_parameters(fields),
             positions=_positions(fields),
         )
 
     def rank_of(self, key: str) -> int:
         """The rank of the module `key`, such as model.layers.0.self_attn.q_proj."""
-        return value_for(key, self.rank_pattern, self.rank, f"{self.targets.where}: rank_pattern")
+        return self.rank_pattern.value_for(key, self.rank)
 
     def scale_of(self, key: str) -> float:
         """s of W x + s B A x."""
-        alpha = value_for(key, self.alpha_pattern, self.alpha, f"{self.targets.where}: alpha_pattern")
+        alpha = self.alpha_pattern.value_for(key, self.alpha)
         rank = self.rank_of(key)
         scale = float(alpha / (math.sqrt(rank) if self.use_rslora else rank))
         if abs(scale) > 3e38:  # not a float32
             raise AdapterMalformed(f"{self.targets.where}: the scale of {key} is {scale}; lower lora_alpha")
         return scale
+
+    def ranks_and_scales(self, keys: Iterable[str]) -> dict[str, tuple[int, float]]:
+        """(rank, s) of each module. Raises AdapterMalformed where the patterns take too long."""
+        stopwatch, found = self.stopwatch(), {}
+        for key in keys:
+            stopwatch.check(self.targets.where)
+            found[key] = self.rank_of(key), self.scale_of(key)
+        return found
 
     def stopwatch(self) -> Stopwatch:
         """Bounds the time that this configuration's expressions may take."""
@@ -122,9 +132,22 @@ def _positions(fields: Fields) -> Positions:
     raise ours.wrong("positions", " or ".join(map(repr, POSITIONS)))
 
 
+def _parameters(fields: Fields) -> tuple[str, ...]:
+    parameters = fields.values.get("target_parameters")
+    if parameters is None:
+        return ()
+    if not isinstance(parameters, list) or not all(isinstance(name, str) and name for name in parameters):
+        raise fields.wrong("target_parameters", "a list of parameters' names")
+    if len(parameters) > _MAX_NAMES:
+        raise fields.wrong("target_parameters", f"a list of at most {_MAX_NAMES} names")
+    return tuple(sorted(set(parameters)))
+
+
 def _targets(fields: Fields) -> Targets:
     modules, excluded = fields.values.get("target_modules"), fields.values.get("exclude_modules")
-    if not modules or not as_targets(modules):
+    if modules in (None, []) and fields.has("target_parameters"):
+        modules = []
+    elif not modules or not as_targets(modules):
         raise fields.wrong("target_modules", "a list of module names, a regular expression, or 'all-linear'")
     if excluded and not as_targets(excluded):
         raise fields.wrong("exclude_modules", "a list of module names or a regular expression")

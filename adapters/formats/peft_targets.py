@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import re
 import time
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 from adapters.errors import AdapterMalformed, AdapterUnsupported
 from adapters.formats.bounded_regex import BoundedPattern, PatternRefused, compile_bounded
@@ -45,6 +46,12 @@ class Targets:
     layers: tuple[int, ...]  # empty: every layer
     layers_pattern: tuple[str, ...]
     where: str  # the configuration's name, for messages
+    entries: frozenset[str] = field(init=False)  # of a list of modules
+    excluded_entries: frozenset[str] = field(init=False)
+
+    def __post_init__(self) -> None:
+        for name, value in (("entries", self.modules), ("excluded_entries", self.excluded)):
+            object.__setattr__(self, name, frozenset(() if isinstance(value, str) else value))
 
     def match(self, key: str) -> bool:
         """True where peft would put a LoRA on the module `key`, a linear one inside the decoder layers."""
@@ -53,16 +60,14 @@ class Targets:
     def excludes(self, key: str) -> bool:
         if isinstance(self.excluded, str):
             return bool(self.excluded) and self._expression("exclude_modules", self.excluded).matches(key)
-        return any(names(entry, key) for entry in self.excluded)
+        return not self.excluded_entries.isdisjoint(endings(key))
 
     def _is_named(self, key: str) -> bool:
         if isinstance(self.modules, str):
             return self.modules == ALL_LINEAR or self._expression("target_modules", self.modules).matches(key)
-        if key in self.modules:
+        if key in self.entries:
             return True  # a full name is not subject to layers_to_transform
-        return any(names(entry, key) for entry in self.modules) and (
-            not self.layers or self._layer_of(key) in self.layers
-        )
+        return not self.entries.isdisjoint(endings(key)) and (not self.layers or self._layer_of(key) in self.layers)
 
     def _layer_of(self, key: str) -> int | None:
         if not self.layers_pattern:
@@ -82,6 +87,15 @@ def names(entry: str, key: str) -> bool:
     return key == entry or key.endswith(f".{entry}")
 
 
+def endings(key: str) -> Iterator[str]:
+    """All entries of a list of module names that would name the module `key`: itself, and what follows a dot."""
+    yield key
+    at = key.find(".")
+    while at >= 0:
+        yield key[at + 1 :]
+        at = key.find(".", at + 1)
+
+
 def expression(pattern: str, where: str) -> BoundedPattern:
     """A compiled expression. Raises AdapterMalformed or AdapterUnsupported with the reason."""
     try:
@@ -91,19 +105,45 @@ def expression(pattern: str, where: str) -> BoundedPattern:
         raise kind(f"{where}: the regular expression {pattern[:80]!r} is refused: {refusal}") from refusal
 
 
-def value_for(key: str, patterns: dict[str, Value], default: Value, where: str) -> Value:
-    """The value of the first pattern that matches the module `key`: of `rank_pattern` or `alpha_pattern`."""
-    for pattern, value in patterns.items():
-        if _pattern_matches(pattern, key, where):
-            return value
-    return default
+class Patterns(Generic[Value]):
+    """`rank_pattern` or `alpha_pattern`: a module has the value of the first pattern that matches its name.
 
+    There may be one per module, so plain names, in which a dot matches any character, are looked up, not tried.
+    """
 
-def _pattern_matches(pattern: str, key: str, where: str) -> bool:
-    wrapped = rf"(.*\.)?({pattern})$"
-    if PLAIN_NAME.fullmatch(pattern):  # per-module patterns come in hundreds; these cannot explode
-        return _compiled(wrapped).match(key) is not None
-    return expression(wrapped, where).matches(key)
+    def __init__(self, patterns: Mapping[str, Value], where: str) -> None:
+        self._values = list(patterns.values())
+        self._where = where
+        self._plain: dict[str, int] = {}  # pattern -> its number
+        self._dots: dict[int, dict[tuple[int, ...], None]] = {}  # length -> where plain patterns of it have dots
+        self._expressions: list[tuple[int, str]] = []
+        for number, pattern in enumerate(patterns):
+            if PLAIN_NAME.fullmatch(pattern):
+                self._plain[pattern] = number
+                dots = tuple(at for at, character in enumerate(pattern) if character == ".")
+                self._dots.setdefault(len(pattern), {})[dots] = None
+            else:
+                self._expressions.append((number, pattern))
+
+    def value_for(self, key: str, default: Value) -> Value:
+        """The value for the module `key`. Raises AdapterMalformed or AdapterUnsupported for a bad expression."""
+        first = min(self._plain_numbers(key), default=len(self._values))
+        for number, pattern in self._expressions:
+            if number > first:
+                break
+            if expression(rf"(.*\.)?({pattern})", self._where).matches(key):
+                first = number
+                break
+        return self._values[first] if first < len(self._values) else default
+
+    def _plain_numbers(self, key: str) -> Iterator[int]:
+        for ending in endings(key):
+            for dots in self._dots.get(len(ending), ()):
+                masked = list(ending)
+                for at in dots:
+                    masked[at] = "."
+                if (number := self._plain.get("".join(masked))) is not None:
+                    yield number
 
 
 @lru_cache(maxsize=4096)

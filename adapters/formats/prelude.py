@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 
-from adapters.base_model import MODULES, BaseModel
+from adapters.base_model import MLP_MODULES, BaseModel
 from adapters.errors import AdapterIncompatible, AdapterMalformed, AdapterUnsupported
 from adapters.formats.folder import AdapterFolder
 from adapters.formats.json_file import Fields, is_number
-from adapters.formats.peft_lora import check_rank, common_dtype
+from adapters.formats.peft_factors import check_rank, common_dtype
 from adapters.formats.reft_kinds import KINDS, ReftKind, fold
 from adapters.formats.weights import Weights, open_weights
-from adapters.normal_form import POSITIONS, Adapter, LoraFactors, Positions, ReftFactors
+from adapters.normal_form import POSITIONS, Adapter, ExpertFactors, LoraFactors, Positions, ReftFactors
 
 CONFIG_NAME = "prelude_adapter.json"
 WEIGHTS_STEM = "adapter"
 _LAYER = r"(?P<layer>0|[1-9][0-9]{0,5})"
 _LORA = re.compile(rf"lora\.{_LAYER}\.(?P<module>[a-z_]+)\.(?P<part>[AB])")
+_EXPERT = re.compile(rf"lora\.{_LAYER}\.experts\.(?P<expert>0|[1-9][0-9]{{0,5}})\.(?P<module>[a-z_]+)\.(?P<part>[AB])")
 _REFT = re.compile(rf"reft\.{_LAYER}\.(?P<part>A|B|W|R|bias)")
 _KEYS = {"format", "base_model", "positions", "lora", "reft"}
 _REFT_PARTS = {"direft": ("A", "B", "bias"), "loreft": ("W", "R", "bias")}
@@ -30,28 +32,30 @@ def read_prelude(folder: AdapterFolder, base: BaseModel) -> Adapter:
     fields = Fields.read(folder, CONFIG_NAME)
     positions = _check_header(fields, base)
     lora: dict[tuple[int, str], LoraFactors] = {}
+    experts: dict[tuple[int, int, str], ExpertFactors] = {}
     reft: dict[int, ReftFactors] = {}
     with open_weights(folder, WEIGHTS_STEM) as weights:
-        lora_parts, reft_parts = _parts(weights, base)
-        for section, parts in (("lora", lora_parts), ("reft", reft_parts)):
-            if bool(parts) != (section in fields.values):
+        found = _parts(weights, base)
+        for section, is_in in (("lora", bool(found.lora or found.experts)), ("reft", bool(found.reft))):
+            if is_in != (section in fields.values):
                 raise AdapterMalformed(
                     f"{CONFIG_NAME} and the tensors disagree on whether there is {section}; have it in both"
                 )
-        if not lora_parts and not reft_parts:
+        if not found.lora and not found.experts and not found.reft:
             raise AdapterMalformed("the adapter has no tensors; save the trained adapter again")
         scales = _Scales(fields, "lora")
-        for (layer, module), names in sorted(lora_parts.items()):
-            scale = scales.of(f"{layer}.{module}", module)
-            if scale is None:
-                raise fields.wrong("lora", f"an object with a scale, or with one for {layer}.{module} in scales")
+        for (layer, module), names in sorted(found.lora.items()):
+            scale = scales.of_lora(layer, module)
             lora[layer, module] = _read_lora(layer, module, names, weights, scale, base, folder)
+        for (layer, expert, module), names in sorted(found.experts.items()):
+            scale = scales.of_lora(layer, f"experts.{expert}.{module}", f"experts.{module}")
+            experts[layer, expert, module] = _read_expert(layer, expert, module, names, weights, scale, base, folder)
         scales.check_used()
         scales, kind = _Scales(fields, "reft", ("kind",)), _reft_kind(fields)
-        for layer, names in sorted(reft_parts.items()):
+        for layer, names in sorted(found.reft.items()):
             reft[layer] = _read_reft(layer, names, weights, kind, scales.of(str(layer)), base, folder)
         scales.check_used()
-    return Adapter(lora, reft, positions, base.fingerprint, folder.num_bytes)
+    return Adapter(lora, reft, positions, base.fingerprint, folder.num_bytes, experts)
 
 
 def _check_header(fields: Fields, base: BaseModel) -> Positions:
@@ -98,6 +102,15 @@ class _Scales:
                 return float(self._exceptions[name])
         return None if self._default is None else float(self._default)
 
+    def of_lora(self, layer: int, module: str, *names: str) -> float:
+        """The scale of a module in a layer, under these names too. Raises AdapterMalformed where there is none."""
+        scale = self.of(f"{layer}.{module}", module, *names)
+        if scale is None:
+            raise AdapterMalformed(
+                f"{self._where} must be an object with a scale, or with one for {layer}.{module} in scales"
+            )
+        return scale
+
     def check_used(self) -> None:
         """Raises AdapterMalformed for an exception that is none of the adapter's parts."""
         if self._unused:
@@ -106,32 +119,54 @@ class _Scales:
             )
 
 
-def _parts(
-    weights: Weights, base: BaseModel
-) -> tuple[dict[tuple[int, str], dict[str, str]], dict[int, dict[str, str]]]:
-    """(LoRA by layer and module, ReFT by layer), each a mapping of parts to tensor names."""
-    lora: dict[tuple[int, str], dict[str, str]] = {}
-    reft: dict[int, dict[str, str]] = {}
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """Tensor names by part (A, B, …)."""
+
+    lora: dict[tuple[int, str], dict[str, str]] = field(default_factory=dict)  # by layer, module
+    experts: dict[tuple[int, int, str], dict[str, str]] = field(default_factory=dict)  # by layer, expert, module
+    reft: dict[int, dict[str, str]] = field(default_factory=dict)  # by layer
+
+
+def _parts(weights: Weights, base: BaseModel) -> _Parts:
+    found = _Parts()
     for tensor in weights:
-        match = _LORA.fullmatch(tensor) or _REFT.fullmatch(tensor)
+        match = _LORA.fullmatch(tensor) or _EXPERT.fullmatch(tensor) or _REFT.fullmatch(tensor)
         if match is None:
             raise AdapterMalformed(
                 f"tensor {tensor[:100]!r} is not known, and an adapter is never served in part; names are "
-                "lora.<layer>.<module>.A, .B and reft.<layer>.A, .B, .W, .R, .bias"
+                "lora.<layer>.<module>.A, .B, lora.<layer>.experts.<expert>.<module>.A, .B and reft.<layer>.A, .B, .W, "
+                ".R, .bias"
             )
-        layer = int(match["layer"])
+        layer, part = int(match["layer"]), match["part"]
         if layer >= base.num_layers:
             raise AdapterIncompatible(
                 f"tensor {tensor!r} is for layer {layer}, but the base model has layers 0 to {base.num_layers - 1} "
                 f"({base})"
             )
-        if match.re is _LORA:
-            if match["module"] not in MODULES:
-                raise AdapterIncompatible(f"tensor {tensor!r}: the modules of a layer are {', '.join(MODULES)}")
-            lora.setdefault((layer, match["module"]), {})[match["part"]] = tensor
+        if match.re is _REFT:
+            found.reft.setdefault(layer, {})[part] = tensor
+        elif match.re is _EXPERT:
+            _check_expert(match, tensor, base)
+            found.experts.setdefault((layer, int(match["expert"]), match["module"]), {})[part] = tensor
         else:
-            reft.setdefault(layer, {})[match["part"]] = tensor
-    return lora, reft
+            if match["module"] not in base.modules_of(layer):
+                raise AdapterIncompatible(
+                    f"tensor {tensor!r}: the modules of a layer such as {layer} are {', '.join(base.modules_of(layer))}"
+                )
+            found.lora.setdefault((layer, match["module"]), {})[part] = tensor
+    return found
+
+
+def _check_expert(match: re.Match[str], tensor: str, base: BaseModel) -> None:
+    if base.experts is None or not base.has_experts(int(match["layer"])):
+        raise AdapterIncompatible(
+            f"tensor {tensor!r} is for an expert, but layer {match['layer']} of the base model ({base}) has none"
+        )
+    if int(match["expert"]) >= base.experts.count or match["module"] not in MLP_MODULES:
+        raise AdapterIncompatible(
+            f"tensor {tensor!r}: there are experts 0 to {base.experts.count - 1}, each with {', '.join(MLP_MODULES)}"
+        )
 
 
 def _read_lora(
@@ -143,18 +178,45 @@ def _read_lora(
     base: BaseModel,
     folder: AdapterFolder,
 ) -> LoraFactors:
-    where = f"lora.{layer}.{module}"
+    _check_lora(f"lora.{layer}.{module}", module, names, weights, base.shape_of(module), base, folder)
+    a, b = (weights.files[names[part]].read(names[part]) for part in ("A", "B"))
+    return LoraFactors(a, b, scale, _dtype(names, weights))
+
+
+def _check_lora(
+    where: str,
+    module: str,
+    names: Mapping[str, str],
+    weights: Weights,
+    size: tuple[int, int],
+    base: BaseModel,
+    folder: AdapterFolder,
+) -> None:
     _check_complete(where, names, ("A", "B"))
     if module not in folder.limits.target_modules:
         raise AdapterIncompatible(
             f"the adapter changes {module}, but this deployment adapts {', '.join(folder.limits.target_modules)}"
         )
-    size_out, size_in = base.shape_of(module)
+    size_out, size_in = size
     rank = _rank(where, weights.shape_of(names["A"]), folder)
     _check_shape(names["A"], weights, (rank, size_in), base)
     _check_shape(names["B"], weights, (size_out, rank), base)
-    a, b = (weights.files[names[part]].read(names[part]) for part in ("A", "B"))
-    return LoraFactors(a, b, scale, _dtype(names, weights))
+
+
+def _read_expert(
+    layer: int,
+    expert: int,
+    module: str,
+    names: Mapping[str, str],
+    weights: Weights,
+    scale: float,
+    base: BaseModel,
+    folder: AdapterFolder,
+) -> ExpertFactors:
+    where = f"lora.{layer}.experts.{expert}.{module}"
+    _check_lora(where, module, names, weights, base.expert_shape_of(module), base, folder)
+    a, b = (weights.files[names[part]].read_stored(names[part]) for part in ("A", "B"))
+    return ExpertFactors(a, b, scale, _dtype(names, weights))
 
 
 def _reft_kind(fields: Fields) -> ReftKind:

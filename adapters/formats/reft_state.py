@@ -8,7 +8,7 @@ import numpy as np
 
 from adapters.errors import AdapterIncompatible, AdapterMalformed
 from adapters.formats.folder import AdapterFolder
-from adapters.formats.peft_lora import check_rank, common_dtype
+from adapters.formats.peft_factors import check_rank, common_dtype
 from adapters.formats.reft_kinds import ReftKind, fold
 from adapters.formats.rotation import rotation_of
 from adapters.formats.safetensors_file import SafetensorsFile

@@ -7,10 +7,11 @@ it is being read then is an error, not a SIGBUS.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,9 +22,10 @@ import numpy as np
 from adapters.errors import AdapterMalformed, AdapterUnsupported
 from adapters.formats.folder import AdapterFolder
 from adapters.formats.json_file import is_integer, parse_object
-from adapters.normal_form import FloatArray, frozen_array
+from adapters.normal_form import FloatArray, widened
 
-MAX_HEADER_BYTES = 4 * 1024**2
+# Of the 36,864 tensors of a LoRA on 128 experts in 48 layers it has six million bytes; a file may have twice as many.
+MAX_HEADER_BYTES = 16 * 1024**2
 _MAX_DIMENSIONS = 8
 
 _ITEM_BYTES = {
@@ -32,6 +34,12 @@ _ITEM_BYTES = {
 }  # fmt: skip
 _FLOATS = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 _CODES = {dtype: code for code, dtype in _FLOATS.items()}
+STORAGE_DTYPES: dict[str, str] = {
+    "float32": "<f4",
+    "bfloat16": "<u2",
+    "float16": "<f2",
+}  # numpy's, bfloat16 as its bits
+Encoded = tuple[str, tuple[int, ...], bytes | np.ndarray]  # dtype code, shape, and bytes or an array in the dtype
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,17 +72,24 @@ class SafetensorsFile:
 
     def read(self, tensor: str) -> FloatArray:
         """The tensor's values as float32. Raises where one of them is NaN or infinite."""
+        return self._read(tensor)[1]
+
+    def read_stored(self, tensor: str) -> np.ndarray:
+        """As `read`, but in the file's dtype, bfloat16 as its bits, uint16. Nobody can write to it."""
+        return self._read(tensor)[0]
+
+    def _read(self, tensor: str) -> tuple[np.ndarray, FloatArray]:
         dtype, info = self.dtype_of(tensor), self.tensors[tensor]
-        storage = {"float32": "<f4", "float16": "<f2", "bfloat16": "<u2"}[dtype]
-        raw = np.empty(info.shape, dtype=storage)
+        raw = np.empty(info.shape, dtype=STORAGE_DTYPES[dtype])
         self._fill(raw, info.begin, tensor)
-        values = bfloat16_to_float32(raw) if dtype == "bfloat16" else raw.astype("<f4", copy=False)
+        raw.flags.writeable = False
+        values = widened(raw)
         if not np.isfinite(values).all():
             bad = np.argwhere(~np.isfinite(values))[0].tolist()
             raise AdapterMalformed(
                 f"{self.name}: tensor {tensor!r} has {values[tuple(bad)]} at {bad}; every value must be finite"
             )
-        return frozen_array(values)
+        return raw, values
 
     def read_integer(self, tensor: str) -> int:
         """The value of a one-element integer tensor."""
@@ -157,11 +172,6 @@ def _info(tensor: str, entry: Any, start: int, num_bytes: int, wrong: Any) -> Te
     return TensorInfo(code, tuple(shape), start + begin, start + end)
 
 
-def bfloat16_to_float32(raw: np.ndarray) -> np.ndarray:
-    """Exact: a bfloat16 is the upper half of a float32."""
-    return (raw.astype("<u4") << np.uint32(16)).view("<f4")
-
-
 def float32_to_bfloat16(values: np.ndarray) -> np.ndarray:
     """Rounds finite values to the nearest, ties to even. The result holds the bits as uint16."""
     bits = np.ascontiguousarray(values, dtype="<f4").view("<u4")
@@ -181,21 +191,72 @@ def encode(values: np.ndarray, dtype: str) -> tuple[str, tuple[int, ...], bytes]
     return _CODES[dtype], values.shape, stored.tobytes()
 
 
-def write_safetensors(
-    path: Path, tensors: Mapping[str, tuple[str, tuple[int, ...], bytes]], metadata: Mapping[str, str] | None = None
-) -> None:
+def write_safetensors(path: Path, tensors: Mapping[str, Encoded], metadata: Mapping[str, str] | None = None) -> None:
     """Writes encoded tensors, in the order of their names, and waits until they are on the disk."""
-    header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
-    offset = 0
-    for name, (code, shape, data) in sorted(tensors.items()):
-        header[name] = {"dtype": code, "shape": list(shape), "data_offsets": [offset, offset + len(data)]}
-        offset += len(data)
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
+    sizes = {name: (code, shape, _num_bytes(data)) for name, (code, shape, data) in tensors.items()}
     with path.open("wb") as file:
-        file.write(len(text).to_bytes(8, "little"))
-        file.write(text)
+        file.write(header_of(sizes, metadata))
         for _, (_, _, data) in sorted(tensors.items()):
-            file.write(data)
+            file.write(data if isinstance(data, bytes) else bytes_of(data))
         file.flush()
         os.fsync(file.fileno())
+
+
+@dataclass(frozen=True, slots=True)
+class StreamedTensor:
+    """A tensor that is made while it is written, and again at each call of `pieces`."""
+
+    shape: tuple[int, ...]
+    storage: str  # numpy's dtype
+    pieces: Callable[[], Iterator[np.ndarray]]  # its values one after the other, in C order
+
+    @property
+    def num_bytes(self) -> int:
+        return math.prod(self.shape) * np.dtype(self.storage).itemsize
+
+
+def write_streamed(
+    path: Path, code: str, tensors: Mapping[str, StreamedTensor], metadata_with: Callable[[str], Mapping[str, str]]
+) -> None:
+    """Writes tensors of one dtype, in the order of their names, and waits until they are on the disk.
+
+    `metadata_with` makes the metadata from the SHA-256 of the tensors' bytes, 64 hex digits; its size must not depend
+    on them, for the header is in its place before they are known.
+    """
+    sizes = {name: (code, tensor.shape, tensor.num_bytes) for name, tensor in tensors.items()}
+    digest = hashlib.sha256()
+    with path.open("wb") as file:
+        file.write(provisional := header_of(sizes, metadata_with("0" * 64)))
+        for _, tensor in sorted(tensors.items()):
+            for piece in tensor.pieces():
+                data = bytes_of(piece)
+                file.write(data)
+                digest.update(data)
+        header = header_of(sizes, metadata_with(digest.hexdigest()))
+        assert len(header) == len(provisional)
+        assert file.tell() == len(header) + sum(tensor.num_bytes for tensor in tensors.values())
+        file.seek(0)
+        file.write(header)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def header_of(tensors: Mapping[str, tuple[str, tuple[int, ...], int]], metadata: Mapping[str, str] | None) -> bytes:
+    """All that comes before the tensors' bytes. `tensors`: (dtype code, shape, bytes), stored by name."""
+    header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
+    offset = 0
+    for name, (code, shape, num_bytes) in sorted(tensors.items()):
+        header[name] = {"dtype": code, "shape": list(shape), "data_offsets": [offset, offset + num_bytes]}
+        offset += num_bytes
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text
+
+
+def bytes_of(array: np.ndarray) -> memoryview:
+    """An array's bytes in C order; copied only where it is not in that order."""
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+
+
+def _num_bytes(data: bytes | np.ndarray) -> int:
+    return len(data) if isinstance(data, bytes) else data.nbytes

@@ -10,7 +10,7 @@ from adapters.formats.folder import AdapterFolder
 from adapters.formats.json_file import parse_object
 from adapters.formats.safetensors_file import SafetensorsFile, open_safetensors
 
-_MAX_INDEX_BYTES = 4 * 1024**2
+_MAX_INDEX_BYTES = 8 * 1024**2
 _MAX_SHARDS = 64
 _PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 

@@ -1,12 +1,14 @@
 """Packed revisions: an adapter as one file that loads with a memory map and a few large copies."""
 
 from adapters.packed.engine_directory import PACKED_NAME, write_engine_config, write_for_engine
-from adapters.packed.metadata import PackedMetadata, PackedModule, PackedReft
+from adapters.packed.metadata import PackedExpertModule, PackedExperts, PackedMetadata, PackedModule, PackedReft
 from adapters.packed.reader import PackedRevision, read_packed
 from adapters.packed.writer import write_packed
 
 __all__ = [
     "PACKED_NAME",
+    "PackedExpertModule",
+    "PackedExperts",
     "PackedMetadata",
     "PackedModule",
     "PackedReft",

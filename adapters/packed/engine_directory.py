@@ -11,7 +11,7 @@ from typing import Any
 from adapters.base_model import BaseModel
 from adapters.formats.peft_config import CONFIG_NAME, OUR_KEY
 from adapters.normal_form import Adapter
-from adapters.packed.fused_layout import PARTS_OF
+from adapters.packed.fused_layout import EXPERT_PARTS_OF, PARTS_OF
 from adapters.packed.metadata import PackedMetadata
 from adapters.packed.reader import read_packed
 from adapters.packed.writer import write_packed
@@ -41,11 +41,14 @@ def write_for_engine(adapter: Adapter, base: BaseModel, dtype: EngineDtype, dire
 
 def write_engine_config(metadata: PackedMetadata, directory: Path) -> None:
     """Write what SGLang reads of an adapter before its weights. Scales are folded in, so alpha is the rank."""
+    adapted = {part for module in metadata.modules for part in PARTS_OF[module]}
+    if metadata.experts is not None:  # SGLang has the same names for projections of experts
+        adapted |= {part for module in metadata.experts.modules for part in EXPERT_PARTS_OF[module]}
     config: dict[str, Any] = {
         "peft_type": "LORA",
         "r": metadata.rank,
         "lora_alpha": metadata.rank,
-        "target_modules": [part for module in PARTS_OF if module in metadata.modules for part in PARTS_OF[module]],
+        "target_modules": [part for parts in PARTS_OF.values() for part in parts if part in adapted],
         "bias": "none",
         OUR_KEY: {  # the engine reads the positions from it
             "revision_id": metadata.revision_id,

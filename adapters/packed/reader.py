@@ -16,10 +16,9 @@ import numpy as np
 from adapters.base_model import BaseModel
 from adapters.errors import AdapterIncompatible, AdapterMalformed, AdapterMissing
 from adapters.formats.json_file import is_integer, parse_object
-from adapters.formats.safetensors_file import MAX_HEADER_BYTES
-from adapters.packed.fused_layout import PARTS_OF, part_rows
-from adapters.packed.metadata import DTYPE_CODES, PackedMetadata
-from adapters.packed.writer import STORAGE_DTYPES
+from adapters.formats.safetensors_file import MAX_HEADER_BYTES, STORAGE_DTYPES
+from adapters.packed.fused_layout import EXPERT_PARTS_OF, PARTS_OF, expert_part_rows, part_rows
+from adapters.packed.metadata import DTYPE_CODES, PackedExpertModule, PackedMetadata
 
 _CHUNK_BYTES = 8 * 1024**2
 
@@ -33,6 +32,11 @@ class PackedRevision:
 
         lora.<module>.a  [L', parts * rank, in]     lora.<module>.b  [L', out, rank]
         reft.a  [L', rank, hidden]     reft.b  [L', hidden, rank]     reft.bias  [L', rank]
+
+    Of experts the first axis, N, is over the layers of a module and in each of them over its adapted experts, which the
+    metadata lists; the rank is that of the experts.
+
+        lora.<module>_moe.a  [N, parts * rank, in]     lora.<module>_moe.b  [N, out, rank]
     """
 
     path: Path
@@ -65,7 +69,9 @@ class PackedRevision:
             )
         layers = [layer for module in self.metadata.modules.values() for layer in module.layers]
         layers += self.metadata.reft.layers if self.metadata.reft else ()
-        wrong = [f"layer {max(layers)}"] if max(layers) >= base.num_layers else []
+        wrong = [f"layer {max(layers)}"] if max(layers, default=0) >= base.num_layers else []
+        for name, expert_module in (self.metadata.experts.modules if self.metadata.experts else {}).items():
+            wrong += _misfits(name, expert_module, self.tensors[f"lora.{name}.a"].shape[2], base)
         for name, module in self.metadata.modules.items():
             if module.part_rows != part_rows(base, name):
                 wrong.append(f"{name} with B of {module.part_rows} rows")
@@ -76,6 +82,20 @@ class PackedRevision:
             wrong.append(f"ReFT of {self.tensors['reft.a'].shape[2]} columns")
         if wrong:
             raise AdapterMalformed(f"{self.path} has {', '.join(wrong)}, which {base} has not; pack the adapter again")
+
+
+def _misfits(name: str, module: PackedExpertModule, size_in: int, base: BaseModel) -> list[str]:
+    """What of an engine module of experts the base model has not."""
+    if base.experts is None:
+        return [name]
+    wrong = [f"experts in layer {layer}" for layer in module.layers if not base.has_experts(layer)][:1]
+    if (last := max(ranges[-1][1] for ranges in module.experts)) >= base.experts.count:
+        wrong.append(f"expert {last}")
+    if module.part_rows != expert_part_rows(base, name):
+        wrong.append(f"{name} with B of {module.part_rows} rows")
+    if size_in != base.expert_shape_of(EXPERT_PARTS_OF[name][0])[1]:
+        wrong.append(f"{name} with A of {size_in} columns")
+    return wrong
 
 
 def read_packed(path: Path) -> PackedRevision:
@@ -161,6 +181,12 @@ def _expected_shapes(path: Path, header: dict[str, Any], metadata: PackedMetadat
         rank, count = metadata.lora_rank, len(module.layers)
         shapes[f"lora.{name}.a"] = (count, len(PARTS_OF[name]) * rank, size_in)
         shapes[f"lora.{name}.b"] = (count, sum(module.part_rows), rank)
+    if (experts := metadata.experts) is not None:
+        for name, expert_module in experts.modules.items():
+            size_in = _last_size(path, header, f"lora.{name}.a")
+            count, parts = expert_module.count, len(EXPERT_PARTS_OF[name])
+            shapes[f"lora.{name}.a"] = (count, parts * experts.rank, size_in)
+            shapes[f"lora.{name}.b"] = (count, sum(expert_module.part_rows), experts.rank)
     if (reft := metadata.reft) is not None:
         hidden = _last_size(path, header, "reft.a")
         shapes["reft.a"] = (len(reft.layers), reft.rank, hidden)

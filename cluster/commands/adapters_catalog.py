@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from adapters.catalog.records import AdapterDetails, AdapterRevision, AdapterSummary, AliasMove, RevisionSummary
 from adapters.errors import InvalidReference
 from adapters.identity import LATEST, AdapterReference
+from adapters.serving import EXPERTS_NOT_SERVED
 from cluster.commands.adapters_opened import opened_catalog, opened_library, split_name, this_user
 from cluster.commands.adapters_outcome import add_command, failures_end, print_result
 
@@ -79,7 +80,9 @@ def _import(arguments: argparse.Namespace) -> None:
                 library.catalog.set_alias(tenant, name, arguments.tag, revision.number, by=by)
     tagged = "" if arguments.tag is None else f", {arguments.tag}"
     line = f"{revision.full_name}@r{revision.number}{tagged}  {revision.revision_id}  {revision.bytes:,} bytes"
-    print_result(arguments, _revision_as_json(revision), [line])
+    not_served = EXPERTS_NOT_SERVED if revision.manifest.experts else ""
+    note = [f"note: workers refuse it: {not_served}"] if not_served else []
+    print_result(arguments, _revision_as_json(revision) | {"not_served": not_served}, [line, *note])
 
 
 class _Progress:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +16,7 @@ from cluster.commands.quiet import silence_libraries
 from cluster.errors import ConfigError
 
 if TYPE_CHECKING:
+    from adapters.manifest import ExpertsEntry, LoraEntry, ReftEntry
     from adapters.self_check import Deployment, SelfCheck
 
 
@@ -68,7 +69,7 @@ def _verify(arguments: argparse.Namespace) -> None:
         print(json.dumps(_as_json(check, deployment), indent=2))
     else:
         print("\n".join(_lines(directory, check, deployment)))
-    sys.exit(REFUSED if check.problems else 0)
+    sys.exit(REFUSED if check.problems or check.not_served else 0)
 
 
 def _deployment(arguments: argparse.Namespace) -> tuple[Deployment, Path]:
@@ -93,7 +94,8 @@ def _deployment(arguments: argparse.Namespace) -> tuple[Deployment, Path]:
 def _as_json(check: SelfCheck, deployment: Deployment) -> dict[str, Any]:
     manifest = check.manifest
     return {
-        "loads": not check.problems,
+        "loads": not check.problems and not check.not_served,
+        "not_served": check.not_served,
         "problems": list(check.problems),
         "changes_nothing": check.factors.changes_nothing,
         "revision_id": check.revision_id,
@@ -103,7 +105,7 @@ def _as_json(check: SelfCheck, deployment: Deployment) -> dict[str, Any]:
         "max_rank": manifest.max_rank,
         "layers": list(manifest.layers),
         "target_modules": list(manifest.target_modules),
-        "source_dtypes": sorted({entry.dtype for entry in manifest.lora} | {entry.dtype for entry in manifest.reft}),
+        "source_dtypes": sorted({e.dtype for each in (manifest.lora, manifest.reft, manifest.experts) for e in each}),
         "num_parameters": manifest.num_parameters,
         "serving_dtype": deployment.dtype,
         "bytes": asdict(check.footprint),
@@ -115,18 +117,24 @@ def _as_json(check: SelfCheck, deployment: Deployment) -> dict[str, Any]:
 
 def _lines(directory: Path, check: SelfCheck, deployment: Deployment) -> Iterator[str]:
     manifest, limits, size = check.manifest, deployment.limits, check.footprint
-    yield f"{directory} {'FAILS the self-check' if check.problems else 'loads here'}"
+    outcome = "FAILS the self-check" if check.problems else "is NOT SERVED" if check.not_served else "loads here"
+    yield f"{directory} {outcome}"
+    if check.not_served:
+        yield f"  not served   {check.not_served}"
     for problem in check.problems:
         yield f"  problem      {problem}"
     if check.factors.changes_nothing:
         yield "  note         it changes nothing: every change that it makes is exactly zero"
     yield f"  revision     {check.revision_id}"
-    for kind, entries in (("LoRA", manifest.lora), ("ReFT", manifest.reft)):
+    kinds: tuple[tuple[str, Sequence[LoraEntry | ReftEntry | ExpertsEntry]], ...] = (
+        ("LoRA   ", manifest.lora), ("experts", manifest.experts), ("ReFT   ", manifest.reft),
+    )  # fmt: skip
+    for kind, entries in kinds:
         if entries:
             ranks = f"rank {_ranges(sorted({entry.rank for entry in entries}))} (at most {limits.max_rank})"
             dtypes = ", ".join(sorted({entry.dtype for entry in entries}))
-            yield f"  {kind}         {ranks}, {dtypes}, layers {_ranges(sorted({entry.layer for entry in entries}))}"
-    if manifest.lora:
+            yield f"  {kind}      {ranks}, {dtypes}, layers {_ranges(sorted({entry.layer for entry in entries}))}"
+    if manifest.target_modules:
         yield f"  projections  {', '.join(manifest.target_modules)}"
     where = "the prompt, its last token included" if manifest.positions == "prefill" else "every token"
     yield f"  positions    {manifest.positions}: {where}"

@@ -10,7 +10,7 @@ from adapters.errors import AdapterIncompatible, AdapterMalformed, AdapterUnsupp
 from adapters.formats import Limits
 from adapters.packed import PackedMetadata, read_packed, write_engine_config
 from adapters.packed.fused_layout import ENGINE_MODULE_OF
-from adapters.serving import EngineDtype
+from adapters.serving import EXPERTS_NOT_SERVED, EngineDtype
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +43,8 @@ class Acceptance:
             raise AdapterUnsupported(
                 f"{revision_id} acts on {metadata.positions!r} positions, which only a unified worker can serve"
             )
+        if metadata.experts is not None:
+            raise AdapterUnsupported(f"{revision_id} cannot be served: {EXPERTS_NOT_SERVED}")
         if metadata.dtype != self.dtype:
             raise AdapterIncompatible(
                 f"{revision_id} is stored in {metadata.dtype}, this cluster serves {self.dtype}; use a store of "

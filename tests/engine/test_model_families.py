@@ -9,7 +9,7 @@ import pytest
 from adapters.base_model import BaseModel
 from adapters.random_adapters import write_random_lora, write_random_mixed, write_random_reft
 from cluster.demo import make_model
-from tests.engine.running_engine import MODULES, AdapterSlots, engine_spec, running_engine
+from tests.engine.running_engine import AdapterSlots, engine_spec, running_engine
 from tests.engine.test_unified import Unified, check, tokens
 
 SIZES = {
@@ -37,7 +37,15 @@ def make_family(name: str, folder: Path) -> None:
         "qwen2": (transformers.Qwen2Config, transformers.Qwen2ForCausalLM, {}),
         "qwen3": (transformers.Qwen3Config, transformers.Qwen3ForCausalLM, {"head_dim": 32}),
         "mistral": (transformers.MistralConfig, transformers.MistralForCausalLM, {"sliding_window": None}),
-    }
+        "qwen3_moe": (
+            transformers.Qwen3MoeConfig, transformers.Qwen3MoeForCausalLM,
+            {"head_dim": 32, "num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 48,
+             "norm_topk_prob": True},
+        ),
+        "mixtral": (
+            transformers.MixtralConfig, transformers.MixtralForCausalLM, {"num_local_experts": 4, "head_dim": 16},
+        ),
+    }  # fmt: skip
     config_type, model_type, extra = make[name]
     torch.manual_seed(1)
     model = model_type(config_type(**SIZES, eos_token_id=0, bos_token_id=None, pad_token_id=0, **extra))
@@ -53,23 +61,27 @@ def make_family(name: str, folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("family", "ranks"), [("qwen2", 1), ("qwen3", 1), ("mistral", 1), ("llama", 2)], ids=lambda value: str(value)
+    ("family", "ranks"),
+    [("qwen2", 1), ("qwen3", 1), ("mistral", 1), ("llama", 2), ("qwen3_moe", 1), ("qwen3_moe", 2), ("mixtral", 1)],
+    ids=lambda value: str(value),
 )
 def test_parity(tmp_path: Path, tmp_path_factory, family: str, ranks: int):
     model = tmp_path / "model"
     make_family(family, model)
     base = BaseModel.read(model)
+    modules, mixed = base.slot_modules(), base.slot_modules(("q_proj", "down_proj"))
+    everywhere = {"prelude": {"positions": "all"}}
     directories = {
-        "lora": write_random_lora(tmp_path / "lora", base, 1),
+        "lora": write_random_lora(tmp_path / "lora", base, 1, modules=modules),
         "direft": write_random_reft(tmp_path / "direft", base, 2, rank=8),
-        "mixed": write_random_mixed(tmp_path / "mixed", base, 3),
-        "everywhere": write_random_lora(tmp_path / "everywhere", base, 4, config={"prelude": {"positions": "all"}}),
+        "mixed": write_random_mixed(tmp_path / "mixed", base, 3, modules=mixed),
+        "everywhere": write_random_lora(tmp_path / "everywhere", base, 4, modules=modules, config=everywhere),
     }
     spec = engine_spec(
         "unified",
         model,
         tmp_path_factory.mktemp("e") / "s",
-        adapters=AdapterSlots(2, 16, MODULES),
+        adapters=AdapterSlots(2, 16, modules),
         tensor_parallel=ranks,
     )
     with running_engine(spec, tmp_path / "cache") as engine:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from tiny_model import TINY, write_model_config
+from tiny_model import TINY, TINY_MIXTURES, write_model_config
 
 from adapters.base_model import BaseModel
 from adapters.formats import Limits
@@ -51,6 +51,34 @@ def model(model_dir: Path) -> Any:
     from adapters.reference import load_model
 
     return load_model(model_dir)
+
+
+@pytest.fixture(scope="session", params=TINY_MIXTURES)
+def moe_dir(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny mixture of experts with random weights, of each architecture, as transformers writes it."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    fields = {key: value for key, value in TINY_MIXTURES[request.param].items() if key != "architectures"}
+    config = AutoConfig.for_model(request.param, **fields, max_position_embeddings=128, initializer_range=0.15)
+    directory = tmp_path_factory.mktemp(request.param)
+    AutoModelForCausalLM.from_config(config).save_pretrained(directory)
+    return directory
+
+
+@pytest.fixture(scope="session")
+def moe_base(moe_dir: Path) -> BaseModel:
+    return BaseModel.read(moe_dir)
+
+
+@pytest.fixture(scope="session")
+def moe_model(moe_dir: Path) -> Any:
+    """The tiny mixture of experts, loaded. Tests leave it as they found it."""
+    from adapters.reference import load_model
+
+    return load_model(moe_dir)
 
 
 @pytest.fixture(scope="session")

@@ -1,9 +1,9 @@
 import json
 
 import pytest
-from tiny_model import TINY, write_model_config
+from tiny_model import TINY, TINY_MIXTURES, write_model_config
 
-from adapters.base_model import MODULES, BaseModel, name_of_module
+from adapters.base_model import MODULES, BaseModel, Experts, name_of_experts, name_of_module
 from adapters.errors import BaseModelInvalid
 
 SIZES = {key: value for key, value in TINY.items() if key != "architectures"}
@@ -119,3 +119,114 @@ def test_text_models_inside_other_models_are_refused(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"architectures": ["LlamaForCausalLM"], "text_config": {}}))
     with pytest.raises(BaseModelInvalid, match="hidden_size"):
         BaseModel.read(tmp_path)
+
+
+def test_fingerprints_of_models_without_experts_are_what_they_were(tmp_path):
+    """Stored revisions are for these."""
+    fingerprints = {
+        architecture: BaseModel.read(
+            write_model_config(tmp_path / architecture, architectures=[architecture])
+        ).fingerprint
+        for architecture in ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
+    }
+    assert fingerprints == {
+        "LlamaForCausalLM": "ffe758cb546cfe44",
+        "MistralForCausalLM": "b7efa026b880b826",
+        "Qwen2ForCausalLM": "ff79b0b9dc84da33",
+        "Qwen3ForCausalLM": "01802974eb7dfd8d",
+    }
+
+
+def write_mixture(directory, kind="qwen3_moe", **fields):
+    return BaseModel.read(write_model_config(directory, **TINY_MIXTURES[kind] | fields))
+
+
+def test_experts_and_their_layers(tmp_path):
+    base = write_mixture(tmp_path / "a")
+    assert base.experts == Experts(count=5, intermediate=20, layers=(0, 2))
+    assert base.modules_of(0) == ("q_proj", "k_proj", "v_proj", "o_proj")
+    assert base.modules_of(1) == MODULES
+    assert base.shape_of("gate_proj") == (48, 32)  # of the MLP in layer 1
+    assert base.expert_shape_of("gate_proj") == base.expert_shape_of("up_proj") == (20, 32)
+    assert base.expert_shape_of("gate_up_proj") == (40, 32)
+    assert base.expert_shape_of("down_proj") == (32, 20)
+    assert "5 experts of 20 in 2 layers" in str(base)
+    assert write_mixture(tmp_path / "b", mlp_only_layers=None, decoder_sparse_step=2).experts.layers == (1,)
+    assert write_mixture(tmp_path / "c", "mixtral").experts == Experts(4, 48, (0, 1, 2))
+    assert BaseModel.read(write_model_config(tmp_path / "d")).experts is None
+    with pytest.raises(KeyError):
+        BaseModel.read(tmp_path / "d").expert_shape_of("gate_proj")
+
+
+def test_both_spellings_of_the_number_of_experts(tmp_path):
+    base = write_mixture(tmp_path / "a")
+    assert write_mixture(tmp_path / "b", num_experts=5, num_local_experts=...) == base
+    assert write_mixture(tmp_path / "c", num_experts=5) == base
+    with pytest.raises(BaseModelInvalid, match="num_experts is 6, but num_local_experts 5"):
+        write_mixture(tmp_path / "d", num_experts=6)
+
+
+@pytest.mark.parametrize("kind", TINY_MIXTURES)
+def test_expert_shapes_are_those_of_transformers(kind, tmp_path):
+    import torch
+    import transformers
+
+    base = write_mixture(tmp_path, kind)
+    fields = {key: value for key, value in TINY_MIXTURES[kind].items() if key != "architectures"}
+    with torch.device("meta"):
+        model = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model(kind, **fields))
+    modules = dict(model.named_modules())
+    for layer in range(base.num_layers):
+        for module in base.modules_of(layer):
+            assert tuple(modules[name_of_module(layer, module)].weight.shape) == base.shape_of(module)
+        assert (name_of_experts(layer) in modules) == base.has_experts(layer)
+        if base.has_experts(layer):
+            experts = modules[name_of_experts(layer)]
+            assert experts.gate_up_proj.shape == (base.experts.count, *base.expert_shape_of("gate_up_proj"))
+            assert experts.down_proj.shape == (base.experts.count, *base.expert_shape_of("down_proj"))
+
+
+@pytest.mark.parametrize("kind", TINY_MIXTURES)
+def test_defaults_of_mixtures_are_those_of_transformers(kind, tmp_path):
+    import transformers
+
+    config = transformers.AutoConfig.for_model(kind)
+    silent = dict.fromkeys(
+        (
+            "num_local_experts", "num_key_value_heads", "head_dim", "moe_intermediate_size", "mlp_only_layers",
+            "num_experts_per_tok", "norm_topk_prob",
+        ), ...
+    )  # fmt: skip
+    base = write_mixture(tmp_path, kind, hidden_size=4096, num_attention_heads=32, **silent)
+    assert base.experts.count == config.num_experts
+    assert base.kv_heads == config.num_key_value_heads
+    assert base.head_dim == 128
+    assert base.experts.intermediate == getattr(config, "moe_intermediate_size", 48)
+    assert base.experts.layers == (0, 1, 2)
+
+
+def test_the_fingerprint_is_of_the_experts_too(tmp_path):
+    changes = [
+        {}, {"num_local_experts": 6}, {"moe_intermediate_size": 24}, {"mlp_only_layers": [0]}, {"mlp_only_layers": []},
+        {"architectures": ["Qwen3ForCausalLM"]}, {"architectures": ["MixtralForCausalLM"]},
+    ]  # fmt: skip
+    found = {write_mixture(tmp_path / str(n), **change).fingerprint for n, change in enumerate(changes)}
+    assert len(found) == len(changes)
+    assert write_mixture(tmp_path / "same", norm_topk_prob=False).fingerprint in found
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"num_local_experts": 0}, "num_experts is 0"),
+        ({"num_local_experts": "5"}, "num_experts is '5'"),
+        ({"moe_intermediate_size": -1}, "moe_intermediate_size is -1"),
+        ({"decoder_sparse_step": 0}, "decoder_sparse_step is 0"),
+        ({"mlp_only_layers": "1"}, "mlp_only_layers is 1"),
+        ({"mlp_only_layers": [True]}, "mlp_only_layers"),
+        ({"mlp_only_layers": [-1]}, "mlp_only_layers"),
+    ],
+)
+def test_mixtures_that_are_refused(tmp_path, fields, says):
+    with pytest.raises(BaseModelInvalid, match=says):
+        write_mixture(tmp_path, **fields)

@@ -1,3 +1,4 @@
+import random
 import re
 import time
 
@@ -5,7 +6,8 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
 
-from adapters.formats.bounded_regex import PatternRefused, compile_bounded
+from adapters.formats import bounded_regex
+from adapters.formats.bounded_regex import BoundedPattern, PatternRefused, compile_bounded
 
 KEYS = [f"model.layers.{n}.{m}" for n in (0, 7, 12) for m in ("self_attn.q_proj", "mlp.up_proj", "mlp.gate_up_proj")]
 UNSLOTH = (
@@ -87,3 +89,18 @@ def test_no_text_crashes(pattern):
         compile_bounded(pattern).matches("model.layers.0.self_attn.q_proj")
     except PatternRefused:
         return
+
+
+def test_what_is_remembered_is_bounded(monkeypatch):
+    """Moves of state sets are kept from text to text; a flood of characters does not fill the memory."""
+    monkeypatch.setattr(bounded_regex, "_MAX_REMEMBERED", 300)
+    pattern = r"(.*a|b.c)\d*(x|yz)+"
+    bounded, plain = BoundedPattern(pattern), re.compile(pattern)
+    generator = random.Random(1)
+    for _ in range(500):
+        pieces = ["a", "b", "c", "1", "x", "yz", chr(generator.randrange(300, 9000))]
+        text = "".join(generator.choices(pieces, k=6))
+        assert bounded.matches(text) == (plain.fullmatch(text) is not None), text
+        kept = [following for moves in bounded._moves.values() for following in moves.values()]
+        assert sum(1 + len(following) for following in kept) < 300 + 60
+    assert bounded._moves

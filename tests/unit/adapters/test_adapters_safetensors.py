@@ -15,12 +15,12 @@ from adapters.errors import AdapterError, AdapterMalformed, AdapterTooLarge
 from adapters.formats.folder import AdapterFolder
 from adapters.formats.limits import Limits
 from adapters.formats.safetensors_file import (
-    bfloat16_to_float32,
     encode,
     float32_to_bfloat16,
     open_safetensors,
     write_safetensors,
 )
+from adapters.normal_form import bfloat16_to_float32
 
 FINITE = st.floats(width=32, allow_nan=False, allow_infinity=False)
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}

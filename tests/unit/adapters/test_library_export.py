@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from adapters.base_model import BaseModel
 from adapters.catalog.sql import SqlCatalog
-from adapters.errors import AdapterNotFound
+from adapters.errors import AdapterIncompatible, AdapterMalformed, AdapterNotFound
 from adapters.formats import read_adapter
 from adapters.library import AdapterLibrary
 from adapters.manifest import revision_id_of
 from adapters.normal_form import Adapter
 from adapters.packed import read_packed
 from adapters.packed.writer import write_packed
-from adapters.random_adapters import write_random_lora, write_random_reft
+from adapters.random_adapters import write_random_expert_lora, write_random_lora, write_random_reft
+from adapters.reference import UNLIMITED
 from adapters.store import RevisionNotStored, open_store
 
 
@@ -89,3 +93,58 @@ def test_what_cannot_be_exported_leaves_nothing(library, base, tmp_path):
         library.export("bot", tmp_path / "out")
     assert not (tmp_path / "out").exists()
     assert list((tmp_path / "there").iterdir()) == []
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_experts_go_in_and_out(dtype, moe_base, tmp_path):
+    """The whole way: directory, packed in the store, catalog's row, export, import of the export."""
+    catalog = SqlCatalog.open(f"sqlite:///{tmp_path}/catalog.db")
+    library = AdapterLibrary(catalog, open_store(f"file://{tmp_path}/store"), moe_base, UNLIMITED, dtype)
+    source = write_random_expert_lora(
+        tmp_path / "source", moe_base, 1, attention=["v_proj"], rank=4, alpha=4, dtype=dtype, experts=[0, 1, 3]
+    )
+    imported = library.import_directory("bot", source)
+    found = library.catalog.resolve("bot")
+    assert found.manifest == imported.manifest
+    assert "experts.down_proj" in found.manifest.target_modules
+    assert found.manifest.experts[0].experts == ((0, 1), (3, 3))
+    library.export("bot", tmp_path / "out")
+    assert library.import_directory("bot", tmp_path / "out") == imported  # scale 1, serving dtype: the same revision
+    before, after = (read_adapter(path, moe_base, UNLIMITED) for path in (source, tmp_path / "out"))
+    for place, factors in before.experts.items():
+        assert np.array_equal(factors.a, after.experts[place].a)
+        assert np.array_equal(factors.b, after.experts[place].b)
+    catalog.close()
+
+
+def test_our_own_layout_of_experts(tmp_path, moe_base):
+    source = write_random_expert_lora(tmp_path / "source", moe_base, 1, rank=2, experts=[1, 2])
+    catalog = SqlCatalog.open(f"sqlite:///{tmp_path}/catalog.db")
+    library = AdapterLibrary(catalog, open_store(f"file://{tmp_path}/store"), moe_base, UNLIMITED, "float32")
+    library.import_directory("bot", source)
+    library.export("bot", tmp_path / "out")
+    config = tmp_path / "out" / "prelude_adapter.json"
+    fields = json.loads(config.read_text())
+    scales = {"experts.up_proj": 3.0, "2.experts.1.up_proj": 4.0, "experts.2.gate_proj": 5.0}
+    config.write_text(json.dumps(fields | {"lora": {"scale": 2.0, "scales": scales}}))
+    experts = read_adapter(tmp_path / "out", moe_base, UNLIMITED).experts
+    places = ((0, 1, "up_proj"), (2, 1, "up_proj"), (2, 2, "gate_proj"), (2, 1, "gate_proj"))
+    assert [experts[place].scale for place in places] == [3.0, 4.0, 5.0, 2.0]
+    config.write_text(json.dumps(fields | {"lora": {"scale": 2.0, "scales": {"experts.7.up_proj": 1.0}}}))
+    with pytest.raises(AdapterMalformed, match=r"experts\.7\.up_proj"):
+        read_adapter(tmp_path / "out", moe_base, UNLIMITED)
+    config.write_text(json.dumps(fields))
+    path = tmp_path / "out" / "adapter.safetensors"
+    tensors = load_file(path)
+    spoiled = {
+        "lora.0.experts.99.up_proj.A": (AdapterIncompatible, "there are experts 0 to"),
+        "lora.0.experts.1.q_proj.A": (AdapterIncompatible, "each with gate_proj"),
+        "lora.0.gate_proj.A": (AdapterIncompatible, "modules of a layer"),
+        "lora.0.experts.up_proj.A": (AdapterMalformed, "is not known"),
+        "lora.0.experts.0.up_proj.A": (AdapterMalformed, "it must have A, B"),
+    }
+    for name, (error, says) in spoiled.items():
+        save_file({name if old == "lora.0.experts.1.up_proj.A" else old: t for old, t in tensors.items()}, path)
+        with pytest.raises(error, match=says):
+            read_adapter(tmp_path / "out", moe_base, UNLIMITED)
+    catalog.close()

@@ -13,9 +13,9 @@ from adapters.base_model import FUSED_MODULES, MODULES, BaseModel, name_of_modul
 from adapters.errors import AdapterIncompatible
 from adapters.formats import read_adapter
 from adapters.formats.limits import Limits
-from adapters.formats.safetensors_file import bfloat16_to_float32, encode
+from adapters.formats.safetensors_file import encode
 from adapters.manifest import Manifest, revision_id_of
-from adapters.normal_form import Adapter, LoraFactors, ReftFactors, frozen_array
+from adapters.normal_form import Adapter, LoraFactors, ReftFactors, bfloat16_to_float32, frozen_array
 from adapters.packed import PACKED_NAME, read_packed, write_for_engine, write_packed
 from adapters.random_adapters import write_random_lora, write_random_mixed, write_random_reft
 from adapters.serving_form import ServingForm
@@ -192,7 +192,7 @@ def test_what_does_not_fit_is_refused_and_nothing_is_written(base, tmp_path):
     limits = Limits(max_rank=16)
     adapter = read_adapter(write_random_lora(tmp_path / "source", base, 1, alpha=8e6), base, limits)
     with pytest.raises(
-        AdapterIncompatible, match=r"layer 0 q_proj: the scaled B has a value of .* too large for float16"
+        AdapterIncompatible, match=r"layer 0 down_proj: the scaled B has a value of .* too large for float16"
     ):
         write_packed(adapter, base, "float16", tmp_path / "packed")
     with pytest.raises(AdapterIncompatible, match=base.fingerprint):
@@ -212,7 +212,7 @@ def test_a_failure_to_write_leaves_what_was_there(base, limits, tmp_path, monkey
         path.write_bytes(b"half")
         raise OSError("disk full")
 
-    monkeypatch.setattr("adapters.packed.writer.write_safetensors", half_written)
+    monkeypatch.setattr("adapters.packed.writer.write_streamed", half_written)
     with pytest.raises(OSError, match="disk full"):
         write_packed(second, base, "float32", tmp_path / "packed")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b", "packed"]
@@ -226,7 +226,7 @@ def test_an_engine_directory_is_replaced_whole_or_stays(base, limits, tmp_path, 
     for adapter in (first, second):
         write_for_engine(adapter, base, "float32", target)
         assert read_packed(target / PACKED_NAME).metadata.revision_id == revision_id_of(adapter)
-    monkeypatch.setattr("adapters.packed.writer.write_safetensors", lambda *_: (_ for _ in ()).throw(OSError("full")))
+    monkeypatch.setattr("adapters.packed.writer.write_streamed", lambda *_: (_ for _ in ()).throw(OSError("full")))
     with pytest.raises(OSError, match="full"):
         write_for_engine(first, base, "float32", target)
     assert read_packed(target / PACKED_NAME).metadata.revision_id == revision_id_of(second)

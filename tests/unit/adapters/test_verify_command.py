@@ -9,7 +9,7 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
-from adapters.random_adapters import write_random_lora
+from adapters.random_adapters import write_random_expert_lora, write_random_lora
 from cluster.cli import main
 from cluster.commands import adapters_verify as command
 
@@ -111,3 +111,31 @@ def test_wrong_usage(capsys, lora, tmp_path):
     assert verify(capsys, lora, "--model", tmp_path / "nowhere")[0] == 2
     assert verify(capsys, lora, "--config", tmp_path / "nowhere.yaml")[0] == 2
     assert verify(capsys)[0] == 2
+
+
+def test_experts_are_checked_and_said_not_to_be_served(capsys, moe_base, moe_dir, tmp_path):
+    source = write_random_expert_lora(tmp_path / "lora", moe_base, 1, attention=["q_proj"], rank=4)
+    code, text, _ = verify(capsys, source, "--model", moe_dir)
+    assert code == 1
+    for expected in (
+        "is NOT SERVED",
+        "not applied by engines yet",
+        "experts      rank 4",
+        "experts.gate_proj, experts.up_proj, q_proj",
+        "against the base model",
+    ):
+        assert expected in text
+    code, text, _ = verify(capsys, source, "--model", moe_dir, "--json", "--no-model")
+    found = json.loads(text)
+    assert (code, found["loads"], found["problems"]) == (1, False, [])
+    assert "not applied by engines" in found["not_served"]
+
+
+def test_attention_of_a_mixture_of_experts_loads(capsys, moe_base, moe_dir, tmp_path):
+    source = write_random_lora(tmp_path / "lora", moe_base, 1, modules=["q_proj", "o_proj"])
+    code, text, _ = verify(capsys, source, "--model", moe_dir, "--json")
+    found = json.loads(text)
+    assert (code, found["loads"], found["not_served"]) == (0, True, "")
+    # Slots have attention's projections: qkv A [3r, 32], B [96, r]; o 48 -> 32; and ReFT's.
+    per_rank = (3 * 32 + 96) + (48 + 32) + (2 * 32 + 1)
+    assert found["bytes"]["slot"] == 3 * 64 * per_rank * 2

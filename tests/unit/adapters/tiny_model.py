@@ -19,6 +19,18 @@ TINY = {
     "vocab_size": 150,
 }
 
+# Layer 1 has an MLP, which has another size than an expert; there are more experts than a token is given to.
+TINY_QWEN3_MOE = TINY | {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "num_local_experts": 5,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 20,
+    "mlp_only_layers": [1],
+    "norm_topk_prob": True,
+}
+TINY_MIXTRAL = TINY | {"architectures": ["MixtralForCausalLM"], "num_local_experts": 4, "num_experts_per_tok": 2}
+TINY_MIXTURES = {"qwen3_moe": TINY_QWEN3_MOE, "mixtral": TINY_MIXTRAL}
+
 
 def write_model_config(directory: Path, **fields: Any) -> Path:
     """A model directory with nothing but config.json; fields set to `...` are left out."""

@@ -15,6 +15,7 @@ from cluster import control_pb2 as pb
 from cluster.config import ClusterConfig
 from cluster.control_pb2_grpc import WorkerControlStub
 from cluster.control_service import serve_control
+from cluster.errors import ConfigError
 from cluster.ports import with_ports
 from decode_worker.agent import DecodeAgent
 
@@ -104,3 +105,21 @@ def test_a_worker_without_adapters_says_so(tmp_path: Path):
                 assert caught.value.code() is grpc.StatusCode.FAILED_PRECONDITION
 
     asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"architectures": ["GPT2LMHeadModel"]}, "model.path: .*GPT2LMHeadModel"),
+        (
+            {"architectures": ["Qwen3MoeForCausalLM"], "mlp_only_layers": [1]},
+            "worker d cannot start: .* without experts",
+        ),
+    ],
+)
+def test_a_base_model_that_engines_do_not_run_is_refused_at_start(fields, says, tmp_path: Path):
+    (tmp_path / "config.json").write_text(json.dumps(SIZES | fields))
+    workers = {"d": {"role": "decode"}, "p": {"role": "prefill"}}
+    config = with_ports(ClusterConfig.model_validate({"model": {"path": tmp_path, "name": "demo"}, "workers": workers}))
+    with pytest.raises(ConfigError, match=says):
+        DecodeAgent(config, "d", tmp_path / "scratch")

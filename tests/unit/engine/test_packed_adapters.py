@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 import torch
 
-from adapters.base_model import MODULES, BaseModel
-from adapters.errors import AdapterIncompatible, AdapterMalformed, AdapterMissing
+from adapters.base_model import MODULES, BaseModel, Experts
+from adapters.errors import AdapterIncompatible, AdapterMalformed, AdapterMissing, AdapterUnsupported
 from adapters.formats import Limits, read_adapter
 from adapters.packed import PACKED_NAME, write_for_engine
 from adapters.packed.fused_layout import PARTS_OF
-from adapters.random_adapters import write_random_lora, write_random_mixed, write_random_reft
+from adapters.random_adapters import (
+    write_random_expert_lora,
+    write_random_lora,
+    write_random_mixed,
+    write_random_reft,
+)
 from adapters.serving_form import ServingForm
 from cluster.demo import make_model
 from engine.packed_adapters import PackedLoader, Share, share_of
@@ -199,3 +205,13 @@ def test_pages_are_locked_in_order_and_loads_do_not_wait_for_it(base, tmp_path, 
         "an adapter's memory is not page-locked: CUDA error 2; it gets to its slots slowly"
     ]
     assert buffers["qkv_proj", "a", 0][1].any()
+
+
+def test_experts_are_refused(base, tmp_path):
+    experts = Experts(4, 32, tuple(range(base.num_layers)))
+    mixture = replace(base, architecture="Qwen3MoeForCausalLM", experts=experts)
+    source = write_random_expert_lora(tmp_path / "source", mixture, 1, attention=["q_proj"])
+    write_for_engine(read_adapter(source, mixture, Limits()), mixture, "bfloat16", tmp_path / "engine")
+    loader = PackedLoader(buffers_of(mixture, ("qkv_proj",)), mixture, MAX_RANK, None)
+    with pytest.raises(AdapterUnsupported, match="LoRA on experts"):
+        loader.load(tmp_path / "engine", None)

@@ -1,0 +1,29 @@
+"""Sets of numbers as ranges: of an adapter's 128 experts in 48 layers only the first and the last are written down."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+Ranges = tuple[tuple[int, int], ...]  # the first and the last number of each, ascending, as few as there can be
+
+
+def ranges_of(numbers: Sequence[int]) -> Ranges:
+    """Ascending numbers as ranges."""
+    ranges: list[tuple[int, int]] = []
+    for number in numbers:
+        if ranges and number == ranges[-1][1] + 1:
+            ranges[-1] = (ranges[-1][0], number)
+        else:
+            ranges.append((number, number))
+    return tuple(ranges)
+
+
+def numbers_in(ranges: Ranges) -> Iterator[int]:
+    """The numbers of ranges."""
+    for first, last in ranges:
+        yield from range(first, last + 1)
+
+
+def count_of(ranges: Ranges) -> int:
+    """How many numbers there are in ranges."""
+    return sum(last - first + 1 for first, last in ranges)

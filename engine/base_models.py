@@ -1,0 +1,35 @@
+"""What of a base model the pinned engine does."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from adapters.base_model import BaseModel
+from engine.arguments import EngineSpec
+from engine.errors import BaseModelNotRun
+from engine.pin import SGLANG_VERSION
+
+
+def fitted_to(spec: EngineSpec, base: BaseModel) -> EngineSpec:
+    """The spec with slots for those of its projections that engines adapt: of a mixture of experts, attention's.
+
+    Raises BaseModelNotRun for a base model of which the engine would make something else, and for one without slots.
+    """
+    if (
+        base.architecture == "Qwen3MoeForCausalLM"
+        and len(base.experts.layers if base.experts else ()) < base.num_layers
+    ):
+        raise BaseModelNotRun(
+            f"{base.name or base} has layers without experts (mlp_only_layers, decoder_sparse_step); SGLang "
+            f"{SGLANG_VERSION} gives every layer of Qwen3MoeForCausalLM experts, with weights that are not in the "
+            "model: serve a model with experts in every layer"
+        )
+    if spec.adapters is None:
+        return spec
+    modules = base.slot_modules(spec.adapters.target_modules)
+    if not modules:
+        raise BaseModelNotRun(
+            f"adapter_limits.target_modules names {', '.join(spec.adapters.target_modules)}, of which engines of "
+            f"{base} adapt none; name a projection of attention, such as q_proj"
+        )
+    return replace(spec, adapters=replace(spec.adapters, target_modules=modules))

@@ -1,0 +1,56 @@
+"""What engines are started with for each kind of base model, and which they are not started for."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from adapters.base_model import MODULES, BaseModel, Experts
+from engine.arguments import AdapterSlots, EngineSpec
+from engine.base_models import fitted_to
+from engine.errors import BaseModelNotRun
+
+DENSE = BaseModel(
+    "LlamaForCausalLM", num_layers=3, hidden=32, intermediate=48, heads=4, kv_heads=2, head_dim=12, vocabulary=150
+)
+MIXTURE = replace(DENSE, architecture="Qwen3MoeForCausalLM", experts=Experts(5, 20, (0, 1, 2)))
+MIXTRAL = replace(DENSE, architecture="MixtralForCausalLM", experts=Experts(5, 48, (0, 1, 2)))
+ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
+
+
+def spec(modules: tuple[str, ...] | None) -> EngineSpec:
+    return EngineSpec(
+        role="decode" if modules is None else "unified", device="cpu", model_path=Path("m"), served_name="m",
+        dtype="float32", host="127.0.0.1", port=1, bootstrap_port=None, max_total_tokens=64, max_running_requests=2,
+        chunked_prefill_tokens=None, context_length=None, tensor_parallel=1, tool_call_parser=None,
+        reasoning_parser=None, adapters=None if modules is None else AdapterSlots(2, 16, modules), extra_arguments=(),
+        scratch=Path("s"),
+    )  # fmt: skip
+
+
+def modules_of(fitted: EngineSpec) -> tuple[str, ...]:
+    assert fitted.adapters is not None
+    return fitted.adapters.target_modules
+
+
+def test_slots_are_for_what_engines_adapt():
+    assert fitted_to(spec(MODULES), DENSE) == spec(MODULES)
+    for mixture in (MIXTURE, MIXTRAL):
+        assert modules_of(fitted_to(spec(MODULES), mixture)) == ATTENTION
+        assert modules_of(fitted_to(spec(("up_proj", "q_proj")), mixture)) == ("q_proj",)
+        assert fitted_to(spec(None), mixture) == spec(None)
+
+
+def test_slots_for_nothing_are_refused():
+    with pytest.raises(BaseModelNotRun, match=r"names gate_proj, down_proj, of which engines .* adapt none"):
+        fitted_to(spec(("gate_proj", "down_proj")), MIXTURE)
+
+
+@pytest.mark.parametrize("modules", [MODULES, None])
+def test_layers_without_experts_are_refused_in_every_role(modules):
+    """The engine would run them with random weights and say nothing."""
+    some = replace(MIXTURE, experts=Experts(5, 20, (0, 2)))
+    with pytest.raises(BaseModelNotRun, match="layers without experts"):
+        fitted_to(spec(modules), some)
