@@ -113,7 +113,7 @@ class AdaptersEndpoint:
 
     async def _changed(self, change: Any) -> Any:
         result = await self._management.adapters.with_catalog(change)
-        await self._management.adapters.refresh()
+        await self._management.changed()
         return result
 
 

@@ -236,6 +236,8 @@ class Residency:
         then it is as pinned as it was before.
         """
         _check(revision_id)
+        if memory_only and revision_id in self._kept:
+            return
         if memory_only and self._host.get(revision_id) is None:
             raise RevisionNotStored(f"this worker does not have {revision_id} any more; push it again")
         loop = asyncio.get_running_loop()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from functools import partial
@@ -195,7 +195,7 @@ class SqlCatalog:
             yield from (row.revision_id for row in rows)
             last = rows[-1].revision_id if rows else last
 
-    def kept_in_memory(self, revision_ids: Sequence[str]) -> Mapping[str, bool]:
+    def kept_in_memory(self, revision_ids: Sequence[str]) -> dict[str, bool]:
         """Of those that the catalog knows, which workers must keep in memory: what is not stored, while an alias of an
         adapter that is not deleted stands for it.
         """
