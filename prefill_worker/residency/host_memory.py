@@ -80,7 +80,7 @@ class HostMemory:
         unload: Callable[[str], Awaitable[None]],
         on_evicted: Callable[[str], None],
         on_out_of_engine: Callable[[str], None],
-        on_gone: Callable[[str], None] = lambda _: None,
+        on_gone: Callable[[str], None],
     ) -> None:
         """`on_gone` is told of all that leaves memory, `on_evicted` of what made room or was told to go."""
         self.budget_bytes = budget_bytes
