@@ -289,9 +289,7 @@ class Residency:
 
     def _is_resident(self, revision_id: str) -> None:
         self._hub.add_resident(revision_id)
-        entry = self._host.get(revision_id)
-        is_memory_only = entry is not None and entry.is_memory_only
-        if self._settings.disk_bytes and revision_id not in self._disk and not is_memory_only:
+        if self._settings.disk_bytes and revision_id not in self._disk:
             self._to_disk[revision_id] = None
             self._has_to_disk.set()
 
@@ -311,7 +309,7 @@ class Residency:
                 if entry is None or entry.state not in (HostState.IN_MEMORY, HostState.RESIDENT):
                     continue  # evicted since
                 if entry.is_memory_only:
-                    continue  # sent since
+                    continue
                 try:
                     await self._loader.write_to_disk(entry)
                 except (AdapterTooLarge, DiskCacheFull) as error:

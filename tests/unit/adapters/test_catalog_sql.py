@@ -468,6 +468,7 @@ def test_what_workers_must_keep_in_memory(catalog):
     in_memory(catalog, "other", 1, tenant="acme")
     assert catalog.kept_in_memory(ids[:3]) == {ids[0]: False, ids[1]: True, ids[2]: True}
     catalog.delete("acme", "other")
+    assert catalog.kept_in_memory(ids[:3]) == {ids[0]: False, ids[1]: False, ids[2]: True}
     catalog.set_alias("default", "bot", "train", 2)
     add(catalog, "bot", 2)
     assert catalog.kept_in_memory(ids) == {ids[0]: False, ids[1]: True, ids[2]: False, ids[3]: False}

@@ -281,6 +281,7 @@ def test_a_revision_is_received_or_loaded_but_not_both_at_once(stored: StoredAda
             worker.engine.may_answer.set()
             await asyncio.gather(load, putting)
             assert worker.reads == [a]
+            assert worker.engine.calls[2:] == [("load", a)]  # after the first load and the eviction
             assert set(worker.residency._host.pins) == {a}
             assert len(worker.residency._host) == 1
             assert worker.hub.in_memory_only == set()  # it came from the store, where it is still
@@ -316,8 +317,6 @@ def test_a_disk_gets_it_from_the_store_alone(stored: StoredAdapters, tmp_path: P
             await worker.residency.put(envelope, sent(content), 5)
             with pytest.raises(RevisionNotStored):
                 await worker.residency.ensure(a, Tier.DISK, 5)
-            worker.residency._to_disk[a] = None  # as if it had been loaded from the store just before
-            worker.residency._has_to_disk.set()
             await eventually(lambda: not worker.residency._to_disk)
             assert not on_any_disk(worker, a)
             stored.store.publish(a, stored.packed[a])

@@ -326,6 +326,7 @@ class WorkerStandIn(WorkerControlServicer):
         self.pinned: set[str] = set()
         self.memory_only: dict[str, bytes] = {}  # what was sent to it
         self.kept: set[str] = set()  # of that, what it is to keep
+        self.given_up: list[str] = []  # what it was told not to keep
         self.put_errors: list[grpc.StatusCode] = []  # used up first
         self.put_delay_s = 0.0
         self.tells_of_residency = True
@@ -457,6 +458,7 @@ class WorkerStandIn(WorkerControlServicer):
     async def PinAdapter(self, request: Any, context: Any) -> control.PinAdapterResponse:
         if request.memory_only:
             (self.kept.add if request.pinned else self.kept.discard)(request.revision_id)
+            self.given_up += [] if request.pinned else [request.revision_id]
             return control.PinAdapterResponse()
         if request.pinned:
             self.pinned.add(request.revision_id)

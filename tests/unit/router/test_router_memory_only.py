@@ -21,6 +21,7 @@ from adapters.manifest import revision_id_of
 from adapters.packed import read_packed
 from adapters.random_adapters import write_random_lora
 from router import exchange, memory_only
+from router.memory_only import MemoryOnlyRevisions
 
 Answer = tuple[int, Any]
 
@@ -436,12 +437,51 @@ class TestKeeping:
                 await until(lambda: old not in first.kept)
                 second.put_delay_s = 0.5
                 pushing = asyncio.create_task(push(cluster, tmp_path, 1))  # the old one again: the catalog knows it
-                await until(lambda: old in first.kept)
-                while not pushing.done():
-                    assert old in first.kept
-                    await asyncio.sleep(0.01)
+                while old not in first.kept:  # noqa: ASYNC110
+                    await asyncio.sleep(0)
+                first.given_up.clear()
                 assert (await pushing)[1]["number"] == 1
+                assert old not in first.given_up
+                assert old in first.kept
                 assert await answered_by(cluster, "bot") == old
+
+        asyncio.run(scenario())
+
+    def test_a_push_begins_when_nothing_is_being_given_up(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Else the worker might be told to give up what it has just been sent again."""
+
+        async def scenario() -> None:
+            async with managing() as cluster:
+                (worker,) = cluster.prefill
+                old = id_of_pushed(await push(cluster, tmp_path, 1))
+                catalog = cluster.adapters._catalog
+                assert catalog is not None
+                await asyncio.to_thread(catalog.delete, "default", "bot")
+                may_answer, with_catalog = asyncio.Event(), cluster.adapters.with_catalog
+
+                async def later(work: Any, *arguments: Any) -> Any:
+                    answer = await with_catalog(work, *arguments)
+                    await may_answer.wait()
+                    return answer
+
+                monkeypatch.setattr(cluster.adapters, "with_catalog", later)
+                revisions = MemoryOnlyRevisions(cluster.fleet, cluster.adapters)
+                settling = asyncio.create_task(revisions.settle())
+                await asyncio.sleep(0.1)
+                pushing = revisions.pushing(old)
+                entering = asyncio.create_task(pushing.__aenter__())
+                await asyncio.sleep(0.1)
+                assert not entering.done()
+                may_answer.set()
+                await asyncio.gather(settling, entering)
+                assert worker.given_up == [old]
+                await revisions.settle()  # inside
+                assert worker.given_up == [old]
+                await pushing.__aexit__(None, None, None)
+                await revisions.settle()
+                assert worker.given_up == [old, old]
 
         asyncio.run(scenario())
 
