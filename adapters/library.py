@@ -1,10 +1,12 @@
 """Managed adapters: the catalog and the store as one, so that what the catalog names is always in the store.
 
-The order is what makes a crash harmless. In: bytes first, then the row. Out: the row first, then the bytes.
+The order is what makes a crash harmless. In: bytes first, then the row. Out: the row first, then the bytes. A revision
+in memory only has bytes that workers were given, and a row that says that the store has none.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -22,7 +24,7 @@ from adapters.manifest import Manifest, revision_id_of
 from adapters.normal_form import Adapter
 from adapters.packed import read_packed, write_packed
 from adapters.serving import EngineDtype
-from adapters.store import AdapterStore
+from adapters.store import AdapterStore, Envelope, RevisionNotStored
 from adapters.store.fsck import FsckReport, fsck
 from adapters.store.room import room_at
 from adapters.work_folder import work_folder
@@ -37,6 +39,19 @@ ImportStep = Literal["reading", "packing", "storing", "committing"]
 
 def _tell_nobody(_step: ImportStep) -> None:
     pass
+
+
+@dataclass(frozen=True, slots=True)
+class PackedAdapter:
+    """An adapter's content in its packed form, in a file that is its maker's."""
+
+    manifest: Manifest
+    path: Path
+    envelope: Envelope  # which says what the file is
+
+    @property
+    def revision_id(self) -> str:
+        return self.envelope.revision_id
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +130,40 @@ class AdapterLibrary:
                 self._let_removals_finish()
         raise AssertionError("unreachable")
 
+    def pack(self, name: str, directory: Path, target: Path) -> PackedAdapter:
+        """Packs a directory's content into the new file `target`, for workers that keep it in memory only.
+
+        Changes nothing; `add_in_memory` does that. Raises as `import_directory`, StoreFull where `target` has no room.
+        """
+        self._checked(name)
+        adapter = read_adapter(directory, self.base, self.limits)
+        revision_id = revision_id_of(adapter)
+        with room_at(target):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            write_packed(adapter, self.base, self.dtype, target)
+        with target.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        return PackedAdapter(Manifest.of(adapter), target, Envelope(revision_id, digest, target.stat().st_size))
+
+    def add_in_memory(self, name: str, packed: PackedAdapter, alias: str, *, by: str | None = None) -> AdapterRevision:
+        """Makes content that workers have in memory a revision without storing it, and points an alias at it, at once.
+
+        Content that is in the store stays there, and the revision says so. Raises InvalidReference, and CatalogConflict
+        for an adapter that is deleted and can still be restored.
+        """
+        tenant, short_name = self._checked(name)
+        return self.catalog.add_revision(
+            tenant,
+            short_name,
+            packed.manifest,
+            packed.revision_id,
+            packed.envelope.content_bytes,
+            stored_since=None,
+            by=by,
+            moves_latest=False,
+            alias=alias,
+        )
+
     def export(self, reference: str, directory: Path) -> AdapterRevision:
         """Writes the revision that a reference stands for into the new directory `directory`; which one it was.
 
@@ -122,6 +171,11 @@ class AdapterLibrary:
         RevisionNotStored, StoreCorrupt, and StoreFull where there is no room for it.
         """
         revision = self.catalog.resolve(reference)
+        if not revision.stored:
+            raise RevisionNotStored(
+                f"{revision.full_name}@r{revision.number} is kept in workers' memory only, so there is nothing to "
+                "export; import the same files to have it stored"
+            )
         with work_folder("export") as folder:
             path = folder / folder_of(revision.revision_id)
             self.store.fetch(revision.revision_id, path)

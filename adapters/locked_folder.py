@@ -13,6 +13,7 @@ import shutil
 import uuid
 from pathlib import Path
 
+SHARED_MEMORY = Path("/dev/shm")
 _MARK = ".prelude-locked-folder"
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from adapters import locked_folder
-from adapters.locked_folder import LockedFolder
+from adapters.locked_folder import SHARED_MEMORY, LockedFolder
 
 Purpose = Literal["upload", "import", "export"]
 
@@ -17,10 +17,13 @@ _PREFIX = "prelude-work-"
 
 
 class WorkFolder(LockedFolder):
-    """A new folder in the folder for temporary files, made at once, removed by `close`. Blocking."""
+    """A new folder in the folder for temporary files, made at once, removed by `close`. Blocking.
 
-    def __init__(self, purpose: Purpose) -> None:
-        super().__init__(_PREFIX, purpose, Path(tempfile.gettempdir()))
+    One that is `in_memory` is in shared memory: what is in it is written to no disk.
+    """
+
+    def __init__(self, purpose: Purpose, *, in_memory: bool = False) -> None:
+        super().__init__(_PREFIX, purpose, SHARED_MEMORY if in_memory else Path(tempfile.gettempdir()))
 
 
 @contextmanager
@@ -35,4 +38,5 @@ def work_folder(purpose: Purpose) -> Iterator[Path]:
 
 def sweep_abandoned() -> list[Path]:
     """Removes the folders of processes of this user that have died; which ones. Blocking."""
-    return locked_folder.sweep_abandoned(_PREFIX, Path(tempfile.gettempdir()))
+    parents = dict.fromkeys((Path(tempfile.gettempdir()), SHARED_MEMORY))
+    return [path for parent in parents for path in locked_folder.sweep_abandoned(_PREFIX, parent)]

@@ -115,18 +115,22 @@ class WarmPair(_message.Message):
     def __init__(self, decode_name: _Optional[str] = ..., decode_incarnation: _Optional[str] = ...) -> None: ...
 
 class ResidencyDelta(_message.Message):
-    __slots__ = ("snapshot", "resident", "evicted", "on_disk", "off_disk")
+    __slots__ = ("snapshot", "resident", "evicted", "on_disk", "off_disk", "in_memory_only", "not_in_memory_only")
     SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
     RESIDENT_FIELD_NUMBER: _ClassVar[int]
     EVICTED_FIELD_NUMBER: _ClassVar[int]
     ON_DISK_FIELD_NUMBER: _ClassVar[int]
     OFF_DISK_FIELD_NUMBER: _ClassVar[int]
+    IN_MEMORY_ONLY_FIELD_NUMBER: _ClassVar[int]
+    NOT_IN_MEMORY_ONLY_FIELD_NUMBER: _ClassVar[int]
     snapshot: bool
     resident: _containers.RepeatedScalarFieldContainer[str]
     evicted: _containers.RepeatedScalarFieldContainer[str]
     on_disk: _containers.RepeatedScalarFieldContainer[str]
     off_disk: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, snapshot: _Optional[bool] = ..., resident: _Optional[_Iterable[str]] = ..., evicted: _Optional[_Iterable[str]] = ..., on_disk: _Optional[_Iterable[str]] = ..., off_disk: _Optional[_Iterable[str]] = ...) -> None: ...
+    in_memory_only: _containers.RepeatedScalarFieldContainer[str]
+    not_in_memory_only: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, snapshot: _Optional[bool] = ..., resident: _Optional[_Iterable[str]] = ..., evicted: _Optional[_Iterable[str]] = ..., on_disk: _Optional[_Iterable[str]] = ..., off_disk: _Optional[_Iterable[str]] = ..., in_memory_only: _Optional[_Iterable[str]] = ..., not_in_memory_only: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class EnsureAdapterRequest(_message.Message):
     __slots__ = ("revision_id", "deadline_s", "tier", "prewarm", "not_in_engine")
@@ -151,18 +155,48 @@ class EnsureAdapterResponse(_message.Message):
     def __init__(self, load_s: _Optional[float] = ..., lease_s: _Optional[float] = ...) -> None: ...
 
 class PinAdapterRequest(_message.Message):
-    __slots__ = ("revision_id", "pinned", "deadline_s")
+    __slots__ = ("revision_id", "pinned", "deadline_s", "memory_only")
     REVISION_ID_FIELD_NUMBER: _ClassVar[int]
     PINNED_FIELD_NUMBER: _ClassVar[int]
     DEADLINE_S_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_ONLY_FIELD_NUMBER: _ClassVar[int]
     revision_id: str
     pinned: bool
     deadline_s: float
-    def __init__(self, revision_id: _Optional[str] = ..., pinned: _Optional[bool] = ..., deadline_s: _Optional[float] = ...) -> None: ...
+    memory_only: bool
+    def __init__(self, revision_id: _Optional[str] = ..., pinned: _Optional[bool] = ..., deadline_s: _Optional[float] = ..., memory_only: _Optional[bool] = ...) -> None: ...
 
 class PinAdapterResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
+
+class PutAdapterRequest(_message.Message):
+    __slots__ = ("begin", "chunk")
+    BEGIN_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_FIELD_NUMBER: _ClassVar[int]
+    begin: PutAdapterBegin
+    chunk: bytes
+    def __init__(self, begin: _Optional[_Union[PutAdapterBegin, _Mapping]] = ..., chunk: _Optional[bytes] = ...) -> None: ...
+
+class PutAdapterBegin(_message.Message):
+    __slots__ = ("revision_id", "content_bytes", "content_sha256", "deadline_s")
+    REVISION_ID_FIELD_NUMBER: _ClassVar[int]
+    CONTENT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    CONTENT_SHA256_FIELD_NUMBER: _ClassVar[int]
+    DEADLINE_S_FIELD_NUMBER: _ClassVar[int]
+    revision_id: str
+    content_bytes: int
+    content_sha256: str
+    deadline_s: float
+    def __init__(self, revision_id: _Optional[str] = ..., content_bytes: _Optional[int] = ..., content_sha256: _Optional[str] = ..., deadline_s: _Optional[float] = ...) -> None: ...
+
+class PutAdapterResponse(_message.Message):
+    __slots__ = ("load_s", "was_pinned")
+    LOAD_S_FIELD_NUMBER: _ClassVar[int]
+    WAS_PINNED_FIELD_NUMBER: _ClassVar[int]
+    load_s: float
+    was_pinned: bool
+    def __init__(self, load_s: _Optional[float] = ..., was_pinned: _Optional[bool] = ...) -> None: ...
 
 class EvictAdapterRequest(_message.Message):
     __slots__ = ("revision_id", "from_disk")

@@ -54,6 +54,11 @@ class WorkerControlStub:
                 request_serializer=cluster_dot_control__pb2.PinAdapterRequest.SerializeToString,
                 response_deserializer=cluster_dot_control__pb2.PinAdapterResponse.FromString,
                 _registered_method=True)
+        self.PutAdapter = channel.stream_unary(
+                '/prelude.control.v1.WorkerControl/PutAdapter',
+                request_serializer=cluster_dot_control__pb2.PutAdapterRequest.SerializeToString,
+                response_deserializer=cluster_dot_control__pb2.PutAdapterResponse.FromString,
+                _registered_method=True)
         self.EvictAdapter = channel.unary_unary(
                 '/prelude.control.v1.WorkerControl/EvictAdapter',
                 request_serializer=cluster_dot_control__pb2.EvictAdapterRequest.SerializeToString,
@@ -99,6 +104,14 @@ class WorkerControlServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def PutAdapter(self, request_iterator, context):
+        """Gives a worker a revision that no store has. The first message says what comes, the others are its packed file, in
+        order. It is loaded and pinned, and written to no disk. Where the worker has the revision, the rest is not needed.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def EvictAdapter(self, request, context):
         """Takes a revision out of host memory, and off the disk if asked. FAILED_PRECONDITION while it is used or pinned.
         """
@@ -135,6 +148,11 @@ def add_WorkerControlServicer_to_server(servicer, server):
                     servicer.PinAdapter,
                     request_deserializer=cluster_dot_control__pb2.PinAdapterRequest.FromString,
                     response_serializer=cluster_dot_control__pb2.PinAdapterResponse.SerializeToString,
+            ),
+            'PutAdapter': grpc.stream_unary_rpc_method_handler(
+                    servicer.PutAdapter,
+                    request_deserializer=cluster_dot_control__pb2.PutAdapterRequest.FromString,
+                    response_serializer=cluster_dot_control__pb2.PutAdapterResponse.SerializeToString,
             ),
             'EvictAdapter': grpc.unary_unary_rpc_method_handler(
                     servicer.EvictAdapter,
@@ -255,6 +273,33 @@ class WorkerControl:
             '/prelude.control.v1.WorkerControl/PinAdapter',
             cluster_dot_control__pb2.PinAdapterRequest.SerializeToString,
             cluster_dot_control__pb2.PinAdapterResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PutAdapter(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_unary(
+            request_iterator,
+            target,
+            '/prelude.control.v1.WorkerControl/PutAdapter',
+            cluster_dot_control__pb2.PutAdapterRequest.SerializeToString,
+            cluster_dot_control__pb2.PutAdapterResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterable, AsyncIterator
 from typing import TYPE_CHECKING
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from adapters.errors import AdapterError
+from adapters.store import Envelope
 from cluster import control_pb2 as pb
 from cluster.control_pb2_grpc import WorkerControlServicer, add_WorkerControlServicer_to_server
 from cluster.errors import ERROR_CODE_KEY, HTTP_STATUS_KEY, RETRY_AFTER_KEY, AdapterHolderBusy
@@ -53,8 +54,19 @@ class ControlService(WorkerControlServicer):
         await (self._check_takes_adapters if request.pinned else self._check_holds_adapters)(context)
         deadline_s = request.deadline_s or _DEADLINE_S
         async with _told(context, f"the adapter was not resident within {deadline_s:g} s"):
-            await self._agent.pin_adapter(request.revision_id, request.pinned, deadline_s)
+            await self._agent.pin_adapter(request.revision_id, request.pinned, request.memory_only, deadline_s)
         return pb.PinAdapterResponse()
+
+    async def PutAdapter(self, request_iterator, context) -> pb.PutAdapterResponse:
+        await self._check_takes_adapters(context)
+        parts = aiter(request_iterator)
+        first = await anext(parts, pb.PutAdapterRequest())
+        if first.WhichOneof("part") != "begin":
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the first message does not say what comes")
+        deadline_s = first.begin.deadline_s or _DEADLINE_S
+        envelope = Envelope(first.begin.revision_id, first.begin.content_sha256, first.begin.content_bytes)
+        async with _told(context, f"the adapter was not received and loaded within {deadline_s:g} s"):
+            return await self._agent.put_adapter(envelope, _chunks(parts), deadline_s)
 
     async def EvictAdapter(self, request, context) -> pb.EvictAdapterResponse:
         await self._check_holds_adapters(context)
@@ -74,6 +86,11 @@ class ControlService(WorkerControlServicer):
 
     async def Drain(self, request, context) -> pb.DrainResponse:
         return pb.DrainResponse(idle=await self._agent.drain(request.deadline_s or 30.0))
+
+
+async def _chunks(parts: AsyncIterable[pb.PutAdapterRequest]) -> AsyncIterator[bytes]:
+    async for part in parts:
+        yield part.chunk
 
 
 @contextlib.asynccontextmanager

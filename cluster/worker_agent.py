@@ -18,6 +18,7 @@ import grpc
 
 from adapters.base_model import BaseModel
 from adapters.errors import BaseModelInvalid
+from adapters.store import Envelope
 from cluster import control_pb2 as pb
 from cluster.config import ClusterConfig
 from cluster.control_service import serve_control
@@ -108,8 +109,17 @@ class WorkerAgent:
         """
         raise NotImplementedError
 
-    async def pin_adapter(self, revision_id: str, pinned: bool, deadline_s: float) -> None:
-        """Make a revision resident and keep it so, or stop keeping it. Raises as `ensure_adapter`."""
+    async def pin_adapter(self, revision_id: str, pinned: bool, memory_only: bool, deadline_s: float) -> None:
+        """Make a revision resident and keep it so, or stop keeping it. Raises as `ensure_adapter`.
+
+        `memory_only`: it is the pin of `put_adapter` that is meant.
+        """
+        raise NotImplementedError
+
+    async def put_adapter(
+        self, envelope: Envelope, content: AsyncIterator[bytes], deadline_s: float
+    ) -> pb.PutAdapterResponse:
+        """Take in a revision that no store has, and keep it resident. Raises as `ensure_adapter`."""
         raise NotImplementedError
 
     async def evict_adapter(self, revision_id: str, from_disk: bool) -> bool:

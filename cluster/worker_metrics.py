@@ -58,9 +58,10 @@ class TierFigures:
 class ResidencyMetrics:
     """What a worker that holds adapters shows of them. Labels have few values: tiers, sources, stages, error codes.
 
-    Sources are where a load found the adapter: `store`, `disk`, or `host` (in memory, but not in the engine). Stages
-    are `room` (waiting for host memory), `fetch` (store to host memory or disk, checked), `copy` (disk to host memory,
-    checked), `check` (header), `engine`, and, off the critical path, `disk_write`.
+    Sources are where a load found the adapter: `store`, `disk`, `host` (in memory, but not in the engine), or `router`,
+    which sends what no store has. Stages are `room` (waiting for host memory), `fetch` (store to host memory or disk,
+    checked), `copy` (disk to host memory, checked), `check` (header), `receive` (from a router, with the waiting for
+    room), `engine`, and, off the critical path, `disk_write`.
     """
 
     def __init__(self, registry: CollectorRegistry, worker: str, role: str, max_lora: int) -> None:
@@ -112,11 +113,12 @@ class ResidencyMetrics:
         tiers: Callable[[], Mapping[str, TierFigures]],
         queue: Callable[[], tuple[int, int, int]],
         num_resident: Callable[[], int],
+        num_in_memory_only: Callable[[], int],
         most_recent: Callable[[int], list[str]],
         loading: Callable[[], list[str]],
     ) -> None:
         """Show gauges that are asked for when they are read: tiers, (running, queued loads, waiting requests), …"""
-        self._registry.register(_ResidencyGauges(self._fixed, tiers, queue, num_resident))
+        self._registry.register(_ResidencyGauges(self._fixed, tiers, queue, num_resident, num_in_memory_only))
         self._registry.register(_LoraRequestsInfo(self._max_lora, most_recent, loading))
 
 
@@ -127,11 +129,13 @@ class _ResidencyGauges(Collector):
         tiers: Callable[[], Mapping[str, TierFigures]],
         queue: Callable[[], tuple[int, int, int]],
         num_resident: Callable[[], int],
+        num_in_memory_only: Callable[[], int],
     ) -> None:
         self._fixed = fixed
         self._tiers = tiers
         self._queue = queue
         self._num_resident = num_resident
+        self._num_in_memory_only = num_in_memory_only
 
     def collect(self) -> Iterable[Metric]:
         tiers = self._tiers()
@@ -147,6 +151,7 @@ class _ResidencyGauges(Collector):
         running, queued, waiters = self._queue()
         for name, text, value in (
             ("resident_adapters", "Revisions that the engine can use at once", self._num_resident()),
+            ("memory_only_adapters", "Revisions in host memory that no store has", self._num_in_memory_only()),
             ("adapter_loads_running", "Adapters that are being loaded", running),
             ("adapter_loads_queued", "Adapters that wait for their load, or for its next attempt", queued),
             ("adapter_load_waiters", "Requests that wait for an adapter", waiters),

@@ -20,6 +20,7 @@ class WorkerStateHub:
         )
         self.resident: set[str] = set()
         self.on_disk: set[str] = set()
+        self.in_memory_only: set[str] = set()  # in host memory, in the engine or not, and from no store
         self._watchers: set[asyncio.Queue[pb.WorkerState]] = set()
 
     def update(self, **fields) -> None:
@@ -65,13 +66,26 @@ class WorkerStateHub:
         for delta in _deltas(on_disk=sorted(come), off_disk=sorted(gone)):
             self._publish(delta)
 
+    def add_in_memory_only(self, revision_id: str) -> None:
+        """A revision that no store has came to host memory."""
+        if revision_id not in self.in_memory_only:
+            self.in_memory_only.add(revision_id)
+            self._publish(pb.ResidencyDelta(in_memory_only=[revision_id]))
+
+    def remove_in_memory_only(self, revision_id: str) -> None:
+        """It left it, and is not here any more."""
+        if revision_id in self.in_memory_only:
+            self.in_memory_only.remove(revision_id)
+            self._publish(pb.ResidencyDelta(not_in_memory_only=[revision_id]))
+
     async def watch(self, heartbeat_s: float) -> AsyncIterator[pb.WorkerState]:
         """The state with all residency now, then every change, and the state again after each silent `heartbeat_s`."""
         queue: asyncio.Queue[pb.WorkerState] = asyncio.Queue(_MAX_QUEUED_STATES)
         self._watchers.add(queue)
         try:
             # All of it as of now: what changes while it is being sent comes after it.
-            snapshot = list(_deltas(resident=sorted(self.resident), on_disk=sorted(self.on_disk)))
+            here = {"resident": self.resident, "on_disk": self.on_disk, "in_memory_only": self.in_memory_only}
+            snapshot = list(_deltas(**{name: sorted(ids) for name, ids in here.items()}))
             snapshot = snapshot or [pb.ResidencyDelta()]
             snapshot[0].snapshot = True
             for state in [self._with(delta) for delta in snapshot]:

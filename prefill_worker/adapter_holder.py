@@ -7,6 +7,7 @@ import contextlib
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+from adapters.store import Envelope
 from cluster import control_pb2 as pb
 from cluster.config import ClusterConfig
 from cluster.errors import StartError
@@ -77,11 +78,17 @@ class AdapterHolder(WorkerAgent):
         )
         return pb.EnsureAdapterResponse(load_s=ensured.load_s, lease_s=ensured.lease_s)
 
-    async def pin_adapter(self, revision_id: str, pinned: bool, deadline_s: float) -> None:
+    async def pin_adapter(self, revision_id: str, pinned: bool, memory_only: bool, deadline_s: float) -> None:
         if pinned:
-            await self._holding(Tier.HOST).pin(revision_id, deadline_s)
+            await self._holding(Tier.HOST).pin(revision_id, deadline_s, memory_only=memory_only)
         else:
-            self._holding(Tier.DISK).unpin(revision_id)
+            self._holding(Tier.DISK).unpin(revision_id, memory_only=memory_only)
+
+    async def put_adapter(
+        self, envelope: Envelope, content: AsyncIterator[bytes], deadline_s: float
+    ) -> pb.PutAdapterResponse:
+        received = await self._holding(Tier.HOST).put(envelope, content, deadline_s)
+        return pb.PutAdapterResponse(load_s=received.load_s, was_pinned=received.was_pinned)
 
     async def evict_adapter(self, revision_id: str, from_disk: bool) -> bool:
         return await self._holding(Tier.DISK).evict(revision_id, from_disk)

@@ -113,7 +113,7 @@ class AdaptersEndpoint:
 
     async def _changed(self, change: Any) -> Any:
         result = await self._management.adapters.with_catalog(change)
-        await self._management.adapters.refresh()
+        await self._management.changed()
         return result
 
 
@@ -129,6 +129,7 @@ def described(revision: AdapterRevision) -> dict[str, Any]:
         "positions": revision.manifest.positions,
         "base_model": revision.manifest.base_model,
         "bytes": revision.bytes,
+        "stored": revision.stored,
         "created_at": revision.created_at,
     }
 
@@ -141,6 +142,7 @@ def _revision(revision: AdapterSummary | RevisionSummary) -> dict[str, Any]:
         "positions": revision.positions,
         "base_model": revision.base_model,
         "bytes": revision.bytes,
+        "stored": revision.stored,
     }
 
 

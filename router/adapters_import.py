@@ -14,18 +14,22 @@ from starlette.routing import Route
 
 from adapters.catalog.records import AdapterRevision
 from adapters.catalog.sql import SqlCatalog
-from adapters.errors import AdapterError, AdapterNotFound
+from adapters.errors import AdapterError, AdapterNotFound, CatalogUnavailable
 from adapters.identity import LATEST, AdapterReference, full_name_of
+from adapters.library import PackedAdapter
 from router.adapters_http import described
 from router.client_words import without_path
 from router.errors import InvalidField, PushFailed, RouterError
 from router.json_answer import json_answer
-from router.management import BY, Management, Places, adapter_key, check_not_base_model, on_each
+from router.management import BY, Management, Outcomes, Places, adapter_key, check_not_base_model, on_each
 from router.upload import Upload, received_upload
 
 _OTHER_FILES_BYTES = 8 * 1024**2  # configuration, an index of shards, what multipart adds
 _MAX_UPLOADS = 4  # at a time: each takes an adapter's bytes on the disk
 _MAX_WAIT_S = 3600.0
+_MEMORY_ONLY = "memory_only"  # the field that says so
+_SEEN_WITHIN_S = 2.0  # what a worker has taken, in its own word to this router
+_GIVE_UP_S = 5.0
 
 log = logging.getLogger(__name__)
 
@@ -55,38 +59,88 @@ class ImportEndpoint:
                 revision = await self._imported(name, upload.folder, moves_latest=alias == LATEST)
             if alias != LATEST:
                 await self._point(alias, revision)
-            await self._management.adapters.refresh()
+            await self._management.changed()
             return json_answer({**described(revision), "alias": alias}, 201)
 
     async def push(self, request: Request) -> Response:
         """Imports the files, loads the revision wherever the alias's present one is, then moves the alias.
 
         Requests in flight finish on the revision that they began with. The alias does not move where every worker that
-        should have the new revision fails; one that fails is reported, and loads it when it is asked for it.
+        should have the new revision fails; one that fails is reported, and loads it when it is asked for it. Kept in
+        memory only, the revision is sent to all workers instead, and one that fails does not get it.
         """
         began_at = time.monotonic()
         with self._measured("push"):
             name = request.path_params["name"]
-            async with self._uploaded(request, ("alias", "wait_s")) as upload:
+            async with self._uploaded(request, ("alias", "wait_s", _MEMORY_ONLY)) as upload:
                 alias = _alias(name, upload.fields.get("alias"))
                 wait_s = self._wait_s(upload.fields.get("wait_s"))
                 old = await self._old(name, alias)
-                revision = await self._imported(name, upload.folder, moves_latest=False)
-            fleet = self._management.backends.fleet
-            holders = () if old is None else fleet.workers_with(old.revision_id)
-            outcomes = await on_each(holders, lambda worker: fleet.ensure_adapter(worker, revision.revision_id, wait_s))
-            if outcomes.all_failed:
-                first = next(iter(outcomes.errors.values()))
-                raise PushFailed(
-                    f"no worker could load the new revision r{revision.number} ({revision.revision_id}), so {alias!r} "
-                    f"stays where it is; try again, or point it there. The first worker's reason: {first}"
-                )
-            await self._point(alias, revision)
-            await self._management.adapters.refresh()
+                if is_memory_only := upload.fields.get(_MEMORY_ONLY) == "true":
+                    revision, outcomes = await self._sent(name, upload.folder, alias, wait_s)
+                else:
+                    revision = await self._imported(name, upload.folder, moves_latest=False)
+            if not is_memory_only:
+                outcomes = await self._loaded(revision, old, alias, wait_s)
+                await self._point(alias, revision)
+            await self._management.changed()
             seconds = round(time.monotonic() - began_at, 4)
             return json_answer(
                 {**described(revision), "alias": alias, "workers": outcomes.described(), "seconds": seconds}
             )
+
+    async def _loaded(
+        self, revision: AdapterRevision, old: AdapterRevision | None, alias: str, wait_s: float
+    ) -> Outcomes:
+        """The revision on every worker that has the old one. Raises PushFailed."""
+        fleet = self._management.backends.fleet
+        holders = () if old is None else fleet.workers_with(old.revision_id)
+        outcomes = await on_each(holders, lambda worker: fleet.ensure_adapter(worker, revision.revision_id, wait_s))
+        if outcomes.all_failed:
+            first = next(iter(outcomes.errors.values()))
+            raise PushFailed(
+                f"no worker could load the new revision r{revision.number} ({revision.revision_id}), so {alias!r} "
+                f"stays where it is; try again, or point it there. The first worker's reason: {first}"
+            )
+        return outcomes
+
+    async def _sent(self, name: str, folder: Path, alias: str, wait_s: float) -> tuple[AdapterRevision, Outcomes]:
+        """The revision in the memory of every worker that can hold it, then in the catalog, with its alias at once.
+
+        What is in the catalog is on a worker, so. Raises PushFailed, and NoWorkerAvailable.
+        """
+        fleet, memory_only = self._management.backends.fleet, self._management.memory_only
+        packed = await self._packed(name, folder)
+        holders = [view.name for view in self._management.holders(None, packed.manifest.positions)]
+        kept_before: set[str] = set()
+
+        async def send(worker: str) -> None:
+            if await fleet.put_adapter(worker, packed, wait_s):
+                kept_before.add(worker)
+
+        async def give_up(worker: str) -> None:
+            await fleet.pin_adapter(worker, packed.revision_id, False, _GIVE_UP_S, memory_only=True)
+
+        async with memory_only.pushing(packed.revision_id):
+            outcomes = await on_each(holders, send)
+            if outcomes.all_failed:
+                first = next(iter(outcomes.errors.values()))
+                raise PushFailed(
+                    f"no worker could take the new revision {packed.revision_id}, so nothing has changed; push it "
+                    f"again. The first worker's reason: {first}"
+                )
+            await fleet.has_seen(packed.revision_id, outcomes.seconds, _SEEN_WITHIN_S)
+            try:
+                revision = await self._management.adapters.with_library(
+                    lambda library: library.add_in_memory(name, packed, alias, by=BY),
+                    self._management.backends.config.upload_timeout_s,
+                )
+            except AdapterError as error:
+                if not isinstance(error, CatalogUnavailable):  # after which the alias may stand for it all the same
+                    await on_each(outcomes.seconds.keys() - kept_before, give_up)
+                raise
+        _log_import(revision)
+        return revision, outcomes
 
     @asynccontextmanager
     async def _uploaded(self, request: Request, fields: tuple[str, ...]) -> AsyncIterator[Upload]:
@@ -96,6 +150,7 @@ class ImportEndpoint:
                 dict(request.scope["headers"]),
                 request.receive,
                 fields=fields,
+                memory_field=_MEMORY_ONLY if _MEMORY_ONLY in fields else None,
                 max_bytes=self._management.max_adapter_bytes + _OTHER_FILES_BYTES,
                 gap_timeout_s=config.body_timeout_s,
                 timeout_s=config.upload_timeout_s,
@@ -111,9 +166,19 @@ class ImportEndpoint:
             )
         except AdapterError as error:
             raise without_path(error, folder, "the upload") from None
-        fields = {"adapter": revision.full_name, "number": revision.number, "revision": revision.revision_id}
-        log.info("adapter imported", extra={"fields": fields})
+        _log_import(revision)
         return revision
+
+    async def _packed(self, name: str, folder: Path) -> PackedAdapter:
+        """Packed beside the upload, which is in shared memory, and gone with it."""
+        check_not_base_model(name, self._management.backends.model, "name")
+        try:
+            return await self._management.adapters.with_library(
+                lambda library: library.pack(name, folder, folder / "packed" / "adapter"),
+                self._management.backends.config.upload_timeout_s,
+            )
+        except AdapterError as error:
+            raise without_path(error, folder, "the upload") from None
 
     async def _old(self, name: str, alias: str) -> AdapterRevision | None:
         """What the alias stands for now; None where there is no such adapter or alias yet."""
@@ -153,6 +218,11 @@ class ImportEndpoint:
             raise
         metrics.adapter_changes.labels(what, "done").inc()
         metrics.adapter_change_seconds.labels(what).observe(time.monotonic() - began_at)
+
+
+def _log_import(revision: AdapterRevision) -> None:
+    fields = {"adapter": revision.full_name, "number": revision.number, "revision": revision.revision_id}
+    log.info("adapter imported", extra={"fields": {**fields, "stored": revision.stored}})
 
 
 def _alias(name: str, alias: str | None) -> str:

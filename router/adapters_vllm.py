@@ -63,7 +63,7 @@ class VllmEndpoint:
                 await self._management.adapters.with_library(imported, timeout_s)
         except AdapterError as error:
             raise without_path(error, directory, repr(path)) from None
-        await self._management.adapters.refresh()
+        await self._management.changed()
         return PlainTextResponse(f"Success: LoRA adapter '{name}' added successfully.")
 
     async def unload(self, request: Request) -> Response:
@@ -75,7 +75,7 @@ class VllmEndpoint:
             await self._management.adapters.with_catalog(lambda catalog: catalog.delete(tenant, short_name))
         except AdapterNotFound:
             raise AdapterNotFound(f"The lora adapter '{name}' cannot be found.") from None
-        await self._management.adapters.refresh()
+        await self._management.changed()
         return PlainTextResponse(f"Success: LoRA adapter '{name}' removed successfully.")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
@@ -27,6 +28,7 @@ from router.fleet import Fleet
 from router.in_flight import InFlightState
 from router.managed_adapters import ManagedAdapters
 from router.management import Management
+from router.memory_only import MemoryOnlyRevisions
 from router.metrics import Metrics
 from router.pages import Pages
 from router.requests import Requests, new_request_id
@@ -51,12 +53,18 @@ def build_app(
     fleet = Fleet(workers, in_flight, heartbeat_s=config.heartbeat_s, connect_timeout_s=config.connect_timeout_s)
     engines = Engines(metrics, connect_timeout_s=config.connect_timeout_s)
     backends = Backends(fleet, engines, metrics, config, in_flight, model)
+    memory_only = MemoryOnlyRevisions(fleet, adapters)
     limits = Limits(config.max_choices, vocabulary)
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
         async with fleet.following(), engines.open(), adapters.following():
-            yield
+            keeping = asyncio.create_task(memory_only.run(), name="adapters in memory only")
+            try:
+                yield
+            finally:
+                keeping.cancel()
+                await asyncio.gather(keeping, return_exceptions=True)
             await requests.ended(_LEAVE_S)  # those that the server cancelled still tell their engines
 
     completions = [
@@ -67,7 +75,7 @@ def build_app(
         )
         for endpoint in Endpoint
     ]
-    management = Management(backends, adapters, max_adapter_bytes)
+    management = Management(backends, adapters, memory_only, max_adapter_bytes)
     # Paths that end in a verb come before those that end in an adapter's name.
     managing: list[Route] = []
     for endpoint_kind in (ImportEndpoint, WorkersEndpoint, VllmEndpoint, AdaptersEndpoint):

@@ -98,7 +98,7 @@ def import_unless_there(library: AdapterLibrary, name: str, directory: Path) -> 
         found = library.catalog.resolve(f"{name}@{revision_id}")
     except AdapterNotFound:
         return library.add(name, adapter, by=_IMPORTED_BY)
-    if library.store.exists(revision_id):
+    if found.stored and library.store.exists(revision_id):
         return found
     return library.add(name, adapter, by=_IMPORTED_BY, moves_latest=False)
 

@@ -12,6 +12,7 @@
     │   ├── UnknownWorker            no such worker, or one that holds no adapters
     │   ├── UnknownModel             neither the base model nor an adapter
     │   ├── ConflictingAdapters      `adapter` and `model` name different adapters
+    │   ├── AdapterRevisionGone      it was in workers' memory only, and no worker has it any more
     │   └── NeedsUnifiedWorker       an adapter that no worker of this cluster can ever apply
     ├── TooManyUploads               as many as are taken at a time are under way
     ├── PushFailed                   no worker that should have could load the new revision
@@ -119,6 +120,11 @@ class ConflictingAdapters(RequestError):
 class NeedsUnifiedWorker(RequestError):
     code = "unified_worker_needed"
     http_status = 422
+
+
+class AdapterRevisionGone(RequestError):
+    code = "adapter_revision_gone"
+    http_status = 410
 
 
 class TooManyUploads(RouterError):

@@ -10,20 +10,32 @@ from types import TracebackType
 
 from adapters.catalog.records import AdapterRevision
 from adapters.identity import DEFAULT_TENANT
+from adapters.store import RevisionNotStored
 from cluster.config import RouterConfig
 from router.admission import Admitted, Sequence
 from router.attempt import Attempt
 from router.bodies import Meeting, decode_body, prefill_body, unified_body
 from router.engines import Engines, Leg
-from router.errors import AdapterNotResident, ExchangeError, NeedsUnifiedWorker, NoWorkerAvailable, RouterError
+from router.errors import (
+    AdapterNotResident,
+    AdapterRefused,
+    AdapterRevisionGone,
+    ExchangeError,
+    NeedsUnifiedWorker,
+    NoWorkerAvailable,
+    RouterError,
+)
 from router.fleet import Fleet
 from router.fleet_state import WorkerView
 from router.in_flight import Hold, InFlightState
 from router.metrics import Metrics
 from router.pair_attempt import PairAttempt
-from router.placement import Placement, PlacementRequest, lacks_unified_worker, rank_placements
+from router.placement import Placement, PlacementRequest, is_gone, lacks_unified_worker, rank_placements
 from router.prompt_logprobs import with_prompt_logprobs, without_alternatives
 from router.requests import Phase, RequestState, SequenceState
+
+_TOLD_WITHIN_S = 1.0  # what workers have of a push, after the catalog has told of it
+_LOOK_AGAIN_S = 0.05
 
 log = logging.getLogger(__name__)
 
@@ -84,10 +96,15 @@ class Exchange:
     async def begin(self) -> bytes:
         """The first events, or the whole answer, from the first placement that gives one. Raises RouterError."""
         while True:
-            placement = self._place()
+            placement = await self._placed()
             try:
                 await self._ensure_adapter(placement)
                 return await self._send(placement)
+            except AdapterRefused as error:
+                if not self._is_only_here(error):
+                    raise
+                await self._end_attempt()
+                self._tried.add(_key(placement))  # it has just lost what no store has; another one may have it
             except ExchangeError as error:
                 await self._end_attempt()
                 self._note(error, placement)
@@ -111,6 +128,17 @@ class Exchange:
         return answer if wants_alternatives else without_alternatives(answer)
 
     # ---- the steps ----------------------------------------------------------------------------------------------
+
+    async def _placed(self) -> Placement:
+        """As `_place`. That nobody has a revision is believed when workers' word of a push has had time to come."""
+        deadline = asyncio.get_running_loop().time() + _TOLD_WITHIN_S
+        while True:
+            try:
+                return self._place()
+            except AdapterRevisionGone:
+                if asyncio.get_running_loop().time() >= deadline:
+                    raise
+            await asyncio.sleep(_LOOK_AGAIN_S)
 
     def _place(self) -> Placement:
         placements = self._untried()
@@ -216,8 +244,20 @@ class Exchange:
                 "worker can serve; this cluster has none",
                 param="adapter",
             )
+        if revision is not None and is_gone(request, self._backends.fleet.state):
+            name = revision.full_name
+            return AdapterRevisionGone(
+                f"{name}@r{revision.number} ({revision.revision_id}) was kept in workers' memory only, and no worker "
+                f"has it any more; push it again, or go back to an earlier one: `prelude adapters rollback {name}`",
+                param="adapter",
+            )
         what = "unified worker" if request.positions == "all" else "worker"
         return NoWorkerAvailable(f"no {what} can take the request now; try again soon")
+
+    def _is_only_here(self, error: AdapterRefused) -> bool:
+        """True where a worker says that it cannot get a revision that is in no store."""
+        revision = self._order.revision
+        return revision is not None and not revision.stored and error.code == RevisionNotStored.code
 
     def _note(self, error: ExchangeError, placement: Placement) -> None:
         if isinstance(error, AdapterNotResident):  # loading it again, on the same workers, is the cure for that

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from types import MappingProxyType
 
+from adapters.library import PackedAdapter
 from router.errors import WorkerLost
 from router.fleet_state import FleetState, WorkerView
 from router.in_flight import InFlightState
@@ -56,6 +57,7 @@ class Fleet:
         connect_timeout_s: float,
     ) -> None:
         self._in_flight = in_flight
+        self._told = asyncio.Event()  # set and replaced by every view
         self._views = {name: WorkerView(name, role) for name, (role, _) in addresses.items()}
         self._watches: dict[str, set[Watch]] = {name: set() for name in addresses}
         self._links = {
@@ -98,9 +100,18 @@ class Fleet:
         link = self._links[worker]
         return await link.ensure_adapter(revision_id, timeout_s, prewarm=prewarm, not_in_engine=not_in_engine)
 
-    async def pin_adapter(self, worker: str, revision_id: str, pinned: bool, timeout_s: float) -> None:
-        """Makes a revision resident on a worker and keeps it there, or lets it go again. Raises RouterError."""
-        await self._links[worker].pin_adapter(revision_id, pinned, timeout_s)
+    async def put_adapter(self, worker: str, packed: PackedAdapter, timeout_s: float) -> bool:
+        """Sends a worker a revision that no store has; True where it kept it already. Raises RouterError."""
+        return await self._links[worker].put_adapter(packed, timeout_s)
+
+    async def pin_adapter(
+        self, worker: str, revision_id: str, pinned: bool, timeout_s: float, *, memory_only: bool = False
+    ) -> None:
+        """Makes a revision resident on a worker and keeps it there, or lets it go again. Raises RouterError.
+
+        `memory_only`: it is the pin of `put_adapter` that is meant.
+        """
+        await self._links[worker].pin_adapter(revision_id, pinned, timeout_s, memory_only=memory_only)
 
     async def evict_adapter(self, worker: str, revision_id: str, from_disk: bool, timeout_s: float) -> bool:
         """Takes a revision out of a worker's host memory, if asked off its disk too; False where it was nowhere.
@@ -117,11 +128,28 @@ class Fleet:
         """The connected workers that have a revision on their disk, by name."""
         return self._where(lambda residency: revision_id in residency.disk)
 
+    def workers_with_in_memory_only(self) -> dict[str, list[str]]:
+        """The connected workers that have a revision that they could not get anywhere, by revision id."""
+        found: dict[str, list[str]] = {}
+        for name, view in sorted(self._views.items()):
+            for revision_id in view.residency.memory_only if view.is_connected else ():
+                found.setdefault(revision_id, []).append(name)
+        return found
+
+    async def has_seen(self, revision_id: str, workers: Collection[str], within_s: float) -> None:
+        """Returns when these workers have told that the revision is resident, at the latest after so many seconds."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(within_s):
+                while not set(workers) <= set(self.workers_with(revision_id)):
+                    await self._told.wait()
+
     def _where(self, has_it: Callable[[Residency], bool]) -> tuple[str, ...]:
         return tuple(sorted(name for name, view in self._views.items() if view.is_connected and has_it(view.residency)))
 
     def _see(self, view: WorkerView) -> None:
         self._views[view.name] = view
+        told, self._told = self._told, asyncio.Event()
+        told.set()
         for watch in tuple(self._watches[view.name]):
             watch.check(view)
 

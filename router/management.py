@@ -30,6 +30,7 @@ from router.errors import (
 from router.exchange import Backends
 from router.fleet_state import WorkerView
 from router.managed_adapters import ManagedAdapters
+from router.memory_only import MemoryOnlyRevisions
 
 BY = "http"  # who moved an alias, in its history
 _MAX_BODY_BYTES = 64 * 1024
@@ -45,6 +46,7 @@ class Management:
 
     backends: Backends
     adapters: ManagedAdapters
+    memory_only: MemoryOnlyRevisions
     max_adapter_bytes: int  # of one adapter's weight files
 
     def guarded(self, handler: Handler) -> Handler:
@@ -64,6 +66,11 @@ class Management:
                 raise Stopping("the router is stopping") from None
 
         return guard
+
+    async def changed(self) -> None:
+        """Brings this router, and what workers keep in memory only, in step with what has just been changed."""
+        await self.adapters.refresh()
+        await self.memory_only.settle()
 
     async def fields(self, request: Request, *known: str) -> Fields:
         """The fields of a JSON body, none where there is no body. Raises RequestError with one that is not known."""

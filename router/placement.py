@@ -14,10 +14,17 @@ class PlacementRequest:
 
     revision_id: str | None  # None: the base model
     positions: str = "prefill"  # of the tokens that the revision acts on; "all": what no pair can serve
+    is_stored: bool = True  # False: a worker that does not have the revision cannot get it
 
     @classmethod
     def of(cls, revision: AdapterRevision | None) -> PlacementRequest:
-        return cls(revision.revision_id, revision.manifest.positions) if revision else cls(None)
+        if revision is None:
+            return cls(None)
+        return cls(revision.revision_id, revision.manifest.positions, revision.stored)
+
+    def can_be_read_by(self, worker: WorkerView) -> bool:
+        """Whether the worker has the revision or can get it, as far as stores go."""
+        return self.is_stored or self.revision_id is None or worker.residency.can_use_unstored(self.revision_id)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,11 +50,12 @@ class Placement:
 def rank_placements(request: PlacementRequest, fleet: FleetState) -> list[Placement]:
     """Those that can take the request now, best first: fewest of this router's requests in flight, then by name."""
     placeable = [worker for worker in fleet.workers.values() if worker.is_placeable]
-    placements = [Placement(worker, worker) for worker in placeable if worker.role == "unified"]
+    readers = [worker for worker in placeable if request.can_be_read_by(worker)]
+    placements = [Placement(worker, worker) for worker in readers if worker.role == "unified"]
     if request.positions != "all":
         placements += [
             Placement(prefill, decode)
-            for prefill in placeable
+            for prefill in readers
             if prefill.role == "prefill"
             for decode in placeable
             if decode.role == "decode" and prefill.is_warm_with(decode)
@@ -58,6 +66,15 @@ def rank_placements(request: PlacementRequest, fleet: FleetState) -> list[Placem
         return in_flight, placement.prefill.name, placement.decode.name
 
     return sorted(placements, key=load)
+
+
+def is_gone(request: PlacementRequest, fleet: FleetState) -> bool:
+    """True when a revision that no store has is in no worker's memory either: all that could have it say so."""
+    if request.is_stored:
+        return False
+    roles = ("unified",) if request.positions == "all" else ("prefill", "unified")
+    able = [worker for worker in fleet.workers.values() if worker.role in roles]
+    return all(worker.is_connected and not request.can_be_read_by(worker) for worker in able)
 
 
 def lacks_unified_worker(request: PlacementRequest, fleet: FleetState) -> bool:

@@ -31,12 +31,17 @@ _SUFFIXES = (".safetensors", ".json")
 
 @dataclass(slots=True)
 class Upload:
-    """What has arrived. The folder is removed at the end of the block that received it."""
+    """What has arrived. The folder, made for the first file, is removed at the end of the block that received it."""
 
-    folder: Path
+    work_folder: WorkFolder | None = None
     fields: dict[str, str] = field(default_factory=dict)
     file_names: list[str] = field(default_factory=list)
     num_bytes: int = 0  # of the files
+
+    @property
+    def folder(self) -> Path:
+        assert self.work_folder is not None
+        return self.work_folder.path
 
 
 @asynccontextmanager
@@ -45,11 +50,15 @@ async def received_upload(
     receive: Any,
     *,
     fields: tuple[str, ...],
+    memory_field: str | None = None,
     max_bytes: int,
     gap_timeout_s: float,
     timeout_s: float,
 ) -> AsyncIterator[Upload]:
     """The whole upload, for as long as the block lasts. `fields` are those that it may have beside files.
+
+    Where the one called `memory_field`, which must come before the files, is "true", they are in shared memory and are
+    written to no disk.
 
     Raises InvalidUpload, InvalidField, BodyTooLarge, BodyTooSlow, StoreFull and ClientGone. However it ends, nothing
     stays.
@@ -58,10 +67,9 @@ async def received_upload(
     declared = headers.get(b"content-length", b"")
     if declared.isdigit() and int(declared) > max_bytes:
         raise _too_large(max_bytes)
-    folder = await asyncio.to_thread(WorkFolder, "upload")
+    upload = Upload()
     try:
-        upload = Upload(folder.path)
-        receiver = _Receiver(upload, fields)
+        receiver = _Receiver(upload, fields, memory_field)
         try:
             async with asyncio.timeout(timeout_s):
                 await _receive(receiver, boundary, receive, max_bytes, gap_timeout_s)
@@ -79,7 +87,8 @@ async def received_upload(
             raise InvalidUpload(f"the upload has no files; send the adapter's files as {FILE_FIELDS[0]!r}")
         yield upload
     finally:
-        await asyncio.shield(asyncio.to_thread(folder.close))
+        if upload.work_folder is not None:
+            await asyncio.shield(asyncio.to_thread(upload.work_folder.close))
 
 
 async def _receive(receiver: _Receiver, boundary: bytes, receive: Any, max_bytes: int, gap_timeout_s: float) -> None:
@@ -101,7 +110,7 @@ async def _receive(receiver: _Receiver, boundary: bytes, receive: Any, max_bytes
         except FormParserError as error:
             raise InvalidUpload(f"the body is not sound multipart/form-data: {error}") from None
         is_last = not message.get("more_body", False)
-        if is_last or receiver.num_waiting_bytes >= _WRITE_BYTES:
+        if is_last or receiver.has_much_to_write:
             await _to_its_end(asyncio.to_thread(receiver.write))
         if is_last:
             if not receiver.is_complete:
@@ -122,11 +131,12 @@ async def _to_its_end(work: Coroutine[Any, Any, None]) -> None:
 class _Receiver:
     """Takes the parser's events. They gather in memory until `write`, which may block."""
 
-    def __init__(self, upload: Upload, fields: tuple[str, ...]) -> None:
-        self.num_waiting_bytes = 0
+    def __init__(self, upload: Upload, fields: tuple[str, ...], memory_field: str | None) -> None:
+        self.num_waiting_bytes = 0  # of files
         self.is_complete = False
         self._upload = upload
         self._fields = fields
+        self._memory_field = memory_field
         self._waiting: list[tuple[str, bytes]] = []  # file name and what comes next in it
         self._open: tuple[str, BufferedWriter] | None = None
         self._header = (bytearray(), bytearray())  # name and value of the one that is being read
@@ -148,9 +158,17 @@ class _Receiver:
             "on_end": self._all_ends,
         }
 
+    @property
+    def has_much_to_write(self) -> bool:
+        """True where bytes have gathered, and for the first file, which shows early whether there is a place for it."""
+        return self.num_waiting_bytes >= _WRITE_BYTES or bool(self._waiting and self._upload.work_folder is None)
+
     def write(self) -> None:
-        """Brings what has gathered to the disk. Blocking."""
+        """Brings what has gathered to the disk, or to where it is kept instead. Blocking."""
         waiting, self._waiting, self.num_waiting_bytes = self._waiting, [], 0
+        if waiting and self._upload.work_folder is None:
+            in_memory = self._memory_field is not None and self._upload.fields.get(self._memory_field) == "true"
+            self._upload.work_folder = WorkFolder("upload", in_memory=in_memory)
         for name, data in waiting:
             if self._open is None or self._open[0] != name:
                 self.close()
@@ -192,6 +210,10 @@ class _Receiver:
                 )
             if self._field in self._upload.fields:
                 raise InvalidField(f"{self._field} is given twice", param=self._field)
+            if self._field == self._memory_field and self._upload.file_names:
+                raise InvalidField(
+                    f"{self._field} must come before the files, which would be on a disk already", param=self._field
+                )
             return
         self._file_name = self._checked_name(options[b"filename"].decode("utf-8", "replace"))
         self._upload.file_names.append(self._file_name)
@@ -228,6 +250,8 @@ class _Receiver:
     def _part_ends(self) -> None:
         if self._file_name is None:
             self._upload.fields[self._field] = self._value.decode("utf-8", "replace")
+            if self._field == self._memory_field and self._upload.fields[self._field] not in ("true", "false"):
+                raise InvalidField(f"{self._field} must be true or false", param=self._field)
 
     def _all_ends(self) -> None:
         self.is_complete = True

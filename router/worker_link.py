@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from typing import Any
 
 import grpc
 
+from adapters.library import PackedAdapter
 from cluster import control_pb2 as control
 from cluster.control_pb2_grpc import WorkerControlStub
 from cluster.heartbeat import MISSED_HEARTBEATS, next_state
@@ -19,6 +20,7 @@ from router.residency import Residency
 from router.worker_errors import ensure_adapter_error
 
 _RETRY_S = (0.1, 0.2, 0.4, 0.8)  # between connections; the last one for good
+_CHUNK_BYTES = 1024**2  # of an adapter that is sent
 _CHANNEL_OPTIONS = (("grpc.initial_reconnect_backoff_ms", 100), ("grpc.max_reconnect_backoff_ms", 800))
 _ROLES = {control.ROLE_PREFILL: "prefill", control.ROLE_DECODE: "decode", control.ROLE_UNIFIED: "unified"}
 
@@ -81,12 +83,22 @@ class WorkerLink:
             prewarm=prewarm,
             not_in_engine=not_in_engine,
         )
-        return (await self._asked("EnsureAdapter", request, timeout_s)).load_s
+        return (await self._asked("EnsureAdapter", request, revision_id, timeout_s)).load_s
 
-    async def pin_adapter(self, revision_id: str, pinned: bool, timeout_s: float) -> None:
-        """Makes a revision resident and keeps it from eviction, or gives it up to that again. Raises RouterError."""
-        request = control.PinAdapterRequest(revision_id=revision_id, pinned=pinned, deadline_s=timeout_s)
-        await self._asked("PinAdapter", request, timeout_s)
+    async def put_adapter(self, packed: PackedAdapter, timeout_s: float) -> bool:
+        """Sends a revision that no store has, for the worker to keep; True where it did already. Raises RouterError."""
+        parts = _parts_of(packed, timeout_s)
+        return (await self._asked("PutAdapter", parts, packed.revision_id, timeout_s)).was_pinned
+
+    async def pin_adapter(self, revision_id: str, pinned: bool, timeout_s: float, *, memory_only: bool = False) -> None:
+        """Makes a revision resident and keeps it from eviction, or gives it up to that again. Raises RouterError.
+
+        `memory_only`: it is the pin of `put_adapter` that is meant.
+        """
+        request = control.PinAdapterRequest(
+            revision_id=revision_id, pinned=pinned, deadline_s=timeout_s, memory_only=memory_only
+        )
+        await self._asked("PinAdapter", request, revision_id, timeout_s)
 
     async def evict_adapter(self, revision_id: str, from_disk: bool, timeout_s: float) -> bool:
         """Takes a revision out of host memory, and off the disk if asked; False where it was nowhere.
@@ -94,9 +106,9 @@ class WorkerLink:
         Raises RouterError, also while the revision is used or pinned.
         """
         request = control.EvictAdapterRequest(revision_id=revision_id, from_disk=from_disk)
-        return (await self._asked("EvictAdapter", request, timeout_s)).evicted
+        return (await self._asked("EvictAdapter", request, revision_id, timeout_s)).evicted
 
-    async def _asked(self, method: str, request: Any, timeout_s: float) -> Any:
+    async def _asked(self, method: str, request: Any, revision_id: str, timeout_s: float) -> Any:
         """The answer to a call about one adapter. Raises RouterError."""
         if self._stub is None:
             raise WorkerLost(f"worker {self._view.name} has no control stream", worker=self._view.name)
@@ -104,7 +116,7 @@ class WorkerLink:
             return await getattr(self._stub, method)(request, timeout=timeout_s)
         except grpc.aio.AioRpcError as error:
             details, code = error.details() or "", error.code()
-            fields = {"call": method, "worker": self._view.name, "revision": request.revision_id}
+            fields = {"call": method, "worker": self._view.name, "revision": revision_id}
             log.info("worker refused a call", extra={"fields": {**fields, "reason": details, "code": code.name}})
             metadata = {str(key): str(value) for key, value in error.trailing_metadata() or ()}
             raise ensure_adapter_error(code, details, metadata, self._view.name) from error
@@ -148,6 +160,21 @@ class WorkerLink:
             fields = {"worker": view.name, "incarnation": view.incarnation, "reason": view.why_not_placeable}
             log.info("worker placeable" if view.is_placeable else "worker not placeable", extra={"fields": fields})
         self._on_view(view)
+
+
+async def _parts_of(packed: PackedAdapter, timeout_s: float) -> AsyncIterator[control.PutAdapterRequest]:
+    envelope = packed.envelope
+    yield control.PutAdapterRequest(
+        begin=control.PutAdapterBegin(
+            revision_id=envelope.revision_id,
+            content_bytes=envelope.content_bytes,
+            content_sha256=envelope.content_sha256,
+            deadline_s=timeout_s,
+        )
+    )
+    with packed.path.open("rb", buffering=0) as file:
+        while chunk := await asyncio.to_thread(file.read, _CHUNK_BYTES):
+            yield control.PutAdapterRequest(chunk=chunk)
 
 
 def _view_after(view: WorkerView, state: control.WorkerState) -> WorkerView:

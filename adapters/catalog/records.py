@@ -9,7 +9,7 @@ from typing import Literal
 from adapters.identity import full_name_of
 from adapters.manifest import Manifest
 
-ChangeKind = Literal["import", "alias", "delete", "restore", "purge", "removed"]
+ChangeKind = Literal["import", "stored", "alias", "delete", "restore", "purge", "removed"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,8 +21,9 @@ class AdapterRevision:
     number: int  # 7 of `name@r7`; never used again for other content
     revision_id: str
     manifest: Manifest
-    bytes: int  # of the stored content
+    bytes: int  # of the packed content
     created_at: datetime  # when this adapter got it
+    stored: bool  # False: no store has it, only workers that were given it, in memory
 
     @property
     def full_name(self) -> str:
@@ -44,6 +45,7 @@ class AdapterSummary:
     positions: str
     base_model: str  # fingerprint
     bytes: int
+    stored: bool  # False: it is in workers' memory only
 
     @property
     def full_name(self) -> str:
@@ -62,6 +64,7 @@ class RevisionSummary:
     base_model: str  # fingerprint
     bytes: int
     created_at: datetime
+    stored: bool  # False: it is in workers' memory only
 
 
 @dataclass(frozen=True, slots=True)

@@ -123,7 +123,7 @@ def _table(summaries: list[AdapterSummary]) -> Iterator[str]:
         deleted = f"  deleted {each.deleted_at:%Y-%m-%d %H:%M} UTC" if each.deleted_at else ""
         yield (
             f"{each.full_name:<{width}}  r{each.number:<5} {'+'.join(each.kinds):<9} {each.positions:<7} "
-            f"{each.bytes:>14,} bytes  {each.revision_id[:19]}…{deleted}"
+            f"{each.bytes:>14,} bytes  {each.revision_id[:19]}…{_where(each)}{deleted}"
         )
 
 
@@ -146,8 +146,12 @@ def _details_lines(details: AdapterDetails) -> Iterator[str]:
     for each in details.revisions:
         yield (
             f"  r{each.number:<5} {each.created_at:%Y-%m-%d %H:%M} UTC  {'+'.join(each.kinds):<9} {each.positions:<7} "
-            f"{each.bytes:>14,} bytes  {each.revision_id}"
+            f"{each.bytes:>14,} bytes  {each.revision_id}{_where(each)}"
         )
+
+
+def _where(revision: AdapterSummary | RevisionSummary) -> str:
+    return "" if revision.stored else "  in memory only"
 
 
 def _alias(arguments: argparse.Namespace) -> None:
@@ -223,6 +227,7 @@ def _revision_as_json(revision: AdapterRevision) -> dict[str, Any]:
         "positions": manifest.positions,
         "base_model": manifest.base_model,
         "bytes": revision.bytes,
+        "stored": revision.stored,
         "created_at": revision.created_at.isoformat(),
     }
 
@@ -235,6 +240,7 @@ def _summary_as_json(summary: AdapterSummary | RevisionSummary) -> dict[str, Any
         "positions": summary.positions,
         "base_model": summary.base_model,
         "bytes": summary.bytes,
+        "stored": summary.stored,
         "created_at": summary.created_at.isoformat(),
     }
     if isinstance(summary, AdapterSummary):

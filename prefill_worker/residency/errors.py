@@ -7,6 +7,7 @@
     │   └── DiskCacheFull      503  the same of the disk
     ├── PinsExceedBudget       409  the pinned adapters would not fit in host memory
     ├── AdapterInUse           409  it cannot be evicted: it is used, leased, pinned or being loaded
+    ├── AdapterNotReceived     422  what was sent of it is not what was announced, or cannot be kept
     └── AdapterRefusedByEngine 422  the engine has looked at it and does not take it
 
 An adapter that is larger than a whole tier is an `AdapterTooLarge`. Every message names the value and the remedy.
@@ -48,6 +49,13 @@ class AdapterInUse(AdapterError):
 
     code = "adapter_in_use"
     http_status = 409
+
+
+class AdapterNotReceived(AdapterError):
+    """The bytes that a router sent are not those that it announced, or there is no room for them after all."""
+
+    code = "adapter_not_received"
+    http_status = 422
 
 
 class AdapterRefusedByEngine(AdapterError):

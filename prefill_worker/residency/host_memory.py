@@ -62,6 +62,7 @@ class HostEntry:
     lease_until_s: float = 0.0  # by the event loop's clock
     num_holds: int = 0
     may_be_in_engine: bool = False
+    is_memory_only: bool = False  # sent by a router and in no store: never to be written to the disk
 
     @property
     def packed(self) -> Path:
@@ -79,7 +80,9 @@ class HostMemory:
         unload: Callable[[str], Awaitable[None]],
         on_evicted: Callable[[str], None],
         on_out_of_engine: Callable[[str], None],
+        on_gone: Callable[[str], None],
     ) -> None:
+        """`on_gone` is told of all that leaves memory, `on_evicted` of what made room or was told to go."""
         self.budget_bytes = budget_bytes
         self.used_bytes = 0
         self.pins: dict[str, int] = {}  # and the bytes that each takes, in memory or not
@@ -88,6 +91,7 @@ class HostMemory:
         self._unload = unload
         self._on_evicted = on_evicted
         self._on_out_of_engine = on_out_of_engine
+        self._on_gone = on_gone
         self._entries: OrderedDict[str, HostEntry] = OrderedDict()  # the least recently used first
         self._folders = itertools.count(1)
         self._evictor = asyncio.Lock()
@@ -312,6 +316,7 @@ class HostMemory:
         if self._entries.get(entry.revision_id) is entry:
             del self._entries[entry.revision_id]
             self.used_bytes -= entry.num_bytes
+            self._on_gone(entry.revision_id)
         self._tell()
 
     def _full(self, revision_id: str, num_bytes: int) -> HostMemoryFull:

@@ -144,6 +144,11 @@ class LoadQueue:
             if not load.waiters and not load.ended.is_set():
                 self._give_up(load)
 
+    async def ended(self, key: str) -> None:
+        """Return when there is no load of the key."""
+        while (load := self._loads.get(key)) is not None:
+            await load.ended.wait()
+
     async def idle(self) -> None:
         """Return when there is no load."""
         await self._is_idle.wait()

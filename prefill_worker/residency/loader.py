@@ -7,7 +7,7 @@ import functools
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 
 from adapters.errors import AdapterError
 from adapters.store import AdapterStore, Envelope, RevisionNotStored, StoreCorrupt
@@ -49,7 +49,9 @@ class AdapterLoader:
         metrics: ResidencyMetrics,
         lease_s: float,
         on_resident: Callable[[str], None],
+        not_received: Callable[[str], Awaitable[None]],
     ) -> None:
+        """`not_received` returns once no router is sending a revision."""
         self._store = _OpenedOnce(open_store)
         self._acceptance = acceptance
         self._host = host
@@ -59,6 +61,7 @@ class AdapterLoader:
         self._metrics = metrics
         self._lease_s = lease_s
         self._on_resident = on_resident
+        self._not_received = not_received
         self._engine_number = 0  # of the engines that there have been
 
     def engine_gone(self) -> None:
@@ -69,13 +72,14 @@ class AdapterLoader:
         started_at = time.monotonic()
         source = "host"
         try:
+            await self._not_received(load.key)
             entry = await self._host.settled(load.key)
             if entry is None:
                 source = "disk" if load.key in self._disk else "store"
             if load.goal < Tier.HOST:
                 await self._into_disk(load.key, entry)
             if load.goal >= Tier.HOST:
-                await self._into_engine(await self._into_memory(load))
+                await self.into_engine(await self._into_memory(load))
         except (AdapterError, EngineError) as error:
             code = error.code if isinstance(error, AdapterError) else "engine"
             self._metrics.count_load(source, code)
@@ -147,7 +151,11 @@ class AdapterLoader:
         self._host.settle(entry, HostState.IN_MEMORY)
         return entry
 
-    async def _into_engine(self, entry: HostEntry) -> None:
+    async def into_engine(self, entry: HostEntry) -> None:
+        """Make what is in host memory resident; only one caller at a time may do so for a revision.
+
+        Raises AdapterRefusedByEngine, and EngineError.
+        """
         if entry.state is HostState.RESIDENT:
             return
         engine_number, began = self._engine_number, time.monotonic()
@@ -172,7 +180,7 @@ class AdapterLoader:
     async def _into_disk(self, revision_id: str, entry: HostEntry | None) -> None:
         if revision_id in self._disk:
             return
-        if entry is not None:
+        if entry is not None and not entry.is_memory_only:
             await self.write_to_disk(entry)
         else:
             content_bytes = await self.content_bytes(revision_id)
@@ -206,9 +214,10 @@ class AdapterLoader:
         return max(found.num_bytes - ENVELOPE_BYTES, 0)
 
     async def write_to_disk(self, entry: HostEntry) -> None:
-        """Give the disk a copy of what is in host memory. Raises AdapterTooLarge and DiskCacheFull."""
+        """Give the disk a copy of what is in host memory and may be there. Raises AdapterTooLarge and DiskCacheFull."""
         envelope = entry.envelope
         assert envelope is not None
+        assert not entry.is_memory_only
         with self._host.held(entry):
             began = time.monotonic()
             await self._disk.write(

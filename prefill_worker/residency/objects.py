@@ -65,7 +65,7 @@ def write_content(
                 raise StoreCorrupt(
                     f"{target.name} has more than the {num_bytes} bytes that the store told of; try again"
                 )
-            _write(file, part)
+            write_all(file, part)
         assert envelope is not None  # `content_of` ends with it, or raises
         if as_object:
             file.seek(0)
@@ -79,7 +79,8 @@ def content_in_memory(path: Path, envelope: Envelope) -> Iterator[bytes | Envelo
     yield envelope
 
 
-def _write(file: FileIO, chunk: bytes) -> None:
+def write_all(file: FileIO, chunk: bytes) -> None:
+    """Write a chunk to its end, which a raw file does not do by itself. Raises OSError."""
     view = memoryview(chunk)
     while view:
         view = view[file.write(view) :]

@@ -6,13 +6,13 @@ import asyncio
 import contextlib
 import logging
 import shutil
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from adapters.errors import AdapterError, AdapterTooLarge, InvalidReference
 from adapters.identity import check_revision_id
-from adapters.store import AdapterStore
+from adapters.store import AdapterStore, Envelope, RevisionNotStored
 from cluster.config import ResidencyConfig
 from cluster.worker_metrics import ResidencyMetrics, TierFigures
 from cluster.worker_state import WorkerStateHub
@@ -20,10 +20,11 @@ from engine.client import EngineClient
 from engine.errors import EngineError
 from prefill_worker.residency.acceptance import Acceptance
 from prefill_worker.residency.disk_cache import DiskCache
-from prefill_worker.residency.errors import AdapterInUse, DiskCacheFull
+from prefill_worker.residency.errors import AdapterInUse, DiskCacheFull, HostMemoryFull
 from prefill_worker.residency.host_memory import HostMemory, HostState
 from prefill_worker.residency.load_queue import LoadQueue
 from prefill_worker.residency.loader import AdapterLoader, Tier
+from prefill_worker.residency.receiver import Receiver
 from prefill_worker.residency.shared_folder import SHARED_MEMORY, SharedFolder
 from prefill_worker.residency.threads import WorkThreads
 
@@ -33,6 +34,14 @@ _UNLOAD_TIMEOUT_S = 30.0
 _MOST_DELAY_S = 1.0  # of writing behind; once for all that wait, or under load the disk would get one a second
 _PIN_TIMEOUT_S = 300.0
 _PIN_RETRY_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """A revision that no store has is resident and pinned."""
+
+    load_s: float  # that this took; 0 where it was so already
+    was_pinned: bool  # by an earlier call that sent it
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +79,7 @@ class Residency:
             lambda revision_id: engine.unload_adapter(revision_id, _UNLOAD_TIMEOUT_S),
             on_evicted=lambda _: metrics.count_eviction("host"),
             on_out_of_engine=hub.remove_resident,
+            on_gone=hub.remove_in_memory_only,
         )
         self._disk = DiskCache(
             disk_folder,
@@ -80,6 +90,7 @@ class Residency:
             on_evicted=lambda: metrics.count_eviction("disk"),
             on_failed=metrics.count_disk_failure,
         )
+        self._receiver = Receiver(acceptance, self._host, self._threads, metrics)
         self._loader = AdapterLoader(
             open_store,
             acceptance,
@@ -90,12 +101,14 @@ class Residency:
             metrics,
             settings.lease_s,
             self._is_resident,
+            self._receiver.ended,
         )
         self._queue = LoadQueue(self._loader, parallel=settings.parallel_loads, queued=settings.queued_loads)
         self._to_disk: dict[str, None] = {}  # revisions to be written behind, in order
         self._has_to_disk = asyncio.Event()
         self._pins_due = asyncio.Event()
         self._pinned: set[str] = set()  # of the host's pins those whose call has succeeded
+        self._kept: set[str] = set()  # the same of those that routers sent, because no store has them
         metrics.watch(
             lambda: {
                 "host": TierFigures(len(self._host), self._host.used_bytes, self._host.budget_bytes),
@@ -103,6 +116,7 @@ class Residency:
             },
             lambda: (self._queue.num_running, self._queue.num_queued, self._queue.num_waiters),
             lambda: len(hub.resident),
+            lambda: len(hub.in_memory_only),
             self._host.most_recent,
             lambda: self._queue.keys,
         )
@@ -182,12 +196,50 @@ class Residency:
             self._host.use(entry, self._settings.lease_s)
         return Ensured(loop.time() - started_at, self._settings.lease_s if tier is Tier.HOST else 0.0)
 
-    async def pin(self, revision_id: str, deadline_s: float) -> None:
+    async def put(self, envelope: Envelope, content: AsyncIterator[bytes], deadline_s: float) -> Received:
+        """Take in a revision that no store has, and keep it as `pin` does, but never on a disk.
+
+        One that is in host memory is kept without its content. Raises AdapterNotReceived, PinsExceedBudget,
+        AdapterTooLarge, HostMemoryFull at the deadline, EngineError, TimeoutError, and as `Acceptance.prepare`; then it
+        is as pinned as it was before.
+        """
+        revision_id = envelope.revision_id
+        _check(revision_id)
+        loop = asyncio.get_running_loop()
+        started_at, was_pinned = loop.time(), revision_id in self._kept
+        problem: list[HostMemoryFull | None] = [None]
+        was_resident = self._host.resident(revision_id) is not None
+        self._host.pin(revision_id, envelope.content_bytes)
+        try:
+            async with asyncio.timeout_at(started_at + deadline_s), self._receiver.alone(revision_id, self._queue):
+                entry = await self._host.settled(revision_id)
+                if entry is None:
+                    entry = await self._receiver.receive(envelope, content, lambda full: problem.__setitem__(0, full))
+                    self._hub.add_in_memory_only(revision_id)
+                await self._loader.into_engine(entry)
+        except BaseException as error:
+            self._give_up_pin(revision_id)
+            if isinstance(error, AdapterError | EngineError):
+                self._metrics.count_load("router", error.code if isinstance(error, AdapterError) else "engine")
+            if isinstance(error, TimeoutError) and problem[0] is not None:
+                raise problem[0] from None
+            raise
+        self._host.pin(revision_id, envelope.content_bytes)  # a call that failed meanwhile may have given it up
+        self._kept.add(revision_id)
+        self._metrics.count_load("router", "ok")
+        return Received(0.0 if was_resident else loop.time() - started_at, was_pinned)
+
+    async def pin(self, revision_id: str, deadline_s: float, *, memory_only: bool = False) -> None:
         """Make a revision resident, and keep it: over engine restarts, until `unpin`.
 
-        Raises PinsExceedBudget, and what `ensure` raises; then it is as pinned as it was before.
+        `memory_only`: it came by `put`, and is kept as after that. Raises PinsExceedBudget, and what `ensure` raises;
+        then it is as pinned as it was before.
         """
         _check(revision_id)
+        if memory_only and revision_id in self._kept:
+            return
+        if memory_only and self._host.get(revision_id) is None:
+            raise RevisionNotStored(f"this worker does not have {revision_id} any more; push it again")
         loop = asyncio.get_running_loop()
         deadline = loop.time() + deadline_s
         async with asyncio.timeout_at(deadline):
@@ -196,16 +248,24 @@ class Residency:
         try:
             await self.ensure(revision_id, Tier.HOST, deadline - loop.time())
         except BaseException:
-            if revision_id not in self._pinned:
-                self._host.unpin(revision_id)
+            self._give_up_pin(revision_id)
             raise
         self._host.pin(revision_id, content_bytes)  # a call with an earlier deadline may have given it up
-        self._pinned.add(revision_id)
+        (self._kept if memory_only else self._pinned).add(revision_id)
 
-    def unpin(self, revision_id: str) -> None:
-        """Leave a revision to eviction again. One that is not pinned is fine."""
-        self._pinned.discard(revision_id)
-        self._host.unpin(revision_id)
+    def unpin(self, revision_id: str, *, memory_only: bool = False) -> None:
+        """Leave a revision to eviction again, but for what others ask where only `put`'s pin is meant (`memory_only`).
+
+        One that is not pinned is fine.
+        """
+        self._kept.discard(revision_id)
+        if not memory_only:
+            self._pinned.discard(revision_id)
+        self._give_up_pin(revision_id)
+
+    def _give_up_pin(self, revision_id: str) -> None:
+        if revision_id not in self._pinned and revision_id not in self._kept:
+            self._host.unpin(revision_id)
 
     async def evict(self, revision_id: str, from_disk: bool) -> bool:
         """Take a revision out of host memory, and off the disk if asked; False where it was in neither.
@@ -248,6 +308,8 @@ class Residency:
                 entry = self._host.get(revision_id)
                 if entry is None or entry.state not in (HostState.IN_MEMORY, HostState.RESIDENT):
                     continue  # evicted since
+                if entry.is_memory_only:
+                    continue
                 try:
                     await self._loader.write_to_disk(entry)
                 except (AdapterTooLarge, DiskCacheFull) as error:
@@ -265,6 +327,10 @@ class Residency:
             loads = (self.ensure(each, Tier.HOST, _PIN_TIMEOUT_S, is_prewarm=True) for each in missing)
             results = await asyncio.gather(*loads, return_exceptions=True)
             failed = {each: result for each, result in zip(missing, results, strict=True) if _is_failure(result)}
+            for each in [each for each, error in failed.items() if isinstance(error, RevisionNotStored)]:
+                if each in self._kept:  # the only copy that there was here: it does not come back by itself
+                    log.error("an adapter that was in memory only is lost", extra={"fields": {"revision": each}})
+                    self.unpin(each)
             if failed and any(each in self._host.pins for each in failed):
                 fields = {"revisions": {each: str(error) for each, error in failed.items()}}
                 log.warning("pinned adapters are not resident; they are tried again", extra={"fields": fields})

@@ -7,7 +7,7 @@ from pathlib import Path
 from adapters import locked_folder
 from adapters.locked_folder import LockedFolder
 
-SHARED_MEMORY = Path("/dev/shm")
+SHARED_MEMORY = locked_folder.SHARED_MEMORY
 _PREFIX = "prelude-adapters-"  # another program's temporary files may lie there, too
 
 

@@ -53,25 +53,27 @@ class SqlCatalog:
         revision_id: str,
         bytes: int,
         *,
-        stored_since: int,
+        stored_since: int | None,
         by: str | None = None,
         moves_latest: bool = True,
+        alias: str | None = None,
     ) -> AdapterRevision:
         """Makes content that is in the store a revision of an adapter, its latest; makes the adapter if it is new.
 
         Content that the adapter has keeps its number; only `latest` moves there if it is elsewhere. Without
-        `moves_latest` it stays where it is, unless the adapter is new. `stored_since` is
-        the `last_change()` from before the bytes were stored (see `garbage.py`). Raises RevisionBeingRemoved, and
-        CatalogConflict for an adapter that is deleted and can still be restored.
+        `moves_latest` it stays where it is, unless the adapter is new. `alias` is pointed at the revision, too.
+        `stored_since` is the `last_change()` from before the bytes were stored (see `garbage.py`); None for content
+        that is in workers' memory only, which it is not any more once somebody has stored it. Raises
+        RevisionBeingRemoved, and CatalogConflict for an adapter that is deleted and can still be restored.
         """
-        _check(tenant, name)
+        _check(tenant, name, LATEST if alias is None else alias)
         try:
             check_revision_id(revision_id)
         except ValueError as error:
             raise InvalidReference(str(error)) from None
         return self._database.write(
             lambda transaction: writing.add_revision(
-                transaction, tenant, name, manifest, revision_id, bytes, stored_since, by, moves_latest
+                transaction, tenant, name, manifest, revision_id, bytes, stored_since, by, moves_latest, alias
             )
         )
 
@@ -184,13 +186,20 @@ class SqlCatalog:
 
     def referenced_revisions(self) -> Iterator[str]:
         """The ids of all revisions whose bytes must be in the store, ascending; those of restorable adapters too."""
-        query = select(revisions.c.revision_id).order_by(revisions.c.revision_id).limit(_FSCK_PAGE)
+        query = select(revisions.c.revision_id).where(revisions.c.stored)
+        query = query.order_by(revisions.c.revision_id).limit(_FSCK_PAGE)
         last, rows = "", None
         while rows is None or len(rows) == _FSCK_PAGE:
             page = query.where(revisions.c.revision_id > last)
             rows = self._database.read(partial(_rows, page))
             yield from (row.revision_id for row in rows)
             last = rows[-1].revision_id if rows else last
+
+    def kept_in_memory(self, revision_ids: Sequence[str]) -> dict[str, bool]:
+        """Of those that the catalog knows, which workers must keep in memory: what is not stored, while an alias of an
+        adapter that is not deleted stands for it.
+        """
+        return self._database.read(lambda connection: lookup.kept_in_memory(connection, revision_ids))
 
     def last_change(self) -> int:
         """The sequence of the newest change; 0 before the first."""

@@ -11,7 +11,9 @@ has its row its bytes are there too, and a later collection sees the new referen
     confirmed after the number  they may have gone since it found them: refused, it stores them again
     confirmed before            it has seen the store without them and has written them itself: accepted
 
-Bytes without a row go the same way, with `condemn` as the first step: an import may be about to give them one.
+Bytes without a row go the same way, with `condemn` as the first step: an import may be about to give them one. To the
+store, a row of content that is not `stored` is no row: `removals` may have its id, and decides over the import that
+brings its bytes.
 
 A caller that dies between the steps gets the same ids from its next `collect`. One caller at a time (`collector.py`):
 another that still removes bytes of ids that this one has confirmed would remove those of a new import.
@@ -42,7 +44,8 @@ def collect(database: Database, older_than: datetime) -> list[str]:
 def condemn(transaction: Transaction, revision_id: str) -> bool:
     """Announces that bytes which no row needs are about to go; False where a row has come that needs them."""
     connection = transaction.connection
-    if connection.execute(select(revisions.c.id).where(revisions.c.revision_id == revision_id)).first() is not None:
+    needed = select(revisions.c.id).where(revisions.c.revision_id == revision_id, revisions.c.stored)
+    if connection.execute(needed).first() is not None:
         return False
     connection.execute(delete(removals).where(removals.c.revision_id == revision_id))
     connection.execute(insert(removals), {"revision_id": revision_id, "condemned_at": transaction.now})
@@ -86,13 +89,15 @@ def _purge(transaction: Transaction, older_than: datetime) -> bool:
 
 def _condemn(connection: Connection, contents: Sequence[int], now: datetime) -> None:
     unneeded = connection.execute(
-        select(revisions.c.id, revisions.c.revision_id).where(
+        select(revisions.c.id, revisions.c.revision_id, revisions.c.stored).where(
             revisions.c.id.in_(contents), ~exists().where(adapter_revisions.c.content_id == revisions.c.id)
         )
     ).all()
     if not unneeded:
         return
-    connection.execute(insert(removals), [{"revision_id": row.revision_id, "condemned_at": now} for row in unneeded])
+    removed = [{"revision_id": row.revision_id, "condemned_at": now} for row in unneeded if row.stored]
+    if removed:
+        connection.execute(insert(removals), removed)
     connection.execute(delete(revisions).where(revisions.c.id.in_([row.id for row in unneeded])))
 
 

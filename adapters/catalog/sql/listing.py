@@ -15,6 +15,7 @@ _CONTENT = (
     revisions.c.positions,
     revisions.c.base_model,
     revisions.c.bytes,
+    revisions.c.stored,
 )
 _SUMMARIES: AnySelect = (
     select(
@@ -85,6 +86,7 @@ def show_adapter(connection: Connection, tenant: str, name: str, limit: int) -> 
                 row.base_model,
                 row.bytes,
                 row.created_at,
+                row.stored,
             )
             for row in connection.execute(newest)
         ),
@@ -125,6 +127,7 @@ def _summary_of(row: AnyRow) -> AdapterSummary:
         positions=row.positions,
         base_model=row.base_model,
         bytes=row.bytes,
+        stored=row.stored,
     )
 
 

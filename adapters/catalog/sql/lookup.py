@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 
 from sqlalchemy import Connection, bindparam, func, select
@@ -15,6 +16,7 @@ from adapters.manifest import Manifest
 
 _NEIGHBOURS = 100  # names on either side of the wanted one that are compared with it
 _SHOWN_ALIASES = 10
+_IDS = 1000  # of one statement
 
 _FOUND: AnySelect = (
     select(
@@ -25,6 +27,7 @@ _FOUND: AnySelect = (
         adapter_revisions.c.created_at,
         revisions.c.revision_id,
         revisions.c.bytes,
+        revisions.c.stored,
         manifests.c.json,
     )
     .select_from(adapters)
@@ -46,6 +49,19 @@ BY_REVISION_ID = _FOUND.where(revisions.c.revision_id == bindparam("pin"))
 _ADAPTER = select(adapters.c.id, adapters.c.deleted_at, adapters.c.purged_at).where(
     adapters.c.tenant == bindparam("tenant"), adapters.c.name == bindparam("name")
 )
+_KEPT = select(
+    revisions.c.revision_id,
+    revisions.c.stored,
+    select(aliases.c.alias)
+    .join(adapters, adapters.c.id == aliases.c.adapter_id)
+    .join(
+        adapter_revisions,
+        (adapter_revisions.c.adapter_id == aliases.c.adapter_id) & (adapter_revisions.c.number == aliases.c.number),
+    )
+    .where(adapter_revisions.c.content_id == revisions.c.id, adapters.c.deleted_at.is_(None))
+    .exists()
+    .label("is_wanted"),
+)
 _parsed = lru_cache(maxsize=256)(Manifest.from_json)
 
 
@@ -59,7 +75,7 @@ def find_revision(connection: Connection, wanted: AdapterReference) -> AdapterRe
 def revision_of(row: AnyRow) -> AdapterRevision:
     """What a row of these queries says."""
     return AdapterRevision(
-        row.tenant, row.name, row.number, row.revision_id, _parsed(row.json), row.bytes, row.created_at
+        row.tenant, row.name, row.number, row.revision_id, _parsed(row.json), row.bytes, row.created_at, row.stored
     )
 
 
@@ -74,6 +90,15 @@ def require_adapter(connection: Connection, tenant: str, name: str) -> int:
     if row is None or row.deleted_at is not None:
         raise not_found(connection, AdapterReference(tenant, name))
     return row.id
+
+
+def kept_in_memory(connection: Connection, revision_ids: Sequence[str]) -> dict[str, bool]:
+    """See `SqlCatalog.kept_in_memory`."""
+    found: dict[str, bool] = {}
+    for start in range(0, len(revision_ids), _IDS):
+        rows = connection.execute(_KEPT.where(revisions.c.revision_id.in_(revision_ids[start : start + _IDS])))
+        found |= {row.revision_id: not row.stored and row.is_wanted for row in rows}
+    return found
 
 
 def not_found(connection: Connection, wanted: AdapterReference) -> AdapterNotFound:

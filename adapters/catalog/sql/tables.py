@@ -8,8 +8,8 @@
     removals                           content that the garbage collection took out
 
 A row of `revisions` is content, known by its digest; a row of `adapter_revisions` says that an adapter has it, under
-which number. Adapters of one base and one recipe have equal manifests, which can be tens of kilobytes: each is stored
-once.
+which number. Content that is not `stored` is in workers' memory only. Adapters of one base and one recipe have equal
+manifests, which can be tens of kilobytes: each is stored once.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import Any
 
 from sqlalchemy import (
     BigInteger,
+    Boolean,
     Column,
     DateTime,
     Dialect,
@@ -33,6 +34,7 @@ from sqlalchemy import (
     Table,
     Text,
     UniqueConstraint,
+    true,
 )
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.types import TypeDecorator, TypeEngine
@@ -118,6 +120,7 @@ revisions = Table(
     Column("base_model", Text, nullable=False),  # fingerprint
     Column("bytes", BigInteger, nullable=False),
     Column("created_at", UtcTime, nullable=False),
+    Column("stored", Boolean, nullable=False, server_default=true()),  # the store must have its bytes
     UniqueConstraint("revision_id"),
 )
 

@@ -33,9 +33,10 @@ def add_revision(
     manifest: Manifest,
     revision_id: str,
     num_bytes: int,
-    stored_since: int,
+    stored_since: int | None,
     by: str | None,
     moves_latest: bool,
+    alias: str | None,
 ) -> AdapterRevision:
     """See `SqlCatalog.add_revision`."""
     connection = transaction.connection
@@ -57,11 +58,18 @@ def add_revision(
             insert(adapter_revisions),
             {"adapter_id": adapter_id, "number": number, "content_id": content_id, "created_at": transaction.now},
         )
-        sequence = transaction.change("import", adapter_id)
-        if moves_latest or _alias(transaction, adapter_id, LATEST) is None:
-            _move(transaction, adapter_id, LATEST, number, by, sequence)
-    elif moves_latest and ((at := _alias(transaction, adapter_id, LATEST)) is None or at.number != number):
-        _move(transaction, adapter_id, LATEST, number, by, transaction.change("alias", adapter_id))
+        sequence: int | None = transaction.change("import", adapter_id)
+        is_new = _alias(transaction, adapter_id, LATEST) is None
+    else:
+        sequence, is_new = None, False
+    moved = set() if alias is None else {alias}
+    if moves_latest or is_new:
+        moved.add(LATEST)
+    for each in sorted(moved):
+        at = _alias(transaction, adapter_id, each)
+        if at is None or at.number != number:
+            sequence = sequence or transaction.change("alias", adapter_id)
+            _move(transaction, adapter_id, each, number, by, sequence)
     added = find_revision(connection, AdapterReference(tenant, name, alias=None, number=number))
     assert added is not None
     return added
@@ -126,19 +134,20 @@ def restore_adapter(transaction: Transaction, tenant: str, name: str) -> None:
     transaction.change("restore", row.id)
 
 
-def _content(transaction: Transaction, manifest: Manifest, revision_id: str, num_bytes: int, stored_since: int) -> int:
+def _content(
+    transaction: Transaction, manifest: Manifest, revision_id: str, num_bytes: int, stored_since: int | None
+) -> int:
     connection = transaction.connection
-    known = connection.execute(select(revisions.c.id).where(revisions.c.revision_id == revision_id)).scalar()
+    known = connection.execute(
+        select(revisions.c.id, revisions.c.stored).where(revisions.c.revision_id == revision_id)
+    ).first()
+    if known is not None and (known.stored or stored_since is None):
+        return known.id  # what is stored stays so
+    if stored_since is not None:
+        _check_bytes_stay(transaction, revision_id, stored_since)
     if known is not None:
-        return known
-    removal = connection.execute(select(removals).where(removals.c.revision_id == revision_id)).first()
-    if removal is not None:
-        if removal.removed_sequence is None or removal.removed_sequence > stored_since:
-            raise RevisionBeingRemoved(
-                f"{revision_id} was collected as garbage while it was being imported; its bytes must be stored again: "
-                "repeat the import"
-            )
-        connection.execute(delete(removals).where(removals.c.revision_id == revision_id))
+        _mark_stored(transaction, known.id)
+        return known.id
     return connection.execute(
         insert(revisions).returning(revisions.c.id),
         {
@@ -149,8 +158,32 @@ def _content(transaction: Transaction, manifest: Manifest, revision_id: str, num
             "base_model": manifest.base_model,
             "bytes": num_bytes,
             "created_at": transaction.now,
+            "stored": stored_since is not None,
         },
     ).scalar_one()
+
+
+def _check_bytes_stay(transaction: Transaction, revision_id: str, stored_since: int) -> None:
+    """Raises RevisionBeingRemoved where bytes stored since that change may be gone again (see `garbage.py`)."""
+    connection = transaction.connection
+    removal = connection.execute(select(removals).where(removals.c.revision_id == revision_id)).first()
+    if removal is None:
+        return
+    if removal.removed_sequence is None or removal.removed_sequence > stored_since:
+        raise RevisionBeingRemoved(
+            f"{revision_id} was collected as garbage while it was being imported; its bytes must be stored again: "
+            "repeat the import"
+        )
+    connection.execute(delete(removals).where(removals.c.revision_id == revision_id))
+
+
+def _mark_stored(transaction: Transaction, content_id: int) -> None:
+    """Content that was in memory only is in the store now, which every adapter that has it is told."""
+    connection = transaction.connection
+    connection.execute(update(revisions).where(revisions.c.id == content_id).values(stored=True))
+    having = select(adapter_revisions.c.adapter_id).where(adapter_revisions.c.content_id == content_id)
+    for adapter_id in connection.execute(having.order_by(adapter_revisions.c.adapter_id)).scalars().all():
+        transaction.change("stored", adapter_id)
 
 
 def _manifest(transaction: Transaction, manifest: Manifest) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -12,6 +13,7 @@ import pytest
 from test_store import num_incoming, overwrite
 
 from adapters import library as library_module
+from adapters.catalog.sql import SqlCatalog
 from adapters.errors import (
     AdapterIncompatible,
     AdapterMalformed,
@@ -26,7 +28,7 @@ from adapters.library import AdapterLibrary
 from adapters.manifest import Manifest, revision_id_of
 from adapters.packed import read_packed
 from adapters.random_adapters import write_random_lora
-from adapters.store import AdapterStore, StoreConflict, StoreFull, open_store
+from adapters.store import AdapterStore, RevisionNotStored, StoreConflict, StoreFull, open_store
 from adapters.store.layout import key_of
 
 TOMORROW = datetime.now(UTC) + timedelta(days=1)
@@ -102,6 +104,77 @@ def test_a_push_leaves_latest_where_it_is(library, lora):
     assert library.catalog.resolve("bot") == first
     library.catalog.set_alias("default", "bot", "latest", second.number)
     assert library.catalog.resolve("bot") == second
+
+
+def test_a_revision_in_memory_only_is_in_the_catalog_alone(library, lora, base, tmp_path):
+    first = library.import_directory("bot", lora(1))
+    last = library.catalog.last_change()
+    packed = library.pack("bot", lora(2), tmp_path / "shared" / "packed")
+    assert library.catalog.last_change() == last
+    read = read_packed(packed.path)
+    read.check_fits(base)
+    read.check_digest()
+    assert read.metadata.revision_id == packed.revision_id
+    assert packed.envelope.content_sha256 == hashlib.sha256(packed.path.read_bytes()).hexdigest()
+    second = library.add_in_memory("bot", packed, "latest", by="eve")
+    assert (second.number, second.stored, second.bytes) == (2, False, packed.path.stat().st_size)
+    assert library.catalog.resolve("bot") == second
+    assert library.catalog.alias_history("default", "bot")[0].moved_by == "eve"
+    assert stored(library.store) == [first.revision_id]
+    report = library.fsck(0)
+    assert report.is_sound
+    assert (report.num_referenced, report.missing.count) == (1, 0)
+    with pytest.raises(RevisionNotStored, match=r"bot@r2 is kept in workers' memory only.*import the same files"):
+        library.export("bot", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    assert library.add_in_memory("bot", library.pack("bot", lora(1), tmp_path / "again"), "latest") == first
+
+
+def test_what_was_in_memory_only_can_be_stored_later(library, lora, tmp_path):
+    packed = library.pack("bot", lora(1), tmp_path / "packed")
+    revision = library.add_in_memory("bot", packed, "latest")
+    assert stored(library.store) == []
+    again = library.import_directory("bot", lora(1))
+    assert again == replace(revision, stored=True)
+    assert stored(library.store) == [revision.revision_id]
+    assert library.export("bot", tmp_path / "out") == again
+    assert library.fsck(0).num_referenced == 1
+    library.catalog.delete("default", "bot")
+    assert library.collect_garbage(TOMORROW) == 1
+    assert stored(library.store) == []
+
+
+def test_an_import_that_is_killed_before_it_says_that_it_has_stored_the_bytes(library, lora, tmp_path):
+    """What it has left is nobody's, and the next import of the same content is not the worse for it."""
+    packed = library.pack("bot", lora(1), tmp_path / "packed")
+    revision = library.add_in_memory("bot", packed, "latest")
+    library.store.publish(revision.revision_id, packed.path)
+    report = library.fsck(0, repair=True)
+    assert (report.is_sound, report.unreferenced.listed) == (True, [revision.revision_id])
+    assert stored(library.store) == []
+    assert library.import_directory("bot", lora(1)).stored
+    assert library.store.verify(revision.revision_id)
+    assert library.fsck(0, repair=True).unreferenced.count == 0
+    assert library.store.verify(revision.revision_id)
+
+
+def test_fsck_takes_no_bytes_from_under_an_import_of_what_was_in_memory_only(library, lora, monkeypatch, tmp_path):
+    packed = library.pack("bot", lora(1), tmp_path / "packed")
+    revision = library.add_in_memory("bot", packed, "latest")
+    add_revision = library.catalog.add_revision
+    repaired: list[int] = []
+
+    def after_a_repair(*arguments, **options):
+        if not repaired:
+            repaired.append(library.fsck(0, repair=True).num_repaired)
+        return add_revision(*arguments, **options)
+
+    monkeypatch.setattr(
+        SqlCatalog, "add_revision", lambda _, *arguments, **options: after_a_repair(*arguments, **options)
+    )
+    assert library.import_directory("bot", lora(1)).stored
+    assert repaired == [1]
+    assert library.store.verify(revision.revision_id)
 
 
 def test_the_base_models_name_is_taken(library, lora):

@@ -39,6 +39,25 @@ def test_it_goes_with_its_block(parent: Path) -> None:
     assert list(parent.iterdir()) == []
 
 
+def test_one_in_shared_memory(parent: Path) -> None:
+    code = _OTHER.replace('"import")', '"import", in_memory=True)')
+    environment = {**os.environ, "TMPDIR": str(parent)}
+    other = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=environment)
+    try:
+        assert other.stdout is not None
+        left = Path(other.stdout.readline().strip())
+        assert left.parent == Path("/dev/shm")
+        assert left not in sweep_abandoned()
+        other.send_signal(signal.SIGKILL)
+        other.wait()
+        sweep_abandoned()  # by this process or by another one's start
+        assert not left.exists()
+        assert list(parent.iterdir()) == []
+    finally:
+        other.kill()
+        other.wait()
+
+
 def test_what_a_killed_process_left_is_swept(parent: Path) -> None:
     environment = {**os.environ, "TMPDIR": str(parent)}
     other = subprocess.Popen([sys.executable, "-c", _OTHER], stdout=subprocess.PIPE, text=True, env=environment)

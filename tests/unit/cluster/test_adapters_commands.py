@@ -15,6 +15,8 @@ from adapters.catalog.sql import SqlCatalog
 from adapters.random_adapters import write_random_lora
 from adapters.work_folder import WorkFolder
 from cluster.cli import main
+from cluster.config_file import load_cluster_config
+from cluster.library import open_library
 
 MODEL = {
     "architectures": ["LlamaForCausalLM"], "num_hidden_layers": 2, "hidden_size": 8, "intermediate_size": 16,
@@ -68,6 +70,23 @@ def ask(prelude):
         return json.loads(out)
 
     return run
+
+
+def test_a_revision_that_is_in_workers_memory_only(prelude, ask, folder):
+    ask("import", "bot", "lora-1")
+    library = open_library(load_cluster_config(folder / "cluster.yaml"))
+    library.add_in_memory("bot", library.pack("bot", folder / "lora-2", folder / "packed"), "latest")
+    library.catalog.close()
+    assert [each["stored"] for each in ask("show", "bot")["revisions"]] == [False, True]
+    assert ask("list")[0]["stored"] is False
+    assert prelude("list")[1].rstrip().endswith("…  in memory only")
+    assert [line.endswith("  in memory only") for line in prelude("show", "bot")[1].splitlines()[-2:]] == [True, False]
+    status, _, said = prelude("export", "bot", "out")
+    assert (status, "bot@r2 is kept in workers' memory only" in said) == (1, True)
+    assert ask("fsck")["num_referenced"] == 1
+    assert ask("import", "bot", "lora-2", "--keep-latest")["stored"] is True
+    assert "in memory only" not in prelude("show", "bot")[1]
+    assert prelude("export", "bot", "out")[0] == 0
 
 
 def test_an_adapter_s_life(prelude, ask, folder):

@@ -98,6 +98,7 @@ def test_a_worker_without_adapters_says_so(tmp_path: Path):
             for call, request in (
                 (control.EnsureAdapter, pb.EnsureAdapterRequest(revision_id="sha256:" + "0" * 64)),
                 (control.PinAdapter, pb.PinAdapterRequest(revision_id="sha256:" + "0" * 64)),
+                (control.PutAdapter, iter([pb.PutAdapterRequest(chunk=b"x")])),
                 (control.EvictAdapter, pb.EvictAdapterRequest(revision_id="sha256:" + "0" * 64)),
             ):
                 with pytest.raises(grpc.aio.AioRpcError, match="worker d holds no adapters") as caught:

@@ -46,6 +46,24 @@ def test_first_a_snapshot_then_deltas():
     assert cleared.draining
 
 
+def test_what_is_in_memory_only_outlives_the_engine():
+    hub = WorkerStateHub()
+    hub.add_in_memory_only("a")
+    hub.add_resident("a")
+
+    def changes() -> None:
+        hub.add_in_memory_only("a")  # nothing new
+        hub.clear_resident()
+        hub.remove_in_memory_only("b")  # neither
+        hub.remove_in_memory_only("a")
+
+    first, cleared, gone = collect(hub, changes, 3)
+    assert (first.residency.snapshot, list(first.residency.in_memory_only)) == (True, ["a"])
+    assert (list(cleared.residency.evicted), list(cleared.residency.not_in_memory_only)) == (["a"], [])
+    assert list(gone.residency.not_in_memory_only) == ["a"]
+    assert hub.in_memory_only == set()
+
+
 def test_an_update_that_changes_nothing_is_not_told():
     hub = WorkerStateHub()
 

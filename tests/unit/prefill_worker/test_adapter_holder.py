@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import itertools
 import json
 import os
@@ -216,6 +217,118 @@ def test_engines_come_and_go(stored: StoredAdapters, tmp_path: Path):
             running.engine_is(EngineStatus.UP, "two")
             await eventually(lambda: running.agent.hub.resident == {a})
             assert set(running.engine.held) == {a}
+
+    asyncio.run(scenario())
+
+
+def parts_of(
+    stored: StoredAdapters, revision_id: str, sent_bytes: int | None = None, chunk_bytes: int = 1000
+) -> list[pb.PutAdapterRequest]:
+    """What a router sends of a revision, which the store has not."""
+    stored.object_of(revision_id).unlink(missing_ok=True)
+    content = stored.packed[revision_id].read_bytes()
+    begin = pb.PutAdapterBegin(
+        revision_id=revision_id,
+        content_bytes=len(content),
+        content_sha256=hashlib.sha256(content).hexdigest(),
+        deadline_s=5,
+    )
+    sent = content[:sent_bytes]
+    chunks = (sent[start : start + chunk_bytes] for start in range(0, len(sent), chunk_bytes))
+    return [pb.PutAdapterRequest(begin=begin), *(pb.PutAdapterRequest(chunk=chunk) for chunk in chunks)]
+
+
+def test_an_adapter_that_no_store_has_is_sent(stored: StoredAdapters, tmp_path: Path):
+    async def scenario() -> None:
+        a, b = stored.ids[:2]
+        async with running_agent(stored, tmp_path) as running:
+            states = running.control.WatchState(pb.WatchStateRequest())
+            await states.read()
+            answer = await running.control.PutAdapter(iter(parts_of(stored, a)), timeout=20)
+            assert answer.load_s > 0
+            assert not answer.was_pinned
+            assert running.engine.held[a].path.read_bytes() == stored.packed[a].read_bytes()
+            told = [(await states.read()).residency for _ in range(2)]
+            assert [list(each.in_memory_only) + list(each.resident) for each in told] == [[a], [a]]
+            # What comes after the first message is not waited for where the worker has the adapter.
+            again = await running.control.PutAdapter(iter(parts_of(stored, a, chunk_bytes=10)), timeout=20)
+            assert (again.load_s, again.was_pinned) == (0, True)
+            assert (await running.ensure(a)).load_s == 0
+
+            snapshot = running.control.WatchState(pb.WatchStateRequest())
+            assert list((await snapshot.read()).residency.in_memory_only) == [a]
+            snapshot.cancel()
+            async with refused(grpc.StatusCode.FAILED_PRECONDITION, "is pinned"):
+                await running.control.EvictAdapter(pb.EvictAdapterRequest(revision_id=a))
+            await running.control.PinAdapter(pb.PinAdapterRequest(revision_id=a, memory_only=True))
+            await asyncio.sleep(0.06)
+            assert (await running.control.EvictAdapter(pb.EvictAdapterRequest(revision_id=a))).evicted
+            told = [(await states.read()).residency for _ in range(2)]
+            assert [list(each.evicted) + list(each.not_in_memory_only) for each in told] == [[a], [a]]
+            async with refused(grpc.StatusCode.FAILED_PRECONDITION, "does not have") as metadata:
+                await running.control.PinAdapter(pb.PinAdapterRequest(revision_id=a, pinned=True, memory_only=True))
+            assert metadata[ERROR_CODE_KEY] == "adapter_revision_not_stored"
+            async with refused(grpc.StatusCode.FAILED_PRECONDITION, "import the adapter again") as metadata:
+                await running.ensure(a)
+            assert metadata[ERROR_CODE_KEY] == "adapter_revision_not_stored"
+            assert running.agent.hub.on_disk == set()
+            await running.ensure(b)
+
+    asyncio.run(scenario())
+
+
+def test_what_is_sent_wrongly_leaves_nothing(stored: StoredAdapters, tmp_path: Path):
+    async def scenario() -> None:
+        a, b, c = stored.ids[:3]
+        async with running_agent(stored, tmp_path) as running:
+            assert running.agent._residency is not None
+            host = running.agent._residency._host
+            whole = parts_of(stored, a)
+            other = pb.PutAdapterRequest()
+            other.CopyFrom(whole[0])
+            other.begin.revision_id = b
+            nobody = pb.PutAdapterRequest()
+            nobody.CopyFrom(whole[0])
+            nobody.begin.revision_id = "../../etc"
+            for parts, status, words, code in (
+                ([], grpc.StatusCode.INVALID_ARGUMENT, "does not say what comes", None),
+                (whole[1:], grpc.StatusCode.INVALID_ARGUMENT, "does not say what comes", None),
+                (whole[:-1], grpc.StatusCode.FAILED_PRECONDITION, "send it again", "adapter_not_received"),
+                (whole[:1], grpc.StatusCode.FAILED_PRECONDITION, "but 0 bytes", "adapter_not_received"),
+                ([*whole, whole[-1]], grpc.StatusCode.FAILED_PRECONDITION, "more than", "adapter_not_received"),
+                ([whole[0], *whole[:0:-1]], grpc.StatusCode.FAILED_PRECONDITION, "SHA-256", "adapter_not_received"),
+                ([other, *whole[1:]], grpc.StatusCode.FAILED_PRECONDITION, f"holds {a}", "adapter_malformed"),
+                ([nobody, *whole[1:]], grpc.StatusCode.FAILED_PRECONDITION, "no", "invalid_adapter_reference"),
+            ):
+                async with refused(status, words) as metadata:
+                    await running.control.PutAdapter(iter(parts), timeout=20)
+                assert metadata.get(ERROR_CODE_KEY) == code
+                assert (host.used_bytes, host.pins, len(host)) == (0, {}, 0)
+
+            async def half_of_it() -> AsyncIterator[pb.PutAdapterRequest]:
+                for part in whole[: len(whole) // 2]:
+                    yield part
+                await asyncio.Event().wait()
+
+            leaving = asyncio.ensure_future(running.control.PutAdapter(half_of_it()))
+            await eventually(lambda: host.used_bytes > 0)
+            leaving.cancel()
+            await eventually(lambda: (host.used_bytes, host.pins, len(host)) == (0, {}, 0))
+            async with refused(grpc.StatusCode.DEADLINE_EXCEEDED):
+                await running.control.PutAdapter(half_of_it(), timeout=0.3)
+            await eventually(lambda: (host.used_bytes, host.pins, len(host)) == (0, {}, 0))
+
+            await running.ensure(c)
+            running.engine_is(EngineStatus.DOWN)
+            async with refused(grpc.StatusCode.UNAVAILABLE, "the engine of w is not up"):
+                await running.control.PutAdapter(iter(whole), timeout=20)
+            running.engine_is(EngineStatus.UP, "two")
+            running.agent.hub.update(draining=True)
+            async with refused(grpc.StatusCode.UNAVAILABLE, "is draining"):
+                await running.control.PutAdapter(iter(whole), timeout=20)
+            running.agent.hub.update(draining=False)
+            await running.control.PutAdapter(iter(whole), timeout=20)
+            assert a in running.agent.hub.resident
 
     asyncio.run(scenario())
 

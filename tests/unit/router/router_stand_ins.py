@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import hashlib
 import json
 import shutil
 import socket
@@ -323,6 +324,12 @@ class WorkerStandIn(WorkerControlServicer):
         self.state = control.WorkerState(incarnation=f"{name}-1", engine_state=control.ENGINE_STATE_UP, ready=True)
         self.resident: set[str] = set()
         self.pinned: set[str] = set()
+        self.memory_only: dict[str, bytes] = {}  # what was sent to it
+        self.kept: set[str] = set()  # of that, what it is to keep
+        self.given_up: list[str] = []  # what it was told not to keep
+        self.put_errors: list[grpc.StatusCode] = []  # used up first
+        self.put_delay_s = 0.0
+        self.tells_of_residency = True
         self.evicted: list[tuple[str, bool]] = []
         self._deltas: list[control.ResidencyDelta] = []
         self.ensured: list[str] = []
@@ -331,6 +338,7 @@ class WorkerStandIn(WorkerControlServicer):
         self.ensure_errors: list[AdapterError | grpc.StatusCode] = []  # used up first
         self.retry_after_s: float | None = None  # said with every status
         self.ensure_delay_s = 0.0
+        self.has_no_store = False  # it cannot get what it does not have
         self.is_speaking = asyncio.Event()
         self.is_speaking.set()
         self.address = ""
@@ -384,7 +392,9 @@ class WorkerStandIn(WorkerControlServicer):
         )
 
     async def WatchState(self, request: Any, context: Any) -> AsyncIterator[control.WorkerState]:
-        residency = control.ResidencyDelta(snapshot=True, resident=sorted(self.resident))
+        residency = control.ResidencyDelta(
+            snapshot=True, resident=sorted(self.resident), in_memory_only=sorted(self.memory_only)
+        )
         num_told = len(self._deltas)
         while True:
             await self.is_speaking.wait()
@@ -413,12 +423,43 @@ class WorkerStandIn(WorkerControlServicer):
                 await context.abort(error, "no", trailing_metadata=said)
             metadata = (("prelude-error-code", error.code), ("prelude-http-status", str(error.http_status)))
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error), trailing_metadata=metadata)
+        if request.revision_id not in self.resident | self.memory_only.keys() and self.has_no_store:
+            gone = (("prelude-error-code", "adapter_revision_not_stored"), ("prelude-http-status", "404"))
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "not stored", trailing_metadata=gone)
         load_s = 0.0 if request.revision_id in self.resident else 0.25
         if load_s:
             await self.becomes_resident(request.revision_id)
         return control.EnsureAdapterResponse(load_s=load_s)
 
+    async def PutAdapter(self, request_iterator: Any, context: Any) -> control.PutAdapterResponse:
+        parts = [part async for part in request_iterator]
+        begin, content = parts[0].begin, b"".join(part.chunk for part in parts[1:])
+        await asyncio.sleep(self.put_delay_s)
+        if self.put_errors:
+            await context.abort(self.put_errors.pop(0), "no")
+        assert hashlib.sha256(content).hexdigest() == begin.content_sha256
+        assert begin.content_bytes == len(content)
+        assert all(len(part.chunk) <= 1024**2 for part in parts)
+        was_pinned = begin.revision_id in self.kept
+        self.memory_only[begin.revision_id] = content
+        self.kept.add(begin.revision_id)
+        self.resident.add(begin.revision_id)
+        if self.tells_of_residency:
+            await self.tell(in_memory_only=[begin.revision_id], resident=[begin.revision_id])
+        return control.PutAdapterResponse(load_s=0.25, was_pinned=was_pinned)
+
+    async def loses(self, revision_id: str) -> None:
+        """It made room for another one."""
+        del self.memory_only[revision_id]
+        self.kept.discard(revision_id)
+        self.resident.discard(revision_id)
+        await self.tell(not_in_memory_only=[revision_id], evicted=[revision_id])
+
     async def PinAdapter(self, request: Any, context: Any) -> control.PinAdapterResponse:
+        if request.memory_only:
+            (self.kept.add if request.pinned else self.kept.discard)(request.revision_id)
+            self.given_up += [] if request.pinned else [request.revision_id]
+            return control.PinAdapterResponse()
         if request.pinned:
             self.pinned.add(request.revision_id)
             await self.becomes_resident(request.revision_id)

@@ -83,6 +83,9 @@ def left_over() -> set[str]:
     return set(glob.glob(f"{tempfile.gettempdir()}/prelude-work-upload-*"))
 
 
+_FILE_BEGINS = b'--x\r\nContent-Disposition: form-data; name="file"; filename="adapter_config.json"\r\n\r\n{}'
+
+
 class TestUpload:
     @pytest.mark.parametrize("name", ["bot", "acme/bot"])
     def test_a_new_adapter_is_served_at_once(self, tmp_path: Path, name: str) -> None:
@@ -262,7 +265,7 @@ class TestUpload:
 
     def test_a_router_that_stops_says_so(self) -> None:
         async def chunks() -> Any:
-            yield b'--x\r\nContent-Disposition: form-data; name="name"\r\n\r\nbo'
+            yield _FILE_BEGINS
             await asyncio.sleep(5)
 
         async def scenario() -> None:
@@ -281,9 +284,9 @@ class TestUpload:
         go_on = asyncio.Event()
 
         async def chunks() -> Any:
-            yield b'--x\r\nContent-Disposition: form-data; name="name"\r\n\r\nbot\r\n'
+            yield b'--x\r\nContent-Disposition: form-data; name="name"\r\n\r\nbot\r\n' + _FILE_BEGINS
             await go_on.wait()
-            yield b"--x--\r\n"
+            yield b"\r\n--x--\r\n"
 
         async def scenario() -> None:
             async with managing() as cluster:
@@ -297,7 +300,7 @@ class TestUpload:
                 status, answer = await upload(cluster, files, name="bot")
                 assert (status, answer["error"]["code"]) == (429, "too_many_uploads")
                 go_on.set()
-                assert {status for status, _ in await asyncio.gather(*slow)} == {400}  # they have no files
+                assert {status for status, _ in await asyncio.gather(*slow)} == {422}  # they have no weights
                 assert (await upload(cluster, files, name="bot"))[0] == 201
 
         asyncio.run(scenario())

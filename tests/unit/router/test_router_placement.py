@@ -6,9 +6,11 @@ from dataclasses import replace
 
 import pytest
 
+from cluster import control_pb2 as control
 from router.fleet_state import FleetState, WorkerView
 from router.in_flight import InFlightState
-from router.placement import Placement, PlacementRequest, lacks_unified_worker, rank_placements
+from router.placement import Placement, PlacementRequest, is_gone, lacks_unified_worker, rank_placements
+from router.residency import Residency
 
 REQUEST = PlacementRequest("sha256:ab")
 EVERYWHERE = PlacementRequest("sha256:cd", positions="all")
@@ -86,6 +88,44 @@ def test_adapters_that_act_everywhere_need_a_unified_worker(workers: tuple, expe
     fleet = FleetState({worker.name: worker for worker in workers}, {})
     assert lacks_unified_worker(EVERYWHERE, fleet) is lacks
     assert not lacks_unified_worker(REQUEST, fleet)
+
+
+UNSTORED = PlacementRequest("sha256:ab", is_stored=False)
+UNSTORED_EVERYWHERE = PlacementRequest("sha256:ab", positions="all", is_stored=False)
+
+
+def having(worker: WorkerView, **delta: list[str]) -> WorkerView:
+    residency = Residency()
+    residency.apply(control.ResidencyDelta(snapshot=True, **delta))
+    return replace(worker, residency=residency)
+
+
+def test_what_no_store_has_goes_to_who_has_it() -> None:
+    in_memory = having(P1, in_memory_only=["sha256:ab"])  # the engine has not got it back yet
+    in_engine = having(U0, in_memory_only=["sha256:ab"], resident=["sha256:ab"])
+    on_disk, other = having(P0, on_disk=["sha256:ab"]), having(U1, in_memory_only=["sha256:cd"])
+    workers = (on_disk, in_memory, in_engine, other, D0)
+    assert ranked(*workers, request=UNSTORED) == ["p1>d0", "u0"]
+    assert ranked(*workers, request=UNSTORED_EVERYWHERE) == ["u0"]
+    assert ranked(*workers, request=REQUEST) == ["p0>d0", "p1>d0", "u0", "u1"]
+    assert ranked(*workers, request=PlacementRequest(None, is_stored=False)) == ["p0>d0", "p1>d0", "u0", "u1"]
+    assert ranked(on_disk, replace(in_memory, is_ready=False), D0, request=UNSTORED) == []
+
+
+@pytest.mark.parametrize("change", UNREADY_CHANGES)
+def test_it_is_gone_only_when_all_say_so(change: dict[str, bool]) -> None:
+    def gone(*workers: WorkerView, request: PlacementRequest = UNSTORED) -> bool:
+        return is_gone(request, FleetState({worker.name: worker for worker in workers}, {}))
+
+    has_it = having(P0, in_memory_only=["sha256:ab"])
+    assert gone(P0, U0, D0)
+    assert not gone(P0, U0, D0, request=REQUEST)
+    assert not gone(has_it, U0, D0)
+    assert not gone(replace(has_it, **change), U0, D0)
+    assert gone(replace(P0, **change), U0, D0) is change.get("is_connected", True)  # it may have it
+    assert gone(P0, U0, replace(D0, **change))  # which cannot
+    assert gone(has_it, U0, request=UNSTORED_EVERYWHERE)
+    assert gone(replace(P0, **change), U0, request=UNSTORED_EVERYWHERE)
 
 
 def test_a_unified_worker_is_one_worker() -> None:

@@ -28,6 +28,19 @@ def test_deltas() -> None:
     assert (residency.host, residency.disk) == (set(ids(2, 4)), set(ids(1, 2, 4)))
 
 
+def test_what_is_in_memory_only() -> None:
+    residency = Residency()
+    residency.apply(control.ResidencyDelta(snapshot=True, in_memory_only=ids(1, 2), resident=ids(1, 3)))
+    assert residency.memory_only == set(ids(1, 2))
+    assert [residency.can_use_unstored(each) for each in ids(1, 2, 3, 4)] == [True, True, True, False]
+    residency.apply(control.ResidencyDelta(evicted=ids(1, 3)))  # its engine ended
+    assert [residency.can_use_unstored(each) for each in ids(1, 2, 3)] == [True, True, False]
+    residency.apply(control.ResidencyDelta(not_in_memory_only=ids(1)))
+    assert residency.memory_only == set(ids(2))
+    residency.apply(control.ResidencyDelta(snapshot=True))
+    assert residency.memory_only == set()
+
+
 def test_views_share_it() -> None:
     """A view is made for every state of every worker: 100,000 ids must not be copied for each."""
     view = WorkerView("p0", "prefill")

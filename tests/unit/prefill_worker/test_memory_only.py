@@ -1,0 +1,368 @@
+"""Adapters that no store has: a router sends them, and the worker keeps them in memory only."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import shutil
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from held_adapters import StoredAdapters, Worker, eventually, pack, reft_directory, running_worker
+
+from adapters.errors import (
+    AdapterIncompatible,
+    AdapterMalformed,
+    AdapterTooLarge,
+    AdapterUnsupported,
+    InvalidReference,
+)
+from adapters.random_adapters import write_random_lora
+from adapters.store import Envelope, RevisionNotStored
+from engine.errors import EngineError
+from prefill_worker.residency import Tier, residency
+from prefill_worker.residency.errors import (
+    AdapterInUse,
+    AdapterNotReceived,
+    AdapterRefusedByEngine,
+    HostMemoryFull,
+    PinsExceedBudget,
+)
+
+CHUNK_BYTES = 1000
+
+
+def unstored(stored: StoredAdapters, revision_id: str) -> tuple[Envelope, bytes]:
+    """A revision that the store has no longer: what a router says of it, and its packed file."""
+    stored.object_of(revision_id).unlink()
+    return announced(revision_id, stored.packed[revision_id])
+
+
+def announced(revision_id: str, path: Path) -> tuple[Envelope, bytes]:
+    content = path.read_bytes()
+    return Envelope(revision_id, hashlib.sha256(content).hexdigest(), len(content)), content
+
+
+async def sent(content: bytes, gate: asyncio.Event | None = None) -> AsyncIterator[bytes]:
+    """The content in chunks; the second half of it when the gate opens."""
+    for begin in range(0, len(content), CHUNK_BYTES):
+        if gate is not None and begin >= len(content) // 2:
+            await gate.wait()
+        yield content[begin : begin + CHUNK_BYTES]
+
+
+async def nothing() -> AsyncIterator[bytes]:
+    raise AssertionError("it needs no content")
+    yield b""
+
+
+def is_empty(worker: Worker) -> bool:
+    host = worker.residency._host
+    return not (host.used_bytes or host.pins or worker.folders() or worker.hub.in_memory_only or worker.hub.resident)
+
+
+def on_any_disk(worker: Worker, revision_id: str) -> bool:
+    return any(revision_id.replace(":", "-") in path.name for path in worker.disk.rglob("*"))
+
+
+def test_it_is_resident_and_pinned_and_on_no_disk(stored: StoredAdapters, tmp_path: Path):
+    async def scenario() -> None:
+        a, *others = stored.ids
+        envelope, content = unstored(stored, a)
+        async with running_worker(stored, tmp_path, host=2) as worker:
+            received = await worker.residency.put(envelope, sent(content), 5)
+            assert received.load_s > 0
+            assert not received.was_pinned
+            held = worker.engine.held[a]
+            held.check_digest()
+            assert held.path.read_bytes() == content
+            assert worker.hub.resident == worker.hub.in_memory_only == {a}
+            again = await worker.residency.put(envelope, nothing(), 5)
+            assert (again.load_s, again.was_pinned) == (0, True)
+            for other in others[:4]:  # which must make room for each other
+                await worker.residency.ensure(other, Tier.HOST, 5)
+            await worker.on_disk(*others[:4])
+            assert a in worker.hub.resident
+            assert (await worker.residency.ensure(a, Tier.HOST, 5)).load_s == 0
+            with pytest.raises(AdapterInUse, match="pinned"):
+                await worker.residency.evict(a, from_disk=True)
+            assert not on_any_disk(worker, a)
+            assert a not in worker.reads
+            assert worker.value("prelude_worker_adapter_loads_total", source="router", result="ok") == 2
+            assert worker.value("prelude_worker_memory_only_adapters") == 1
+
+    asyncio.run(scenario())
+
+
+def test_a_new_engine_gets_it_from_memory(stored: StoredAdapters, tmp_path: Path):
+    async def scenario() -> None:
+        a = stored.ids[0]
+        envelope, content = unstored(stored, a)
+        async with running_worker(stored, tmp_path) as worker:
+            await worker.residency.put(envelope, sent(content), 5)
+            await worker.engine_ends()
+            assert (worker.hub.resident, worker.hub.in_memory_only) == (set(), {a})
+            await worker.engine.start()
+            worker.residency.engine_up()
+            await eventually(lambda: worker.hub.resident == {a})
+            assert worker.engine.held[a].path.read_bytes() == content
+            assert worker.reads == []
+
+    asyncio.run(scenario())
+
+
+def test_unpinned_it_goes_when_room_is_wanted_and_does_not_come_back(stored: StoredAdapters, tmp_path: Path):
+    async def scenario() -> None:
+        a, b, c = stored.ids[:3]
+        envelope, content = unstored(stored, a)
+        async with running_worker(stored, tmp_path, host=2) as worker:
+            await worker.residency.put(envelope, sent(content), 5)
+            worker.engine.in_use.add(a)
+            worker.residency.unpin(a, memory_only=True)
+            await worker.residency.ensure(b, Tier.HOST, 5)
+            await worker.residency.ensure(c, Tier.HOST, 5)
+            assert worker.hub.resident == {a, c}  # requests used it
+            worker.engine.in_use.clear()
+            await worker.residency.ensure(c, Tier.HOST, 5)
+            await worker.residency.ensure(b, Tier.HOST, 5)
+            assert worker.hub.resident == {b, c}
+            assert worker.hub.in_memory_only == set()
+            with pytest.raises(RevisionNotStored):
+                await worker.residency.ensure(a, Tier.HOST, 5)
+            with pytest.raises(RevisionNotStored, match="does not have"):
+                await worker.residency.pin(a, 5, memory_only=True)
+            assert not on_any_disk(worker, a)
+
+    asyncio.run(scenario())
+
+
+def test_operators_pins_are_their_own(stored: StoredAdapters, tmp_path: Path):
+    async def scenario() -> None:
+        a = stored.ids[0]
+        envelope, content = unstored(stored, a)
+        async with running_worker(stored, tmp_path) as worker:
+            await worker.residency.put(envelope, sent(content), 5)
+            await worker.residency.pin(a, 5)
+            worker.residency.unpin(a, memory_only=True)
+            assert set(worker.residency._host.pins) == {a}
+            await worker.residency.pin(a, 5, memory_only=True)
+            worker.residency.unpin(a)  # an operator's word is for both
+            assert worker.residency._host.pins == {}
+            await worker.residency.pin(a, 5, memory_only=True)
+            assert (await worker.residency.put(envelope, nothing(), 5)).was_pinned
+            worker.residency.unpin(a)
+            await worker.engine_ends()
+            with pytest.raises(EngineError):
+                await worker.residency.put(envelope, nothing(), 5)
+            assert worker.residency._host.pins == {}  # as before the call that failed
+
+    asyncio.run(scenario())
+
+
+def test_what_is_not_what_was_announced_leaves_nothing(stored: StoredAdapters, tmp_path: Path):
+    extra, base = tmp_path / "packed", stored.base
+    everywhere = announced(*pack(base, reft_directory(base, tmp_path / "everywhere", "all"), extra))
+    other_dtype = announced(*pack(base, write_random_lora(tmp_path / "half", base, 99, rank=8), extra, "bfloat16"))
+
+    async def scenario() -> None:
+        a, b = stored.ids[:2]
+        envelope, content = unstored(stored, a)
+        renamed = replace(envelope, revision_id=b)
+        stored.object_of(b).unlink()
+        async with running_worker(stored, tmp_path, host=3) as worker:
+            for wanted, bytes_sent, error, words in (
+                (envelope, content[:-1], AdapterNotReceived, f"should have come {len(content)} bytes"),
+                (envelope, content[: CHUNK_BYTES * 2], AdapterNotReceived, "but 2000 bytes"),
+                (envelope, b"", AdapterNotReceived, "send it again"),
+                (envelope, content + b"x", AdapterNotReceived, "more than"),
+                (envelope, content[:500] + b"x" + content[501:], AdapterNotReceived, "SHA-256"),
+                (replace(envelope, content_sha256="0" * 64), content, AdapterNotReceived, "SHA-256"),
+                (renamed, content, AdapterMalformed, f"{b} holds {a}"),
+                (*other_dtype, AdapterIncompatible, "bfloat16"),
+                (*everywhere, AdapterUnsupported, "only a unified worker"),
+                (replace(envelope, revision_id="sha256:1"), content, InvalidReference, "not a revision id"),
+                (replace(envelope, content_bytes=10**12), content, PinsExceedBudget, "unpin others or raise it"),
+            ):
+                with pytest.raises(error, match=words):
+                    await worker.residency.put(wanted, sent(bytes_sent), 5)
+                assert is_empty(worker), (error, words)
+            assert worker.engine.calls == []
+            await worker.residency.put(envelope, sent(content), 5)
+            assert worker.engine.held[a].path.read_bytes() == content
+
+    asyncio.run(scenario())
+
+
+def test_a_sender_that_leaves_leaves_nothing(stored: StoredAdapters, tmp_path: Path):
+    async def scenario() -> None:
+        a = stored.ids[0]
+        envelope, content = unstored(stored, a)
+        async with running_worker(stored, tmp_path) as worker:
+            gate = asyncio.Event()
+            for _ in range(3):
+                putting = asyncio.create_task(worker.residency.put(envelope, sent(content, gate), 5))
+                await eventually(lambda: worker.host_bytes() >= len(content) // 2 - CHUNK_BYTES)
+                putting.cancel()
+                await asyncio.wait([putting])
+                assert putting.cancelled()
+                assert is_empty(worker)
+            with pytest.raises(TimeoutError):
+                await worker.residency.put(envelope, sent(content, gate), 0.2)
+            assert is_empty(worker)
+            # While the engine loads it, it is whole, and stays as any load that was given up: until room is wanted.
+            worker.engine.may_answer.clear()
+            putting = asyncio.create_task(worker.residency.put(envelope, sent(content), 5))
+            await eventually(lambda: worker.engine.num_loading == 1)
+            putting.cancel()
+            await asyncio.wait([putting])
+            worker.engine.may_answer.set()
+            assert worker.residency._host.pins == {}
+            assert await worker.residency.evict(a, from_disk=True)
+            assert is_empty(worker)
+
+    asyncio.run(scenario())
+
+
+def test_no_room(stored: StoredAdapters, tmp_path: Path):
+    async def scenario() -> None:
+        a, b, c = stored.ids[:3]
+        envelope, content = unstored(stored, a)
+        async with running_worker(stored, tmp_path, host=2) as worker:
+            await worker.residency.ensure(b, Tier.HOST, 5)
+            await worker.residency.ensure(c, Tier.HOST, 5)
+            worker.engine.in_use.update((b, c))
+            with pytest.raises(HostMemoryFull, match="in use, leased or pinned"):
+                await worker.residency.put(envelope, sent(content), 0.3)
+            assert worker.hub.resident == {b, c}
+            worker.engine.in_use.clear()
+            await worker.residency.pin(b, 5)
+            await worker.residency.pin(c, 5)
+            with pytest.raises(PinsExceedBudget):
+                await worker.residency.put(envelope, sent(content), 5)
+            worker.residency.unpin(b)
+            await worker.residency.put(envelope, sent(content), 5)
+            assert worker.hub.resident == {a, c}
+        async with running_worker(stored, tmp_path / "small", host=1) as worker:
+            large = replace(envelope, content_bytes=2 * stored.room)
+            worker.residency._host.budget_bytes = stored.room
+            with pytest.raises((AdapterTooLarge, PinsExceedBudget)):
+                await worker.residency.put(large, sent(content), 5)
+            assert is_empty(worker)
+
+    asyncio.run(scenario())
+
+
+def test_a_revision_is_received_or_loaded_but_not_both_at_once(stored: StoredAdapters, tmp_path: Path):
+    async def scenario() -> None:
+        a = stored.ids[0]
+        envelope, content = announced(a, stored.packed[a])  # which the store has, too
+        async with running_worker(stored, tmp_path, lease_s=0.01) as worker:
+            gate = asyncio.Event()
+            putting = asyncio.create_task(worker.residency.put(envelope, sent(content, gate), 5))
+            await eventually(lambda: worker.host_bytes() > 0)
+            loading = [asyncio.create_task(worker.residency.ensure(a, Tier.HOST, 5)) for _ in range(3)]
+            other = asyncio.create_task(worker.residency.put(envelope, nothing(), 5))
+            await asyncio.sleep(0.05)
+            assert not any(task.done() for task in (*loading, other))
+            gate.set()
+            await asyncio.gather(putting, other, *loading)
+            assert (worker.reads, worker.engine.calls) == ([], [("load", a)])
+
+            worker.residency.unpin(a)
+            await asyncio.sleep(0.02)
+            assert await worker.residency.evict(a, from_disk=True)
+            worker.engine.may_answer.clear()
+            load = asyncio.create_task(worker.residency.ensure(a, Tier.HOST, 5))
+            await eventually(lambda: worker.engine.num_loading == 1)
+            putting = asyncio.create_task(worker.residency.put(envelope, nothing(), 5))
+            await asyncio.sleep(0.05)
+            worker.engine.may_answer.set()
+            await asyncio.gather(load, putting)
+            assert worker.reads == [a]
+            assert worker.engine.calls[2:] == [("load", a)]  # after the first load and the eviction
+            assert set(worker.residency._host.pins) == {a}
+            assert len(worker.residency._host) == 1
+            assert worker.hub.in_memory_only == set()  # it came from the store, where it is still
+
+    asyncio.run(scenario())
+
+
+def test_a_load_waits_for_a_sender_that_fails_and_goes_its_own_way(stored: StoredAdapters, tmp_path: Path):
+    async def scenario() -> None:
+        a = stored.ids[0]
+        envelope, content = announced(a, stored.packed[a])
+        async with running_worker(stored, tmp_path) as worker:
+            gate = asyncio.Event()
+            putting = asyncio.create_task(worker.residency.put(envelope, sent(content[:-9], gate), 5))
+            await eventually(lambda: worker.host_bytes() > 0)
+            loading = asyncio.create_task(worker.residency.ensure(a, Tier.HOST, 5))
+            await asyncio.sleep(0.02)
+            gate.set()
+            with pytest.raises(AdapterNotReceived):
+                await putting
+            await loading
+            assert worker.reads == [a]
+            assert worker.residency._host.pins == {}
+
+    asyncio.run(scenario())
+
+
+def test_a_disk_gets_it_from_the_store_alone(stored: StoredAdapters, tmp_path: Path):
+    async def scenario() -> None:
+        a = stored.ids[0]
+        envelope, content = unstored(stored, a)
+        async with running_worker(stored, tmp_path) as worker:
+            await worker.residency.put(envelope, sent(content), 5)
+            with pytest.raises(RevisionNotStored):
+                await worker.residency.ensure(a, Tier.DISK, 5)
+            await eventually(lambda: not worker.residency._to_disk)
+            assert not on_any_disk(worker, a)
+            stored.store.publish(a, stored.packed[a])
+            await worker.residency.ensure(a, Tier.DISK, 5)
+            assert on_any_disk(worker, a)
+            assert worker.reads == [a, a]
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("how", ["refused", "removed"])
+def test_one_that_is_lost_is_not_tried_for_ever(stored: StoredAdapters, tmp_path: Path, monkeypatch, how: str):
+    monkeypatch.setattr(residency, "_PIN_RETRY_S", 0.05)
+
+    async def scenario() -> None:
+        a, b = stored.ids[:2]
+        envelope, content = unstored(stored, a)
+        async with running_worker(stored, tmp_path) as worker:
+            await worker.residency.put(envelope, sent(content), 5)
+            await worker.residency.pin(b, 5)
+            await worker.engine_ends()
+            if how == "refused":
+                worker.engine.refused[a] = "no"
+            else:
+                shutil.rmtree(worker.residency._host.get(a).directory)  # type: ignore[union-attr]
+            await worker.engine.start()
+            worker.residency.engine_up()
+            await eventually(lambda: set(worker.residency._host.pins) == {b})
+            await eventually(lambda: worker.hub.resident == {b})
+            assert worker.hub.in_memory_only == set()
+            num_calls = len(worker.engine.calls)
+            await asyncio.sleep(0.3)
+            assert len(worker.engine.calls) == num_calls
+            assert not worker.residency._pins_due.is_set()
+
+    asyncio.run(scenario())
+
+
+def test_what_the_engine_refuses_is_not_kept(stored: StoredAdapters, tmp_path: Path):
+    async def scenario() -> None:
+        a = stored.ids[0]
+        envelope, content = unstored(stored, a)
+        async with running_worker(stored, tmp_path) as worker:
+            worker.engine.refused[a] = "no"
+            with pytest.raises(AdapterRefusedByEngine):
+                await worker.residency.put(envelope, sent(content), 5)
+            assert is_empty(worker)
+
+    asyncio.run(scenario())
