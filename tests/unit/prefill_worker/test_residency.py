@@ -836,7 +836,7 @@ def test_a_sound_file_on_disk_outlives_trouble_in_host_memory(stored: StoredAdap
             resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, hard))
             try:
                 with pytest.raises(HostMemoryFull):
-                    await worker.residency.ensure(a, Tier.HOST, 0.5)
+                    await worker.residency.ensure(a, Tier.HOST, 2)
             finally:
                 resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
             for number in range(2, 20):  # in the way of the next folder
