@@ -135,8 +135,8 @@ def peft_adapted(model: Any, directory: Path) -> Iterator[Any]:
 def _peft_converts_experts(model: Any, config: Any, weights: Mapping[str, Any]) -> bool:
     """False for a LoRA on single experts that peft would refuse or change where it puts those of a layer together.
 
-    peft 0.21 wants every expert of every layer, gate_proj with up_proj, and forgets ranks and alphas by pattern; it
-    doubles rank and alpha of the two together, which changes the scale of rsLoRA.
+    peft 0.21 wants every expert of every layer, gate_proj with up_proj, and one rank; it forgets alphas by pattern, and
+    it doubles rank and alpha of the two together, which changes the scale of rsLoRA.
     """
     found: dict[str, set[tuple[str, str]]] = {}  # projection -> (layer, expert)
     for key in weights:

@@ -94,7 +94,7 @@ def _parameter_of(wrapper: Wrapper, targeted: Mapping[int, tuple[str, ...]], wei
     place = len(own) - (2 if wrapper.is_inner else 1)
     if place < 0 or not set(fitting) <= set(own):
         raise AdapterMalformed(
-            f"there are tensors for {wrapper.name}{''.join(f' ({each})' for each in fitting)}, but {CONFIG_NAME} names "
+            f"there are tensors for {wrapper.key}{''.join(f' ({each})' for each in fitting)}, but {CONFIG_NAME} names "
             f"{' and '.join(own) or 'nothing'} of its experts in target_parameters; peft would drop them, so correct "
             "the configuration"
         )

@@ -71,7 +71,7 @@ class Wrapper:
     tensors: dict[str, str] = field(default_factory=dict)
 
     @property
-    def name(self) -> str:
+    def key(self) -> str:
         """peft's name of the wrapper."""
         return name_of_experts(self.layer) + (".base_layer" if self.is_inner else "")
 
@@ -87,7 +87,7 @@ class Named:
 
 def named_tensors(weights: Weights, base: BaseModel) -> Named:
     """What the tensors of a file are, each module with exactly an A and a B. Raises a subclass of AdapterError."""
-    found: dict[tuple[int, ...] | tuple[int | str, ...], Pair | Wrapper] = {}
+    found: dict[str, Pair | Wrapper] = {}  # by key
     adapters: set[str] = set()
     for tensor in weights:
         match = _WRAPPER_KEY.fullmatch(tensor) or _MODULE_KEY.fullmatch(tensor) or _EXPERT_KEY.fullmatch(tensor)
@@ -98,8 +98,8 @@ def named_tensors(weights: Weights, base: BaseModel) -> Named:
                 f"tensor {tensor!r} is for layer {layer}, but the base model has layers 0 to {base.num_layers - 1} "
                 f"({base}); the adapter was made for another model"
             )
-        place, new = _place(match, tensor, layer, base)
-        owner = found.setdefault(place, new)
+        owner = _owner(match, tensor, layer, base)
+        owner = found.setdefault(owner.key, owner)
         if match["factor"] in owner.tensors:
             raise AdapterMalformed(f"{owner.tensors[match['factor']]!r} and {tensor!r} are the same tensor; keep one")
         owner.tensors[match["factor"]] = tensor
@@ -137,22 +137,19 @@ def router_names(base: BaseModel) -> Iterator[str]:
             yield f"model.layers.{layer}.{block}.gate.weight"
 
 
-def _place(
-    match: re.Match[str], tensor: str, layer: int, base: BaseModel
-) -> tuple[tuple[int | str, ...], Pair | Wrapper]:
-    """(what is the same for tensors that belong together, an owner for them)."""
+def _owner(match: re.Match[str], tensor: str, layer: int, base: BaseModel) -> Pair | Wrapper:
+    """What a tensor belongs to, without its tensors."""
     if match.re is _MODULE_KEY:
         module = match["module"]
         _check_module(match, tensor, layer, base)
-        return (layer, module), Pair(name_of_module(layer, module), layer, module, None)
+        return Pair(name_of_module(layer, module), layer, module, None)
     if base.experts is None or not base.has_experts(layer):
         raise AdapterIncompatible(
             f"tensor {tensor[:200]!r} is for experts, which layer {layer} of the base model ({base}) has not; the "
             "adapter was made for another model"
         )
     if match.re is _WRAPPER_KEY:
-        is_inner = match["inner"] is not None
-        return (layer, "inner" if is_inner else "outer", -1), Wrapper(layer, is_inner)
+        return Wrapper(layer, is_inner=match["inner"] is not None)
     expert = int(match["expert"])
     if expert >= base.experts.count:
         raise AdapterIncompatible(
@@ -166,7 +163,7 @@ def _place(
             f"tensor {tensor[:200]!r} is not of {base.architecture}, whose experts are named "
             f"{block}.experts.0.{', '.join(names.values())}"
         )
-    return (layer, expert, module), Pair(expert_key(base, layer, expert, module), layer, module, expert)
+    return Pair(expert_key(base, layer, expert, module), layer, module, expert)
 
 
 def _check_module(match: re.Match[str], tensor: str, layer: int, base: BaseModel) -> None:

@@ -29,7 +29,8 @@ def add_commands(commands: Any) -> None:
         "verify",
         help=text,
         description=text,
-        epilog="Exits with 0 when the adapter is fine, 1 when it is refused or fails the check, 2 on wrong usage.",
+        epilog="Exits with 0 when the adapter is fine, 1 when it is refused, not served or fails the check, "
+        "2 on wrong usage.",
     )
     verify.add_argument("directory", type=Path, help="the adapter; docs/adapter-formats.md lists what is read")
     verify.add_argument("--model", type=Path, help="the base model's directory; default: that of --config")

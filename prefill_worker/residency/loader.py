@@ -7,9 +7,10 @@ import functools
 import logging
 import threading
 import time
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable
 
-from adapters.errors import AdapterError
+from adapters.errors import AdapterError, AdapterUnsupported
 from adapters.store import AdapterStore, Envelope, RevisionNotStored, StoreCorrupt
 from adapters.store.envelope import ENVELOPE_BYTES
 from cluster.worker_metrics import ResidencyMetrics
@@ -26,6 +27,7 @@ from prefill_worker.residency.threads import Stop, WorkThreads
 log = logging.getLogger(__name__)
 
 _ENGINE_TIMEOUT_S = 120.0
+_MOST_REFUSALS = 1000  # that are remembered
 
 
 class Tier(enum.IntEnum):
@@ -63,6 +65,9 @@ class AdapterLoader:
         self._on_resident = on_resident
         self._not_received = not_received
         self._engine_number = 0  # of the engines that there have been
+        # Revision -> why this worker never serves it. Its content does not change, and it may be gigabytes for which
+        # others would have to go each time somebody asks.
+        self._refusals: OrderedDict[str, str] = OrderedDict()
 
     def engine_gone(self) -> None:
         """The engine ended: what it is asked to load now goes nowhere."""
@@ -79,6 +84,8 @@ class AdapterLoader:
             if load.goal < Tier.HOST:
                 await self._into_disk(load.key, entry)
             if load.goal >= Tier.HOST:
+                if load.key in self._refusals:
+                    raise AdapterUnsupported(self._refusals[load.key])
                 await self.into_engine(await self._into_memory(load))
         except (AdapterError, EngineError) as error:
             code = error.code if isinstance(error, AdapterError) else "engine"
@@ -139,6 +146,10 @@ class AdapterLoader:
             entry.envelope, copy_s, check_s = await self._threads.run(fill)
         except BaseException as error:
             await self._host.discard(entry)
+            if isinstance(error, AdapterUnsupported):
+                self._refusals[revision_id] = str(error)
+                if len(self._refusals) > _MOST_REFUSALS:
+                    self._refusals.popitem(last=False)
             if isinstance(error, OSError) and is_no_room(error):
                 await self._host.shrink()  # for the next attempt
                 raise HostMemoryFull(

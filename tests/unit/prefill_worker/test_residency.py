@@ -159,6 +159,26 @@ def test_roles_take_the_adapters_that_they_can_apply(stored: StoredAdapters, tmp
     asyncio.run(scenario())
 
 
+def test_what_is_never_served_costs_others_nothing_when_it_is_asked_for_again(stored: StoredAdapters, tmp_path: Path):
+    """It may be gigabytes, as LoRA on experts is: it is read once, and no adapter goes for it again."""
+    directory = reft_directory(stored.base, tmp_path / "everywhere", "all")
+    revision_id = stored.add(directory)
+
+    async def scenario() -> None:
+        async with running_worker(stored, tmp_path, host=2) as worker:
+            for _ in range(3):
+                with pytest.raises(AdapterUnsupported, match="acts on 'all' positions"):
+                    await worker.residency.ensure(revision_id, Tier.HOST, 5)
+            assert worker.reads.count(revision_id) == 1
+            for each in stored.ids[:2]:
+                await worker.residency.ensure(each, Tier.HOST, 5)
+            with pytest.raises(AdapterUnsupported, match="acts on 'all' positions"):
+                await worker.residency.ensure(revision_id, Tier.HOST, 5)
+            assert worker.hub.resident == set(stored.ids[:2])
+
+    asyncio.run(scenario())
+
+
 def test_what_a_worker_cannot_serve_is_refused_with_the_reason(stored: StoredAdapters, tmp_path: Path):
     wide = stored.add(write_random_lora(tmp_path / "wide", stored.base, 50, rank=32))
     down = stored.add(write_random_lora(tmp_path / "down", stored.base, 51, modules=["down_proj"]))
