@@ -1,4 +1,4 @@
-"""Managed adapters: the catalog and the store as one, so that what the catalog names is always in the store.
+"""Managed adapters: the catalog and the store as one, so that what the catalog names as stored is always in the store.
 
 The order is what makes a crash harmless. In: bytes first, then the row. Out: the row first, then the bytes. A revision
 in memory only has bytes that workers were given, and a row that says that the store has none.

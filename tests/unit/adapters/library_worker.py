@@ -26,6 +26,7 @@ from adapters.errors import AdapterNotFound, CatalogConflict, RevisionBeingRemov
 from adapters.formats import Limits
 from adapters.library import AdapterLibrary
 from adapters.store import S3Access, open_store
+from adapters.work_folder import work_folder
 
 NUM_NAMES = 4
 ALIASES = ("latest", "prod")
@@ -47,8 +48,8 @@ class Worker:
     def run(self) -> None:
         """Never returns."""
         changes: list[tuple[Callable[[str], None], int]] = [
-            (self._import, 8), (self._push, 4), (self._alias, 4), (self._roll_back, 4), (self._delete, 6),
-            (self._restore, 2), (self._collect, 3),
+            (self._import, 8), (self._push, 4), (self._push_in_memory, 4), (self._alias, 4),
+            (self._roll_back, 4), (self._delete, 6), (self._restore, 2), (self._collect, 3),
         ]  # fmt: skip
         kinds, weights = zip(*changes, strict=True)
         while True:
@@ -74,6 +75,16 @@ class Worker:
         except AdapterNotFound:
             return
         self._move(name, self._random.choice(ALIASES), self._random.choice(revisions).number)
+
+    def _push_in_memory(self, name: str) -> None:
+        source = self._random.choice(self._sources)
+
+        def push() -> int:
+            with work_folder("import") as folder:
+                packed = self._library.pack(name, source, folder / "packed")
+                return self._library.add_in_memory(name, packed, "latest").number
+
+        self._told({"change": "import", "name": name, "content": source.name, "moves_latest": True}, push)
 
     def _move(self, name: str, alias: str, number: int) -> None:
         self._told(

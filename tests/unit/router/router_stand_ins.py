@@ -329,6 +329,7 @@ class WorkerStandIn(WorkerControlServicer):
         self.given_up: list[str] = []  # what it was told not to keep
         self.put_errors: list[grpc.StatusCode] = []  # used up first
         self.put_delay_s = 0.0
+        self.num_chunks = 0  # of the last one that was sent
         self.tells_of_residency = True
         self.evicted: list[tuple[str, bool]] = []
         self._deltas: list[control.ResidencyDelta] = []
@@ -440,6 +441,7 @@ class WorkerStandIn(WorkerControlServicer):
         assert hashlib.sha256(content).hexdigest() == begin.content_sha256
         assert begin.content_bytes == len(content)
         assert all(len(part.chunk) <= 1024**2 for part in parts)
+        self.num_chunks = len(parts) - 1
         was_pinned = begin.revision_id in self.kept
         self.memory_only[begin.revision_id] = content
         self.kept.add(begin.revision_id)

@@ -20,7 +20,7 @@ from adapters.formats import read_adapter
 from adapters.manifest import revision_id_of
 from adapters.packed import read_packed
 from adapters.random_adapters import write_random_lora
-from router import exchange, memory_only
+from router import exchange, memory_only, worker_link
 from router.memory_only import MemoryOnlyRevisions
 
 Answer = tuple[int, Any]
@@ -58,7 +58,11 @@ def digits(revision_id: str) -> str:
 
 
 class TestPush:
-    def test_it_is_on_every_worker_that_can_hold_it_and_nowhere_else(self, tmp_path: Path) -> None:
+    def test_it_is_on_every_worker_that_can_hold_it_and_nowhere_else(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(worker_link, "_CHUNK_BYTES", 1000)  # else it would be one
+
         async def scenario() -> None:
             async with managing(2, 1, 1) as cluster:
                 await upload(cluster, lora(tmp_path, 1), name="bot")
@@ -71,6 +75,7 @@ class TestPush:
                 assert all(isinstance(seconds, float) for seconds in answer["workers"].values())
                 for worker in cluster.prefill + cluster.unified:
                     assert worker.kept == {new}
+                    assert worker.num_chunks > 5
                     packed = tmp_path / f"of-{worker.name}"
                     packed.write_bytes(worker.memory_only[new])
                     read_packed(packed).check_fits(BASE)
