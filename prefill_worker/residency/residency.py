@@ -145,7 +145,7 @@ class Residency:
         """End all loads and remove what is in host memory; the disk cache stays."""
         await self._queue.aclose()
         await self._disk.aclose()
-        self._threads.close()
+        await self._threads.aclose()
         self._folder.close()
 
     def engine_gone(self) -> None:

@@ -56,9 +56,10 @@ class WorkThreads:
             await _ended(future)
             raise
 
-    def close(self) -> None:
-        """Wait for what runs, and end the threads."""
-        self._pool.shutdown(wait=True, cancel_futures=True)
+    async def aclose(self) -> None:
+        """Wait for what runs, and end the threads. The event loop goes on: work that hangs must not stop its clock."""
+        with ThreadPoolExecutor(1, "close") as closer:
+            await asyncio.get_running_loop().run_in_executor(closer, lambda: self._pool.shutdown(cancel_futures=True))
 
 
 async def _ended(future: asyncio.Future[T]) -> None:

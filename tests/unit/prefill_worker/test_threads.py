@@ -33,7 +33,7 @@ def test_cancelled_work_has_ended_before_the_cancellation_is_seen():
         with pytest.raises(asyncio.CancelledError):
             await task
         assert ended == ["stopped"]
-        threads.close()
+        await threads.aclose()
 
     asyncio.run(scenario())
 
@@ -53,7 +53,7 @@ def test_what_must_be_done_is_done():
         with pytest.raises(asyncio.CancelledError):
             await task
         assert done == ["done"]
-        threads.close()
+        await threads.aclose()
 
     asyncio.run(scenario())
 
@@ -66,6 +66,20 @@ def test_results_and_errors_come_back():
             await threads.run(lambda _: 1 // 0)
         with pytest.raises(ZeroDivisionError):
             await threads.run_to_end(lambda: 1 // 0)
-        threads.close()
+        await threads.aclose()
+
+    asyncio.run(scenario())
+
+
+def test_the_event_loop_goes_on_while_threads_end():
+    async def scenario() -> None:
+        threads = WorkThreads(1)
+        running = asyncio.create_task(threads.run_to_end(lambda: time.sleep(0.5)))
+        await asyncio.sleep(0.05)
+        loop, ticks = asyncio.get_running_loop(), []
+        loop.call_later(0.1, ticks.append, "tick")
+        await threads.aclose()
+        assert ticks == ["tick"]
+        await running
 
     asyncio.run(scenario())
