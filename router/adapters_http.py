@@ -10,7 +10,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from adapters.catalog.records import AdapterDetails, AdapterRevision, AdapterSummary, AliasMove, RevisionSummary
+from adapters.catalog.described import adapter_as_json, deletion_as_json, details_as_json, move_as_json
+from adapters.catalog.records import AdapterSummary, AliasMove
 from adapters.catalog.sql import SqlCatalog
 from adapters.catalog.sql.catalog import MAX_PAGE
 from adapters.identity import LATEST, full_name_of, is_revision_id
@@ -57,7 +58,7 @@ class AdaptersEndpoint:
             return found, bool(catalog.list(tenant, prefix, last, 1, deleted=deleted))
 
         found, has_more = await self._management.adapters.with_catalog(page)
-        body = {"object": "list", "data": [_summary(each) for each in found], "has_more": has_more}
+        body = {"object": "list", "data": [adapter_as_json(each) for each in found], "has_more": has_more}
         return json_answer({**body, "last_id": found[-1].full_name if found else None})
 
     async def show(self, request: Request) -> Response:
@@ -69,21 +70,21 @@ class AdaptersEndpoint:
         fleet = self._management.backends.fleet
         latest = details.summary.revision_id
         where = {"host": fleet.workers_with(latest), "disk": fleet.workers_with_on_disk(latest)}
-        return json_answer({**_details(details), "workers": where})
+        return json_answer({**details_as_json(details), "workers": where})
 
     async def delete(self, request: Request) -> Response:
         """Makes an adapter unknown. It can be restored until garbage is collected."""
         await self._management.fields(request)
         tenant, name = adapter_key(request.path_params["name"])
         await self._changed(lambda catalog: catalog.delete(tenant, name))
-        return json_answer({"object": "adapter", "name": full_name_of(tenant, name), "deleted": True})
+        return json_answer(deletion_as_json(full_name_of(tenant, name), deleted=True))
 
     async def restore(self, request: Request) -> Response:
         """Undoes a deletion."""
         await self._management.fields(request)
         tenant, name = adapter_key(request.path_params["name"])
         await self._changed(lambda catalog: catalog.restore(tenant, name))
-        return json_answer({"object": "adapter", "name": full_name_of(tenant, name), "deleted": False})
+        return json_answer(deletion_as_json(full_name_of(tenant, name), deleted=False))
 
     async def set_alias(self, request: Request) -> Response:
         """Points an alias at a revision, if asked only from where it is expected to be."""
@@ -102,78 +103,20 @@ class AdaptersEndpoint:
                 before = 0 if expected is None else _number(catalog, tenant, name, "expected", expected)
             return catalog.set_alias(tenant, name, alias, number, expected=before, by=BY)
 
-        return json_answer(_move(await self._changed(move)))
+        return json_answer(move_as_json(full_name_of(tenant, name), await self._changed(move)))
 
     async def rollback(self, request: Request) -> Response:
         """Points an alias at what it stood for before."""
         fields = await self._management.fields(request, "alias")
         tenant, name = adapter_key(request.path_params["name"])
         alias = field(fields, "alias", str, "an alias") or LATEST
-        return json_answer(_move(await self._changed(lambda catalog: catalog.rollback(tenant, name, alias, by=BY))))
+        move = await self._changed(lambda catalog: catalog.rollback(tenant, name, alias, by=BY))
+        return json_answer(move_as_json(full_name_of(tenant, name), move))
 
     async def _changed(self, change: Any) -> Any:
         result = await self._management.adapters.with_catalog(change)
         await self._management.changed()
         return result
-
-
-def described(revision: AdapterRevision) -> dict[str, Any]:
-    """One revision of one adapter."""
-    return {
-        "object": "adapter.revision",
-        "name": revision.full_name,
-        "tenant": revision.tenant,
-        "number": revision.number,
-        "revision": revision.revision_id,
-        "kinds": revision.manifest.kinds,
-        "positions": revision.manifest.positions,
-        "base_model": revision.manifest.base_model,
-        "bytes": revision.bytes,
-        "stored": revision.stored,
-        "created_at": revision.created_at,
-    }
-
-
-def _revision(revision: AdapterSummary | RevisionSummary) -> dict[str, Any]:
-    return {
-        "number": revision.number,
-        "revision": revision.revision_id,
-        "kinds": revision.kinds,
-        "positions": revision.positions,
-        "base_model": revision.base_model,
-        "bytes": revision.bytes,
-        "stored": revision.stored,
-    }
-
-
-def _summary(adapter: AdapterSummary) -> dict[str, Any]:
-    return {
-        "object": "adapter",
-        "name": adapter.full_name,
-        "tenant": adapter.tenant,
-        "created_at": adapter.created_at,
-        "deleted_at": adapter.deleted_at,
-        "latest": _revision(adapter),
-    }
-
-
-def _details(details: AdapterDetails) -> dict[str, Any]:
-    return {
-        **_summary(details.summary),
-        "aliases": details.aliases,
-        "revisions": [{**_revision(each), "created_at": each.created_at} for each in details.revisions],
-        "num_revisions": details.num_revisions,
-    }
-
-
-def _move(move: AliasMove) -> dict[str, Any]:
-    return {
-        "object": "adapter.alias",
-        "alias": move.alias,
-        "from_number": move.from_number,
-        "number": move.to_number,
-        "moved_at": move.moved_at,
-    }
 
 
 def _number(catalog: SqlCatalog, tenant: str, name: str, param: str, text: str) -> int:

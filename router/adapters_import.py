@@ -12,12 +12,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from adapters.catalog.described import revision_as_json
 from adapters.catalog.records import AdapterRevision
 from adapters.catalog.sql import SqlCatalog
 from adapters.errors import AdapterError, AdapterNotFound, CatalogUnavailable
 from adapters.identity import LATEST, AdapterReference, full_name_of
 from adapters.library import PackedAdapter
-from router.adapters_http import described
 from router.client_words import without_path
 from router.errors import InvalidField, PushFailed, RouterError
 from router.json_answer import json_answer
@@ -60,7 +60,7 @@ class ImportEndpoint:
             if alias != LATEST:
                 await self._point(alias, revision)
             await self._management.changed()
-            return json_answer({**described(revision), "alias": alias}, 201)
+            return json_answer({**revision_as_json(revision), "alias": alias}, 201)
 
     async def push(self, request: Request) -> Response:
         """Imports the files, loads the revision wherever the alias's present one is, then moves the alias.
@@ -86,7 +86,7 @@ class ImportEndpoint:
             await self._management.changed()
             seconds = round(time.monotonic() - began_at, 4)
             return json_answer(
-                {**described(revision), "alias": alias, "workers": outcomes.described(), "seconds": seconds}
+                {**revision_as_json(revision), "alias": alias, "workers": outcomes.described(), "seconds": seconds}
             )
 
     async def _loaded(

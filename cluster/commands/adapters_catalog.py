@@ -10,9 +10,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from adapters.catalog.records import AdapterDetails, AdapterRevision, AdapterSummary, AliasMove, RevisionSummary
+from adapters.catalog.described import (
+    adapter_as_json,
+    deletion_as_json,
+    details_as_json,
+    move_as_json,
+    revision_as_json,
+)
+from adapters.catalog.records import AdapterDetails, AdapterSummary, AliasMove, RevisionSummary
 from adapters.errors import InvalidReference
-from adapters.identity import LATEST, AdapterReference
+from adapters.identity import LATEST, AdapterReference, full_name_of
 from adapters.serving import EXPERTS_NOT_SERVED
 from cluster.commands.adapters_opened import opened_catalog, opened_library, split_name, this_user
 from cluster.commands.adapters_outcome import add_command, failures_end, print_result
@@ -82,7 +89,7 @@ def _import(arguments: argparse.Namespace) -> None:
     line = f"{revision.full_name}@r{revision.number}{tagged}  {revision.revision_id}  {revision.bytes:,} bytes"
     not_served = EXPERTS_NOT_SERVED if revision.manifest.experts else ""
     note = [f"note: workers refuse it: {not_served}"] if not_served else []
-    print_result(arguments, _revision_as_json(revision) | {"not_served": not_served}, [line, *note])
+    print_result(arguments, revision_as_json(revision) | {"not_served": not_served}, [line, *note])
 
 
 class _Progress:
@@ -106,7 +113,7 @@ class _Progress:
 def _list(arguments: argparse.Namespace) -> None:
     with failures_end(arguments), opened_catalog(arguments) as catalog:
         found = list(_summaries(catalog, arguments.tenant, arguments.prefix, arguments.deleted))
-    print_result(arguments, [_summary_as_json(each) for each in found], _table(found))
+    print_result(arguments, [adapter_as_json(each) for each in found], _table(found))
 
 
 def _summaries(catalog: SqlCatalog, tenant: str | None, prefix: str | None, deleted: bool) -> Iterator[AdapterSummary]:
@@ -132,7 +139,7 @@ def _show(arguments: argparse.Namespace) -> None:
         tenant, name = split_name(arguments.name)
         with opened_catalog(arguments) as catalog:
             details = catalog.show(tenant, name, _SHOWN_REVISIONS)
-    print_result(arguments, _details_as_json(details), _details_lines(details))
+    print_result(arguments, details_as_json(details), _details_lines(details))
 
 
 def _details_lines(details: AdapterDetails) -> Iterator[str]:
@@ -185,8 +192,9 @@ def _check_alias(full_name: str, alias: str) -> AdapterReference:
 
 def _print_move(arguments: argparse.Namespace, full_name: str, move: AliasMove) -> None:
     before = "new" if move.from_number is None else f"was r{move.from_number}"
-    as_json = {"name": full_name, "alias": move.alias, "from": move.from_number, "to": move.to_number}
-    print_result(arguments, as_json, [f"{full_name}@{move.alias} -> r{move.to_number}  ({before})"])
+    print_result(
+        arguments, move_as_json(full_name, move), [f"{full_name}@{move.alias} -> r{move.to_number}  ({before})"]
+    )
 
 
 def _delete(arguments: argparse.Namespace) -> None:
@@ -195,7 +203,7 @@ def _delete(arguments: argparse.Namespace) -> None:
         with opened_catalog(arguments) as catalog:
             catalog.delete(tenant, name)
     line = f"{arguments.name} is deleted; `prelude adapters restore {arguments.name}` brings it back until it is purged"
-    print_result(arguments, {"name": arguments.name, "deleted": True}, [line])
+    print_result(arguments, deletion_as_json(full_name_of(tenant, name), deleted=True), [line])
 
 
 def _restore(arguments: argparse.Namespace) -> None:
@@ -203,7 +211,7 @@ def _restore(arguments: argparse.Namespace) -> None:
         tenant, name = split_name(arguments.name)
         with opened_catalog(arguments) as catalog:
             catalog.restore(tenant, name)
-    print_result(arguments, {"name": arguments.name, "deleted": False}, [f"{arguments.name} is back"])
+    print_result(arguments, deletion_as_json(full_name_of(tenant, name), deleted=False), [f"{arguments.name} is back"])
 
 
 def _export(arguments: argparse.Namespace) -> None:
@@ -213,47 +221,5 @@ def _export(arguments: argparse.Namespace) -> None:
             revision = library.export(arguments.reference, arguments.directory)
             dtype = library.dtype
     line = f"{revision.full_name}@r{revision.number} is in {arguments.directory}, in {dtype} with its scales folded in"
-    as_json = _revision_as_json(revision) | {"directory": str(arguments.directory), "dtype": dtype}
+    as_json = revision_as_json(revision) | {"directory": str(arguments.directory), "dtype": dtype}
     print_result(arguments, as_json, [line])
-
-
-def _revision_as_json(revision: AdapterRevision) -> dict[str, Any]:
-    manifest = revision.manifest
-    return {
-        "name": revision.full_name,
-        "number": revision.number,
-        "revision_id": revision.revision_id,
-        "kinds": list(manifest.kinds),
-        "positions": manifest.positions,
-        "base_model": manifest.base_model,
-        "bytes": revision.bytes,
-        "stored": revision.stored,
-        "created_at": revision.created_at.isoformat(),
-    }
-
-
-def _summary_as_json(summary: AdapterSummary | RevisionSummary) -> dict[str, Any]:
-    found: dict[str, Any] = {
-        "number": summary.number,
-        "revision_id": summary.revision_id,
-        "kinds": list(summary.kinds),
-        "positions": summary.positions,
-        "base_model": summary.base_model,
-        "bytes": summary.bytes,
-        "stored": summary.stored,
-        "created_at": summary.created_at.isoformat(),
-    }
-    if isinstance(summary, AdapterSummary):
-        deleted_at = summary.deleted_at and summary.deleted_at.isoformat()
-        return {"name": summary.full_name, "deleted_at": deleted_at, **found}
-    return found
-
-
-def _details_as_json(details: AdapterDetails) -> dict[str, Any]:
-    return {
-        "name": details.summary.full_name,
-        "created_at": details.summary.created_at.isoformat(),
-        "aliases": details.aliases,
-        "num_revisions": details.num_revisions,
-        "revisions": [_summary_as_json(each) for each in details.revisions],
-    }

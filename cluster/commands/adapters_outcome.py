@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
+
+import msgspec
 
 from adapters.errors import AdapterError, BaseModelInvalid, InvalidReference
 from cluster.errors import ConfigError
@@ -47,7 +48,7 @@ def failures_end(arguments: argparse.Namespace) -> Iterator[None]:
 def fail(arguments: argparse.Namespace, status: int, code: str, message: str, **fields: Any) -> NoReturn:
     """Say why and end with the status. `fields` are of the JSON."""
     if arguments.json:
-        print(json.dumps({**fields, "error": {"code": code, "message": message}}, indent=2))
+        _print_json({**fields, "error": {"code": code, "message": message}})
     print(f"prelude: {code}: {message}", file=sys.stderr)
     sys.exit(status)
 
@@ -55,7 +56,11 @@ def fail(arguments: argparse.Namespace, status: int, code: str, message: str, **
 def print_result(arguments: argparse.Namespace, as_json: Any, lines: Iterable[str]) -> None:
     """Print the one or the other."""
     if arguments.json:
-        print(json.dumps(as_json, indent=2))
+        _print_json(as_json)
         return
     for line in lines:
         print(line)
+
+
+def _print_json(value: Any) -> None:
+    print(msgspec.json.format(msgspec.json.encode(value), indent=2).decode())

@@ -99,7 +99,7 @@ def _as_json(check: SelfCheck, deployment: Deployment) -> dict[str, Any]:
         "not_served": check.not_served,
         "problems": list(check.problems),
         "changes_nothing": check.factors.changes_nothing,
-        "revision_id": check.revision_id,
+        "revision": check.revision_id,
         "base_model": manifest.base_model,
         "kinds": list(manifest.kinds),
         "positions": manifest.positions,

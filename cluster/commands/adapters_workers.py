@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import sys
+import time
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
@@ -81,24 +82,17 @@ def _ask(arguments: argparse.Namespace, call: Callable[[str], _Call], done: str)
         addresses = _addresses(load_cluster_config(arguments.config), arguments)
         with opened_catalog(arguments) as catalog:
             revision = catalog.resolve(arguments.reference)
-    answers = asyncio.run(_ask_all(addresses, call(revision.revision_id)))
+    seconds, errors = asyncio.run(_ask_all(addresses, call(revision.revision_id)))
     as_json = {
         "name": revision.full_name,
         "number": revision.number,
-        "revision_id": revision.revision_id,
-        "workers": {
-            name: {"done": error is None} if error is None else {"done": False, "error": error}
-            for name, error in answers.items()
-        },
+        "revision": revision.revision_id,
+        "workers": {**seconds, **{name: {"error": error} for name, error in errors.items()}},
     }
-    lines = [
-        f"{name}: {revision.full_name}@r{revision.number} is {done}" for name, error in answers.items() if error is None
-    ]
-    print_result(arguments, as_json, lines)
-    for name, error in answers.items():
-        if error is not None:
-            print(f"prelude: {name}: {error['code']}: {error['message']}", file=sys.stderr)
-    if any(answers.values()):
+    print_result(arguments, as_json, [f"{name}: {revision.full_name}@r{revision.number} is {done}" for name in seconds])
+    for name, error in errors.items():
+        print(f"prelude: {name}: {error['code']}: {error['message']}", file=sys.stderr)
+    if errors:
         sys.exit(REFUSED)
 
 
@@ -120,17 +114,22 @@ def _addresses(config: ClusterConfig, arguments: argparse.Namespace) -> dict[str
     return {name: f"{worker.host}:{worker.control_port}" for name, worker in workers.items()}
 
 
-async def _ask_all(addresses: dict[str, str], call: _Call) -> dict[str, dict[str, str] | None]:
-    """What each worker answered: None when it is done, else its error."""
-    errors = await asyncio.gather(*(_ask_one(address, call) for address in addresses.values()))
-    return dict(zip(addresses, errors, strict=True))
+async def _ask_all(addresses: dict[str, str], call: _Call) -> tuple[dict[str, float], dict[str, dict[str, str]]]:
+    """By worker the seconds that it took, and the errors of the others."""
+    answers = await asyncio.gather(*(_ask_one(address, call) for address in addresses.values()))
+    by_worker = dict(zip(addresses, answers, strict=True))
+    return (
+        {name: answer for name, answer in by_worker.items() if isinstance(answer, float)},
+        {name: answer for name, answer in by_worker.items() if not isinstance(answer, float)},
+    )
 
 
-async def _ask_one(address: str, call: _Call) -> dict[str, str] | None:
+async def _ask_one(address: str, call: _Call) -> float | dict[str, str]:
     import grpc
 
     from cluster.control_pb2_grpc import WorkerControlStub
 
+    began_at = time.monotonic()
     async with grpc.aio.insecure_channel(address) as channel:
         try:
             await call(WorkerControlStub(channel))
@@ -138,4 +137,4 @@ async def _ask_one(address: str, call: _Call) -> dict[str, str] | None:
             metadata = dict(error.trailing_metadata() or ())
             code = metadata.get(ERROR_CODE_KEY) or error.code().name.lower()
             return {"code": str(code), "message": error.details() or f"{address} says no more"}
-    return None
+    return round(time.monotonic() - began_at, 4)

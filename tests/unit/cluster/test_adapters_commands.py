@@ -6,6 +6,7 @@ import json
 import os
 import tempfile
 import time
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -78,7 +79,7 @@ def test_a_revision_that_is_in_workers_memory_only(prelude, ask, folder):
     library.add_in_memory("bot", library.pack("bot", folder / "lora-2", folder / "packed"), "latest")
     library.catalog.close()
     assert [each["stored"] for each in ask("show", "bot")["revisions"]] == [False, True]
-    assert ask("list")[0]["stored"] is False
+    assert ask("list")[0]["latest"]["stored"] is False
     assert prelude("list")[1].rstrip().endswith("…  in memory only")
     assert [line.endswith("  in memory only") for line in prelude("show", "bot")[1].splitlines()[-2:]] == [True, False]
     status, _, said = prelude("export", "bot", "out")
@@ -96,13 +97,16 @@ def test_an_adapter_s_life(prelude, ask, folder):
     assert (second["number"], ask("import", "bot", "lora-1", "--keep-latest")["number"]) == (2, 1)
     shown = ask("show", "bot")
     assert shown["aliases"] == {"latest": 2, "prod": 2}
-    assert [each["revision_id"] for each in shown["revisions"]] == [second["revision_id"], first["revision_id"]]
+    assert [each["revision"] for each in shown["revisions"]] == [second["revision"], first["revision"]]
 
-    assert ask("alias", "bot@prod", "r1") == {"name": "bot", "alias": "prod", "from": 2, "to": 1}
-    assert ask("alias", "bot@canary", first["revision_id"])["from"] is None
-    assert ask("alias", "bot@canary", "latest")["to"] == 2
-    assert ask("rollback", "bot@prod")["to"] == 2
-    assert ask("rollback", "bot") == {"name": "bot", "alias": "latest", "from": 2, "to": 1}
+    moved = ask("alias", "bot@prod", "r1")
+    assert datetime.fromisoformat(moved.pop("moved_at")).tzinfo
+    expected = {"object": "adapter.alias", "name": "bot", "alias": "prod", "from_number": 2, "number": 1}
+    assert moved == expected
+    assert ask("alias", "bot@canary", first["revision"])["from_number"] is None
+    assert ask("alias", "bot@canary", "latest")["number"] == 2
+    assert ask("rollback", "bot@prod")["number"] == 2
+    assert ask("rollback", "bot").items() >= {**expected, "alias": "latest"}.items()
     assert SqlCatalog(f"sqlite:///{folder}/.prelude/catalog.db").alias_history("default", "bot")[0].moved_by
 
     ask("import", "acme/bot", "lora-1")
@@ -140,9 +144,9 @@ def test_what_a_killed_import_left_is_removed(ask, folder, monkeypatch):
 def test_an_export_is_imported_as_it_was(ask, folder):
     imported = ask("import", "bot", "lora-1")
     exported = ask("export", "bot@r1", "out")
-    assert (exported["revision_id"], exported["dtype"]) == (imported["revision_id"], "bfloat16")
+    assert (exported["revision"], exported["dtype"]) == (imported["revision"], "bfloat16")
     again = ask("import", "other", "out")  # bfloat16 now, with its scale in it: other content
-    assert ask("export", "other", "out-2")["revision_id"] == again["revision_id"] != imported["revision_id"]
+    assert ask("export", "other", "out-2")["revision"] == again["revision"] != imported["revision"]
     assert ask("import", "other", "out-2")["number"] == 1  # nothing more is lost
 
 
@@ -243,7 +247,7 @@ def test_a_database_that_is_not_there(prelude, folder):
 
 
 def test_fsck_finds_and_repairs(prelude, ask, folder):
-    damaged, lost, _ = (ask("import", "bot", f"lora-{seed}")["revision_id"] for seed in (1, 2, 3))
+    damaged, lost, _ = (ask("import", "bot", f"lora-{seed}")["revision"] for seed in (1, 2, 3))
 
     def path(revision_id: str) -> Path:
         digits = revision_id.removeprefix("sha256:")

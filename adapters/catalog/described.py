@@ -1,0 +1,75 @@
+"""A catalog's records as JSON says them: the same over HTTP and from the command line."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from adapters.catalog.records import AdapterDetails, AdapterRevision, AdapterSummary, AliasMove, RevisionSummary
+
+
+def revision_as_json(revision: AdapterRevision) -> dict[str, Any]:
+    """One revision of one adapter."""
+    return {
+        "object": "adapter.revision",
+        "name": revision.full_name,
+        "tenant": revision.tenant,
+        "number": revision.number,
+        "revision": revision.revision_id,
+        "kinds": revision.manifest.kinds,
+        "positions": revision.manifest.positions,
+        "base_model": revision.manifest.base_model,
+        "bytes": revision.bytes,
+        "stored": revision.stored,
+        "created_at": revision.created_at,
+    }
+
+
+def adapter_as_json(adapter: AdapterSummary) -> dict[str, Any]:
+    """One adapter with its latest revision, as lists have it."""
+    return {
+        "object": "adapter",
+        "name": adapter.full_name,
+        "tenant": adapter.tenant,
+        "created_at": adapter.created_at,
+        "deleted_at": adapter.deleted_at,
+        "latest": _content(adapter),
+    }
+
+
+def details_as_json(details: AdapterDetails) -> dict[str, Any]:
+    """One adapter with its aliases and its newest revisions."""
+    return {
+        **adapter_as_json(details.summary),
+        "aliases": details.aliases,
+        "revisions": [{**_content(each), "created_at": each.created_at} for each in details.revisions],
+        "num_revisions": details.num_revisions,
+    }
+
+
+def move_as_json(full_name: str, move: AliasMove) -> dict[str, Any]:
+    """An alias of the adapter `full_name` was pointed at a revision."""
+    return {
+        "object": "adapter.alias",
+        "name": full_name,
+        "alias": move.alias,
+        "from_number": move.from_number,
+        "number": move.to_number,
+        "moved_at": move.moved_at,
+    }
+
+
+def deletion_as_json(full_name: str, *, deleted: bool) -> dict[str, Any]:
+    """An adapter was deleted, or restored."""
+    return {"object": "adapter", "name": full_name, "deleted": deleted}
+
+
+def _content(revision: AdapterSummary | RevisionSummary) -> dict[str, Any]:
+    return {
+        "number": revision.number,
+        "revision": revision.revision_id,
+        "kinds": revision.kinds,
+        "positions": revision.positions,
+        "base_model": revision.base_model,
+        "bytes": revision.bytes,
+        "stored": revision.stored,
+    }
