@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from adapters.catalog.records import AdapterDetails, AdapterRevision, AdapterSummary, AliasMove, RevisionSummary
+from adapters.serving import EXPERTS_NOT_SERVED
 
 
 def revision_as_json(revision: AdapterRevision) -> dict[str, Any]:
@@ -20,6 +21,7 @@ def revision_as_json(revision: AdapterRevision) -> dict[str, Any]:
         "base_model": revision.manifest.base_model,
         "bytes": revision.bytes,
         "stored": revision.stored,
+        "not_served": EXPERTS_NOT_SERVED if revision.manifest.experts else "",  # why workers refuse it
         "created_at": revision.created_at,
     }
 

@@ -20,7 +20,6 @@ from adapters.catalog.described import (
 from adapters.catalog.records import AdapterDetails, AdapterSummary, AliasMove, RevisionSummary
 from adapters.errors import InvalidReference
 from adapters.identity import LATEST, AdapterReference, full_name_of
-from adapters.serving import EXPERTS_NOT_SERVED
 from cluster.commands.adapters_opened import opened_catalog, opened_library, split_name, this_user
 from cluster.commands.adapters_outcome import add_command, failures_end, print_result
 
@@ -87,9 +86,9 @@ def _import(arguments: argparse.Namespace) -> None:
                 library.catalog.set_alias(tenant, name, arguments.tag, revision.number, by=by)
     tagged = "" if arguments.tag is None else f", {arguments.tag}"
     line = f"{revision.full_name}@r{revision.number}{tagged}  {revision.revision_id}  {revision.bytes:,} bytes"
-    not_served = EXPERTS_NOT_SERVED if revision.manifest.experts else ""
-    note = [f"note: workers refuse it: {not_served}"] if not_served else []
-    print_result(arguments, revision_as_json(revision) | {"not_served": not_served}, [line, *note])
+    as_json = revision_as_json(revision)
+    note = [f"note: workers refuse it: {as_json['not_served']}"] if as_json["not_served"] else []
+    print_result(arguments, as_json, [line, *note])
 
 
 class _Progress:
