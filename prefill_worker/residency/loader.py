@@ -111,8 +111,14 @@ class AdapterLoader:
                 log.warning("damaged in the disk cache; it is fetched again", extra={"fields": fields})
                 self._metrics.count_load("disk", "damaged")
                 await self._disk.drop_damaged(revision_id)
+        try:
+            return await self._from_store(load)
+        except RevisionNotStored:  # whose words name the store's address
+            raise _not_stored(revision_id) from None
+
+    async def _from_store(self, load: Load) -> HostEntry:
         began = time.monotonic()
-        claimed, rest = await self._threads.run(lambda _: self._store().begin_read(revision_id))
+        claimed, rest = await self._threads.run(lambda _: self._store().begin_read(load.key))
         try:
             if claimed.content_bytes > self._host.budget_bytes:
                 await self._check_size(claimed)
@@ -221,7 +227,7 @@ class AdapterLoader:
         store = self._store
         found = await self._threads.run(lambda _: store().find(revision_id))
         if found is None:
-            raise RevisionNotStored(f"the adapter store has no {revision_id}; import the adapter again")
+            raise _not_stored(revision_id)
         return max(found.num_bytes - ENVELOPE_BYTES, 0)
 
     async def write_to_disk(self, entry: HostEntry) -> None:
@@ -235,6 +241,10 @@ class AdapterLoader:
                 entry.revision_id, envelope.content_bytes, lambda: content_in_memory(entry.packed, envelope)
             )
             self._metrics.observe_stage("disk_write", time.monotonic() - began)
+
+
+def _not_stored(revision_id: str) -> RevisionNotStored:
+    return RevisionNotStored(f"the adapter store has no {revision_id}; import the adapter again")
 
 
 class _OpenedOnce:

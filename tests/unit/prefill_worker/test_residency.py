@@ -206,7 +206,7 @@ def test_what_a_worker_cannot_serve_is_refused_with_the_reason(stored: StoredAda
         half: (AdapterIncompatible, "stored in bfloat16, this cluster serves float32"),
         foreign: (AdapterIncompatible, "was packed for the base model"),
         swapped: (AdapterMalformed, f"holds {foreign}"),
-        "sha256:" + "0" * 64: (RevisionNotStored, "import the adapter again"),
+        "sha256:" + "0" * 64: (RevisionNotStored, "the adapter store has no sha256:0+; import the adapter again"),
         "sha256:../../etc": (InvalidReference, "is not a revision id"),
     }
 
