@@ -1,6 +1,6 @@
 """Revisions pushed into workers' memory only: answers are theirs, no disk has them, and they end with the workers.
 
-A cluster of its own: a pair and a unified worker, which both hold adapters. (By its name before the tests that share a
+A pair of its own; pushes to several workers are in tests/unit/router. (By its name before the tests that share a
 cluster.)
 """
 
@@ -29,7 +29,7 @@ from tests.cluster.conftest import RunningCluster, run_reference, running_cluste
 from tests.cluster.parity import completion_body
 
 NAME = "bot"
-HOLDERS = ("prefill-0", "unified-0")
+HOLDERS = ("prefill-0",)
 NEW_TOKENS = 12
 BACK_WITHIN_S = 120.0
 PROMPT = tuple(range(20, 60))
@@ -127,12 +127,10 @@ def pushed(model_dir: Path, tmp_path_factory) -> Iterator[Pushed]:
     answers = run_reference(model_dir, requests, sources)
     assert len({tuple(answer["tokens"]) for answer in answers}) == len(directories)
     expected = {each: answer["tokens"] for each, answer in zip(ids, answers, strict=True)}
-    workers = {name: {"role": name.split("-")[0]} for name in ("prefill-0", "decode-0", "unified-0")}
     with running_cluster(
         root,
         model_dir,
         {NAME: directories[0]},
-        workers=workers,
         router={"port": 0, "management": True},
         store={"url": f"file://{root}/store"},
     ) as cluster:
@@ -157,7 +155,7 @@ def test_pushed_twice_in_a_row_under_traffic(pushed: Pushed):
     assert pushed.check(pushed.ask(f"{NAME}@r1")) == 0
     assert pushed.check(pushed.ask(f"{NAME}@r2")) == 1  # superseded, and still in memory
     assert min(pushed.seen[each] for each in pushed.ids[:3]) >= 4
-    assert pushed.in_memory_only() == [2, 2]
+    assert pushed.in_memory_only() == [2]
 
 
 def test_no_disk_has_them(pushed: Pushed):
