@@ -51,7 +51,7 @@ def test_a_file_that_is_read_stays(stored: StoredAdapters, tmp_path: Path):
         assert changes == [([a], []), ([], [a]), ([b], [])]
         assert cache.used_bytes == stored.object_bytes
         await cache.aclose()
-        threads.close()
+        await threads.aclose()
 
     asyncio.run(scenario())
 
