@@ -16,6 +16,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,7 @@ from bench import provenance
 from bench.errors import BenchError, SystemFailed
 from bench.load import closed_loop
 from bench.quantile import quantile
+from bench.slow_store import BUCKET, slow_store
 from bench.systems import completion
 from bench.workload import request
 from cluster import control_pb2 as pb
@@ -67,6 +69,7 @@ class Options:
     num_requests: int = 96  # of one throughput measurement
     prompt_tokens: int = 32
     generated_tokens: int = 8
+    store_delay_ms: float = 0.0  # 0: the store is a folder; else one over HTTP that answers so late
     use: float = 0.5  # of the throughput that was measured, while first tokens are watched
 
     @property
@@ -114,7 +117,13 @@ async def _measure(options: Options, folder: Path, say: Callable[[str], None]) -
     config = await asyncio.to_thread(_prepare, options, folder)
     slices = await asyncio.to_thread(_loader_slice, options, folder)
     say("Starting a unified worker and its router.")
-    async with local_cluster(config, folder / "logs") as cluster, aiohttp.ClientSession(timeout=_TIMEOUT) as session:
+    async with AsyncExitStack() as stack:
+        if options.store_delay_ms:
+            endpoint = stack.enter_context(slow_store(folder / "store", options.store_delay_ms / 1000))
+            store = config.store.model_copy(update={"url": f"s3://{BUCKET}", "s3_endpoint_url": endpoint})
+            config = config.model_copy(update={"store": store})
+        cluster = await stack.enter_async_context(local_cluster(config, folder / "logs"))
+        session = await stack.enter_async_context(aiohttp.ClientSession(timeout=_TIMEOUT))
         address = f"{cluster.config.workers[_WORKER].host}:{cluster.config.workers[_WORKER].control_port}"
         async with grpc.aio.insecure_channel(address) as channel:
             bench = _Bench(options, session, cluster.url, WorkerControlStub(channel))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import shlex
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +64,13 @@ def add_commands(commands: Any) -> None:
     text = "Cold adapters: loading one and many at once, what residents notice of it, more adapters than memory."
     cold = benchmarks.add_parser("cold-load", help=text, description=text)
     cold.add_argument("--quick", action="store_true", help="few adapters of a small model: only to see it run")
+    cold.add_argument(
+        "--store-delay-ms",
+        type=float,
+        default=0.0,
+        metavar="MS",
+        help="a store over S3's protocol that answers so late; default: a folder",
+    )
     cold.add_argument("--json", type=Path, metavar="FILE", help="write the numbers")
     cold.set_defaults(run=_cold_load)
 
@@ -122,7 +130,9 @@ def _cold_load(arguments: argparse.Namespace) -> None:
     from bench import cold_load
     from bench.errors import BenchError
 
-    options = cold_load.QUICK if arguments.quick else cold_load.Options()
+    options = replace(
+        cold_load.QUICK if arguments.quick else cold_load.Options(), store_delay_ms=arguments.store_delay_ms
+    )
     try:
         cold_load.run(options, _command(sys.argv[1:]), arguments.json, lambda line: print(line, flush=True))
     except BenchError as error:
