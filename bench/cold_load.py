@@ -126,7 +126,8 @@ async def _measure(options: Options, folder: Path, say: Callable[[str], None]) -
         session = await stack.enter_async_context(aiohttp.ClientSession(timeout=_TIMEOUT))
         address = f"{cluster.config.workers[_WORKER].host}:{cluster.config.workers[_WORKER].control_port}"
         async with grpc.aio.insecure_channel(address) as channel:
-            bench = _Bench(options, session, cluster.url, WorkerControlStub(channel))
+            lease_s = config.residency.lease_s
+            bench = _Bench(options, session, cluster.url, WorkerControlStub(channel), lease_s)
             ready = await bench.time_to_ready(say)
             throughput = await bench.throughput(say)
             first_tokens = await bench.first_tokens(throughput["all_resident_requests_per_s"], say)
@@ -189,8 +190,16 @@ def _name(number: int) -> str:
 class _Bench:
     """A cluster under load, and who is still cold in it."""
 
-    def __init__(self, options: Options, session: aiohttp.ClientSession, url: str, stub: WorkerControlStub) -> None:
+    def __init__(
+        self,
+        options: Options,
+        session: aiohttp.ClientSession,
+        url: str,
+        stub: WorkerControlStub,
+        lease_s: float = 0.0,
+    ) -> None:
         self._options = options
+        self._lease_s = lease_s
         self._session = session
         self._url = url
         self._stub = stub
@@ -204,6 +213,7 @@ class _Bench:
             alone = [await self._revision_of(next(self._cold)) for _ in range(self._options.num_single)]
             together = [await self._revision_of(next(self._cold)) for _ in range(self._options.at_once)]
             one = statistics.median([await self._ready_s(revision_id) for revision_id in alone])
+            await asyncio.sleep(2 * self._lease_s)  # else it is measured how long those that make room are leased
             last = max(await asyncio.gather(*(self._ready_s(revision_id) for revision_id in together)))
             singles.append(one)
             lasts.append(last)
