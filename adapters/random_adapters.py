@@ -60,10 +60,7 @@ def write_random_lora(
     fields = _peft_fields(
         base, rank, alpha, target_modules or modules, named_layers, rank_pattern, alpha_pattern, use_rslora
     )
-    directory.mkdir(parents=True, exist_ok=True)
-    _write_json(directory / "adapter_config.json", {**fields, **(config or {})})
-    write_safetensors(directory / "adapter_model.safetensors", tensors, {"format": "pt"})
-    return directory
+    return _write_peft(directory, {**fields, **(config or {})}, tensors)
 
 
 def write_random_expert_lora(
@@ -109,8 +106,12 @@ def write_random_expert_lora(
         tensors[f"base_model.model.{name}.lora_B.weight"] = encode(b, dtype)
     targets = target_modules or sorted({name.rpartition(".")[2] for name, _ in names})
     fields = _peft_fields(base, rank, alpha, targets, None, rank_pattern, alpha_pattern, use_rslora)
+    return _write_peft(directory, {**fields, **(config or {})}, tensors)
+
+
+def _write_peft(directory: Path, config: Mapping[str, Any], tensors: EncodedTensors) -> Path:
     directory.mkdir(parents=True, exist_ok=True)
-    _write_json(directory / "adapter_config.json", {**fields, **(config or {})})
+    _write_json(directory / "adapter_config.json", config)
     write_safetensors(directory / "adapter_model.safetensors", tensors, {"format": "pt"})
     return directory
 

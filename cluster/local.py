@@ -18,10 +18,10 @@ from adapters.locked_folder import LockedFolder, sweep_abandoned
 from cluster import shared_memory
 from cluster.config import ClusterConfig
 from cluster.config_file import dump_cluster_config
+from cluster.engine_spec import base_model_of, fitted_spec
 from cluster.errors import StartError
 from cluster.lifetime import kill_group, stop_signal
 from cluster.ports import check_free, with_ports
-from cluster.worker_agent import base_model_of, fitted_spec
 
 _FOLDER_PREFIX = "prelude-run"  # short: engines have sockets in it, whose paths are bounded
 _RESTART_S = 1.0

@@ -7,6 +7,7 @@ import hashlib
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 
 from adapters.store import Envelope
 from cluster.worker_metrics import ResidencyMetrics
@@ -89,7 +90,7 @@ class Receiver:
                 num_bytes += len(chunk)
                 if num_bytes > wanted.content_bytes:
                     break
-                await self._threads.run_to_end(lambda chunk=chunk: take(chunk))  # type: ignore[misc]
+                await self._threads.run_to_end(partial(take, chunk))
         if num_bytes != wanted.content_bytes or digest.hexdigest() != wanted.content_sha256:
             more = "more than " if num_bytes > wanted.content_bytes else ""
             raise AdapterNotReceived(

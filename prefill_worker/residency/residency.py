@@ -207,22 +207,27 @@ class Residency:
         _check(revision_id)
         loop = asyncio.get_running_loop()
         started_at, was_pinned = loop.time(), revision_id in self._kept
-        problem: list[HostMemoryFull | None] = [None]
+        problem: HostMemoryFull | None = None
+
+        def waits(full: HostMemoryFull | None) -> None:
+            nonlocal problem
+            problem = full
+
         was_resident = self._host.resident(revision_id) is not None
         self._host.pin(revision_id, envelope.content_bytes)
         try:
             async with asyncio.timeout_at(started_at + deadline_s), self._receiver.alone(revision_id, self._queue):
                 entry = await self._host.settled(revision_id)
                 if entry is None:
-                    entry = await self._receiver.receive(envelope, content, lambda full: problem.__setitem__(0, full))
+                    entry = await self._receiver.receive(envelope, content, waits)
                     self._hub.add_in_memory_only(revision_id)
                 await self._loader.into_engine(entry)
         except BaseException as error:
             self._give_up_pin(revision_id)
             if isinstance(error, AdapterError | EngineError):
                 self._metrics.count_load("router", error.code if isinstance(error, AdapterError) else "engine")
-            if isinstance(error, TimeoutError) and problem[0] is not None:
-                raise problem[0] from None
+            if isinstance(error, TimeoutError) and problem is not None:
+                raise problem from None
             raise
         self._host.pin(revision_id, envelope.content_bytes)  # a call that failed meanwhile may have given it up
         self._kept.add(revision_id)

@@ -9,10 +9,10 @@ import pytest
 
 from cluster.config import ClusterConfig
 from cluster.config_file import dump_cluster_config, load_cluster_config
+from cluster.engine_spec import engine_spec
 from cluster.errors import ConfigError
 from cluster.local import LocalCluster
 from cluster.ports import with_ports
-from cluster.worker_agent import engine_spec
 
 GOOD = """\
 model: {path: model, name: demo}

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from cluster.config import ClusterConfig
-from cluster.worker_agent import engine_spec
+from cluster.engine_spec import engine_spec
 from engine.arguments import command, environment
 
 CONFIG = ClusterConfig.model_validate({
