@@ -15,6 +15,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import grpc
+import uvloop
 
 from adapters.store import Envelope
 from cluster import control_pb2 as pb
@@ -270,4 +271,4 @@ class WorkerAgent:
 def run_agent(agent: WorkerAgent) -> None:
     """The process's main: serve until told to stop."""
     grpc.aio.init_grpc_aio()
-    asyncio.run(agent.run())
+    uvloop.run(agent.run())

@@ -15,9 +15,12 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Generator, Iterable, Iterator
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from adapters.store.errors import StoreCorrupt
 from adapters.store.layout import digits_of
+
+Part: TypeAlias = bytes | memoryview  # of an object's content
 
 ENVELOPE_BYTES = 88
 _MAGIC = b"prelude-object-1"
@@ -64,7 +67,7 @@ def object_bytes(head: bytes) -> int:
         return 0
 
 
-def content_of(chunks: Iterable[bytes], key: str, revision_id: str) -> Iterator[bytes | Envelope]:
+def content_of(chunks: Iterable[bytes], key: str, revision_id: str) -> Iterator[Part | Envelope]:
     """The content of an object, in chunks, and after it the envelope that it was found to agree with.
 
     Raises StoreCorrupt, at the last at the object's end: what came before it must not be used.
@@ -75,7 +78,7 @@ def content_of(chunks: Iterable[bytes], key: str, revision_id: str) -> Iterator[
 
 def begin_content(
     chunks: Iterable[bytes], key: str, revision_id: str
-) -> tuple[Envelope, Generator[bytes | Envelope, None, None]]:
+) -> tuple[Envelope, Generator[Part | Envelope, None, None]]:
     """What an object's head says that it is, and its content as `content_of` yields it. Raises StoreCorrupt."""
     chunks = iter(chunks)
     head = b""
@@ -87,12 +90,12 @@ def begin_content(
             f"{key} should hold {revision_id}, but its envelope names {envelope.revision_id}; "
             "run the store's fsck with repair and import the adapter again"
         )
-    return envelope, _checked(envelope, head[ENVELOPE_BYTES:], chunks, key)
+    return envelope, _checked(envelope, memoryview(head)[ENVELOPE_BYTES:], chunks, key)  # which may be all of it
 
 
 def _checked(
-    envelope: Envelope, rest: bytes, chunks: Iterator[bytes], key: str
-) -> Generator[bytes | Envelope, None, None]:
+    envelope: Envelope, rest: Part, chunks: Iterator[bytes], key: str
+) -> Generator[Part | Envelope, None, None]:
     digest, num_bytes = hashlib.sha256(), 0
     rest = rest or next(chunks, b"")
     while rest:

@@ -14,6 +14,7 @@ import fsspec
 
 from adapters.store.objects import CHUNK_BYTES, Objects, UnfinishedUpload
 
+_FIRST_PART_BYTES = 8 * 1024**2  # most adapters whole: one that is larger waits for two answers, one after the other
 _PART_BYTES = 4 * 1024**2
 _PARTS_AHEAD = 4  # of a reader: what one may hold in memory, beside the part at hand
 
@@ -90,20 +91,22 @@ class S3Objects(Objects):
         Nothing is asked before them: the first part's answer also says whether there is an object at all. Parts of
         two objects that were at the key one after the other do not go together; who reads has digests that tell.
         """
-        parts, asked, size = deque([self._part(key, 0)]), 1, 0
+        parts, end, size = deque([self._part(key, 0, _FIRST_PART_BYTES)]), _FIRST_PART_BYTES, 0
+        length = _FIRST_PART_BYTES  # of the part at hand, but for the last
         try:
             while True:
                 with self.reaching(key):
                     part = _unless_past_the_end(parts.popleft())
-                if asked == 1 and part and size_in is not None:
+                if length == _FIRST_PART_BYTES and part and size_in is not None:
                     size = size_in(part)
                 if part:
                     yield part
-                if len(part) < _PART_BYTES:  # only this is the end, whatever the object says of its size
+                if len(part) < length:  # only this is the end, whatever the object says of its size
                     return
-                while not parts or (len(parts) < _PARTS_AHEAD and asked * _PART_BYTES < size):
-                    parts.append(self._part(key, asked))
-                    asked += 1
+                length = _PART_BYTES
+                while not parts or (len(parts) < _PARTS_AHEAD and end < size):
+                    parts.append(self._part(key, end, length))
+                    end += length
         finally:
             for part_to_come in parts:
                 part_to_come.cancel()
@@ -118,10 +121,9 @@ class S3Objects(Objects):
         with self.reaching(key):
             self._filesystem.cp_file(path, path, MetadataDirective="REPLACE")
 
-    def _part(self, key: str, number: int) -> Future[bytes]:
-        begin = number * _PART_BYTES
+    def _part(self, key: str, begin: int, length: int) -> Future[bytes]:
         filesystem = self._filesystem
-        coming = filesystem._cat_file(self.path_of(key), start=begin, end=begin + _PART_BYTES)
+        coming = filesystem._cat_file(self.path_of(key), start=begin, end=begin + length)
         return asyncio.run_coroutine_threadsafe(coming, filesystem.loop)
 
     def unfinished_uploads(self, folder: str) -> Iterator[UnfinishedUpload]:

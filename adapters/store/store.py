@@ -16,7 +16,7 @@ from fsspec.core import url_to_fs
 from adapters.durable import fsync_folder, make_folder
 from adapters.errors import AdapterError
 from adapters.store import layout
-from adapters.store.envelope import Envelope, begin_content, object_bytes
+from adapters.store.envelope import Envelope, Part, begin_content, object_bytes
 from adapters.store.errors import RevisionNotStored, StoreConflict, StoreCorrupt, StoreUnavailable
 from adapters.store.local_objects import LocalObjects
 from adapters.store.objects import CHUNK_BYTES, Objects
@@ -108,14 +108,14 @@ class AdapterStore:
                 temporary.unlink(missing_ok=True)
         return envelope
 
-    def read(self, revision_id: str) -> Iterator[bytes | Envelope]:
+    def read(self, revision_id: str) -> Iterator[Part | Envelope]:
         """A revision's content in chunks, and after it the envelope that it agrees with.
 
         Raises RevisionNotStored, and StoreCorrupt, at the last at the end: what came before it must not be used then.
         """
         return self._content(layout.key_of(revision_id), revision_id)
 
-    def begin_read(self, revision_id: str) -> tuple[Envelope, Generator[bytes | Envelope, None, None]]:
+    def begin_read(self, revision_id: str) -> tuple[Envelope, Generator[Part | Envelope, None, None]]:
         """What the object says that it is, its size above all, and what `read` yields, without asking twice.
 
         Raises RevisionNotStored and StoreCorrupt. Close the generator where it is not read to its end.
@@ -237,11 +237,11 @@ class AdapterStore:
                 return part
         raise AssertionError("content ends with its envelope")
 
-    def _content(self, key: str, revision_id: str) -> Iterator[bytes | Envelope]:
+    def _content(self, key: str, revision_id: str) -> Iterator[Part | Envelope]:
         _, content = self._begin(key, revision_id)
         yield from content
 
-    def _begin(self, key: str, revision_id: str) -> tuple[Envelope, Generator[bytes | Envelope, None, None]]:
+    def _begin(self, key: str, revision_id: str) -> tuple[Envelope, Generator[Part | Envelope, None, None]]:
         try:
             claimed, content = begin_content(self._objects.read(key, object_bytes), key, revision_id)
         except FileNotFoundError:
@@ -249,8 +249,8 @@ class AdapterStore:
         return claimed, self._rest(content, revision_id)
 
     def _rest(
-        self, content: Generator[bytes | Envelope, None, None], revision_id: str
-    ) -> Generator[bytes | Envelope, None, None]:
+        self, content: Generator[Part | Envelope, None, None], revision_id: str
+    ) -> Generator[Part | Envelope, None, None]:
         try:
             yield from content
         except FileNotFoundError:  # deleted since

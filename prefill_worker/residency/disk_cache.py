@@ -22,7 +22,7 @@ from pathlib import Path
 from adapters.errors import AdapterTooLarge
 from adapters.identity import folder_of
 from adapters.store import Envelope
-from adapters.store.envelope import ENVELOPE_BYTES
+from adapters.store.envelope import ENVELOPE_BYTES, Part
 from prefill_worker.residency.errors import AdapterInUse, DiskCacheFull
 from prefill_worker.residency.objects import checked_content, is_no_room, write_content
 from prefill_worker.residency.threads import Stop, WorkThreads
@@ -111,7 +111,7 @@ class DiskCache:
         return self._entries[revision_id].num_bytes - ENVELOPE_BYTES
 
     @contextmanager
-    def reading(self, revision_id: str) -> Iterator[Iterator[bytes | Envelope]]:
+    def reading(self, revision_id: str) -> Iterator[Iterator[Part | Envelope]]:
         """Its content, to be read in a thread; inside, it is not evicted. Reading raises StoreCorrupt."""
         entry = self._entries[revision_id]
         entry.num_readers += 1
@@ -121,7 +121,7 @@ class DiskCache:
             entry.num_readers -= 1
 
     async def write(
-        self, revision_id: str, content_bytes: int, content: Callable[[], Iterable[bytes | Envelope]]
+        self, revision_id: str, content_bytes: int, content: Callable[[], Iterable[Part | Envelope]]
     ) -> None:
         """Keep a revision whose content is `content()`, which is called in a thread.
 
@@ -188,7 +188,7 @@ class DiskCache:
         if (entry := self._entries.get(revision_id)) is not None and entry.is_written:
             await self._delete(entry, is_sound=False)
 
-    async def _write_in_thread(self, entry: DiskEntry, content: Callable[[], Iterable[bytes | Envelope]]) -> None:
+    async def _write_in_thread(self, entry: DiskEntry, content: Callable[[], Iterable[Part | Envelope]]) -> None:
         uses, begin_ns = self._take_uses()
         content_bytes = entry.num_bytes - ENVELOPE_BYTES
 
@@ -288,7 +288,7 @@ class DiskCache:
                     found.append((f"sha256:{match[1]}", status.st_size, status.st_mtime_ns))
         return sorted(found, key=lambda each: each[2])
 
-    def _write(self, revision_id: str, content_bytes: int, content: Iterable[bytes | Envelope], stop: Stop) -> None:
+    def _write(self, revision_id: str, content_bytes: int, content: Iterable[Part | Envelope], stop: Stop) -> None:
         path = self._path(revision_id)
         temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
         try:

@@ -29,6 +29,7 @@ from adapters.store import Envelope
 from engine.client import IN_USE
 from engine.errors import EngineError
 from prefill_worker.residency.errors import AdapterInUse, HostMemoryFull, PinsExceedBudget
+from prefill_worker.residency.room_ahead import RoomAhead
 from prefill_worker.residency.threads import WorkThreads
 
 log = logging.getLogger(__name__)
@@ -37,7 +38,6 @@ _PAGE_BYTES = 4096
 _RETRY_S = (0.02, 0.5)  # between rounds over victims that the engine uses: it does not tell when it is done with one
 _MOST_REFUSALS = 8  # of the engine in one round
 _MOST_AT_ONCE = 8  # evictions side by side
-_AHEAD = 16  # of the budget, what is made free beyond what is waited for
 _RETRY_AFTER_S = 1.0
 
 
@@ -96,6 +96,10 @@ class HostMemory:
         self._folders = itertools.count(1)
         self._evictor = asyncio.Lock()
         self._wanted_bytes = 0  # of reservations that wait for room
+        self._evicting_bytes = 0
+        self._ahead = RoomAhead(budget_bytes)
+        self._is_short = False
+        self._evicts_ahead: asyncio.Task[None] | None = None
         self._changed = asyncio.Event()
 
     def __iter__(self) -> Iterator[HostEntry]:
@@ -159,12 +163,15 @@ class HostMemory:
             )
         if self._evictor.locked():
             waits(self._full(revision_id, num_bytes))
+        is_short = self._ahead.take(revision_id, num_bytes, self.budget_bytes - self.used_bytes - self._wanted_bytes)
         self._wanted_bytes += num_bytes
+        if is_short:
+            self._evict_ahead()
         try:
             async with self._evictor:  # one at a time, in order of arrival: a large one is not starved by small ones
                 pause_s = _RETRY_S[0]
                 while self.used_bytes + num_bytes > self.budget_bytes:
-                    if await self._make_room(num_bytes):
+                    if await self._make_room():
                         pause_s = _RETRY_S[0]
                         continue
                     waits(self._full(revision_id, num_bytes))
@@ -185,6 +192,12 @@ class HostMemory:
             await self._threads.run_to_end(lambda: _remove(entry.directory))
         finally:
             self._forget(entry)
+
+    async def aclose(self) -> None:
+        """End what is going on by itself."""
+        if self._evicts_ahead is not None:
+            self._evicts_ahead.cancel()
+            await asyncio.wait([self._evicts_ahead])
 
     async def shrink(self) -> None:
         """Evict one adapter, if any may go: there is less memory than the budget says."""
@@ -234,16 +247,36 @@ class HostMemory:
         if self.pins.pop(revision_id, None) is not None:
             self._tell()
 
-    async def _make_room(self, num_bytes: int) -> bool:
-        """Evict for all who wait, and for some who will come after one of `num_bytes`; whether there is more room.
+    async def _make_room(self) -> bool:
+        """Evict for all who wait for room; whether there is more of it, or will be by itself."""
+        if (short_bytes := self._short_bytes()) > 0:
+            return bool(await self._evict_some(short_bytes))
+        await self._change()  # of what is being evicted ahead of who comes next
+        return True
 
-        An engine unloads side by side, but lets each wait for its batch at hand: those to come shall not wait, too.
+    def _short_bytes(self) -> int:
+        """What those who wait for room lack, once all that is being evicted is gone."""
+        return self.used_bytes - self._evicting_bytes + self._wanted_bytes - self.budget_bytes
+
+    def _evict_ahead(self) -> None:
+        """Have some room free for those who come next.
+
+        An engine unloads only between two batches, and they would wait for that before their own loads wait for it.
         """
-        ahead = self.budget_bytes // _AHEAD // num_bytes * num_bytes
-        return await self._evict_some(self.used_bytes + self._wanted_bytes + ahead - self.budget_bytes)
+        self._is_short = True
+        if self._evicts_ahead is None or self._evicts_ahead.done():
+            self._evicts_ahead = asyncio.create_task(self._evict_what_is_due(), name="evict ahead")
+            self._evicts_ahead.add_done_callback(_report)
 
-    async def _evict_some(self, num_bytes: int) -> bool:
-        """Evict the least recently used until so many bytes are free, of those that the engine lets go; whether any."""
+    async def _evict_what_is_due(self) -> None:
+        while self._is_short:  # again: not whenever what is free has been taken, as `RoomAhead` says
+            self._is_short = False
+            for entry in await self._evict_some(self._short_bytes() + self._ahead.goal_bytes):
+                if entry.revision_id not in self._entries:
+                    self._ahead.add(entry.revision_id, entry.num_bytes)
+
+    async def _evict_some(self, num_bytes: int) -> list[HostEntry]:
+        """Evict the least recently used until so many bytes are free, of those that the engine lets go; which."""
         refused: set[str] = set()
         while len(refused) < _MOST_REFUSALS:
             victims: list[HostEntry] = []
@@ -254,12 +287,13 @@ class HostMemory:
                 if entry.revision_id not in refused and not self._why_kept(entry):
                     victims.append(entry)
                     found_bytes += entry.num_bytes
-            if not victims:
+            if not victims:  # or nothing is short
                 break
-            if any(await asyncio.gather(*(self._evict(victim) for victim in victims))):
-                return True
+            went = await asyncio.gather(*[self._evict(victim) for victim in victims])
+            if any(went):
+                return list(itertools.compress(victims, went))
             refused.update(victim.revision_id for victim in victims)
-        return False
+        return []
 
     def _why_kept(self, entry: HostEntry) -> str:
         """What keeps an entry from eviction; empty for nothing that is known here."""
@@ -273,17 +307,19 @@ class HostMemory:
             return "leased to a request"
         return ""
 
-    async def _evict(self, entry: HostEntry) -> bool:
-        """Out of the engine, then out of memory. False where the engine keeps it."""
+    def _evict(self, entry: HostEntry) -> Awaitable[bool]:
+        """Out of the engine, then out of memory. False where the engine keeps it. Begins before it is awaited."""
         before, entry.state = entry.state, HostState.EVICTING
-        eviction = asyncio.ensure_future(self._evict_now(entry, before))
-        try:
-            return await asyncio.shield(eviction)
-        except asyncio.CancelledError:
-            await asyncio.wait([eviction])  # bounded by the engine's deadline; half an eviction would be neither
-            raise
+        self._evicting_bytes += entry.num_bytes
+        return _to_its_end(asyncio.ensure_future(self._evict_now(entry, before)))
 
     async def _evict_now(self, entry: HostEntry, before: HostState) -> bool:
+        try:
+            return await self._out_of_engine_and_memory(entry, before)
+        finally:
+            self._evicting_bytes -= entry.num_bytes  # at the same instant as it is gone, or here again
+
+    async def _out_of_engine_and_memory(self, entry: HostEntry, before: HostState) -> bool:
         # The engine loads what it has once known again by itself, from the folder that it knows, if a request comes.
         hidden = entry.directory.with_name(f"{entry.directory.name}.evicting")
         try:
@@ -343,6 +379,19 @@ class HostMemory:
 def room_bytes(content_bytes: int) -> int:
     """What a packed file of so many bytes takes of host memory, with its folder's adapter_config.json."""
     return -(-content_bytes // _PAGE_BYTES) * _PAGE_BYTES + _PAGE_BYTES
+
+
+async def _to_its_end(eviction: asyncio.Future[bool]) -> bool:
+    try:
+        return await asyncio.shield(eviction)
+    except asyncio.CancelledError:
+        await asyncio.wait([eviction])  # bounded by the engine's deadline; half an eviction would be neither
+        raise
+
+
+def _report(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and (error := task.exception()) is not None:
+        log.error("eviction ahead of need failed", exc_info=error)
 
 
 def _remove(directory: Path) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Iterable
 
 from adapters.errors import AdapterError, AdapterUnsupported
 from adapters.store import AdapterStore, Envelope, RevisionNotStored, StoreCorrupt
-from adapters.store.envelope import ENVELOPE_BYTES
+from adapters.store.envelope import ENVELOPE_BYTES, Part
 from cluster.worker_metrics import ResidencyMetrics
 from engine.client import EngineClient
 from engine.errors import AdapterNotTaken, EngineError, EngineUnreachable
@@ -132,7 +132,7 @@ class AdapterLoader:
         load: Load,
         source: str,
         content_bytes: int,
-        content: Iterable[bytes | Envelope],
+        content: Iterable[Part | Envelope],
         begin_s: float = 0.0,
     ) -> HostEntry:
         """`begin_s`: what it took to learn the size."""

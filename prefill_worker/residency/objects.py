@@ -12,7 +12,7 @@ from io import FileIO
 from pathlib import Path
 
 from adapters.store import Envelope, StoreCorrupt
-from adapters.store.envelope import ENVELOPE_BYTES, content_of
+from adapters.store.envelope import ENVELOPE_BYTES, Part, content_of
 from prefill_worker.residency.threads import Stop
 
 _CHUNK_BYTES = 8 * 1024**2
@@ -31,7 +31,7 @@ def chunks_of(path: Path) -> Iterator[bytes]:
             yield chunk
 
 
-def checked_content(path: Path, revision_id: str) -> Iterator[bytes | Envelope]:
+def checked_content(path: Path, revision_id: str) -> Iterator[Part | Envelope]:
     """The content of an object in a file, and its envelope. Raises StoreCorrupt, also where it cannot be read."""
     return content_of(_read(path), str(path), revision_id)
 
@@ -44,7 +44,7 @@ def _read(path: Path) -> Iterator[bytes]:
 
 
 def write_content(
-    parts: Iterable[bytes | Envelope], target: Path, num_bytes: int, stop: Stop, *, as_object: bool
+    parts: Iterable[Part | Envelope], target: Path, num_bytes: int, stop: Stop, *, as_object: bool
 ) -> Envelope:
     """Write what `content_of` yields to a new file: the content, or the object that it is the content of.
 
@@ -73,13 +73,13 @@ def write_content(
     return envelope
 
 
-def content_in_memory(path: Path, envelope: Envelope) -> Iterator[bytes | Envelope]:
+def content_in_memory(path: Path, envelope: Envelope) -> Iterator[Part | Envelope]:
     """A packed file that was checked when it came into host memory."""
     yield from chunks_of(path)
     yield envelope
 
 
-def write_all(file: FileIO, chunk: bytes) -> None:
+def write_all(file: FileIO, chunk: Part) -> None:
     """Write a chunk to its end, which a raw file does not do by itself. Raises OSError."""
     view = memoryview(chunk)
     while view:

@@ -144,6 +144,7 @@ class Residency:
     async def aclose(self) -> None:
         """End all loads and remove what is in host memory; the disk cache stays."""
         await self._queue.aclose()
+        await self._host.aclose()
         await self._disk.aclose()
         await self._threads.aclose()
         self._folder.close()

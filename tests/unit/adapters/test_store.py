@@ -36,7 +36,7 @@ from adapters.store import (
 from adapters.store.envelope import ENVELOPE_BYTES, content_of
 from adapters.store.layout import key_of, revision_of
 
-S3_PART = 4 * 1024**2
+S3_PART = 4 * 1024**2  # but for the first, which is twice as long
 
 
 @pytest.fixture(scope="module")
@@ -120,7 +120,7 @@ def s3_requests(s3) -> Iterator[list[str]]:
         log.level, log.disabled = before
 
 
-@pytest.mark.parametrize("size", [0, 5, S3_PART - ENVELOPE_BYTES - 1])
+@pytest.mark.parametrize("size", [0, 5, 2 * S3_PART - ENVELOPE_BYTES - 1])
 def test_a_small_object_is_read_in_one_request(s3, s3_requests, tmp_path, size):
     store = open_store(f"s3://{BUCKET}/{tmp_path.name}", s3)
     content = os.urandom(size)
@@ -134,7 +134,7 @@ def test_a_small_object_is_read_in_one_request(s3, s3_requests, tmp_path, size):
 
 
 @pytest.mark.parametrize("claimed", [None, 1, "size", 1 << 40])
-@pytest.mark.parametrize("size", [S3_PART, S3_PART + 1, 6 * S3_PART - 1, 6 * S3_PART])
+@pytest.mark.parametrize("size", [2 * S3_PART, 2 * S3_PART + 1, 7 * S3_PART - 1, 7 * S3_PART])
 def test_parts_of_an_object_are_asked_for_ahead(s3, s3_requests, tmp_path, size, claimed):
     store = open_store(f"s3://{BUCKET}/{tmp_path.name}", s3)
     store._objects.write("large", [content := os.urandom(size)])
@@ -144,16 +144,16 @@ def test_parts_of_an_object_are_asked_for_ahead(s3, s3_requests, tmp_path, size,
     first = next(parts)
     assert len(s3_requests) == 1, s3_requests
     second = next(parts, b"")
-    ahead = {None: 1, 1: 1, "size": min(max(-(-size // S3_PART) - 1, 1), 4), 1 << 40: 4}[claimed]
+    ahead = {None: 1, 1: 1, "size": min(max(-(-size // S3_PART) - 2, 1), 4), 1 << 40: 4}[claimed]
     deadline = time.monotonic() + 10
     while len(s3_requests) < 1 + ahead and time.monotonic() < deadline:
         time.sleep(0.01)
     assert len(s3_requests) == 1 + ahead, s3_requests  # and no more before somebody reads on
     assert first + second + b"".join(parts) == content
     assert all('"GET ' in each for each in s3_requests)
-    assert sum(" 206 " in each for each in s3_requests) == -(-size // S3_PART)
+    assert sum(" 206 " in each for each in s3_requests) == -(-size // S3_PART) - 1
     if claimed == "size":
-        assert len(s3_requests) == size // S3_PART + 1  # the last one says that it is the last
+        assert len(s3_requests) == size // S3_PART  # the last one says that it is the last
 
 
 def test_an_object_that_is_deleted_while_it_is_read(store, tmp_path):
@@ -164,7 +164,7 @@ def test_an_object_that_is_deleted_while_it_is_read(store, tmp_path):
     first = next(rest)
     store.delete(revision(1))
     if store.url.startswith("file"):  # an open file stays readable
-        assert first + b"".join(part for part in rest if isinstance(part, bytes)) == content
+        assert b"".join([first, *(part for part in rest if not isinstance(part, Envelope))]) == content
     else:
         with pytest.raises(RevisionNotStored, match=revision(1)):
             list(rest)

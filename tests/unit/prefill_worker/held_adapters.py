@@ -212,6 +212,7 @@ async def running_worker(
         assert not background.done()
         await eventually(lambda: not residency._queue.keys)
         assert residency._queue.num_running == residency._queue.num_waiters == 0
+        await eventually(lambda: not residency._host._evicting_bytes)
         entries = list(residency._host)
         assert residency._host.used_bytes == sum(entry.num_bytes for entry in entries)
         await eventually(lambda: not residency._to_disk and not any(entry.num_holds for entry in residency._host))
