@@ -91,14 +91,14 @@ class S3Objects(Objects):
         Nothing is asked before them: the first part's answer also says whether there is an object at all. Parts of
         two objects that were at the key one after the other do not go together; who reads has digests that tell.
         """
-        parts, end, size = deque([self._part(key, 0, _FIRST_PART_BYTES)]), _FIRST_PART_BYTES, 0
-        length = _FIRST_PART_BYTES  # of the part at hand, but for the last
+        parts, length = deque([self._part(key, 0, _FIRST_PART_BYTES)]), _FIRST_PART_BYTES
+        end, size = length, None
         try:
             while True:
                 with self.reaching(key):
                     part = _unless_past_the_end(parts.popleft())
-                if length == _FIRST_PART_BYTES and part and size_in is not None:
-                    size = size_in(part)
+                if size is None:
+                    size = size_in(part) if part and size_in is not None else 0
                 if part:
                     yield part
                 if len(part) < length:  # only this is the end, whatever the object says of its size

@@ -17,7 +17,7 @@ import itertools
 import logging
 import shutil
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,7 +30,7 @@ from engine.client import IN_USE
 from engine.errors import EngineError
 from prefill_worker.residency.errors import AdapterInUse, HostMemoryFull, PinsExceedBudget
 from prefill_worker.residency.room_ahead import RoomAhead
-from prefill_worker.residency.threads import WorkThreads
+from prefill_worker.residency.threads import WorkThreads, ended
 
 log = logging.getLogger(__name__)
 
@@ -97,9 +97,10 @@ class HostMemory:
         self._evictor = asyncio.Lock()
         self._wanted_bytes = 0  # of reservations that wait for room
         self._evicting_bytes = 0
-        self._ahead = RoomAhead(budget_bytes)
-        self._is_short = False
+        self._ahead = RoomAhead()
+        self._ahead_bytes = 0  # to be evicted ahead; 0 until something is short
         self._evicts_ahead: asyncio.Task[None] | None = None
+        self._is_closed = False
         self._changed = asyncio.Event()
 
     def __iter__(self) -> Iterator[HostEntry]:
@@ -163,10 +164,10 @@ class HostMemory:
             )
         if self._evictor.locked():
             waits(self._full(revision_id, num_bytes))
-        is_short = self._ahead.take(revision_id, num_bytes, self.budget_bytes - self.used_bytes - self._wanted_bytes)
+        is_short = self._ahead.take(revision_id, num_bytes, -self._short_bytes())
         self._wanted_bytes += num_bytes
         if is_short:
-            self._evict_ahead()
+            self._evict_ahead(num_bytes)
         try:
             async with self._evictor:  # one at a time, in order of arrival: a large one is not starved by small ones
                 pause_s = _RETRY_S[0]
@@ -184,6 +185,7 @@ class HostMemory:
                 self.used_bytes += num_bytes
         finally:
             self._wanted_bytes -= num_bytes
+            self._ahead.limit(-self._short_bytes())
         return entry
 
     async def discard(self, entry: HostEntry) -> None:
@@ -194,7 +196,8 @@ class HostMemory:
             self._forget(entry)
 
     async def aclose(self) -> None:
-        """End what is going on by itself."""
+        """End what goes on by itself."""
+        self._is_closed = True
         if self._evicts_ahead is not None:
             self._evicts_ahead.cancel()
             await asyncio.wait([self._evicts_ahead])
@@ -227,7 +230,8 @@ class HostMemory:
             return False
         if reason := self._why_kept(entry):
             raise AdapterInUse(f"{revision_id} is {reason}; it cannot be evicted now")
-        if not await self._evict(entry):
+        [went] = await _results([self._evict(entry)])
+        if not went:
             raise AdapterInUse(f"{revision_id} is in use by requests; try again when they have ended")
         return True
 
@@ -248,52 +252,55 @@ class HostMemory:
             self._tell()
 
     async def _make_room(self) -> bool:
-        """Evict for all who wait for room; whether there is more of it, or will be by itself."""
+        """Evict for all who wait for room; whether there may be more of it now."""
         if (short_bytes := self._short_bytes()) > 0:
-            return bool(await self._evict_some(short_bytes))
-        await self._change()  # of what is being evicted ahead of who comes next
+            return await self._evict_some(short_bytes)
+        await self._change()  # of what is being evicted already, ahead of need or because somebody said so
         return True
 
     def _short_bytes(self) -> int:
-        """What those who wait for room lack, once all that is being evicted is gone."""
+        """What those who wait for room lack, once all that is being evicted is gone; negative where some is left."""
         return self.used_bytes - self._evicting_bytes + self._wanted_bytes - self.budget_bytes
 
-    def _evict_ahead(self) -> None:
-        """Have some room free for those who come next.
+    def _evict_ahead(self, num_bytes: int) -> None:
+        """Have some room free for those who come next, after one of so many bytes was short of it.
 
         An engine unloads only between two batches, and they would wait for that before their own loads wait for it.
         """
-        self._is_short = True
-        if self._evicts_ahead is None or self._evicts_ahead.done():
+        self._ahead_bytes = self._ahead.goal_bytes(num_bytes, self.budget_bytes - sum(self.pins.values()))
+        if not self._is_closed and (self._evicts_ahead is None or self._evicts_ahead.done()):
             self._evicts_ahead = asyncio.create_task(self._evict_what_is_due(), name="evict ahead")
             self._evicts_ahead.add_done_callback(_report)
 
     async def _evict_what_is_due(self) -> None:
-        while self._is_short:  # again: not whenever what is free has been taken, as `RoomAhead` says
-            self._is_short = False
-            for entry in await self._evict_some(self._short_bytes() + self._ahead.goal_bytes):
-                if entry.revision_id not in self._entries:
-                    self._ahead.add(entry.revision_id, entry.num_bytes)
+        while self._ahead_bytes:
+            ahead_bytes, self._ahead_bytes = self._ahead_bytes, 0
+            await self._evict_some(self._short_bytes(), ahead_bytes)
 
-    async def _evict_some(self, num_bytes: int) -> list[HostEntry]:
-        """Evict the least recently used until so many bytes are free, of those that the engine lets go; which."""
-        refused: set[str] = set()
-        while len(refused) < _MOST_REFUSALS:
-            victims: list[HostEntry] = []
-            found_bytes = 0
-            for entry in self._entries.values():
-                if found_bytes >= num_bytes or len(victims) == _MOST_AT_ONCE:
-                    break
-                if entry.revision_id not in refused and not self._why_kept(entry):
-                    victims.append(entry)
-                    found_bytes += entry.num_bytes
-            if not victims:  # or nothing is short
+    async def _evict_some(self, num_bytes: int, ahead_bytes: int = 0) -> bool:
+        """Evict adapters of about so many bytes, and of `ahead_bytes` more, that the engine lets go; whether any."""
+        refused: set[HostEntry] = set()
+        while len(refused) < _MOST_REFUSALS and (victims := self._victims(num_bytes, ahead_bytes, refused)):
+            if any(await _results([self._evict(entry, is_ahead) for entry, is_ahead in victims.items()])):
+                return True
+            refused.update(victims)
+        return False
+
+    def _victims(self, num_bytes: int, ahead_bytes: int, refused: set[HostEntry]) -> dict[HostEntry, bool]:
+        """The least recently used that may go, a few at once, and whether each would go ahead of need."""
+        victims: dict[HostEntry, bool] = {}
+        lacking_bytes = num_bytes + ahead_bytes
+        for entry in self._entries.values():
+            if lacking_bytes <= 0 or len(victims) == _MOST_AT_ONCE:
                 break
-            went = await asyncio.gather(*[self._evict(victim) for victim in victims])
-            if any(went):
-                return list(itertools.compress(victims, went))
-            refused.update(victim.revision_id for victim in victims)
-        return []
+            if entry in refused or self._why_kept(entry):
+                continue
+            is_ahead = lacking_bytes <= ahead_bytes
+            if is_ahead and entry.num_bytes > lacking_bytes:
+                break  # a large one does not go for what small ones may need
+            victims[entry] = is_ahead
+            lacking_bytes -= entry.num_bytes
+        return victims
 
     def _why_kept(self, entry: HostEntry) -> str:
         """What keeps an entry from eviction; empty for nothing that is known here."""
@@ -307,17 +314,22 @@ class HostMemory:
             return "leased to a request"
         return ""
 
-    def _evict(self, entry: HostEntry) -> Awaitable[bool]:
-        """Out of the engine, then out of memory. False where the engine keeps it. Begins before it is awaited."""
+    def _evict(self, entry: HostEntry, is_ahead: bool = False) -> asyncio.Task[bool]:
+        """Out of the engine, then out of memory. False where the engine keeps it."""
         before, entry.state = entry.state, HostState.EVICTING
         self._evicting_bytes += entry.num_bytes
-        return _to_its_end(asyncio.ensure_future(self._evict_now(entry, before)))
+        return asyncio.create_task(self._evict_now(entry, before, is_ahead), name=f"evict {entry.revision_id}")
 
-    async def _evict_now(self, entry: HostEntry, before: HostState) -> bool:
+    async def _evict_now(self, entry: HostEntry, before: HostState, is_ahead: bool) -> bool:
+        # No await between where it is gone, or here again, and where that is counted.
         try:
-            return await self._out_of_engine_and_memory(entry, before)
+            went = await self._out_of_engine_and_memory(entry, before)
         finally:
-            self._evicting_bytes -= entry.num_bytes  # at the same instant as it is gone, or here again
+            self._evicting_bytes -= entry.num_bytes
+        if went and is_ahead:
+            self._ahead.add(entry.revision_id, entry.num_bytes)
+        self._ahead.limit(-self._short_bytes())
+        return went
 
     async def _out_of_engine_and_memory(self, entry: HostEntry, before: HostState) -> bool:
         # The engine loads what it has once known again by itself, from the folder that it knows, if a request comes.
@@ -381,12 +393,15 @@ def room_bytes(content_bytes: int) -> int:
     return -(-content_bytes // _PAGE_BYTES) * _PAGE_BYTES + _PAGE_BYTES
 
 
-async def _to_its_end(eviction: asyncio.Future[bool]) -> bool:
+async def _results(evictions: Sequence[asyncio.Task[bool]]) -> list[bool]:
+    """Of all of them, once all have ended, which the engine's deadline bounds: half an eviction would be neither."""
     try:
-        return await asyncio.shield(eviction)
+        await asyncio.wait(evictions)
     except asyncio.CancelledError:
-        await asyncio.wait([eviction])  # bounded by the engine's deadline; half an eviction would be neither
+        for each in evictions:
+            await ended(each)
         raise
+    return await asyncio.gather(*evictions)
 
 
 def _report(task: asyncio.Task[None]) -> None:

@@ -44,7 +44,7 @@ class WorkThreads:
             return await asyncio.shield(future)
         except asyncio.CancelledError:
             stop.set()
-            await _ended(future)
+            await ended(future)
             raise
 
     async def run_to_end(self, work: Callable[[], T]) -> T:
@@ -53,7 +53,7 @@ class WorkThreads:
         try:
             return await asyncio.shield(future)
         except asyncio.CancelledError:
-            await _ended(future)
+            await ended(future)
             raise
 
     async def aclose(self) -> None:
@@ -62,7 +62,7 @@ class WorkThreads:
             await asyncio.get_running_loop().run_in_executor(closer, lambda: self._pool.shutdown(cancel_futures=True))
 
 
-async def _ended(future: asyncio.Future[T]) -> None:
+async def ended(future: asyncio.Future[T]) -> None:
     """Wait for a future, however often this is cancelled meanwhile."""
     while not future.done():
         try:

@@ -212,10 +212,13 @@ async def running_worker(
         assert not background.done()
         await eventually(lambda: not residency._queue.keys)
         assert residency._queue.num_running == residency._queue.num_waiters == 0
-        await eventually(lambda: not residency._host._evicting_bytes)
-        entries = list(residency._host)
-        assert residency._host.used_bytes == sum(entry.num_bytes for entry in entries)
-        await eventually(lambda: not residency._to_disk and not any(entry.num_holds for entry in residency._host))
+        host = residency._host
+        await eventually(lambda: not host._evicting_bytes)
+        assert host._wanted_bytes == 0
+        assert host._ahead.num_bytes == sum(host._ahead._evicted.values()) <= host.budget_bytes - host.used_bytes
+        entries = list(host)
+        assert host.used_bytes == sum(entry.num_bytes for entry in entries)
+        await eventually(lambda: not residency._to_disk and not any(entry.num_holds for entry in host))
         assert residency._disk.used_bytes == sum(entry.num_bytes for entry in residency._disk._entries.values())
     finally:
         background.cancel()
