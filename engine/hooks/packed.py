@@ -5,12 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 from engine.hooks.reft import fill_reft_slot
+from engine.step_times import timed
 
 
 def load_packed(original, manager, lora_ref) -> None:
     """Map a packed file, where SGLang would read and stack hundreds of tensors while no batch runs."""
     loader = manager.memory_pool.prelude_packed
-    manager.loras[lora_ref.lora_id] = loader.load(Path(lora_ref.lora_path), manager.configs[lora_ref.lora_id])
+    with timed("load"):
+        manager.loras[lora_ref.lora_id] = loader.load(Path(lora_ref.lora_path), manager.configs[lora_ref.lora_id])
 
 
 def load_once(original, manager, lora_ref):
@@ -39,11 +41,12 @@ def unload(original, manager, lora_ref):
 
 def fill_slot(original, pool, uid, buffer_id, lora_adapter, *args, **kwargs) -> None:
     """Fill a slot from an adapter's mapped file, and its ReFT with it."""
-    if lora_adapter is None:  # the base model
-        original(pool, uid, buffer_id, lora_adapter, *args, **kwargs)
-    else:
-        pool.prelude_packed.filler.fill(buffer_id, lora_adapter.image)
-    fill_reft_slot(pool, buffer_id, lora_adapter)
+    with timed("fill"):
+        if lora_adapter is None:  # the base model
+            original(pool, uid, buffer_id, lora_adapter, *args, **kwargs)
+        else:
+            pool.prelude_packed.filler.fill(buffer_id, lora_adapter.image)
+        fill_reft_slot(pool, buffer_id, lora_adapter)
 
 
 def make_packed_loader(manager) -> None:
