@@ -19,6 +19,7 @@ from adapters.serving import EngineDtype
 
 FORMAT = "prelude-packed-1"
 DTYPE_CODES: dict[str, str] = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
+MAX_HEADER_BYTES = 1024**2  # an engine parses it between two batches; 36,864 tensors of experts take a tenth of it
 _KEYS = {"format", "revision_id", "dtype", "positions", "base_model", "lora", "reft", "sha256", "manifest"}
 _EXPERTS_KEY = "experts"  # only in files with LoRA on experts
 _FINGERPRINT = re.compile(r"[0-9a-f]{16}")

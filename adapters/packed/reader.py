@@ -16,9 +16,9 @@ import numpy as np
 from adapters.base_model import BaseModel
 from adapters.errors import AdapterIncompatible, AdapterMalformed, AdapterMissing
 from adapters.formats.json_file import is_integer, parse_object
-from adapters.formats.safetensors_file import MAX_HEADER_BYTES, STORAGE_DTYPES
+from adapters.formats.safetensors_file import STORAGE_DTYPES
 from adapters.packed.fused_layout import EXPERT_PARTS_OF, PARTS_OF, expert_part_rows, part_rows
-from adapters.packed.metadata import DTYPE_CODES, PackedExpertModule, PackedMetadata
+from adapters.packed.metadata import DTYPE_CODES, MAX_HEADER_BYTES, PackedExpertModule, PackedMetadata
 
 _CHUNK_BYTES = 8 * 1024**2
 
@@ -134,7 +134,7 @@ def _header(path: Path, descriptor: int, num_bytes: int) -> tuple[dict[str, Any]
     """(the header, where the tensors begin)."""
     prefix = os.pread(descriptor, 8, 0)
     header_bytes = int.from_bytes(prefix, "little")
-    if len(prefix) < 8 or header_bytes > min(num_bytes - 8, MAX_HEADER_BYTES) or header_bytes % 8:
+    if len(prefix) < 8 or header_bytes > min(num_bytes, MAX_HEADER_BYTES) - 8 or header_bytes % 8:
         raise _wrong(path, f"it has {num_bytes} bytes and claims a header of {header_bytes}")
     text = os.pread(descriptor, header_bytes, 8)
     if len(text) < header_bytes:

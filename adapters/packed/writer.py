@@ -9,8 +9,8 @@ from pathlib import Path
 
 from adapters.base_model import BaseModel
 from adapters.durable import fsync_folder
-from adapters.errors import AdapterIncompatible
-from adapters.formats.safetensors_file import write_streamed
+from adapters.errors import AdapterIncompatible, AdapterUnsupported
+from adapters.formats.safetensors_file import header_of, write_streamed
 from adapters.manifest import Manifest, revision_id_of
 from adapters.normal_form import Adapter, ReftFactors
 from adapters.number_ranges import ranges_of
@@ -24,6 +24,7 @@ from adapters.packed.fused_layout import (
 )
 from adapters.packed.metadata import (
     DTYPE_CODES,
+    MAX_HEADER_BYTES,
     PackedExpertModule,
     PackedExperts,
     PackedMetadata,
@@ -39,7 +40,7 @@ def write_packed(adapter: Adapter, base: BaseModel, dtype: EngineDtype, path: Pa
 
     The same adapter and dtype always give the same bytes. Beside the adapter, one layer of one packed tensor is in
     memory at a time. Raises AdapterIncompatible where a value does not fit the dtype or the adapter is for another
-    base model.
+    base model, AdapterUnsupported where there is too much to say of it.
     """
     if adapter.base_fingerprint != base.fingerprint:
         raise AdapterIncompatible(
@@ -55,6 +56,13 @@ def write_packed(adapter: Adapter, base: BaseModel, dtype: EngineDtype, path: Pa
     if adapter.reft:
         stacks |= reft_stacks(adapter.reft, dtype)
     header_with = _header_with(adapter, dtype, rank if modules else 0, modules, experts)
+    sizes = {name: (DTYPE_CODES[dtype], stack.shape, stack.num_bytes) for name, stack in stacks.items()}
+    header_bytes = len(header_of(sizes, header_with("0" * 64)))
+    if header_bytes > MAX_HEADER_BYTES:
+        raise AdapterUnsupported(
+            f"the packed file's header would have {header_bytes} bytes, more than {MAX_HEADER_BYTES}: ranks, alphas or "
+            "layers differ from tensor to tensor; give more of them the same"
+        )
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     try:
         write_streamed(temporary, DTYPE_CODES[dtype], stacks, header_with)

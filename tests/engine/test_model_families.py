@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
+import psutil
 import pytest
 
 from adapters.base_model import BaseModel
+from adapters.packed import PACKED_NAME
 from adapters.random_adapters import write_random_lora, write_random_mixed, write_random_reft
 from cluster.demo import make_model
 from tests.engine.running_engine import AdapterSlots, engine_spec, running_engine
@@ -92,3 +95,26 @@ def test_parity(tmp_path: Path, tmp_path_factory, family: str, ranks: int):
             check(case, unified.ask(case))
         for case, answer in zip(cases, unified.ask_together(cases), strict=True):
             check(case, answer)
+        mapped = mapped_files(spec.port, tmp_path / "cache")
+        packed = {path.stat().st_ino for path in (tmp_path / "cache").glob(f"*/{PACKED_NAME}")}
+        assert mapped == [packed] * ranks  # of the same files: no rank has copies of its own
+        assert len(packed) == len(directories)
+
+
+def mapped_files(port: int, folder: Path) -> list[set[int]]:
+    """For each scheduler of the engine that listens there, the inodes of the files in a folder that it maps, shared."""
+    [engine] = [each for each in psutil.process_iter() if is_engine(each, port)]
+    schedulers = [each for each in engine.children(recursive=True) if "scheduler" in each.name() + str(each.cmdline())]
+    found = []
+    for scheduler in schedulers:
+        lines = [line.split(maxsplit=5) for line in Path(f"/proc/{scheduler.pid}/maps").read_text().splitlines()]
+        own = [line for line in lines if line[-1].startswith(f"{folder}/")]
+        assert all(line[1].endswith("s") for line in own)
+        found.append({int(line[4]) for line in own})
+    return found
+
+
+def is_engine(process: psutil.Process, port: int) -> bool:
+    with contextlib.suppress(psutil.Error):
+        return "engine.launch" in process.cmdline() and str(port) in process.cmdline()
+    return False

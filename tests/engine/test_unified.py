@@ -170,6 +170,11 @@ def test_more_adapters_than_slots_at_once(unified: Unified):
     answers = unified.ask_together(cases)
     for case, answer in zip(cases, answers, strict=True):
         check(case, answer)
+    metrics = httpx.get(f"{unified.engine.spec.url}/metrics").text
+    steps = "prelude_engine_adapter_step_seconds"
+    assert sum_of(metrics, steps + '_count{step="load"}') >= len(unified.directories)
+    assert sum_of(metrics, steps + '_count{step="fill"}') >= len(unified.directories)
+    assert 0 < sum_of(metrics, steps + '_sum{step="load"}') < 0.05 * len(unified.directories)
 
 
 def test_an_adapter_that_left_comes_back(unified: Unified):

@@ -28,6 +28,7 @@ from adapters.manifest import Manifest, revision_id_of
 from adapters.normal_form import Adapter, ExpertFactors, LoraFactors, ReftFactors, frozen_array
 from adapters.number_ranges import count_of, numbers_in
 from adapters.packed import PACKED_NAME, read_packed, write_for_engine, write_packed
+from adapters.packed.metadata import MAX_HEADER_BYTES
 from adapters.random_adapters import write_random_expert_lora
 from adapters.reference import UNLIMITED
 from adapters.self_check import Deployment, check_adapter, compare_factors, compare_outputs
@@ -344,6 +345,8 @@ def test_a_real_number_of_tensors(large, tmp_path):
     assert packed.metadata.experts is not None
     assert [count_of(own) for own in packed.metadata.experts.modules["down_proj_moe"].experts] == [128] * 48
     assert len(packed.metadata.manifest) < 64 * 1024  # it is in the catalog's database and a router's memory
+    with (tmp_path / "packed").open("rb") as file:
+        assert int.from_bytes(file.read(8), "little") < MAX_HEADER_BYTES / 8
     assert_experts_are_held(adapter, base, "bfloat16", tmp_path / "again")
     assert seconds < 30
     assert peak_reading < 200 * 1024**2

@@ -78,6 +78,9 @@ def without(name):
 LIES = {
     "empty": (lambda header, tensors: b"", "claims a header"),
     "a header longer than the file": (lambda header, tensors: b"\xff" * 8 + b"{}", "claims a header"),
+    "a header that keeps an engine": (
+        lambda header, tensors: joined(header | {"more": "x" * 1024**2}, tensors), "claims a header of 105"
+    ),
     "a header that is no JSON": (lambda header, tensors: struct.pack("<Q", 8) + b"notjson!", "not valid JSON"),
     "a key twice": (lambda header, tensors: struct.pack("<Q", 16) + b'{"a":1, "a":2}  ', "occurs twice"),
     "cut": (lambda header, tensors: joined(header, tensors[:-2]), "follow the header"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -98,6 +99,34 @@ def test_slots_get_what_the_file_has(base, directory):
             assert torch.equal(adapter.reft.b[place], b.T)
             assert torch.equal(adapter.reft.bias[place], bias)
     loader.unload(adapter)
+
+
+def test_loading_reads_no_tensor(tmp_path):
+    """What keeps the scheduler from its next batch does not grow with the adapter."""
+    make_model(tmp_path / "model", hidden=512, num_layers=8)
+    base = BaseModel.read(tmp_path / "model")
+    source = write_random_lora(tmp_path / "source", base, 1, modules=MODULES, rank=MAX_RANK)
+    write_for_engine(read_adapter(source, base, Limits()), base, "bfloat16", tmp_path / "engine")
+    packed = tmp_path / "engine" / PACKED_NAME
+    loader = PackedLoader(buffers_of(base), base, MAX_RANK, None)
+    adapter = loader.load(tmp_path / "engine", config=None)
+    num_bytes = packed.stat().st_size
+    assert num_bytes > 2_000_000
+    assert read_bytes(packed) <= 128 * 1024
+    loader.filler.fill(0, adapter.image)
+    assert read_bytes(packed) > num_bytes / 2
+    loader.unload(adapter)
+
+
+def read_bytes(path: Path) -> int:
+    """How much of a file this process has read where it is mapped, at most."""
+    found, is_of_file = 0, False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if "-" in line.split(" ", 1)[0]:
+            is_of_file = line.endswith(str(path))
+        elif is_of_file and line.startswith("Rss:"):
+            found += 1024 * int(line.split()[1])
+    return found
 
 
 class Wrapped:
