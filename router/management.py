@@ -74,14 +74,18 @@ class Management:
 
     async def fields(self, request: Request, *known: str) -> Fields:
         """The fields of a JSON body, none where there is no body. Raises RequestError with one that is not known."""
+        fields = await self.any_fields(request)
+        check_known(fields, known)
+        return fields
+
+    async def any_fields(self, request: Request) -> Fields:
+        """As `fields`, whatever they are called: for paths of others, whose clients send more than is read here."""
         headers = dict(request.scope["headers"])
         if headers.get(b"content-length", b"0") == b"0" and b"transfer-encoding" not in headers:
             return {}
         config = self.backends.config
         body = await read_body(headers, request.receive, max_bytes=_MAX_BODY_BYTES, timeout_s=config.body_timeout_s)
-        fields = split(body)
-        check_known(fields, known)
-        return fields
+        return split(body)
 
     async def resolved(self, name: str, pin: str | None) -> AdapterRevision:
         """The revision that `pin`, an alias, r7 or sha256:…, or `name@` and that, stands for; None for the latest."""

@@ -668,9 +668,28 @@ class TestVllm:
                 assert (await load("bot", "one"))[0] == 200  # again: for vLLM it was gone
                 assert await answered_by(cluster, "bot") == first
                 assert (await load("base", "one"))[0] == 400
-                assert (await load("bot", "one", nonsense=1))[1]["error"]["param"] == "nonsense"
                 status, answer = await ask(cluster, "POST", "/v1/load_lora_adapter", json={"lora_name": "x"})
                 assert (status, answer["error"]["param"]) == (400, "lora_path")
+
+        asyncio.run(scenario())
+
+    @pytest.mark.parametrize("base_model", ["base", "/models/some/where", "another-model", None])
+    def test_fields_of_other_tools_are_ignored(self, tmp_path: Path, base_model: str | None) -> None:
+        """Those that the Kubernetes Gateway API's sidecar for dynamic LoRA sends, and ones that nobody knows."""
+        write_random_lora(tmp_path / "root" / "one", BASE, seed=1)
+
+        async def scenario() -> None:
+            async with managing(adapter_root=tmp_path / "root") as cluster:
+                body: dict[str, Any] = {"lora_name": "bot", "lora_path": "one", "base_model_name": base_model}
+                loaded = await ask(cluster, "POST", "/v1/load_lora_adapter", json=body)
+                assert loaded == (200, "Success: LoRA adapter 'bot' added successfully.")
+                assert str(await answered_by(cluster, "bot")).startswith("sha256:")
+                body = {**body, "load_inplace": True, "lora_int_id": "seven", "is_3d_lora_weight": {"of": [1]}}
+                assert (await ask(cluster, "POST", "/v1/load_lora_adapter", json=body))[0] == 200
+                assert (await ask(cluster, "POST", "/v1/unload_lora_adapter", json=body))[0] == 200
+                assert await answered_by(cluster, "bot") == 404
+                status, answer = await ask(cluster, "POST", "/v1/load_lora_adapter", json={**body, "lora_path": 7})
+                assert (status, answer["error"]["param"]) == (400, "lora_path")  # what is read is still checked
 
         asyncio.run(scenario())
 
