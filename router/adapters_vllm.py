@@ -33,8 +33,8 @@ class VllmEndpoint:
     def routes(self) -> list[Route]:
         guarded = self._management.guarded
         return [
-            Route("/v1/load_lora_adapter", guarded(self.load), methods=["POST"]),
-            Route("/v1/unload_lora_adapter", guarded(self.unload), methods=["POST"]),
+            Route("/v1/load_lora_adapter", guarded(self.load, "load"), methods=["POST"]),
+            Route("/v1/unload_lora_adapter", guarded(self.unload, "unload"), methods=["POST"]),
         ]
 
     async def load(self, request: Request) -> Response:
