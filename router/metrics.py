@@ -70,7 +70,8 @@ class Metrics:
         )
         self.catalog_staleness = Gauge(
             "prelude_router_catalog_staleness_seconds",
-            "Since the names in memory were known to be those of the catalog; infinite before the first time.",
+            "Since the names in memory were known to be those of the catalog: under a second while it answers. They "
+            "are served however long it is. Infinite before the first time.",
             registry=self.registry,
         )
         self.adapter_changes = Counter(
