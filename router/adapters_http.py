@@ -34,12 +34,12 @@ class AdaptersEndpoint:
         guarded = self._management.guarded
         one = "/v1/adapters/{name:path}"
         return [
-            Route("/v1/adapters", guarded(self.list), methods=["GET"]),
-            Route(f"{one}/restore", guarded(self.restore), methods=["POST"]),
-            Route(f"{one}/rollback", guarded(self.rollback), methods=["POST"]),
-            Route(f"{one}/aliases/{{alias}}", guarded(self.set_alias), methods=["PUT"]),
-            Route(one, guarded(self.show), methods=["GET"]),
-            Route(one, guarded(self.delete), methods=["DELETE"]),
+            Route("/v1/adapters", guarded(self.list, None), methods=["GET"]),
+            Route(f"{one}/restore", guarded(self.restore, "restore"), methods=["POST"]),
+            Route(f"{one}/rollback", guarded(self.rollback, "rollback"), methods=["POST"]),
+            Route(f"{one}/aliases/{{alias}}", guarded(self.set_alias, "alias"), methods=["PUT"]),
+            Route(one, guarded(self.show, None), methods=["GET"]),
+            Route(one, guarded(self.delete, "delete"), methods=["DELETE"]),
         ]
 
     async def list(self, request: Request) -> Response:

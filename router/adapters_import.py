@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 from starlette.requests import Request
@@ -19,7 +19,7 @@ from adapters.errors import AdapterError, AdapterNotFound, CatalogUnavailable
 from adapters.identity import LATEST, AdapterReference, full_name_of
 from adapters.library import PackedAdapter
 from router.client_words import without_path
-from router.errors import InvalidField, PushFailed, RouterError
+from router.errors import InvalidField, PushFailed
 from router.json_answer import json_answer
 from router.management import BY, Management, Outcomes, Places, adapter_key, check_not_base_model, on_each
 from router.upload import Upload, received_upload
@@ -45,22 +45,21 @@ class ImportEndpoint:
     def routes(self) -> list[Route]:
         guarded = self._management.guarded
         return [
-            Route("/v1/adapters", guarded(self.create), methods=["POST"]),
-            Route("/v1/adapters/{name:path}/push", guarded(self.push), methods=["POST"]),
+            Route("/v1/adapters", guarded(self.create, "import"), methods=["POST"]),
+            Route("/v1/adapters/{name:path}/push", guarded(self.push, "push"), methods=["POST"]),
         ]
 
     async def create(self, request: Request) -> Response:
         """Imports the files as a revision and points an alias at it, the latest one unless another is named."""
-        with self._measured("import"):
-            async with self._uploaded(request, ("name", "alias")) as upload:
-                if (name := upload.fields.get("name")) is None:
-                    raise InvalidField("name is required: the adapter's name, or tenant/name", param="name")
-                alias = _alias(name, upload.fields.get("alias"))
-                revision = await self._imported(name, upload.folder, moves_latest=alias == LATEST)
-            if alias != LATEST:
-                await self._point(alias, revision)
-            await self._management.changed()
-            return json_answer({**revision_as_json(revision), "alias": alias}, 201)
+        async with self._uploaded(request, ("name", "alias")) as upload:
+            if (name := upload.fields.get("name")) is None:
+                raise InvalidField("name is required: the adapter's name, or tenant/name", param="name")
+            alias = _alias(name, upload.fields.get("alias"))
+            revision = await self._imported(name, upload.folder, moves_latest=alias == LATEST)
+        if alias != LATEST:
+            await self._point(alias, revision)
+        await self._management.changed()
+        return json_answer({**revision_as_json(revision), "alias": alias}, 201)
 
     async def push(self, request: Request) -> Response:
         """Imports the files, loads the revision wherever the alias's present one is, then moves the alias.
@@ -70,24 +69,23 @@ class ImportEndpoint:
         memory only, the revision is sent to all workers instead, and one that fails does not get it.
         """
         began_at = time.monotonic()
-        with self._measured("push"):
-            name = request.path_params["name"]
-            async with self._uploaded(request, ("alias", "wait_s", _MEMORY_ONLY)) as upload:
-                alias = _alias(name, upload.fields.get("alias"))
-                wait_s = self._wait_s(upload.fields.get("wait_s"))
-                old = await self._old(name, alias)
-                if is_memory_only := upload.fields.get(_MEMORY_ONLY) == "true":
-                    revision, outcomes = await self._sent(name, upload.folder, alias, wait_s)
-                else:
-                    revision = await self._imported(name, upload.folder, moves_latest=False)
-            if not is_memory_only:
-                outcomes = await self._loaded(revision, old, alias, wait_s)
-                await self._point(alias, revision)
-            await self._management.changed()
-            seconds = round(time.monotonic() - began_at, 4)
-            return json_answer(
-                {**revision_as_json(revision), "alias": alias, "workers": outcomes.described(), "seconds": seconds}
-            )
+        name = request.path_params["name"]
+        async with self._uploaded(request, ("alias", "wait_s", _MEMORY_ONLY)) as upload:
+            alias = _alias(name, upload.fields.get("alias"))
+            wait_s = self._wait_s(upload.fields.get("wait_s"))
+            old = await self._old(name, alias)
+            if is_memory_only := upload.fields.get(_MEMORY_ONLY) == "true":
+                revision, outcomes = await self._sent(name, upload.folder, alias, wait_s)
+            else:
+                revision = await self._imported(name, upload.folder, moves_latest=False)
+        if not is_memory_only:
+            outcomes = await self._loaded(revision, old, alias, wait_s)
+            await self._point(alias, revision)
+        await self._management.changed()
+        seconds = round(time.monotonic() - began_at, 4)
+        return json_answer(
+            {**revision_as_json(revision), "alias": alias, "workers": outcomes.described(), "seconds": seconds}
+        )
 
     async def _loaded(
         self, revision: AdapterRevision, old: AdapterRevision | None, alias: str, wait_s: float
@@ -204,20 +202,6 @@ class ImportEndpoint:
         if not 0 < wait_s <= _MAX_WAIT_S:
             raise InvalidField(f"wait_s must be seconds, over 0 and at most {_MAX_WAIT_S:g}", param="wait_s")
         return wait_s
-
-    @contextmanager
-    def _measured(self, what: str) -> Iterator[None]:
-        metrics, began_at = self._management.backends.metrics, time.monotonic()
-        try:
-            yield
-        except (RouterError, AdapterError) as error:
-            metrics.adapter_changes.labels(what, "refused" if error.http_status < 500 else "failed").inc()
-            raise
-        except BaseException:
-            metrics.adapter_changes.labels(what, "failed").inc()
-            raise
-        metrics.adapter_changes.labels(what, "done").inc()
-        metrics.adapter_change_seconds.labels(what).observe(time.monotonic() - began_at)
 
 
 def _log_import(revision: AdapterRevision) -> None:

@@ -20,7 +20,10 @@ _MAX_LOADS = 4  # at a time: each takes an adapter's bytes on the disk, and a th
 
 
 class VllmEndpoint:
-    """Loading imports a directory that the router can read, unloading deletes the adapter."""
+    """Loading imports a directory that the router can read, unloading deletes the adapter.
+
+    As in vLLM, fields that are not read are ignored: tools send `base_model_name`, often a path.
+    """
 
     def __init__(self, management: Management) -> None:
         self._management = management
@@ -30,13 +33,13 @@ class VllmEndpoint:
     def routes(self) -> list[Route]:
         guarded = self._management.guarded
         return [
-            Route("/v1/load_lora_adapter", guarded(self.load), methods=["POST"]),
-            Route("/v1/unload_lora_adapter", guarded(self.unload), methods=["POST"]),
+            Route("/v1/load_lora_adapter", guarded(self.load, "load"), methods=["POST"]),
+            Route("/v1/unload_lora_adapter", guarded(self.unload, "unload"), methods=["POST"]),
         ]
 
     async def load(self, request: Request) -> Response:
         """Imports a directory below `router.adapter_root` as the latest revision."""
-        fields = await self._management.fields(request, "lora_name", "lora_path", "lora_int_id", "load_inplace")
+        fields = await self._management.any_fields(request)
         name = required(fields, "lora_name", str, "the adapter's name")
         path = required(fields, "lora_path", str, "the adapter's directory on the router's machine")
         in_place = bool(field(fields, "load_inplace", bool, "true or false"))
@@ -68,7 +71,7 @@ class VllmEndpoint:
 
     async def unload(self, request: Request) -> Response:
         """Deletes an adapter. It can be restored like any other that is deleted."""
-        fields = await self._management.fields(request, "lora_name", "lora_int_id")
+        fields = await self._management.any_fields(request)
         name = required(fields, "lora_name", str, "the adapter's name")
         tenant, short_name = adapter_key(name)
         try:

@@ -9,7 +9,8 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from router.json_answer import json_answer
-from router.management import Management, field, on_each
+from router.management import Handler, Management, field, on_each
+from router.metrics import AdapterChange
 
 
 class WorkersEndpoint:
@@ -20,10 +21,15 @@ class WorkersEndpoint:
 
     @property
     def routes(self) -> list[Route]:
-        handlers = {"prewarm": self.prewarm, "pin": self.pin, "unpin": self.unpin, "evict": self.evict}
+        handlers: dict[AdapterChange, Handler] = {
+            "prewarm": self.prewarm,
+            "pin": self.pin,
+            "unpin": self.unpin,
+            "evict": self.evict,
+        }
         return [
-            Route(f"/v1/adapters/{{name:path}}/{path}", self._management.guarded(handler), methods=["POST"])
-            for path, handler in handlers.items()
+            Route(f"/v1/adapters/{{name:path}}/{verb}", self._management.guarded(handler, verb), methods=["POST"])
+            for verb, handler in handlers.items()
         ]
 
     async def prewarm(self, request: Request) -> Response:

@@ -15,7 +15,7 @@ from starlette.responses import Response
 
 from adapters import identity
 from adapters.catalog.records import AdapterRevision
-from adapters.errors import InvalidReference
+from adapters.errors import AdapterError, InvalidReference
 from adapters.identity import AdapterReference, full_name_of, split_adapter_name
 from router.body import ClientGone, Fields, read_body, split
 from router.errors import (
@@ -31,6 +31,7 @@ from router.exchange import Backends
 from router.fleet_state import WorkerView
 from router.managed_adapters import ManagedAdapters
 from router.memory_only import MemoryOnlyRevisions
+from router.metrics import AdapterChange, ChangeResult
 
 BY = "http"  # who moved an alias, in its history
 _MAX_BODY_BYTES = 64 * 1024
@@ -49,23 +50,46 @@ class Management:
     memory_only: MemoryOnlyRevisions
     max_adapter_bytes: int  # of one adapter's weight files
 
-    def guarded(self, handler: Handler) -> Handler:
-        """The handler where adapters are managed, a refusal elsewhere, before anything of the request is read."""
+    def guarded(self, handler: Handler, change: AdapterChange | None) -> Handler:
+        """The handler where adapters are managed, a refusal elsewhere, before anything of the request is read.
+
+        Each of its requests is counted as a `change`, None for a handler that changes nothing.
+        """
 
         async def guard(request: Request) -> Response:
-            if not self.backends.config.management:
-                raise ManagementOff(
-                    "this router does not manage adapters; set router.management to true in cluster.yaml, where only "
-                    "those reach the router who may"
-                )
             try:
-                return await handler(request)
+                with self._counted(change):
+                    if not self.backends.config.management:
+                        raise ManagementOff(
+                            "this router does not manage adapters; set router.management to true in cluster.yaml, "
+                            "where only those reach the router who may"
+                        )
+                    return await handler(request)
             except ClientGone:
                 return Response(status_code=_CLIENT_LEFT)
             except asyncio.CancelledError:  # by the server: the drain's time is over
                 raise Stopping("the router is stopping") from None
 
         return guard
+
+    @contextmanager
+    def _counted(self, change: AdapterChange | None) -> Iterator[None]:
+        if change is None:
+            yield
+            return
+        began_at = time.monotonic()
+        result: ChangeResult = "failed"
+        try:
+            yield
+            result = "done"
+        except ClientGone:
+            result = "left"
+            raise
+        except (RouterError, AdapterError) as error:
+            result = "refused" if error.http_status < 500 else "failed"
+            raise
+        finally:
+            self.backends.metrics.changed_adapters(change, result, time.monotonic() - began_at)
 
     async def changed(self) -> None:
         """Brings this router, and what workers keep in memory only, in step with what has just been changed."""
@@ -74,14 +98,18 @@ class Management:
 
     async def fields(self, request: Request, *known: str) -> Fields:
         """The fields of a JSON body, none where there is no body. Raises RequestError with one that is not known."""
+        fields = await self.any_fields(request)
+        check_known(fields, known)
+        return fields
+
+    async def any_fields(self, request: Request) -> Fields:
+        """As `fields`, whatever they are called: for paths of others, whose clients send more than is read here."""
         headers = dict(request.scope["headers"])
         if headers.get(b"content-length", b"0") == b"0" and b"transfer-encoding" not in headers:
             return {}
         config = self.backends.config
         body = await read_body(headers, request.receive, max_bytes=_MAX_BODY_BYTES, timeout_s=config.body_timeout_s)
-        fields = split(body)
-        check_known(fields, known)
-        return fields
+        return split(body)
 
     async def resolved(self, name: str, pin: str | None) -> AdapterRevision:
         """The revision that `pin`, an alias, r7 or sha256:…, or `name@` and that, stands for; None for the latest."""

@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Literal
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 _SHORT_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 _LONG_S = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800)
+
+# What a request to manage adapters did, by its path.
+AdapterChange = Literal[
+    "import", "push", "alias", "rollback", "delete", "restore", "prewarm", "pin", "unpin", "evict", "load", "unload"
+]
+ChangeResult = Literal["done", "refused", "failed", "left"]
 
 
 class Metrics:
@@ -63,18 +70,21 @@ class Metrics:
         )
         self.catalog_staleness = Gauge(
             "prelude_router_catalog_staleness_seconds",
-            "Since the names in memory were known to be those of the catalog; infinite before the first time.",
+            "Since the names in memory were known to be those of the catalog: under a second while it answers. They "
+            "are served however long it is. Infinite before the first time.",
             registry=self.registry,
         )
         self.adapter_changes = Counter(
             "prelude_router_adapter_changes_total",
-            "Imports and pushes, by result: done, refused (the client's mistake), failed.",
+            "Requests that manage adapters over HTTP, by kind, the path's verb: import, push, alias (moved), rollback, "
+            "delete, restore, prewarm, pin, unpin, evict, load and unload (vLLM's paths); and by result: done (where "
+            "workers do it: by one of them at least), refused (4xx), failed (5xx), left (by the client, meanwhile).",
             ("kind", "result"),
             registry=self.registry,
         )
         self.adapter_change_seconds = Histogram(
             "prelude_router_adapter_change_seconds",
-            "Imports and pushes that were done, from the first byte of the upload.",
+            "Those of prelude_router_adapter_changes_total that were done, from the request's head.",
             ("kind",),
             buckets=_LONG_S,
             registry=self.registry,
@@ -102,6 +112,12 @@ class Metrics:
     def read_catalog_staleness(self, staleness_s: Callable[[], float]) -> None:
         """Takes the age of what the router knows of the catalog whenever the page is read."""
         self.catalog_staleness.set_function(staleness_s)
+
+    def changed_adapters(self, kind: AdapterChange, result: ChangeResult, seconds: float) -> None:
+        """Counts a request that manages adapters and has ended after `seconds`."""
+        self.adapter_changes.labels(kind, result).inc()
+        if result == "done":
+            self.adapter_change_seconds.labels(kind).observe(seconds)
 
     def page(self) -> bytes:
         return generate_latest(self.registry)

@@ -40,7 +40,7 @@ class CachedResolver:
     """Resolves references for any number of threads. Between `start` and `close` a thread follows the changes.
 
     A moved alias is seen within a second. While the catalog does not answer, references that were resolved before stand
-    for what they stood for, `staleness_s` says since when, and after `max_stale_s` they are no longer answered either.
+    for what they stood for, however long that lasts; `staleness_s` says how long, and the log when it begins and ends.
     """
 
     def __init__(
@@ -48,18 +48,16 @@ class CachedResolver:
         catalog: ResolvableCatalog,
         *,
         max_entries: int = 100_000,
-        max_stale_s: float = 600.0,
         clock: Callable[[], float] = time.monotonic,
     ):
         self._catalog = catalog
-        self._max_stale_s = max_stale_s
         self._clock = clock
         self._lock = threading.Lock()
         self._found = _Entries(max_entries)
         self._not_found = _Entries(max(1, max_entries // _NOT_FOUND_SHARE))
         self._sequence: int | None = None  # all changes up to it are in the entries; None: nothing is known yet
         self._known_at = float("-inf")  # when that was last so
-        self._answers = True  # whether the catalog did when it was last asked
+        self._silent_since: float | None = None  # the catalog has not answered since; None: it did when last asked
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -94,8 +92,6 @@ class CachedResolver:
     def lookup(self, reference: str) -> AdapterRevision | None:
         """As `resolve` from memory alone; None where that does not know."""
         with self._lock:
-            if self._clock() - self._known_at > self._max_stale_s:
-                return None
             outcome = self._found.get(reference) or self._not_found.get(reference)
         if isinstance(outcome, str):
             raise AdapterNotFound(outcome)
@@ -116,7 +112,7 @@ class CachedResolver:
                 self._stopping.wait(_RETRY_S)
 
     def _wait(self) -> int:
-        if self._sequence is None or not self._answers:
+        if self._sequence is None or self._silent_since is not None:
             return self._catalog.last_change()
         return self._catalog.wait_for_change(self._sequence, _WAIT_S)
 
@@ -128,8 +124,8 @@ class CachedResolver:
             changes: Sequence[Change] = ()
             if known is not None and last > known:
                 changes = self._catalog.changes_since(known, _MAX_CHANGES)
-        except CatalogUnavailable:
-            self._answers = False
+        except CatalogUnavailable as error:
+            self._fell_silent(error)
             raise
         with self._lock:
             missed = known is not None and last > known and (not changes or changes[0].sequence != known + 1)
@@ -146,11 +142,20 @@ class CachedResolver:
                         self._not_found.forget((change.tenant, change.name))
                 self._sequence = changes[-1].sequence
             self._known_at = known_at
-            self._answers = True
+            silent_since, self._silent_since = self._silent_since, None
+        if silent_since is not None:
+            log.warning("the catalog answers again", extra={"fields": {"silent_s": round(known_at - silent_since, 3)}})
+
+    def _fell_silent(self, error: CatalogUnavailable) -> None:
+        with self._lock:
+            if self._silent_since is not None:
+                return
+            self._silent_since = self._clock()
+        log.warning("the catalog does not answer, known names go on", extra={"fields": {"reason": str(error)}})
 
     def _load(self, reference: str) -> AdapterRevision:
         wanted = AdapterReference.parse(reference)
-        if not self._answers:  # at once, instead of after a time-out for each request
+        if self._silent_since is not None:  # at once, instead of after a time-out for each request
             raise CatalogUnavailable(
                 f"{str(wanted)!r} cannot be resolved while the catalog's database does not answer; try again"
             )

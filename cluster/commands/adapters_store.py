@@ -7,7 +7,7 @@ import re
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from cluster.commands.adapters_opened import opened_library
@@ -53,7 +53,7 @@ def _seconds(text: str) -> float:
 
 def _gc(arguments: argparse.Namespace) -> None:
     with failures_end(arguments), opened_library(arguments) as library:
-        num_removed = library.collect_garbage(datetime.now(UTC) - timedelta(seconds=arguments.older_than))
+        num_removed = library.collect_garbage(library.catalog.now() - timedelta(seconds=arguments.older_than))
     print_result(arguments, {"num_removed": num_removed}, [f"{num_removed} revisions removed"])
 
 

@@ -29,7 +29,11 @@ def add_commands(commands: Any) -> None:
     for name, run, text in (
         ("pin", _pin, "Make workers load a revision and keep it in host memory, whatever else comes."),
         ("unpin", _unpin, "Let workers evict a pinned revision again."),
-        ("prewarm", _prewarm, "Make workers load a revision before the first request for it."),
+        (
+            "prewarm",
+            _prewarm,
+            "Make workers load a revision before the first request for it; what requests wait for goes before.",
+        ),
     ):
         command = add_command(commands, name, run, text)
         command.add_argument("reference", metavar="REFERENCE", help="name, name@alias, name@rN or name@sha256:…")
@@ -67,7 +71,7 @@ def _prewarm(arguments: argparse.Namespace) -> None:
 
     def call(revision_id: str) -> _Call:
         tier = TIER_DISK if arguments.tier == "disk" else TIER_HOST
-        request = EnsureAdapterRequest(revision_id=revision_id, deadline_s=arguments.deadline, tier=tier)
+        request = EnsureAdapterRequest(revision_id=revision_id, deadline_s=arguments.deadline, tier=tier, prewarm=True)
         return lambda stub: stub.EnsureAdapter(request, timeout=arguments.deadline + _MARGIN_S)
 
     _ask(arguments, call, "on disk" if arguments.tier == "disk" else "in host memory")

@@ -45,6 +45,10 @@ class SqlCatalog:
         """Closes the connections."""
         self._database.close()
 
+    def now(self) -> datetime:
+        """The time by the clock that dates what is in the catalog, from which ages of deletions are to be counted."""
+        return self._database.now()
+
     def add_revision(
         self,
         tenant: str,

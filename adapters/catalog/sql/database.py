@@ -24,7 +24,7 @@ from adapters.catalog.records import ChangeKind
 from adapters.catalog.sql.collector import StillHeld, collecting
 from adapters.catalog.sql.engines import LOCK_TIMEOUT_S, POOL_TIMEOUT_S, parse_url, postgres_engine, sqlite_engine
 from adapters.catalog.sql.faults import is_contended, is_lost_connection, is_unreachable, is_without_tables
-from adapters.catalog.sql.tables import change_counter, changes
+from adapters.catalog.sql.tables import UtcTime, change_counter, changes
 from adapters.errors import CatalogUnavailable
 
 T = TypeVar("T")
@@ -42,9 +42,9 @@ _MOST_TRIMMED = 10_000  # by one transaction
 class Transaction:
     """A transaction that writes; the only one on this database."""
 
-    def __init__(self, connection: Connection, last: int):
+    def __init__(self, connection: Connection, last: int, now: datetime):
         self.connection = connection
-        self.now = datetime.now(UTC)
+        self.now = now
         self._first = self._last = last
 
     def change(self, kind: ChangeKind, adapter_id: int | None = None) -> int:
@@ -113,8 +113,11 @@ class Database:
         """Does the work in one transaction, again from the start when it failed because of others."""
 
         def in_turn(connection: Connection) -> T:
-            last = connection.execute(select(change_counter.c.last).with_for_update()).scalar_one()
-            transaction = Transaction(connection, last)
+            if self._is_postgres:
+                last, now = connection.execute(select(change_counter.c.last, _SERVER_TIME).with_for_update()).one()
+            else:
+                last, now = connection.execute(_LAST_CHANGE).scalar_one(), datetime.now(UTC)
+            transaction = Transaction(connection, last, now)
             result = work(transaction)
             transaction.finish()
             return result
@@ -138,6 +141,12 @@ class Database:
         """Holds the right to collect garbage, and a connection. Raises CatalogConflict where another has it."""
         with self._translated(), collecting(self._writes) as still_held:
             yield still_held
+
+    def now(self) -> datetime:
+        """The time by the clock that dates all changes: the server's of PostgreSQL, this machine's for SQLite."""
+        if not self._is_postgres:
+            return datetime.now(UTC)
+        return self.read(lambda connection: connection.execute(select(_SERVER_TIME)).scalar_one())
 
     def last_change(self) -> int:
         """The sequence of the newest change; 0 before the first."""
@@ -217,3 +226,4 @@ class Database:
 
 
 _LAST_CHANGE = select(change_counter.c.last)
+_SERVER_TIME = func.clock_timestamp(type_=UtcTime())  # one clock for all machines, of which some may be wrong

@@ -59,7 +59,7 @@ def clock():
 @pytest.fixture
 def resolver(counting, clock):
     """One that takes changes in when it is told to."""
-    made = CachedResolver(counting, max_entries=8, max_stale_s=60, clock=clock)
+    made = CachedResolver(counting, max_entries=8, clock=clock)
     made.refresh()
     return made
 
@@ -197,7 +197,9 @@ def test_a_catalog_that_went_back_empties_the_cache(catalog, database, resolver)
 def test_while_the_catalog_is_down(catalog, database, counting, resolver, clock):
     add(catalog, "bot", 1)
     resolver.refresh()
+    known = ("bot", "bot@r1", f"bot@{content(1)}")
     bot = resolver.resolve("bot")
+    assert [resolver.resolve(reference) for reference in known] == [bot, bot, bot]
     assert resolver.staleness_s < 1
     with database.down(catalog):
         with pytest.raises(CatalogUnavailable):
@@ -209,14 +211,42 @@ def test_while_the_catalog_is_down(catalog, database, counting, resolver, clock)
         with pytest.raises(CatalogUnavailable, match="'other' cannot be resolved"):
             resolver.resolve("other")
         assert counting.num_resolved == before  # it did not wait for the database to fail again
-        clock.now += 57
-        assert resolver.resolve("bot") == bot
-        clock.now += 2
-        with pytest.raises(CatalogUnavailable, match="'bot' cannot be resolved"):
-            resolver.resolve("bot")
+        for _ in range(3):  # known names go on, however long it lasts
+            clock.now += 30 * 86400
+            assert [resolver.resolve(reference) for reference in known] == [bot, bot, bot]
+            with pytest.raises(CatalogUnavailable):
+                resolver.refresh()
+        assert resolver.staleness_s == 2 + 90 * 86400
     resolver.refresh()
     assert resolver.staleness_s < 1
-    assert resolver.resolve("bot") == bot
+    add(catalog, "bot", 2)
+    resolver.refresh()
+    assert resolver.resolve("bot").number == 2
+
+
+def test_the_log_says_when_the_catalog_goes_and_comes_back(catalog, database, resolver, clock, caplog):
+    def said() -> list[tuple[str, str]]:
+        return [(record.levelname, record.getMessage()) for record in caplog.records if record.name == cached.__name__]
+
+    gone = ("WARNING", "the catalog does not answer, known names go on")
+    back = ("WARNING", "the catalog answers again")
+    with caplog.at_level("INFO"):
+        resolver.refresh()
+        assert said() == []
+        with database.down(catalog):
+            for _ in range(3):
+                with pytest.raises(CatalogUnavailable):
+                    resolver.refresh()
+                clock.now += 20
+            assert said() == [gone]  # once
+            assert "does not answer" in caplog.records[-1].fields["reason"]
+        resolver.refresh()
+        resolver.refresh()
+        assert said() == [gone, back]
+        assert caplog.records[-1].fields == {"silent_s": 60.0}
+        with database.down(catalog), pytest.raises(CatalogUnavailable):
+            resolver.refresh()
+        assert said() == [gone, back, gone]
 
 
 def test_without_word_from_the_catalog_nothing_is_kept(catalog, counting):

@@ -296,6 +296,34 @@ def test_deleted_adapters_come_back_whole(catalog):
         catalog.restore("default", "other")
 
 
+class ClockAhead(datetime):
+    """That of a machine on which it is ten days later."""
+
+    @classmethod
+    def now(cls, tz=None):
+        return datetime.now(tz) + timedelta(days=10)
+
+
+def test_a_wrong_clock_purges_nothing_early(catalog, database, monkeypatch):
+    """On PostgreSQL, where catalogs have many machines: neither that of who deletes nor that of who collects counts."""
+    week = timedelta(days=7)
+    for name in ("right", "wrong"):
+        add(catalog, name, name)
+    catalog.delete("default", "right")
+    with monkeypatch.context() as patched:
+        patched.setattr(database_module, "datetime", ClockAhead)
+        catalog.delete("default", "wrong")
+        is_ahead = catalog.now() - datetime.now(UTC) > week
+        purged_early = catalog.collect_garbage(catalog.now() - week)
+    if database.kind == "sqlite":  # its only machine is wrong
+        assert is_ahead
+        assert purged_early == [content("right")]
+        return
+    assert not is_ahead
+    assert purged_early == []
+    assert catalog.collect_garbage(catalog.now()) == sorted([content("right"), content("wrong")])
+
+
 def test_garbage_is_what_no_adapter_needs(catalog):
     add(catalog, "old", 1)
     add(catalog, "old", "shared")

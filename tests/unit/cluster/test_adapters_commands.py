@@ -6,7 +6,7 @@ import json
 import os
 import tempfile
 import time
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -71,6 +71,15 @@ def ask(prelude):
         return json.loads(out)
 
     return run
+
+
+def test_gc_counts_ages_by_the_clock_of_the_catalog(ask, monkeypatch):
+    ask("import", "bot", "lora-1")
+    ask("delete", "bot")
+    monkeypatch.setattr(SqlCatalog, "now", lambda _: datetime.now(UTC) - timedelta(days=1))
+    assert ask("gc", "--older-than", "0s") == {"num_removed": 0}
+    monkeypatch.setattr(SqlCatalog, "now", lambda _: datetime.now(UTC) + timedelta(days=8))
+    assert ask("gc") == {"num_removed": 1}
 
 
 def test_a_revision_that_is_in_workers_memory_only(prelude, ask, folder):

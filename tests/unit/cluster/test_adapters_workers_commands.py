@@ -121,8 +121,8 @@ def test_all_workers_that_hold_adapters_are_asked(agents, revision_id, capsys):
     wanted = [
         pb.PinAdapterRequest(revision_id=revision_id, pinned=True, deadline_s=7),
         pb.PinAdapterRequest(revision_id=revision_id, pinned=False),
-        pb.EnsureAdapterRequest(revision_id=revision_id, deadline_s=60, tier=pb.TIER_HOST),
-        pb.EnsureAdapterRequest(revision_id=revision_id, deadline_s=9, tier=pb.TIER_DISK),
+        pb.EnsureAdapterRequest(revision_id=revision_id, deadline_s=60, tier=pb.TIER_HOST, prewarm=True),
+        pb.EnsureAdapterRequest(revision_id=revision_id, deadline_s=9, tier=pb.TIER_DISK, prewarm=True),
     ]
     assert agents["p"][0].asked == agents["u"][0].asked == wanted
 

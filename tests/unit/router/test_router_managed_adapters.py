@@ -177,6 +177,9 @@ class TestOutages:
                     assert "sqlite" not in str(caught.value)
                     assert "postgres" not in str(caught.value)
                     await eventually(lambda: asyncio.sleep(0, adapters.staleness_s), lambda age_s: age_s > 1)
+                    shown = metrics.registry.get_sample_value("prelude_router_catalog_staleness_seconds")
+                    assert shown is not None
+                    assert shown > 1
                     assert count_of(metrics, "unavailable") == 21
                 await eventually(lambda: code_of(adapters.resolve("other")), lambda code: code == "found")
                 await eventually(lambda: asyncio.sleep(0, adapters.staleness_s), lambda age_s: age_s < 1)
