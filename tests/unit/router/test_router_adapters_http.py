@@ -784,6 +784,7 @@ def test_where_adapters_are_not_managed() -> None:
         ("GET", "/v1/adapters"),
         ("POST", "/v1/adapters"),
         ("GET", "/v1/adapters/a0"),
+        ("GET", "/v1/adapters/a0/export"),
         ("DELETE", "/v1/adapters/a0"),
     ]
     calls += [("PUT", "/v1/adapters/a0/aliases/prod"), *(("POST", f"/v1/adapters/a0/{verb}") for verb in verbs)]
