@@ -480,6 +480,38 @@ class TestWorkers:
 
         asyncio.run(scenario())
 
+    @pytest.mark.parametrize("tier", ["host", "disk", None])
+    def test_prewarm_to_a_tier(self, tier: str | None) -> None:
+        async def scenario() -> None:
+            async with managing() as cluster:
+                (worker,) = cluster.prefill
+                status, answer = await ask(cluster, "POST", "/v1/adapters/a0/prewarm", json={"tier": tier})
+                assert (status, list(answer["workers"])) == (200, ["p0"])
+                assert worker.prewarmed == [REVISION_ID]
+                on_disk = {REVISION_ID} if tier == "disk" else set()
+                assert (worker.on_disk, worker.resident) == (on_disk, {REVISION_ID} - on_disk)
+                where = {"host": [], "disk": ["p0"]} if tier == "disk" else {"host": ["p0"], "disk": []}
+                await eventually(
+                    lambda: ask(cluster, "GET", "/v1/adapters/a0"), lambda answer: answer[1]["workers"] == where
+                )
+
+        asyncio.run(scenario())
+
+    @pytest.mark.parametrize("tier", ["gpu", "", "HOST", 1, ["disk"], {"disk": True}, True, "x" * 10_000])
+    def test_tiers_that_are_none(self, tier: Any) -> None:
+        async def scenario() -> None:
+            async with managing() as cluster:
+                status, answer = await ask(cluster, "POST", "/v1/adapters/a0/prewarm", json={"tier": tier})
+                assert (status, answer["error"]["param"]) == (400, "tier")
+                said = answer["error"]["message"]
+                assert said == f"tier must be 'host' or 'disk' (found {json.dumps(tier)[:80]})"
+                for verb in ("pin", "unpin", "evict"):
+                    status, answer = await ask(cluster, "POST", f"/v1/adapters/a0/{verb}", json={"tier": "disk"})
+                    assert (status, answer["error"]["param"]) == (400, "tier")
+                assert not cluster.prefill[0].ensured
+
+        asyncio.run(scenario())
+
     def test_workers_that_fail(self) -> None:
         async def scenario() -> None:
             async with managing(2, 1, adapter_timeout_s=0.5) as cluster:
