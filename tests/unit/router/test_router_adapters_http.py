@@ -431,6 +431,42 @@ class TestAdapters:
 
         asyncio.run(scenario())
 
+    def test_the_history_of_an_alias(self, tmp_path: Path) -> None:
+        async def scenario() -> None:
+            async with managing() as cluster:
+                for seed in (1, 2):
+                    await upload(cluster, lora(tmp_path, seed), name="acme/bot")
+                for revision in ("r1", "r2"):
+                    await ask(cluster, "PUT", "/v1/adapters/acme/bot/aliases/prod", json={"revision": revision})
+                _, last = await ask(cluster, "POST", "/v1/adapters/acme/bot/rollback", json={"alias": "prod"})
+                for path in ("/v1/adapters/acme/bot/aliases/prod", "/v1/adapters/acme%2Fbot/aliases/prod"):
+                    status, history = await ask(cluster, "GET", path)
+                    assert (status, history["object"], history["has_more"]) == (200, "list", False)
+                    moves = history["data"]
+                    assert [(each["from_number"], each["number"]) for each in moves] == [(2, 1), (1, 2), (None, 1)]
+                    assert moves[0] == last
+                    assert {(each["name"], each["alias"], each["moved_by"]) for each in moves} == {
+                        ("acme/bot", "prod", "http")
+                    }
+                    status, newest = await ask(cluster, "GET", f"{path}?limit=1")
+                    assert (status, newest) == (200, {"object": "list", "data": [last], "has_more": True})
+                for _ in range(10):
+                    for revision in ("r2", "r1"):
+                        await ask(cluster, "PUT", "/v1/adapters/acme/bot/aliases/prod", json={"revision": revision})
+                status, history = await ask(cluster, "GET", "/v1/adapters/acme/bot/aliases/prod")
+                assert (len(history["data"]), history["has_more"]) == (20, True)
+                for path, status, said in (
+                    ("acme/bot/aliases/canary", 404, "has no alias 'canary'; it has 'latest', 'prod'"),
+                    ("acme/bto/aliases/prod", 404, "did you mean 'acme/bot'"),
+                    ("acme/bot/aliases/r1", 400, "r1"),
+                    ("acme/bot/aliases/prod?limit=0", 400, "limit must be an integer from 1 to 1000 (found '0')"),
+                    ("acme/bot/aliases/prod?after=1", 400, "known are: limit"),
+                ):
+                    found, answer = await ask(cluster, "GET", f"/v1/adapters/{path}")
+                    assert (found, said in answer["error"]["message"]) == (status, True), answer
+
+        asyncio.run(scenario())
+
     def test_another_router_sees_it_within_a_second(self, tmp_path: Path) -> None:
         async def scenario() -> None:
             async with managing(folder=tmp_path) as one, managing(folder=tmp_path) as other:
@@ -819,7 +855,8 @@ def test_where_adapters_are_not_managed() -> None:
         ("GET", "/v1/adapters/a0/export"),
         ("DELETE", "/v1/adapters/a0"),
     ]
-    calls += [("PUT", "/v1/adapters/a0/aliases/prod"), *(("POST", f"/v1/adapters/a0/{verb}") for verb in verbs)]
+    calls += [("GET", "/v1/adapters/a0/aliases/prod"), ("PUT", "/v1/adapters/a0/aliases/prod")]
+    calls += [*(("POST", f"/v1/adapters/a0/{verb}") for verb in verbs)]
     calls += [("POST", "/v1/load_lora_adapter"), ("POST", "/v1/unload_lora_adapter")]
 
     async def scenario() -> None:
