@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
+from starlette.routing import Match, Route
 
 from adapters.catalog.records import AdapterRevision
 from adapters.library import AdapterLibrary, check_exportable
@@ -35,7 +35,7 @@ class ExportEndpoint:
     @property
     def routes(self) -> list[Route]:
         guarded = self._management.guarded
-        return [Route("/v1/adapters/{name:path}/export", guarded(self.export), methods=["GET"])]
+        return [_ExportRoute("/v1/adapters/{name:path}/export", guarded(self.export), methods=["GET"])]
 
     async def export(self, request: Request) -> Response:
         """The revision that `reference` stands for, else the latest one."""
@@ -57,6 +57,15 @@ class ExportEndpoint:
                 piece_timeout_s=config.body_timeout_s,
                 timeout_s=config.upload_timeout_s,
             )
+
+
+class _ExportRoute(Route):
+    """Not that of `acme%2Fexport`, which is a name as a whole: else no path would show an adapter `acme/export`."""
+
+    def matches(self, scope: Any) -> tuple[Match, Any]:
+        if not scope["raw_path"].endswith(b"/export"):
+            return Match.NONE, {}
+        return super().matches(scope)
 
 
 class _Export:
