@@ -225,6 +225,36 @@ class TestRefusals:
 
         asyncio.run(scenario())
 
+    def test_clients_that_leave_before_it_is_there(
+        self, tmp_path: Path, work: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """And whoever imports meanwhile does not wait for them."""
+        go_on, original = threading.Event(), AdapterLibrary.export_revision
+
+        def slow(library: AdapterLibrary, *arguments: object) -> None:
+            go_on.wait(10)
+            original(library, *arguments)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(AdapterLibrary, "export_revision", slow)
+
+        async def scenario() -> None:
+            async with managing(tmp_path) as cluster:
+                files = lora(tmp_path, 1)
+                asking = [asyncio.create_task(ask(cluster, "GET", "/v1/adapters/a0/export")) for _ in range(3)]
+                folders = lambda: asyncio.sleep(0, list(work.glob("prelude-work-export-*")))  # noqa: E731
+                await eventually(folders, lambda found: len(found) == 2)  # the third one waits for a thread
+                async with asyncio.timeout(5):
+                    assert (await upload(cluster, files, name="bot"))[0] == 201
+                for each in asking:
+                    each.cancel()
+                await asyncio.gather(*asking, return_exceptions=True)
+                go_on.set()
+                await nothing_is_left(work)
+                async with cluster.http.get(f"{cluster.url}{BOT}") as response:
+                    assert response.status == 200
+
+        asyncio.run(scenario())
+
 
 class TestClients:
     """Those that take a part of an archive which is larger than what sockets hold."""
