@@ -167,21 +167,24 @@ class AdapterLibrary:
     def export(self, reference: str, directory: Path) -> AdapterRevision:
         """Writes the revision that a reference stands for into the new directory `directory`; which one it was.
 
-        It has the precision of the serving dtype (see `adapters.export`). Raises AdapterNotFound, FileExistsError,
-        RevisionNotStored, StoreCorrupt, and StoreFull where there is no room for it.
+        Raises AdapterNotFound, and what `export_revision` raises.
         """
         revision = self.catalog.resolve(reference)
-        if not revision.stored:
-            raise RevisionNotStored(
-                f"{revision.full_name}@r{revision.number} is kept in workers' memory only, so there is nothing to "
-                "export; import the same files to have it stored"
-            )
+        self.export_revision(revision, directory)
+        return revision
+
+    def export_revision(self, revision: AdapterRevision, directory: Path) -> None:
+        """Writes a revision into the new directory `directory`.
+
+        It has the precision of the serving dtype (see `adapters.export`). Raises FileExistsError, RevisionNotStored,
+        StoreCorrupt, and StoreFull where there is no room for it.
+        """
+        check_exportable(revision)
         with work_folder("export") as folder:
             path = folder / folder_of(revision.revision_id)
             self.store.fetch(revision.revision_id, path)
             with room_at(directory):
                 export_packed(read_packed(path), directory)
-        return revision
 
     def collect_garbage(self, older_than: datetime) -> int:
         """Purges adapters deleted before `older_than` and removes the bytes that no adapter needs; how many revisions.
@@ -239,6 +242,15 @@ class AdapterLibrary:
         except CatalogConflict:
             return False
         return True
+
+
+def check_exportable(revision: AdapterRevision) -> None:
+    """Raises RevisionNotStored for one that only workers have."""
+    if not revision.stored:
+        raise RevisionNotStored(
+            f"{revision.full_name}@r{revision.number} is kept in workers' memory only, so there is nothing to "
+            "export; import the same files to have it stored"
+        )
 
 
 def _slices(values: Sequence[str], size: int) -> list[Sequence[str]]:

@@ -121,7 +121,7 @@ class RouterConfig(_Section):
     drain_timeout_s: Seconds = 30.0
     management: bool = False  # offer /v1/adapters; whoever reaches the router can then change its adapters
     adapter_root: Path | None = None  # /v1/load_lora_adapter reads directories below it; None: it reads none
-    upload_timeout_s: Seconds = 600.0  # for a client to send an adapter, and again for storing it
+    upload_timeout_s: Seconds = 600.0  # to send an adapter, again to store it; to prepare an export, again to take it
 
 
 class ClusterConfig(_Section):

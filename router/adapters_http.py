@@ -10,7 +10,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from adapters.catalog.described import adapter_as_json, deletion_as_json, details_as_json, move_as_json
+from adapters.catalog.described import (
+    adapter_as_json,
+    deletion_as_json,
+    details_as_json,
+    history_as_json,
+    move_as_json,
+)
 from adapters.catalog.records import AdapterSummary, AliasMove
 from adapters.catalog.sql import SqlCatalog
 from adapters.catalog.sql.catalog import MAX_PAGE
@@ -20,6 +26,7 @@ from router.json_answer import json_answer
 from router.management import BY, Management, adapter_key, check_known, field, required
 
 _DEFAULT_PAGE = 100
+_DEFAULT_MOVES = 20
 _NUMBER = re.compile(r"r([1-9][0-9]{0,8})")
 
 
@@ -37,6 +44,7 @@ class AdaptersEndpoint:
             Route("/v1/adapters", guarded(self.list, None), methods=["GET"]),
             Route(f"{one}/restore", guarded(self.restore, "restore"), methods=["POST"]),
             Route(f"{one}/rollback", guarded(self.rollback, "rollback"), methods=["POST"]),
+            Route(f"{one}/aliases/{{alias}}", guarded(self.history, None), methods=["GET"]),
             Route(f"{one}/aliases/{{alias}}", guarded(self.set_alias, "alias"), methods=["PUT"]),
             Route(one, guarded(self.show, None), methods=["GET"]),
             Route(one, guarded(self.delete, "delete"), methods=["DELETE"]),
@@ -86,6 +94,16 @@ class AdaptersEndpoint:
         await self._changed(lambda catalog: catalog.restore(tenant, name))
         return json_answer(deletion_as_json(full_name_of(tenant, name), deleted=False))
 
+    async def history(self, request: Request) -> Response:
+        """An alias's moves, newest first."""
+        check_known(request.query_params, ("limit",))
+        tenant, name = adapter_key(request.path_params["name"])
+        alias, limit = request.path_params["alias"], _limit(request.query_params.get("limit"), _DEFAULT_MOVES)
+        moves = await self._management.adapters.with_catalog(
+            lambda catalog: catalog.alias_history(tenant, name, alias, limit + 1)
+        )
+        return json_answer(history_as_json(full_name_of(tenant, name), moves, limit))
+
     async def set_alias(self, request: Request) -> Response:
         """Points an alias at a revision, if asked only from where it is expected to be."""
         fields = await self._management.fields(request, "revision", "expected")
@@ -130,9 +148,9 @@ def _number(catalog: SqlCatalog, tenant: str, name: str, param: str, text: str) 
     return catalog.resolve(f"{full_name_of(tenant, name)}@{text}").number
 
 
-def _limit(text: str | None) -> int:
+def _limit(text: str | None, default: int = _DEFAULT_PAGE) -> int:
     if text is None:
-        return _DEFAULT_PAGE
+        return default
     if not (text.isascii() and text.isdigit() and len(text) < 5 and 1 <= int(text) <= MAX_PAGE):
         raise InvalidField(f"limit must be an integer from 1 to {MAX_PAGE} (found {text[:40]!r})", param="limit")
     return int(text)

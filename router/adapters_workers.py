@@ -4,13 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
+import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from router.body import Fields
+from router.errors import InvalidField
 from router.json_answer import json_answer
 from router.management import Handler, Management, field, on_each
 from router.metrics import AdapterChange
+from router.worker_link import Tier
+
+_TIERS: tuple[Tier, ...] = ("host", "disk")
+_FIELDS = ("workers", "reference")
+_SHOWN = 80  # characters of what a client sent
 
 
 class WorkersEndpoint:
@@ -33,27 +41,38 @@ class WorkersEndpoint:
         ]
 
     async def prewarm(self, request: Request) -> Response:
-        """Makes a revision resident, so that its first request does not wait for it."""
+        """Makes a revision resident, or brings it to the disk, so that its first request does not wait for it."""
         fleet, timeout_s = self._fleet, self._timeout_s
+        fields = await self._management.fields(request, *_FIELDS, "tier")
+        tier = _tier(fields)
         return await self._each(
-            request, lambda worker, revision: fleet.ensure_adapter(worker, revision, timeout_s, prewarm=True)
+            request,
+            fields,
+            lambda worker, revision: fleet.ensure_adapter(worker, revision, timeout_s, prewarm=True, tier=tier),
         )
 
     async def pin(self, request: Request) -> Response:
         """Makes a revision resident and keeps it from eviction."""
         fleet, timeout_s = self._fleet, self._timeout_s
-        return await self._each(request, lambda worker, revision: fleet.pin_adapter(worker, revision, True, timeout_s))
+        fields = await self._management.fields(request, *_FIELDS)
+        return await self._each(
+            request, fields, lambda worker, revision: fleet.pin_adapter(worker, revision, True, timeout_s)
+        )
 
     async def unpin(self, request: Request) -> Response:
         """Gives a revision up to eviction again."""
         fleet, timeout_s = self._fleet, self._timeout_s
-        return await self._each(request, lambda worker, revision: fleet.pin_adapter(worker, revision, False, timeout_s))
+        fields = await self._management.fields(request, *_FIELDS)
+        return await self._each(
+            request, fields, lambda worker, revision: fleet.pin_adapter(worker, revision, False, timeout_s)
+        )
 
     async def evict(self, request: Request) -> Response:
         """Takes a revision out of host memory and off the disk, unless it is used or pinned."""
         fleet, timeout_s = self._fleet, self._timeout_s
+        fields = await self._management.fields(request, *_FIELDS)
         return await self._each(
-            request, lambda worker, revision: fleet.evict_adapter(worker, revision, True, timeout_s)
+            request, fields, lambda worker, revision: fleet.evict_adapter(worker, revision, True, timeout_s)
         )
 
     @property
@@ -64,8 +83,7 @@ class WorkersEndpoint:
     def _timeout_s(self) -> float:
         return self._management.backends.config.adapter_timeout_s
 
-    async def _each(self, request: Request, call: Callable[[str, str], Awaitable[object]]) -> Response:
-        fields = await self._management.fields(request, "workers", "reference")
+    async def _each(self, request: Request, fields: Fields, call: Callable[[str, str], Awaitable[object]]) -> Response:
         names = field(fields, "workers", list[str], "a list of workers' names, or null for all")
         pin = field(fields, "reference", str, "an alias, 'r' and a number, or a revision id")
         revision = await self._management.resolved(request.path_params["name"], pin)
@@ -75,3 +93,13 @@ class WorkersEndpoint:
             raise next(iter(outcomes.errors.values()))
         answer = {"name": revision.full_name, "number": revision.number, "revision": revision.revision_id}
         return json_answer({**answer, "workers": outcomes.described()})
+
+
+def _tier(fields: Fields) -> Tier:
+    raw = fields.get("tier", msgspec.Raw(b"null"))
+    if (tier := msgspec.json.decode(raw)) is None:
+        return _TIERS[0]
+    if tier not in _TIERS:
+        shown = bytes(raw).decode()[:_SHOWN]
+        raise InvalidField(f"tier must be {' or '.join(map(repr, _TIERS))} (found {shown})", param="tier")
+    return tier

@@ -15,6 +15,7 @@ from starlette.routing import Route
 
 from adapters.errors import AdapterError
 from cluster.config import RouterConfig
+from router.adapters_export import ExportEndpoint
 from router.adapters_http import AdaptersEndpoint
 from router.adapters_import import ImportEndpoint
 from router.adapters_vllm import VllmEndpoint
@@ -78,7 +79,7 @@ def build_app(
     management = Management(backends, adapters, memory_only, max_adapter_bytes)
     # Paths that end in a verb come before those that end in an adapter's name.
     managing: list[Route] = []
-    for endpoint_kind in (ImportEndpoint, WorkersEndpoint, VllmEndpoint, AdaptersEndpoint):
+    for endpoint_kind in (ImportEndpoint, ExportEndpoint, WorkersEndpoint, VllmEndpoint, AdaptersEndpoint):
         managing += endpoint_kind(management).routes
     app = Starlette(
         routes=[*completions, *managing, *Pages(backends, adapters, requests).routes],

@@ -15,6 +15,7 @@
     │   ├── AdapterRevisionGone      it was in workers' memory only, and no worker has it any more
     │   └── NeedsUnifiedWorker       an adapter that no worker of this cluster can ever apply
     ├── TooManyUploads               as many as are taken at a time are under way
+    ├── TooManyExports               likewise
     ├── PushFailed                   no worker that should have could load the new revision
     ├── NoWorkerAvailable            no worker that could take a request can do so now
     ├── AdapterRefused               the worker will never load this adapter; says why
@@ -129,6 +130,12 @@ class AdapterRevisionGone(RequestError):
 
 class TooManyUploads(RouterError):
     code = "too_many_uploads"
+    http_status = 429
+    retryable = True
+
+
+class TooManyExports(RouterError):
+    code = "too_many_exports"
     http_status = 429
     retryable = True
 

@@ -12,7 +12,7 @@ from router.errors import WorkerLost
 from router.fleet_state import FleetState, WorkerView
 from router.in_flight import InFlightState
 from router.residency import Residency
-from router.worker_link import WorkerLink
+from router.worker_link import Tier, WorkerLink
 
 Loss = Callable[[WorkerLost], None]
 
@@ -91,14 +91,24 @@ class Fleet:
         return watch
 
     async def ensure_adapter(
-        self, worker: str, revision_id: str, timeout_s: float, *, prewarm: bool = False, not_in_engine: bool = False
+        self,
+        worker: str,
+        revision_id: str,
+        timeout_s: float,
+        *,
+        prewarm: bool = False,
+        not_in_engine: bool = False,
+        tier: Tier = "host",
     ) -> float:
-        """Makes a revision resident on a worker; seconds that loading took. A prewarm comes after what requests await.
+        """Makes a revision resident on a worker, or brings it to the tier; seconds that loading took.
 
-        `not_in_engine`: the worker's engine has just said that it does not have it. Raises RouterError.
+        A prewarm comes after what requests await. `not_in_engine`: the worker's engine has just said that it does not
+        have it. Raises RouterError.
         """
         link = self._links[worker]
-        return await link.ensure_adapter(revision_id, timeout_s, prewarm=prewarm, not_in_engine=not_in_engine)
+        return await link.ensure_adapter(
+            revision_id, timeout_s, prewarm=prewarm, not_in_engine=not_in_engine, tier=tier
+        )
 
     async def put_adapter(self, worker: str, packed: PackedAdapter, timeout_s: float) -> bool:
         """Sends a worker a revision that no store has; True where it kept it already. Raises RouterError."""

@@ -32,6 +32,7 @@ _MAX_LOOKUPS = 1000  # different references that the database is being asked for
 _LOOKUP_THREADS = 8  # unknown names are made up at will: they get no more threads than these
 _CALL_THREADS = 4
 _IMPORT_THREADS = 2
+_EXPORT_THREADS = 2  # of their own: a training loop's push does not wait for them
 _CLOSE_TIMEOUT_S = 2.0
 
 log = logging.getLogger(__name__)
@@ -65,6 +66,7 @@ class ManagedAdapters:
         self._lookup_threads = ThreadPoolExecutor(_LOOKUP_THREADS, "resolve")
         self._call_threads = ThreadPoolExecutor(_CALL_THREADS, "catalog")
         self._import_threads = ThreadPoolExecutor(_IMPORT_THREADS, "import")
+        self._export_threads = ThreadPoolExecutor(_EXPORT_THREADS, "export")
         metrics.read_catalog_staleness(lambda: self.staleness_s)
 
     def open(self) -> bool:
@@ -103,7 +105,7 @@ class ManagedAdapters:
 
     def close(self) -> None:
         """Ends the threads, those that wait for a database as soon as it answers or their time is over. Blocking."""
-        for threads in (self._lookup_threads, self._call_threads, self._import_threads):
+        for threads in (self._lookup_threads, self._call_threads, self._import_threads, self._export_threads):
             threads.shutdown(wait=False, cancel_futures=True)
         if self._resolver is not None:
             self._resolver.close()
@@ -207,9 +209,12 @@ class ManagedAdapters:
 
     async def with_library(self, work: Callable[[AdapterLibrary], T], timeout_s: float) -> T:
         """What `work`, which may take long, makes of the library, in a thread. A time-out does not end the thread."""
-        if self._library is None:
-            raise StoreUnavailable("the catalog or the adapter store has not been reached yet; try again")
-        return await self._called(self._import_threads, partial(work, self._library), timeout_s)
+        return await self._called(self._import_threads, partial(work, self._opened_library), timeout_s)
+
+    async def from_library(self, work: Callable[[AdapterLibrary], T], timeout_s: float) -> T:
+        """As `with_library`, for what changes nothing. Raises StoreUnavailable after `timeout_s` too."""
+        late = StoreUnavailable(f"the adapter store took longer than {timeout_s:g} s; try again")
+        return await self._called(self._export_threads, partial(work, self._opened_library), timeout_s, late)
 
     async def refresh(self) -> None:
         """Takes in what has changed up to now, so that this router sees at once what it has done itself."""
@@ -217,7 +222,15 @@ class ManagedAdapters:
             with suppress(CatalogUnavailable):  # then it is seen when the catalog answers again
                 await self._called(self._call_threads, self._resolver.refresh, _RESOLVE_TIMEOUT_S)
 
-    async def _called(self, threads: Executor, work: Callable[[], T], timeout_s: float) -> T:
+    @property
+    def _opened_library(self) -> AdapterLibrary:
+        if self._library is None:
+            raise StoreUnavailable("the catalog or the adapter store has not been reached yet; try again")
+        return self._library
+
+    async def _called(
+        self, threads: Executor, work: Callable[[], T], timeout_s: float, late: AdapterError | None = None
+    ) -> T:
         try:
             async with asyncio.timeout(timeout_s):
                 return await asyncio.get_running_loop().run_in_executor(threads, work)
@@ -228,7 +241,7 @@ class ManagedAdapters:
                 log.warning("catalog or adapter store failed", extra={"fields": fields})
             raise told from None
         except TimeoutError:
-            raise CatalogUnavailable(
+            raise late or CatalogUnavailable(
                 f"the catalog or the adapter store took longer than {timeout_s:g} s; whether the change was made is "
                 "not known: look before making it again"
             ) from None

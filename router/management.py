@@ -147,18 +147,17 @@ class Management:
 class Places:
     """How many may do something at a time. More are refused, not queued: each takes room and a thread."""
 
-    def __init__(self, num_places: int, what: str) -> None:
+    def __init__(self, num_places: int, what: str, error: type[RouterError] = TooManyUploads) -> None:
         self._num_places = num_places
         self._what = what
+        self._error = error
         self._num_taken = 0
 
     @contextmanager
     def taken(self) -> Iterator[None]:
-        """Takes a place for the block. Raises TooManyUploads."""
+        """Takes a place for the block. Raises the error that it was made with."""
         if self._num_taken >= self._num_places:
-            raise TooManyUploads(
-                f"{self._num_places} {self._what} are under way, which are all that are taken; try again"
-            )
+            raise self._error(f"{self._num_places} {self._what} are under way, which are all that are taken; try again")
         self._num_taken += 1
         try:
             yield

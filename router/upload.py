@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import re
-from collections.abc import AsyncIterator, Coroutine, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from io import BufferedWriter
@@ -19,6 +19,7 @@ from adapters.store.errors import StoreFull
 from adapters.work_folder import WorkFolder
 from router.body import ClientGone
 from router.errors import BodyTooLarge, BodyTooSlow, InvalidField, InvalidUpload
+from router.thread_work import to_its_end
 
 FILE_FIELDS = ("file", "files")
 _MAX_FILES = 200
@@ -111,21 +112,11 @@ async def _receive(receiver: _Receiver, boundary: bytes, receive: Any, max_bytes
             raise InvalidUpload(f"the body is not sound multipart/form-data: {error}") from None
         is_last = not message.get("more_body", False)
         if is_last or receiver.has_much_to_write:
-            await _to_its_end(asyncio.to_thread(receiver.write))
+            await to_its_end(asyncio.to_thread(receiver.write))
         if is_last:
             if not receiver.is_complete:
                 raise InvalidUpload("the body ends before its last boundary; send it whole")
             return
-
-
-async def _to_its_end(work: Coroutine[Any, Any, None]) -> None:
-    """Waits for work in a thread even when cancelled: it must not write into a folder that is being removed."""
-    task = asyncio.ensure_future(work)
-    try:
-        await asyncio.shield(task)
-    except asyncio.CancelledError:
-        await asyncio.wait({task})
-        raise
 
 
 class _Receiver:

@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import grpc
 
@@ -19,9 +19,12 @@ from router.fleet_state import WorkerView
 from router.residency import Residency
 from router.worker_errors import ensure_adapter_error
 
+Tier = Literal["host", "disk"]  # "disk": fetched, and no further
+
 _RETRY_S = (0.1, 0.2, 0.4, 0.8)  # between connections; the last one for good
 _CHUNK_BYTES = 1024**2  # of an adapter that is sent
 _CHANNEL_OPTIONS = (("grpc.initial_reconnect_backoff_ms", 100), ("grpc.max_reconnect_backoff_ms", 800))
+_TIERS: dict[Tier, control.Tier] = {"host": control.TIER_HOST, "disk": control.TIER_DISK}
 _ROLES = {control.ROLE_PREFILL: "prefill", control.ROLE_DECODE: "decode", control.ROLE_UNIFIED: "unified"}
 
 log = logging.getLogger(__name__)
@@ -70,16 +73,23 @@ class WorkerLink:
                 num_failures += 1
 
     async def ensure_adapter(
-        self, revision_id: str, timeout_s: float, *, prewarm: bool = False, not_in_engine: bool = False
+        self,
+        revision_id: str,
+        timeout_s: float,
+        *,
+        prewarm: bool = False,
+        not_in_engine: bool = False,
+        tier: Tier = "host",
     ) -> float:
-        """Makes a revision resident; seconds that loading took. A prewarm comes after what requests wait for.
+        """Makes a revision resident, or brings it to the tier; seconds that loading took.
 
-        `not_in_engine`: the engine has just said that it does not have it. Raises RouterError.
+        A prewarm comes after what requests wait for. `not_in_engine`: the engine has just said that it does not have
+        it. Raises RouterError.
         """
         request = control.EnsureAdapterRequest(
             revision_id=revision_id,
             deadline_s=timeout_s,
-            tier=control.TIER_HOST,
+            tier=_TIERS[tier],
             prewarm=prewarm,
             not_in_engine=not_in_engine,
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from adapters.catalog.records import AdapterDetails, AdapterRevision, AdapterSummary, AliasMove, RevisionSummary
@@ -57,6 +58,16 @@ def move_as_json(full_name: str, move: AliasMove) -> dict[str, Any]:
         "from_number": move.from_number,
         "number": move.to_number,
         "moved_at": move.moved_at,
+        "moved_by": move.moved_by,
+    }
+
+
+def history_as_json(full_name: str, moves: Sequence[AliasMove], limit: int) -> dict[str, Any]:
+    """The newest moves of an alias, newest first. There are at most `limit`, or one more, which says that there is."""
+    return {
+        "object": "list",
+        "data": [move_as_json(full_name, move) for move in moves[:limit]],
+        "has_more": len(moves) > limit,
     }
 
 

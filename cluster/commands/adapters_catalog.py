@@ -1,12 +1,12 @@
-"""`prelude adapters import | list | show | alias | rollback | delete | restore | export`. They use catalog and store
-themselves, with or without a running cluster; running routers see a change within a second.
+"""`prelude adapters import | list | show | alias | rollback | history | delete | restore | export`. They use catalog
+and store themselves, with or without a running cluster; running routers see a change within a second.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +14,7 @@ from adapters.catalog.described import (
     adapter_as_json,
     deletion_as_json,
     details_as_json,
+    history_as_json,
     move_as_json,
     revision_as_json,
 )
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
 _PAGE = 1000
 _SHOWN_REVISIONS = 20
+_SHOWN_MOVES = 20
 _STEPS = {"reading": "reading and checking", "packing": "packing", "storing": "storing", "committing": "committing"}
 
 
@@ -56,6 +58,12 @@ def add_commands(commands: Any) -> None:
     command = add_command(commands, "rollback", _rollback, "Point an alias at what it stood for before its last move.")
     command.add_argument("alias", metavar="NAME[@ALIAS]", help=f"default: the alias {LATEST!r}")
 
+    text = "Show when an alias moved, from which revision to which, and by whom; newest first."
+    command = add_command(commands, "history", _history, text)
+    _add_name(command)
+    command.add_argument("--alias", default=LATEST, help=f"default: {LATEST!r}")
+    command.add_argument("--limit", type=_limit, default=_SHOWN_MOVES, help=f"moves; default: {_SHOWN_MOVES}")
+
     command = add_command(commands, "delete", _delete, "Delete an adapter. It can be restored until `gc` purges it.")
     _add_name(command)
 
@@ -70,6 +78,12 @@ def add_commands(commands: Any) -> None:
 
 def _add_name(command: Any) -> None:
     command.add_argument("name", metavar="NAME", help="`name` or `tenant/name`")
+
+
+def _limit(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and len(text) < 5 and 1 <= int(text) <= _PAGE):
+        raise argparse.ArgumentTypeError(f"must be an integer from 1 to {_PAGE} (found {text!r})")
+    return int(text)
 
 
 def _import(arguments: argparse.Namespace) -> None:
@@ -179,6 +193,25 @@ def _rollback(arguments: argparse.Namespace) -> None:
         with opened_catalog(arguments) as catalog:
             move = catalog.rollback(wanted.tenant, wanted.name, alias or LATEST, by=this_user())
     _print_move(arguments, wanted.full_name, move)
+
+
+def _history(arguments: argparse.Namespace) -> None:
+    with failures_end(arguments):
+        wanted = _check_alias(arguments.name, arguments.alias)
+        with opened_catalog(arguments) as catalog:
+            moves = catalog.alias_history(wanted.tenant, wanted.name, arguments.alias, arguments.limit + 1)
+    as_json = history_as_json(wanted.full_name, moves, arguments.limit)
+    print_result(arguments, as_json, _history_lines(wanted.full_name, moves, arguments.limit))
+
+
+def _history_lines(full_name: str, moves: Sequence[AliasMove], limit: int) -> Iterator[str]:
+    yield f"{full_name}@{moves[0].alias}"
+    for move in moves[:limit]:
+        before = "new" if move.from_number is None else f"r{move.from_number}"
+        by = "" if move.moved_by is None else f"  by {move.moved_by}"
+        yield f"  {move.moved_at:%Y-%m-%d %H:%M:%S} UTC  {before:>6} -> {f'r{move.to_number}':<6}{by}".rstrip()
+    if len(moves) > limit:
+        yield f"  and earlier ones; --limit shows up to {_PAGE:,}"
 
 
 def _check_alias(full_name: str, alias: str) -> AdapterReference:

@@ -143,7 +143,10 @@ class SqlCatalog:
         return self._database.write(lambda transaction: writing.roll_back(transaction, tenant, name, alias, by))
 
     def alias_history(self, tenant: str, name: str, alias: str = LATEST, limit: int = 100) -> Sequence[AliasMove]:
-        """The moves of an alias, newest first; each begins where the one before it ended. Raises AdapterNotFound."""
+        """The newest `limit` moves of an alias, newest first; each begins where the one before it ended.
+
+        Raises AdapterNotFound, also where there is no such alias.
+        """
         _check(tenant, name, alias)
         return self._database.read(lambda connection: listing.list_moves(connection, tenant, name, alias, limit))
 

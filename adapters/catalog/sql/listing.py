@@ -5,9 +5,9 @@ from __future__ import annotations
 from sqlalchemy import Connection, func, select, tuple_
 
 from adapters.catalog.records import AdapterDetails, AdapterSummary, AliasMove, RevisionSummary
-from adapters.catalog.sql.lookup import require_adapter
+from adapters.catalog.sql.lookup import not_found, require_adapter
 from adapters.catalog.sql.tables import AnyRow, AnySelect, adapter_revisions, adapters, alias_moves, aliases, revisions
-from adapters.identity import LATEST
+from adapters.identity import LATEST, AdapterReference
 
 _CONTENT = (
     revisions.c.revision_id,
@@ -107,7 +107,9 @@ def list_moves(connection: Connection, tenant: str, name: str, alias: str, limit
         .order_by(alias_moves.c.sequence.desc())
         .limit(limit)
     )
-    return [move_of(row) for row in connection.execute(moves)]
+    if not (found := [move_of(row) for row in connection.execute(moves)]):  # an alias begins with a move
+        raise not_found(connection, AdapterReference(tenant, name, alias=alias))
+    return found
 
 
 def move_of(row: AnyRow) -> AliasMove:

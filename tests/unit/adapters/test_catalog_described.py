@@ -4,8 +4,8 @@ from datetime import UTC, datetime
 
 import msgspec
 
-from adapters.catalog.described import revision_as_json
-from adapters.catalog.records import AdapterRevision
+from adapters.catalog.described import history_as_json, revision_as_json
+from adapters.catalog.records import AdapterRevision, AliasMove
 from adapters.manifest import ExpertsEntry, LoraEntry, Manifest
 
 
@@ -24,3 +24,15 @@ def test_a_revision_that_workers_refuse_says_why():
     assert served["name"] == "acme/bot"
     said = msgspec.json.decode(msgspec.json.encode(served))
     assert datetime.fromisoformat(said["created_at"]) == served["created_at"]
+
+
+def test_a_history_says_whether_there_is_more():
+    when = datetime(2026, 1, 2, tzinfo=UTC)
+    moves = [AliasMove(9, "prod", 1, 2, when, "ann"), AliasMove(4, "prod", None, 1, when, None)]
+    newest = {
+        "object": "adapter.alias", "name": "acme/bot", "alias": "prod", "from_number": 1, "number": 2,
+        "moved_at": when, "moved_by": "ann",
+    }  # fmt: skip
+    first = {**newest, "from_number": None, "number": 1, "moved_by": None}
+    assert history_as_json("acme/bot", moves, 2) == {"object": "list", "data": [newest, first], "has_more": False}
+    assert history_as_json("acme/bot", moves, 1) == {"object": "list", "data": [newest], "has_more": True}

@@ -220,6 +220,11 @@ def test_rollbacks_go_back_further_and_history_goes_on(catalog):
         (3, 1),
     ]
     assert history[0].moved_by == "ann"
+    assert catalog.alias_history("default", "bot", limit=2) == history[:2]
+    with pytest.raises(AdapterNotFound, match="no alias 'prod'; it has 'latest'"):
+        catalog.alias_history("default", "bot", "prod")
+    with pytest.raises(AdapterNotFound, match="no adapter 'other'"):
+        catalog.alias_history("default", "other")
     assert catalog.resolve("bot").number == 1
     with pytest.raises(AdapterNotFound, match="no alias 'prod'"):
         catalog.rollback("default", "bot", "prod")

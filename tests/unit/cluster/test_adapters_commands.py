@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import tempfile
 import time
 from datetime import UTC, datetime, timedelta
@@ -110,13 +111,23 @@ def test_an_adapter_s_life(prelude, ask, folder):
 
     moved = ask("alias", "bot@prod", "r1")
     assert datetime.fromisoformat(moved.pop("moved_at")).tzinfo
+    assert moved.pop("moved_by").endswith("(command line)")
     expected = {"object": "adapter.alias", "name": "bot", "alias": "prod", "from_number": 2, "number": 1}
     assert moved == expected
     assert ask("alias", "bot@canary", first["revision"])["from_number"] is None
     assert ask("alias", "bot@canary", "latest")["number"] == 2
     assert ask("rollback", "bot@prod")["number"] == 2
     assert ask("rollback", "bot").items() >= {**expected, "alias": "latest"}.items()
-    assert SqlCatalog(f"sqlite:///{folder}/.prelude/catalog.db").alias_history("default", "bot")[0].moved_by
+    history = ask("history", "bot", "--alias", "prod")
+    assert history["has_more"] is False
+    assert [(each["from_number"], each["number"]) for each in history["data"]] == [(1, 2), (2, 1), (None, 2)]
+    assert {(each["name"], each["alias"]) for each in history["data"]} == {("bot", "prod")}
+    assert all(each["moved_by"].endswith("(command line)") for each in history["data"])
+    times = [datetime.fromisoformat(each["moved_at"]) for each in history["data"]]
+    assert times == sorted(times, reverse=True)
+    last_two = ask("history", "bot", "--alias", "prod", "--limit", "2")
+    assert last_two == {**history, "data": history["data"][:2], "has_more": True}
+    assert [each["number"] for each in ask("history", "bot")["data"]] == [1, 2, 1]  # of `latest`
 
     ask("import", "acme/bot", "lora-1")
     assert [each["name"] for each in ask("list")] == ["acme/bot", "bot"]
@@ -177,6 +188,14 @@ def test_what_people_read(prelude):
         "r1",
     ]
     assert prelude("alias", "bot@prod", "r1")[1] == "bot@prod -> r1  (new)\n"
+    _, out, _ = prelude("history", "bot", "--alias", "prod")
+    head, move = out.splitlines()
+    assert head == "bot@prod"
+    assert re.fullmatch(r"  \d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC     new -> r1      by .+ \(command line\)", move)
+    prelude("import", "bot", "lora-1", "--tag", "prod")
+    _, out, _ = prelude("history", "bot", "--alias", "prod", "--limit", "1")
+    assert [" r1 -> r2 " in line for line in out.splitlines()] == [False, True, False]
+    assert "earlier" in out.splitlines()[-1]
     assert "restore bot" in prelude("delete", "bot")[1]
     assert "deleted" in prelude("list", "--deleted")[1]
     assert prelude("restore", "bot")[1] == "bot is back\n"
@@ -209,6 +228,10 @@ def test_progress_on_a_terminal(prelude, monkeypatch):
         (["alias", "bot@prod", "r9"], 1, "adapter_not_found", "its newest is r1"),
         (["rollback", "bot"], 1, "catalog_conflict", "nowhere before r1"),
         (["rollback", "bot@prod"], 1, "adapter_not_found", "no alias 'prod'"),
+        (["history", "bto"], 1, "adapter_not_found", "did you mean 'bot'"),
+        (["history", "bot", "--alias", "prod"], 1, "adapter_not_found", "no alias 'prod'"),
+        (["history", "bot", "--alias", "r1"], 2, "invalid_adapter_reference", "name an alias"),
+        (["history", "bot@prod"], 2, "invalid_adapter_reference", "is not an adapter name"),
         (["delete", "bot@prod"], 2, "invalid_adapter_reference", "is not an adapter name"),
         (["restore", "other"], 1, "adapter_not_found", "no adapter 'other'"),
         (["export", "bot", "lora-1"], 2, "wrong_usage", "lora-1 exists"),
@@ -226,6 +249,13 @@ def test_what_goes_wrong(arguments, status, code, said, prelude, ask):
     error = json.loads(out)["error"]
     assert error["code"] == code
     assert said in error["message"]
+
+
+@pytest.mark.parametrize("limit", ["0", "x", "1001", "-1"])
+def test_a_limit_that_is_none(limit, prelude):
+    status, _, errors = prelude("history", "bot", f"--limit={limit}")
+    assert status == 2
+    assert f"must be an integer from 1 to 1000 (found '{limit}')" in errors
 
 
 @pytest.mark.parametrize("age", ["7", "d", "-1d", "1.5h", "7 d"])

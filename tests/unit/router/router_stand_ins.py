@@ -335,6 +335,7 @@ class WorkerStandIn(WorkerControlServicer):
         self._deltas: list[control.ResidencyDelta] = []
         self.ensured: list[str] = []
         self.prewarmed: list[str] = []  # of those, without a request that waits
+        self.on_disk: set[str] = set()  # what it was asked to fetch only
         self.said_lacking: list[bool] = []  # of those, whether the engine is said not to have it
         self.ensure_errors: list[AdapterError | grpc.StatusCode] = []  # used up first
         self.retry_after_s: float | None = None  # said with every status
@@ -427,6 +428,10 @@ class WorkerStandIn(WorkerControlServicer):
         if request.revision_id not in self.resident | self.memory_only.keys() and self.has_no_store:
             gone = (("prelude-error-code", "adapter_revision_not_stored"), ("prelude-http-status", "404"))
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "not stored", trailing_metadata=gone)
+        if request.tier == control.TIER_DISK:
+            self.on_disk.add(request.revision_id)
+            await self.tell(on_disk=[request.revision_id])
+            return control.EnsureAdapterResponse(load_s=0.25)
         load_s = 0.0 if request.revision_id in self.resident else 0.25
         if load_s:
             await self.becomes_resident(request.revision_id)

@@ -432,6 +432,42 @@ class TestAdapters:
 
         asyncio.run(scenario())
 
+    def test_the_history_of_an_alias(self, tmp_path: Path) -> None:
+        async def scenario() -> None:
+            async with managing() as cluster:
+                for seed in (1, 2):
+                    await upload(cluster, lora(tmp_path, seed), name="acme/bot")
+                for revision in ("r1", "r2"):
+                    await ask(cluster, "PUT", "/v1/adapters/acme/bot/aliases/prod", json={"revision": revision})
+                _, last = await ask(cluster, "POST", "/v1/adapters/acme/bot/rollback", json={"alias": "prod"})
+                for path in ("/v1/adapters/acme/bot/aliases/prod", "/v1/adapters/acme%2Fbot/aliases/prod"):
+                    status, history = await ask(cluster, "GET", path)
+                    assert (status, history["object"], history["has_more"]) == (200, "list", False)
+                    moves = history["data"]
+                    assert [(each["from_number"], each["number"]) for each in moves] == [(2, 1), (1, 2), (None, 1)]
+                    assert moves[0] == last
+                    assert {(each["name"], each["alias"], each["moved_by"]) for each in moves} == {
+                        ("acme/bot", "prod", "http")
+                    }
+                    status, newest = await ask(cluster, "GET", f"{path}?limit=1")
+                    assert (status, newest) == (200, {"object": "list", "data": [last], "has_more": True})
+                for _ in range(10):
+                    for revision in ("r2", "r1"):
+                        await ask(cluster, "PUT", "/v1/adapters/acme/bot/aliases/prod", json={"revision": revision})
+                status, history = await ask(cluster, "GET", "/v1/adapters/acme/bot/aliases/prod")
+                assert (len(history["data"]), history["has_more"]) == (20, True)
+                for path, status, said in (
+                    ("acme/bot/aliases/canary", 404, "has no alias 'canary'; it has 'latest', 'prod'"),
+                    ("acme/bto/aliases/prod", 404, "did you mean 'acme/bot'"),
+                    ("acme/bot/aliases/r1", 400, "r1"),
+                    ("acme/bot/aliases/prod?limit=0", 400, "limit must be an integer from 1 to 1000 (found '0')"),
+                    ("acme/bot/aliases/prod?after=1", 400, "known are: limit"),
+                ):
+                    found, answer = await ask(cluster, "GET", f"/v1/adapters/{path}")
+                    assert (found, said in answer["error"]["message"]) == (status, True), answer
+
+        asyncio.run(scenario())
+
     def test_another_router_sees_it_within_a_second(self, tmp_path: Path) -> None:
         async def scenario() -> None:
             async with managing(folder=tmp_path) as one, managing(folder=tmp_path) as other:
@@ -454,6 +490,13 @@ class TestAdapters:
                 assert (await ask(cluster, "POST", "/v1/adapters/acme/restore"))[0] == 404  # of `acme`
                 status, answer = await ask(cluster, "POST", "/v1/adapters/acme/restore/restore")
                 assert (status, answer["name"]) == (200, "acme/restore")
+                await upload(cluster, lora(tmp_path, 1), name="acme/export")
+                assert (await ask(cluster, "GET", "/v1/adapters/acme%2Fexport"))[1]["name"] == "acme/export"
+                status, answer = await ask(cluster, "GET", "/v1/adapters/acme/export")
+                assert (status, answer["error"]["message"]) == (404, "there is no adapter 'acme'")
+                for path in ("acme/export/export", "acme%2Fexport/export"):
+                    async with cluster.http.get(f"{cluster.url}/v1/adapters/{path}") as response:
+                        assert response.headers["x-prelude-adapter"] == "acme/export"
 
         asyncio.run(scenario())
 
@@ -478,6 +521,38 @@ class TestWorkers:
                 assert second.evicted == [(REVISION_ID, True)]
                 await ask(cluster, "POST", "/v1/adapters/a0/unpin", json={"workers": None})
                 assert not first.pinned
+
+        asyncio.run(scenario())
+
+    @pytest.mark.parametrize("tier", ["host", "disk", None])
+    def test_prewarm_to_a_tier(self, tier: str | None) -> None:
+        async def scenario() -> None:
+            async with managing() as cluster:
+                (worker,) = cluster.prefill
+                status, answer = await ask(cluster, "POST", "/v1/adapters/a0/prewarm", json={"tier": tier})
+                assert (status, list(answer["workers"])) == (200, ["p0"])
+                assert worker.prewarmed == [REVISION_ID]
+                on_disk = {REVISION_ID} if tier == "disk" else set()
+                assert (worker.on_disk, worker.resident) == (on_disk, {REVISION_ID} - on_disk)
+                where = {"host": [], "disk": ["p0"]} if tier == "disk" else {"host": ["p0"], "disk": []}
+                await eventually(
+                    lambda: ask(cluster, "GET", "/v1/adapters/a0"), lambda answer: answer[1]["workers"] == where
+                )
+
+        asyncio.run(scenario())
+
+    @pytest.mark.parametrize("tier", ["gpu", "", "HOST", 1, ["disk"], {"disk": True}, True, "x" * 10_000])
+    def test_tiers_that_are_none(self, tier: Any) -> None:
+        async def scenario() -> None:
+            async with managing() as cluster:
+                status, answer = await ask(cluster, "POST", "/v1/adapters/a0/prewarm", json={"tier": tier})
+                assert (status, answer["error"]["param"]) == (400, "tier")
+                said = answer["error"]["message"]
+                assert said == f"tier must be 'host' or 'disk' (found {json.dumps(tier)[:80]})"
+                for verb in ("pin", "unpin", "evict"):
+                    status, answer = await ask(cluster, "POST", f"/v1/adapters/a0/{verb}", json={"tier": "disk"})
+                    assert (status, answer["error"]["param"]) == (400, "tier")
+                assert not cluster.prefill[0].ensured
 
         asyncio.run(scenario())
 
@@ -891,9 +966,11 @@ def test_where_adapters_are_not_managed() -> None:
         ("GET", "/v1/adapters"),
         ("POST", "/v1/adapters"),
         ("GET", "/v1/adapters/a0"),
+        ("GET", "/v1/adapters/a0/export"),
         ("DELETE", "/v1/adapters/a0"),
     ]
-    calls += [("PUT", "/v1/adapters/a0/aliases/prod"), *(("POST", f"/v1/adapters/a0/{verb}") for verb in verbs)]
+    calls += [("GET", "/v1/adapters/a0/aliases/prod"), ("PUT", "/v1/adapters/a0/aliases/prod")]
+    calls += [*(("POST", f"/v1/adapters/a0/{verb}") for verb in verbs)]
     calls += [("POST", "/v1/load_lora_adapter"), ("POST", "/v1/unload_lora_adapter")]
 
     async def scenario() -> None:

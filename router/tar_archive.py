@@ -1,0 +1,54 @@
+"""A directory's files as one tar archive that is made while it is read, so that it takes no room of its own."""
+
+from __future__ import annotations
+
+import os
+import tarfile
+from collections.abc import Iterator
+from contextlib import ExitStack
+from datetime import datetime
+from pathlib import Path
+from typing import BinaryIO
+
+_PIECE_BYTES = 256 * 1024  # what a slow client must take in the time that it has for a piece
+
+
+class TarArchive:
+    """Not compressed. It keeps the files open until `close`, and does not need the directory once it is made."""
+
+    def __init__(self, directory: Path, folder: str, modified_at: datetime) -> None:
+        """The files of `directory`, in the archive below `folder`. Blocking."""
+        self._members: list[tuple[bytes, BinaryIO, int]] = []  # header, file, its bytes
+        with ExitStack() as opened:
+            for path in sorted(directory.iterdir()):
+                file = opened.enter_context(path.open("rb"))
+                member = tarfile.TarInfo(f"{folder}/{path.name}")
+                member.size = os.fstat(file.fileno()).st_size
+                member.mtime = int(modified_at.timestamp())
+                self._members.append((member.tobuf(), file, member.size))
+            self._files = opened.pop_all()
+
+    @property
+    def num_bytes(self) -> int:
+        """Of the whole archive."""
+        return sum(len(head) + size + _padding(size) for head, _, size in self._members) + len(_END)
+
+    def pieces(self) -> Iterator[bytes]:
+        """The archive from its beginning, once. Blocking. Raises OSError."""
+        for head, file, size in self._members:
+            yield head
+            while piece := file.read(_PIECE_BYTES):
+                yield piece
+            yield bytes(_padding(size))
+        yield _END
+
+    def close(self) -> None:
+        """Closes the files, after which those of a removed directory take no room any more. Blocking."""
+        self._files.close()
+
+
+_END = bytes(2 * tarfile.BLOCKSIZE)
+
+
+def _padding(size: int) -> int:
+    return -size % tarfile.BLOCKSIZE
