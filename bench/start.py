@@ -46,9 +46,10 @@ class Starter:
         adapters: dict[str, list[PreparedAdapter]] = {}
         for kind in sorted({_KINDS[name] for name in self.options.systems if name in _KINDS}):
             count, folder = max(self.options.adapters), self.folder / "adapters"
+            forms = frozenset(self._form_for(name) for name in self.options.systems if _KINDS.get(name) == kind)
             try:
                 adapters[kind] = await asyncio.to_thread(
-                    prepare_adapters, kind, self._rank(kind), count, base, DTYPE, folder
+                    prepare_adapters, kind, self._rank(kind), count, base, DTYPE, folder, forms
                 )
             except AdapterError as error:
                 raise SystemFailed(f"the {kind} adapters cannot be made: {error}") from error
@@ -70,6 +71,11 @@ class Starter:
     def _rank(self, kind: str) -> int:
         return self.options.lora_rank if kind == "lora" else self.options.reft_rank
 
+    def _form_for(self, system: str) -> str:
+        """SGLang as it is reads what peft writes, as agents do, which pack it; our engines read packed files."""
+        through_agents = system == "pd" and self.options.pd_through == "router"
+        return "source" if system == "stock" or through_agents else "serving"
+
     async def _start(self, name: str, adapters: list[PreparedAdapter]) -> System:
         revisions = [adapter.revision_id for adapter in adapters]
         if name != "pd":
@@ -88,10 +94,8 @@ class Starter:
         slots = AdapterSlots(self.options.num_slots, self._rank(kind), _MODULES[kind]) if adapters else None
         spec = engine_spec(role, self._model, slots, self.options, self.folder / f"engine-{name}")
         await self.stack.enter_async_context(running_engine(spec))
-        # SGLang as it is reads what peft writes, our engines what is packed for them.
-        await load_adapters(
-            spec, {each.revision_id: each.source if role == "stock" else each.serving for each in adapters}
-        )
+        is_source = self._form_for(name) == "source"
+        await load_adapters(spec, {each.revision_id: each.source if is_source else each.serving for each in adapters})
         return spec.url, spec.bootstrap_port
 
     async def _cluster(self, adapters: list[PreparedAdapter]) -> str:

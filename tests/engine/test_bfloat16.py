@@ -17,6 +17,7 @@ from adapters.base_model import BaseModel
 from adapters.random_adapters import write_random_lora, write_random_mixed, write_random_reft
 from tests.engine.bfloat16 import Judge, cases_of
 from tests.engine.running_engine import DEVICE, EXTRA_ARGUMENTS, MODULES, AdapterSlots, engine_spec, running_engine
+from tests.engine.test_model_families import make_family
 from tests.engine.test_unified import Unified, sum_of, tokens
 
 LEAST_MEAN_OF_ANOTHER = 0.2
@@ -133,3 +134,33 @@ def test_graphs_run_all_but_adapted_decode(unified: Unified, judge: Judge):
         assert during["prefill_cuda_graph"] > 0, (adapter, during)
         assert (during["decode_cuda_graph"] > NEW_TOKENS // 2) == is_in_graph, (adapter, during)
         assert (during["decode_none"] > NEW_TOKENS // 2) != is_in_graph, (adapter, during)
+
+
+@pytest.mark.skipif(
+    DEVICE != "cuda", reason="test_model_families.py does it in float32, which GPU engines do not run in"
+)
+@pytest.mark.parametrize(
+    ("family", "ranks"), [("qwen2", 1), ("qwen3", 1), ("mistral", 1), ("qwen3_moe", 1), ("llama", 2), ("qwen3_moe", 2)]
+)
+def test_model_families(tmp_path: Path, tmp_path_factory, family: str, ranks: int):
+    import torch
+
+    if torch.cuda.device_count() < ranks:
+        pytest.skip(f"it takes {ranks} GPUs")
+    model = tmp_path / "model"
+    make_family(family, model)
+    base = BaseModel.read(model)
+    modules, mixed = base.slot_modules(), base.slot_modules(("q_proj", "down_proj"))
+    directories = {
+        "lora": write_random_lora(tmp_path / "lora", base, 1, modules=modules, dtype="bfloat16"),
+        "direft": write_random_reft(tmp_path / "direft", base, 2, rank=8, std=2.0),
+        "mixed": write_random_mixed(tmp_path / "mixed", base, 3, modules=mixed),
+    }
+    scratch = tmp_path_factory.mktemp("e") / "s"
+    slots = AdapterSlots(2, 16, modules)
+    spec = engine_spec("unified", model, scratch, adapters=slots, dtype="bfloat16", tensor_parallel=ranks)
+    with running_engine(spec, tmp_path / "cache") as engine:
+        revisions = {name: engine.load(directory) for name, directory in directories.items()}
+        cases = cases_of([(name, tokens(count, 7)) for name in (None, *directories) for count in (9, 150)], NEW_TOKENS)
+        answers = Unified(engine, directories, revisions, tmp_path).ask_together(cases)
+        Judge(model, directories, tmp_path).check(cases, answers)

@@ -24,6 +24,7 @@ from adapters.random_adapters import (
 from adapters.serving_form import ServingForm
 from cluster.demo import make_model
 from engine.packed_adapters import PackedLoader, Share, share_of
+from tests.unit.engine.lora_expand_cases import DEVICE
 
 SLOTS, MAX_RANK = 3, 16
 DTYPE = torch.bfloat16
@@ -234,6 +235,27 @@ def test_pages_are_locked_in_order_and_loads_do_not_wait_for_it(base, tmp_path, 
         "an adapter's memory is not page-locked: CUDA error 2; it gets to its slots slowly"
     ]
     assert buffers["qkv_proj", "a", 0][1].any()
+
+
+@pytest.mark.skipif(DEVICE != "cuda", reason="it is about a GPU's driver")
+def test_a_gpu_finds_the_pages_locked_and_its_slots_filled(base, tmp_path):
+    adapter = read_adapter(WRITERS["lora"](tmp_path / "source", base), base, Limits())
+    write_for_engine(adapter, base, "bfloat16", tmp_path / "engine")
+    in_host_memory = buffers_of(base)
+    on_gpu = {key: buffer.cuda() for key, buffer in in_host_memory.items()}
+    for buffers in (in_host_memory, on_gpu):
+        loader = PackedLoader(buffers, base, MAX_RANK, None)
+        loaded = loader.load(tmp_path / "engine", config=None)
+        assert (loader._page_locker is not None) == (buffers is on_gpu)
+        if loader._page_locker is not None:
+            loader._page_locker.submit(lambda: None).result(60)  # after all that was asked for
+            assert loaded.mapped.is_pinned()
+        loader.filler.fill(1, loaded.image)
+    for key, buffer in on_gpu.items():
+        assert torch.equal(buffer.cpu(), in_host_memory[key]), key
+    loader.unload(loaded)
+    loader._page_locker.shutdown()
+    assert not loaded.mapped.is_pinned()
 
 
 def test_experts_are_refused(base, tmp_path):
