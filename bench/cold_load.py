@@ -71,6 +71,8 @@ class Options:
     generated_tokens: int = 8
     store_delay_ms: float = 0.0  # 0: the store is a folder; else one over HTTP that answers so late
     use: float = 0.5  # of the throughput that was measured, while first tokens are watched
+    device: str = "cpu"  # or "cuda"
+    engine_arguments: tuple[str, ...] = ()
 
     @property
     def num_adapters(self) -> int:
@@ -100,7 +102,7 @@ def run(options: Options, command: str, json_path: Path | None, say: Callable[[s
         "benchmark": "cold-load",
         "commit": provenance.commit(),
         "command": command,
-        "hardware": provenance.hardware("cpu"),
+        "hardware": provenance.hardware(options.device),
         "versions": provenance.versions(),
         "settings": asdict(options),
         **measured,
@@ -115,7 +117,8 @@ def run(options: Options, command: str, json_path: Path | None, say: Callable[[s
 async def _measure(options: Options, folder: Path, say: Callable[[str], None]) -> dict[str, Any]:
     say(f"Making a model of {options.num_layers} layers and {options.num_adapters} adapters.")
     config = await asyncio.to_thread(_prepare, options, folder)
-    slices = await asyncio.to_thread(_loader_slice, options, folder)
+    # Of a CPU engine's loader.
+    slices = await asyncio.to_thread(_loader_slice, options, folder) if options.device == "cpu" else {}
     say("Starting a unified worker and its router.")
     async with AsyncExitStack() as stack:
         if options.store_delay_ms:
@@ -141,7 +144,13 @@ def _prepare(options: Options, folder: Path) -> ClusterConfig:
     config = ClusterConfig.model_validate(
         {
             "model": {"path": folder / "model", "name": "bench", "dtype": "bfloat16"},
-            "engine": {"max_total_tokens": 32768, "max_running_requests": 64, "chunked_prefill_tokens": 2048},
+            "engine": {
+                "device": options.device,
+                "max_total_tokens": 32768,
+                "max_running_requests": 64,
+                "chunked_prefill_tokens": 2048,
+                "extra_arguments": list(options.engine_arguments),
+            },
             "router": {"port": 0},
             "workers": {_WORKER: {"role": "unified"}},
             "adapter_limits": {"max_rank": options.rank, "slots": options.num_slots},

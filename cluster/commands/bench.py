@@ -32,22 +32,15 @@ def add_commands(commands: Any) -> None:
     tax.add_argument("--generated-tokens", type=_positive, default=32, help="default: 32")
     tax.add_argument("--slots", type=_positive, default=8, help="adapter slots of each engine; default: 8")
     tax.add_argument("--model", choices=_MODELS, default="tiny", help="whose sizes to take; default: tiny")
-    tax.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="default: cpu")
     tax.add_argument("--lora-rank", type=_positive, default=16, help="default: 16")
     tax.add_argument("--reft-rank", type=_positive, default=8, help="default: 8")
-    tax.add_argument(
-        "--engine-arguments",
-        type=shlex.split,
-        default=(),
-        metavar="TEXT",
-        help="more SGLang arguments for every engine",
-    )
     tax.add_argument(
         "--pd-through",
         choices=("engines", "router"),
         default="engines",
         help="send the requests for pd to its two engines, as for the others, or through a router; default: engines",
     )
+    _add_engine_options(tax)
     tax.add_argument(
         "--quick", action="store_true", help="1 and 8 adapters, one repeat, 32 requests: only to see it run"
     )
@@ -71,8 +64,20 @@ def add_commands(commands: Any) -> None:
         metavar="MS",
         help="a store over S3's protocol that answers so late; default: a folder",
     )
+    _add_engine_options(cold)
     cold.add_argument("--json", type=Path, metavar="FILE", help="write the numbers")
     cold.set_defaults(run=_cold_load)
+
+
+def _add_engine_options(benchmark: argparse.ArgumentParser) -> None:
+    benchmark.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="default: cpu")
+    benchmark.add_argument(
+        "--engine-arguments",
+        type=shlex.split,
+        default=(),
+        metavar="TEXT",
+        help="more SGLang arguments for every engine",
+    )
 
 
 def _adapter_tax(arguments: argparse.Namespace) -> None:
@@ -131,7 +136,10 @@ def _cold_load(arguments: argparse.Namespace) -> None:
     from bench.errors import BenchError
 
     options = replace(
-        cold_load.QUICK if arguments.quick else cold_load.Options(), store_delay_ms=arguments.store_delay_ms
+        cold_load.QUICK if arguments.quick else cold_load.Options(),
+        store_delay_ms=arguments.store_delay_ms,
+        device=arguments.device,
+        engine_arguments=tuple(arguments.engine_arguments),
     )
     try:
         cold_load.run(options, _command(sys.argv[1:]), arguments.json, lambda line: print(line, flush=True))
