@@ -75,7 +75,9 @@ def test_parity_mixed(pair: RunningCluster, directories: dict[str, Path], tmp_pa
     for case in known:
         if case.adapter is not None and len(case.prompt_ids) > 9:  # the adapters matter: base answers would be far off
             body = completion_body(None, case.prompt_ids, max_tokens=NEW_TOKENS, echo=True, logprobs=1)
-            base = httpx.post(f"{pair.url}/v1/completions", json=body, timeout=120).json()
+            answer = httpx.post(f"{pair.url}/v1/completions", json=body, timeout=120)
+            assert answer.status_code == 200, answer.text
+            base = answer.json()
             found = base["choices"][0]["logprobs"]["token_logprobs"][1 : len(case.prompt_ids)]
             wanted = case.reference["prompt_logprobs"][1:]
             assert sum(abs(f - w) for f, w in zip(found, wanted, strict=True)) / len(found) > 0.2, case.name
