@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cluster.errors import ClusterError, ConfigError
+from cluster.lifetime import ctrl_c_ends_process, die_with_parent
 
 if TYPE_CHECKING:
     from cluster.worker_agent import WorkerAgent
@@ -20,10 +21,9 @@ _SCRATCH_PREFIX = "prelude-scratch-"
 
 def main(argv: list[str] | None = None) -> None:
     """Entry point of `prelude`. Exits with 2 on bad arguments or configuration, 1 on failure."""
-    arguments = _parser().parse_args(argv)
+    with ctrl_c_ends_process():
+        arguments = _parser().parse_args(argv)
     if os.environ.get("PRELUDE_DIE_WITH_PARENT"):
-        from cluster.lifetime import die_with_parent
-
         die_with_parent()
     try:
         arguments.run(arguments)
@@ -73,13 +73,14 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _up(arguments: argparse.Namespace) -> None:
-    from cluster.config_file import load_cluster_config
-    from cluster.local import run_until_stopped
+    with ctrl_c_ends_process():
+        from cluster.config_file import load_cluster_config
+        from cluster.local import run_until_stopped
 
-    config = load_cluster_config(arguments.config)
-    logs = arguments.logs or arguments.config.resolve().parent / "logs"
-    print(f"Starting {len(config.workers)} workers and the router.", flush=True)
-    asyncio.run(run_until_stopped(config, logs, lambda line: print(line, flush=True)))
+        config = load_cluster_config(arguments.config)
+        logs = arguments.logs or arguments.config.resolve().parent / "logs"
+        print(f"Starting {len(config.workers)} workers and the router.", flush=True)
+        asyncio.run(run_until_stopped(config, logs, lambda line: print(line, flush=True)))
 
 
 def _router(arguments: argparse.Namespace) -> None:

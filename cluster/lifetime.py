@@ -7,6 +7,7 @@ import contextlib
 import ctypes
 import os
 import signal
+from collections.abc import Iterator
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
@@ -35,8 +36,25 @@ def kill_group(group: int, number: signal.Signals) -> None:
         os.killpg(group, number)
 
 
-async def stop_signal() -> signal.Signals:
-    """Wait for SIGTERM or SIGINT; the next one ends the process as usual."""
+@contextlib.contextmanager
+def ctrl_c_ends_process() -> Iterator[None]:
+    """Inside, Ctrl-C ends the process at once, until `stop_signal` takes over: for where nothing is to be cleaned up.
+
+    As a KeyboardInterrupt it would sometimes be lost: an import that it meets may swallow it.
+    """
+    before = signal.getsignal(signal.SIGINT)
+    if before is not signal.default_int_handler:  # ignored, or somebody else's
+        yield
+        return
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def stop_signal() -> asyncio.Future[signal.Signals]:
+    """Done at SIGTERM or SIGINT, from this call on; the next one ends the process as usual."""
     loop = asyncio.get_running_loop()
     arrived: asyncio.Future[signal.Signals] = loop.create_future()
 
@@ -49,4 +67,4 @@ async def stop_signal() -> signal.Signals:
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop, number)
-    return await arrived
+    return arrived

@@ -11,6 +11,7 @@ import tempfile
 import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 
@@ -178,11 +179,12 @@ async def local_cluster(
 
 async def run_until_stopped(config: ClusterConfig, logs: Path, say: Callable[[str], None]) -> None:
     """Start, announce, and end at SIGINT or SIGTERM, also in the middle of the start."""
+    stop = stop_signal()  # before there is anything to clean up
     cluster = LocalCluster(config, logs, say)
-    stop = asyncio.create_task(stop_signal(), name="stop signal")
     start = asyncio.create_task(cluster.start(), name="start")
+    either: set[asyncio.Future[Any]] = {stop, start}
     try:
-        await asyncio.wait([stop, start], return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
         if start.done():
             await start
             say(_welcome(cluster))

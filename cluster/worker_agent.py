@@ -13,6 +13,7 @@ import os
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import grpc
 import uvloop
@@ -145,15 +146,16 @@ class WorkerAgent:
                     *((f"peer {peer.name}", peer.run()) for peer in self.peers.values()),
                 )
             ]
-            stop = asyncio.create_task(stop_signal(), name="stop signal")
-            done, _ = await asyncio.wait([stop, *tasks], return_when=asyncio.FIRST_COMPLETED)
+            stop = stop_signal()
+            running: list[asyncio.Future[Any]] = [stop, *tasks]
+            done, _ = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
             if stop in done:
                 log.info("stopping")
                 await self.drain(self.config.router.drain_timeout_s)
             # Whatever does not end in time ends with the process, the engine included.
             asyncio.get_running_loop().call_later(_STOP_LIMIT_S, os._exit, 1)
-            for task in (stop, *tasks):
-                task.cancel()
+            for each in running:
+                each.cancel()
             results = await asyncio.gather(*tasks, return_exceptions=True)
             for task, result in zip(tasks, results, strict=True):
                 if isinstance(result, Exception):
