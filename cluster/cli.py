@@ -84,30 +84,32 @@ def _up(arguments: argparse.Namespace) -> None:
 
 
 def _router(arguments: argparse.Namespace) -> None:
-    from cluster import log
-    from cluster.config_file import load_cluster_config
-    from router.server import run
+    with ctrl_c_ends_process():
+        from cluster import log
+        from cluster.config_file import load_cluster_config
+        from router.server import run
 
-    config = load_cluster_config(arguments.config)
-    log.setup("router", config.log_level)
+        config = load_cluster_config(arguments.config)
+        log.setup("router", config.log_level)
     run(config)
 
 
 def _worker(arguments: argparse.Namespace) -> None:
-    from cluster import log
-    from cluster.config_file import load_cluster_config
+    with ctrl_c_ends_process():
+        from cluster import log
+        from cluster.config_file import load_cluster_config
 
-    config = load_cluster_config(arguments.config)
-    worker = config.workers.get(arguments.name)
-    if worker is None or worker.role != arguments.role:
-        names = ", ".join(config.workers_of(arguments.role)) or "none"
-        raise ConfigError(
-            f"{arguments.config}: there is no {arguments.role} worker called {arguments.name!r}; there is {names}"
-        )
-    log.setup(arguments.name, config.log_level)
-    from cluster.worker_agent import run_agent
+        config = load_cluster_config(arguments.config)
+        worker = config.workers.get(arguments.name)
+        if worker is None or worker.role != arguments.role:
+            names = ", ".join(config.workers_of(arguments.role)) or "none"
+            raise ConfigError(
+                f"{arguments.config}: there is no {arguments.role} worker called {arguments.name!r}; there is {names}"
+            )
+        log.setup(arguments.name, config.log_level)
+        from cluster.worker_agent import run_agent
 
-    agent = _agent_class(arguments.role)
+        agent = _agent_class(arguments.role)
     scratch = arguments.scratch
     if scratch is not None:
         run_agent(agent(config, arguments.name, scratch.resolve()))

@@ -180,7 +180,7 @@ def test_tools_streamed(client: openai.OpenAI, tool_call: dict):
 
 def test_two_choices(client: openai.OpenAI):
     # Sampled, a choice may meet the end-of-sequence token before its 16 tokens are there.
-    answer = chat(client, n=2, temperature=1.0, max_tokens=16, extra_body={**ON_A0, "ignore_eos": True})
+    answer = chat(client, n=2, temperature=1.0, seed=7, max_tokens=16, extra_body={**ON_A0, "ignore_eos": True})
     assert [choice.index for choice in answer.choices] == [0, 1]
     assert answer.choices[0].message.content != answer.choices[1].message.content
     assert answer.usage.completion_tokens == 32

@@ -25,12 +25,14 @@ def load_cluster_config(path):
     sys.exit(0)
 
 config_file.load_cluster_config = load_cluster_config
-cli.main(["up"])
+cli.main(sys.argv[1:])
 """
 
 
-def test_up_ends_at_a_ctrl_c_that_python_would_swallow():
-    ended = subprocess.run([sys.executable, "-c", SWALLOWED_IN_AN_IMPORT], capture_output=True, text=True)
+@pytest.mark.parametrize("command", ["up", "router", "prefill-worker --name p"])
+def test_servers_end_at_a_ctrl_c_that_python_would_swallow(command: str):
+    script = [sys.executable, "-c", SWALLOWED_IN_AN_IMPORT, *command.split()]
+    ended = subprocess.run(script, capture_output=True, text=True)
     assert (ended.returncode, ended.stdout) == (-signal.SIGINT, ""), ended.stderr
 
 
