@@ -40,7 +40,7 @@ from cluster import control_pb2 as pb
 from cluster.config import ClusterConfig
 from cluster.control_pb2_grpc import WorkerControlStub
 from cluster.demo import make_model
-from cluster.errors import StartError
+from cluster.errors import ANSWER_MARGIN_S, StartError
 from cluster.library import open_library
 from cluster.local import local_cluster
 
@@ -237,7 +237,7 @@ class _Bench:
     async def _ready_s(self, revision_id: str) -> float:
         began_at = time.perf_counter()
         call = pb.EnsureAdapterRequest(revision_id=revision_id, deadline_s=_ENSURE_DEADLINE_S)
-        await self._stub.EnsureAdapter(call, timeout=_ENSURE_DEADLINE_S)
+        await self._stub.EnsureAdapter(call, timeout=_ENSURE_DEADLINE_S + ANSWER_MARGIN_S)
         return time.perf_counter() - began_at
 
     async def _revision_of(self, number: int) -> str:

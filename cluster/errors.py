@@ -9,6 +9,10 @@ ERROR_CODE_KEY = "prelude-error-code"
 HTTP_STATUS_KEY = "prelude-http-status"
 RETRY_AFTER_KEY = "prelude-retry-after-s"  # of errors that pass: when to try again, in seconds
 
+# Who gives an agent a deadline waits so much longer: at the deadline the agent says what it has met, such as a store
+# that does not answer, and a caller that gives up at that instant does not hear it.
+ANSWER_MARGIN_S = 5.0
+
 
 class ClusterError(Exception):
     """Any failure of the parts that the processes share."""

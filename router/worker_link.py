@@ -13,6 +13,7 @@ import grpc
 from adapters.library import PackedAdapter
 from cluster import control_pb2 as control
 from cluster.control_pb2_grpc import WorkerControlStub
+from cluster.errors import ANSWER_MARGIN_S
 from cluster.heartbeat import MISSED_HEARTBEATS, next_state
 from router.errors import WorkerLost
 from router.fleet_state import WorkerView
@@ -93,12 +94,13 @@ class WorkerLink:
             prewarm=prewarm,
             not_in_engine=not_in_engine,
         )
-        return (await self._asked("EnsureAdapter", request, revision_id, timeout_s)).load_s
+        return (await self._asked("EnsureAdapter", request, revision_id, timeout_s + ANSWER_MARGIN_S)).load_s
 
     async def put_adapter(self, packed: PackedAdapter, timeout_s: float) -> bool:
         """Sends a revision that no store has, for the worker to keep; True where it did already. Raises RouterError."""
         parts = _parts_of(packed, timeout_s)
-        return (await self._asked("PutAdapter", parts, packed.revision_id, timeout_s)).was_pinned
+        answer = await self._asked("PutAdapter", parts, packed.revision_id, timeout_s + ANSWER_MARGIN_S)
+        return answer.was_pinned
 
     async def pin_adapter(self, revision_id: str, pinned: bool, timeout_s: float, *, memory_only: bool = False) -> None:
         """Makes a revision resident and keeps it from eviction, or gives it up to that again. Raises RouterError.
@@ -108,7 +110,7 @@ class WorkerLink:
         request = control.PinAdapterRequest(
             revision_id=revision_id, pinned=pinned, deadline_s=timeout_s, memory_only=memory_only
         )
-        await self._asked("PinAdapter", request, revision_id, timeout_s)
+        await self._asked("PinAdapter", request, revision_id, timeout_s + ANSWER_MARGIN_S)
 
     async def evict_adapter(self, revision_id: str, from_disk: bool, timeout_s: float) -> bool:
         """Takes a revision out of host memory, and off the disk if asked; False where it was nowhere.

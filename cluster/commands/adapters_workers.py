@@ -12,14 +12,13 @@ from typing import TYPE_CHECKING, Any
 from adapters.identity import AdapterReference
 from cluster.commands.adapters_opened import opened_catalog
 from cluster.commands.adapters_outcome import REFUSED, add_command, failures_end, print_result
-from cluster.errors import ERROR_CODE_KEY, ConfigError
+from cluster.errors import ANSWER_MARGIN_S, ERROR_CODE_KEY, ConfigError
 
 if TYPE_CHECKING:
     from cluster.config import ClusterConfig
     from cluster.control_pb2_grpc import WorkerControlStub
 
 _DEADLINE_S = 60.0
-_MARGIN_S = 5.0  # for the agent's own answer that the deadline has passed
 
 _Call = Callable[["WorkerControlStub"], Awaitable[Any]]
 
@@ -51,7 +50,7 @@ def _pin(arguments: argparse.Namespace) -> None:
 
     def call(revision_id: str) -> _Call:
         request = PinAdapterRequest(revision_id=revision_id, pinned=True, deadline_s=arguments.deadline)
-        return lambda stub: stub.PinAdapter(request, timeout=arguments.deadline + _MARGIN_S)
+        return lambda stub: stub.PinAdapter(request, timeout=arguments.deadline + ANSWER_MARGIN_S)
 
     _ask(arguments, call, "pinned")
 
@@ -61,7 +60,7 @@ def _unpin(arguments: argparse.Namespace) -> None:
 
     def call(revision_id: str) -> _Call:
         request = PinAdapterRequest(revision_id=revision_id, pinned=False)
-        return lambda stub: stub.PinAdapter(request, timeout=_DEADLINE_S + _MARGIN_S)
+        return lambda stub: stub.PinAdapter(request, timeout=_DEADLINE_S + ANSWER_MARGIN_S)
 
     _ask(arguments, call, "unpinned")
 
@@ -72,7 +71,7 @@ def _prewarm(arguments: argparse.Namespace) -> None:
     def call(revision_id: str) -> _Call:
         tier = TIER_DISK if arguments.tier == "disk" else TIER_HOST
         request = EnsureAdapterRequest(revision_id=revision_id, deadline_s=arguments.deadline, tier=tier, prewarm=True)
-        return lambda stub: stub.EnsureAdapter(request, timeout=arguments.deadline + _MARGIN_S)
+        return lambda stub: stub.EnsureAdapter(request, timeout=arguments.deadline + ANSWER_MARGIN_S)
 
     _ask(arguments, call, "on disk" if arguments.tier == "disk" else "in host memory")
 

@@ -329,6 +329,7 @@ class WorkerStandIn(WorkerControlServicer):
         self.given_up: list[str] = []  # what it was told not to keep
         self.put_errors: list[grpc.StatusCode] = []  # used up first
         self.put_delay_s = 0.0
+        self.keeps_deadlines = True
         self.num_chunks = 0  # of the last one that was sent
         self.tells_of_residency = True
         self.evicted: list[tuple[str, bool]] = []
@@ -417,7 +418,7 @@ class WorkerStandIn(WorkerControlServicer):
         self.ensured.append(request.revision_id)
         self.prewarmed += [request.revision_id] if request.prewarm else []
         self.said_lacking.append(request.not_in_engine)
-        await asyncio.sleep(self.ensure_delay_s)
+        is_late = await self._works(self.ensure_delay_s, request.deadline_s)
         if self.ensure_errors:
             error = self.ensure_errors.pop(0)
             if isinstance(error, grpc.StatusCode):
@@ -425,6 +426,8 @@ class WorkerStandIn(WorkerControlServicer):
                 await context.abort(error, "no", trailing_metadata=said)
             metadata = (("prelude-error-code", error.code), ("prelude-http-status", str(error.http_status)))
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error), trailing_metadata=metadata)
+        if is_late:
+            await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "late")
         if request.revision_id not in self.resident | self.memory_only.keys() and self.has_no_store:
             gone = (("prelude-error-code", "adapter_revision_not_stored"), ("prelude-http-status", "404"))
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "not stored", trailing_metadata=gone)
@@ -440,9 +443,11 @@ class WorkerStandIn(WorkerControlServicer):
     async def PutAdapter(self, request_iterator: Any, context: Any) -> control.PutAdapterResponse:
         parts = [part async for part in request_iterator]
         begin, content = parts[0].begin, b"".join(part.chunk for part in parts[1:])
-        await asyncio.sleep(self.put_delay_s)
+        is_late = await self._works(self.put_delay_s, begin.deadline_s)
         if self.put_errors:
             await context.abort(self.put_errors.pop(0), "no")
+        if is_late:
+            await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "late")
         assert hashlib.sha256(content).hexdigest() == begin.content_sha256
         assert begin.content_bytes == len(content)
         assert all(len(part.chunk) <= 1024**2 for part in parts)
@@ -454,6 +459,12 @@ class WorkerStandIn(WorkerControlServicer):
         if self.tells_of_residency:
             await self.tell(in_memory_only=[begin.revision_id], resident=[begin.revision_id])
         return control.PutAdapterResponse(load_s=0.25, was_pinned=was_pinned)
+
+    async def _works(self, seconds: float, deadline_s: float) -> bool:
+        """Whether the deadline ended it, after which agents say what has been in the way: a little after, here."""
+        is_late = self.keeps_deadlines and seconds > deadline_s
+        await asyncio.sleep(deadline_s + 0.05 if is_late else seconds)
+        return is_late
 
     async def loses(self, revision_id: str) -> None:
         """It made room for another one."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from typing import Any
 
 import grpc
@@ -30,6 +31,7 @@ from router_stand_ins import (
 
 from adapters.errors import AdapterError, AdapterIncompatible
 from adapters.store.errors import StoreFull, StoreUnavailable
+from router import worker_link
 
 TEXT = "Hello wide world"
 MESSAGES = [{"role": "user", "content": "Hi"}]
@@ -447,12 +449,28 @@ class TestAdapters:
 
         asyncio.run(scenario())
 
-    def test_slow_load_has_a_deadline(self) -> None:
+    @pytest.mark.parametrize("keeps_deadlines", [True, False])
+    def test_slow_load_has_a_deadline(self, keeps_deadlines: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(worker_link, "ANSWER_MARGIN_S", 0.2)
+
         async def scenario() -> None:
             async with running_cluster(adapter_timeout_s=0.2) as cluster:
-                cluster.prefill[0].ensure_delay_s = 1
+                (worker,) = cluster.prefill
+                worker.ensure_delay_s, worker.keeps_deadlines = 3, keeps_deadlines
+                began = time.monotonic()
                 status, answer, _ = await cluster.post(prompt="Hi", adapter="a0")
                 assert (status, answer["error"]["code"]) == (504, "deadline_exceeded")
+                assert time.monotonic() - began < 2
+
+        asyncio.run(scenario())
+
+    def test_at_the_deadline_the_worker_says_what_was_in_the_way(self) -> None:
+        async def scenario() -> None:
+            async with running_cluster(adapter_timeout_s=0.2) as cluster:
+                (worker,) = cluster.prefill
+                worker.ensure_delay_s, worker.ensure_errors = 3, [StoreUnavailable("s3://bucket does not answer")]
+                status, answer, _ = await cluster.post(prompt="Hi", adapter="a0")
+                assert (status, answer["error"]["code"]) == (503, "adapter_store_unavailable")
 
         asyncio.run(scenario())
 
