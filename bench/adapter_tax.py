@@ -1,8 +1,8 @@
 """What adapters cost: requests/s over the number of adapters in use, for Prelude and for SGLang as it is.
 
 Every engine is started once and stays up; idle ones sleep. Loads alternate between the systems: for each repeat and
-each number of adapters every system gets the same requests, one system after the other, so that whatever else the
-machine does falls on all of them alike.
+each number of adapters every system gets the same requests, one system after the other, and every second repeat
+goes through all of it the other way around, so that whatever else the machine does falls on all of them alike.
 """
 
 from __future__ import annotations
@@ -101,15 +101,19 @@ async def _measure_all(
             await check_that_adapters_act(system, count, shape, base.vocabulary)
         say("Every adapter has an answer of its own on every system.")
         for repeat in range(options.repeats):
-            for adapters in sorted({0, *options.adapters}):
-                for system in systems:
-                    if adapters or system.name in HAVE_BASELINE:
-                        measured = await _measure(system, adapters, repeat, options.shape, base.vocabulary)
-                        measurements.append(measured)
-                        say(
-                            f"  repeat {repeat + 1}/{options.repeats}  n = {adapters:<3} {system.name:<15}"
-                            f"{measured.requests_per_s:7.1f} requests/s"
-                        )
+            loads = [
+                (adapters, system)
+                for adapters in sorted({0, *options.adapters})
+                for system in systems
+                if adapters or system.name in HAVE_BASELINE
+            ]
+            for adapters, system in reversed(loads) if repeat % 2 else loads:
+                measured = await _measure(system, adapters, repeat, options.shape, base.vocabulary)
+                measurements.append(measured)
+                say(
+                    f"  repeat {repeat + 1}/{options.repeats}  n = {adapters:<3} {system.name:<15}"
+                    f"{measured.requests_per_s:7.1f} requests/s"
+                )
         publish(measurements)  # before the engines are stopped, which can take a minute
 
 
@@ -180,7 +184,7 @@ def _footnotes(options: Options) -> list[str]:
         f"{_model_text(options)}, random weights; LoRA of rank {options.lora_rank} on seven projections, DiReFT of "
         f"rank {options.reft_rank} on every layer; {shape.concurrency} requests at a time of {shape.prompt_tokens} + "
         f"{shape.generated_tokens} tokens, {shape.num_requests} per load; {options.num_slots} adapter slots; medians "
-        f"of {options.repeats} repeats, all systems in turn.",
+        f"of {options.repeats} repeats, all systems in turn, there and back.",
     ]
     if "pd" in options.systems:
         notes.append(
