@@ -100,13 +100,13 @@ async def _measure_all(
         for system in systems:
             await check_that_adapters_act(system, count, shape, base.vocabulary)
         say("Every adapter has an answer of its own on every system.")
+        loads = [
+            (adapters, system)
+            for adapters in sorted({0, *options.adapters})
+            for system in systems
+            if adapters or system.name in HAVE_BASELINE
+        ]
         for repeat in range(options.repeats):
-            loads = [
-                (adapters, system)
-                for adapters in sorted({0, *options.adapters})
-                for system in systems
-                if adapters or system.name in HAVE_BASELINE
-            ]
             for adapters, system in reversed(loads) if repeat % 2 else loads:
                 measured = await _measure(system, adapters, repeat, options.shape, base.vocabulary)
                 measurements.append(measured)

@@ -94,13 +94,12 @@ class WorkerLink:
             prewarm=prewarm,
             not_in_engine=not_in_engine,
         )
-        return (await self._asked("EnsureAdapter", request, revision_id, timeout_s + ANSWER_MARGIN_S)).load_s
+        return (await self._asked("EnsureAdapter", request, revision_id, timeout_s)).load_s
 
     async def put_adapter(self, packed: PackedAdapter, timeout_s: float) -> bool:
         """Sends a revision that no store has, for the worker to keep; True where it did already. Raises RouterError."""
         parts = _parts_of(packed, timeout_s)
-        answer = await self._asked("PutAdapter", parts, packed.revision_id, timeout_s + ANSWER_MARGIN_S)
-        return answer.was_pinned
+        return (await self._asked("PutAdapter", parts, packed.revision_id, timeout_s)).was_pinned
 
     async def pin_adapter(self, revision_id: str, pinned: bool, timeout_s: float, *, memory_only: bool = False) -> None:
         """Makes a revision resident and keeps it from eviction, or gives it up to that again. Raises RouterError.
@@ -110,7 +109,7 @@ class WorkerLink:
         request = control.PinAdapterRequest(
             revision_id=revision_id, pinned=pinned, deadline_s=timeout_s, memory_only=memory_only
         )
-        await self._asked("PinAdapter", request, revision_id, timeout_s + ANSWER_MARGIN_S)
+        await self._asked("PinAdapter", request, revision_id, timeout_s)
 
     async def evict_adapter(self, revision_id: str, from_disk: bool, timeout_s: float) -> bool:
         """Takes a revision out of host memory, and off the disk if asked; False where it was nowhere.
@@ -121,11 +120,11 @@ class WorkerLink:
         return (await self._asked("EvictAdapter", request, revision_id, timeout_s)).evicted
 
     async def _asked(self, method: str, request: Any, revision_id: str, timeout_s: float) -> Any:
-        """The answer to a call about one adapter. Raises RouterError."""
+        """The answer to a call about one adapter, or what the agent says at its deadline. Raises RouterError."""
         if self._stub is None:
             raise WorkerLost(f"worker {self._view.name} has no control stream", worker=self._view.name)
         try:
-            return await getattr(self._stub, method)(request, timeout=timeout_s)
+            return await getattr(self._stub, method)(request, timeout=timeout_s + ANSWER_MARGIN_S)
         except grpc.aio.AioRpcError as error:
             details, code = error.details() or "", error.code()
             fields = {"call": method, "worker": self._view.name, "revision": revision_id}
