@@ -57,8 +57,8 @@ format: setup-dev ## format the sources
 bench: setup ## list the benchmarks
 	@$(BIN)/prelude bench --help
 
-proto: setup-dev ## generate the control protocol's Python from cluster/control.proto
-	@$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. --grpc_python_out=. cluster/control.proto
+proto: setup-dev ## generate the control protocol's Python from cluster/control/control.proto
+	@$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. --grpc_python_out=. cluster/control/control.proto
 
 clean: ## remove the environment and the demo
 	rm -rf $(VENV) .prelude

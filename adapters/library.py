@@ -13,21 +13,21 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal
 
-from adapters.base_model import BaseModel
 from adapters.catalog.records import AdapterRevision
 from adapters.catalog.sql import SqlCatalog
 from adapters.errors import CatalogConflict, InvalidReference, RevisionBeingRemoved
-from adapters.export import export_packed
+from adapters.files.work_folder import work_folder
 from adapters.formats import Limits, read_adapter
 from adapters.identity import check_not_base_model, folder_of, split_adapter_name
-from adapters.manifest import Manifest, revision_id_of
-from adapters.normal_form import Adapter
+from adapters.model.base_model import BaseModel
+from adapters.model.manifest import Manifest, revision_id_of
+from adapters.model.normal_form import Adapter
+from adapters.model.serving import EngineDtype
 from adapters.packed import read_packed, write_packed
-from adapters.serving import EngineDtype
+from adapters.packed.export import export_packed
 from adapters.store import AdapterStore, Envelope, RevisionNotStored
 from adapters.store.fsck import FsckReport, fsck
 from adapters.store.room import room_at
-from adapters.work_folder import work_folder
 
 _MOST_ATTEMPTS = 5  # of an import whose bytes a garbage collection is taking out
 _REMOVAL_WAIT_S = 0.5  # between two of them

@@ -20,15 +20,15 @@ from typing import Any
 
 import aiohttp
 
-from bench import provenance, report
-from bench.contention import cpu_use, foreign_cores
 from bench.errors import BenchError, WrongAnswer
-from bench.load import LoadResult, closed_loop
-from bench.models import MODELS
+from bench.measuring import provenance, report
+from bench.measuring.closed_loop import LoadResult, closed_loop
+from bench.measuring.contention import cpu_use, foreign_cores
+from bench.measuring.workload import Request, request
 from bench.options import DTYPE, Options, Shape
-from bench.start import Starter
-from bench.systems import HAVE_BASELINE, System
-from bench.workload import Request, request
+from bench.systems.models import MODELS
+from bench.systems.start import Starter
+from bench.systems.systems import HAVE_BASELINE, System
 
 _REQUEST_TIMEOUT_S = 300.0
 _KEEP_ALIVE_S = 1.0  # less than a server's: a connection that it closes just when we use it again is an error

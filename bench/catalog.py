@@ -26,10 +26,10 @@ from adapters.catalog.cached import CachedResolver
 from adapters.catalog.sql import SqlCatalog, tables
 from adapters.catalog.sql.database import KEPT_CHANGES, Database
 from adapters.errors import AdapterError
-from adapters.manifest import LoraEntry, Manifest
-from bench import provenance
+from adapters.model.manifest import LoraEntry, Manifest
 from bench.errors import BenchError, WrongAnswer
-from bench.quantile import quantile
+from bench.measuring import provenance
+from bench.measuring.quantile import quantile
 
 NUM_TENANTS = 100
 PAGE = 100

@@ -24,25 +24,25 @@ from typing import Any
 import aiohttp
 import grpc
 
-from adapters.base_model import BaseModel
 from adapters.errors import AdapterError
 from adapters.formats import Limits, read_adapter
+from adapters.model.base_model import BaseModel
 from adapters.packed import PACKED_NAME, write_for_engine
-from adapters.random_adapters import write_random_lora
-from bench import provenance
 from bench.errors import BenchError, SystemFailed
-from bench.load import closed_loop
-from bench.quantile import quantile
-from bench.slow_store import BUCKET, slow_store
-from bench.systems import completion
-from bench.workload import request
-from cluster import control_pb2 as pb
-from cluster.config import ClusterConfig
-from cluster.control_pb2_grpc import WorkerControlStub
-from cluster.demo import make_model
+from bench.measuring import provenance
+from bench.measuring.closed_loop import closed_loop
+from bench.measuring.quantile import quantile
+from bench.measuring.workload import request
+from bench.systems.slow_store import BUCKET, slow_store
+from bench.systems.systems import completion
+from cluster.config.schema import ClusterConfig
+from cluster.control import control_pb2 as pb
+from cluster.control.control_pb2_grpc import WorkerControlStub
 from cluster.errors import ANSWER_MARGIN_S, StartError
-from cluster.library import open_library
-from cluster.local import local_cluster
+from cluster.local.demo import make_model
+from cluster.local.supervisor import local_cluster
+from cluster.open_library import open_library
+from samples.random_adapters import write_random_lora
 
 _WORKER = "unified-0"
 _ENSURE_DEADLINE_S = 120.0
@@ -176,7 +176,7 @@ def _loader_slice(options: Options, folder: Path) -> dict[str, Any]:
         source = write_random_lora(own / "peft", base, number, rank=options.rank, dtype="bfloat16")
         write_for_engine(read_adapter(source, base, Limits()), base, "bfloat16", own / "packed")
         folders.append(own)
-    words = [sys.executable, "-m", "engine.loader_slice", folder / "model", options.num_slots, *folders]
+    words = [sys.executable, "-m", "engine.adapter_slots.loader_slice", folder / "model", options.num_slots, *folders]
     environment = {**os.environ, "SGLANG_USE_CPU_ENGINE": "1", "OMP_NUM_THREADS": "1"}
     done = subprocess.run([str(word) for word in words], capture_output=True, text=True, env=environment, timeout=300)
     if done.returncode:

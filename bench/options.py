@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from adapters.serving import EngineDtype
+from adapters.model.serving import EngineDtype
 
 DTYPE: EngineDtype = "bfloat16"
 

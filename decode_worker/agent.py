@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-from cluster import control_pb2 as pb
-from cluster.worker_agent import WorkerAgent
+from cluster.agent.worker_agent import WorkerAgent
+from cluster.control import control_pb2 as pb
 
 
 class DecodeAgent(WorkerAgent):

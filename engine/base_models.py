@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from adapters.base_model import BaseModel
+from adapters.model.base_model import BaseModel
 from engine.arguments import EngineSpec
 from engine.errors import BaseModelNotRun
 from engine.pin import SGLANG_VERSION

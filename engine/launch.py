@@ -9,8 +9,8 @@ from __future__ import annotations
 import os
 import sys
 
-from cluster.lifetime import die_with_parent
 from engine.plugin import DEVICE_VARIABLE, ROLE_VARIABLE
+from process.lifetime import die_with_parent
 
 if os.environ.get(DEVICE_VARIABLE) == "cpu":
     from engine import cpu_support

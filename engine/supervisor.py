@@ -15,12 +15,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 
-from cluster.lifetime import is_alive, kill_group
 from engine.arguments import EngineSpec, command, environment
 from engine.client import EngineClient
 from engine.errors import EngineError
 from engine.hooks.ledger import hooks_for
 from engine.hooks.report import ProcessReport, read_reports
+from process.lifetime import is_alive, kill_group
 
 log = logging.getLogger(__name__)
 

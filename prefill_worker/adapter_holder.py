@@ -8,12 +8,12 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 from adapters.store import Envelope
-from cluster import control_pb2 as pb
-from cluster.config import ClusterConfig
+from cluster.agent.worker_agent import WorkerAgent
+from cluster.agent.worker_metrics import ResidencyMetrics
+from cluster.config.schema import ClusterConfig
+from cluster.control import control_pb2 as pb
 from cluster.errors import StartError
-from cluster.library import limits_of, open_configured_store
-from cluster.worker_agent import WorkerAgent
-from cluster.worker_metrics import ResidencyMetrics
+from cluster.open_library import limits_of, open_configured_store
 from engine.errors import EngineUnreachable
 from prefill_worker.residency import Acceptance, Residency, Tier, sweep_abandoned
 
@@ -25,6 +25,7 @@ class AdapterHolder(WorkerAgent):
 
     def __init__(self, config: ClusterConfig, name: str, scratch: Path) -> None:
         super().__init__(config, name, scratch)
+        self.adapters = self
         self._acceptance = Acceptance(self.base, config.model.dtype, limits_of(config), self.served_positions)
         self._residency: Residency | None = None  # while the agent runs
 

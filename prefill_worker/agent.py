@@ -6,12 +6,12 @@ import asyncio
 import logging
 from pathlib import Path
 
-from cluster import control_pb2 as pb
-from cluster.config import ClusterConfig
-from cluster.worker_watch import WorkerWatch
+from cluster.config.schema import ClusterConfig
+from cluster.control import control_pb2 as pb
+from cluster.control.worker_watch import WorkerWatch
 from engine.errors import EngineError
 from prefill_worker.adapter_holder import AdapterHolder
-from prefill_worker.pair_warmer import warm_pair
+from prefill_worker.warming.pair_warmer import warm_pair
 
 log = logging.getLogger(__name__)
 

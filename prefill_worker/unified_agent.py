@@ -6,10 +6,10 @@ import asyncio
 import logging
 from pathlib import Path
 
-from cluster.config import ClusterConfig
+from cluster.config.schema import ClusterConfig
 from engine.errors import EngineError
 from prefill_worker.adapter_holder import AdapterHolder
-from prefill_worker.warm_up import warm_engine
+from prefill_worker.warming.warm_up import warm_engine
 
 log = logging.getLogger(__name__)
 

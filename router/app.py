@@ -14,25 +14,25 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from adapters.errors import AdapterError
-from cluster.config import RouterConfig
-from router.adapters_export import ExportEndpoint
-from router.adapters_http import AdaptersEndpoint
-from router.adapters_import import ImportEndpoint
-from router.adapters_vllm import VllmEndpoint
-from router.adapters_workers import WorkersEndpoint
-from router.admission import Endpoint, Limits
-from router.completions import CompletionsEndpoint
-from router.engines import Engines
+from cluster.config.schema import RouterConfig
+from router.api.completions import CompletionsEndpoint
+from router.api.status_pages import Pages
 from router.errors import RouterError, UnknownPath, WrongMethod, answer_of
-from router.exchange import Backends
-from router.fleet import Fleet
-from router.in_flight import InFlightState
-from router.managed_adapters import ManagedAdapters
-from router.management import Management
-from router.memory_only import MemoryOnlyRevisions
+from router.fleet.fleet import Fleet
+from router.fleet.in_flight import InFlightState
+from router.generation.engine_calls import Engines
+from router.generation.request_state import Requests, new_request_id
+from router.generation.sequence_run import Backends
+from router.management.adapters_export import ExportEndpoint
+from router.management.adapters_http import AdaptersEndpoint
+from router.management.adapters_import import ImportEndpoint
+from router.management.adapters_vllm import VllmEndpoint
+from router.management.adapters_workers import WorkersEndpoint
+from router.management.management import Management
 from router.metrics import Metrics
-from router.pages import Pages
-from router.requests import Requests, new_request_id
+from router.protocol.validation import Endpoint, Limits
+from router.revisions.adapter_service import ManagedAdapters
+from router.revisions.memory_only import MemoryOnlyRevisions
 
 _LEAVE_S = 2.0
 

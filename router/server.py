@@ -13,13 +13,13 @@ from typing import NoReturn
 
 import uvicorn
 
-from adapters.base_model import BaseModel
-from cluster.config import ClusterConfig
+from adapters.model.base_model import BaseModel
+from cluster.config.schema import ClusterConfig
 from cluster.errors import ConfigError
-from cluster.library import open_configured_catalog, open_library
+from cluster.open_library import open_configured_catalog, open_library
 from router.app import build_app
-from router.managed_adapters import ManagedAdapters
 from router.metrics import Metrics
+from router.revisions.adapter_service import ManagedAdapters
 
 log = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from adapters.catalog.records import AdapterDetails, AdapterRevision, AdapterSummary, AliasMove, RevisionSummary
-from adapters.serving import EXPERTS_NOT_SERVED
+from adapters.model.serving import EXPERTS_NOT_SERVED
 
 
 def revision_as_json(revision: AdapterRevision) -> dict[str, Any]:

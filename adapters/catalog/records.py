@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import Literal
 
 from adapters.identity import full_name_of
-from adapters.manifest import Manifest
+from adapters.model.manifest import Manifest
 
 ChangeKind = Literal["import", "stored", "alias", "delete", "restore", "purge", "removed"]
 

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from adapters.base_model import BaseModel
 from adapters.errors import AdapterError, AdapterMalformed, AdapterUnsupported
 from adapters.formats.folder import AdapterFolder
 from adapters.formats.limits import Limits
-from adapters.formats.peft_config import CONFIG_NAME as PEFT_CONFIG
-from adapters.formats.peft_lora import read_peft_lora
-from adapters.formats.preft import SPEC_NAME as PREFT_SPEC
-from adapters.formats.preft import read_preft
+from adapters.formats.peft.config import CONFIG_NAME as PEFT_CONFIG
+from adapters.formats.peft.lora import read_peft_lora
 from adapters.formats.prelude import CONFIG_NAME as PRELUDE_CONFIG
 from adapters.formats.prelude import read_prelude
-from adapters.formats.pyreft import CONFIG_NAME as PYREFT_CONFIG
-from adapters.formats.pyreft import is_pyreft, read_pyreft
+from adapters.formats.reft.preft import SPEC_NAME as PREFT_SPEC
+from adapters.formats.reft.preft import read_preft
+from adapters.formats.reft.pyreft import CONFIG_NAME as PYREFT_CONFIG
+from adapters.formats.reft.pyreft import is_pyreft, read_pyreft
 from adapters.formats.weights import no_weights
-from adapters.normal_form import Adapter
+from adapters.model.base_model import BaseModel
+from adapters.model.normal_form import Adapter
 
 __all__ = ["Limits", "read_adapter"]
 

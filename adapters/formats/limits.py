@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from adapters.base_model import MODULES
+from adapters.model.base_model import MODULES
 
 
 @dataclass(frozen=True, slots=True)

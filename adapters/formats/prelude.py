@@ -8,14 +8,14 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from adapters.base_model import MLP_MODULES, BaseModel
 from adapters.errors import AdapterIncompatible, AdapterMalformed, AdapterUnsupported
+from adapters.formats.checks import check_rank, common_dtype
 from adapters.formats.folder import AdapterFolder
 from adapters.formats.json_file import Fields, is_number
-from adapters.formats.peft_factors import check_rank, common_dtype
-from adapters.formats.reft_kinds import KINDS, ReftKind, fold
+from adapters.formats.reft.kinds import KINDS, ReftKind, fold
 from adapters.formats.weights import Weights, open_weights
-from adapters.normal_form import POSITIONS, Adapter, ExpertFactors, LoraFactors, Positions, ReftFactors
+from adapters.model.base_model import MLP_MODULES, BaseModel
+from adapters.model.normal_form import POSITIONS, Adapter, ExpertFactors, LoraFactors, Positions, ReftFactors
 
 CONFIG_NAME = "prelude_adapter.json"
 WEIGHTS_STEM = "adapter"

@@ -22,7 +22,7 @@ import numpy as np
 from adapters.errors import AdapterMalformed, AdapterUnsupported
 from adapters.formats.folder import AdapterFolder
 from adapters.formats.json_file import is_integer, parse_object
-from adapters.normal_form import FloatArray, widened
+from adapters.model.normal_form import FloatArray, widened
 
 # Of the 36,864 tensors of a LoRA on 128 experts in 48 layers it has six million bytes; a file may have twice as many.
 MAX_HEADER_BYTES = 16 * 1024**2

@@ -8,14 +8,14 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from adapters.base_model import BaseModel
-from adapters.formats.peft_config import CONFIG_NAME, OUR_KEY
-from adapters.normal_form import Adapter
+from adapters.formats.peft.config import CONFIG_NAME, OUR_KEY
+from adapters.model.base_model import BaseModel
+from adapters.model.normal_form import Adapter
+from adapters.model.serving import EngineDtype
 from adapters.packed.fused_layout import EXPERT_PARTS_OF, PARTS_OF
 from adapters.packed.metadata import PackedMetadata
 from adapters.packed.reader import read_packed
 from adapters.packed.writer import write_packed
-from adapters.serving import EngineDtype
 
 PACKED_NAME = "packed.safetensors"
 

@@ -12,7 +12,7 @@ down_proj_moe       A [rank, in]                                  B [out, rank]
 
 from __future__ import annotations
 
-from adapters.base_model import FUSED_MODULES, BaseModel
+from adapters.model.base_model import FUSED_MODULES, BaseModel
 
 # An engine module and the projections in it, in the model's order.
 PARTS_OF: dict[str, tuple[str, ...]] = {

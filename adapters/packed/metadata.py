@@ -12,10 +12,10 @@ from typing import Any, cast
 from adapters.errors import AdapterMalformed
 from adapters.formats.json_file import Fields, is_integer, parse_object
 from adapters.identity import is_revision_id
-from adapters.normal_form import POSITIONS, Positions
-from adapters.number_ranges import Ranges, count_of
+from adapters.model.normal_form import POSITIONS, Positions
+from adapters.model.number_ranges import Ranges, count_of
+from adapters.model.serving import EngineDtype
 from adapters.packed.fused_layout import EXPERT_PARTS_OF, PARTS_OF
-from adapters.serving import EngineDtype
 
 FORMAT = "prelude-packed-1"
 DTYPE_CODES: dict[str, str] = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}

@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from adapters.base_model import BaseModel
 from adapters.errors import AdapterIncompatible, AdapterMalformed, AdapterMissing
 from adapters.formats.json_file import is_integer, parse_object
 from adapters.formats.safetensors_file import STORAGE_DTYPES
+from adapters.model.base_model import BaseModel
 from adapters.packed.fused_layout import EXPERT_PARTS_OF, PARTS_OF, expert_part_rows, part_rows
 from adapters.packed.metadata import DTYPE_CODES, MAX_HEADER_BYTES, PackedExpertModule, PackedMetadata
 

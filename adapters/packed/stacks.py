@@ -7,13 +7,13 @@ from functools import partial
 
 import numpy as np
 
-from adapters.base_model import BaseModel
 from adapters.formats.safetensors_file import STORAGE_DTYPES, StreamedTensor, encode
-from adapters.normal_form import Adapter, ExpertFactors, LoraFactors, ReftFactors
-from adapters.number_ranges import count_of, numbers_in
+from adapters.model.base_model import BaseModel
+from adapters.model.normal_form import Adapter, ExpertFactors, LoraFactors, ReftFactors
+from adapters.model.number_ranges import count_of, numbers_in
+from adapters.model.serving import EngineDtype, check_fits, scaled_lora_b, scaled_reft_b
 from adapters.packed.fused_layout import EXPERT_PARTS_OF, PARTS_OF
 from adapters.packed.metadata import PackedExperts, PackedModule
-from adapters.serving import EngineDtype, check_fits, scaled_lora_b, scaled_reft_b
 
 Stacks = dict[str, StreamedTensor]
 _Parts = Sequence[LoraFactors | ExpertFactors | None]  # of one engine module; None: zeros

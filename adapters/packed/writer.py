@@ -7,13 +7,14 @@ import uuid
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from adapters.base_model import BaseModel
-from adapters.durable import fsync_folder
 from adapters.errors import AdapterIncompatible, AdapterUnsupported
+from adapters.files.durable import fsync_folder
 from adapters.formats.safetensors_file import header_of, write_streamed
-from adapters.manifest import Manifest, revision_id_of
-from adapters.normal_form import Adapter, ReftFactors
-from adapters.number_ranges import ranges_of
+from adapters.model.base_model import BaseModel
+from adapters.model.manifest import Manifest, revision_id_of
+from adapters.model.normal_form import Adapter, ReftFactors
+from adapters.model.number_ranges import ranges_of
+from adapters.model.serving import EngineDtype
 from adapters.packed.fused_layout import (
     ENGINE_MODULE_OF,
     EXPERT_MODULE_OF,
@@ -32,7 +33,6 @@ from adapters.packed.metadata import (
     PackedReft,
 )
 from adapters.packed.stacks import expert_stacks, lora_stacks, reft_stacks
-from adapters.serving import EngineDtype
 
 
 def write_packed(adapter: Adapter, base: BaseModel, dtype: EngineDtype, path: Path) -> None:

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from adapters.durable import fsync_folder, make_folder
+from adapters.files.durable import fsync_folder, make_folder
 from adapters.store.objects import Objects
 
 

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from fsspec.core import url_to_fs
 
-from adapters.durable import fsync_folder, make_folder
 from adapters.errors import AdapterError
+from adapters.files.durable import fsync_folder, make_folder
 from adapters.store import layout
 from adapters.store.envelope import Envelope, Part, begin_content, object_bytes
 from adapters.store.errors import RevisionNotStored, StoreConflict, StoreCorrupt, StoreUnavailable

@@ -53,8 +53,11 @@ def make_packed_loader(manager) -> None:
     """Before KV is sized, since it takes device memory for one image."""
     from sglang.srt.runtime_context import get_server_args
 
-    from adapters.base_model import BaseModel
-    from engine.packed_adapters import PackedLoader, share_of  # here, for the ledger is read without torch
+    from adapters.model.base_model import BaseModel
+    from engine.adapter_slots.packed_adapters import (
+        PackedLoader,
+        share_of,
+    )  # here, for the ledger is read without torch
 
     pool = manager.memory_pool
     base = BaseModel.read(get_server_args().model_path)

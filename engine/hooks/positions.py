@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from engine.adapter_slots.positions import Segment, Span, segments_of
 from engine.hooks.reft import begin_batch, end_batch
-from engine.positions import Segment, Span, segments_of
 
 # Set while SGLang builds a forward batch, which asks the LoRA manager on its way; None at graph capture and dry runs.
 _segments: tuple[Segment, ...] | None = None

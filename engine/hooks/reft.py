@@ -12,7 +12,7 @@ def fill_reft_slot(pool, buffer_id: int, lora_adapter) -> None:
 
 def add_reft_to_layers(manager) -> None:
     """Make the pool of ReFT factors, and have every decoder layer add its change to the residual stream."""
-    from engine.reft import ReftPool
+    from engine.adapter_slots.reft import ReftPool
 
     layers = manager.base_model.model.layers
     pool = manager.memory_pool

@@ -1,8 +1,8 @@
 """The adapters that a worker keeps close: from the store, cached on disk, held in host memory for its engine."""
 
 from prefill_worker.residency.acceptance import Acceptance
-from prefill_worker.residency.loader import Tier
+from prefill_worker.residency.loading.loader import Tier
 from prefill_worker.residency.residency import Ensured, Residency
-from prefill_worker.residency.shared_folder import sweep_abandoned
+from prefill_worker.residency.tiers.shared_folder import sweep_abandoned
 
 __all__ = ["Acceptance", "Ensured", "Residency", "Tier", "sweep_abandoned"]

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from adapters.base_model import BaseModel
 from adapters.errors import AdapterIncompatible, AdapterMalformed, AdapterUnsupported
 from adapters.formats import Limits
+from adapters.model.base_model import BaseModel
+from adapters.model.serving import EXPERTS_NOT_SERVED, EngineDtype
 from adapters.packed import PackedMetadata, read_packed, write_engine_config
 from adapters.packed.fused_layout import ENGINE_MODULE_OF
-from adapters.serving import EXPERTS_NOT_SERVED, EngineDtype
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,20 +13,20 @@ from pathlib import Path
 from adapters.errors import AdapterError, AdapterTooLarge, InvalidReference
 from adapters.identity import check_revision_id
 from adapters.store import AdapterStore, Envelope, RevisionNotStored
-from cluster.config import ResidencyConfig
-from cluster.worker_metrics import ResidencyMetrics, TierFigures
-from cluster.worker_state import WorkerStateHub
+from cluster.agent.worker_metrics import ResidencyMetrics, TierFigures
+from cluster.config.schema import ResidencyConfig
+from cluster.control.worker_state import WorkerStateHub
 from engine.client import EngineClient
 from engine.errors import EngineError
 from prefill_worker.residency.acceptance import Acceptance
-from prefill_worker.residency.disk_cache import DiskCache
 from prefill_worker.residency.errors import AdapterInUse, DiskCacheFull, HostMemoryFull
-from prefill_worker.residency.host_memory import HostMemory, HostState
-from prefill_worker.residency.load_queue import LoadQueue
-from prefill_worker.residency.loader import AdapterLoader, Tier
-from prefill_worker.residency.receiver import Receiver
-from prefill_worker.residency.shared_folder import SHARED_MEMORY, SharedFolder
+from prefill_worker.residency.loading.load_queue import LoadQueue
+from prefill_worker.residency.loading.loader import AdapterLoader, Tier
+from prefill_worker.residency.loading.receiver import Receiver
 from prefill_worker.residency.threads import WorkThreads
+from prefill_worker.residency.tiers.disk_cache import DiskCache
+from prefill_worker.residency.tiers.host_memory import HostMemory, HostState
+from prefill_worker.residency.tiers.shared_folder import SHARED_MEMORY, SharedFolder
 
 log = logging.getLogger(__name__)
 

@@ -27,7 +27,7 @@ STOPPED_WITHIN_S = 30.0
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("up") / "demo"
-    run = [sys.executable, "-m", "cluster.cli", "demo", str(folder)]
+    run = [sys.executable, "-m", "cli.main", "demo", str(folder)]
     subprocess.run(run, check=True, capture_output=True)
     before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
     subprocess.run(run, check=True, capture_output=True)  # what is there stays as it is
@@ -50,7 +50,7 @@ def scratch() -> Iterator[Path]:
 
 def start(config: Path, scratch: Path) -> subprocess.Popen:
     return subprocess.Popen(
-        [sys.executable, "-m", "cluster.cli", "up", "--config", str(config)],
+        [sys.executable, "-m", "cli.main", "up", "--config", str(config)],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -159,7 +159,7 @@ def test_a_bad_configuration_is_refused_at_once(tmp_path: Path):
     path = tmp_path / "cluster.yaml"
     path.write_text("model: {path: m, name: demo}\nworkers:\n  p: {role: prefil}\n")
     done = subprocess.run(
-        [sys.executable, "-m", "cluster.cli", "up", "--config", str(path)], capture_output=True, text=True, timeout=60
+        [sys.executable, "-m", "cli.main", "up", "--config", str(path)], capture_output=True, text=True, timeout=60
     )
     assert done.returncode == 2
     assert f"{path}:3: workers.p.role" in done.stderr

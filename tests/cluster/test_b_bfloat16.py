@@ -12,13 +12,13 @@ from pathlib import Path
 
 import httpx
 import pytest
+from support.bfloat16 import Judge, cases_of
+from support.parity import completion_body
+from support.running_cluster import CHUNK_TOKENS, RunningCluster, running_cluster
+from support.running_engine import DEVICE, EXTRA_ARGUMENTS
 
-from adapters.base_model import BaseModel
-from adapters.random_adapters import write_random_lora, write_random_mixed, write_random_reft
-from tests.cluster.conftest import CHUNK_TOKENS, RunningCluster, running_cluster
-from tests.cluster.parity import completion_body
-from tests.engine.bfloat16 import Judge, cases_of
-from tests.engine.running_engine import DEVICE, EXTRA_ARGUMENTS
+from adapters.model.base_model import BaseModel
+from samples.random_adapters import write_random_lora, write_random_mixed, write_random_reft
 
 NEW_TOKENS = 40
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 def test_the_benchmark_runs(tmp_path: Path):
     file = tmp_path / "numbers.json"
-    words = [sys.executable, "-m", "cluster.cli", "bench", "cold-load", "--quick", "--json", str(file)]
+    words = [sys.executable, "-m", "cli.main", "bench", "cold-load", "--quick", "--json", str(file)]
     done = subprocess.run(words, capture_output=True, text=True, timeout=400)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     found = json.loads(file.read_text())

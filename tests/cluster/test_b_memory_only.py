@@ -20,13 +20,14 @@ from typing import Any
 
 import httpx
 import pytest
+from support.parity import completion_body
+from support.reference_answers import run_reference
+from support.running_cluster import RunningCluster, running_cluster
 
-from adapters.base_model import BaseModel
 from adapters.formats import Limits, read_adapter
-from adapters.manifest import revision_id_of
-from adapters.random_adapters import write_random_lora, write_random_reft
-from tests.cluster.conftest import RunningCluster, run_reference, running_cluster
-from tests.cluster.parity import completion_body
+from adapters.model.base_model import BaseModel
+from adapters.model.manifest import revision_id_of
+from samples.random_adapters import write_random_lora, write_random_reft
 
 NAME = "bot"
 HOLDERS = ("prefill-0",)
@@ -71,7 +72,7 @@ class Pushed:
         return told
 
     def command(self, *words: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "cluster.cli", "adapters", *words, "--config", str(self.root / "cluster.yaml")]
+        command = [sys.executable, "-m", "cli.main", "adapters", *words, "--config", str(self.root / "cluster.yaml")]
         return subprocess.run(command, capture_output=True, text=True, timeout=60)
 
     def on_disk(self) -> set[int]:

@@ -10,12 +10,13 @@ from pathlib import Path
 
 import httpx
 import pytest
+from support.model_families import make_family
+from support.parity import NEW_TOKENS, Case, check_logprobs, check_tokens, completion_body
+from support.reference_answers import run_reference
+from support.running_cluster import CHUNK_TOKENS, RunningCluster, running_cluster
 
-from adapters.base_model import BaseModel
-from adapters.random_adapters import write_random_expert_lora, write_random_lora, write_random_reft
-from tests.cluster.conftest import CHUNK_TOKENS, RunningCluster, run_reference, running_cluster
-from tests.cluster.parity import NEW_TOKENS, Case, check_logprobs, check_tokens, completion_body
-from tests.engine.test_model_families import make_family
+from adapters.model.base_model import BaseModel
+from samples.random_adapters import write_random_expert_lora, write_random_lora, write_random_reft
 
 
 @pytest.fixture(scope="module")

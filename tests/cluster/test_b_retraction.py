@@ -10,9 +10,9 @@ import random
 from pathlib import Path
 
 import httpx
-
-from tests.cluster.conftest import CHUNK_TOKENS, run_reference, running_cluster
-from tests.cluster.parity import Case, check_tokens, completion_body
+from support.parity import Case, check_tokens, completion_body
+from support.reference_answers import run_reference
+from support.running_cluster import CHUNK_TOKENS, running_cluster
 
 NEW_TOKENS = 160
 

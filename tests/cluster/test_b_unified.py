@@ -15,12 +15,13 @@ from pathlib import Path
 import httpx
 import openai
 import pytest
+from support.parity import NEW_TOKENS, Case, check_logprobs, check_tokens, completion_body
+from support.reference_answers import run_reference
+from support.running_cluster import CHUNK_TOKENS, RunningCluster, running_cluster
+from support.s3_server import BUCKET, S3Double
 
-from adapters.base_model import BaseModel
-from adapters.random_adapters import write_random_lora, write_random_reft
-from tests.cluster.conftest import CHUNK_TOKENS, RunningCluster, run_reference, running_cluster
-from tests.cluster.parity import NEW_TOKENS, Case, check_logprobs, check_tokens, completion_body
-from tests.unit.adapters.s3_server import BUCKET, S3Double
+from adapters.model.base_model import BaseModel
+from samples.random_adapters import write_random_lora, write_random_reft
 
 EVERYWHERE = ("everywhere", "everywhere-reft")
 

@@ -6,9 +6,9 @@ import json
 
 import httpx
 import pytest
+from support.running_cluster import RunningCluster
 
-from router.fields import REFUSED
-from tests.cluster.conftest import RunningCluster
+from router.protocol.fields import REFUSED
 
 GOOD = {"model": "demo", "prompt": "Hello", "max_tokens": 2, "temperature": 0}
 CHAT = {"model": "demo", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 2}

@@ -21,18 +21,19 @@ import httpx
 import psutil
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+from support.catalog_databases import PostgresDatabase, postgres_server
+from support.parity import completion_body
+from support.reference_answers import run_reference
+from support.running_cluster import RunningCluster, running_cluster
 
-from adapters.base_model import BaseModel
 from adapters.formats import Limits, read_adapter
-from adapters.manifest import revision_id_of
+from adapters.model.base_model import BaseModel
+from adapters.model.manifest import revision_id_of
 from adapters.packed import write_packed
-from adapters.random_adapters import write_random_lora, write_random_reft
-from cluster import control_pb2 as pb
-from cluster.control_pb2_grpc import WorkerControlStub
-from prefill_worker.residency.host_memory import room_bytes
-from tests.cluster.conftest import RunningCluster, run_reference, running_cluster
-from tests.cluster.parity import completion_body
-from tests.unit.adapters.catalog_databases import PostgresDatabase, postgres_server
+from cluster.control import control_pb2 as pb
+from cluster.control.control_pb2_grpc import WorkerControlStub
+from prefill_worker.residency.tiers.host_memory import room_bytes
+from samples.random_adapters import write_random_lora, write_random_reft
 
 NUM_ADAPTERS, NUM_PUSHES, NUM_REQUESTS = 200, 40, 1000
 SLOTS, IN_HOST_MEMORY, AT_ONCE = 8, 32, 16

@@ -6,8 +6,7 @@ import time
 
 import httpx
 import pytest
-
-from tests.cluster.conftest import RunningCluster
+from support.running_cluster import RunningCluster
 
 FREED_WITHIN_S = 2.0
 ENDLESS = {"model": "demo", "prompt": "The sea " * 20, "max_tokens": 1800, "ignore_eos": True, "temperature": 0}

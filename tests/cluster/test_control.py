@@ -9,12 +9,12 @@ import grpc
 import httpx
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from support.running_cluster import RunningCluster
 
-from cluster import control_pb2 as pb
-from cluster.control_pb2_grpc import WorkerControlStub
+from cluster.control import control_pb2 as pb
+from cluster.control.control_pb2_grpc import WorkerControlStub
 from engine.hooks.ledger import hooks_for
 from engine.pin import SGLANG_VERSION
-from tests.cluster.conftest import RunningCluster
 
 REQUEST = {"model": "demo", "prompt": "The sea", "max_tokens": 300, "ignore_eos": True, "temperature": 0}
 

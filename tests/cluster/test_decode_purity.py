@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 
 import httpx
+from support.running_cluster import RunningCluster
 
 from engine.hooks.ledger import hooks_for
-from tests.cluster.conftest import RunningCluster
 
 
 def reports_of(cluster: RunningCluster, worker: str) -> dict[str, dict]:

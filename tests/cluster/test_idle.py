@@ -5,8 +5,7 @@ from __future__ import annotations
 import time
 
 import psutil
-
-from tests.cluster.conftest import RunningCluster
+from support.running_cluster import RunningCluster
 
 WINDOW_S = 10.0
 MAX_CORES = 0.15

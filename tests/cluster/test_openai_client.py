@@ -6,8 +6,7 @@ import json
 
 import openai
 import pytest
-
-from tests.cluster.conftest import RunningCluster
+from support.running_cluster import RunningCluster
 
 HELLO = [{"role": "user", "content": "Hello, how are you today?"}]
 TOOL = {

@@ -8,9 +8,9 @@ import random
 
 import httpx
 import pytest
-
-from tests.cluster.conftest import CHUNK_TOKENS, RunningCluster, run_reference
-from tests.cluster.parity import NEW_TOKENS, Case, check_logprobs, check_tokens, completion_body
+from support.parity import NEW_TOKENS, Case, check_logprobs, check_tokens, completion_body
+from support.reference_answers import run_reference
+from support.running_cluster import CHUNK_TOKENS, RunningCluster
 
 ADAPTERS = (None, "a0", "a1", "a2", "a3", "reft", "loreft", "mixed", "zero")
 LORA = ("a0", "a1", "a2", "a3", "zero")

@@ -12,8 +12,7 @@ import time
 import httpx
 import psutil
 import pytest
-
-from tests.cluster.conftest import RunningCluster
+from support.running_cluster import RunningCluster
 
 ERROR_WITHIN_S = 10.0
 BACK_WITHIN_S = 90.0

@@ -12,13 +12,13 @@ from pathlib import Path
 
 import httpx
 import pytest
+from support.bfloat16 import Judge, cases_of
+from support.model_families import make_family
+from support.running_engine import DEVICE, EXTRA_ARGUMENTS, MODULES, AdapterSlots, engine_spec, running_engine
+from support.unified_engine import Unified, sum_of, tokens
 
-from adapters.base_model import BaseModel
-from adapters.random_adapters import write_random_lora, write_random_mixed, write_random_reft
-from tests.engine.bfloat16 import Judge, cases_of
-from tests.engine.running_engine import DEVICE, EXTRA_ARGUMENTS, MODULES, AdapterSlots, engine_spec, running_engine
-from tests.engine.test_model_families import make_family
-from tests.engine.test_unified import Unified, sum_of, tokens
+from adapters.model.base_model import BaseModel
+from samples.random_adapters import write_random_lora, write_random_mixed, write_random_reft
 
 LEAST_MEAN_OF_ANOTHER = 0.2
 NEW_TOKENS = 40

@@ -10,59 +10,155 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = ("adapters", "engine", "prefill_worker", "decode_worker", "router", "cluster", "bench")
 
-# package: top-level names that none of its modules may import, anywhere
-FORBIDDEN = {
-    "adapters": {"sglang", "router", "engine", "cluster", "prefill_worker", "decode_worker", "bench"},
-    "router": {"torch", "sglang", "transformers", "engine", "prefill_worker", "decode_worker", "bench"},
-    "cluster": {"sglang"},
-    "prefill_worker": {"sglang", "router", "decode_worker"},
-    "decode_worker": {"sglang", "router", "prefill_worker", "torch"},
-    "engine": {"router", "prefill_worker", "decode_worker", "bench"},
-    "bench": {"sglang"},
-}
+# From the bottom up. A room imports rooms of lower lines and itself, nothing beside or above it. A room is a folder or,
+# where a package's own modules stand at different heights, one of them.
+LAYERS = """
+process
+adapters.errors
+adapters.identity adapters.model adapters.files
+adapters.formats.limits
+adapters.formats.folder
+adapters.formats.json_file adapters.formats.checks
+adapters.formats.safetensors_file
+adapters.formats.weights
+adapters.formats.peft adapters.formats.reft
+adapters.formats
+adapters.catalog adapters.store
+adapters.catalog.sql
+adapters.packed
+adapters adapters.verification
+samples
+engine.errors engine.pin engine.step_times engine.cpu_support
+engine.client engine.adapter_slots
+engine.hooks
+engine.plugin
+engine.arguments
+engine
+cluster.errors
+cluster.config
+cluster.open_library cluster.control
+cluster.agent
+cluster cluster.local
+router.errors router.metrics
+router.public_errors router.protocol
+router.fleet
+router.placement router.revisions
+router.generation
+router.api router.management
+router
+prefill_worker.residency.errors prefill_worker.residency.threads prefill_worker.residency.acceptance
+prefill_worker.residency.tiers
+prefill_worker.residency.loading
+prefill_worker.residency
+prefill_worker.warming
+prefill_worker decode_worker
+bench.errors
+bench.options bench.measuring
+bench.systems
+bench
+cli.quiet
+cli.adapters cli.bench
+cli
+""".strip().splitlines()
+HEIGHTS = {room: height for height, layer in enumerate(LAYERS) for room in layer.split()}
+PACKAGES = {room.partition(".")[0] for room in HEIGHTS}
+WORKERS_AND_ROUTER = ("prefill_worker", "decode_worker", "router")  # they meet over the network only
+
+# What only these packages import.
+EXTERNAL = {"sglang": {"engine"}, "torch": {"adapters", "samples", "engine", "cluster", "bench"}, "uvicorn": {"router"}}
+MAX_MODULES = 16  # in a folder
+
+
+def module_of(path: Path) -> str:
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+
+
+SOURCES = {module_of(path): path for package in sorted(PACKAGES) for path in sorted((ROOT / package).rglob("*.py"))}
+
+
+def room_of(module: str) -> str:
+    """The innermost room that a module is in."""
+    while module not in HEIGHTS:
+        module, dot, _ = module.rpartition(".")
+        assert dot, "no room"
+    return module
 
 
 def imports(path: Path) -> set[str]:
-    """Top-level names that a module imports, lazily or not."""
+    """Dotted names that a module imports, at its top or inside a function."""
     names = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
-            names |= {alias.name.split(".")[0] for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            names.add(node.module.split(".")[0])
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            assert not node.level, f"{path}: relative import"
+            names |= {f"{node.module}.{alias.name}" for alias in node.names}
     return names
 
 
-@pytest.mark.parametrize("package", FORBIDDEN)
-def test_no_forbidden_import(package: str):
-    for path in (ROOT / package).rglob("*.py"):
-        broken = imports(path) & FORBIDDEN[package]
-        assert not broken, f"{path.relative_to(ROOT)} imports {', '.join(sorted(broken))}"
+def own_imports(module: str) -> set[str]:
+    """Modules of ours that a module imports."""
+    found = set()
+    for name in imports(SOURCES[module]):
+        source = name if name in SOURCES else name.rpartition(".")[0]
+        if source in SOURCES:
+            found.add(source)
+    return found - {module}
 
 
-def test_sglang_is_imported_in_engine_only():
-    for package in PACKAGES:
-        for path in (ROOT / package).rglob("*.py"):
-            assert package == "engine" or "sglang" not in imports(path), path
+@pytest.mark.parametrize("module", SOURCES)
+def test_imports_go_down(module: str):
+    room = room_of(module)
+    for imported in own_imports(module):
+        other = room_of(imported)
+        assert other == room or HEIGHTS[other] < HEIGHTS[room], f"{module} imports {imported}"
+        apart = {module.partition(".")[0], imported.partition(".")[0]} - {room.partition(".")[0]}
+        if module.startswith(WORKERS_AND_ROUTER):
+            assert not apart & set(WORKERS_AND_ROUTER), f"{module} imports {imported}"
+
+
+def test_no_circle():
+    """Nor inside a room."""
+    done: set[str] = set()
+
+    def visit(module: str, above: tuple[str, ...]) -> None:
+        assert module not in above, " -> ".join((*above[above.index(module) :], module))
+        if module not in done:
+            for imported in own_imports(module):
+                visit(imported, (*above, module))
+            done.add(module)
+
+    for module in SOURCES:
+        visit(module, ())
+
+
+@pytest.mark.parametrize("name", EXTERNAL)
+def test_heavy_libraries_stay_where_they_belong(name: str):
+    for module, path in SOURCES.items():
+        if module.partition(".")[0] not in EXTERNAL[name]:
+            assert name not in {each.partition(".")[0] for each in imports(path)}, f"{module} imports {name}"
 
 
 @pytest.mark.parametrize(
-    ("module", "absent"),
-    [
-        ("router.server", ("torch", "sglang", "transformers")),
-        ("prefill_worker.agent", ("sglang", "torch", "transformers")),
-        ("prefill_worker.unified_agent", ("sglang", "torch", "transformers")),
-        ("decode_worker.agent", ("sglang", "torch", "transformers")),
-    ],
+    "module",
+    ["router.server", "prefill_worker.agent", "prefill_worker.unified_agent", "decode_worker.agent", "cli.main"],
 )
-def test_a_process_does_not_load_what_it_does_not_need(module: str, absent: tuple[str, ...]):
+def test_a_process_does_not_load_what_it_does_not_need(module: str):
     """Also not by way of somebody else."""
+    absent = ("sglang", "torch", "transformers", *(("engine",) if module in ("router.server", "cli.main") else ()))
     code = f"import sys, {module}; sys.exit(', '.join(n for n in {absent!r} if n in sys.modules) or 0)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0, done.stderr
 
 
-def test_every_package_is_covered():
-    assert {path.parent.name for path in ROOT.glob("*/__init__.py")} - {"tests"} <= set(PACKAGES)
+def test_every_room_exists_and_no_package_is_left_out():
+    assert {room for room in HEIGHTS if room not in SOURCES} == set()
+    assert {path.parent.name for path in ROOT.glob("*/__init__.py")} == PACKAGES
+
+
+def test_no_folder_is_crowded():
+    for package in PACKAGES:
+        for folder in (ROOT / package, *(path for path in (ROOT / package).rglob("*") if path.is_dir())):
+            modules = {path.name for path in folder.glob("*.py")} - {"__init__.py"}
+            assert len(modules) <= MAX_MODULES, f"{folder.relative_to(ROOT)} has {len(modules)} modules"

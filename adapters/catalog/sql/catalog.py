@@ -17,7 +17,7 @@ from adapters.catalog.sql.schema import migrate
 from adapters.catalog.sql.tables import AnyRow, AnySelect, adapters, changes, revisions
 from adapters.errors import InvalidReference
 from adapters.identity import LATEST, AdapterReference, check_revision_id, full_name_of, split_adapter_name
-from adapters.manifest import Manifest
+from adapters.model.manifest import Manifest
 
 MAX_PAGE = 1000
 _FSCK_PAGE = 10_000

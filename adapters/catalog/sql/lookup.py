@@ -12,7 +12,7 @@ from adapters.catalog.sql.tables import AnyRow, AnySelect, adapter_revisions, ad
 from adapters.catalog.suggestion import did_you_mean
 from adapters.errors import AdapterNotFound
 from adapters.identity import AdapterReference, full_name_of
-from adapters.manifest import Manifest
+from adapters.model.manifest import Manifest
 
 _NEIGHBOURS = 100  # names on either side of the wanted one that are compared with it
 _SHOWN_ALIASES = 10

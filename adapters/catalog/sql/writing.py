@@ -23,7 +23,7 @@ from adapters.catalog.sql.tables import (
 )
 from adapters.errors import CatalogConflict, RevisionBeingRemoved
 from adapters.identity import LATEST, AdapterReference, full_name_of
-from adapters.manifest import Manifest
+from adapters.model.manifest import Manifest
 
 
 def add_revision(

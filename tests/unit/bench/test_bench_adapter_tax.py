@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from bench import adapter_tax, engines, start
+from bench import adapter_tax
 from bench.errors import BenchError, SystemFailed, WrongAnswer
 from bench.options import Options, Shape
-from bench.systems import SYSTEMS, Answer
-from cluster.cli import main
+from bench.systems import engines, start
+from bench.systems.systems import SYSTEMS, Answer
+from cli.main import main
 from engine.supervisor import EngineSnapshot, EngineStatus
 
 SHAPE = Shape(prompt_tokens=8, generated_tokens=4, concurrency=2, num_requests=6)
@@ -99,7 +100,7 @@ def test_wrong_arguments(words):
 
 
 def test_the_command(systems, monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr("cluster.commands.bench.silence_libraries", lambda: None)
+    monkeypatch.setattr("cli.bench.silence_libraries", lambda: None)
     path = tmp_path / "numbers.json"
     words = ["bench", "adapter-tax", "--quick", "--systems", "stock,none", "--json", str(path)]
     monkeypatch.setattr("sys.argv", ["prelude", *words])

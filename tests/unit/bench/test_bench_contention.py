@@ -6,8 +6,8 @@ import subprocess
 import sys
 import time
 
-from bench import provenance
-from bench.contention import CpuUse, cpu_use, foreign_cores
+from bench.measuring import provenance
+from bench.measuring.contention import CpuUse, cpu_use, foreign_cores
 
 
 def test_what_others_used_is_what_we_did_not():

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from bench.load import LoadResult, closed_loop
+from bench.measuring.closed_loop import LoadResult, closed_loop
 
 
 class Clock:

@@ -8,9 +8,9 @@ from dataclasses import replace
 
 import pytest
 
-from bench import report
 from bench.errors import BenchError
-from bench.report import Measurement
+from bench.measuring import report
+from bench.measuring.report import Measurement
 
 
 def measurement(system: str, adapters: int, repeat: int, rate: float, **fields) -> Measurement:

@@ -10,10 +10,10 @@ import pytest
 from aiohttp import web
 
 from bench.errors import SystemFailed, WrongAnswer
-from bench.models import MODELS
-from bench.systems import HAVE_BASELINE, SYSTEMS, OneEngine, Pair, ThroughRouter
-from bench.workload import Request
-from cluster.commands import bench as command
+from bench.measuring.workload import Request
+from bench.systems.models import MODELS
+from bench.systems.systems import HAVE_BASELINE, SYSTEMS, OneEngine, Pair, ThroughRouter
+from cli import bench as command
 
 BASE, ADAPTED = Request([1, 2, 3], None), Request([1, 2, 3], 1)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bench.workload import request
+from bench.measuring.workload import request
 
 
 def test_prompts_all_differ_and_every_system_gets_the_same():

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from adapters.store import Envelope, RevisionNotStored, S3Access, StoreUnavailable, open_store
-from bench.slow_store import BUCKET, slow_store
+from bench.systems.slow_store import BUCKET, slow_store
 
 REVISION, OTHER = (f"sha256:{digit * 64}" for digit in "ab")
 

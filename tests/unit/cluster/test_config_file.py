@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from cluster.config import ClusterConfig
-from cluster.config_file import dump_cluster_config, load_cluster_config
-from cluster.engine_spec import engine_spec
+from cluster.agent.engine_spec import engine_spec
+from cluster.config.load import dump_cluster_config, load_cluster_config
+from cluster.config.schema import ClusterConfig
 from cluster.errors import ConfigError
-from cluster.local import LocalCluster
-from cluster.ports import with_ports
+from cluster.local.ports import with_ports
+from cluster.local.supervisor import LocalCluster
 
 GOOD = """\
 model: {path: model, name: demo}

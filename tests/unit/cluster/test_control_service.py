@@ -11,12 +11,12 @@ from pathlib import Path
 import grpc
 import pytest
 
-from cluster import control_pb2 as pb
-from cluster.config import ClusterConfig
-from cluster.control_pb2_grpc import WorkerControlStub
-from cluster.control_service import serve_control
+from cluster.config.schema import ClusterConfig
+from cluster.control import control_pb2 as pb
+from cluster.control.control_pb2_grpc import WorkerControlStub
+from cluster.control.service import serve_control
 from cluster.errors import ConfigError
-from cluster.ports import with_ports
+from cluster.local.ports import with_ports
 from decode_worker.agent import DecodeAgent
 
 SIZES = {

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from cluster.config import ClusterConfig
-from cluster.engine_spec import engine_spec
+from cluster.agent.engine_spec import engine_spec
+from cluster.config.schema import ClusterConfig
 from engine.arguments import command, environment
 
 CONFIG = ClusterConfig.model_validate({

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from adapters.base_model import MODULES, BaseModel, Experts
+from adapters.model.base_model import MODULES, BaseModel, Experts
 from engine.arguments import AdapterSlots, EngineSpec
 from engine.base_models import fitted_to
 from engine.errors import BaseModelNotRun

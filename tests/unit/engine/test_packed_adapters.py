@@ -9,22 +9,22 @@ from pathlib import Path
 
 import pytest
 import torch
+from support.running_engine import DEVICE
 
-from adapters.base_model import MODULES, BaseModel, Experts
 from adapters.errors import AdapterIncompatible, AdapterMalformed, AdapterMissing, AdapterUnsupported
 from adapters.formats import Limits, read_adapter
+from adapters.model.base_model import MODULES, BaseModel, Experts
 from adapters.packed import PACKED_NAME, write_for_engine
 from adapters.packed.fused_layout import PARTS_OF
-from adapters.random_adapters import (
+from adapters.verification.serving_form import ServingForm
+from cluster.local.demo import make_model
+from engine.adapter_slots.packed_adapters import PackedLoader, Share, share_of
+from samples.random_adapters import (
     write_random_expert_lora,
     write_random_lora,
     write_random_mixed,
     write_random_reft,
 )
-from adapters.serving_form import ServingForm
-from cluster.demo import make_model
-from engine.packed_adapters import PackedLoader, Share, share_of
-from tests.unit.engine.lora_expand_cases import DEVICE
 
 SLOTS, MAX_RANK = 3, 16
 DTYPE = torch.bfloat16

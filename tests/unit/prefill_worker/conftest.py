@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from held_adapters import SIZES, StoredAdapters
+from support.held_adapters import SIZES, StoredAdapters
 
-from adapters.base_model import BaseModel
+from adapters.model.base_model import BaseModel
 
 
 @pytest.fixture(scope="session")

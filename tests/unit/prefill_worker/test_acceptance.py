@@ -6,13 +6,13 @@ import json
 
 import pytest
 
-from adapters.base_model import BaseModel
 from adapters.errors import AdapterUnsupported
 from adapters.formats import Limits, read_adapter
-from adapters.manifest import revision_id_of
+from adapters.model.base_model import BaseModel
+from adapters.model.manifest import revision_id_of
 from adapters.packed import write_packed
-from adapters.random_adapters import write_random_expert_lora, write_random_lora
 from prefill_worker.residency import Acceptance
+from samples.random_adapters import write_random_expert_lora, write_random_lora
 
 CONFIG = {
     "architectures": ["Qwen3MoeForCausalLM"], "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3,

@@ -16,18 +16,18 @@ from pathlib import Path
 
 import grpc
 import pytest
-from engine_stand_in import EngineStandIn, engine_stand_in
-from held_adapters import SIZES, StoredAdapters, eventually, reft_directory
 from prometheus_client import generate_latest
+from support.engine_stand_in import EngineStandIn, engine_stand_in
+from support.held_adapters import SIZES, StoredAdapters, eventually, reft_directory
 
 from adapters.packed import read_packed
-from cluster import control_pb2 as pb
-from cluster import worker_agent
-from cluster.config import ClusterConfig
-from cluster.control_pb2_grpc import WorkerControlStub
-from cluster.control_service import serve_control
+from cluster.agent import worker_agent
+from cluster.config.schema import ClusterConfig
+from cluster.control import control_pb2 as pb
+from cluster.control.control_pb2_grpc import WorkerControlStub
+from cluster.control.service import serve_control
 from cluster.errors import ERROR_CODE_KEY, HTTP_STATUS_KEY, RETRY_AFTER_KEY, StartError
-from cluster.ports import with_ports
+from cluster.local.ports import with_ports
 from engine.client import EngineClient
 from engine.supervisor import EngineSnapshot, EngineStatus
 from prefill_worker.adapter_holder import AdapterHolder

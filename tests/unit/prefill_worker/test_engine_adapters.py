@@ -6,8 +6,8 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from engine_stand_in import engine_stand_in
-from held_adapters import StoredAdapters
+from support.engine_stand_in import engine_stand_in
+from support.held_adapters import StoredAdapters
 
 from engine.client import EngineClient
 from engine.errors import EngineRefused, EngineUnreachable

@@ -8,12 +8,12 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 
 import pytest
-from virtual_time import run_in_virtual_time
+from support.virtual_time import run_in_virtual_time
 
 from adapters.errors import AdapterMalformed
 from adapters.store import StoreUnavailable
 from prefill_worker.residency.errors import LoadQueueFull
-from prefill_worker.residency.load_queue import Backoff, Load, LoadQueue
+from prefill_worker.residency.loading.load_queue import Backoff, Load, LoadQueue
 
 
 class Loader:

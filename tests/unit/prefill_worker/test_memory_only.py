@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from held_adapters import StoredAdapters, Worker, eventually, pack, reft_directory, running_worker
+from support.held_adapters import StoredAdapters, Worker, eventually, pack, reft_directory, running_worker
 
 from adapters.errors import (
     AdapterIncompatible,
@@ -19,7 +19,6 @@ from adapters.errors import (
     AdapterUnsupported,
     InvalidReference,
 )
-from adapters.random_adapters import write_random_lora
 from adapters.store import Envelope, RevisionNotStored
 from engine.errors import EngineError
 from prefill_worker.residency import Tier, residency
@@ -30,6 +29,7 @@ from prefill_worker.residency.errors import (
     HostMemoryFull,
     PinsExceedBudget,
 )
+from samples.random_adapters import write_random_lora
 
 CHUNK_BYTES = 1000
 

@@ -17,8 +17,16 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-from engine_stand_in import engine_stand_in
-from held_adapters import StoredAdapters, Worker, bytes_at_one_moment, eventually, pack, reft_directory, running_worker
+from support.engine_stand_in import engine_stand_in
+from support.held_adapters import (
+    StoredAdapters,
+    Worker,
+    bytes_at_one_moment,
+    eventually,
+    pack,
+    reft_directory,
+    running_worker,
+)
 
 from adapters.errors import (
     AdapterError,
@@ -29,7 +37,6 @@ from adapters.errors import (
     InvalidReference,
 )
 from adapters.formats import Limits
-from adapters.random_adapters import write_random_lora
 from adapters.store import RevisionNotStored, StoreCorrupt, StoreUnavailable
 from engine.errors import EngineError, EngineUnreachable
 from prefill_worker.residency import Tier
@@ -41,6 +48,7 @@ from prefill_worker.residency.errors import (
     LoadQueueFull,
     PinsExceedBudget,
 )
+from samples.random_adapters import write_random_lora
 
 
 def test_a_cold_adapter_becomes_resident(stored: StoredAdapters, tmp_path: Path):
@@ -186,7 +194,7 @@ def test_what_a_worker_cannot_serve_is_refused_with_the_reason(stored: StoredAda
     wide = stored.add(write_random_lora(tmp_path / "wide", stored.base, 50, rank=32))
     down = stored.add(write_random_lora(tmp_path / "down", stored.base, 51, modules=["down_proj"]))
     half = stored.add(write_random_lora(tmp_path / "half", stored.base, 52), dtype="bfloat16")
-    from adapters.base_model import BaseModel
+    from adapters.model.base_model import BaseModel
 
     other = tmp_path / "other"
     other.mkdir()

@@ -8,11 +8,11 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-from held_adapters import StoredAdapters, Worker, eventually, running_worker
+from support.held_adapters import StoredAdapters, Worker, eventually, running_worker
 
-from adapters.random_adapters import write_random_lora
 from prefill_worker.residency import Tier
-from prefill_worker.residency.room_ahead import RoomAhead
+from prefill_worker.residency.tiers.room_ahead import RoomAhead
+from samples.random_adapters import write_random_lora
 
 
 class Memory:

@@ -8,11 +8,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-from prefill_worker.residency.shared_folder import SHARED_MEMORY, SharedFolder, sweep_abandoned
+from prefill_worker.residency.tiers.shared_folder import SHARED_MEMORY, SharedFolder, sweep_abandoned
 
 CODE = """
 import sys, time
-from prefill_worker.residency.shared_folder import SharedFolder
+from prefill_worker.residency.tiers.shared_folder import SharedFolder
 folder = SharedFolder("killed")
 (folder.path / "adapter").mkdir()
 (folder.path / "adapter" / "packed.safetensors").write_bytes(bytes(100_000))

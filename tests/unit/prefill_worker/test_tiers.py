@@ -8,14 +8,14 @@ import tracemalloc
 from pathlib import Path
 
 import pytest
-from held_adapters import StoredAdapters
+from support.held_adapters import StoredAdapters
 
 from adapters.store import Envelope, StoreCorrupt
 from adapters.store.envelope import content_of
-from prefill_worker.residency.disk_cache import DiskCache
 from prefill_worker.residency.errors import AdapterInUse, DiskCacheFull
-from prefill_worker.residency.objects import checked_content, write_content
 from prefill_worker.residency.threads import Stop, WorkThreads
+from prefill_worker.residency.tiers.disk_cache import DiskCache
+from prefill_worker.residency.tiers.objects import checked_content, write_content
 
 REVISION_ID = "sha256:" + "ab" * 32
 

@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from cluster import control_pb2 as pb
-from cluster.config import ClusterConfig
+from cluster.config.schema import ClusterConfig
+from cluster.control import control_pb2 as pb
 from engine.client import EngineClient
 from engine.supervisor import EngineSnapshot, EngineStatus
 from prefill_worker import unified_agent
 from prefill_worker.unified_agent import UnifiedAgent
-from prefill_worker.warm_up import CACHE_NAMESPACE
+from prefill_worker.warming.warm_up import CACHE_NAMESPACE
 
 MODEL = {
     "architectures": ["LlamaForCausalLM"], "num_hidden_layers": 2, "hidden_size": 8, "intermediate_size": 16,

@@ -13,7 +13,7 @@ from typing import Any
 import grpc
 import openai
 import pytest
-from router_stand_ins import (
+from support.router_stand_ins import (
     FINGERPRINT,
     MODEL,
     REVISION_ID,
@@ -31,7 +31,7 @@ from router_stand_ins import (
 
 from adapters.errors import AdapterError, AdapterIncompatible
 from adapters.store.errors import StoreFull, StoreUnavailable
-from router import worker_link
+from router.fleet import worker_link
 
 TEXT = "Hello wide world"
 MESSAGES = [{"role": "user", "content": "Hi"}]

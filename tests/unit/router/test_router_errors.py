@@ -8,8 +8,8 @@ import grpc
 import pytest
 
 from adapters.errors import AdapterMalformed, AdapterNotFound
-from cluster import control_service
-from router import errors, worker_errors
+from cluster.control import service as control_service
+from router import errors
 from router.errors import (
     AdapterNotResident,
     AdapterRefused,
@@ -21,7 +21,8 @@ from router.errors import (
     WorkerLost,
     answer_of,
 )
-from router.worker_errors import engine_error, ensure_adapter_error
+from router.fleet import worker_errors
+from router.fleet.worker_errors import engine_error, ensure_adapter_error
 
 
 @pytest.mark.parametrize(

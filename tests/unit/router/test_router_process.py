@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 import yaml
-from router_stand_ins import repository_root
+from support.router_stand_ins import repository_root
 
 
 def free_port() -> int:
@@ -61,7 +61,7 @@ def until_it_answers(process: subprocess.Popen[bytes], url: str) -> tuple[int, d
 
 def test_start_and_stop(tmp_path: Path) -> None:
     port = free_port()
-    command = [sys.executable, "-m", "router.main", "--config", str(cluster_file(tmp_path, port))]
+    command = [sys.executable, "-m", "cli.main", "router", "--config", str(cluster_file(tmp_path, port))]
     process = subprocess.Popen(command, cwd=repository_root(), stderr=subprocess.PIPE, env={**os.environ})
     try:
         status, ready = until_it_answers(process, f"http://127.0.0.1:{port}/ready")
@@ -80,19 +80,19 @@ def test_start_and_stop(tmp_path: Path) -> None:
 _HANGING = """
 import sys, time
 from adapters.catalog.cached import CachedResolver
-import router.configured_adapters, router.main, router.managed_adapters
+import cli.main, router.revisions.adapter_service, router.revisions.configured_adapters
 
 def hang(*_, **__):
     print("hangs", flush=True)
     time.sleep(120)
 
 {hook} = hang
-router.managed_adapters._START_S = 0.2
-sys.exit(router.main.main())
+router.revisions.adapter_service._START_S = 0.2
+cli.main.main(["router", *sys.argv[1:]])
 """
 
 
-@pytest.mark.parametrize("hook", ["router.configured_adapters.read_adapter", "CachedResolver.close"])
+@pytest.mark.parametrize("hook", ["router.revisions.configured_adapters.read_adapter", "CachedResolver.close"])
 def test_threads_that_hang_do_not_keep_it(tmp_path: Path, hook: str) -> None:
     """A mount that does not answer an import, and a database that does not answer while its connections are closed."""
     port = free_port()
@@ -115,7 +115,7 @@ def test_threads_that_hang_do_not_keep_it(tmp_path: Path, hook: str) -> None:
 
 def test_imports_no_engine() -> None:
     code = (
-        "import sys, router.main, router.server\n"
+        "import sys, cli.main, router.server\n"
         "loaded = {name.partition('.')[0] for name in sys.modules}\n"
         "assert not loaded & {'torch', 'sglang', 'transformers', 'engine'}, loaded"
     )

@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 import pytest
-from router_stand_ins import (
+from support.router_stand_ins import (
     EVERYWHERE_ID,
     MODEL,
     REVISION_ID,

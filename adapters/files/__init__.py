@@ -1,0 +1,1 @@
+"""Files and folders that survive crashes, or are removed after them."""

@@ -1,0 +1,1 @@
+"""ReFT directories: pyreft and PreFT."""

@@ -1,0 +1,114 @@
+"""The tensors of one layer's ReFT module, as pyreft and its successors name them, folded into normal form."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from adapters.errors import AdapterIncompatible, AdapterMalformed
+from adapters.formats.checks import check_rank, common_dtype
+from adapters.formats.folder import AdapterFolder
+from adapters.formats.reft.kinds import ReftKind, fold
+from adapters.formats.reft.rotation import rotation_of
+from adapters.formats.safetensors_file import SafetensorsFile
+from adapters.model.normal_form import ReftFactors
+
+_ORIGINAL = "rotate_layer.parametrizations.weight.original"
+_BASE = "rotate_layer.parametrizations.weight.0.base"
+_SIZES = ("embed_dim", "interchange_dim")  # integers that pyvene keeps among the tensors
+
+
+class ReftState:
+    """Takes tensors out of one module's state by their names; at the end nothing may be left."""
+
+    def __init__(self, file: SafetensorsFile, tensors: Mapping[str, str], hidden: int, where: str):
+        self._file = file
+        self._left = dict(tensors)  # name inside the module -> name in the file
+        self._hidden = hidden
+        self._where = where
+        self._dtypes: list[str] = []
+
+    def read(self, kind: ReftKind, scale: float | None, folder: AdapterFolder) -> ReftFactors:
+        """The module in normal form. `scale` None means 1/sqrt(rank)."""
+        self._check_sizes()
+        projection, projection_bias = self._projection(kind)
+        rank = projection.shape[0]
+        if rank < 1 or rank >= self._hidden:
+            raise AdapterMalformed(f"{self._where} has rank {rank}; it must be from 1 to {self._hidden - 1}")
+        check_rank(rank, self._where, folder)
+        source, bias = self._source(kind, rank)
+        if projection_bias is not None and kind.subtracts_projection:
+            bias = bias.astype(np.float64) - projection_bias
+        if self._left:
+            raise AdapterMalformed(
+                f"{self._where} has the tensor {min(self._left)[:100]!r}, which a {kind.name} has not; "
+                "an adapter is never served in part"
+            )
+        scale = 1 / rank**0.5 if scale is None else scale
+        return fold(kind, source, projection, bias, scale, common_dtype(*self._dtypes), self._where)
+
+    def _check_sizes(self) -> None:
+        for name in _SIZES:
+            if name in self._left and (size := self._file.read_integer(self._left.pop(name))) != self._hidden:
+                raise AdapterIncompatible(
+                    f"{self._where}: {name} is {size}, but the base model's hidden size is {self._hidden}; "
+                    "the adapter was made for another model"
+                )
+
+    def _projection(self, kind: ReftKind) -> tuple[np.ndarray, np.ndarray | None]:
+        """R [r, hidden] and its bias."""
+        if not kind.is_rotation:
+            projection = self._matrix("proj_layer.weight")
+            bias = self._vector("proj_layer.bias", projection.shape[0]) if "proj_layer.bias" in self._left else None
+            return projection, bias
+        if _ORIGINAL in self._left:
+            original = self._matrix(_ORIGINAL, either_way=True)
+            base = self._take(_BASE) if _BASE in self._left else None
+            rotation = rotation_of(original.T, base, self._where)  # tall, as torch computes it for both ways
+            return rotation.T, None
+        name = "rotate_layer" if "rotate_layer" in self._left else "rotate_layer.weight"
+        return self._matrix(name, either_way=True), None
+
+    def _source(self, kind: ReftKind, rank: int) -> tuple[np.ndarray | None, np.ndarray]:
+        """W [r, hidden] and b [r]."""
+        if not kind.has_source:
+            return None, self._vector("learned_source", rank)
+        prefix = "" if "weight" in self._left else "learned_source."
+        source = self._matrix(f"{prefix}weight")
+        if source.shape[0] != rank:
+            raise AdapterMalformed(
+                f"{self._where}: the learned source has rank {source.shape[0]}, the projection {rank}"
+            )
+        return source, self._vector(f"{prefix}bias", rank)
+
+    def _matrix(self, name: str, either_way: bool = False) -> np.ndarray:
+        """A tensor [r, hidden]; one [hidden, r] too where `either_way`, turned round."""
+        array = self._take(name)
+        if array.ndim == 2 and array.shape[1] == self._hidden and 0 < array.shape[0] < self._hidden:
+            return array
+        if either_way and array.ndim == 2 and array.shape[0] == self._hidden and 0 < array.shape[1] < self._hidden:
+            return array.T
+        if array.ndim == 2 and self._hidden not in array.shape:
+            raise AdapterIncompatible(
+                f"{self._where}: {name} has the shape {list(array.shape)}, but the base model's hidden size is "
+                f"{self._hidden}; the adapter was made for another model"
+            )
+        raise AdapterMalformed(
+            f"{self._where}: {name} has the shape {list(array.shape)}; it must be [rank, {self._hidden}] with a rank "
+            "from 1 "
+            f"to {self._hidden - 1}"
+        )
+
+    def _vector(self, name: str, size: int) -> np.ndarray:
+        array = self._take(name)
+        if array.shape != (size,):
+            raise AdapterMalformed(f"{self._where}: {name} has the shape {list(array.shape)}; it must be [{size}]")
+        return array
+
+    def _take(self, name: str) -> np.ndarray:
+        if name not in self._left:
+            raise AdapterMalformed(f"{self._where} has no tensor {name!r}; the file is incomplete or of another kind")
+        tensor = self._left.pop(name)
+        self._dtypes.append(self._file.dtype_of(tensor))
+        return self._file.read(tensor)

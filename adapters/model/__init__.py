@@ -1,0 +1,1 @@
+"""Adapters and base models as data."""

@@ -1,0 +1,172 @@
+"""The canonical description of an adapter and the digest that is its revision id.
+
+The digest depends on what the adapter computes with (kinds, positions, base model, and of every factor its place,
+shape, scale, source dtype and values) and on nothing else: not on file names, key spellings or the order of tensors.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+
+import numpy as np
+
+from adapters.model.normal_form import Adapter
+from adapters.model.number_ranges import Ranges, count_of, ranges_of
+
+_DOMAIN = b"prelude adapter revision 1"
+
+
+@dataclass(frozen=True, slots=True)
+class LoraEntry:
+    """One projection's LoRA."""
+
+    layer: int
+    module: str
+    rank: int
+    size_in: int
+    size_out: int
+    scale: float
+    dtype: str
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertsEntry:
+    """One projection's LoRA of those experts of a layer that have the same rank, scale and dtype.
+
+    An adapter of thousands of experts alike has an entry per layer and projection, not one per expert.
+    """
+
+    layer: int
+    module: str
+    experts: Ranges
+    rank: int
+    size_in: int
+    size_out: int
+    scale: float
+    dtype: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReftEntry:
+    """One layer's ReFT."""
+
+    layer: int
+    rank: int
+    hidden: int
+    scale: float
+    dtype: str
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """All that is known of an adapter without its tensors."""
+
+    base_model: str  # the base model's fingerprint
+    kinds: tuple[str, ...]
+    positions: str
+    lora: tuple[LoraEntry, ...]  # by (layer, module)
+    reft: tuple[ReftEntry, ...]  # by layer
+    experts: tuple[ExpertsEntry, ...] = ()  # by layer, module, and so on in the order of the fields
+
+    @classmethod
+    def of(cls, adapter: Adapter) -> Manifest:
+        """The manifest of an adapter."""
+        return cls(
+            base_model=adapter.base_fingerprint,
+            kinds=adapter.kinds,
+            positions=adapter.positions,
+            lora=tuple(
+                LoraEntry(layer, module, f.rank, f.a.shape[1], f.b.shape[0], float(f.scale), f.dtype)
+                for (layer, module), f in sorted(adapter.lora.items())
+            ),
+            reft=tuple(
+                ReftEntry(layer, f.rank, f.a.shape[1], float(f.scale), f.dtype)
+                for layer, f in sorted(adapter.reft.items())
+            ),
+            experts=tuple(_expert_entries(adapter)),
+        )
+
+    @classmethod
+    def from_json(cls, text: str) -> Manifest:
+        """The manifest that `to_json` wrote."""
+        fields = json.loads(text)
+        return cls(
+            base_model=fields["base_model"],
+            kinds=tuple(fields["kinds"]),
+            positions=fields["positions"],
+            lora=tuple(LoraEntry(**entry) for entry in fields["lora"]),
+            reft=tuple(ReftEntry(**entry) for entry in fields["reft"]),
+            experts=tuple(
+                ExpertsEntry(**{**entry, "experts": tuple((first, last) for first, last in entry["experts"])})
+                for entry in fields.get("experts", ())
+            ),
+        )
+
+    @property
+    def max_rank(self) -> int:
+        return max(entry.rank for each in (self.lora, self.reft, self.experts) for entry in each)
+
+    @property
+    def target_modules(self) -> tuple[str, ...]:
+        """The projections that its LoRA changes, in alphabetical order; those of experts as `experts.up_proj`."""
+        return tuple(
+            sorted({entry.module for entry in self.lora} | {f"experts.{entry.module}" for entry in self.experts})
+        )
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        """The layers that it changes, ascending."""
+        return tuple(sorted({entry.layer for each in (self.lora, self.reft, self.experts) for entry in each}))
+
+    @property
+    def num_parameters(self) -> int:
+        lora = sum(entry.rank * (entry.size_in + entry.size_out) for entry in self.lora)
+        lora += sum(e.rank * (e.size_in + e.size_out) * count_of(e.experts) for e in self.experts)
+        return lora + sum(entry.rank * (2 * entry.hidden + 1) for entry in self.reft)
+
+    def to_json(self) -> str:
+        """Canonical JSON: sorted keys, no spaces, floats in Python's shortest exact spelling.
+
+        Without experts there is no word of them: revisions had ids before there were any.
+        """
+        fields = asdict(self)
+        if not self.experts:
+            del fields["experts"]
+        return json.dumps(fields, sort_keys=True, separators=(",", ":"), allow_nan=False)
+
+
+def _expert_entries(adapter: Adapter) -> Iterator[ExpertsEntry]:
+    alike: dict[tuple[int, str, int, int, int, float, str], list[int]] = {}
+    for (layer, expert, module), f in sorted(adapter.experts.items()):
+        size_in, size_out = f.stored_a.shape[1], f.stored_b.shape[0]
+        alike.setdefault((layer, module, f.rank, size_in, size_out, float(f.scale), f.dtype), []).append(expert)
+    for (layer, module, rank, size_in, size_out, scale, dtype), experts in sorted(alike.items()):
+        yield ExpertsEntry(layer, module, ranges_of(experts), rank, size_in, size_out, scale, dtype)
+
+
+def revision_id_of(adapter: Adapter) -> str:
+    """The adapter's revision id, "sha256:" and 64 hex digits."""
+    digest = hashlib.sha256()
+    for part in _digested_parts(adapter):
+        # The length before each part makes the sequence of parts injective.
+        digest.update(part.nbytes.to_bytes(8, "little"))
+        digest.update(part)
+    return f"sha256:{digest.hexdigest()}"
+
+
+def _digested_parts(adapter: Adapter) -> Iterator[memoryview]:
+    yield memoryview(_DOMAIN)
+    yield memoryview(Manifest.of(adapter).to_json().encode())
+    for _, lora in sorted(adapter.lora.items()):
+        yield from (_raw(lora.a), _raw(lora.b))
+    for _, reft in sorted(adapter.reft.items()):
+        yield from (_raw(reft.a), _raw(reft.b), _raw(reft.bias))
+    for _, expert in sorted(adapter.experts.items()):
+        yield from (_raw(expert.a), _raw(expert.b))
+
+
+def _raw(array: np.ndarray) -> memoryview:
+    return np.ascontiguousarray(array, dtype="<f4").reshape(-1).view(np.uint8).data

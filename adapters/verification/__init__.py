@@ -1,0 +1,1 @@
+"""Whether an adapter computes the right thing."""

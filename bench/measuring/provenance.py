@@ -1,0 +1,69 @@
+"""Where a number comes from: commit, machine, versions."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+COMMIT_VARIABLE = "PRELUDE_COMMIT"  # says the commit where only the files were copied
+_ROOT = Path(__file__).parents[2]
+_PACKAGES = ("sglang", "torch", "transformers", "nixl", "aiohttp", "numpy")
+
+
+def commit() -> str:
+    """The commit checked out, with `+changes` when files differ from it; outside of a checkout, $PRELUDE_COMMIT."""
+    try:
+        head, changes = (
+            subprocess.run(
+                ["git", "-C", str(_ROOT), *words], check=True, capture_output=True, text=True, timeout=30
+            ).stdout.strip()
+            for words in (["rev-parse", "HEAD"], ["status", "--porcelain", "--untracked-files=no"])
+        )
+    except (OSError, subprocess.SubprocessError):
+        return os.environ.get(COMMIT_VARIABLE, "unknown")
+    return head + ("+changes" if changes else "")
+
+
+def hardware(device: str) -> dict[str, object]:
+    """The machine, as far as speed depends on it."""
+    return {
+        "cpu": _cpu_model(),
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        "gpu": "none used" if device == "cpu" else gpu_name(),
+        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "load_average_at_start": round(os.getloadavg()[0], 2),
+    }
+
+
+def gpu_name() -> str:
+    """What the driver calls the first GPU; "unknown GPU" where there is no driver to ask."""
+    command = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
+    try:
+        lines = subprocess.run(command, check=True, capture_output=True, text=True, timeout=30).stdout.splitlines()
+    except (OSError, subprocess.SubprocessError):
+        return "unknown GPU"
+    return lines[0].strip() if lines else "unknown GPU"
+
+
+def versions() -> dict[str, str]:
+    """Of Python and of the packages that do the work."""
+    found = {"python": sys.version.split()[0]}
+    for package in _PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            found[package] = "not installed"
+    return found
+
+
+def _cpu_model() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "unknown")

@@ -1,0 +1,60 @@
+"""Random adapters in numbers, ready for an engine to load."""
+
+from __future__ import annotations
+
+import functools
+import multiprocessing
+import os
+import shutil
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from adapters.formats import Limits, read_adapter
+from adapters.model.base_model import BaseModel
+from adapters.model.manifest import revision_id_of
+from adapters.model.serving import EngineDtype
+from adapters.packed import write_for_engine
+from samples.random_adapters import write_random_direft, write_random_lora
+
+_REFT_STD = 4.0  # each layer moves the residual stream by about a quarter, so that every answer is another one
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedAdapter:
+    """One adapter."""
+
+    name: str
+    source: Path  # as its owner has it
+    serving: Path  # as an engine of ours loads it
+    revision_id: str
+
+
+def prepare_adapters(
+    kind: str, rank: int, count: int, base: BaseModel, dtype: EngineDtype, folder: Path, forms: frozenset[str]
+) -> list[PreparedAdapter]:
+    """Write `count` different adapters: "lora" on all seven projections or "direft" on every layer.
+
+    Only the `forms` that are named, "source" or "serving" or both, are left: hundreds of large adapters fill a disk.
+    """
+    prepare = functools.partial(_prepare, kind, rank, base, dtype, folder, forms)
+    with ProcessPoolExecutor(os.cpu_count(), multiprocessing.get_context("spawn")) as pool:
+        return list(pool.map(prepare, range(count), chunksize=4))
+
+
+def _prepare(
+    kind: str, rank: int, base: BaseModel, dtype: EngineDtype, folder: Path, forms: frozenset[str], number: int
+) -> PreparedAdapter:
+    name = f"{kind}-{number}"
+    if kind == "lora":
+        source = write_random_lora(folder / name, base, number, rank=rank, alpha=2 * rank, dtype=dtype)
+    else:
+        source = write_random_direft(folder / name, base, number, rank=rank, dtype=dtype, std=_REFT_STD)
+    adapter = read_adapter(source, base, Limits())
+    serving = folder / f"{name}.serving"
+    prepared = PreparedAdapter(name, source, serving, revision_id_of(adapter))
+    if "serving" in forms:
+        write_for_engine(adapter, base, dtype, serving)
+    if "source" not in forms:
+        shutil.rmtree(source)
+    return prepared

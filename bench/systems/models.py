@@ -1,0 +1,94 @@
+"""The models that benchmarks run: sizes of published ones, random weights. What weights are does not change the cost.
+
+Sizes are those of the models' own config.json on the Hugging Face hub: meta-llama/Llama-3.1-8B, Qwen/Qwen2.5-0.5B.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from cluster.local.demo import make_model, make_tokenizer
+
+_WEIGHTS_STD = 0.02  # as most models start their training
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """One model's sizes; `config` is what transformers takes, and None for the demonstration's model."""
+
+    hidden: int
+    num_layers: int
+    config: Mapping[str, Any] | None
+
+
+MODELS: Mapping[str, Model] = MappingProxyType(
+    {
+        "tiny": Model(256, 4, None),
+        "qwen2.5-0.5b": Model(
+            896,
+            24,
+            {
+                "model_type": "qwen2",
+                "hidden_size": 896,
+                "num_hidden_layers": 24,
+                "num_attention_heads": 14,
+                "num_key_value_heads": 2,
+                "intermediate_size": 4864,
+                "vocab_size": 151936,
+                "max_position_embeddings": 32768,
+                "rms_norm_eps": 1e-6,
+                "rope_theta": 1000000.0,
+                "tie_word_embeddings": True,
+            },
+        ),
+        "llama-3.1-8b": Model(
+            4096,
+            32,
+            {
+                "model_type": "llama",
+                "hidden_size": 4096,
+                "num_hidden_layers": 32,
+                "num_attention_heads": 32,
+                "num_key_value_heads": 8,
+                "intermediate_size": 14336,
+                "vocab_size": 128256,
+                "max_position_embeddings": 131072,
+                "rms_norm_eps": 1e-5,
+                "rope_theta": 500000.0,
+                "tie_word_embeddings": False,
+            },
+        ),
+    }
+)
+
+
+def write_model(name: str, folder: Path, device: str) -> None:
+    """Write the model with random weights, made on `device`, and a tokenizer as a Hugging Face directory."""
+    model = MODELS[name]
+    if model.config is None:
+        make_model(folder, hidden=model.hidden, num_layers=model.num_layers)
+        return
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    fields = dict(model.config)
+    config = AutoConfig.for_model(fields.pop("model_type"), **fields, bos_token_id=None, eos_token_id=None)
+    torch.manual_seed(0)
+    with torch.device(device):
+        made = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    with torch.no_grad():
+        for weight in made.parameters():
+            if weight.dim() > 1:
+                weight.normal_(std=_WEIGHTS_STD)
+    made.save_pretrained(folder)
+    del made
+    if device == "cuda":
+        torch.cuda.empty_cache()  # engines need the memory
+    # Its vocabulary is smaller than the model's: requests and answers are compared as tokens.
+    make_tokenizer().save_pretrained(folder)
+    (folder / "generation_config.json").write_text(json.dumps({}))

@@ -1,0 +1,128 @@
+"""Starts the systems that the adapter-tax benchmark compares, with the same model, settings and adapters."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import aiohttp
+
+from adapters.errors import AdapterError
+from adapters.model.base_model import MODULES, BaseModel
+from bench.errors import SystemFailed
+from bench.options import DTYPE, Options
+from bench.systems.adapter_set import PreparedAdapter, prepare_adapters
+from bench.systems.engines import HOST, engine_spec, load_adapters, running_engine
+from bench.systems.models import write_model
+from bench.systems.systems import OneEngine, Pair, System, ThroughRouter
+from cluster.config.schema import ClusterConfig
+from cluster.errors import StartError
+from cluster.local.supervisor import local_cluster
+from engine.arguments import AdapterSlots
+
+_KINDS = {"stock": "lora", "unified_lora": "lora", "unified_direft": "direft", "pd": "lora"}
+# An engine for ReFT only needs LoRA buffers for some projection, since SGLang insists on it.
+_MODULES = {"lora": MODULES, "direft": ("o_proj",)}
+_ROLES = {"none": "stock", "stock": "stock", "unified_lora": "unified", "unified_direft": "unified"}
+
+
+@dataclass(frozen=True, slots=True)
+class Starter:
+    """Starts systems; the stack ends them."""
+
+    options: Options
+    folder: Path
+    session: aiohttp.ClientSession
+    stack: contextlib.AsyncExitStack
+
+    async def start_all(self, say: Callable[[str], None]) -> tuple[BaseModel, list[System]]:
+        """Every system that is asked for, up, with its adapters in host memory. Raises SystemFailed."""
+        say("Making the model and the adapters.")
+        await asyncio.to_thread(write_model, self.options.model, self._model, self.options.device)
+        base = BaseModel.read(self._model)
+        adapters: dict[str, list[PreparedAdapter]] = {}
+        for kind in sorted({_KINDS[name] for name in self.options.systems if name in _KINDS}):
+            count, folder = max(self.options.adapters), self.folder / "adapters"
+            forms = frozenset(self._form_for(name) for name in self.options.systems if _KINDS.get(name) == kind)
+            try:
+                adapters[kind] = await asyncio.to_thread(
+                    prepare_adapters, kind, self._rank(kind), count, base, DTYPE, folder, forms
+                )
+            except AdapterError as error:
+                raise SystemFailed(f"the {kind} adapters cannot be made: {error}") from error
+        systems: dict[str, System] = {}
+
+        async def start(name: str) -> None:
+            say(f"Starting {name}.")
+            systems[name] = await self._start(name, adapters[_KINDS[name]] if name in _KINDS else [])
+
+        first, *others = self.options.systems
+        await start(first)  # on a GPU it compiles kernels, which the others find
+        if self.options.device == "cpu":
+            for name in others:
+                await start(name)
+        else:
+            await asyncio.gather(*(start(name) for name in others))
+        return base, [systems[name] for name in self.options.systems]
+
+    def _rank(self, kind: str) -> int:
+        return self.options.lora_rank if kind == "lora" else self.options.reft_rank
+
+    def _form_for(self, system: str) -> str:
+        """SGLang as it is reads what peft writes, as agents do, which pack it; our engines read packed files."""
+        through_agents = system == "pd" and self.options.pd_through == "router"
+        return "source" if system == "stock" or through_agents else "serving"
+
+    async def _start(self, name: str, adapters: list[PreparedAdapter]) -> System:
+        revisions = [adapter.revision_id for adapter in adapters]
+        if name != "pd":
+            url, _ = await self._engine(_ROLES[name], name, adapters)
+            return OneEngine(name, self.session, url, revisions)
+        if self.options.pd_through == "router":
+            return ThroughRouter(name, self.session, await self._cluster(adapters), [each.name for each in adapters])
+        prefill_url, kv_port = await self._engine("prefill", "prefill", adapters)
+        decode_url, _ = await self._engine("decode", "decode", [])
+        assert kv_port is not None
+        return Pair(name, self.session, prefill_url, decode_url, HOST, kv_port, revisions)
+
+    async def _engine(self, role: str, name: str, adapters: list[PreparedAdapter]) -> tuple[str, int | None]:
+        """The engine's URL and, for a prefill engine, its bootstrap port."""
+        kind = _KINDS.get(name, "lora")
+        slots = AdapterSlots(self.options.num_slots, self._rank(kind), _MODULES[kind]) if adapters else None
+        spec = engine_spec(role, self._model, slots, self.options, self.folder / f"engine-{name}")
+        await self.stack.enter_async_context(running_engine(spec))
+        is_source = self._form_for(name) == "source"
+        await load_adapters(spec, {each.revision_id: each.source if is_source else each.serving for each in adapters})
+        return spec.url, spec.bootstrap_port
+
+    async def _cluster(self, adapters: list[PreparedAdapter]) -> str:
+        """The URL of the router of a whole cluster, adapters in its `cluster.yaml`."""
+        like = engine_spec("decode", self._model, None, self.options, self.folder)
+        config = ClusterConfig.model_validate(
+            {
+                "model": {"path": self._model, "name": like.served_name, "dtype": like.dtype},
+                "engine": {
+                    "device": like.device,
+                    "max_total_tokens": like.max_total_tokens,
+                    "max_running_requests": like.max_running_requests,
+                    "chunked_prefill_tokens": like.chunked_prefill_tokens,
+                    "extra_arguments": list(like.extra_arguments),
+                },
+                "router": {"port": 0},
+                "workers": {"prefill-0": {"role": "prefill"}, "decode-0": {"role": "decode"}},
+                "adapter_limits": {"max_rank": self.options.lora_rank, "slots": self.options.num_slots},
+                "adapters": {adapter.name: {"path": adapter.source} for adapter in adapters},
+            }
+        )
+        try:
+            cluster = await self.stack.enter_async_context(local_cluster(config, self.folder / "logs"))
+        except StartError as error:
+            raise SystemFailed(str(error)) from error
+        return cluster.url
+
+    @property
+    def _model(self) -> Path:
+        return self.folder / "model"

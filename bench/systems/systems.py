@@ -1,0 +1,143 @@
+"""The systems that the adapter-tax benchmark compares, as a load client sees them. Every answer is checked."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import aiohttp
+
+from bench.errors import SystemFailed, WrongAnswer
+from bench.measuring.workload import Request
+
+SYSTEMS = ("none", "stock", "unified_lora", "unified_direft", "pd")
+HAVE_BASELINE = ("none", "pd")  # measured with requests for the base model, too
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What came back, of the right size."""
+
+    tokens: tuple[int, ...]
+    logprobs: tuple[float, ...]  # of the tokens; empty unless asked for
+    num_cached_tokens: int  # of the prompt, found in the prefix cache
+
+
+class System(Protocol):
+    """One system under load."""
+
+    @property
+    def name(self) -> str: ...
+
+    async def send(self, request: Request, num_tokens: int, with_logprobs: bool = False) -> Answer:
+        """Have `num_tokens` generated. Raises SystemFailed or WrongAnswer."""
+
+
+@dataclass(frozen=True, slots=True)
+class OneEngine:
+    """One engine, asked directly. Without revisions it has no adapters, and requests for one go to the base model."""
+
+    name: str
+    session: aiohttp.ClientSession
+    url: str
+    revisions: Sequence[str]
+
+    async def send(self, request: Request, num_tokens: int, with_logprobs: bool = False) -> Answer:
+        body = completion(request, num_tokens, with_logprobs)
+        if self.revisions and request.adapter is not None:
+            body["lora_path"] = self.revisions[request.adapter]
+        return await _complete(self.session, self.url, body)
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A prefill and a decode engine, both asked directly, as the router does it. The answer is decode's."""
+
+    name: str
+    session: aiohttp.ClientSession
+    prefill_url: str
+    decode_url: str
+    kv_host: str
+    kv_bootstrap_port: int
+    revisions: Sequence[str]
+
+    async def send(self, request: Request, num_tokens: int, with_logprobs: bool = False) -> Answer:
+        decode_leg = completion(request, num_tokens, with_logprobs) | {
+            "bootstrap_host": self.kv_host,
+            "bootstrap_port": self.kv_bootstrap_port,
+            "bootstrap_room": secrets.randbits(63),
+        }
+        prefill_leg = dict(decode_leg)
+        if request.adapter is not None:
+            prefill_leg["lora_path"] = self.revisions[request.adapter]
+        prefill = asyncio.create_task(_post(self.session, self.prefill_url, prefill_leg), name="prefill leg")
+        try:
+            answer = await _complete(self.session, self.decode_url, decode_leg)
+            await prefill
+        finally:
+            prefill.cancel()
+            await asyncio.gather(prefill, return_exceptions=True)
+        return answer
+
+
+@dataclass(frozen=True, slots=True)
+class ThroughRouter:
+    """A whole cluster behind its router."""
+
+    name: str
+    session: aiohttp.ClientSession
+    url: str
+    adapters: Sequence[str]  # their names
+
+    async def send(self, request: Request, num_tokens: int, with_logprobs: bool = False) -> Answer:
+        body = completion(request, num_tokens, with_logprobs)
+        if request.adapter is not None:
+            body["adapter"] = self.adapters[request.adapter]
+        return await _complete(self.session, self.url, body)
+
+
+def completion(request: Request, num_tokens: int, with_logprobs: bool) -> dict[str, Any]:
+    """The body of a request for the base model."""
+    return {
+        **({"logprobs": 1} if with_logprobs else {}),
+        "model": "bench",
+        "prompt": list(request.prompt),
+        "max_tokens": num_tokens,
+        "temperature": 0,
+        "ignore_eos": True,
+        "return_token_ids": True,
+    }
+
+
+async def _complete(session: aiohttp.ClientSession, url: str, body: dict[str, Any]) -> Answer:
+    return checked(await _post(session, url, body), len(body["prompt"]), body["max_tokens"])
+
+
+async def _post(session: aiohttp.ClientSession, url: str, body: dict[str, Any]) -> dict[str, Any]:
+    try:
+        async with session.post(f"{url}/v1/completions", json=body) as answer:
+            if answer.status != 200:
+                raise SystemFailed(f"{url} answered {answer.status}: {(await answer.text())[:500]}")
+            return await answer.json()
+    except (aiohttp.ClientError, TimeoutError) as error:
+        raise SystemFailed(f"{url}: {error or type(error).__name__}") from error
+
+
+def checked(answer: dict[str, Any], prompt_tokens: int, generated_tokens: int) -> Answer:
+    """The answer, if it is as long as was asked for. Raises WrongAnswer."""
+    usage = answer.get("usage") or {}
+    found = (usage.get("prompt_tokens"), usage.get("completion_tokens"))
+    if found != (prompt_tokens, generated_tokens):
+        raise WrongAnswer(
+            f"asked for {generated_tokens} tokens after {prompt_tokens}, got {found[1]} after {found[0]}: "
+            f"{str(answer)[:300]}"
+        )
+    details = usage.get("prompt_tokens_details") or {}
+    tokens = answer["choices"][0].get("token_ids") or ()
+    if len(tokens) != generated_tokens:
+        raise WrongAnswer(f"asked for {generated_tokens} tokens, got the ids of {len(tokens)}")
+    logprobs = (answer["choices"][0].get("logprobs") or {}).get("token_logprobs") or ()
+    return Answer(tuple(tokens), tuple(logprobs), details.get("cached_tokens") or 0)

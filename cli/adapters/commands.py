@@ -1,0 +1,19 @@
+"""`prelude adapters …`: checks of directories, the managed adapters of a cluster, and where they are resident."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cli.adapters import catalog as adapters_catalog
+from cli.adapters import store as adapters_store
+from cli.adapters import verify as adapters_verify
+from cli.adapters import workers as adapters_workers
+
+
+def add_commands(commands: Any) -> None:
+    """Add `adapters` and what is below it to the command line."""
+    text = "Work with adapters: their directories, their revisions and aliases, and workers that hold them."
+    group = commands.add_parser("adapters", help=text, description=text)
+    subcommands = group.add_subparsers(required=True, metavar="command")
+    for module in (adapters_verify, adapters_catalog, adapters_store, adapters_workers):
+        module.add_commands(subcommands)

@@ -1,0 +1,67 @@
+"""What a command works on: the catalog and the library of the cluster.yaml that it was given."""
+
+from __future__ import annotations
+
+import argparse
+import getpass
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from adapters.errors import InvalidReference
+from adapters.identity import split_adapter_name
+from cluster.errors import ConfigError
+
+if TYPE_CHECKING:
+    from adapters.catalog.sql import SqlCatalog
+    from adapters.library import AdapterLibrary
+
+
+@contextmanager
+def opened_catalog(arguments: argparse.Namespace) -> Iterator[SqlCatalog]:
+    """The catalog, for what needs neither the store nor the base model. Raises ConfigError and AdapterError."""
+    from cluster.config.load import load_cluster_config
+    from cluster.open_library import open_configured_catalog
+
+    config = load_cluster_config(arguments.config)
+    try:
+        catalog = open_configured_catalog(config)
+    except ValueError as error:
+        raise ConfigError(f"{arguments.config}: catalog.url: {error}") from None
+    try:
+        yield catalog
+    finally:
+        catalog.close()
+
+
+@contextmanager
+def opened_library(arguments: argparse.Namespace) -> Iterator[AdapterLibrary]:
+    """Catalog and store. Raises ConfigError and AdapterError."""
+    from cluster.config.load import load_cluster_config
+    from cluster.open_library import open_library
+
+    config = load_cluster_config(arguments.config)
+    try:
+        library = open_library(config)
+    except ValueError as error:
+        raise ConfigError(f"{arguments.config}: {error}") from None
+    try:
+        yield library
+    finally:
+        library.catalog.close()
+
+
+def split_name(name: str) -> tuple[str, str]:
+    """(tenant, name). Raises InvalidReference."""
+    try:
+        return split_adapter_name(name)
+    except ValueError as error:
+        raise InvalidReference(str(error)) from None
+
+
+def this_user() -> str:
+    """Who is said to have moved an alias from the command line."""
+    try:
+        return f"{getpass.getuser()} (command line)"
+    except (KeyError, OSError):  # of a user id without a name, as in containers
+        return "command line"

@@ -1,0 +1,177 @@
+"""`prelude adapters verify`: what can be said of an adapter's directory without a running cluster."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from adapters.errors import AdapterError, BaseModelInvalid
+from cli.adapters.outcome import REFUSED, WRONG_USAGE, fail
+from cli.quiet import silence_libraries
+from cluster.errors import ConfigError
+
+if TYPE_CHECKING:
+    from adapters.model.manifest import ExpertsEntry, LoraEntry, ReftEntry
+    from adapters.verification.self_check import Deployment, SelfCheck
+
+
+def add_commands(commands: Any) -> None:
+    """Add `verify`."""
+    text = (
+        "Say what an adapter's directory is, whether it loads here, its bytes, and whether it computes the right thing."
+    )
+    verify = commands.add_parser(
+        "verify",
+        help=text,
+        description=text,
+        epilog="Exits with 0 when the adapter is fine, 1 when it is refused, not served or fails the check, "
+        "2 on wrong usage.",
+    )
+    verify.add_argument("directory", type=Path, help="the adapter; docs/adapter-formats.md lists what is read")
+    verify.add_argument("--model", type=Path, help="the base model's directory; default: that of --config")
+    verify.add_argument(
+        "--config", type=Path, help="a cluster.yaml whose limits and dtype count; default: the defaults"
+    )
+    verify.add_argument(
+        "--allow-pickle", type=Path, metavar="OUT", help="convert pickled weights into OUT, then verify OUT"
+    )
+    verify.add_argument("--no-model", action="store_true", help="do not run the base model, only compare the factors")
+    verify.add_argument("--json", action="store_true", help="print JSON")
+    verify.set_defaults(run=_verify)
+
+
+def _verify(arguments: argparse.Namespace) -> None:
+    if arguments.model is None and arguments.config is None:
+        message = "name the base model with --model, or a cluster.yaml with --config"
+        fail(arguments, WRONG_USAGE, "wrong_usage", message, loads=False)
+    try:
+        deployment, model_dir = _deployment(arguments)
+        silence_libraries()
+        from adapters.verification.self_check import check_adapter
+
+        directory = arguments.directory
+        if arguments.allow_pickle is not None:
+            from adapters.formats.pickle_conversion import convert_pickle
+
+            directory = convert_pickle(directory, arguments.allow_pickle, deployment.limits)
+        check = check_adapter(directory, model_dir, deployment, run_model=not arguments.no_model)
+    except (ConfigError, FileExistsError) as error:
+        fail(arguments, WRONG_USAGE, "wrong_usage", str(error), loads=False)
+    except BaseModelInvalid as error:
+        fail(arguments, WRONG_USAGE, error.code, str(error), loads=False)
+    except AdapterError as error:
+        fail(arguments, REFUSED, error.code, str(error), loads=False)
+    if arguments.json:
+        print(json.dumps(_as_json(check, deployment), indent=2))
+    else:
+        print("\n".join(_lines(directory, check, deployment)))
+    sys.exit(REFUSED if check.problems or check.not_served else 0)
+
+
+def _deployment(arguments: argparse.Namespace) -> tuple[Deployment, Path]:
+    from adapters.formats import Limits
+    from adapters.verification.self_check import Deployment
+
+    if arguments.config is None:
+        return Deployment(), arguments.model
+    from cluster.config.load import load_cluster_config
+
+    config = load_cluster_config(arguments.config)
+    bounds = config.adapter_limits
+    deployment = Deployment(
+        limits=Limits(bounds.max_rank, bounds.max_bytes, bounds.target_modules),
+        dtype=config.model.dtype,
+        num_slots=bounds.slots,
+        serves_all_positions=bool(config.workers_of("unified")),
+    )
+    return deployment, arguments.model or config.model.path
+
+
+def _as_json(check: SelfCheck, deployment: Deployment) -> dict[str, Any]:
+    manifest = check.manifest
+    return {
+        "loads": not check.problems and not check.not_served,
+        "not_served": check.not_served,
+        "problems": list(check.problems),
+        "changes_nothing": check.factors.changes_nothing,
+        "revision": check.revision_id,
+        "base_model": manifest.base_model,
+        "kinds": list(manifest.kinds),
+        "positions": manifest.positions,
+        "max_rank": manifest.max_rank,
+        "layers": list(manifest.layers),
+        "target_modules": list(manifest.target_modules),
+        "source_dtypes": sorted({e.dtype for each in (manifest.lora, manifest.reft, manifest.experts) for e in each}),
+        "num_parameters": manifest.num_parameters,
+        "serving_dtype": deployment.dtype,
+        "bytes": asdict(check.footprint),
+        "factors": asdict(check.factors),
+        "model": None if check.model is None else asdict(check.model),
+        "model_skipped": check.model_skipped,
+    }
+
+
+def _lines(directory: Path, check: SelfCheck, deployment: Deployment) -> Iterator[str]:
+    manifest, limits, size = check.manifest, deployment.limits, check.footprint
+    outcome = "FAILS the self-check" if check.problems else "is NOT SERVED" if check.not_served else "loads here"
+    yield f"{directory} {outcome}"
+    if check.not_served:
+        yield f"  not served   {check.not_served}"
+    for problem in check.problems:
+        yield f"  problem      {problem}"
+    if check.factors.changes_nothing:
+        yield "  note         it changes nothing: every change that it makes is exactly zero"
+    yield f"  revision     {check.revision_id}"
+    kinds: tuple[tuple[str, Sequence[LoraEntry | ReftEntry | ExpertsEntry]], ...] = (
+        ("LoRA   ", manifest.lora), ("experts", manifest.experts), ("ReFT   ", manifest.reft),
+    )  # fmt: skip
+    for kind, entries in kinds:
+        if entries:
+            ranks = f"rank {_ranges(sorted({entry.rank for entry in entries}))} (at most {limits.max_rank})"
+            dtypes = ", ".join(sorted({entry.dtype for entry in entries}))
+            yield f"  {kind}      {ranks}, {dtypes}, layers {_ranges(sorted({entry.layer for entry in entries}))}"
+    if manifest.target_modules:
+        yield f"  projections  {', '.join(manifest.target_modules)}"
+    where = "the prompt, its last token included" if manifest.positions == "prefill" else "every token"
+    yield f"  positions    {manifest.positions}: {where}"
+    yield f"  parameters   {manifest.num_parameters:,}"
+    yield "Bytes"
+    yield f"  {size.files:>15,}  its weight files (at most {limits.max_bytes:,})"
+    yield f"  {size.disk:>15,}  its serving form on a worker's disk: {deployment.dtype}, scales folded in, ranks padded"
+    yield f"  {size.host:>15,}  in host memory of each engine process that holds it"
+    yield (
+        f"  {size.slot:>15,}  one adapter slot of the engine, whichever adapter is in it: rank {limits.max_rank} on "
+        f"{len(limits.target_modules)} projections and the residual stream of every layer"
+    )
+    yield f"  {size.all_slots:>15,}  all {deployment.num_slots} slots and one for the base model"
+    yield "Self-check"
+    factors, model = check.factors, check.model
+    yield (
+        f"  factors      {factors.num_compared} in serving form, within {factors.largest_error:.1e} of their change "
+        f"(allowed {factors.tolerance:.1e})"
+    )
+    if model is None:
+        yield f"  model        not run: {check.model_skipped}"
+        return
+    reference = "peft" if model.reference == "peft" else "the float32 reference"
+    yield f"  model        log-probabilities change by up to {model.effect:.3g} against the base model"
+    yield (
+        f"               under the serving form they are within {model.error:.1e} of {reference} "
+        f"(allowed {model.tolerance:.1e})"
+    )
+
+
+def _ranges(numbers: list[int]) -> str:
+    """Ascending integers in short: `0-3, 7`."""
+    parts: list[list[int]] = []
+    for number in numbers:
+        if parts and number == parts[-1][-1] + 1:
+            parts[-1].append(number)
+        else:
+            parts.append([number])
+    return ", ".join(f"{part[0]}-{part[-1]}" if len(part) > 1 else str(part[0]) for part in parts)

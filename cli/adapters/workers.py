@@ -1,0 +1,143 @@
+"""`prelude adapters pin | unpin | prewarm`: asks the agents of a running cluster to hold a revision."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any
+
+from adapters.identity import AdapterReference
+from cli.adapters.opened import opened_catalog
+from cli.adapters.outcome import REFUSED, add_command, failures_end, print_result
+from cluster.errors import ANSWER_MARGIN_S, ERROR_CODE_KEY, ConfigError
+
+if TYPE_CHECKING:
+    from cluster.config.schema import ClusterConfig
+    from cluster.control.control_pb2_grpc import WorkerControlStub
+
+_DEADLINE_S = 60.0
+
+_Call = Callable[["WorkerControlStub"], Awaitable[Any]]
+
+
+def add_commands(commands: Any) -> None:
+    """Add the commands of this module."""
+    for name, run, text in (
+        ("pin", _pin, "Make workers load a revision and keep it in host memory, whatever else comes."),
+        ("unpin", _unpin, "Let workers evict a pinned revision again."),
+        (
+            "prewarm",
+            _prewarm,
+            "Make workers load a revision before the first request for it; what requests wait for goes before.",
+        ),
+    ):
+        command = add_command(commands, name, run, text)
+        command.add_argument("reference", metavar="REFERENCE", help="name, name@alias, name@rN or name@sha256:…")
+        command.add_argument("--worker", metavar="NAME", help="only this one; default: all that hold adapters")
+        if run is not _unpin:
+            command.add_argument(
+                "--deadline", type=float, default=_DEADLINE_S, metavar="SECONDS", help=f"default: {_DEADLINE_S:g}"
+            )
+        if run is _prewarm:
+            command.add_argument("--tier", choices=("host", "disk"), default="host", help="disk: fetch it only")
+
+
+def _pin(arguments: argparse.Namespace) -> None:
+    from cluster.control.control_pb2 import PinAdapterRequest
+
+    def call(revision_id: str) -> _Call:
+        request = PinAdapterRequest(revision_id=revision_id, pinned=True, deadline_s=arguments.deadline)
+        return lambda stub: stub.PinAdapter(request, timeout=arguments.deadline + ANSWER_MARGIN_S)
+
+    _ask(arguments, call, "pinned")
+
+
+def _unpin(arguments: argparse.Namespace) -> None:
+    from cluster.control.control_pb2 import PinAdapterRequest
+
+    def call(revision_id: str) -> _Call:
+        request = PinAdapterRequest(revision_id=revision_id, pinned=False)
+        return lambda stub: stub.PinAdapter(request, timeout=_DEADLINE_S + ANSWER_MARGIN_S)
+
+    _ask(arguments, call, "unpinned")
+
+
+def _prewarm(arguments: argparse.Namespace) -> None:
+    from cluster.control.control_pb2 import TIER_DISK, TIER_HOST, EnsureAdapterRequest
+
+    def call(revision_id: str) -> _Call:
+        tier = TIER_DISK if arguments.tier == "disk" else TIER_HOST
+        request = EnsureAdapterRequest(revision_id=revision_id, deadline_s=arguments.deadline, tier=tier, prewarm=True)
+        return lambda stub: stub.EnsureAdapter(request, timeout=arguments.deadline + ANSWER_MARGIN_S)
+
+    _ask(arguments, call, "on disk" if arguments.tier == "disk" else "in host memory")
+
+
+def _ask(arguments: argparse.Namespace, call: Callable[[str], _Call], done: str) -> None:
+    """Resolve the reference, ask the workers at the same time, print what each said; ends with 1 if one refused."""
+    from cluster.config.load import load_cluster_config
+
+    with failures_end(arguments):
+        AdapterReference.parse(arguments.reference)
+        addresses = _addresses(load_cluster_config(arguments.config), arguments)
+        with opened_catalog(arguments) as catalog:
+            revision = catalog.resolve(arguments.reference)
+    seconds, errors = asyncio.run(_ask_all(addresses, call(revision.revision_id)))
+    as_json = {
+        "name": revision.full_name,
+        "number": revision.number,
+        "revision": revision.revision_id,
+        "workers": {**seconds, **{name: {"error": error} for name, error in errors.items()}},
+    }
+    print_result(arguments, as_json, [f"{name}: {revision.full_name}@r{revision.number} is {done}" for name in seconds])
+    for name, error in errors.items():
+        print(f"prelude: {name}: {error['code']}: {error['message']}", file=sys.stderr)
+    if errors:
+        sys.exit(REFUSED)
+
+
+def _addresses(config: ClusterConfig, arguments: argparse.Namespace) -> dict[str, str]:
+    """Where the agents listen, by worker. Raises ConfigError."""
+    workers = {name: worker for name, worker in config.workers.items() if worker.holds_adapters}
+    if arguments.worker is not None:
+        if arguments.worker not in workers:
+            raise ConfigError(
+                f"{arguments.config}: no worker {arguments.worker!r} holds adapters; there is {', '.join(workers)}"
+            )
+        workers = {arguments.worker: workers[arguments.worker]}
+    for name, worker in workers.items():
+        if not worker.control_port:
+            raise ConfigError(
+                f"{arguments.config}: workers.{name}.control_port is 0, so only the supervisor that chose its port "
+                "knows it; give the worker a fixed one"
+            )
+    return {name: f"{worker.host}:{worker.control_port}" for name, worker in workers.items()}
+
+
+async def _ask_all(addresses: dict[str, str], call: _Call) -> tuple[dict[str, float], dict[str, dict[str, str]]]:
+    """By worker the seconds that it took, and the errors of the others."""
+    answers = await asyncio.gather(*(_ask_one(address, call) for address in addresses.values()))
+    by_worker = dict(zip(addresses, answers, strict=True))
+    return (
+        {name: answer for name, answer in by_worker.items() if isinstance(answer, float)},
+        {name: answer for name, answer in by_worker.items() if not isinstance(answer, float)},
+    )
+
+
+async def _ask_one(address: str, call: _Call) -> float | dict[str, str]:
+    import grpc
+
+    from cluster.control.control_pb2_grpc import WorkerControlStub
+
+    began_at = time.monotonic()
+    async with grpc.aio.insecure_channel(address) as channel:
+        try:
+            await call(WorkerControlStub(channel))
+        except grpc.aio.AioRpcError as error:
+            metadata = dict(error.trailing_metadata() or ())
+            code = metadata.get(ERROR_CODE_KEY) or error.code().name.lower()
+            return {"code": str(code), "message": error.details() or f"{address} says no more"}
+    return round(time.monotonic() - began_at, 4)

@@ -1,0 +1,171 @@
+"""`prelude bench …`: every benchmark prints its numbers and writes them with `--json FILE`."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from cli.quiet import silence_libraries
+
+# As bench.systems.SYSTEMS, which is not imported before it is needed.
+_SYSTEMS = ("none", "stock", "unified_lora", "unified_direft", "pd")
+_MODELS = ("tiny", "qwen2.5-0.5b", "llama-3.1-8b")  # as bench.models.MODELS
+
+
+def add_commands(commands: Any) -> None:
+    """Add `bench` and the benchmarks to the command line."""
+    text = "Run a benchmark on this machine."
+    group = commands.add_parser("bench", help=text, description=text)
+    benchmarks = group.add_subparsers(required=True, metavar="benchmark")
+    text = "Requests/s over the number of adapters: no adapters, SGLang's own LoRA, Prelude in one engine and in two."
+    tax = benchmarks.add_parser("adapter-tax", help=text, description=text)
+    tax.add_argument("--systems", type=_names, default=_SYSTEMS, help=f"default: {','.join(_SYSTEMS)}")
+    tax.add_argument("--adapters", type=_numbers, help="numbers of adapters in use; default: 1,8,32,64")
+    tax.add_argument("--repeats", type=_positive, help="default: 3")
+    tax.add_argument("--requests", type=_positive, help="of one load; default: 192")
+    tax.add_argument("--concurrency", type=_positive, default=16, help="requests at a time; default: 16")
+    tax.add_argument("--prompt-tokens", type=_positive, default=128, help="default: 128")
+    tax.add_argument("--generated-tokens", type=_positive, default=32, help="default: 32")
+    tax.add_argument("--slots", type=_positive, default=8, help="adapter slots of each engine; default: 8")
+    tax.add_argument("--model", choices=_MODELS, default="tiny", help="whose sizes to take; default: tiny")
+    tax.add_argument("--lora-rank", type=_positive, default=16, help="default: 16")
+    tax.add_argument("--reft-rank", type=_positive, default=8, help="default: 8")
+    tax.add_argument(
+        "--pd-through",
+        choices=("engines", "router"),
+        default="engines",
+        help="send the requests for pd to its two engines, as for the others, or through a router; default: engines",
+    )
+    _add_engine_options(tax)
+    tax.add_argument(
+        "--quick", action="store_true", help="1 and 8 adapters, one repeat, 32 requests: only to see it run"
+    )
+    tax.add_argument("--json", type=Path, metavar="FILE", help="write the numbers")
+    tax.add_argument("--plot", type=Path, metavar="FILE", help="draw a plot, .png or .svg")
+    tax.set_defaults(run=_adapter_tax)
+    text = "Latencies of a full catalog: resolving from the database and from memory, listing, importing."
+    catalog = benchmarks.add_parser("catalog", help=text, description=text)
+    catalog.add_argument("--revisions", type=_positive, default=1_000_000, help="default: 1000000")
+    catalog.add_argument("--adapters", type=_positive, default=100_000, help="default: 100000")
+    catalog.add_argument("--database", metavar="URL", help="an empty database; default: a temporary SQLite file")
+    catalog.add_argument("--json", type=Path, metavar="FILE", help="write the numbers")
+    catalog.set_defaults(run=_catalog)
+    text = "Cold adapters: loading one and many at once, what residents notice of it, more adapters than memory."
+    cold = benchmarks.add_parser("cold-load", help=text, description=text)
+    cold.add_argument("--quick", action="store_true", help="few adapters of a small model: only to see it run")
+    cold.add_argument(
+        "--store-delay-ms",
+        type=float,
+        default=0.0,
+        metavar="MS",
+        help="a store over S3's protocol that answers so late; default: a folder",
+    )
+    _add_engine_options(cold)
+    cold.add_argument("--json", type=Path, metavar="FILE", help="write the numbers")
+    cold.set_defaults(run=_cold_load)
+
+
+def _add_engine_options(benchmark: argparse.ArgumentParser) -> None:
+    benchmark.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="default: cpu")
+    benchmark.add_argument(
+        "--engine-arguments",
+        type=shlex.split,
+        default=(),
+        metavar="TEXT",
+        help="more SGLang arguments for every engine",
+    )
+
+
+def _adapter_tax(arguments: argparse.Namespace) -> None:
+    from bench import adapter_tax
+    from bench.errors import BenchError
+    from bench.options import Options, Shape
+
+    options = Options(
+        systems=arguments.systems,
+        adapters=arguments.adapters or ((1, 8) if arguments.quick else (1, 8, 32, 64)),
+        repeats=arguments.repeats or (1 if arguments.quick else 3),
+        shape=Shape(
+            arguments.prompt_tokens,
+            arguments.generated_tokens,
+            arguments.concurrency,
+            arguments.requests or (32 if arguments.quick else 192),
+        ),
+        num_slots=arguments.slots,
+        pd_through=arguments.pd_through,
+        model=arguments.model,
+        device=arguments.device,
+        lora_rank=arguments.lora_rank,
+        reft_rank=arguments.reft_rank,
+        engine_arguments=tuple(arguments.engine_arguments),
+    )
+    silence_libraries()
+    try:
+        adapter_tax.run(
+            options, _command(sys.argv[1:]), arguments.json, arguments.plot, lambda line: print(line, flush=True)
+        )
+    except BenchError as error:
+        sys.exit(f"prelude: {error}")
+
+
+def _catalog(arguments: argparse.Namespace) -> None:
+    from bench import catalog
+    from bench.errors import BenchError
+
+    words = ["URL" if "://" in word else word for word in sys.argv[1:]]  # it may hold a password
+    try:
+        catalog.run(
+            arguments.revisions,
+            arguments.adapters,
+            arguments.database,
+            _command(words),
+            arguments.json,
+            lambda line: print(line, flush=True),
+        )
+    except BenchError as error:
+        sys.exit(f"prelude: {error}")
+
+
+def _cold_load(arguments: argparse.Namespace) -> None:
+    silence_libraries()
+    from bench import cold_load
+    from bench.errors import BenchError
+
+    options = replace(
+        cold_load.QUICK if arguments.quick else cold_load.Options(),
+        store_delay_ms=arguments.store_delay_ms,
+        device=arguments.device,
+        engine_arguments=tuple(arguments.engine_arguments),
+    )
+    try:
+        cold_load.run(options, _command(sys.argv[1:]), arguments.json, lambda line: print(line, flush=True))
+    except BenchError as error:
+        sys.exit(f"prelude: {error}")
+
+
+def _command(words: list[str]) -> str:
+    """The command line without the folders of its files, which are the machine's own."""
+    return " ".join(["prelude", *(Path(word).name if "/" in word else word for word in words)])
+
+
+def _names(text: str) -> tuple[str, ...]:
+    names = tuple(dict.fromkeys(text.split(",")))
+    if unknown := set(names) - set(_SYSTEMS):
+        raise argparse.ArgumentTypeError(
+            f"there is no system {', '.join(sorted(unknown))}; there is {', '.join(_SYSTEMS)}"
+        )
+    return tuple(name for name in _SYSTEMS if name in names)
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(sorted({_positive(word) for word in text.split(",")}))
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a positive number")
+    return int(text)

@@ -1,0 +1,157 @@
+"""The command line: `prelude <command>`."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from adapters.errors import AdapterError
+from cluster.errors import ClusterError, ConfigError
+from process.lifetime import ctrl_c_ends_process, die_with_parent
+
+if TYPE_CHECKING:
+    from cluster.agent.worker_agent import WorkerAgent
+
+_SCRATCH_PREFIX = "prelude-scratch-"
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Entry point of `prelude`. Exits with 2 on bad arguments or configuration, 1 on failure."""
+    with ctrl_c_ends_process():
+        arguments = _parser().parse_args(argv)
+    if os.environ.get("PRELUDE_DIE_WITH_PARENT"):
+        die_with_parent()
+    try:
+        arguments.run(arguments)
+    except ClusterError as error:
+        print(f"prelude: {error}", file=sys.stderr)
+        sys.exit(2 if isinstance(error, ConfigError) else 1)
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="prelude", description="Serve one large language model with adapters that are applied to the prompt only."
+    )
+    commands = parser.add_subparsers(required=True, metavar="command")
+
+    def add(name: str, run, text: str) -> argparse.ArgumentParser:
+        command = commands.add_parser(name, help=text, description=text)
+        command.set_defaults(run=run)
+        return command
+
+    def add_config(command: argparse.ArgumentParser) -> None:
+        command.add_argument("--config", type=Path, default=Path("cluster.yaml"), help="default: ./cluster.yaml")
+
+    up = add("up", _up, "Start a whole cluster on this machine; Ctrl-C ends it.")
+    add_config(up)
+    up.add_argument("--logs", type=Path, help="default: the folder `logs` beside the configuration")
+
+    router = add("router", _router, "Run the router of a cluster.")
+    add_config(router)
+
+    for role in ("prefill", "decode", "unified"):
+        worker = add(f"{role}-worker", _worker, f"Run one {role} worker: its agent and its engine.")
+        worker.set_defaults(role=role)
+        add_config(worker)
+        worker.add_argument("--name", required=True, help="the worker's name in the configuration")
+        worker.add_argument("--scratch", type=Path, help="folder for temporary files; default: a new one")
+
+    from cli import bench
+    from cli.adapters import commands as adapters
+
+    adapters.add_commands(commands)
+    bench.add_commands(commands)
+
+    demo = add("demo", _demo, "Make a small random model, adapters and a cluster.yaml to try Prelude with.")
+    demo.add_argument("folder", type=Path)
+    return parser
+
+
+def _up(arguments: argparse.Namespace) -> None:
+    with ctrl_c_ends_process():
+        from cluster.config.load import load_cluster_config
+        from cluster.local.supervisor import run_until_stopped
+
+        config = load_cluster_config(arguments.config)
+        logs = arguments.logs or arguments.config.resolve().parent / "logs"
+        print(f"Starting {len(config.workers)} workers and the router.", flush=True)
+        asyncio.run(run_until_stopped(config, logs, lambda line: print(line, flush=True)))
+
+
+def _router(arguments: argparse.Namespace) -> None:
+    with ctrl_c_ends_process():
+        from cluster.config.load import load_cluster_config
+        from process import log
+        from router.server import run
+
+        config = load_cluster_config(arguments.config)
+        log.setup("router", config.log_level)
+    try:
+        run(config)
+    except AdapterError as error:  # the catalog or the base model that the configuration names
+        raise ConfigError(str(error)) from error
+
+
+def _worker(arguments: argparse.Namespace) -> None:
+    with ctrl_c_ends_process():
+        from cluster.config.load import load_cluster_config
+        from process import log
+
+        config = load_cluster_config(arguments.config)
+        worker = config.workers.get(arguments.name)
+        if worker is None or worker.role != arguments.role:
+            names = ", ".join(config.workers_of(arguments.role)) or "none"
+            raise ConfigError(
+                f"{arguments.config}: there is no {arguments.role} worker called {arguments.name!r}; there is {names}"
+            )
+        log.setup(arguments.name, config.log_level)
+        from cluster.agent.worker_agent import run_agent
+
+        agent = _agent_class(arguments.role)
+    scratch = arguments.scratch
+    if scratch is not None:
+        run_agent(agent(config, arguments.name, scratch.resolve()))
+        return
+    from adapters.files.locked_folder import LockedFolder, sweep_abandoned
+
+    temporary = Path(tempfile.gettempdir())
+    sweep_abandoned(_SCRATCH_PREFIX, temporary)  # of workers that were killed
+    folder = LockedFolder(_SCRATCH_PREFIX, arguments.role, temporary)  # short: sockets of the engine lie in it
+    try:
+        run_agent(agent(config, arguments.name, folder.path))
+    finally:
+        folder.close()
+
+
+def _agent_class(role: str) -> type[WorkerAgent]:
+    """A role's agent. Nothing of the other roles is imported."""
+    match role:
+        case "prefill":
+            from prefill_worker.agent import PrefillAgent
+
+            return PrefillAgent
+        case "unified":
+            from prefill_worker.unified_agent import UnifiedAgent
+
+            return UnifiedAgent
+        case _:
+            from decode_worker.agent import DecodeAgent
+
+            return DecodeAgent
+
+
+def _demo(arguments: argparse.Namespace) -> None:
+    from cluster.local.demo import make_demo
+
+    print(make_demo(arguments.folder))
+
+
+if __name__ == "__main__":
+    main()

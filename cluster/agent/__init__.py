@@ -1,0 +1,1 @@
+"""The agent that every worker runs beside its engine."""

@@ -1,0 +1,54 @@
+"""How cluster.yaml says that a worker's engine is started, and whether that engine runs the base model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from adapters.errors import BaseModelInvalid
+from adapters.model.base_model import BaseModel
+from cluster.config.schema import ClusterConfig
+from cluster.errors import ConfigError
+from engine.arguments import AdapterSlots, EngineSpec
+from engine.base_models import fitted_to
+from engine.errors import BaseModelNotRun
+
+
+def base_model_of(config: ClusterConfig) -> BaseModel:
+    """The base model's sizes. Raises ConfigError."""
+    try:
+        return BaseModel.read(config.model.path)
+    except BaseModelInvalid as error:
+        raise ConfigError(f"model.path: {error}") from error
+
+
+def fitted_spec(config: ClusterConfig, name: str, scratch: Path, base: BaseModel) -> EngineSpec:
+    """How the engine of one worker is started for this base model. Raises ConfigError where it cannot be."""
+    try:
+        return fitted_to(engine_spec(config, name, scratch), base)
+    except BaseModelNotRun as error:
+        raise ConfigError(f"worker {name} cannot start: {error}") from error
+
+
+def engine_spec(config: ClusterConfig, name: str, scratch: Path) -> EngineSpec:
+    """How the engine of one worker is started."""
+    worker, engine, limits = config.workers[name], config.engine_of(name), config.adapter_limits
+    return EngineSpec(
+        role=worker.role,
+        device=engine.device,
+        model_path=config.model.path,
+        served_name=config.model.name,
+        dtype=config.model.dtype,
+        host=worker.host,
+        port=worker.engine_port,
+        bootstrap_port=worker.bootstrap_port if worker.role == "prefill" else None,
+        max_total_tokens=engine.max_total_tokens,
+        max_running_requests=engine.max_running_requests,
+        chunked_prefill_tokens=engine.chunked_prefill_tokens,
+        context_length=engine.context_length,
+        tensor_parallel=engine.tensor_parallel,
+        tool_call_parser=config.model.tool_call_parser,
+        reasoning_parser=config.model.reasoning_parser,
+        adapters=AdapterSlots(limits.slots, limits.max_rank, limits.target_modules) if worker.holds_adapters else None,
+        extra_arguments=engine.extra_arguments,
+        scratch=scratch,
+    )

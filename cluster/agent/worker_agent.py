@@ -1,0 +1,255 @@
+"""The agent that every worker runs: it supervises one engine and answers for it.
+
+Roles add to it: prefill workers load adapters and warm pairs, decode workers wait to be warmed, unified workers load
+adapters and warm themselves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import uvloop
+from prometheus_client import CollectorRegistry
+
+from cluster.agent.engine_spec import base_model_of, fitted_spec
+from cluster.agent.worker_metrics import WorkerMetrics
+from cluster.config.schema import ClusterConfig
+from cluster.control import control_pb2 as pb
+from cluster.control.http import serve_worker_http
+from cluster.control.service import serve_control
+from cluster.control.worker import AdapterOperations
+from cluster.control.worker_state import WorkerStateHub
+from cluster.control.worker_watch import WorkerWatch
+from engine.client import EngineClient
+from engine.errors import EngineError
+from engine.hooks.ledger import hooks_for
+from engine.pin import SGLANG_VERSION
+from engine.supervisor import EngineSnapshot, EngineStatus, EngineSupervisor
+from process.lifetime import stop_signal
+
+log = logging.getLogger(__name__)
+
+_ROLES = {"prefill": pb.ROLE_PREFILL, "decode": pb.ROLE_DECODE, "unified": pb.ROLE_UNIFIED}
+_ENGINE_STATES = {
+    EngineStatus.STARTING: pb.ENGINE_STATE_STARTING,
+    EngineStatus.UP: pb.ENGINE_STATE_UP,
+    EngineStatus.DOWN: pb.ENGINE_STATE_DOWN,
+    EngineStatus.STOPPED: pb.ENGINE_STATE_STOPPED,
+}
+_LOAD_POLL_IDLE_S = 1.0
+_STOP_LIMIT_S = 12.0  # for an agent to end once it is drained; the local supervisor gives it 15
+_LOAD_POLL_BUSY_S = 0.2
+_IDLE_FOR_S = 1.0  # that an engine must have been idle to count as drained
+
+
+class WorkerAgent:
+    """One worker. Subclasses set `role`, and say in `why_not_warm` what keeps an engine that is up from ready."""
+
+    role: str
+    peer_role: str | None  # of the workers that KV is shipped to or comes from
+    adapters: AdapterOperations | None = None  # of roles whose engine has slots for them
+
+    def __init__(self, config: ClusterConfig, name: str, scratch: Path) -> None:
+        self.config = config
+        self.name = name
+        self.scratch = scratch
+        self.worker = config.workers[name]
+        self.base = base_model_of(config)
+        self.spec = fitted_spec(config, name, scratch / "engine", self.base)
+        self.hub = WorkerStateHub()
+        self.metrics = WorkerMetrics(name, self.role)
+        self.peers = {
+            peer: WorkerWatch(peer, f"{worker.host}:{worker.control_port}", self._peer_changed)
+            for peer, worker in (config.workers_of(self.peer_role) if self.peer_role else {}).items()
+        }
+        self.engine: EngineClient  # made when the event loop runs
+        self._changed = asyncio.Event()
+        self._ready_incarnation = ""
+
+    # What roles add.
+
+    def why_not_warm(self) -> str:
+        """What this worker's engine, which is up, waits for before users may come; empty when for nothing."""
+        raise NotImplementedError
+
+    def engine_gone(self) -> None:
+        """Called when the engine ended, with all that it held."""
+
+    def engine_up(self) -> None:
+        """Called when a new engine, which holds nothing, begins to answer."""
+
+    async def run_role(self) -> None:
+        """The role's own background work; runs until cancelled."""
+
+    @contextlib.asynccontextmanager
+    async def resources(self) -> AsyncIterator[None]:
+        """What the role needs besides its engine, for as long as the agent runs."""
+        yield
+
+    async def run_resources(self) -> None:
+        """The background work of `resources`; runs until cancelled."""
+        await asyncio.Event().wait()
+
+    # Start, main loop, shutdown.
+
+    async def run(self) -> None:
+        """Serve until SIGTERM or SIGINT, then drain and stop the engine."""
+        self.engine = EngineClient(self.spec.url)
+        supervisor = EngineSupervisor(self.spec, self.config.engine_of(self.name).start_timeout_s, self._engine_changed)
+        async with contextlib.AsyncExitStack() as stack:
+            stack.push_async_callback(self.engine.aclose)
+            await stack.enter_async_context(self.resources())
+            await stack.enter_async_context(serve_control(self))
+            await stack.enter_async_context(serve_worker_http(self))
+            tasks = [
+                asyncio.create_task(coroutine, name=name)
+                for name, coroutine in (
+                    ("engine", supervisor.run()),
+                    ("load", self._poll_load()),
+                    ("readiness", self._follow_readiness()),
+                    ("role", self.run_role()),
+                    ("resources", self.run_resources()),
+                    *((f"peer {peer.name}", peer.run()) for peer in self.peers.values()),
+                )
+            ]
+            stop = stop_signal()
+            running: list[asyncio.Future[Any]] = [stop, *tasks]
+            done, _ = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+            if stop in done:
+                log.info("stopping")
+                await self.drain(self.config.router.drain_timeout_s)
+            # Whatever does not end in time ends with the process, the engine included.
+            asyncio.get_running_loop().call_later(_STOP_LIMIT_S, os._exit, 1)
+            for each in running:
+                each.cancel()
+            results = await asyncio.gather(*tasks, return_exceptions=True)
+            for task, result in zip(tasks, results, strict=True):
+                if isinstance(result, Exception):
+                    log.error("task failed", extra={"fields": {"task": task.get_name()}}, exc_info=result)
+            if stop not in done:
+                raise SystemExit(1)
+
+    async def drain(self, deadline_s: float) -> bool:
+        """Take no more requests; true when those in flight finished within the deadline."""
+        self.hub.update(draining=True)
+        self._changed.set()
+        deadline = time.monotonic() + deadline_s
+        idle_since: float | None = None  # the engine tells its load between batches, and routers hear of us in a moment
+        while time.monotonic() < deadline:
+            if self.hub.state.engine_state != pb.ENGINE_STATE_UP:
+                return True
+            try:
+                load = await self.engine.load()
+            except EngineError:
+                return True
+            now = time.monotonic()
+            if load.running_requests + load.queued_requests + load.used_kv_tokens > 0:
+                idle_since = None
+            elif idle_since is None:
+                idle_since = now
+            elif now - idle_since >= _IDLE_FOR_S:
+                return True
+            await asyncio.sleep(_LOAD_POLL_BUSY_S)
+        return False
+
+    def describe(self) -> pb.WorkerDescription:
+        """What does not change while this agent lives."""
+        adapters = self.spec.adapters
+        return pb.WorkerDescription(
+            name=self.name,
+            role=_ROLES[self.role],
+            engine_url=self.spec.url,
+            kv_host=self.spec.host if self.spec.bootstrap_port else "",
+            kv_bootstrap_port=self.spec.bootstrap_port or 0,
+            model=self.spec.served_name,
+            engine_version=SGLANG_VERSION,
+            hooks=[hook.name for hook in hooks_for(self.role, self.spec.device)],
+            max_adapter_rank=adapters.max_rank if adapters else 0,
+            target_modules=adapters.target_modules if adapters else (),
+        )
+
+    @property
+    def registry(self) -> CollectorRegistry:
+        """This worker's metrics."""
+        return self.metrics.registry
+
+    @property
+    def incarnation(self) -> str:
+        """Of the running engine; empty while there is none."""
+        return self.hub.state.incarnation
+
+    def reconsider(self) -> None:
+        """Something that readiness depends on has changed."""
+        self._changed.set()
+
+    def _peer_changed(self, _peer: WorkerWatch) -> None:
+        self._changed.set()
+
+    def _engine_changed(self, snapshot: EngineSnapshot) -> None:
+        if snapshot.incarnation != self.incarnation:
+            self.hub.clear_resident()
+            self.engine_gone()
+            if snapshot.incarnation:
+                self.engine_up()
+        self.metrics.engine_restarts.set(snapshot.num_restarts)
+        self.hub.update(
+            engine_state=_ENGINE_STATES[snapshot.status],
+            incarnation=snapshot.incarnation,
+            reason=snapshot.reason,
+            load=pb.Load(),
+        )
+        self._changed.set()
+
+    async def _follow_readiness(self) -> None:
+        """Ready once the engine is up and warm; then for as long as that engine lives.
+
+        A peer that starts later is itself not ready before its pairs are warm, so it takes nothing away from us.
+        """
+        while True:
+            await self._changed.wait()
+            self._changed.clear()
+            up = self.hub.state.engine_state == pb.ENGINE_STATE_UP
+            reason = self.hub.state.reason
+            if up and self._ready_incarnation != self.incarnation:
+                reason = self.why_not_warm()
+                if not reason:
+                    self._ready_incarnation = self.incarnation
+            ready = up and self._ready_incarnation == self.incarnation
+            if ready:
+                reason = "draining" if self.hub.state.draining else ""
+            if ready != self.hub.state.ready:
+                log.info("ready" if ready else "not ready", extra={"fields": {"reason": reason}})
+            self.hub.update(ready=ready, reason=reason)
+            self.metrics.ready.set(ready and not self.hub.state.draining)
+
+    async def _poll_load(self) -> None:
+        while True:
+            busy = False
+            if self.hub.state.engine_state == pb.ENGINE_STATE_UP:
+                with contextlib.suppress(EngineError):
+                    load = await self.engine.load()
+                    busy = load.running_requests + load.queued_requests > 0
+                    self.hub.update(
+                        load=pb.Load(
+                            running_requests=load.running_requests,
+                            queued_requests=load.queued_requests,
+                            used_kv_tokens=load.used_kv_tokens,
+                            max_kv_tokens=load.max_kv_tokens,
+                        )
+                    )
+                    self.metrics.observe_load(load)
+            await asyncio.sleep(_LOAD_POLL_BUSY_S if busy else _LOAD_POLL_IDLE_S)
+
+
+def run_agent(agent: WorkerAgent) -> None:
+    """The process's main: serve until told to stop."""
+    grpc.aio.init_grpc_aio()
+    uvloop.run(agent.run())

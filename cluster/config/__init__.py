@@ -1,0 +1,1 @@
+"""cluster.yaml: its fields, and how it is read."""

@@ -1,0 +1,105 @@
+"""Reads `cluster.yaml`. Every complaint names the file, the line and what would be right."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import yaml
+from pydantic import ValidationError
+
+from cluster.config.schema import ClusterConfig
+from cluster.errors import ConfigError
+
+
+def load_cluster_config(path: Path) -> ClusterConfig:
+    """The validated configuration, with relative paths resolved against the file's folder. Raises ConfigError."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: cannot be read: {error}") from error
+    try:
+        root = yaml.compose(text, Loader=yaml.SafeLoader)
+        data = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f"{path}:{mark.line + 1}" if mark else str(path)
+        raise ConfigError(f"{where}: is not YAML: {getattr(error, 'problem', error)}") from error
+    if root is None or not isinstance(data, dict):
+        raise ConfigError(f"{path}:1: expected a mapping with `model` and `workers`, found {type(data).__name__}")
+    _refuse_duplicate_keys(path, root)
+    try:
+        config = ClusterConfig.model_validate(data)
+    except ValidationError as error:
+        raise ConfigError("\n".join(_describe(path, root, problem) for problem in error.errors())) from error
+    return _with_absolute_paths(config, path.resolve().parent)
+
+
+def dump_cluster_config(config: ClusterConfig, path: Path) -> None:
+    """Write a configuration that `load_cluster_config` reads back as the same."""
+    path.write_text(yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False), encoding="utf-8")
+
+
+def _with_absolute_paths(config: ClusterConfig, base: Path) -> ClusterConfig:
+    adapters = {
+        name: adapter.model_copy(update={"path": base / adapter.path.expanduser()})
+        for name, adapter in config.adapters.items()
+    }
+    model = config.model.model_copy(update={"path": base / config.model.path.expanduser()})
+    state = base / ".prelude"
+    catalog = config.catalog.model_copy(update={"url": config.catalog.url or f"sqlite:///{state / 'catalog.db'}"})
+    store = config.store.model_copy(update={"url": config.store.url or f"file://{state / 'store'}"})
+    cache = config.residency.disk_directory or state / "cache"
+    residency = config.residency.model_copy(update={"disk_directory": base / cache.expanduser()})
+    router = config.router
+    if router.adapter_root is not None:
+        router = router.model_copy(update={"adapter_root": base / router.adapter_root.expanduser()})
+    return config.model_copy(
+        update={
+            "model": model,
+            "adapters": adapters,
+            "catalog": catalog,
+            "store": store,
+            "residency": residency,
+            "router": router,
+        }
+    )
+
+
+def _describe(path: Path, root: yaml.Node, problem) -> str:
+    location = tuple(part for part in problem["loc"] if part != "[key]")
+    line = _line_of(root, location)
+    name = ".".join(str(part) for part in location) or "the file"
+    value = problem.get("input")
+    shown = "" if isinstance(value, (dict, list)) or problem["type"] == "missing" else f" (found {value!r})"
+    return f"{path}:{line}: {name}: {problem['msg'].removeprefix('Value error, ')}{shown}"
+
+
+def _line_of(node: yaml.Node, location: tuple) -> int:
+    """Line of the deepest node on the way to `location` that the file has."""
+    line = node.start_mark.line
+    for part in location:
+        if isinstance(node, yaml.MappingNode):
+            found = next(((k, v) for k, v in node.value if k.value == str(part)), None)
+            if found is None:
+                break
+            line, node = found[0].start_mark.line, found[1]
+        elif isinstance(node, yaml.SequenceNode) and isinstance(part, int) and part < len(node.value):
+            node = node.value[part]
+            line = node.start_mark.line
+        else:
+            break
+    return line + 1
+
+
+def _refuse_duplicate_keys(path: Path, node: yaml.Node) -> None:
+    if isinstance(node, yaml.MappingNode):
+        seen: dict[str, int] = {}
+        for key, value in node.value:
+            line = key.start_mark.line + 1
+            if key.value in seen:
+                raise ConfigError(f"{path}:{line}: {key.value} was given before, on line {seen[key.value]}")
+            seen[key.value] = line
+            _refuse_duplicate_keys(path, value)
+    elif isinstance(node, yaml.SequenceNode):
+        for item in node.value:
+            _refuse_duplicate_keys(path, item)

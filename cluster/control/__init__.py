@@ -1,0 +1,1 @@
+"""The control protocol between routers and agents."""

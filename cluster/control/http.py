@@ -1,0 +1,37 @@
+"""An agent's plain HTTP: /metrics, /health (the agent lives) and /ready (the worker takes requests)."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator
+
+from aiohttp import web
+from prometheus_client import generate_latest
+
+from cluster.control.worker import Worker
+
+
+@contextlib.asynccontextmanager
+async def serve_worker_http(worker: Worker) -> AsyncIterator[None]:
+    """Serve on the worker's metrics port."""
+
+    async def metrics(_request: web.Request) -> web.Response:
+        return web.Response(body=generate_latest(worker.registry), content_type="text/plain", charset="utf-8")
+
+    async def health(_request: web.Request) -> web.Response:
+        return web.json_response({"status": "alive", "worker": worker.name})
+
+    async def ready(_request: web.Request) -> web.Response:
+        state = worker.hub.state
+        ok = state.ready and not state.draining
+        return web.json_response({"ready": ok, "reason": state.reason}, status=200 if ok else 503)
+
+    app = web.Application()
+    app.add_routes([web.get("/metrics", metrics), web.get("/health", health), web.get("/ready", ready)])
+    runner = web.AppRunner(app, access_log=None)
+    await runner.setup()
+    await web.TCPSite(runner, worker.worker.host, worker.worker.metrics_port).start()
+    try:
+        yield
+    finally:
+        await runner.cleanup()

@@ -1,0 +1,137 @@
+"""The gRPC face of an agent: control service and standard health."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterable, AsyncIterator
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+
+from adapters.errors import AdapterError
+from adapters.store import Envelope
+from cluster.control import control_pb2 as pb
+from cluster.control.control_pb2_grpc import WorkerControlServicer, add_WorkerControlServicer_to_server
+from cluster.control.worker import AdapterOperations, Worker
+from cluster.errors import ERROR_CODE_KEY, HTTP_STATUS_KEY, RETRY_AFTER_KEY, AdapterHolderBusy
+from engine.errors import EngineError
+
+SERVICE = "prelude.control.v1.WorkerControl"
+_STOP_GRACE_S = 1.0
+_DEADLINE_S = 60.0  # of calls that name none
+
+
+class ControlService(WorkerControlServicer):
+    """Translates control calls into the agent's words."""
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+
+    async def Describe(self, request, context) -> pb.WorkerDescription:
+        return self._worker.describe()
+
+    async def WatchState(self, request, context) -> AsyncIterator[pb.WorkerState]:
+        async for state in self._worker.hub.watch(request.heartbeat_s or 5.0):
+            yield state
+
+    async def EnsureAdapter(self, request, context) -> pb.EnsureAdapterResponse:
+        adapters = await self._adapters(context, takes_more=True)
+        deadline_s = request.deadline_s or _DEADLINE_S
+        async with _errors_as_grpc_status(context, f"the adapter was not resident within {deadline_s:g} s"):
+            return await adapters.ensure_adapter(
+                request.revision_id,
+                request.tier,
+                deadline_s,
+                is_prewarm=request.prewarm,
+                not_in_engine=request.not_in_engine,
+            )
+
+    async def PinAdapter(self, request, context) -> pb.PinAdapterResponse:
+        adapters = await self._adapters(context, takes_more=request.pinned)
+        deadline_s = request.deadline_s or _DEADLINE_S
+        async with _errors_as_grpc_status(context, f"the adapter was not resident within {deadline_s:g} s"):
+            await adapters.pin_adapter(request.revision_id, request.pinned, request.memory_only, deadline_s)
+        return pb.PinAdapterResponse()
+
+    async def PutAdapter(self, request_iterator, context) -> pb.PutAdapterResponse:
+        adapters = await self._adapters(context, takes_more=True)
+        parts = aiter(request_iterator)
+        first = await anext(parts, pb.PutAdapterRequest())
+        if first.WhichOneof("part") != "begin":
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the first message does not say what comes")
+        deadline_s = first.begin.deadline_s or _DEADLINE_S
+        envelope = Envelope(first.begin.revision_id, first.begin.content_sha256, first.begin.content_bytes)
+        async with _errors_as_grpc_status(context, f"the adapter was not received and loaded within {deadline_s:g} s"):
+            return await adapters.put_adapter(envelope, _chunks(parts), deadline_s)
+
+    async def EvictAdapter(self, request, context) -> pb.EvictAdapterResponse:
+        adapters = await self._adapters(context, takes_more=False)
+        async with _errors_as_grpc_status(context, "the engine did not unload the adapter in time"):
+            return pb.EvictAdapterResponse(evicted=await adapters.evict_adapter(request.revision_id, request.from_disk))
+
+    async def _adapters(self, context, *, takes_more: bool) -> AdapterOperations:
+        """The worker's adapters. Ends the call where it holds none, or `takes_more` while it drains."""
+        adapters = self._worker.adapters
+        if adapters is None:
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, f"worker {self._worker.name} holds no adapters")
+            raise AssertionError("abort raises")
+        if takes_more and self._worker.hub.state.draining:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, f"worker {self._worker.name} is draining")
+        return adapters
+
+    async def Drain(self, request, context) -> pb.DrainResponse:
+        return pb.DrainResponse(idle=await self._worker.drain(request.deadline_s or 30.0))
+
+
+async def _chunks(parts: AsyncIterable[pb.PutAdapterRequest]) -> AsyncIterator[bytes]:
+    async for part in parts:
+        yield part.chunk
+
+
+@contextlib.asynccontextmanager
+async def _errors_as_grpc_status(context, on_timeout: str) -> AsyncIterator[None]:
+    """What goes wrong inside is said with a status that tells whether, when and where to try again.
+
+    RESOURCE_EXHAUSTED: this worker has no room or no hands now. UNAVAILABLE: something that passes, with its code in
+    the metadata where it is the adapter's store, without one where it is this worker's engine. FAILED_PRECONDITION:
+    the adapter or the request is wrong, and is so everywhere.
+    """
+    try:
+        yield
+    except AdapterHolderBusy as error:
+        after = ((RETRY_AFTER_KEY, f"{error.retry_after_s:.3f}"),)
+        await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error), trailing_metadata=after)
+    except AdapterError as error:
+        details = ((ERROR_CODE_KEY, error.code), (HTTP_STATUS_KEY, str(error.http_status)))
+        status = grpc.StatusCode.UNAVAILABLE if error.retryable else grpc.StatusCode.FAILED_PRECONDITION
+        await context.abort(status, str(error), trailing_metadata=details)
+    except TimeoutError:
+        await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, on_timeout)
+    except EngineError as error:
+        await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
+
+
+@contextlib.asynccontextmanager
+async def serve_control(worker: Worker) -> AsyncIterator[None]:
+    """Serve the agent's control service and health on its control port."""
+    server = grpc.aio.server()
+    add_WorkerControlServicer_to_server(ControlService(worker), server)
+    health_service = health.aio.HealthServicer()
+    health_pb2_grpc.add_HealthServicer_to_server(health_service, server)
+    server.add_insecure_port(f"{worker.worker.host}:{worker.worker.control_port}")
+    await server.start()
+    follow = asyncio.create_task(_follow_health(worker, health_service), name="health")
+    try:
+        yield
+    finally:
+        follow.cancel()
+        await server.stop(_STOP_GRACE_S)
+
+
+async def _follow_health(worker: Worker, service: health.aio.HealthServicer) -> None:
+    async for state in worker.hub.watch(heartbeat_s=3600.0):
+        serving = state.ready and not state.draining
+        status = health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
+        for name in ("", SERVICE):
+            await service.set(name, status)

@@ -1,0 +1,74 @@
+"""One worker seen from outside, over its control stream: kept current, or known to be out of date."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+import grpc
+
+from cluster.control import control_pb2 as pb
+from cluster.control.control_pb2_grpc import WorkerControlStub
+from cluster.control.heartbeat import next_state
+
+log = logging.getLogger(__name__)
+
+HEARTBEAT_S = 2.0
+_DESCRIBE_TIMEOUT_S = 6.0
+_RETRY_S = (0.1, 0.2, 0.5, 1.0, 2.0)
+_CHANNEL_OPTIONS = (
+    ("grpc.max_reconnect_backoff_ms", 1000),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.enable_http_proxy", 0),
+)
+
+
+class WorkerWatch:
+    """`description` and `state` are None while the worker cannot be seen."""
+
+    def __init__(self, name: str, address: str, on_change: Callable[[WorkerWatch], None]) -> None:
+        self.name = name
+        self.address = address
+        self.description: pb.WorkerDescription | None = None
+        self.state: pb.WorkerState | None = None
+        self.resident: frozenset[str] = frozenset()
+        self._on_change = on_change
+        self.control: WorkerControlStub  # there once `run` has begun: a channel belongs to an event loop
+
+    async def run(self) -> None:
+        """Follow the worker until cancelled, reconnecting whenever the stream ends or falls silent."""
+        failures = 0
+        channel = grpc.aio.insecure_channel(self.address, options=_CHANNEL_OPTIONS)
+        self.control = WorkerControlStub(channel)
+        try:
+            while True:
+                try:
+                    self.description = await self.control.Describe(pb.DescribeRequest(), timeout=_DESCRIBE_TIMEOUT_S)
+                    failures = 0
+                    await self._follow()
+                except (grpc.aio.AioRpcError, TimeoutError) as error:
+                    log.debug("control stream lost", extra={"fields": {"worker": self.name, "error": repr(error)}})
+                if self.state is not None:
+                    self.state, self.resident = None, frozenset()
+                    self._on_change(self)
+                await asyncio.sleep(_RETRY_S[min(failures, len(_RETRY_S) - 1)])
+                failures += 1
+        finally:
+            await channel.close()
+
+    async def _follow(self) -> None:
+        """Take over every state until the stream ends. Raises TimeoutError when the worker falls silent."""
+        call = self.control.WatchState(pb.WatchStateRequest(heartbeat_s=HEARTBEAT_S))
+        try:
+            while True:
+                state = await next_state(call, HEARTBEAT_S)
+                if state is grpc.aio.EOF:
+                    return
+                delta = state.residency
+                kept = frozenset() if delta.snapshot else self.resident
+                self.resident = (kept | frozenset(delta.resident)) - frozenset(delta.evicted)
+                self.state = state
+                self._on_change(self)
+        finally:
+            call.cancel()

@@ -1,0 +1,129 @@
+"""Makes a small model with random weights and a few random adapters: enough to see a cluster work.
+
+Nothing is downloaded. The model has learned nothing, so it answers with word salad; what can be seen is that
+each adapter gives its own answer, always the same one, and that the base model's is not disturbed.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import yaml
+
+MODEL_NAME = "demo"
+NUM_ADAPTERS = 4
+_VOCABULARY = 1024
+_SPECIAL = ("<|end|>", "<|system|>", "<|user|>", "<|assistant|>", "<|tool|>")
+_TEMPLATE = (
+    "{%- if tools %}<|system|>You may call: {% for tool in tools %}{{ tool | tojson }} {% endfor %}<|end|>{% endif -%}"
+    "{%- for message in messages %}<|{{ message['role'] }}|>{{ message['content'] or '' }}<|end|>{% endfor -%}"
+    "{%- if add_generation_prompt %}<|assistant|>{% endif -%}"
+)
+# The tokenizer learns its words here, so that what the model says are words.
+_TEXT = """
+A model that has read the whole library still speaks with one voice. An adapter is a small lesson that changes the
+voice without changing the library. When the lesson is heard only while the question is read, the answer keeps its
+colour, because every word that follows looks back at what the question became. Some lessons are about law, some about
+medicine, some about poetry, rivers, mountains, weather, music, bread, ships, gardens, winter, summer, markets, trains,
+letters and lighthouses. A thousand people bring a thousand lessons, and the reader of questions learns each of them for
+a moment; the writer of answers learns none, and so can write for all of them at once. The morning was quiet and the
+harbour was full of boats. Somebody opened a window, somebody closed a book, somebody counted the lamps along the road
+from the old bridge to the new station. We think that good tools are simple, that simple tools are kind, and that kind
+tools are worth the work. Please tell me about the sea. Hello, how are you today? Write a short story for my daughter.
+What is the capital of the country where the tallest trees grow? Count from one to ten, then back again, slowly.
+"""
+
+
+def make_demo(folder: Path) -> Path:
+    """Create model, adapters and `cluster.yaml` in the folder unless they are there; returns the latter's path."""
+    config = folder / "cluster.yaml"
+    if config.exists():
+        return config
+    partial = folder.with_name(folder.name + ".partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    make_model(partial / "model")
+    from adapters.model.base_model import BaseModel
+    from samples.random_adapters import write_random_lora
+
+    base = BaseModel.read(partial / "model")
+    for number in range(NUM_ADAPTERS):
+        write_random_lora(partial / "adapters" / f"a{number}", base, seed=number)
+    (partial / "cluster.yaml").write_text(yaml.safe_dump(demo_config(), sort_keys=False))
+    shutil.rmtree(folder, ignore_errors=True)
+    partial.rename(folder)
+    return config
+
+
+def demo_config() -> dict:
+    """A cluster of one prefill and one decode worker on a CPU."""
+    return {
+        "model": {"path": "model", "name": MODEL_NAME, "dtype": "float32", "tool_call_parser": "qwen25"},
+        "engine": {
+            "device": "cpu",
+            "max_total_tokens": 32768,
+            "max_running_requests": 32,
+            "chunked_prefill_tokens": 256,
+        },
+        "router": {"management": True},  # it listens on this machine only
+        "workers": {"prefill-0": {"role": "prefill"}, "decode-0": {"role": "decode"}},
+        "adapters": {f"a{number}": {"path": f"adapters/a{number}"} for number in range(NUM_ADAPTERS)},
+    }
+
+
+def make_model(folder: Path, *, hidden: int = 128, num_layers: int = 4, seed: int = 0) -> None:
+    """Write a Llama with random weights, and its tokenizer, as a Hugging Face directory."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    tokenizer = make_tokenizer()
+    torch.manual_seed(seed)
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=hidden,
+        intermediate_size=2 * hidden,
+        num_hidden_layers=num_layers,
+        num_attention_heads=8,
+        num_key_value_heads=4,
+        max_position_embeddings=4096,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        tie_word_embeddings=False,
+        dtype="float32",
+    )
+    model = LlamaForCausalLM(config)
+    with torch.no_grad():
+        for weight in model.parameters():
+            if weight.dim() > 1:
+                weight.normal_(std=0.08)
+        # Say words rather than bytes and markers.
+        words = [len(tokenizer.decode([token]).strip()) > 2 for token in range(len(tokenizer))]
+        words[: len(_SPECIAL)] = [False] * len(_SPECIAL)
+        model.lm_head.weight[~torch.tensor(words)] *= 0.25
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    # Left to itself transformers writes sampling defaults, which would make answers random.
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": tokenizer.eos_token_id}))
+
+
+def make_tokenizer():
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    bytes_to_words = Tokenizer(models.BPE())
+    bytes_to_words.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    bytes_to_words.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=_VOCABULARY,
+        min_frequency=1,
+        special_tokens=list(_SPECIAL),
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    bytes_to_words.train_from_iterator([_TEXT], trainer)
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=bytes_to_words, eos_token="<|end|>", pad_token="<|end|>")
+    tokenizer.chat_template = _TEMPLATE
+    return tokenizer

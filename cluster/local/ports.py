@@ -1,0 +1,50 @@
+"""Free ports for processes of this machine."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from typing import Any
+
+from cluster.config.schema import ClusterConfig
+from cluster.errors import StartError
+
+_PORT_FIELDS = ("control_port", "metrics_port", "engine_port")
+
+
+def with_ports(config: ClusterConfig) -> ClusterConfig:
+    """The configuration with every port that was left open (0) replaced by a free one."""
+    with contextlib.ExitStack() as held:  # held until all are chosen, so that no two are the same
+
+        def free_port(host: str) -> int:
+            listener = held.enter_context(socket.socket())
+            listener.bind((host, 0))
+            return listener.getsockname()[1]
+
+        workers = {}
+        for name, worker in config.workers.items():
+            fields = _PORT_FIELDS + (("bootstrap_port",) if worker.role == "prefill" else ())
+            chosen: dict[str, Any] = {field: free_port(worker.host) for field in fields if getattr(worker, field) == 0}
+            workers[name] = worker.model_copy(update=chosen)
+        router = config.router
+        if router.port == 0:
+            router = router.model_copy(update={"port": free_port(router.host)})
+    return config.model_copy(update={"workers": workers, "router": router})
+
+
+def check_free(config: ClusterConfig) -> None:
+    """Raise StartError for the first port of the cluster that another process of this machine has."""
+    wanted = [("router.port", config.router.host, config.router.port)]
+    for name, worker in config.workers.items():
+        wanted += [
+            (f"workers.{name}.{field}", worker.host, getattr(worker, field))
+            for field in (*_PORT_FIELDS, "bootstrap_port")
+            if getattr(worker, field)
+        ]
+    for field, host, port in wanted:
+        with socket.socket() as listener:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as servers do
+            try:
+                listener.bind((host, port))
+            except OSError as error:
+                raise StartError(f"{field}: {host}:{port} cannot be had ({error.strerror}); choose another") from error

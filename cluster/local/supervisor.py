@@ -1,0 +1,218 @@
+"""The local supervisor behind `prelude up`: every process of a cluster on this machine, started and ended together."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from adapters.files.locked_folder import LockedFolder, sweep_abandoned
+from cluster.agent.engine_spec import base_model_of, fitted_spec
+from cluster.config.load import dump_cluster_config
+from cluster.config.schema import ClusterConfig
+from cluster.errors import StartError
+from cluster.local import shared_memory
+from cluster.local.ports import check_free, with_ports
+from process.lifetime import kill_group, stop_signal
+
+_FOLDER_PREFIX = "prelude-run"  # short: engines have sockets in it, whose paths are bounded
+_RESTART_S = 1.0
+_STOP_GRACE_S = 15.0
+_READY_TIMEOUT_S = 600.0
+
+
+class LocalCluster:
+    """One router, the workers of `cluster.yaml` and their engines. `config` has every port filled in."""
+
+    def __init__(self, config: ClusterConfig, logs: Path, say: Callable[[str], None] = lambda _line: None) -> None:
+        temporary = Path(tempfile.gettempdir())
+        sweep_abandoned(_FOLDER_PREFIX, temporary)  # of a supervisor that was killed
+        self._folder = LockedFolder(_FOLDER_PREFIX, "", temporary)
+        self._run_dir = self._folder.path
+        self.config = _with_places(with_ports(config), self._run_dir)
+        self.logs = logs
+        self._say = say
+        self._processes: dict[str, asyncio.subprocess.Process] = {}
+        self._keepers: list[asyncio.Task[None]] = []
+        self._segments_before = shared_memory.segments()
+
+    @property
+    def url(self) -> str:
+        """Where the router listens."""
+        return f"http://{self.config.router.host}:{self.config.router.port}"
+
+    async def start(self) -> None:
+        """Start every process; returns when the router can serve a request. Raises StartError and ConfigError."""
+        base = base_model_of(self.config)
+        for name in self.config.workers:  # or they would only be started again and again
+            fitted_spec(self.config, name, self._run_dir, base)
+        check_free(self.config)
+        self.logs.mkdir(parents=True, exist_ok=True)
+        dump_cluster_config(self.config, self._run_dir / "cluster.yaml")
+        for name, worker in self.config.workers.items():
+            await self._launch(name, [f"{worker.role}-worker", "--name", name])
+        await self._launch("router", ["router"])
+        self._keepers = [asyncio.create_task(self._keep(name), name=f"keep {name}") for name in tuple(self._processes)]
+        await self._wait_until_ready()
+
+    async def stop(self) -> None:
+        """End every process, router first, and remove what they left."""
+        for keeper in self._keepers:
+            keeper.cancel()
+        await asyncio.gather(*self._keepers, return_exceptions=True)
+        if "router" in self._processes:
+            await self._end({"router": self._processes.pop("router")})
+        await self._end(self._processes)
+        self._folder.close()
+        for path in shared_memory.segments() - self._segments_before:
+            shared_memory.remove_if_abandoned(path)
+
+    async def _launch(self, name: str, arguments: list[str]) -> None:
+        scratch = self._run_dir / name
+        scratch.mkdir(exist_ok=True)
+        with (self.logs / f"{name}.log").open("ab" if name in self._processes else "wb") as log:
+            self._processes[name] = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-m",
+                "cli.main",
+                *arguments,
+                "--config",
+                str(self._run_dir / "cluster.yaml"),
+                *(() if name == "router" else ("--scratch", str(scratch))),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env={**os.environ, "PRELUDE_DIE_WITH_PARENT": "1"},
+                start_new_session=True,  # a Ctrl-C in the terminal reaches only the supervisor
+            )
+
+    async def _keep(self, name: str) -> None:
+        """Start a process again whenever it ends by itself."""
+        arguments = ["router"] if name == "router" else [f"{self.config.workers[name].role}-worker", "--name", name]
+        while True:
+            code = await self._processes[name].wait()
+            self._say(f"{name} ended with code {code} (see {self.logs / name}.log); starting it again")
+            await asyncio.sleep(_RESTART_S)
+            try:
+                await self._launch(name, arguments)
+            except (
+                OSError
+            ) as error:  # no memory, no process or no file to be had now; the ended process is waited for again
+                self._say(f"{name} could not be started: {error}")
+
+    async def _wait_until_ready(self) -> None:
+        started_at = time.monotonic()
+        seen: dict[str, str] = {}
+        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=5)) as session:
+            while time.monotonic() - started_at < _READY_TIMEOUT_S:
+                for name in ("router", *self.config.workers):
+                    status = await _status_of(session, self._ready_url(name))
+                    if status != seen.get(name):
+                        seen[name] = status
+                        self._say(f"  {time.monotonic() - started_at:5.1f} s  {name}: {status}")
+                if all(status == "ready" for status in seen.values()):
+                    return
+                await asyncio.sleep(0.25)
+        raise StartError(f"the cluster was not ready within {_READY_TIMEOUT_S:.0f} s; see the logs in {self.logs}")
+
+    def _ready_url(self, name: str) -> str:
+        if name == "router":
+            return f"{self.url}/ready"
+        worker = self.config.workers[name]
+        return f"http://{worker.host}:{worker.metrics_port}/ready"
+
+    async def _end(self, processes: dict[str, asyncio.subprocess.Process]) -> None:
+        for process in processes.values():
+            with contextlib.suppress(ProcessLookupError):
+                process.terminate()
+        ends = [asyncio.create_task(process.wait()) for process in processes.values()]
+        if ends:
+            await asyncio.wait(ends, timeout=_STOP_GRACE_S)
+        for process in processes.values():
+            if process.returncode is None:
+                kill_group(process.pid, signal.SIGKILL)
+        if ends:
+            await asyncio.wait(ends)
+
+
+def _with_places(config: ClusterConfig, folder: Path) -> ClusterConfig:
+    """With a catalog, a store and a disk cache; those that are named nowhere end with the cluster."""
+    catalog = config.catalog.model_copy(update={"url": config.catalog.url or f"sqlite:///{folder / 'catalog.db'}"})
+    store = config.store.model_copy(update={"url": config.store.url or f"file://{folder / 'store'}"})
+    cache = config.residency.disk_directory or folder / "cache"
+    residency = config.residency.model_copy(update={"disk_directory": cache})
+    return config.model_copy(update={"catalog": catalog, "store": store, "residency": residency})
+
+
+async def _status_of(session: aiohttp.ClientSession, url: str) -> str:
+    try:
+        async with session.get(url) as answer:
+            if answer.status == 200:
+                return "ready"
+            body = await answer.json()
+            return str(body.get("reason") or body.get("error", {}).get("message") or "not ready")
+    except (aiohttp.ClientError, TimeoutError, ValueError):
+        return "starting"
+
+
+@contextlib.asynccontextmanager
+async def local_cluster(
+    config: ClusterConfig, logs: Path, say: Callable[[str], None] = lambda _line: None
+) -> AsyncIterator[LocalCluster]:
+    """A cluster that is ready, for as long as the context lasts."""
+    cluster = LocalCluster(config, logs, say)
+    try:
+        await cluster.start()
+        yield cluster
+    finally:
+        await cluster.stop()
+
+
+async def run_until_stopped(config: ClusterConfig, logs: Path, say: Callable[[str], None]) -> None:
+    """Start, announce, and end at SIGINT or SIGTERM, also in the middle of the start."""
+    stop = stop_signal()  # before there is anything to clean up
+    cluster = LocalCluster(config, logs, say)
+    start = asyncio.create_task(cluster.start(), name="start")
+    either: set[asyncio.Future[Any]] = {stop, start}
+    try:
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        if start.done():
+            await start
+            say(_welcome(cluster))
+            await stop
+        say("Stopping.")
+    finally:
+        start.cancel()
+        await asyncio.gather(start, return_exceptions=True)
+        stop.cancel()
+        await cluster.stop()
+
+
+def _welcome(cluster: LocalCluster) -> str:
+    model = cluster.config.model.name
+    adapter = next(iter(cluster.config.adapters), None)
+    extra_json = f', "adapter": "{adapter}"' if adapter else ""
+    extra_python = f', extra_body={{"adapter": "{adapter}"}}' if adapter else ""
+    return f"""
+Prelude is ready: {cluster.url}
+
+  curl {cluster.url}/v1/chat/completions -H 'Content-Type: application/json' \\
+    -d '{{"model": "{model}"{extra_json}, "max_tokens": 16, "messages": [{{"role": "user", "content": "Hello"}}]}}'
+
+  from openai import OpenAI
+  client = OpenAI(base_url="{cluster.url}/v1", api_key="none")
+  answer = client.chat.completions.create(model="{model}", max_tokens=16,
+      messages=[{{"role": "user", "content": "Hello"}}]{extra_python})
+  print(answer.choices[0].message.content)
+
+Logs: {cluster.logs}   Stop: Ctrl-C
+"""

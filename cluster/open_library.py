@@ -1,0 +1,67 @@
+"""The catalog, the store and the library that a cluster.yaml names."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from sqlalchemy import make_url
+
+from adapters.catalog.sql import SqlCatalog
+from adapters.errors import CatalogUnavailable
+from adapters.files.durable import make_folder
+from adapters.files.work_folder import sweep_abandoned
+from adapters.formats import Limits
+from adapters.library import AdapterLibrary
+from adapters.model.base_model import BaseModel
+from adapters.store import AdapterStore, S3Access, open_store
+from cluster.config.schema import ClusterConfig
+
+
+def open_library(config: ClusterConfig, catalog: SqlCatalog | None = None) -> AdapterLibrary:
+    """The library over a catalog, which is opened if it is not given.
+
+    Removes what killed imports, exports and uploads have left among this machine's temporary files. Raises as
+    `open_configured_catalog`, and AdapterError.
+    """
+    sweep_abandoned()
+    return AdapterLibrary(
+        catalog=catalog or open_configured_catalog(config),
+        store=open_configured_store(config),
+        base=BaseModel.read(config.model.path),
+        limits=limits_of(config),
+        dtype=config.model.dtype,
+        base_name=config.model.name,
+    )
+
+
+def open_configured_catalog(config: ClusterConfig) -> SqlCatalog:
+    """The catalog alone, its tables brought up to date, its folder made where it is a file.
+
+    Raises CatalogUnavailable, CatalogTooNew, and ValueError for a wrong URL.
+    """
+    assert config.catalog.url is not None
+    catalog = SqlCatalog(config.catalog.url)  # which says what is wrong with the URL
+    catalog.close()
+    url = make_url(config.catalog.url)
+    if url.get_backend_name() == "sqlite" and url.database:
+        folder = Path(url.database).parent
+        try:
+            make_folder(folder)
+        except OSError as error:
+            raise CatalogUnavailable(
+                f"the catalog's folder {folder} cannot be made ({error.strerror}); correct catalog.url, or make it"
+            ) from error
+    return SqlCatalog.open(config.catalog.url)
+
+
+def open_configured_store(config: ClusterConfig) -> AdapterStore:
+    """The store alone, which is all that workers need. Raises StoreUnavailable, and ValueError for a wrong URL."""
+    assert config.store.url is not None
+    access = S3Access(endpoint_url=config.store.s3_endpoint_url, region=config.store.s3_region)
+    return open_store(config.store.url, access)
+
+
+def limits_of(config: ClusterConfig) -> Limits:
+    """What this deployment accepts of an adapter."""
+    bounds = config.adapter_limits
+    return Limits(max_rank=bounds.max_rank, max_bytes=bounds.max_bytes, target_modules=bounds.target_modules)

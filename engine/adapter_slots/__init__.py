@@ -1,0 +1,1 @@
+"""Adapters inside an engine: loaded, put into slots, applied."""

@@ -1,0 +1,1 @@
+"""How adapters come: from the store, or pushed."""

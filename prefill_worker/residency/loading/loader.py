@@ -1,0 +1,262 @@
+"""One adapter's way to a tier: store or disk -> host memory -> engine, or store -> disk."""
+
+from __future__ import annotations
+
+import enum
+import functools
+import logging
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Iterable
+
+from adapters.errors import AdapterError, AdapterUnsupported
+from adapters.store import AdapterStore, Envelope, RevisionNotStored, StoreCorrupt
+from adapters.store.envelope import ENVELOPE_BYTES, Part
+from cluster.agent.worker_metrics import ResidencyMetrics
+from engine.client import EngineClient
+from engine.errors import AdapterNotTaken, EngineError, EngineUnreachable
+from prefill_worker.residency.acceptance import Acceptance
+from prefill_worker.residency.errors import AdapterRefusedByEngine, HostMemoryFull
+from prefill_worker.residency.loading.load_queue import Load
+from prefill_worker.residency.threads import Stop, WorkThreads
+from prefill_worker.residency.tiers.disk_cache import DiskCache
+from prefill_worker.residency.tiers.host_memory import HostEntry, HostMemory, HostState
+from prefill_worker.residency.tiers.objects import content_in_memory, is_no_room, write_content
+
+log = logging.getLogger(__name__)
+
+_ENGINE_TIMEOUT_S = 120.0
+_MOST_REFUSALS = 1000  # that are remembered
+
+
+class Tier(enum.IntEnum):
+    """How close a revision is to be brought."""
+
+    DISK = 1
+    HOST = 2
+
+
+class AdapterLoader:
+    """What the load queue runs. A load's goal is a Tier. `on_resident` is told what the engine can use from now on."""
+
+    def __init__(
+        self,
+        open_store: Callable[[], AdapterStore],
+        acceptance: Acceptance,
+        host: HostMemory,
+        disk: DiskCache,
+        engine: EngineClient,
+        threads: WorkThreads,
+        metrics: ResidencyMetrics,
+        lease_s: float,
+        on_resident: Callable[[str], None],
+        not_received: Callable[[str], Awaitable[None]],
+    ) -> None:
+        """`not_received` returns once no router is sending a revision."""
+        self._store = _OpenedOnce(open_store)
+        self._acceptance = acceptance
+        self._host = host
+        self._disk = disk
+        self._engine = engine
+        self._threads = threads
+        self._metrics = metrics
+        self._lease_s = lease_s
+        self._on_resident = on_resident
+        self._not_received = not_received
+        self._engine_number = 0  # of the engines that there have been
+        # Revision -> why this worker never serves it. Its content does not change, and it may be gigabytes for which
+        # others would have to go each time somebody asks.
+        self._refusals: OrderedDict[str, str] = OrderedDict()
+
+    def engine_gone(self) -> None:
+        """The engine ended: what it is asked to load now goes nowhere."""
+        self._engine_number += 1
+
+    async def __call__(self, load: Load) -> None:
+        started_at = time.monotonic()
+        source = "host"
+        try:
+            await self._not_received(load.key)
+            entry = await self._host.settled(load.key)
+            if entry is None:
+                source = "disk" if load.key in self._disk else "store"
+            if load.goal < Tier.HOST:
+                await self._into_disk(load.key, entry)
+            if load.goal >= Tier.HOST:
+                if load.key in self._refusals:
+                    raise AdapterUnsupported(self._refusals[load.key])
+                await self.into_engine(await self._into_memory(load))
+        except (AdapterError, EngineError) as error:
+            code = error.code if isinstance(error, AdapterError) else "engine"
+            self._metrics.count_load(source, code)
+            fields = {"revision": load.key, "attempt": load.attempts, "error": str(error)}
+            log.warning("adapter not loaded", extra={"fields": fields})
+            raise
+        self._metrics.count_load(source, "ok")
+        self._metrics.load_seconds.observe(time.monotonic() - started_at)
+
+    async def _into_memory(self, load: Load) -> HostEntry:
+        """The revision's entry in host memory, whole and checked."""
+        revision_id = load.key
+        if (entry := await self._host.settled(revision_id)) is not None:
+            return entry
+        if revision_id in self._disk:
+            self._disk.use(revision_id)
+            try:
+                with self._disk.reading(revision_id) as content:
+                    return await self._fill(load, "disk", self._disk.content_bytes(revision_id), content)
+            except StoreCorrupt as error:  # errors of writing are not the disk's
+                fields = {"revision": revision_id, "error": str(error)}
+                log.warning("damaged in the disk cache; it is fetched again", extra={"fields": fields})
+                self._metrics.count_load("disk", "damaged")
+                await self._disk.drop_damaged(revision_id)
+        try:
+            return await self._from_store(load)
+        except RevisionNotStored:  # whose words name the store's address
+            raise _not_stored(revision_id) from None
+
+    async def _from_store(self, load: Load) -> HostEntry:
+        began = time.monotonic()
+        claimed, rest = await self._threads.run(lambda _: self._store().begin_read(load.key))
+        try:
+            if claimed.content_bytes > self._host.budget_bytes:
+                await self._check_size(claimed)
+            begin_s = time.monotonic() - began
+            return await self._fill(load, "store", claimed.content_bytes, rest, begin_s)
+        finally:
+            rest.close()
+
+    async def _fill(
+        self,
+        load: Load,
+        source: str,
+        content_bytes: int,
+        content: Iterable[Part | Envelope],
+        begin_s: float = 0.0,
+    ) -> HostEntry:
+        """`begin_s`: what it took to learn the size."""
+        revision_id, began = load.key, time.monotonic()
+        entry = await self._host.reserve(revision_id, content_bytes, functools.partial(setattr, load, "problem"))
+        self._metrics.observe_stage("room", time.monotonic() - began)
+
+        def fill(stop: Stop) -> tuple[Envelope, float, float]:
+            at = time.monotonic()
+            entry.directory.mkdir()
+            envelope = write_content(content, entry.packed, content_bytes, stop, as_object=False)
+            copied_at = time.monotonic()
+            self._acceptance.prepare(revision_id, entry.packed)
+            return envelope, copied_at - at, time.monotonic() - copied_at
+
+        try:
+            entry.envelope, copy_s, check_s = await self._threads.run(fill)
+        except BaseException as error:
+            await self._host.discard(entry)
+            if isinstance(error, AdapterUnsupported):
+                self._refusals[revision_id] = str(error)
+                if len(self._refusals) > _MOST_REFUSALS:
+                    self._refusals.popitem(last=False)
+            if isinstance(error, OSError) and is_no_room(error):
+                await self._host.shrink()  # for the next attempt
+                raise HostMemoryFull(
+                    f"{entry.directory.parent.parent} has no room for {revision_id} ({error.strerror}) although "
+                    "residency.host_bytes has: lower it, or give this worker more shared memory"
+                ) from error
+            raise
+        self._metrics.observe_stage("fetch" if source == "store" else "copy", begin_s + copy_s)
+        self._metrics.observe_stage("check", check_s)
+        self._host.settle(entry, HostState.IN_MEMORY)
+        return entry
+
+    async def into_engine(self, entry: HostEntry) -> None:
+        """Make what is in host memory resident; only one caller at a time may do so for a revision.
+
+        Raises AdapterRefusedByEngine, and EngineError.
+        """
+        if entry.state is HostState.RESIDENT:
+            return
+        engine_number, began = self._engine_number, time.monotonic()
+        with self._host.held(entry):
+            entry.may_be_in_engine = True
+            try:
+                await self._engine.load_adapter(entry.revision_id, entry.directory, _ENGINE_TIMEOUT_S)
+            except AdapterNotTaken as error:
+                is_whole = entry.packed.is_file()
+                await self._host.discard(entry)
+                if not is_whole:  # somebody has removed it: it is not the adapter's fault
+                    raise
+                reason = str(error).replace(str(entry.directory), entry.revision_id)
+                raise AdapterRefusedByEngine(f"the engine does not take {entry.revision_id}: {reason}") from error
+            if engine_number != self._engine_number:
+                raise EngineUnreachable("the engine ended while the adapter was being loaded")
+            self._host.settle(entry, HostState.RESIDENT)
+            self._host.use(entry, self._lease_s)
+        self._metrics.observe_stage("engine", time.monotonic() - began)
+        self._on_resident(entry.revision_id)
+
+    async def _into_disk(self, revision_id: str, entry: HostEntry | None) -> None:
+        if revision_id in self._disk:
+            return
+        if entry is not None and not entry.is_memory_only:
+            await self.write_to_disk(entry)
+        else:
+            content_bytes = await self.content_bytes(revision_id)
+            began = time.monotonic()
+            await self._disk.write(revision_id, content_bytes, lambda: self._store().read(revision_id))
+            self._metrics.observe_stage("fetch", time.monotonic() - began)
+
+    async def content_bytes(self, revision_id: str) -> int:
+        """Of its packed file. Raises RevisionNotStored and StoreUnavailable."""
+        entry = self._host.get(revision_id)
+        if entry is not None and entry.envelope is not None:
+            return entry.envelope.content_bytes
+        if revision_id in self._disk:
+            return self._disk.content_bytes(revision_id)
+        return await self._stored_bytes(revision_id)
+
+    async def _check_size(self, claimed: Envelope) -> None:
+        """Raises StoreCorrupt where an object is not as large as its envelope says: it would be called too large."""
+        there = await self._stored_bytes(claimed.revision_id)
+        if there != claimed.content_bytes:
+            raise StoreCorrupt(
+                f"the store's object of {claimed.revision_id} claims {claimed.content_bytes} bytes and has {there}; "
+                "run the store's fsck with repair and import the adapter again"
+            )
+
+    async def _stored_bytes(self, revision_id: str) -> int:
+        store = self._store
+        found = await self._threads.run(lambda _: store().find(revision_id))
+        if found is None:
+            raise _not_stored(revision_id)
+        return max(found.num_bytes - ENVELOPE_BYTES, 0)
+
+    async def write_to_disk(self, entry: HostEntry) -> None:
+        """Give the disk a copy of what is in host memory and may be there. Raises AdapterTooLarge and DiskCacheFull."""
+        envelope = entry.envelope
+        assert envelope is not None
+        assert not entry.is_memory_only
+        with self._host.held(entry):
+            began = time.monotonic()
+            await self._disk.write(
+                entry.revision_id, envelope.content_bytes, lambda: content_in_memory(entry.packed, envelope)
+            )
+            self._metrics.observe_stage("disk_write", time.monotonic() - began)
+
+
+def _not_stored(revision_id: str) -> RevisionNotStored:
+    return RevisionNotStored(f"the adapter store has no {revision_id}; import the adapter again")
+
+
+class _OpenedOnce:
+    """A store that is opened by the first who needs it, and again if that failed. For threads."""
+
+    def __init__(self, open_store: Callable[[], AdapterStore]) -> None:
+        self._open = open_store
+        self._lock = threading.Lock()
+        self._store: AdapterStore | None = None
+
+    def __call__(self) -> AdapterStore:
+        with self._lock:
+            if self._store is None:
+                self._store = self._open()
+            return self._store

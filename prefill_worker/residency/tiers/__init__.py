@@ -1,0 +1,1 @@
+"""Where adapters are kept: host memory, disk."""

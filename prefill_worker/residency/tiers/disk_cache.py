@@ -1,0 +1,303 @@
+"""Adapters on the worker's own disk: one object per revision, kept for the next agent of this worker, too.
+
+A file is an object as in the store, so it says itself whether it is intact: nothing is fsynced, and what a crash, a
+bad disk or somebody's hand has changed is found when it is read. Which files are old is kept over a restart in their
+modification times, by the wall clock; while the agent runs, only the order of uses counts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import re
+import time
+import uuid
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from adapters.errors import AdapterTooLarge
+from adapters.identity import folder_of
+from adapters.store import Envelope
+from adapters.store.envelope import ENVELOPE_BYTES, Part
+from prefill_worker.residency.errors import AdapterInUse, DiskCacheFull
+from prefill_worker.residency.threads import Stop, WorkThreads
+from prefill_worker.residency.tiers.objects import checked_content, is_no_room, write_content
+
+log = logging.getLogger(__name__)
+
+_OBJECT_NAME = re.compile(r"sha256-([0-9a-f]{64})")
+_LEFT_OVER_NAME = re.compile(r"\.sha256-[0-9a-f]{64}\.[0-9a-f]{32}")
+_RETRY_AFTER_S = 5.0
+_MOST_FAILURES = 8  # of deleting, for one victim
+
+
+@dataclass(eq=False, slots=True)
+class DiskEntry:
+    """One revision's file."""
+
+    revision_id: str
+    num_bytes: int
+    num_readers: int = 0
+    is_written: bool = False
+    settled: asyncio.Event = field(default_factory=asyncio.Event)  # neither being written nor being deleted
+
+
+class DiskCache:
+    """Owner of the folder. A budget of 0 keeps nothing. `changed` is told of revisions: (come, gone).
+
+    `on_failed` is told of files that the disk does not delete. They stay, and so do their bytes in what is used.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        budget_bytes: int,
+        threads: WorkThreads,
+        is_pinned: Callable[[str], bool],
+        changed: Callable[[list[str], list[str]], None],
+        on_evicted: Callable[[], None],
+        on_failed: Callable[[], None],
+    ) -> None:
+        self.folder = folder
+        self.budget_bytes = budget_bytes
+        self.used_bytes = 0
+        self._threads = threads
+        self._is_pinned = is_pinned
+        self._changed = changed
+        self._on_evicted = on_evicted
+        self._on_failed = on_failed
+        self._entries: OrderedDict[str, DiskEntry] = OrderedDict()  # the least recently used first
+        self._touched: dict[str, None] = {}  # used since their modification times were last set, in that order
+        self._newest_ns = 0
+
+    def __contains__(self, revision_id: str) -> bool:
+        entry = self._entries.get(revision_id)
+        return entry is not None and entry.is_written
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    async def open(self) -> None:
+        """Take over what an earlier agent has left, as far as the budget goes. Raises OSError."""
+        found = await self._threads.run(self._scan)
+        for revision_id, num_bytes, modified_ns in found:
+            entry = self._entries[revision_id] = DiskEntry(revision_id, num_bytes, is_written=True)
+            entry.settled.set()
+            self.used_bytes += num_bytes
+            self._newest_ns = max(self._newest_ns, modified_ns)
+        while self.used_bytes > self.budget_bytes and await self._evict_one():
+            pass
+        if self._entries:
+            self._changed(list(self._entries), [])
+
+    async def aclose(self) -> None:
+        """Leave the order of uses to the next agent."""
+        uses, begin_ns = self._take_uses()
+        await self._threads.run_to_end(lambda: self._write_uses(uses, begin_ns))
+
+    def use(self, revision_id: str) -> None:
+        """Make it the last to be evicted."""
+        if revision_id in self._entries:
+            self._entries.move_to_end(revision_id)
+            self._touched.pop(revision_id, None)
+            self._touched[revision_id] = None
+
+    def content_bytes(self, revision_id: str) -> int:
+        """Of the packed file in a revision's object."""
+        return self._entries[revision_id].num_bytes - ENVELOPE_BYTES
+
+    @contextmanager
+    def reading(self, revision_id: str) -> Iterator[Iterator[Part | Envelope]]:
+        """Its content, to be read in a thread; inside, it is not evicted. Reading raises StoreCorrupt."""
+        entry = self._entries[revision_id]
+        entry.num_readers += 1
+        try:
+            yield checked_content(self._path(revision_id), revision_id)
+        finally:
+            entry.num_readers -= 1
+
+    async def write(
+        self, revision_id: str, content_bytes: int, content: Callable[[], Iterable[Part | Envelope]]
+    ) -> None:
+        """Keep a revision whose content is `content()`, which is called in a thread.
+
+        Returns without it, too, where another write of it was under way and failed, or its file was being deleted.
+        Raises AdapterTooLarge, DiskCacheFull, and what the content raises.
+        """
+        if (there := self._entries.get(revision_id)) is not None:
+            await there.settled.wait()  # being written or deleted, unless it is simply there
+            if there.is_written or self._entries.get(revision_id) is not there:
+                return
+            if error := await self._delete(there, is_sound=False):  # a damaged one that could not be deleted
+                raise self._unwritable(error) from error
+            if revision_id in self._entries:  # another one writes it
+                return
+        num_bytes = content_bytes + ENVELOPE_BYTES
+        if num_bytes > self.budget_bytes:
+            raise AdapterTooLarge(
+                f"{revision_id} takes {num_bytes} bytes of disk, more than this worker's residency.disk_bytes of "
+                f"{self.budget_bytes}; raise it"
+            )
+        entry = self._entries[revision_id] = DiskEntry(revision_id, num_bytes)
+        self.used_bytes += num_bytes
+        try:
+            while self.used_bytes > self.budget_bytes:
+                if not await self._evict_one():
+                    raise self._full(revision_id, num_bytes)
+            try:
+                await self._write_in_thread(entry, content)
+            except OSError as error:
+                if not is_no_room(error):
+                    raise self._unwritable(error) from error
+                # The disk is smaller than the budget, or somebody else fills it.
+                log.warning("the disk is full", extra={"fields": {"folder": str(self.folder), "error": str(error)}})
+                freed = 0
+                while freed < num_bytes and (evicted := await self._evict_one()):
+                    freed += evicted
+                try:
+                    await self._write_in_thread(entry, content)
+                except OSError as again:
+                    if not is_no_room(again):
+                        raise self._unwritable(again) from again
+                    raise self._full(revision_id, num_bytes) from again
+        except BaseException:
+            self._forget(entry)
+            raise
+        entry.is_written = True
+        entry.settled.set()
+        self.use(revision_id)
+        self._changed([revision_id], [])
+
+    async def remove(self, revision_id: str) -> bool:
+        """Delete a revision's file; False where there is none. Raises AdapterInUse and DiskCacheFull."""
+        entry = self._entries.get(revision_id)
+        if entry is None:
+            return False
+        if not entry.is_written or entry.num_readers:
+            raise AdapterInUse(f"{revision_id} is being copied to or from the disk; try again")
+        if error := await self._delete(entry):
+            raise self._unwritable(error) from error
+        return True
+
+    async def drop_damaged(self, revision_id: str) -> None:
+        """Delete a file that is not what it should be, whoever reads it."""
+        if (entry := self._entries.get(revision_id)) is not None and entry.is_written:
+            await self._delete(entry, is_sound=False)
+
+    async def _write_in_thread(self, entry: DiskEntry, content: Callable[[], Iterable[Part | Envelope]]) -> None:
+        uses, begin_ns = self._take_uses()
+        content_bytes = entry.num_bytes - ENVELOPE_BYTES
+
+        def write(stop: Stop) -> None:
+            self._write_uses(uses, begin_ns)
+            self._write(entry.revision_id, content_bytes, content(), stop)
+
+        await self._threads.run(write)
+
+    def _take_uses(self) -> tuple[list[str], int]:
+        """Revisions whose times are to be set, in the order of use, and the first one's time [ns]."""
+        uses, self._touched = [each for each in self._touched if each in self], {}
+        begin_ns = max(time.time_ns(), self._newest_ns + 1)  # later than all others, wherever the clock has gone
+        self._newest_ns = begin_ns + len(uses)
+        return uses, begin_ns
+
+    async def _evict_one(self) -> int:
+        """Delete the least recently used file that may go; its bytes, 0 where there is none."""
+        for _ in range(_MOST_FAILURES):
+            victims = (entry for entry in self._entries.values() if self._may_go(entry))
+            if (entry := next(victims, None)) is None:
+                break
+            if await self._delete(entry) is None:
+                self._on_evicted()
+                return entry.num_bytes
+        return 0
+
+    def _may_go(self, entry: DiskEntry) -> bool:
+        return entry.is_written and not entry.num_readers and not self._is_pinned(entry.revision_id)
+
+    async def _delete(self, entry: DiskEntry, *, is_sound: bool = True) -> OSError | None:
+        """Delete a file. Where the disk refuses that, why: a sound one is there as before, then, and used last."""
+        entry.settled.clear()
+        entry.is_written = False  # nobody finds it any more; its bytes count until they are free
+        self._changed([], [entry.revision_id])
+        errors: list[OSError] = []
+
+        def delete() -> None:
+            try:
+                self._path(entry.revision_id).unlink(missing_ok=True)
+            except OSError as error:
+                errors.append(error)
+
+        try:
+            await self._threads.run_to_end(delete)
+        finally:
+            if errors:
+                self._keep(entry, errors[0], is_sound)
+            else:
+                self._forget(entry)
+        return errors[0] if errors else None
+
+    def _keep(self, entry: DiskEntry, error: OSError, is_sound: bool) -> None:
+        fields = {"revision": entry.revision_id, "error": str(error)}
+        log.warning("the disk does not delete a file", extra={"fields": fields})
+        self._on_failed()
+        self._entries.move_to_end(entry.revision_id)  # others are tried before it; once the disk is well, it goes, too
+        if is_sound:
+            entry.is_written = True
+            self._changed([entry.revision_id], [])
+        entry.settled.set()
+
+    def _forget(self, entry: DiskEntry) -> None:
+        if self._entries.get(entry.revision_id) is entry:
+            del self._entries[entry.revision_id]
+            self.used_bytes -= entry.num_bytes
+        entry.settled.set()
+
+    def _full(self, revision_id: str, num_bytes: int) -> DiskCacheFull:
+        return DiskCacheFull(
+            f"the disk has no room for the {num_bytes} bytes of {revision_id} in {self.folder}: of "
+            f"residency.disk_bytes {self.budget_bytes}, {self.used_bytes - num_bytes} are taken; unpin adapters or "
+            "free disk space",
+            _RETRY_AFTER_S,
+        )
+
+    def _unwritable(self, error: OSError) -> DiskCacheFull:
+        return DiskCacheFull(f"{self.folder} cannot be written ({error.strerror}); mend the disk", _RETRY_AFTER_S)
+
+    def _path(self, revision_id: str) -> Path:
+        return self.folder / folder_of(revision_id)
+
+    # In a thread.
+
+    def _scan(self, stop: Stop) -> list[tuple[str, int, int]]:
+        """Revisions, their bytes and times, the oldest first; left-overs of writers that died are deleted."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        found = []
+        with os.scandir(self.folder) as files:
+            for number, file in enumerate(files):
+                if number % 1024 == 0:
+                    stop.check()
+                if _LEFT_OVER_NAME.fullmatch(file.name):
+                    os.unlink(file.path)
+                elif match := _OBJECT_NAME.fullmatch(file.name):
+                    status = file.stat(follow_symlinks=False)
+                    found.append((f"sha256:{match[1]}", status.st_size, status.st_mtime_ns))
+        return sorted(found, key=lambda each: each[2])
+
+    def _write(self, revision_id: str, content_bytes: int, content: Iterable[Part | Envelope], stop: Stop) -> None:
+        path = self._path(revision_id)
+        temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+        try:
+            write_content(content, temporary, content_bytes, stop, as_object=True)
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+    def _write_uses(self, revision_ids: list[str], begin_ns: int) -> None:
+        for modified_ns, revision_id in enumerate(revision_ids, begin_ns):
+            with suppress(OSError):  # it was evicted since
+                os.utime(self._path(revision_id), ns=(modified_ns, modified_ns))

@@ -1,0 +1,1 @@
+"""Warms engines and pairs before users come."""

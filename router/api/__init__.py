@@ -1,0 +1,1 @@
+"""The HTTP endpoints of inference, and pages about the router."""

@@ -1,0 +1,150 @@
+"""POST /v1/chat/completions and /v1/completions: a request from its first byte to its last log line."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from collections.abc import Coroutine
+from typing import Any
+
+from adapters.errors import AdapterError
+from router.errors import RouterError, Stopping, answer_of
+from router.generation.client_answer import ClientAnswer
+from router.generation.generation import Generation
+from router.generation.request_state import Requests, RequestState
+from router.generation.sequence_run import Backends
+from router.protocol.request_body import ClientGone, read_body
+from router.protocol.sse import Signature
+from router.protocol.validation import Endpoint, Limits, admit
+from router.revisions.adapter_service import ManagedAdapters
+from router.revisions.resolve import Target, resolve
+
+_CLIENT_REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
+_CLIENT_LEFT = 499  # as nginx counts it; nobody receives it
+
+log = logging.getLogger(__name__)
+
+
+class CompletionsEndpoint:
+    """One of the two endpoints, as an ASGI application."""
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        backends: Backends,
+        adapters: ManagedAdapters,
+        requests: Requests,
+        *,
+        limits: Limits,
+        fingerprint: str,
+    ) -> None:
+        self._endpoint = endpoint
+        self._backends = backends
+        self._adapters = adapters
+        self._requests = requests
+        self._limits = limits
+        self._fingerprint = fingerprint
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        headers = dict(scope["headers"])
+        with self._requests.entered(scope["request_id"], self._endpoint.label, _client_request_id(headers)) as request:
+            client = ClientAnswer(send, request, timeout_s=self._backends.config.event_gap_timeout_s)
+            has_left = False
+            try:
+                await self._serve(headers, receive, request, client)
+            except ClientGone:
+                has_left = True
+            except (RouterError, AdapterError) as error:
+                await client.fail(answer_of(error))
+            except asyncio.CancelledError:  # by the server: the drain's time is over
+                await client.fail(answer_of(Stopping("the router is stopping")))
+            except Exception as error:  # the edge of this request
+                log.exception("request failed", extra={"fields": {"request_id": request.request_id}})
+                await client.fail(answer_of(error))
+            finally:
+                self._record(request, client, _CLIENT_LEFT if has_left else client.status)
+
+    async def _serve(
+        self, headers: dict[bytes, bytes], receive: Any, request: RequestState, client: ClientAnswer
+    ) -> None:
+        config = self._backends.config
+        body = await read_body(headers, receive, max_bytes=config.max_body_bytes, timeout_s=config.body_timeout_s)
+        admitted = admit(self._endpoint, body, self._limits)
+        request.is_streaming = admitted.is_streaming
+        target = await resolve(admitted, self._backends.model, self._adapters)
+        client.headers |= _naming(target, request)
+        generation = Generation(self._backends, admitted, target, request, client, self._signature(target))
+        await _unless_client_leaves(receive, client, generation.run())
+
+    def _signature(self, target: Target) -> Signature:
+        revision = target.revision
+        fingerprint = f"{self._fingerprint}-{_short(revision.revision_id)}" if revision else self._fingerprint
+        return Signature(fingerprint, engine_model=self._backends.model, requested_model=target.requested_model)
+
+    def _record(self, request: RequestState, client: ClientAnswer, status: int | None) -> None:
+        """One line and the metrics of a request that is over. No prompt, no header."""
+        metrics, label = self._backends.metrics, self._endpoint.label
+        duration_s = request.age_s
+        metrics.requests.labels(label, str(status)).inc()
+        metrics.duration.labels(label).observe(duration_s)
+        if request.first_byte_s is not None:
+            metrics.first_byte.labels(label).observe(request.first_byte_s)
+        if client.stream_error is not None:
+            metrics.stream_errors.labels(label, client.stream_error).inc()
+        fields = {
+            "request_id": request.request_id,
+            "client_request_id": request.client_request_id,
+            "endpoint": label,
+            "adapter": request.adapter,
+            "revision": request.revision_id,
+            "placements": sorted({str(s.placement) for s in request.sequences if s.placement}),
+            "status": status,
+            "stream_error": client.stream_error,
+            "choices": len(request.sequences),
+            "attempts": sum(s.num_attempts for s in request.sequences),
+            "events": request.num_events or None,
+            "completion_tokens": request.num_completion_tokens,
+            "ensure_adapter_s": round(max((s.ensure_adapter_s for s in request.sequences), default=0.0), 4),
+            "first_byte_s": request.first_byte_s and round(request.first_byte_s, 4),
+            "duration_s": round(duration_s, 4),
+        }
+        log.info("request", extra={"fields": {name: value for name, value in fields.items() if value is not None}})
+
+
+def _naming(target: Target, request: RequestState) -> dict[str, str]:
+    """The headers that say which adapter answers; noted in the request's record too."""
+    if target.revision is None:
+        return {}
+    request.adapter, request.revision_id = target.revision.full_name, target.revision.revision_id
+    return {"x-prelude-adapter": request.adapter, "x-prelude-revision": request.revision_id}
+
+
+def _short(revision_id: str) -> str:
+    return revision_id.removeprefix("sha256:")[:12]
+
+
+def _client_request_id(headers: dict[bytes, bytes]) -> str | None:
+    """The client's own id, for the log only, when it is harmless."""
+    given = headers.get(b"x-request-id", b"")
+    return given.decode() if _CLIENT_REQUEST_ID.fullmatch(given) else None
+
+
+async def _unless_client_leaves(receive: Any, client: ClientAnswer, work: Coroutine[Any, Any, None]) -> None:
+    """Do `work`; when the client closes its connection, cancel it and raise ClientGone."""
+    working = asyncio.create_task(work, name="generation")
+    leaving = asyncio.create_task(_departure(receive), name="departure")
+    try:
+        await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        if not working.done() and not client.is_complete:  # the server also says so after the last byte
+            raise ClientGone
+        await working
+    finally:
+        working.cancel()
+        leaving.cancel()
+        await asyncio.gather(working, leaving, return_exceptions=True)
+
+
+async def _departure(receive: Any) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,131 @@
+"""The small pages: models, health, readiness, metrics, and where every request is."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from adapters.catalog.records import AdapterRevision, AdapterSummary
+from adapters.catalog.sql import SqlCatalog
+from adapters.catalog.sql.catalog import MAX_PAGE
+from adapters.errors import AdapterNotFound, CatalogUnavailable, InvalidReference
+from adapters.identity import split_adapter_name
+from router.errors import InvalidField, UnknownModel
+from router.generation.request_state import Requests
+from router.generation.sequence_run import Backends
+from router.placement.placement import PlacementRequest, lacks_unified_worker, rank_placements
+from router.protocol.json_answer import json_answer
+from router.revisions.adapter_service import ManagedAdapters
+from router.revisions.resolve import reference_in
+
+
+class Pages:
+    """Everything that answers without asking an engine."""
+
+    def __init__(self, backends: Backends, adapters: ManagedAdapters, requests: Requests) -> None:
+        self._backends = backends
+        self._adapters = adapters
+        self._requests = requests
+        self._started_at = int(time.time())
+
+    @property
+    def routes(self) -> list[Route]:
+        return [
+            Route("/v1/models", self.models),
+            Route("/v1/models/{id:path}", self.model),
+            Route("/health", self.health),
+            Route("/ready", self.ready),
+            Route("/metrics", self.metrics),
+            Route("/debug/requests", self.requests),
+        ]
+
+    async def models(self, request: Request) -> Response:
+        """The base model and the adapters that can be served, a page of at most 1,000 by tenant and name.
+
+        `has_more` says that there are others: those `?after=` the `last_id`.
+        """
+        after = request.query_params.get("after")
+        try:
+            key = None if after in (None, self._backends.model) else split_adapter_name(str(after))
+        except ValueError as error:
+            raise InvalidField(f"after: {error}", param="after") from None
+
+        def page_of(catalog: SqlCatalog) -> tuple[Sequence[AdapterSummary], bool]:
+            page = catalog.list(after=key, limit=MAX_PAGE)
+            return page, len(page) == MAX_PAGE and bool(catalog.list(after=_key_of(page[-1]), limit=1))
+
+        try:
+            page, has_more = await self._adapters.with_catalog(page_of)
+        except CatalogUnavailable as error:  # whose words name its address
+            raise CatalogUnavailable("the catalog does not answer, so its adapters cannot be listed") from error
+        fleet = self._backends.fleet.state
+        usable = [
+            each for each in page if not lacks_unified_worker(PlacementRequest(each.revision_id, each.positions), fleet)
+        ]
+        cards = [self._adapter_card(each) for each in usable]
+        last_id = page[-1].full_name if page else self._backends.model
+        data = [self._base_card(), *cards] if key is None else cards
+        return json_answer({"object": "list", "data": data, "has_more": has_more, "last_id": last_id})
+
+    async def model(self, request: Request) -> Response:
+        """One of them, by any name that a request may use."""
+        name = request.path_params["id"]
+        reference = reference_in(name, None, self._backends.model)
+        if reference is None:
+            return json_answer(self._base_card())
+        try:
+            revision = await self._adapters.resolve(reference)
+        except (AdapterNotFound, InvalidReference) as error:
+            raise UnknownModel(f"the model {name!r} does not exist: {error}", param="model") from error
+        return json_answer({**self._adapter_card(revision), "id": name})
+
+    async def health(self, _: Request) -> Response:
+        """This process answers."""
+        return json_answer({"status": "alive"})
+
+    async def ready(self, _: Request) -> Response:
+        """200 when some placement can take a request, else 503; with what each worker waits for."""
+        fleet = self._backends.fleet.state
+        placements = [str(placement) for placement in rank_placements(PlacementRequest(None), fleet)]
+        workers = {
+            name: {"role": view.role, "ready": view.is_placeable, "reason": view.why_not_placeable}
+            for name, view in fleet.workers.items()
+        }
+        reason = "" if placements else "no pair of workers is ready and warm, and no unified worker is ready"
+        body = {"ready": bool(placements), "reason": reason, "placements": placements, "workers": workers}
+        return json_answer(body, 200 if placements else 503)
+
+    async def metrics(self, _: Request) -> Response:
+        for worker, count in self._backends.fleet.state.in_flight.items():
+            self._backends.metrics.worker_in_flight.labels(worker).set(count)
+        return Response(self._backends.metrics.page(), media_type="text/plain; version=0.0.4")
+
+    async def requests(self, _: Request) -> Response:
+        """Where every request in flight is."""
+        return json_answer({"requests": self._requests.described()})
+
+    def _base_card(self) -> dict[str, Any]:
+        return self._card(self._backends.model, self._started_at, root=self._backends.model, parent=None)
+
+    def _adapter_card(self, adapter: AdapterRevision | AdapterSummary) -> dict[str, Any]:
+        created_at = int(adapter.created_at.timestamp())
+        return self._card(adapter.full_name, created_at, root=adapter.revision_id, parent=self._backends.model)
+
+    def _card(self, name: str, created_at: int, *, root: str, parent: str | None) -> dict[str, Any]:
+        return {
+            "id": name,
+            "object": "model",
+            "created": created_at,
+            "owned_by": "prelude",
+            "root": root,
+            "parent": parent,
+        }
+
+
+def _key_of(adapter: AdapterSummary) -> tuple[str, str]:
+    return adapter.tenant, adapter.name

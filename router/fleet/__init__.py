@@ -1,0 +1,1 @@
+"""What the router knows about workers, and the calls that it makes to their agents."""

@@ -1,0 +1,170 @@
+"""The router's picture of all workers, kept current by one control stream each."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from types import MappingProxyType
+
+from adapters.library import PackedAdapter
+from router.errors import WorkerLost
+from router.fleet.fleet_state import FleetState, WorkerView
+from router.fleet.in_flight import InFlightState
+from router.fleet.worker_link import Tier, WorkerLink
+from router.fleet.worker_residency import Residency
+
+Loss = Callable[[WorkerLost], None]
+
+
+class Watch:
+    """Tells one waiter when the engine that it relies on is gone. Ended by `end`."""
+
+    def __init__(self, watches: set[Watch], view: WorkerView, on_loss: Loss) -> None:
+        self.needs_contact = True  # also lost when the worker falls silent, not only when its engine is gone
+        self._watches = watches
+        self._incarnation = view.incarnation
+        self._on_loss = on_loss
+        watches.add(self)
+
+    def end(self) -> None:
+        self._watches.discard(self)
+
+    def check(self, view: WorkerView) -> None:
+        """Report a loss if `view` says that the engine is not the one that was running.
+
+        What streams already need not stop because an agent fell silent: set `needs_contact` to False then.
+        """
+        if view.is_connected:
+            is_lost = not (view.is_engine_up and view.incarnation == self._incarnation)
+            what = "the engine of worker {} went away"
+        else:
+            is_lost, what = self.needs_contact, "the router lost contact with worker {}"
+        if is_lost:
+            self.end()
+            self._on_loss(WorkerLost(what.format(view.name), worker=view.name))
+
+
+class Fleet:
+    """All workers of cluster.yaml. `state` is safe to keep: it never changes."""
+
+    def __init__(
+        self,
+        addresses: Mapping[str, tuple[str, str]],  # name -> (role, host:port of the agent)
+        in_flight: InFlightState,
+        *,
+        heartbeat_s: float,
+        connect_timeout_s: float,
+    ) -> None:
+        self._in_flight = in_flight
+        self._told = asyncio.Event()  # set and replaced by every view
+        self._views = {name: WorkerView(name, role) for name, (role, _) in addresses.items()}
+        self._watches: dict[str, set[Watch]] = {name: set() for name in addresses}
+        self._links = {
+            name: WorkerLink(
+                self._views[name],
+                address,
+                heartbeat_s=heartbeat_s,
+                connect_timeout_s=connect_timeout_s,
+                on_view=self._see,
+            )
+            for name, (_, address) in addresses.items()
+        }
+
+    @asynccontextmanager
+    async def following(self):
+        """Keeps every control stream open inside this block."""
+        async with AsyncExitStack() as stack:
+            tasks = [asyncio.create_task(link.run(), name=f"follow {name}") for name, link in self._links.items()]
+            for task in tasks:
+                stack.push_async_callback(_stopped, task)
+            yield self
+
+    @property
+    def state(self) -> FleetState:
+        return FleetState(MappingProxyType(dict(self._views)), self._in_flight.counts)
+
+    def watch(self, view: WorkerView, on_loss: Loss) -> Watch:
+        """Calls `on_loss` once when the engine of `view` is gone, at once if it already is."""
+        watch = Watch(self._watches[view.name], view, on_loss)
+        watch.check(self._views[view.name])
+        return watch
+
+    async def ensure_adapter(
+        self,
+        worker: str,
+        revision_id: str,
+        timeout_s: float,
+        *,
+        prewarm: bool = False,
+        not_in_engine: bool = False,
+        tier: Tier = "host",
+    ) -> float:
+        """Makes a revision resident on a worker, or brings it to the tier; seconds that loading took.
+
+        A prewarm comes after what requests await. `not_in_engine`: the worker's engine has just said that it does not
+        have it. Raises RouterError.
+        """
+        link = self._links[worker]
+        return await link.ensure_adapter(
+            revision_id, timeout_s, prewarm=prewarm, not_in_engine=not_in_engine, tier=tier
+        )
+
+    async def put_adapter(self, worker: str, packed: PackedAdapter, timeout_s: float) -> bool:
+        """Sends a worker a revision that no store has; True where it kept it already. Raises RouterError."""
+        return await self._links[worker].put_adapter(packed, timeout_s)
+
+    async def pin_adapter(
+        self, worker: str, revision_id: str, pinned: bool, timeout_s: float, *, memory_only: bool = False
+    ) -> None:
+        """Makes a revision resident on a worker and keeps it there, or lets it go again. Raises RouterError.
+
+        `memory_only`: it is the pin of `put_adapter` that is meant.
+        """
+        await self._links[worker].pin_adapter(revision_id, pinned, timeout_s, memory_only=memory_only)
+
+    async def evict_adapter(self, worker: str, revision_id: str, from_disk: bool, timeout_s: float) -> bool:
+        """Takes a revision out of a worker's host memory, if asked off its disk too; False where it was nowhere.
+
+        Raises RouterError, also while the revision is used or pinned.
+        """
+        return await self._links[worker].evict_adapter(revision_id, from_disk, timeout_s)
+
+    def workers_with(self, revision_id: str) -> tuple[str, ...]:
+        """The connected workers that have a revision in host memory, by name."""
+        return self._where(lambda residency: revision_id in residency.host)
+
+    def workers_with_on_disk(self, revision_id: str) -> tuple[str, ...]:
+        """The connected workers that have a revision on their disk, by name."""
+        return self._where(lambda residency: revision_id in residency.disk)
+
+    def workers_with_in_memory_only(self) -> dict[str, list[str]]:
+        """The connected workers that have a revision that they could not get anywhere, by revision id."""
+        found: dict[str, list[str]] = {}
+        for name, view in sorted(self._views.items()):
+            for revision_id in view.residency.memory_only if view.is_connected else ():
+                found.setdefault(revision_id, []).append(name)
+        return found
+
+    async def has_seen(self, revision_id: str, workers: Collection[str], within_s: float) -> None:
+        """Returns when these workers have told that the revision is resident, at the latest after so many seconds."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(within_s):
+                while not set(workers) <= set(self.workers_with(revision_id)):
+                    await self._told.wait()
+
+    def _where(self, has_it: Callable[[Residency], bool]) -> tuple[str, ...]:
+        return tuple(sorted(name for name, view in self._views.items() if view.is_connected and has_it(view.residency)))
+
+    def _see(self, view: WorkerView) -> None:
+        self._views[view.name] = view
+        told, self._told = self._told, asyncio.Event()
+        told.set()
+        for watch in tuple(self._watches[view.name]):
+            watch.check(view)
+
+
+async def _stopped(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    with suppress(asyncio.CancelledError):
+        await task

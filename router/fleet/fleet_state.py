@@ -1,0 +1,58 @@
+"""What the router knows of its workers at one moment: immutable but for residency, so a decision has one picture."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from router.fleet.worker_residency import Residency
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerView:
+    """One worker, as it last described itself."""
+
+    name: str
+    role: str  # "prefill", "decode" or "unified"; cluster.yaml's until the worker has described itself
+    is_connected: bool = False  # its agent speaks to us, the last word is younger than three heartbeats
+    reason: str = "not reached yet"  # why it gets no requests, for people; empty when it may
+    # from Describe, once per connection
+    engine_url: str = ""
+    kv_host: str = ""
+    kv_bootstrap_port: int = 0
+    # from WatchState
+    incarnation: str = ""  # of the engine; empty while there is none
+    is_engine_up: bool = False
+    is_ready: bool = False
+    is_draining: bool = False
+    num_running: int = 0
+    num_queued: int = 0
+    used_kv_tokens: int = 0
+    max_kv_tokens: int = 0
+    warm_pairs: frozenset[tuple[str, str]] = frozenset()  # (decode name, its incarnation); prefill only
+    residency: Residency = field(default_factory=Residency, compare=False)  # goes on changing; see there
+
+    @property
+    def is_placeable(self) -> bool:
+        return self.is_connected and self.is_engine_up and self.is_ready and not self.is_draining
+
+    def is_warm_with(self, decode: WorkerView) -> bool:
+        """KV has crossed between these two engines, both as they run now."""
+        return (decode.name, decode.incarnation) in self.warm_pairs
+
+    @property
+    def why_not_placeable(self) -> str:
+        """For people. Empty when it is placeable."""
+        if self.is_placeable:
+            return ""
+        if self.is_connected and self.is_draining:
+            return self.reason or "draining"
+        return self.reason or "the worker says it is not ready"
+
+
+@dataclass(frozen=True, slots=True)
+class FleetState:
+    """All workers of the cluster, and how many of this router's requests each has."""
+
+    workers: Mapping[str, WorkerView]
+    in_flight: Mapping[str, int]

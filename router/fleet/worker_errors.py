@@ -1,0 +1,129 @@
+"""What workers say went wrong, as errors of ours: answers of engines, and gRPC statuses of agents."""
+
+from __future__ import annotations
+
+import ast
+import math
+import re
+from collections.abc import Mapping
+
+import grpc
+import msgspec
+
+from cluster.errors import ERROR_CODE_KEY, HTTP_STATUS_KEY, RETRY_AFTER_KEY
+from router.errors import (
+    AdapterNotResident,
+    AdapterRefused,
+    AdapterUnavailable,
+    DeadlineExceeded,
+    EngineFailure,
+    EngineRefusal,
+    ExchangeError,
+    WorkerLost,
+)
+from router.public_errors import told_of_code
+
+
+def ensure_adapter_error(
+    status: grpc.StatusCode, details: str, metadata: Mapping[str, str], worker: str
+) -> AdapterRefused | DeadlineExceeded | ExchangeError:
+    """What a failed EnsureAdapter means for the request that waited for it."""
+    if ERROR_CODE_KEY in metadata:
+        code, http_status = metadata[ERROR_CODE_KEY], int(metadata[HTTP_STATUS_KEY])
+        if http_status < 500:
+            return AdapterRefused(told_of_code(code, details), code=code, http_status=http_status)
+        # The worker's own trouble, such as a store that it does not reach or a full disk: another one may do. Its words
+        # stay inside, since they name its addresses and folders.
+        return AdapterUnavailable(
+            f"worker {worker} cannot load the adapter now ({code}); try again",
+            worker=worker,
+            code=code,
+            http_status=http_status,
+            retry_after_s=_retry_after_s(metadata),
+        )
+    match status:
+        case grpc.StatusCode.DEADLINE_EXCEEDED:
+            return DeadlineExceeded(f"worker {worker} did not load the adapter in time")
+        case grpc.StatusCode.RESOURCE_EXHAUSTED:
+            return AdapterUnavailable(
+                f"worker {worker} has as many adapters to load as it takes; try again",
+                worker=worker,
+                retry_after_s=_retry_after_s(metadata),
+            )
+        case grpc.StatusCode.UNAVAILABLE | grpc.StatusCode.CANCELLED:
+            return WorkerLost(f"worker {worker} went away before it had loaded the adapter", worker=worker)
+        case _:
+            return AdapterUnavailable(f"worker {worker} could not load the adapter", worker=worker)
+
+
+def _retry_after_s(metadata: Mapping[str, str]) -> float | None:
+    try:
+        seconds = float(metadata.get(RETRY_AFTER_KEY, ""))
+    except ValueError:
+        return None
+    return seconds if 0 <= seconds < math.inf else None
+
+
+class _EngineError(msgspec.Struct):
+    message: str = ""
+    param: str | None = None
+    code: int | str | None = None
+
+
+class _EngineErrorBody(msgspec.Struct):
+    """Both of the engine's shapes: {"object": "error", "message": ...} and {"error": {"message": ...}}."""
+
+    message: str = ""
+    param: str | None = None
+    code: int | str | None = None
+    error: _EngineError | None = None
+
+
+_NOT_RESIDENT = ("LoRA adapters are not loaded", "Got LoRA adapter that has never been loaded")
+
+
+def engine_error(status: int, body: bytes, worker: str) -> ExchangeError:
+    """What an engine's answer other than 200 means. `body` is the answer, or the data of an error event.
+
+    Texts of 5xx answers stay inside: they are the engine's own trouble and may quote anything.
+    """
+    try:
+        parsed = msgspec.json.decode(body, type=_EngineErrorBody)
+    except msgspec.MsgspecError:
+        parsed = _EngineErrorBody(message=body[:200].decode("utf-8", "replace"))
+    said = parsed.error or parsed
+    if status == 200 and isinstance(said.code, int):
+        status = said.code
+    if any(text in said.message for text in _NOT_RESIDENT):  # the texts go on with other tenants' revisions
+        return AdapterNotResident(f"the adapter left worker {worker} before it was used", worker=worker)
+    if 400 <= status < 500 and status not in (408, 429, 499):
+        message, param = _readable(said.message, said.param)
+        return EngineRefusal(
+            message or "the engine refused the request", worker=worker, http_status=status, param=param
+        )
+    is_busy = status in (429, 503)
+    what = "has too many requests" if is_busy else f"failed with status {status}"
+    return EngineFailure(f"the engine of worker {worker} {what}", worker=worker, is_busy=is_busy)
+
+
+# One problem of FastAPI's validation text: "  {'type': ..., 'loc': ('body', 'n'), 'msg': '...', 'input': ...}"
+_PROBLEM = re.compile(
+    r"""^\ \ \{'type':\ '[^']*',\ 'loc':\ \((?P<loc>[^)]*)\),\ 'msg':\ (?P<msg>'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")""",
+    re.VERBOSE | re.MULTILINE,
+)
+
+
+def _readable(message: str, param: str | None) -> tuple[str, str | None]:
+    """FastAPI's dump of a request (ours, with its internal fields) as "field: what is wrong", else the text itself."""
+    problems = []
+    for problem in _PROBLEM.finditer(message):
+        location = [part.strip().strip("'") for part in problem["loc"].split(",") if part.strip()][1:]
+        text = str(ast.literal_eval(problem["msg"])).removeprefix("Value error, ")
+        problems.append((location, text))
+    if not problems:
+        if "validation error" in message:
+            return "a field of the request has a wrong type or value", param
+        return message, param
+    first_location = problems[0][0]
+    shown = dict.fromkeys(f"{location[0]}: {text}" if location else text for location, text in problems)
+    return "; ".join(list(shown)[:4]), param or (first_location[0] if first_location else None)

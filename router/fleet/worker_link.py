@@ -1,0 +1,205 @@
+"""One worker's control stream: keeps it open, and turns what it says into a WorkerView."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
+from typing import Any, Literal
+
+import grpc
+
+from adapters.library import PackedAdapter
+from cluster.control import control_pb2 as control
+from cluster.control.control_pb2_grpc import WorkerControlStub
+from cluster.control.heartbeat import MISSED_HEARTBEATS, next_state
+from cluster.errors import ANSWER_MARGIN_S
+from router.errors import WorkerLost
+from router.fleet.fleet_state import WorkerView
+from router.fleet.worker_errors import ensure_adapter_error
+from router.fleet.worker_residency import Residency
+
+Tier = Literal["host", "disk"]  # "disk": fetched, and no further
+
+_RETRY_S = (0.1, 0.2, 0.4, 0.8)  # between connections; the last one for good
+_CHUNK_BYTES = 1024**2  # of an adapter that is sent
+_CHANNEL_OPTIONS = (("grpc.initial_reconnect_backoff_ms", 100), ("grpc.max_reconnect_backoff_ms", 800))
+_TIERS: dict[Tier, control.Tier] = {"host": control.TIER_HOST, "disk": control.TIER_DISK}
+_ROLES = {control.ROLE_PREFILL: "prefill", control.ROLE_DECODE: "decode", control.ROLE_UNIFIED: "unified"}
+
+log = logging.getLogger(__name__)
+
+
+class WorkerLink:
+    """Follows one worker. `on_view` is called with every new view; `run` ends only by cancellation."""
+
+    def __init__(
+        self,
+        view: WorkerView,
+        address: str,
+        *,
+        heartbeat_s: float,
+        connect_timeout_s: float,
+        on_view: Callable[[WorkerView], None],
+    ) -> None:
+        self._view = view
+        self._address = address
+        self._heartbeat_s = heartbeat_s
+        self._connect_timeout_s = connect_timeout_s
+        self._on_view = on_view
+        self._stub: WorkerControlStub | None = None
+
+    async def run(self) -> None:
+        """Connect, follow, and when that ends say so and connect again."""
+        num_failures = 0
+        async with grpc.aio.insecure_channel(self._address, options=_CHANNEL_OPTIONS) as channel:
+            self._stub = WorkerControlStub(channel)
+            while True:
+                try:
+                    await self._describe()
+                    num_failures = 0
+                    await self._follow()
+                    await asyncio.sleep(_RETRY_S[0])  # the agent ended the stream in good order: begin another
+                    continue
+                except TimeoutError:
+                    reason = f"silent for {MISSED_HEARTBEATS} heartbeats"
+                except grpc.aio.AioRpcError as error:
+                    reason = f"its agent cannot be reached at {self._address}: {error.code().name.lower()}"
+                except Exception:  # the edge of this worker's task: it must not take the router along
+                    log.exception("following a worker failed", extra={"fields": {"worker": self._view.name}})
+                    reason = "the router failed to follow it; see its log"
+                self._publish(replace(self._view, is_connected=False, is_ready=False, reason=reason))
+                await asyncio.sleep(_RETRY_S[min(num_failures, len(_RETRY_S) - 1)])
+                num_failures += 1
+
+    async def ensure_adapter(
+        self,
+        revision_id: str,
+        timeout_s: float,
+        *,
+        prewarm: bool = False,
+        not_in_engine: bool = False,
+        tier: Tier = "host",
+    ) -> float:
+        """Makes a revision resident, or brings it to the tier; seconds that loading took.
+
+        A prewarm comes after what requests wait for. `not_in_engine`: the engine has just said that it does not have
+        it. Raises RouterError.
+        """
+        request = control.EnsureAdapterRequest(
+            revision_id=revision_id,
+            deadline_s=timeout_s,
+            tier=_TIERS[tier],
+            prewarm=prewarm,
+            not_in_engine=not_in_engine,
+        )
+        return (await self._asked("EnsureAdapter", request, revision_id, timeout_s)).load_s
+
+    async def put_adapter(self, packed: PackedAdapter, timeout_s: float) -> bool:
+        """Sends a revision that no store has, for the worker to keep; True where it did already. Raises RouterError."""
+        parts = _parts_of(packed, timeout_s)
+        return (await self._asked("PutAdapter", parts, packed.revision_id, timeout_s)).was_pinned
+
+    async def pin_adapter(self, revision_id: str, pinned: bool, timeout_s: float, *, memory_only: bool = False) -> None:
+        """Makes a revision resident and keeps it from eviction, or gives it up to that again. Raises RouterError.
+
+        `memory_only`: it is the pin of `put_adapter` that is meant.
+        """
+        request = control.PinAdapterRequest(
+            revision_id=revision_id, pinned=pinned, deadline_s=timeout_s, memory_only=memory_only
+        )
+        await self._asked("PinAdapter", request, revision_id, timeout_s)
+
+    async def evict_adapter(self, revision_id: str, from_disk: bool, timeout_s: float) -> bool:
+        """Takes a revision out of host memory, and off the disk if asked; False where it was nowhere.
+
+        Raises RouterError, also while the revision is used or pinned.
+        """
+        request = control.EvictAdapterRequest(revision_id=revision_id, from_disk=from_disk)
+        return (await self._asked("EvictAdapter", request, revision_id, timeout_s)).evicted
+
+    async def _asked(self, method: str, request: Any, revision_id: str, timeout_s: float) -> Any:
+        """The answer to a call about one adapter, or what the agent says at its deadline. Raises RouterError."""
+        if self._stub is None:
+            raise WorkerLost(f"worker {self._view.name} has no control stream", worker=self._view.name)
+        try:
+            return await getattr(self._stub, method)(request, timeout=timeout_s + ANSWER_MARGIN_S)
+        except grpc.aio.AioRpcError as error:
+            details, code = error.details() or "", error.code()
+            fields = {"call": method, "worker": self._view.name, "revision": revision_id}
+            log.info("worker refused a call", extra={"fields": {**fields, "reason": details, "code": code.name}})
+            metadata = {str(key): str(value) for key, value in error.trailing_metadata() or ()}
+            raise ensure_adapter_error(code, details, metadata, self._view.name) from error
+
+    async def _describe(self) -> None:
+        assert self._stub is not None
+        description = await self._stub.Describe(control.DescribeRequest(), timeout=self._connect_timeout_s)
+        role = _ROLES.get(description.role, "unknown")
+        if role != self._view.role:
+            log.error(
+                "worker has another role than cluster.yaml says; its own counts",
+                extra={"fields": {"worker": self._view.name, "role": role, "configured_role": self._view.role}},
+            )
+        self._view = replace(
+            self._view,
+            role=role,
+            engine_url=description.engine_url.rstrip("/"),
+            kv_host=description.kv_host,
+            kv_bootstrap_port=description.kv_bootstrap_port,
+        )
+
+    async def _follow(self) -> None:
+        """Publish every state until the stream ends. Raises TimeoutError when the worker falls silent."""
+        assert self._stub is not None
+        # A set of its own: what is left of an earlier stream stays as it was for whoever still looks at it.
+        self._view = replace(self._view, residency=Residency())
+        stream = self._stub.WatchState(control.WatchStateRequest(heartbeat_s=self._heartbeat_s))
+        try:
+            while True:
+                state = await next_state(stream, self._heartbeat_s)
+                if state is grpc.aio.EOF:
+                    return
+                self._view.residency.apply(state.residency)
+                self._publish(_view_after(self._view, state))
+        finally:
+            stream.cancel()
+
+    def _publish(self, view: WorkerView) -> None:
+        before, self._view = self._view, view
+        if (before.is_placeable, before.incarnation) != (view.is_placeable, view.incarnation):
+            fields = {"worker": view.name, "incarnation": view.incarnation, "reason": view.why_not_placeable}
+            log.info("worker placeable" if view.is_placeable else "worker not placeable", extra={"fields": fields})
+        self._on_view(view)
+
+
+async def _parts_of(packed: PackedAdapter, timeout_s: float) -> AsyncIterator[control.PutAdapterRequest]:
+    envelope = packed.envelope
+    yield control.PutAdapterRequest(
+        begin=control.PutAdapterBegin(
+            revision_id=envelope.revision_id,
+            content_bytes=envelope.content_bytes,
+            content_sha256=envelope.content_sha256,
+            deadline_s=timeout_s,
+        )
+    )
+    with packed.path.open("rb", buffering=0) as file:
+        while chunk := await asyncio.to_thread(file.read, _CHUNK_BYTES):
+            yield control.PutAdapterRequest(chunk=chunk)
+
+
+def _view_after(view: WorkerView, state: control.WorkerState) -> WorkerView:
+    return replace(
+        view,
+        is_connected=True,
+        reason=state.reason,
+        incarnation=state.incarnation,
+        is_engine_up=state.engine_state == control.ENGINE_STATE_UP,
+        is_ready=state.ready,
+        is_draining=state.draining,
+        num_running=state.load.running_requests,
+        num_queued=state.load.queued_requests,
+        used_kv_tokens=state.load.used_kv_tokens,
+        max_kv_tokens=state.load.max_kv_tokens,
+        warm_pairs=frozenset((pair.decode_name, pair.decode_incarnation) for pair in state.warm_pairs),
+    )

@@ -1,0 +1,1 @@
+"""The generation of one answer: sequences, attempts, calls to engines."""

@@ -1,0 +1,95 @@
+"""What each engine is sent: the client's fields, the adapter, and what brings the two legs on a pair together."""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass
+
+import msgspec
+
+from router.placement.placement import Placement
+from router.protocol.request_body import Fields
+from router.protocol.validation import Sequence
+
+_ONE, _FALSE = msgspec.Raw(b"1"), msgspec.Raw(b"false")
+
+
+@dataclass(frozen=True, slots=True)
+class Meeting:
+    """Where the two legs of one sequence meet: one KV room at the prefill worker, one request id at both."""
+
+    rid: str
+    room: int  # in [0, 2^63), never used twice
+    kv_host: str
+    kv_bootstrap_port: int
+
+    @classmethod
+    def at(cls, pair: Placement, rid: str) -> Meeting:
+        return cls(rid, secrets.randbits(63), pair.prefill.kv_host, pair.prefill.kv_bootstrap_port)
+
+
+def decode_body(sequence: Sequence, model: str, meeting: Meeting) -> bytes:
+    """The decode leg: the client's request on the base model. It has no way to name an adapter."""
+    return msgspec.json.encode(_common(sequence, model, meeting.rid) | _at(meeting))
+
+
+def prefill_body(
+    sequence: Sequence,
+    model: str,
+    meeting: Meeting,
+    *,
+    tenant: str,
+    revision_id: str | None,
+    wants_prompt_logprobs: bool = False,
+) -> bytes:
+    """The prefill leg: the same prompt, under the revision, in the tenant's part of the prefix cache."""
+    fields = _common(sequence, model, meeting.rid) | _at(meeting) | _adapted(tenant, revision_id)
+    fields.pop("stream_options", None)
+    fields["stream"] = _FALSE
+    if wants_prompt_logprobs:
+        _ask_for_prompt_logprobs(fields)
+    return msgspec.json.encode(fields)
+
+
+def unified_body(
+    sequence: Sequence,
+    model: str,
+    rid: str,
+    *,
+    tenant: str,
+    revision_id: str | None,
+    wants_prompt_logprobs: bool = False,
+) -> bytes:
+    """The only leg on a unified worker: the client's request, under the revision, in the tenant's prefix cache."""
+    fields = _common(sequence, model, rid) | _adapted(tenant, revision_id)
+    if wants_prompt_logprobs:
+        _ask_for_prompt_logprobs(fields)
+    return msgspec.json.encode(fields)
+
+
+def _common(sequence: Sequence, model: str, rid: str) -> Fields:
+    return {**sequence.fields, "model": _raw(model), "rid": _raw(rid)}
+
+
+def _adapted(tenant: str, revision_id: str | None) -> Fields:
+    fields = {"extra_key": _raw(f"{tenant}|")}
+    if revision_id is not None:
+        fields["lora_path"] = _raw(revision_id)
+    return fields
+
+
+def _ask_for_prompt_logprobs(fields: Fields) -> None:
+    if bytes(fields["logprobs"]) == b"0":
+        fields["logprobs"] = _ONE  # the engine computes no prompt log-probabilities for 0
+
+
+def _at(meeting: Meeting) -> Fields:
+    return {
+        "bootstrap_host": _raw(meeting.kv_host),
+        "bootstrap_port": _raw(meeting.kv_bootstrap_port),
+        "bootstrap_room": _raw(meeting.room),
+    }
+
+
+def _raw(value: object) -> msgspec.Raw:
+    return msgspec.Raw(msgspec.json.encode(value))

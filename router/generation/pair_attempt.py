@@ -1,0 +1,82 @@
+"""One try of one sequence on a pair of workers: both legs at once, until decode's first word."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from router.errors import DeadlineExceeded, EngineAborted, EngineRefusal
+from router.fleet.fleet import Fleet
+from router.generation.attempt import Attempt
+from router.generation.engine_calls import Leg
+from router.protocol.sse import is_aborted
+
+_LAST_WORD_S = 1.0  # for prefill's answer, when decode's was complete before it
+
+
+class PairAttempt(Attempt):
+    """Owns both legs; decode's is the one whose words the client gets."""
+
+    def __init__(self, fleet: Fleet, prefill: Leg, decode: Leg, *, is_streaming: bool) -> None:
+        self._prefill = prefill
+        self._prefill_task = asyncio.create_task(self._prefill_answer(), name=f"prefill {prefill.rid}")
+        super().__init__(fleet, decode, is_streaming=is_streaming)
+        self._prefill_watch = fleet.watch(prefill.worker, self._lose)
+
+    async def begin(self, *, first_event_timeout_s: float, answer_timeout_s: float) -> bytes:
+        """Decode's first events, or its whole answer when it is not streamed.
+
+        Prefill's failure is ours as long as decode has not spoken; later it no longer matters.
+        Raises ExchangeError or DeadlineExceeded.
+        """
+        loop = asyncio.get_running_loop()
+        waiting: set[asyncio.Future[Any]] = {self._prefill_task, self._task, self._loss}
+        try:
+            async with asyncio.timeout(first_event_timeout_s) as deadline:
+                while True:
+                    done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+                    if self._prefill_task in done and isinstance(self._prefill_task.exception(), EngineRefusal):
+                        await self._prefill_task  # the truest answer, whatever decode makes of it
+                    if self._task in done:
+                        first = await self._first()
+                        self._prefill_watch.end()
+                        return first
+                    if self._prefill_task in done:
+                        await self._prefill_task
+                        self._prefill_watch.end()
+                        if not self._is_streaming:  # decode is at work now, as in a stream after its first event
+                            self._watch.needs_contact = False
+                            deadline.reschedule(loop.time() + answer_timeout_s)
+                    if self._loss in done:
+                        raise self._loss.result()
+        except TimeoutError:
+            waited_for = "the first token" if self._is_streaming or not self._prefill_task.done() else "the answer"
+            raise DeadlineExceeded(f"{waited_for} did not come in time") from None
+
+    async def prefill_answer(self, timeout_s: float) -> bytes:
+        """Prefill's answer, for what only it knows. Raises ExchangeError or DeadlineExceeded."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await self._prefill_task
+        except TimeoutError:
+            raise DeadlineExceeded("the prefill worker did not answer in time") from None
+
+    async def end(self) -> None:
+        """Stop what is left of both legs, as `Attempt.end` does."""
+        self._prefill_watch.end()
+        self._watch.end()
+        try:
+            if self._is_complete and not self._prefill_task.done():
+                await asyncio.wait({self._prefill_task}, timeout=_LAST_WORD_S)
+        finally:  # the client may leave meanwhile
+            self._prefill_task.cancel()
+            self._prefill.leave()
+            await super().end()
+            await asyncio.gather(self._prefill_task, return_exceptions=True)
+
+    async def _prefill_answer(self) -> bytes:
+        answer = await self._prefill.answer()
+        if is_aborted(answer):
+            raise EngineAborted("the prefill worker gave the request up", worker=self._prefill.worker.name)
+        self._prefill.leave()
+        return answer

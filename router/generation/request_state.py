@@ -1,0 +1,122 @@
+"""Where every request is: one record per request in flight, with the phase of each of its sequences."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+from uuid import uuid4
+
+from router.placement.placement import Placement
+
+
+class Phase(StrEnum):
+    """The life of a sequence, in order. After `waiting_first_event` comes `relaying`, or `placed` again on a retry."""
+
+    ADMITTED = "admitted"
+    PLACED = "placed"
+    ENSURING_ADAPTER = "ensuring_adapter"
+    WAITING_FIRST_EVENT = "waiting_first_event"
+    RELAYING = "relaying"
+    DONE = "done"
+
+
+@dataclass(slots=True)
+class SequenceState:
+    """Where one sequence is. Written by its Exchange only."""
+
+    phase: Phase = Phase.ADMITTED
+    placement: Placement | None = None  # of the last try
+    num_attempts: int = 0
+    ensure_adapter_s: float = 0.0
+
+    def described(self) -> dict[str, Any]:
+        """For the debug page. A unified worker is named in both places."""
+        return {
+            "phase": self.phase,
+            "prefill": self.placement and self.placement.prefill.name,
+            "decode": self.placement and self.placement.decode.name,
+            "attempts": self.num_attempts,
+        }
+
+
+@dataclass(slots=True)
+class RequestState:
+    """One request in flight. Never holds a prompt."""
+
+    request_id: str
+    endpoint: str
+    started_at: float  # time.monotonic()
+    client_request_id: str | None = None
+    adapter: str | None = None
+    revision_id: str | None = None
+    is_streaming: bool = False
+    first_byte_s: float | None = None  # since started_at
+    num_events: int = 0
+    num_completion_tokens: int | None = None
+    sequences: list[SequenceState] = field(default_factory=list)
+    num_tries: int = 0  # of all sequences
+
+    def next_rid(self, prefix: str) -> str:
+        """An id for one try's legs. Of one width: an engine's abort hits every id that begins with the given one."""
+        self.num_tries += 1
+        return f"{prefix}{self.request_id}-{self.num_tries:06d}"
+
+    @property
+    def age_s(self) -> float:
+        return time.monotonic() - self.started_at
+
+    def described(self) -> dict[str, Any]:
+        """For the debug page."""
+        return {
+            "request_id": self.request_id,
+            "endpoint": self.endpoint,
+            "adapter": self.adapter,
+            "revision": self.revision_id,
+            "age_s": round(self.age_s, 3),
+            "streaming": self.is_streaming,
+            "sequences": [sequence.described() for sequence in self.sequences],
+        }
+
+
+class Requests:
+    """All requests in flight."""
+
+    def __init__(self) -> None:
+        self._by_id: dict[str, RequestState] = {}
+        self._are_none = asyncio.Event()
+
+    def __len__(self) -> int:
+        return len(self._by_id)
+
+    @contextmanager
+    def entered(self, request_id: str, endpoint: str, client_request_id: str | None) -> Iterator[RequestState]:
+        """Lists a request for as long as it is served."""
+        state = RequestState(request_id, endpoint, time.monotonic(), client_request_id)
+        self._by_id[request_id] = state
+        self._are_none.clear()
+        try:
+            yield state
+        finally:
+            del self._by_id[request_id]
+            if not self._by_id:
+                self._are_none.set()
+
+    async def ended(self, within_s: float) -> None:
+        """Waits until none is left, or the time is over."""
+        if self._by_id:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._are_none.wait(), within_s)
+
+    def described(self) -> list[dict[str, Any]]:
+        """All of them, oldest first."""
+        return [state.described() for state in self._by_id.values()]
+
+
+def new_request_id() -> str:
+    """32 random hex digits. Always ours: a client's own id could equal another client's and abort its request."""
+    return uuid4().hex

@@ -1,0 +1,281 @@
+"""One sequence's way: place, ensure the adapter, send its legs, await the first event, relay; or try elsewhere."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from types import TracebackType
+
+from adapters.catalog.records import AdapterRevision
+from adapters.identity import DEFAULT_TENANT
+from adapters.store import RevisionNotStored
+from cluster.config.schema import RouterConfig
+from router.errors import (
+    AdapterNotResident,
+    AdapterRefused,
+    AdapterRevisionGone,
+    ExchangeError,
+    NeedsUnifiedWorker,
+    NoWorkerAvailable,
+    RouterError,
+)
+from router.fleet.fleet import Fleet
+from router.fleet.fleet_state import WorkerView
+from router.fleet.in_flight import Hold, InFlightState
+from router.generation.attempt import Attempt
+from router.generation.engine_bodies import Meeting, decode_body, prefill_body, unified_body
+from router.generation.engine_calls import Engines, Leg
+from router.generation.pair_attempt import PairAttempt
+from router.generation.request_state import Phase, RequestState, SequenceState
+from router.metrics import Metrics
+from router.placement.placement import Placement, PlacementRequest, is_gone, lacks_unified_worker, rank_placements
+from router.protocol.prompt_logprobs import with_prompt_logprobs, without_alternatives
+from router.protocol.validation import Admitted, Sequence
+
+_TOLD_WITHIN_S = 1.0  # what workers have of a push, after the catalog has told of it
+_LOOK_AGAIN_S = 0.05
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Backends:
+    """What every exchange of this router uses."""
+
+    fleet: Fleet
+    engines: Engines
+    metrics: Metrics
+    config: RouterConfig
+    in_flight: InFlightState
+    model: str  # the name that engines know the base model by
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What all sequences of a request have in common."""
+
+    admitted: Admitted
+    revision: AdapterRevision | None  # None: the base model
+
+    @property
+    def tenant(self) -> str:
+        return self.revision.tenant if self.revision else DEFAULT_TENANT
+
+    @property
+    def revision_id(self) -> str | None:
+        return self.revision.revision_id if self.revision else None
+
+
+class Exchange:
+    """One sequence. Use as `async with`: however it is left, nothing of it stays at an engine."""
+
+    def __init__(self, backends: Backends, order: Order, sequence: Sequence, request: RequestState) -> None:
+        self._backends = backends
+        self._order = order
+        self._sequence = sequence
+        self._request = request
+        self._state = SequenceState()
+        self._attempt: Attempt | None = None
+        self._holds: list[Hold] = []  # this sequence's places on its workers
+        self._tried: set[tuple[str, str, str, str]] = set()  # placements, by names and incarnations
+        self._suspects: set[str] = set()  # workers that failed
+        self._lacking: set[str] = set()  # workers whose engine has said that it does not have the adapter
+        request.sequences.append(self._state)
+
+    async def __aenter__(self) -> Exchange:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._state.phase = Phase.DONE
+        await self._end_attempt()
+
+    async def begin(self) -> bytes:
+        """The first events, or the whole answer, from the first placement that gives one. Raises RouterError."""
+        while True:
+            placement = await self._placed()
+            try:
+                await self._ensure_adapter(placement)
+                return await self._send(placement)
+            except AdapterRefused as error:
+                if not self._is_only_here(error):
+                    raise
+                await self._end_attempt()
+                self._tried.add(_key(placement))  # it has just lost what no store has; another one may have it
+            except ExchangeError as error:
+                await self._end_attempt()
+                self._note(error, placement)
+                if not self._can_retry(error):
+                    raise
+
+    async def relay(self, first: bytes, write: Callable[[bytes], Awaitable[None]]) -> None:
+        """Hand `first` and all events after it to `write`. Raises RouterError."""
+        assert self._attempt is not None
+        await self._attempt.relay(first, write, event_gap_timeout_s=self._backends.config.event_gap_timeout_s)
+
+    async def answer(self) -> bytes:
+        """The whole answer of a sequence that is not streamed, with all that was asked for. Raises RouterError."""
+        answer = await self.begin()
+        if not self._order.admitted.wants_prompt_logprobs:
+            return answer
+        if isinstance(self._attempt, PairAttempt):
+            prefill_answer = await self._attempt.prefill_answer(self._backends.config.first_event_timeout_s)
+            return with_prompt_logprobs(answer, prefill_answer)
+        wants_alternatives = bytes(self._sequence.fields["logprobs"]) != b"0"
+        return answer if wants_alternatives else without_alternatives(answer)
+
+    # ---- the steps ----------------------------------------------------------------------------------------------
+
+    async def _placed(self) -> Placement:
+        """As `_place`. That nobody has a revision is believed when workers' word of a push has had time to come."""
+        deadline = asyncio.get_running_loop().time() + _TOLD_WITHIN_S
+        while True:
+            try:
+                return self._place()
+            except AdapterRevisionGone:
+                if asyncio.get_running_loop().time() >= deadline:
+                    raise
+            await asyncio.sleep(_LOOK_AGAIN_S)
+
+    def _place(self) -> Placement:
+        placements = self._untried()
+        if not placements:
+            raise self._why_none()
+        placement = placements[0]
+        self._state.phase = Phase.PLACED
+        self._state.placement = placement
+        self._state.num_attempts += 1
+        self._holds = [self._backends.in_flight.hold(worker.name) for worker in placement.workers]
+        return placement
+
+    async def _ensure_adapter(self, placement: Placement) -> None:
+        """Make the revision resident before any KV room exists: a room that waits for a load blocks its workers."""
+        if self._order.revision_id is None:
+            return
+        self._state.phase = Phase.ENSURING_ADAPTER
+        loop = asyncio.get_running_loop()
+        began_at = loop.time()
+        timeout_s = self._backends.config.adapter_timeout_s
+        outcomes = self._backends.metrics.ensured_adapters
+        try:
+            name = placement.prefill.name
+            load_s = await self._backends.fleet.ensure_adapter(
+                name, self._order.revision_id, timeout_s, not_in_engine=name in self._lacking
+            )
+        except RouterError as error:
+            outcomes.labels(error.code).inc()
+            raise
+        self._lacking.discard(name)
+        outcomes.labels("loaded" if load_s else "resident").inc()
+        self._state.ensure_adapter_s = loop.time() - began_at
+        self._backends.metrics.ensure_adapter.observe(self._state.ensure_adapter_s)
+
+    async def _send(self, placement: Placement) -> bytes:
+        config = self._backends.config
+        rid = self._request.next_rid(self._order.admitted.endpoint.id_prefix)
+        self._state.phase = Phase.WAITING_FIRST_EVENT
+        begin = self._begin_unified if placement.is_unified else self._begin_pair
+        self._attempt = begin(placement, rid)
+        first = await self._attempt.begin(
+            first_event_timeout_s=config.first_event_timeout_s, answer_timeout_s=config.answer_timeout_s
+        )
+        self._state.phase = Phase.RELAYING
+        return first
+
+    def _begin_unified(self, placement: Placement, rid: str) -> Attempt:
+        (worker,), (hold,) = placement.workers, self._holds
+        body = unified_body(
+            self._sequence,
+            self._backends.model,
+            rid,
+            tenant=self._order.tenant,
+            revision_id=self._order.revision_id,
+            wants_prompt_logprobs=self._order.admitted.wants_prompt_logprobs,
+        )
+        leg = self._leg(worker, body, rid, hold)
+        return Attempt(self._backends.fleet, leg, is_streaming=self._order.admitted.is_streaming)
+
+    def _begin_pair(self, pair: Placement, rid: str) -> Attempt:
+        meeting = Meeting.at(pair, rid)
+        for_prefill = prefill_body(
+            self._sequence,
+            self._backends.model,
+            meeting,
+            tenant=self._order.tenant,
+            revision_id=self._order.revision_id,
+            wants_prompt_logprobs=self._order.admitted.wants_prompt_logprobs,
+        )
+        for_decode = decode_body(self._sequence, self._backends.model, meeting)
+        prefill_hold, decode_hold = self._holds
+        return PairAttempt(
+            self._backends.fleet,
+            self._leg(pair.prefill, for_prefill, rid, prefill_hold),
+            self._leg(pair.decode, for_decode, rid, decode_hold),
+            is_streaming=self._order.admitted.is_streaming,
+        )
+
+    def _leg(self, worker: WorkerView, body: bytes, rid: str, hold: Hold) -> Leg:
+        return self._backends.engines.leg(worker, self._order.admitted.endpoint.value, body, rid, hold)
+
+    async def _end_attempt(self) -> None:
+        if self._attempt is not None:
+            attempt, self._attempt = self._attempt, None
+            await attempt.end()
+        for hold in self._holds:
+            hold.release()
+
+    # ---- trying again -------------------------------------------------------------------------------------------
+
+    def _untried(self) -> list[Placement]:
+        """Ranked placements that did not fail this sequence; those with workers that did come last."""
+        ranked = rank_placements(PlacementRequest.of(self._order.revision), self._backends.fleet.state)
+        untried = [placement for placement in ranked if _key(placement) not in self._tried]
+        return sorted(untried, key=lambda each: len(self._suspects & {worker.name for worker in each.workers}))
+
+    def _why_none(self) -> RouterError:
+        """Why nobody takes the request: nobody ever could, or nobody can now."""
+        request, revision = PlacementRequest.of(self._order.revision), self._order.revision
+        if revision is not None and lacks_unified_worker(request, self._backends.fleet.state):
+            return NeedsUnifiedWorker(
+                f"the adapter {revision.full_name!r} acts on {request.positions!r} positions, which only a unified "
+                "worker can serve; this cluster has none",
+                param="adapter",
+            )
+        if revision is not None and is_gone(request, self._backends.fleet.state):
+            name = revision.full_name
+            return AdapterRevisionGone(
+                f"{name}@r{revision.number} ({revision.revision_id}) was kept in workers' memory only, and no worker "
+                f"has it any more; push it again, or go back to an earlier one: `prelude adapters rollback {name}`",
+                param="adapter",
+            )
+        what = "unified worker" if request.positions == "all" else "worker"
+        return NoWorkerAvailable(f"no {what} can take the request now; try again soon")
+
+    def _is_only_here(self, error: AdapterRefused) -> bool:
+        """True where a worker says that it cannot get a revision that is in no store."""
+        revision = self._order.revision
+        return revision is not None and not revision.stored and error.code == RevisionNotStored.code
+
+    def _note(self, error: ExchangeError, placement: Placement) -> None:
+        if isinstance(error, AdapterNotResident):  # loading it again, on the same workers, is the cure for that
+            self._lacking.add(error.worker)
+        else:
+            self._tried.add(_key(placement))
+            self._suspects.add(error.worker)
+
+    def _can_retry(self, error: ExchangeError) -> bool:
+        has_tries = self._state.num_attempts < self._backends.config.max_attempts
+        can_retry = error.retryable and has_tries and bool(self._untried())
+        if can_retry:
+            self._backends.metrics.retries.labels(error.code).inc()
+        fields = {"request_id": self._request.request_id, "reason": str(error), "code": error.code, "retry": can_retry}
+        log.info("exchange failed", extra={"fields": fields})
+        return can_retry
+
+
+def _key(placement: Placement) -> tuple[str, str, str, str]:
+    prefill, decode = placement.prefill, placement.decode
+    return prefill.name, prefill.incarnation, decode.name, decode.incarnation

@@ -1,0 +1,1 @@
+"""The HTTP endpoints that manage adapters."""

@@ -1,0 +1,162 @@
+"""/v1/adapters: lists and shows adapters, moves their aliases, deletes and restores them. See docs/api.md."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from adapters.catalog.described import (
+    adapter_as_json,
+    deletion_as_json,
+    details_as_json,
+    history_as_json,
+    move_as_json,
+)
+from adapters.catalog.records import AdapterSummary, AliasMove
+from adapters.catalog.sql import SqlCatalog
+from adapters.catalog.sql.catalog import MAX_PAGE
+from adapters.identity import LATEST, full_name_of, is_revision_id
+from router.errors import InvalidField
+from router.management.management import BY, Management, adapter_key, check_known, field, required
+from router.protocol.json_answer import json_answer
+
+_DEFAULT_PAGE = 100
+_DEFAULT_MOVES = 20
+_NUMBER = re.compile(r"r([1-9][0-9]{0,8})")
+
+
+class AdaptersEndpoint:
+    """What needs the catalog only."""
+
+    def __init__(self, management: Management) -> None:
+        self._management = management
+
+    @property
+    def routes(self) -> list[Route]:
+        guarded = self._management.guarded
+        one = "/v1/adapters/{name:path}"
+        return [
+            Route("/v1/adapters", guarded(self.list, None), methods=["GET"]),
+            Route(f"{one}/restore", guarded(self.restore, "restore"), methods=["POST"]),
+            Route(f"{one}/rollback", guarded(self.rollback, "rollback"), methods=["POST"]),
+            Route(f"{one}/aliases/{{alias}}", guarded(self.history, None), methods=["GET"]),
+            Route(f"{one}/aliases/{{alias}}", guarded(self.set_alias, "alias"), methods=["PUT"]),
+            Route(one, guarded(self.show, None), methods=["GET"]),
+            Route(one, guarded(self.delete, "delete"), methods=["DELETE"]),
+        ]
+
+    async def list(self, request: Request) -> Response:
+        """A page of adapters by tenant and name."""
+        asked = request.query_params
+        check_known(asked, ("tenant", "prefix", "after", "limit", "deleted"))
+        limit = _limit(asked.get("limit"))
+        after = None if asked.get("after") is None else adapter_key(asked["after"])
+        tenant, prefix, deleted = asked.get("tenant"), asked.get("prefix"), _flag(asked.get("deleted"))
+
+        def page(catalog: SqlCatalog) -> tuple[Sequence[AdapterSummary], bool]:
+            found = catalog.list(tenant, prefix, after, limit, deleted=deleted)
+            if len(found) < limit:
+                return found, False
+            last = found[-1].tenant, found[-1].name
+            return found, bool(catalog.list(tenant, prefix, last, 1, deleted=deleted))
+
+        found, has_more = await self._management.adapters.with_catalog(page)
+        body = {"object": "list", "data": [adapter_as_json(each) for each in found], "has_more": has_more}
+        return json_answer({**body, "last_id": found[-1].full_name if found else None})
+
+    async def show(self, request: Request) -> Response:
+        """One adapter with its aliases, its newest revisions, and where the latest one is."""
+        check_known(request.query_params, ("limit",))
+        tenant, name = adapter_key(request.path_params["name"])
+        limit = _limit(request.query_params.get("limit"))
+        details = await self._management.adapters.with_catalog(lambda catalog: catalog.show(tenant, name, limit))
+        fleet = self._management.backends.fleet
+        latest = details.summary.revision_id
+        where = {"host": fleet.workers_with(latest), "disk": fleet.workers_with_on_disk(latest)}
+        return json_answer({**details_as_json(details), "workers": where})
+
+    async def delete(self, request: Request) -> Response:
+        """Makes an adapter unknown. It can be restored until garbage is collected."""
+        await self._management.fields(request)
+        tenant, name = adapter_key(request.path_params["name"])
+        await self._changed(lambda catalog: catalog.delete(tenant, name))
+        return json_answer(deletion_as_json(full_name_of(tenant, name), deleted=True))
+
+    async def restore(self, request: Request) -> Response:
+        """Undoes a deletion."""
+        await self._management.fields(request)
+        tenant, name = adapter_key(request.path_params["name"])
+        await self._changed(lambda catalog: catalog.restore(tenant, name))
+        return json_answer(deletion_as_json(full_name_of(tenant, name), deleted=False))
+
+    async def history(self, request: Request) -> Response:
+        """An alias's moves, newest first."""
+        check_known(request.query_params, ("limit",))
+        tenant, name = adapter_key(request.path_params["name"])
+        alias, limit = request.path_params["alias"], _limit(request.query_params.get("limit"), _DEFAULT_MOVES)
+        moves = await self._management.adapters.with_catalog(
+            lambda catalog: catalog.alias_history(tenant, name, alias, limit + 1)
+        )
+        return json_answer(history_as_json(full_name_of(tenant, name), moves, limit))
+
+    async def set_alias(self, request: Request) -> Response:
+        """Points an alias at a revision, if asked only from where it is expected to be."""
+        fields = await self._management.fields(request, "revision", "expected")
+        tenant, name = adapter_key(request.path_params["name"])
+        alias = request.path_params["alias"]
+        revision = required(fields, "revision", str, "'r' and a number, or a revision id 'sha256:…'")
+        expected = field(
+            fields, "expected", str, "'r' and a number, a revision id, or null where there is no such alias"
+        )
+
+        def move(catalog: SqlCatalog) -> AliasMove:
+            number = _number(catalog, tenant, name, "revision", revision)
+            before = None
+            if "expected" in fields:
+                before = 0 if expected is None else _number(catalog, tenant, name, "expected", expected)
+            return catalog.set_alias(tenant, name, alias, number, expected=before, by=BY)
+
+        return json_answer(move_as_json(full_name_of(tenant, name), await self._changed(move)))
+
+    async def rollback(self, request: Request) -> Response:
+        """Points an alias at what it stood for before."""
+        fields = await self._management.fields(request, "alias")
+        tenant, name = adapter_key(request.path_params["name"])
+        alias = field(fields, "alias", str, "an alias") or LATEST
+        move = await self._changed(lambda catalog: catalog.rollback(tenant, name, alias, by=BY))
+        return json_answer(move_as_json(full_name_of(tenant, name), move))
+
+    async def _changed(self, change: Any) -> Any:
+        result = await self._management.adapters.with_catalog(change)
+        await self._management.changed()
+        return result
+
+
+def _number(catalog: SqlCatalog, tenant: str, name: str, param: str, text: str) -> int:
+    if number := _NUMBER.fullmatch(text):
+        return int(number[1])
+    if not is_revision_id(text):
+        raise InvalidField(
+            f"{param} must be 'r' and a number from 1, or 'sha256:' and 64 lower-case hex digits (found {text[:80]!r})",
+            param=param,
+        )
+    return catalog.resolve(f"{full_name_of(tenant, name)}@{text}").number
+
+
+def _limit(text: str | None, default: int = _DEFAULT_PAGE) -> int:
+    if text is None:
+        return default
+    if not (text.isascii() and text.isdigit() and len(text) < 5 and 1 <= int(text) <= MAX_PAGE):
+        raise InvalidField(f"limit must be an integer from 1 to {MAX_PAGE} (found {text[:40]!r})", param="limit")
+    return int(text)
+
+
+def _flag(text: str | None) -> bool:
+    if text not in (None, "true", "false"):
+        raise InvalidField(f"deleted must be true or false (found {text[:40]!r})", param="deleted")
+    return text == "true"

@@ -1,0 +1,113 @@
+"""POST /v1/load_lora_adapter and /v1/unload_lora_adapter, as vLLM has them: for tools that know those."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Route
+
+from adapters.catalog.records import AdapterRevision
+from adapters.errors import AdapterError, AdapterMissing, AdapterNotFound, CatalogConflict
+from adapters.identity import full_name_of
+from adapters.library import AdapterLibrary
+from router.errors import InvalidField
+from router.management.management import BY, Management, Places, adapter_key, check_not_base_model, field, required
+from router.public_errors import without_path
+
+_MAX_LOADS = 4  # at a time: each takes an adapter's bytes on the disk, and a thread
+
+
+class VllmEndpoint:
+    """Loading imports a directory that the router can read, unloading deletes the adapter.
+
+    As in vLLM, fields that are not read are ignored: tools send `base_model_name`, often a path.
+    """
+
+    def __init__(self, management: Management) -> None:
+        self._management = management
+        self._places = Places(_MAX_LOADS, "directories")
+
+    @property
+    def routes(self) -> list[Route]:
+        guarded = self._management.guarded
+        return [
+            Route("/v1/load_lora_adapter", guarded(self.load, "load"), methods=["POST"]),
+            Route("/v1/unload_lora_adapter", guarded(self.unload, "unload"), methods=["POST"]),
+        ]
+
+    async def load(self, request: Request) -> Response:
+        """Imports a directory below `router.adapter_root` as the latest revision."""
+        fields = await self._management.any_fields(request)
+        name = required(fields, "lora_name", str, "the adapter's name")
+        path = required(fields, "lora_path", str, "the adapter's directory on the router's machine")
+        in_place = bool(field(fields, "load_inplace", bool, "true or false"))
+        tenant, short_name = adapter_key(name)
+        check_not_base_model(name, self._management.backends.model, "lora_name")
+        directory = _below(self._management.backends.config.adapter_root, path)
+
+        def imported(library: AdapterLibrary) -> AdapterRevision:
+            if not in_place and _exists(library, full_name_of(tenant, short_name)):
+                raise InvalidField(
+                    f"The lora adapter '{name}' has already been loaded. If you want to load the adapter in place, set "
+                    "'load_inplace' to True.",
+                    param="lora_name",
+                )
+            try:
+                return library.import_directory(name, directory, by=BY)
+            except CatalogConflict:  # it was unloaded, which for vLLM is the end of it
+                library.catalog.restore(tenant, short_name)
+                return library.import_directory(name, directory, by=BY)
+
+        timeout_s = self._management.backends.config.upload_timeout_s
+        try:
+            with self._places.taken():
+                await self._management.adapters.with_library(imported, timeout_s)
+        except AdapterError as error:
+            raise without_path(error, directory, repr(path)) from None
+        await self._management.changed()
+        return PlainTextResponse(f"Success: LoRA adapter '{name}' added successfully.")
+
+    async def unload(self, request: Request) -> Response:
+        """Deletes an adapter. It can be restored like any other that is deleted."""
+        fields = await self._management.any_fields(request)
+        name = required(fields, "lora_name", str, "the adapter's name")
+        tenant, short_name = adapter_key(name)
+        try:
+            await self._management.adapters.with_catalog(lambda catalog: catalog.delete(tenant, short_name))
+        except AdapterNotFound:
+            raise AdapterNotFound(f"The lora adapter '{name}' cannot be found.") from None
+        await self._management.changed()
+        return PlainTextResponse(f"Success: LoRA adapter '{name}' removed successfully.")
+
+
+def _exists(library: AdapterLibrary, name: str) -> bool:
+    try:
+        library.catalog.resolve(name)
+    except AdapterNotFound:
+        return False
+    return True
+
+
+def _below(root: Path | None, path: str) -> Path:
+    """The directory that `path` names, links followed. Raises InvalidField unless it is below `root`."""
+    if root is None:
+        raise InvalidField(
+            "this router reads no directories; set router.adapter_root in cluster.yaml to the folder that has them, or "
+            "send the files to POST /v1/adapters",
+            param="lora_path",
+        )
+    try:
+        real_root = root.resolve(strict=True)
+        real = (real_root / path).resolve()
+    except (OSError, ValueError, RuntimeError):  # no such root, a NUL, links in a circle
+        raise AdapterMissing(f"{path[:200]!r} cannot be read below router.adapter_root") from None
+    if real == real_root or not real.is_relative_to(real_root):
+        raise InvalidField(
+            f"lora_path {path[:200]!r} is not below router.adapter_root, or is a link to outside of it",
+            param="lora_path",
+        )
+    if not real.is_dir():
+        raise AdapterMissing(f"{path[:200]!r} is not a directory below router.adapter_root")
+    return real

@@ -1,0 +1,1 @@
+"""Which worker or pair of workers serves a request."""

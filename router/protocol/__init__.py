@@ -1,0 +1,1 @@
+"""OpenAI's HTTP: requests read and validated, answers and events written."""

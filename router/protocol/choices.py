@@ -1,0 +1,114 @@
+"""Several sequences as one answer: what `n` > 1 and several prompts in one request become.
+
+Choice i of the answer is sequence i (prompt x n + j). Values are kept as the engine's bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from router.protocol.request_body import Fields
+from router.protocol.sse import DONE
+
+_object = msgspec.json.Decoder(Fields)
+_choices = msgspec.json.Decoder(list[Fields])
+
+
+class Usage(msgspec.Struct):
+    """Token counts of one sequence; also of all together."""
+
+    prompt_tokens: int = 0
+    total_tokens: int = 0
+    completion_tokens: int | None = 0
+    prompt_tokens_details: dict[str, int | None] | None = None
+    reasoning_tokens: int | None = 0
+
+
+def merged_usage(usages: dict[int, Usage], num_per_prompt: int) -> Usage:
+    """A prompt counts once however often it was continued; what was generated counts always."""
+    prompts = [usage for index, usage in usages.items() if index % num_per_prompt == 0]
+    details: dict[str, int | None] = {}
+    for usage in prompts:
+        for name, value in (usage.prompt_tokens_details or {}).items():
+            details[name] = (details.get(name) or 0) + (value or 0)
+    prompt_tokens = sum(usage.prompt_tokens for usage in prompts)
+    completion_tokens = sum(usage.completion_tokens or 0 for usage in usages.values())
+    return Usage(
+        prompt_tokens=prompt_tokens,
+        total_tokens=prompt_tokens + completion_tokens,
+        completion_tokens=completion_tokens,
+        prompt_tokens_details=details or None,
+        reasoning_tokens=sum(usage.reasoning_tokens or 0 for usage in usages.values()),
+    )
+
+
+def merged_answer(answers: Sequence[bytes], *, answer_id: str, num_per_prompt: int) -> bytes:
+    """One answer with a choice from each. `answers` are in the order of their sequences."""
+    parsed = [_object.decode(answer) for answer in answers]
+    choices = [
+        {**choice, "index": _raw(index)}
+        for index, answer in enumerate(parsed)
+        for choice in _choices.decode(answer["choices"])
+    ]
+    usages = {index: msgspec.json.decode(answer["usage"], type=Usage) for index, answer in enumerate(parsed)}
+    merged = {
+        **parsed[0],
+        "id": _raw(answer_id),
+        "choices": _raw(choices),
+        "usage": _raw(merged_usage(usages, num_per_prompt)),
+    }
+    return msgspec.json.encode(merged)
+
+
+class ChoiceStreams:
+    """Makes one stream of several: one id and creation time, each choice under its own index, one usage, one end."""
+
+    def __init__(self, *, answer_id: str, num_per_prompt: int, includes_usage: bool) -> None:
+        self._id = _raw(answer_id)
+        self._num_per_prompt = num_per_prompt
+        self._includes_usage = includes_usage
+        self._created: msgspec.Raw | None = None
+        self._usages: dict[int, Usage] = {}
+        self._last: Fields = {}
+
+    def events(self, index: int, events: bytes) -> bytes:
+        """Events of sequence `index` as events of the whole, b"" when they say nothing about it yet."""
+        return b"".join(
+            self._event(index, event.removeprefix(b"data:").strip()) for event in events.split(b"\n\n") if event.strip()
+        )
+
+    def end(self) -> bytes:
+        """The last events, after every sequence has ended."""
+        if not self._includes_usage:
+            return DONE
+        usage = merged_usage(self._usages, self._num_per_prompt)
+        return _event({**self._last, "choices": msgspec.Raw(b"[]"), "usage": _raw(usage)}) + DONE
+
+    def _event(self, index: int, data: bytes) -> bytes:
+        if data == b"[DONE]":
+            return b""
+        chunk = _object.decode(data)
+        self._created = self._created or chunk.get("created")
+        chunk["id"] = self._id
+        if self._created is not None:
+            chunk["created"] = self._created
+        choices = _choices.decode(chunk["choices"])
+        usage = chunk.get("usage")
+        if not choices and usage is not None and bytes(usage) != b"null":
+            self._usages[index] = msgspec.json.decode(usage, type=Usage)
+            self._last = chunk
+            return b""
+        for choice in choices:
+            choice["index"] = _raw(index)
+        chunk["choices"] = _raw(choices)
+        return _event(chunk)
+
+
+def _event(chunk: Fields) -> bytes:
+    return b"data: " + msgspec.json.encode(chunk) + b"\n\n"
+
+
+def _raw(value: object) -> msgspec.Raw:
+    return msgspec.Raw(msgspec.json.encode(value))

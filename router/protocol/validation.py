@@ -1,0 +1,277 @@
+"""What a client may ask for: checks the fields that route, leaves every other value as the client's bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+import msgspec
+
+from router.errors import InvalidField, RefusedField
+from router.protocol.fields import ADAPTER, REFUSED, USER_FACING
+from router.protocol.request_body import Fields, split
+
+_NULL = b"null"
+_MAX_TOP_LOGPROBS = 100
+
+# Numbers that an engine would hand to a tensor unchecked: beyond these, its scheduler dies for everybody.
+_INT32_MAX = 2**31 - 1
+_INTEGERS = {
+    "max_tokens": (1, _INT32_MAX),
+    "max_completion_tokens": (1, _INT32_MAX),
+    "min_tokens": (0, _INT32_MAX),
+    "top_k": (-1, _INT32_MAX),
+    "seed": (-(2**62), 2**62),
+}
+_MAX_TEMPERATURE = 100.0
+_MAX_LOGIT_BIAS = 100.0  # as OpenAI's
+
+
+class Endpoint(Enum):
+    """The two ways to ask for tokens. `value` is the path, here and at the engines."""
+
+    CHAT = "/v1/chat/completions"
+    COMPLETIONS = "/v1/completions"
+
+    @property
+    def label(self) -> str:
+        return "chat" if self is Endpoint.CHAT else "completions"
+
+    @property
+    def id_prefix(self) -> str:
+        return "chatcmpl-" if self is Endpoint.CHAT else "cmpl-"
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What this deployment accepts."""
+
+    max_choices: int  # prompts x n
+    vocabulary: int  # token ids are below it
+
+
+@dataclass(frozen=True, slots=True)
+class Sequence:
+    """One prompt to be continued once: what one placement is asked."""
+
+    index: int  # of its choice in the answer: prompt x n + j
+    fields: Fields  # without `model`, `adapter` and `n`; `prompt` is this sequence's own
+
+
+@dataclass(frozen=True, slots=True)
+class Admitted:
+    """A request whose routing fields are right."""
+
+    endpoint: Endpoint
+    fields: Fields  # without `model`, `adapter` and nulls
+    model: str  # as the client wrote it
+    adapter: str | None
+    is_streaming: bool
+    includes_usage: bool  # the client wants a usage event at the stream's end
+    prompts: tuple[msgspec.Raw, ...]  # completions only
+    num_per_prompt: int  # `n`
+    seed: int | None
+    wants_prompt_logprobs: bool  # `echo` with `logprobs`
+
+    @property
+    def num_choices(self) -> int:
+        return max(1, len(self.prompts)) * self.num_per_prompt
+
+    def sequences(self) -> Iterator[Sequence]:
+        """One per choice. Choice j of a prompt samples with seed + j, or all n would be the same."""
+        shared = {name: value for name, value in self.fields.items() if name not in ("n", "best_of", "prompt")}
+        for p, prompt in enumerate(self.prompts or (None,)):
+            for j in range(self.num_per_prompt):
+                fields = dict(shared)
+                if prompt is not None:
+                    fields["prompt"] = prompt
+                if self.seed is not None and j:
+                    fields["seed"] = msgspec.Raw(str(self.seed + j).encode())
+                yield Sequence(p * self.num_per_prompt + j, fields)
+
+
+def admit(endpoint: Endpoint, body: bytes, limits: Limits) -> Admitted:
+    """The checked request. Raises RequestError with the field that is wrong and what would be right."""
+    fields = {name: value for name, value in split(body).items() if bytes(value) != _NULL or name not in _NULLABLE}
+    for name in REFUSED.intersection(fields):
+        raise RefusedField(f"{name} is not for clients to set; remove it", param=name)
+    model = _string(fields, "model")
+    if model is None:
+        raise InvalidField(
+            "model is required: the base model's name, an adapter's name, or base:adapter", param="model"
+        )
+    adapter = _string(fields, ADAPTER)
+    is_streaming = _boolean(fields, "stream")
+    max_top_logprobs = min(_MAX_TOP_LOGPROBS, limits.vocabulary)
+    n = _integer(fields, "n", 1, _INT32_MAX) or 1
+    for name, (least, most) in _INTEGERS.items():
+        _integer(fields, name, least, most)
+    _integer(fields, "top_logprobs", 0, max_top_logprobs)
+    _check_floats(fields)
+    _token_ids(fields, "stop_token_ids", limits)
+    _decode(fields, "response_format", dict[str, msgspec.Raw], "an object")
+    if endpoint is Endpoint.CHAT:
+        _check_messages(fields)
+        _token_ids(fields, "input_ids", limits)
+        prompts: tuple[msgspec.Raw, ...] = ()
+        wants_prompt_logprobs = False
+    else:
+        prompts = _prompts(fields, limits)
+        num_logprobs = _integer(fields, "logprobs", 0, max_top_logprobs)
+        wants_prompt_logprobs = _boolean(fields, "echo") and num_logprobs is not None
+        if wants_prompt_logprobs and is_streaming:
+            raise InvalidField("echo with logprobs is not offered for streams: set stream to false", param="stream")
+        best_of = _integer(fields, "best_of", 1, _INT32_MAX)
+        if best_of is not None and best_of != n:
+            raise InvalidField(f"best_of must equal n ({n}) or be left out (found {best_of})", param="best_of")
+    num_choices = max(1, len(prompts)) * n
+    if num_choices > limits.max_choices:
+        raise InvalidField(
+            f"n x prompts is {num_choices}; at most {limits.max_choices} choices are served per request",
+            param="n" if n > 1 else "prompt",
+        )
+    return Admitted(
+        endpoint=endpoint,
+        fields={name: value for name, value in fields.items() if name not in ("model", ADAPTER)},
+        model=model,
+        adapter=adapter,
+        is_streaming=is_streaming,
+        includes_usage=is_streaming and _includes_usage(fields),
+        prompts=prompts,
+        num_per_prompt=n,
+        seed=_integer(fields, "seed", *_INTEGERS["seed"]),
+        wants_prompt_logprobs=wants_prompt_logprobs,
+    )
+
+
+# OpenAI's clients may say null for what they leave open; engines take that for few fields, so it is left out.
+_NULLABLE = USER_FACING | REFUSED | {ADAPTER}
+
+
+def _decode(fields: Fields, name: str, kind: Any, expected: str) -> Any:
+    """The value of a field, None where it is absent."""
+    if name not in fields:
+        return None
+    try:
+        return msgspec.json.decode(fields[name], type=kind)
+    except msgspec.MsgspecError:
+        raise InvalidField(f"{name} must be {expected} (found {_shown(fields[name])})", param=name) from None
+
+
+def _string(fields: Fields, name: str) -> str | None:
+    value = _decode(fields, name, str, "a string")
+    if value == "":
+        raise InvalidField(f"{name} must not be empty", param=name)
+    return value
+
+
+def _boolean(fields: Fields, name: str) -> bool:
+    return bool(_decode(fields, name, bool, "true or false"))
+
+
+def _integer(fields: Fields, name: str, least: int, most: int) -> int | None:
+    expected = f"an integer from {least} to {most}"
+    value = _decode(fields, name, int, expected)
+    if value is not None:
+        is_plain = bytes(fields[name]).lstrip(b"-").isdigit()  # 1.0 is none to an engine
+        if not is_plain or not least <= value <= most:
+            raise InvalidField(f"{name} must be {expected} (found {_shown(fields[name])})", param=name)
+    return value
+
+
+def _check_floats(fields: Fields) -> None:
+    temperature = _decode(fields, "temperature", float, "a number")
+    if temperature is not None and not 0 <= temperature <= _MAX_TEMPERATURE:
+        raise InvalidField(f"temperature must be from 0 to {_MAX_TEMPERATURE:g}", param="temperature")
+    biases = _decode(fields, "logit_bias", dict[str, float], "an object of token ids and numbers") or {}
+    if any(abs(bias) > _MAX_LOGIT_BIAS for bias in biases.values()):
+        raise InvalidField(
+            f"logit_bias values must be from -{_MAX_LOGIT_BIAS:g} to {_MAX_LOGIT_BIAS:g}", param="logit_bias"
+        )
+
+
+def _token_ids(fields: Fields, name: str, limits: Limits) -> None:
+    if name in fields:
+        _check_token_ids(name, _decode(fields, name, list[int], "a list of token ids"), limits)
+
+
+def _check_token_ids(name: str, ids: list[int], limits: Limits) -> None:
+    if ids and (min(ids) < 0 or max(ids) >= limits.vocabulary):
+        wrong = min(ids) if min(ids) < 0 else max(ids)
+        param = name.partition("[")[0]
+        raise InvalidField(f"{name}: token id {wrong} is not in [0, {limits.vocabulary})", param=param)
+
+
+def _check_messages(fields: Fields) -> None:
+    messages = _decode(fields, "messages", list[msgspec.Raw], "a list of messages")
+    if not messages:
+        raise InvalidField("messages must be a list of at least one message", param="messages")
+    for i, message in enumerate(messages):
+        if bytes(message)[:1] != b"{":
+            raise InvalidField(f"messages[{i}] must be an object (found {_shown(message)})", param="messages")
+        role = msgspec.json.decode(message, type=_Message).role
+        if not (isinstance(role, str) and role.lower() in _ROLES):
+            found = "none" if role is None else repr(role)
+            raise InvalidField(
+                f"messages[{i}].role must be one of {', '.join(_ROLES)} (found {found})", param=f"messages[{i}].role"
+            )
+
+
+class _Message(msgspec.Struct):
+    role: Any = None
+
+
+_ROLES = ("system", "developer", "user", "assistant", "tool", "function")
+
+
+def _prompts(fields: Fields, limits: Limits) -> tuple[msgspec.Raw, ...]:
+    """The prompts of a completion, each as the client's bytes: one string, one list of ids, or several of either."""
+    expected = "a string, a list of token ids, or a list of either"
+    raw = fields.get("prompt")
+    if raw is None:
+        raise InvalidField(f"prompt is required: {expected}", param="prompt")
+    if bytes(raw)[:1] == b'"':
+        return (_checked_prompt(raw, "prompt", limits),)
+    items = _decode(fields, "prompt", list[msgspec.Raw], expected)
+    if not items:
+        raise InvalidField("prompt must not be empty", param="prompt")
+    first = bytes(items[0])[:1]
+    if first not in (b'"', b"["):
+        return (_checked_prompt(raw, "prompt", limits),)
+    for i, item in enumerate(items):
+        if bytes(item)[:1] != first:
+            raise InvalidField("prompt must not mix strings and lists of token ids", param="prompt")
+        _checked_prompt(item, f"prompt[{i}]", limits)
+    return tuple(items)
+
+
+def _checked_prompt(raw: msgspec.Raw, name: str, limits: Limits) -> msgspec.Raw:
+    if bytes(raw)[:1] == b'"':
+        if bytes(raw) == b'""':
+            raise InvalidField(f"{name} must not be empty", param="prompt")
+        return raw
+    try:
+        ids = msgspec.json.decode(raw, type=list[int])
+    except msgspec.MsgspecError:
+        raise InvalidField(f"{name} must be a string or a list of token ids", param="prompt") from None
+    if not ids:
+        raise InvalidField(f"{name} must not be empty", param="prompt")
+    _check_token_ids(name, ids, limits)
+    return raw
+
+
+class _StreamOptions(msgspec.Struct):
+    include_usage: bool | None = None
+
+
+def _includes_usage(fields: Fields) -> bool:
+    options = _decode(fields, "stream_options", _StreamOptions, 'an object such as {"include_usage": true}')
+    return bool(options and options.include_usage)
+
+
+def _shown(raw: msgspec.Raw) -> str:
+    """A value in an error message: enough to recognise, not enough to quote a prompt."""
+    text = bytes(raw).decode("utf-8", "replace")
+    return text if len(text) <= 40 else f"{text[:37]}..."

@@ -1,0 +1,1 @@
+"""From the name of an adapter to a revision."""

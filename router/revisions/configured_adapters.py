@@ -1,0 +1,107 @@
+"""The directories of cluster.yaml's `adapters:`: imported when the router starts, each for itself."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+
+from adapters.catalog.records import AdapterRevision
+from adapters.errors import AdapterError, AdapterNotFound, CatalogConflict
+from adapters.formats import read_adapter
+from adapters.identity import full_name_of, split_adapter_name
+from adapters.library import AdapterLibrary
+from adapters.model.manifest import revision_id_of
+from router.public_errors import without_addresses, without_path
+
+AdapterKey = tuple[str, str]  # tenant and name
+
+_IMPORTED_BY = "cluster.yaml"
+_RETRY_S = 2.0  # after a catalog or a store that did not answer
+
+log = logging.getLogger(__name__)
+
+
+class ConfiguredAdapters:
+    """Imports each directory once, again where the catalog or the store did not answer, and remembers what failed."""
+
+    def __init__(self, directories: Mapping[str, Path]) -> None:
+        """Raises ValueError for a name that is none or that is given twice."""
+        self._directories: dict[AdapterKey, Path] = {}
+        self._errors: dict[AdapterKey, AdapterError] = {}
+        self._is_settled: dict[AdapterKey, asyncio.Event] = {}
+        for name, directory in directories.items():
+            key = split_adapter_name(name)
+            if key in self._directories:
+                raise ValueError(f"the adapter {name!r} is given twice, with and without its tenant; keep one")
+            self._directories[key] = directory
+            self._is_settled[key] = asyncio.Event()
+
+    async def import_all(self, library: AdapterLibrary, in_thread: Callable[..., Awaitable[AdapterRevision]]) -> None:
+        """Returns when every directory is imported or is known to be unusable. `in_thread` bounds how many at once."""
+        async with asyncio.TaskGroup() as group:
+            for key in self._directories:
+                group.create_task(self._import(key, library, in_thread), name=f"import {full_name_of(*key)}")
+
+    async def settled(self, key: AdapterKey) -> bool:
+        """Waits until the first try to import an adapter is over; False when there is nothing to wait for."""
+        event = self._is_settled.get(key)
+        if event is None or event.is_set():
+            return False
+        await event.wait()
+        return True
+
+    def error_of(self, key: AdapterKey) -> AdapterError | None:
+        """Why an adapter's directory is not in the catalog, in words for clients.
+
+        It is an error of its own: raising adds to its traceback.
+        """
+        error = self._errors.get(key)
+        return None if error is None else type(error)(*error.args)
+
+    async def _import(
+        self, key: AdapterKey, library: AdapterLibrary, in_thread: Callable[..., Awaitable[AdapterRevision]]
+    ) -> None:
+        name, directory = full_name_of(*key), self._directories[key]
+        while True:
+            error: AdapterError | None = None
+            try:
+                revision = await in_thread(import_unless_there, library, name, directory)
+            except CatalogConflict as conflict:  # deleted, which the catalog itself says to whoever asks for it
+                log.warning("adapter of cluster.yaml not imported", extra={"fields": _failure(name, conflict)})
+            except AdapterError as failure:
+                log.warning("adapter of cluster.yaml not imported", extra={"fields": _failure(name, failure)})
+                error = without_path(without_addresses(failure), directory, "its directory").with_traceback(None)
+                error.__context__ = error.__cause__ = None
+            except Exception:  # the edge of this import: it must not take the router or other adapters along
+                log.exception("adapter of cluster.yaml not imported", extra={"fields": {"adapter": name}})
+                error = AdapterError("its import failed; the router's log has the reason")
+            else:
+                fields = {"adapter": name, "revision": revision.revision_id, "number": revision.number}
+                log.info("adapter of cluster.yaml is there", extra={"fields": fields})
+            if error is None:
+                self._errors.pop(key, None)
+            else:
+                self._errors[key] = error
+            self._is_settled[key].set()
+            if error is None or not error.retryable:
+                return
+            await asyncio.sleep(_RETRY_S)
+
+
+def import_unless_there(library: AdapterLibrary, name: str, directory: Path) -> AdapterRevision:
+    """Imports a directory as the latest revision; one that the adapter already has changes no alias. Blocking."""
+    adapter = read_adapter(directory, library.base, library.limits)
+    revision_id = revision_id_of(adapter)
+    try:
+        found = library.catalog.resolve(f"{name}@{revision_id}")
+    except AdapterNotFound:
+        return library.add(name, adapter, by=_IMPORTED_BY)
+    if found.stored and library.store.exists(revision_id):
+        return found
+    return library.add(name, adapter, by=_IMPORTED_BY, moves_latest=False)
+
+
+def _failure(name: str, error: AdapterError) -> dict[str, str]:
+    return {"adapter": name, "code": error.code, "reason": str(error)}

@@ -1,0 +1,57 @@
+"""Which adapter a request means: `model` and `adapter` become one revision, or none for the base model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from adapters.catalog.records import AdapterRevision
+from adapters.errors import AdapterError, AdapterNotFound, CatalogUnavailable, InvalidReference
+from router.errors import ConflictingAdapters, InvalidField, UnknownModel
+from router.protocol.validation import Admitted
+from router.revisions.adapter_service import ManagedAdapters
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What answers a request: the base model, alone or under one revision of one adapter."""
+
+    requested_model: str  # what `model` says in the answer: the client's own word
+    revision: AdapterRevision | None
+
+
+def reference_in(model: str, adapter: str | None, base: str) -> str | None:
+    """The adapter that a request names, None for the base model.
+
+    Accepted: `adapter` with `model` = base, `model` = "base:adapter", `model` = "adapter"; agreeing twice is fine.
+    """
+    if model == base:
+        return adapter
+    in_model = model.removeprefix(f"{base}:")
+    if not in_model:
+        raise InvalidField(f"model {model!r} names no adapter after the colon", param="model")
+    if adapter is not None and adapter != in_model:
+        raise ConflictingAdapters(
+            f"adapter is {adapter!r} but model names {in_model!r}; say one of them, or set model to {base!r}",
+            param="adapter",
+        )
+    return in_model
+
+
+async def resolve(admitted: Admitted, base: str, adapters: ManagedAdapters) -> Target:
+    """The target of a request. Raises UnknownModel or the catalog's own error."""
+    reference = reference_in(admitted.model, admitted.adapter, base)
+    if reference is None:
+        return Target(admitted.model, None)
+    try:
+        return Target(admitted.model, await adapters.resolve(reference))
+    except (AdapterNotFound, InvalidReference) as error:
+        if admitted.adapter is not None or admitted.model.startswith(f"{base}:"):
+            raise
+        raise UnknownModel(
+            f"the model {admitted.model!r} does not exist: the base model is {base!r}, and as an adapter: {error}",
+            param="model",
+        ) from error
+    except CatalogUnavailable:
+        raise
+    except AdapterError as error:
+        raise type(error)(f"the adapter {reference!r} cannot be served: {error}") from error

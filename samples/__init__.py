@@ -1,0 +1,1 @@
+"""Small random models and adapters, for the demo, the benchmarks and the tests."""

@@ -1,0 +1,160 @@
+"""A process that changes managed adapters until it is killed, and writes down what it was told. For test_library_crash.
+
+    python library_worker.py SETTINGS.json
+
+forks a process for each line `start NUMBER` that it reads, which works as that worker for ever, and says its id; for a
+line `end ID` it says how the process ended. A worker changes adapters of
+its own only, but their contents are the same as the other workers', and a garbage collection concerns all of them. Its
+journal has a line before each call and one, on the disk, after each call that returned.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import sys
+import traceback
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from adapters.catalog.sql import SqlCatalog
+from adapters.errors import AdapterNotFound, CatalogConflict, RevisionBeingRemoved
+from adapters.files.work_folder import work_folder
+from adapters.formats import Limits
+from adapters.library import AdapterLibrary
+from adapters.model.base_model import BaseModel
+from adapters.store import S3Access, open_store
+
+NUM_NAMES = 4
+ALIASES = ("latest", "prod")
+
+
+def names_of(worker: int) -> list[str]:
+    """The adapters that a worker changes."""
+    return [f"a{worker}-{number}" for number in range(NUM_NAMES)]
+
+
+class Worker:
+    """Makes random changes."""
+
+    def __init__(self, library: AdapterLibrary, names: list[str], sources: list[Path], journal: Path):
+        self._library, self._names, self._sources = library, names, sources
+        self._journal = os.open(journal, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+        self._random = random.Random()  # seeded anew in each process
+
+    def run(self) -> None:
+        """Never returns."""
+        changes: list[tuple[Callable[[str], None], int]] = [
+            (self._import, 8), (self._push, 4), (self._push_in_memory, 4), (self._alias, 4),
+            (self._roll_back, 4), (self._delete, 6), (self._restore, 2), (self._collect, 3),
+        ]  # fmt: skip
+        kinds, weights = zip(*changes, strict=True)
+        while True:
+            (change,) = self._random.choices(kinds, weights)
+            change(self._random.choice(self._names))
+
+    def _import(self, name: str, moves_latest: bool = True) -> int | None:
+        source = self._random.choice(self._sources)
+        told = self._told(
+            {"change": "import", "name": name, "content": source.name, "moves_latest": moves_latest},
+            lambda: self._library.import_directory(name, source, moves_latest=moves_latest).number,
+        )
+        return told if isinstance(told, int) else None
+
+    def _push(self, name: str) -> None:
+        number = self._import(name, moves_latest=False)
+        if number is not None:
+            self._move(name, "latest", number)
+
+    def _alias(self, name: str) -> None:
+        try:
+            revisions = self._library.catalog.show("default", name).revisions
+        except AdapterNotFound:
+            return
+        self._move(name, self._random.choice(ALIASES), self._random.choice(revisions).number)
+
+    def _push_in_memory(self, name: str) -> None:
+        source = self._random.choice(self._sources)
+
+        def push() -> int:
+            with work_folder("import") as folder:
+                packed = self._library.pack(name, source, folder / "packed")
+                return self._library.add_in_memory(name, packed, "latest").number
+
+        self._told({"change": "import", "name": name, "content": source.name, "moves_latest": True}, push)
+
+    def _move(self, name: str, alias: str, number: int) -> None:
+        self._told(
+            {"change": "alias", "name": name, "alias": alias, "number": number},
+            lambda: self._library.catalog.set_alias("default", name, alias, number).to_number,
+        )
+
+    def _roll_back(self, name: str) -> None:
+        alias = self._random.choice(ALIASES)
+        self._told(
+            {"change": "rollback", "name": name, "alias": alias},
+            lambda: self._library.catalog.rollback("default", name, alias).to_number,
+        )
+
+    def _delete(self, name: str) -> None:
+        self._told({"change": "delete", "name": name}, lambda: self._library.catalog.delete("default", name))
+
+    def _restore(self, name: str) -> None:
+        self._told({"change": "restore", "name": name}, lambda: self._library.catalog.restore("default", name))
+
+    def _collect(self, _name: str) -> None:
+        self._told({"change": "collect"}, lambda: self._library.collect_garbage(datetime.now(UTC)))
+
+    def _told(self, change: dict[str, Any], call: Callable[[], int | None]) -> int | str | None:
+        """What the call returned, or the name of the refusal. Nothing else may come of it."""
+        self._write({"begin": change})
+        told: int | str | None
+        try:
+            told = call()
+        except (AdapterNotFound, CatalogConflict, RevisionBeingRemoved) as error:
+            told = type(error).__name__
+        self._write({"told": told})
+        os.fsync(self._journal)
+        return told
+
+    def _write(self, line: dict[str, Any]) -> None:
+        os.write(self._journal, json.dumps(line).encode() + b"\n")
+
+
+def _work(worker: int, settings: dict[str, Any]) -> None:
+    access = settings["s3"]
+    library = AdapterLibrary(
+        SqlCatalog(settings["catalog"], max_connections=2),
+        open_store(settings["store"], S3Access(**access) if access else None),
+        BaseModel.read(Path(settings["model"])),
+        Limits(),
+        "bfloat16",
+    )
+    sources = sorted(Path(settings["sources"]).iterdir())
+    Worker(library, names_of(worker), sources, Path(settings["journals"]) / str(worker)).run()
+
+
+def main() -> None:
+    settings = json.loads(Path(sys.argv[1]).read_text())
+    if settings["s3"]:
+        import s3fs  # noqa: F401 - before the forks, each of which would import it
+    for line in sys.stdin:
+        order, number = line.split()
+        if order == "end":  # of a child: how it ended
+            print(os.waitstatus_to_exitcode(os.waitpid(int(number), 0)[1]), flush=True)
+            continue
+        child = os.fork()
+        if not child:
+            try:
+                _work(int(number), settings)
+            finally:
+                traceback.print_exc()
+                os._exit(1)
+        print(child, flush=True)
+
+
+if __name__ == "__main__":
+    main()

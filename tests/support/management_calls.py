@@ -1,0 +1,58 @@
+"""Calls that manage adapters over HTTP, and the files that they send."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+from support.router_stand_ins import BASE, LIMITS, ClusterStandIn, running_cluster
+
+from adapters.formats import read_adapter
+from adapters.model.manifest import revision_id_of
+from samples.random_adapters import write_random_lora
+
+
+def managing(*counts: int, **config: Any):
+    return running_cluster(*counts, management=True, **config)
+
+
+def lora(folder: Path, seed: int, **options: Any) -> dict[str, bytes]:
+    """The files of an adapter, by name."""
+    directory = write_random_lora(folder / f"lora-{seed}", BASE, seed=seed, **options)
+    return files_of(directory)
+
+
+def files_of(directory: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in directory.iterdir()}
+
+
+def id_of(folder: Path, seed: int) -> str:
+    return revision_id_of(read_adapter(folder / f"lora-{seed}", BASE, LIMITS))
+
+
+def form(files: Mapping[str, bytes], **fields: str) -> aiohttp.FormData:
+    data = aiohttp.FormData(quote_fields=False)
+    for name, value in fields.items():
+        data.add_field(name, value)
+    for name, content in files.items():
+        data.add_field("file", content, filename=name, content_type="application/octet-stream")
+    return data
+
+
+async def ask(cluster: ClusterStandIn, method: str, path: str, **options: Any) -> tuple[int, Any]:
+    async with cluster.http.request(method, f"{cluster.url}{path}", **options) as response:
+        text = await response.text()
+        return response.status, json.loads(text) if response.content_type == "application/json" else text
+
+
+async def upload(cluster: ClusterStandIn, files: Mapping[str, bytes], **fields: str) -> tuple[int, Any]:
+    return await ask(cluster, "POST", "/v1/adapters", data=form(files, **fields))
+
+
+async def answered_by(cluster: ClusterStandIn, adapter: str) -> str | int:
+    """The revision that answers a request, or the status."""
+    status, _, headers = await cluster.post(prompt="Hi", adapter=adapter)
+    return headers["x-prelude-revision"] if status == 200 else status

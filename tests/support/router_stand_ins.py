@@ -1,0 +1,634 @@
+"""Stand-ins for what the router talks to: an engine's HTTP API and a worker's control service, over real sockets.
+
+They imitate what was seen of SGLang 0.5.17 and prove how the router behaves when workers fail. They prove nothing about
+SGLang, KV or adapters: tests/engine and tests/cluster do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import hashlib
+import json
+import shutil
+import socket
+import tempfile
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import grpc
+import uvicorn
+from aiohttp import web
+
+from adapters.catalog.sql import SqlCatalog
+from adapters.errors import AdapterError
+from adapters.formats import Limits, read_adapter
+from adapters.library import AdapterLibrary
+from adapters.model.base_model import BaseModel
+from adapters.model.manifest import revision_id_of
+from adapters.store import open_store
+from cluster.config.schema import RouterConfig
+from cluster.control import control_pb2 as control
+from cluster.control.control_pb2_grpc import WorkerControlServicer, add_WorkerControlServicer_to_server
+from router.app import build_app
+from router.fleet.fleet import Fleet
+from router.metrics import Metrics
+from router.revisions.adapter_service import ManagedAdapters
+from samples.random_adapters import write_random_lora
+
+MODEL = "base"
+FINGERPRINT = "f00d"
+VOCABULARY = 1000
+WORDS = ("Hello", " wide", " world")
+
+# ---- adapters: real ones, small -----------------------------------------------------------------------------------
+
+LIMITS = Limits(max_rank=16, max_bytes=4 * 1024**2)
+_TINY = {
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "vocab_size": VOCABULARY,
+}
+
+
+def _make_template() -> Path:
+    """A base model's sizes, and adapters: a good one, one that acts on every position, one that cannot be read."""
+    folder = Path(tempfile.mkdtemp(prefix="prelude-router-tests-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    (folder / "config.json").write_text(json.dumps(_TINY))
+    base = BaseModel.read(folder)
+    write_random_lora(folder / "a0", base, seed=0)
+    write_random_lora(folder / "everywhere", base, seed=1, config={"prelude": {"positions": "all"}})
+    weights = write_random_lora(folder / "broken", base, seed=2) / "adapter_model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:100])
+    catalog = SqlCatalog.open(f"sqlite:///{folder / 'catalog.db'}")
+    catalog.close()
+    return folder
+
+
+TEMPLATE = _make_template()
+BASE = BaseModel.read(TEMPLATE)
+REVISION_ID = revision_id_of(read_adapter(TEMPLATE / "a0", BASE, LIMITS))
+EVERYWHERE_ID = revision_id_of(read_adapter(TEMPLATE / "everywhere", BASE, LIMITS))
+DIRECTORIES = {name: TEMPLATE / name for name in ("a0", "everywhere", "broken")}  # of "cluster.yaml"
+
+
+def open_catalog(url: str) -> SqlCatalog:
+    return SqlCatalog.open(url)
+
+
+def library_over(catalog: SqlCatalog, folder: Path) -> AdapterLibrary:
+    """A library whose store is in a folder."""
+    return AdapterLibrary(catalog, open_store(f"file://{folder / 'store'}"), BASE, LIMITS, "float32")
+
+
+def managed_adapters(
+    folder: Path, metrics: Metrics | None = None, *, catalog_url: str | None = None, **directories: Path
+) -> ManagedAdapters:
+    """The adapters of a router whose catalog and store are in a folder. Not opened yet."""
+    folder.mkdir(parents=True, exist_ok=True)
+    if catalog_url is None:
+        if not (folder / "catalog.db").exists():
+            shutil.copy(TEMPLATE / "catalog.db", folder)  # migrated already, which takes a while
+        catalog_url = f"sqlite:///{folder / 'catalog.db'}"
+    return ManagedAdapters(
+        lambda: open_catalog(catalog_url),
+        lambda catalog: library_over(catalog, folder),
+        directories,
+        metrics or Metrics(),
+    )
+
+
+Behaviour = Callable[["EngineStandIn", dict[str, Any], web.Request], Awaitable[web.StreamResponse | None]]
+
+
+@dataclass
+class EngineStandIn:
+    """An engine's HTTP server. `behaviours` are used up first, one per request; None as a result goes on as usual."""
+
+    role: str
+    words: tuple[str, ...] = WORDS
+    event_gap_s: float = 0.0
+    behaviours: list[Behaviour] = field(default_factory=list)
+    bodies: list[bytes] = field(default_factory=list)
+    headers: list[dict[str, str]] = field(default_factory=list)
+    aborted: list[str] = field(default_factory=list)
+    abort_events: dict[str, asyncio.Event] = field(default_factory=dict)
+    num_running: int = 0
+    runner: web.AppRunner | None = None
+    url: str = ""
+
+    @property
+    def requests(self) -> list[dict[str, Any]]:
+        return [json.loads(body) for body in self.bodies]
+
+    async def start(self, port: int = 0) -> None:
+        app = web.Application(client_max_size=64 * 1024**2)
+        app.router.add_post("/v1/chat/completions", self.handle)
+        app.router.add_post("/v1/completions", self.handle)
+        app.router.add_post("/abort_request", self.abort)
+        self.runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0)
+        await self.runner.setup()
+        site = web.TCPSite(self.runner, "127.0.0.1", port)
+        await site.start()
+        self.url = f"http://127.0.0.1:{site._server.sockets[0].getsockname()[1]}"
+
+    async def stop(self) -> None:
+        """Close everything at once, as a killed process does."""
+        if self.runner is not None:
+            runner, self.runner = self.runner, None
+            await runner.cleanup()
+
+    async def abort(self, request: web.Request) -> web.Response:
+        rid = (await request.json())["rid"]
+        self.aborted.append(rid)
+        if rid in self.abort_events:
+            self.abort_events[rid].set()
+        return web.Response()
+
+    async def handle(self, request: web.Request) -> web.StreamResponse:
+        body = await request.read()
+        self.bodies.append(body)
+        self.headers.append(dict(request.headers))
+        fields = json.loads(body)
+        self.abort_events[fields["rid"]] = asyncio.Event()
+        self.num_running += 1
+        try:
+            if self.behaviours:
+                response = await self.behaviours.pop(0)(self, fields, request)
+                if response is not None:
+                    return response
+            if fields.get("stream"):
+                return await self.stream(fields, request)
+            return web.json_response(self.answer(fields), dumps=_dumps)
+        finally:
+            self.num_running -= 1
+
+    def answer(self, fields: dict[str, Any], **choice: Any) -> dict[str, Any]:
+        words = self.words[:1] if self.role == "prefill" else self.words
+        choice = {"index": 0, "finish_reason": "stop", "matched_stop": None, "logprobs": None, **choice}
+        if "messages" in fields:
+            choice["message"] = {"role": "assistant", "content": "".join(words)}
+        else:
+            choice["text"] = "".join(words)
+        return {
+            "id": fields["rid"],
+            "object": "chat.completion" if "messages" in fields else "text_completion",
+            "created": 1,
+            "model": fields["model"],
+            "choices": [choice],
+            "usage": usage(len(words)),
+            "metadata": {"weight_version": "default"},
+        }
+
+    def events(self, fields: dict[str, Any]) -> list[bytes]:
+        head = {"id": fields["rid"], "object": "chunk", "created": 1, "model": fields["model"]}
+
+        def choice(**values: Any) -> list[dict[str, Any]]:
+            return [{"index": 0, "logprobs": None, "finish_reason": None, "matched_stop": None} | values]
+
+        if "messages" in fields:
+            parts = [choice(delta={"role": "assistant", "content": ""})]
+            parts += [choice(delta={"content": word}) for word in self.words]
+            parts += [choice(delta={}, finish_reason="stop")]
+        else:
+            parts = [choice(text=word) for word in self.words[:-1]]
+            parts += [choice(text=self.words[-1], finish_reason="stop")]
+        chunks = [{**head, "choices": part, "usage": None} for part in parts]
+        if (fields.get("stream_options") or {}).get("include_usage"):
+            chunks.append({**head, "choices": [], "usage": usage(len(self.words))})
+        return [b"data: " + _dumps(chunk).encode() + b"\n\n" for chunk in chunks]
+
+    async def stream(self, fields: dict[str, Any], request: web.Request, num_events: int = 10**9) -> web.StreamResponse:
+        """The whole stream, or its first events only."""
+        response = web.StreamResponse(headers={"content-type": "text/event-stream"})
+        await response.prepare(request)
+        events = self.events(fields)
+        for event in events[:num_events]:
+            if self.event_gap_s:
+                await asyncio.sleep(self.event_gap_s)
+            await response.write(event)
+        if num_events >= len(events):
+            await response.write(b"data: [DONE]\n\n")
+        return response
+
+
+def usage(num_completion_tokens: int) -> dict[str, Any]:
+    return {
+        "prompt_tokens": 7,
+        "total_tokens": 7 + num_completion_tokens,
+        "completion_tokens": num_completion_tokens,
+        "prompt_tokens_details": None,
+        "reasoning_tokens": 0,
+    }
+
+
+def _dumps(value: Any) -> str:
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False)
+
+
+# ---- what an engine may do instead ------------------------------------------------------------------------------
+
+
+def answers(status: int, body: dict[str, Any] | None = None) -> Behaviour:
+    """Answer at once with a status."""
+
+    async def behave(engine: EngineStandIn, fields: dict[str, Any], request: web.Request) -> web.Response:
+        error = {"object": "error", "message": f"status {status}", "type": "x", "param": None, "code": status}
+        return web.json_response(body or error, status=status, dumps=_dumps)
+
+    return behave
+
+
+async def drops(engine: EngineStandIn, fields: dict[str, Any], request: web.Request) -> None:
+    """Close the connection without an answer, as a crash does."""
+    assert request.transport is not None
+    request.transport.abort()
+    await asyncio.sleep(3600)
+
+
+async def hangs(engine: EngineStandIn, fields: dict[str, Any], request: web.Request) -> web.Response:
+    """Say nothing until aborted, as a leg does whose other leg never comes."""
+    await engine.abort_events[fields["rid"]].wait()
+    return web.json_response(engine.answer(fields, finish_reason="abort"), dumps=_dumps)
+
+
+def breaks_after(num_events: int) -> Behaviour:
+    """Stream some events, then crash."""
+
+    async def behave(engine: EngineStandIn, fields: dict[str, Any], request: web.Request) -> None:
+        await engine.stream(fields, request, num_events)
+        assert request.transport is not None
+        await asyncio.sleep(0.05)  # let what was written leave
+        request.transport.abort()
+        await asyncio.sleep(3600)
+
+    return behave
+
+
+def stops_after(num_events: int) -> Behaviour:
+    """Stream some events, then say nothing more."""
+
+    async def behave(engine: EngineStandIn, fields: dict[str, Any], request: web.Request) -> None:
+        await engine.stream(fields, request, num_events)
+        await asyncio.sleep(3600)
+
+    return behave
+
+
+def streams(*events: bytes) -> Behaviour:
+    """Stream exactly these bytes."""
+
+    async def behave(engine: EngineStandIn, fields: dict[str, Any], request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"content-type": "text/event-stream"})
+        await response.prepare(request)
+        for event in events:
+            await response.write(event)
+            await asyncio.sleep(0.05)
+        return response
+
+    return behave
+
+
+def after(delay_s: float) -> Behaviour:
+    """As usual, but later."""
+
+    async def behave(engine: EngineStandIn, fields: dict[str, Any], request: web.Request) -> None:
+        await asyncio.sleep(delay_s)
+
+    return behave
+
+
+# ---- workers ----------------------------------------------------------------------------------------------------
+
+
+_ROLES = {"prefill": control.ROLE_PREFILL, "decode": control.ROLE_DECODE, "unified": control.ROLE_UNIFIED}
+
+
+class WorkerStandIn(WorkerControlServicer):
+    """An agent's control service with an engine behind it."""
+
+    def __init__(self, name: str, role: str) -> None:
+        self.name = name
+        self.role = role
+        self.engine = EngineStandIn(role)
+        self.state = control.WorkerState(incarnation=f"{name}-1", engine_state=control.ENGINE_STATE_UP, ready=True)
+        self.resident: set[str] = set()
+        self.pinned: set[str] = set()
+        self.memory_only: dict[str, bytes] = {}  # what was sent to it
+        self.kept: set[str] = set()  # of that, what it is to keep
+        self.given_up: list[str] = []  # what it was told not to keep
+        self.put_errors: list[grpc.StatusCode] = []  # used up first
+        self.put_delay_s = 0.0
+        self.keeps_deadlines = True
+        self.num_chunks = 0  # of the last one that was sent
+        self.tells_of_residency = True
+        self.evicted: list[tuple[str, bool]] = []
+        self._deltas: list[control.ResidencyDelta] = []
+        self.ensured: list[str] = []
+        self.prewarmed: list[str] = []  # of those, without a request that waits
+        self.on_disk: set[str] = set()  # what it was asked to fetch only
+        self.said_lacking: list[bool] = []  # of those, whether the engine is said not to have it
+        self.ensure_errors: list[AdapterError | grpc.StatusCode] = []  # used up first
+        self.retry_after_s: float | None = None  # said with every status
+        self.ensure_delay_s = 0.0
+        self.has_no_store = False  # it cannot get what it does not have
+        self.is_speaking = asyncio.Event()
+        self.is_speaking.set()
+        self.address = ""
+        self._changed = asyncio.Condition()
+        self._server: grpc.aio.Server | None = None
+
+    async def start(self) -> None:
+        await self.engine.start()
+        self._server = grpc.aio.server()
+        add_WorkerControlServicer_to_server(self, self._server)
+        self.address = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
+        await self._server.start()
+
+    async def restart_agent(self) -> None:
+        """The agent ends and comes back at its address."""
+        await self.stop_agent()
+        self._deltas.clear()
+        self._server = grpc.aio.server()
+        add_WorkerControlServicer_to_server(self, self._server)
+        self._server.add_insecure_port(self.address)
+        await self._server.start()
+
+    async def stop(self) -> None:
+        await self.engine.stop()
+        await self.stop_agent()
+
+    async def stop_agent(self) -> None:
+        if self._server is not None:
+            await self._server.stop(0)
+
+    async def change(self, **values: Any) -> None:
+        """Change the state and tell whoever watches."""
+        async with self._changed:
+            for name, value in values.items():
+                setattr(self.state, name, value)
+            self._changed.notify_all()
+
+    async def crash_engine(self) -> None:
+        """The engine dies; its agent notices."""
+        await self.engine.stop()
+        await self.change(engine_state=control.ENGINE_STATE_DOWN, ready=False, incarnation="", reason="engine died")
+
+    async def Describe(self, request: Any, context: Any) -> control.WorkerDescription:
+        return control.WorkerDescription(
+            name=self.name,
+            role=_ROLES[self.role],
+            engine_url=self.engine.url,
+            kv_host="10.0.0.1" if self.role == "prefill" else "",
+            kv_bootstrap_port=8998 if self.role == "prefill" else 0,
+            model=MODEL,
+        )
+
+    async def WatchState(self, request: Any, context: Any) -> AsyncIterator[control.WorkerState]:
+        residency = control.ResidencyDelta(
+            snapshot=True, resident=sorted(self.resident), in_memory_only=sorted(self.memory_only)
+        )
+        num_told = len(self._deltas)
+        while True:
+            await self.is_speaking.wait()
+            self.state.residency.CopyFrom(residency)
+            yield self.state
+            residency = control.ResidencyDelta()
+            if num_told < len(self._deltas):  # one at a time, in order
+                residency, num_told = self._deltas[num_told], num_told + 1
+                continue
+            async with self._changed:
+                try:
+                    async with asyncio.timeout(request.heartbeat_s):
+                        await self._changed.wait()
+                except TimeoutError:
+                    pass
+
+    async def EnsureAdapter(self, request: Any, context: Any) -> control.EnsureAdapterResponse:
+        self.ensured.append(request.revision_id)
+        self.prewarmed += [request.revision_id] if request.prewarm else []
+        self.said_lacking.append(request.not_in_engine)
+        is_late = await self._works(self.ensure_delay_s, request.deadline_s)
+        if self.ensure_errors:
+            error = self.ensure_errors.pop(0)
+            if isinstance(error, grpc.StatusCode):
+                said = () if self.retry_after_s is None else (("prelude-retry-after-s", str(self.retry_after_s)),)
+                await context.abort(error, "no", trailing_metadata=said)
+            metadata = (("prelude-error-code", error.code), ("prelude-http-status", str(error.http_status)))
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error), trailing_metadata=metadata)
+        if is_late:
+            await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "late")
+        if request.revision_id not in self.resident | self.memory_only.keys() and self.has_no_store:
+            gone = (("prelude-error-code", "adapter_revision_not_stored"), ("prelude-http-status", "404"))
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "not stored", trailing_metadata=gone)
+        if request.tier == control.TIER_DISK:
+            self.on_disk.add(request.revision_id)
+            await self.tell(on_disk=[request.revision_id])
+            return control.EnsureAdapterResponse(load_s=0.25)
+        load_s = 0.0 if request.revision_id in self.resident else 0.25
+        if load_s:
+            await self.becomes_resident(request.revision_id)
+        return control.EnsureAdapterResponse(load_s=load_s)
+
+    async def PutAdapter(self, request_iterator: Any, context: Any) -> control.PutAdapterResponse:
+        parts = [part async for part in request_iterator]
+        begin, content = parts[0].begin, b"".join(part.chunk for part in parts[1:])
+        is_late = await self._works(self.put_delay_s, begin.deadline_s)
+        if self.put_errors:
+            await context.abort(self.put_errors.pop(0), "no")
+        if is_late:
+            await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "late")
+        assert hashlib.sha256(content).hexdigest() == begin.content_sha256
+        assert begin.content_bytes == len(content)
+        assert all(len(part.chunk) <= 1024**2 for part in parts)
+        self.num_chunks = len(parts) - 1
+        was_pinned = begin.revision_id in self.kept
+        self.memory_only[begin.revision_id] = content
+        self.kept.add(begin.revision_id)
+        self.resident.add(begin.revision_id)
+        if self.tells_of_residency:
+            await self.tell(in_memory_only=[begin.revision_id], resident=[begin.revision_id])
+        return control.PutAdapterResponse(load_s=0.25, was_pinned=was_pinned)
+
+    async def _works(self, seconds: float, deadline_s: float) -> bool:
+        """Whether the deadline ended it, after which agents say what has been in the way: a little after, here."""
+        is_late = self.keeps_deadlines and seconds > deadline_s
+        await asyncio.sleep(deadline_s + 0.05 if is_late else seconds)
+        return is_late
+
+    async def loses(self, revision_id: str) -> None:
+        """It made room for another one."""
+        del self.memory_only[revision_id]
+        self.kept.discard(revision_id)
+        self.resident.discard(revision_id)
+        await self.tell(not_in_memory_only=[revision_id], evicted=[revision_id])
+
+    async def PinAdapter(self, request: Any, context: Any) -> control.PinAdapterResponse:
+        if request.memory_only:
+            (self.kept.add if request.pinned else self.kept.discard)(request.revision_id)
+            self.given_up += [] if request.pinned else [request.revision_id]
+            return control.PinAdapterResponse()
+        if request.pinned:
+            self.pinned.add(request.revision_id)
+            await self.becomes_resident(request.revision_id)
+        else:
+            self.pinned.discard(request.revision_id)
+        return control.PinAdapterResponse()
+
+    async def EvictAdapter(self, request: Any, context: Any) -> control.EvictAdapterResponse:
+        if request.revision_id in self.pinned:
+            metadata = (("prelude-error-code", "adapter_in_use"), ("prelude-http-status", "409"))
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "it is pinned", trailing_metadata=metadata)
+        self.evicted.append((request.revision_id, request.from_disk))
+        was_there = request.revision_id in self.resident
+        self.resident.discard(request.revision_id)
+        await self.tell(evicted=[request.revision_id])
+        return control.EvictAdapterResponse(evicted=was_there)
+
+    async def becomes_resident(self, revision_id: str) -> None:
+        self.resident.add(revision_id)
+        await self.tell(resident=[revision_id])
+
+    async def tell(self, **delta: Any) -> None:
+        """What changed of the residency."""
+        self._deltas.append(control.ResidencyDelta(**delta))
+        await self.change()
+
+
+@dataclass
+class ClusterStandIn:
+    """A running router with its workers."""
+
+    url: str
+    prefill: list[WorkerStandIn]
+    decode: list[WorkerStandIn]
+    unified: list[WorkerStandIn]
+    server: uvicorn.Server
+    http: aiohttp.ClientSession
+    adapters: ManagedAdapters
+    fleet: Fleet
+    folder: Path  # of the catalog and the store
+
+    async def post(self, path: str = "/v1/completions", **fields: Any) -> tuple[int, Any, Mapping[str, str]]:
+        """Status, parsed answer and headers."""
+        async with self.http.post(f"{self.url}{path}", json={"model": MODEL, **fields}) as response:
+            return response.status, await response.json(), response.headers
+
+    async def stream(self, path: str = "/v1/completions", **fields: Any) -> list[bytes]:
+        """The data of every event."""
+        body = {"model": MODEL, "stream": True, **fields}
+        async with self.http.post(f"{self.url}{path}", json=body) as response:
+            assert response.status == 200, await response.text()
+            data = await response.read()
+        assert data.endswith(b"\n\n")
+        return [event.removeprefix(b"data: ") for event in data.split(b"\n\n")[:-1]]
+
+    async def get(self, path: str) -> tuple[int, Any]:
+        async with self.http.get(f"{self.url}{path}") as response:
+            return response.status, await response.json()
+
+    @property
+    def workers(self) -> list[WorkerStandIn]:
+        return self.prefill + self.decode + self.unified
+
+    async def warm(self) -> None:
+        """Every prefill worker says that it is warm with every decode worker as it runs now."""
+        for worker in self.prefill:
+            del worker.state.warm_pairs[:]
+            for other in self.decode:
+                worker.state.warm_pairs.add(decode_name=other.name, decode_incarnation=other.state.incarnation)
+            await worker.change()
+
+    async def is_ready(self, expected: bool = True) -> None:
+        await eventually(lambda: self.get("/ready"), lambda answer: (answer[0] == 200) is expected)
+
+
+@asynccontextmanager
+async def running_cluster(
+    num_prefill: int = 1,
+    num_decode: int = 1,
+    num_unified: int = 0,
+    *,
+    drain_timeout_s: float = 1,
+    folder: Path | None = None,
+    catalog_url: str | None = None,
+    directories: Mapping[str, Path] = DIRECTORIES,
+    **config: Any,
+) -> AsyncIterator[ClusterStandIn]:
+    """A router on a free port before as many workers, ready. Its catalog and store are in `folder`, or end with it."""
+    settings = {"heartbeat_s": 2.0, "connect_timeout_s": 1.0, **config}
+    router_config = RouterConfig(port=0, **settings)
+    prefill = [WorkerStandIn(f"p{i}", "prefill") for i in range(num_prefill)]
+    decode = [WorkerStandIn(f"d{i}", "decode") for i in range(num_decode)]
+    unified = [WorkerStandIn(f"u{i}", "unified") for i in range(num_unified)]
+    workers = [*prefill, *decode, *unified]
+    async with AsyncExitStack() as stack:
+        for worker in workers:
+            await worker.start()
+            stack.push_async_callback(worker.stop)
+        if folder is None:
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="prelude-router-tests-")))
+        metrics = Metrics()
+        adapters = managed_adapters(folder, metrics, catalog_url=catalog_url, **directories)
+        adapters.open()
+        app = build_app(
+            router_config,
+            model=MODEL,
+            vocabulary=VOCABULARY,
+            fingerprint=FINGERPRINT,
+            adapters=adapters,
+            metrics=metrics,
+            max_adapter_bytes=LIMITS.max_bytes,
+            workers={worker.name: (worker.role, worker.address) for worker in workers},
+        )
+        listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)  # asyncio: no delay for TCP
+        listener.bind(("127.0.0.1", 0))
+        server = uvicorn.Server(
+            uvicorn.Config(
+                app,
+                http="httptools",
+                ws="none",
+                lifespan="on",
+                log_config=None,
+                access_log=False,
+                timeout_graceful_shutdown=drain_timeout_s,  # type: ignore[arg-type]
+            )
+        )
+        serving = asyncio.create_task(server._serve([listener]))
+        http = await stack.enter_async_context(aiohttp.ClientSession())
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        cluster = ClusterStandIn(url, prefill, decode, unified, server, http, adapters, app.fleet, folder)
+        try:
+            await eventually(lambda: asyncio.sleep(0, server.started), bool)
+            await cluster.warm()
+            expected = num_prefill * num_decode + num_unified
+            await eventually(lambda: cluster.get("/ready"), lambda answer: len(answer[1]["placements"]) == expected)
+            yield cluster
+        finally:
+            server.should_exit = True
+            await serving
+
+
+async def eventually(ask: Callable[[], Awaitable[Any]], is_right: Callable[[Any], bool], within_s: float = 5.0) -> Any:
+    """Ask again until the answer is right; fails with the last one."""
+    deadline = asyncio.get_running_loop().time() + within_s
+    while True:
+        answer = await ask()
+        if is_right(answer):
+            return answer
+        assert asyncio.get_running_loop().time() < deadline, f"still {answer!r} after {within_s} s"
+        await asyncio.sleep(0.02)
+
+
+def repository_root() -> Path:
+    return Path(__file__).resolve().parents[2]

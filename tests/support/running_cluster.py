@@ -1,0 +1,132 @@
+"""A real cluster, started as users start it: by `prelude up`, in processes of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import yaml
+
+from cluster.config.load import load_cluster_config
+from cluster.local.ports import with_ports
+
+CHUNK_TOKENS = 64  # of prefill; prompts in the tests are shorter, equal and longer
+START_TIMEOUT_S = 240.0
+
+
+@dataclass(frozen=True)
+class RunningCluster:
+    """What tests know of the cluster."""
+
+    url: str
+    model_dir: Path
+    adapters: dict[str, Path]
+    logs: Path
+    config: Any
+    supervisor: psutil.Process
+
+    def process(self, name: str) -> psutil.Process:
+        """The agent of a worker, or the router."""
+        for child in self.supervisor.children():
+            words = child.cmdline()
+            if (name == "router" and "router" in words) or ("--name" in words and name in words):
+                return child
+        raise LookupError(f"there is no process {name}")
+
+    def engine(self, name: str) -> psutil.Process:
+        """The SGLang server of a worker."""
+        return next(child for child in self.process(name).children() if "engine.launch" in child.cmdline())
+
+    def engine_url(self, name: str) -> str:
+        """Base URL of a worker's SGLang server: for looking inside, never the way of a request."""
+        worker = self.config.workers[name]
+        return f"http://{worker.host}:{worker.engine_port}"
+
+    def worker_url(self, name: str) -> str:
+        """Base URL of an agent's metrics and readiness."""
+        worker = self.config.workers[name]
+        return f"http://{worker.host}:{worker.metrics_port}"
+
+    def wait_ready(self, timeout_s: float) -> float:
+        """Wait until the router and both workers are ready; the seconds that took."""
+        started_at = time.monotonic()
+        urls = [f"{self.url}/ready", *(f"{self.worker_url(name)}/ready" for name in self.config.workers)]
+        while time.monotonic() - started_at < timeout_s:
+            if all(_is_ready(url) for url in urls):
+                return time.monotonic() - started_at
+            time.sleep(0.1)
+        raise TimeoutError(f"not ready within {timeout_s} s")
+
+    def loads(self) -> dict[str, tuple[int, int, int]]:
+        """(running, queued, KV tokens of running requests) per worker, as its engine says."""
+        loads = {}
+        for name in self.config.workers:
+            rank = httpx.get(f"{self.engine_url(name)}/v1/loads").json()["loads"][0]
+            loads[name] = (rank["num_running_reqs"], rank["num_waiting_reqs"], rank["num_used_tokens"])
+        return loads
+
+
+def _is_ready(url: str) -> bool:
+    try:
+        return httpx.get(url, timeout=2).status_code == 200
+    except httpx.HTTPError:
+        return False
+
+
+@contextlib.contextmanager
+def running_cluster(
+    root: Path, model_dir: Path, adapters: dict[str, Path], named: dict[str, Any] | None = None, **sections: Any
+) -> Iterator[RunningCluster]:
+    """A cluster, ready, for as long as the context lasts: of one pair, unless `sections` of cluster.yaml say else.
+
+    `named` is the section of adapters where it has more than those that can be served.
+    """
+    data = {
+        "model": {"path": str(model_dir), "name": "demo", "dtype": "float32", "tool_call_parser": "qwen25"},
+        "engine": {
+            "device": "cpu",
+            "max_total_tokens": 16384,
+            "max_running_requests": 32,
+            "chunked_prefill_tokens": CHUNK_TOKENS,
+            "context_length": 2048,
+        },
+        "router": {"port": 0, "max_body_bytes": 1024 * 1024},
+        "workers": {"prefill-0": {"role": "prefill"}, "decode-0": {"role": "decode"}},
+        "adapters": named or {name: {"path": str(path)} for name, path in adapters.items()},
+        **sections,
+    }
+    path = root / "cluster.yaml"
+    path.write_text(yaml.safe_dump(data))
+    config = with_ports(load_cluster_config(path))  # chosen here, so that tests know them
+    path.write_text(yaml.safe_dump(config.model_dump(mode="json")))
+    output = (root / "up.log").open("wb")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "cli.main", "up", "--config", str(path)], stdout=output, stderr=output
+    )
+    running = RunningCluster(
+        url=f"http://{config.router.host}:{config.router.port}",
+        model_dir=model_dir,
+        adapters=adapters,
+        logs=root / "logs",
+        config=config,
+        supervisor=psutil.Process(process.pid),
+    )
+    try:
+        running.wait_ready(START_TIMEOUT_S)
+        yield running
+    finally:
+        process.send_signal(signal.SIGINT)
+        try:
+            process.wait(60)
+        finally:
+            process.kill()
+            output.close()

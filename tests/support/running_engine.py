@@ -1,0 +1,129 @@
+"""A real SGLang engine for tests: started by the supervisor that agents use, in a thread of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import socket
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import httpx
+
+from adapters.formats import Limits, read_adapter
+from adapters.model.base_model import BaseModel
+from adapters.model.manifest import revision_id_of
+from adapters.packed import write_for_engine
+from engine.arguments import AdapterSlots, EngineSpec
+from engine.supervisor import EngineSnapshot, EngineStatus, EngineSupervisor
+
+# On a GPU machine: PRELUDE_TEST_DEVICE=cuda, and what its engines need beyond the tests' settings.
+DEVICE = os.environ.get("PRELUDE_TEST_DEVICE", "cpu")
+EXTRA_ARGUMENTS = tuple(os.environ.get("PRELUDE_TEST_ENGINE_ARGUMENTS", "").split())
+MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+START_TIMEOUT_S = 240.0
+
+
+@dataclass(frozen=True)
+class RunningEngine:
+    """One engine that is up."""
+
+    spec: EngineSpec
+    cache: Path
+    output: list[str]  # the engine's lines so far
+
+    def load(self, directory: Path) -> str:
+        """Load an adapter from a user's directory; its revision id."""
+        base = BaseModel.read(self.spec.model_path)
+        limits = Limits(max_rank=512, max_bytes=1 << 40, target_modules=MODULES)
+        adapter = read_adapter(directory, base, limits)
+        revision_id = revision_id_of(adapter)
+        target = self.cache / revision_id.replace(":", "-")
+        write_for_engine(adapter, base, self.spec.dtype, target)
+        body = {"lora_name": revision_id, "lora_path": str(target)}
+        answer = httpx.post(f"{self.spec.url}/load_lora_adapter", json=body, timeout=60)
+        assert answer.json()["success"], answer.text
+        return revision_id
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
+
+
+def engine_spec(role: str, model: Path, scratch: Path, **changes) -> EngineSpec:
+    """A small float32 engine."""
+    spec = EngineSpec(
+        role=role,
+        device=DEVICE,
+        model_path=model,
+        served_name="demo",
+        dtype="float32",
+        host="127.0.0.1",
+        port=free_port(),
+        bootstrap_port=None,
+        max_total_tokens=8192,
+        max_running_requests=32,
+        chunked_prefill_tokens=64,
+        context_length=2048,
+        tensor_parallel=1,
+        tool_call_parser=None,
+        reasoning_parser=None,
+        adapters=AdapterSlots(4, 64, MODULES),
+        extra_arguments=EXTRA_ARGUMENTS,
+        scratch=scratch,
+    )
+    return replace(spec, **changes)
+
+
+class _Collector(logging.Handler):
+    """Keeps what an engine prints."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(record.getMessage())
+
+
+@contextlib.contextmanager
+def running_engine(spec: EngineSpec, cache: Path) -> Iterator[RunningEngine]:
+    """The engine, up, for as long as the context lasts."""
+    is_up, ended = threading.Event(), threading.Event()
+    reasons: list[str] = []
+    loop = asyncio.new_event_loop()
+    stop: list[asyncio.Task] = []
+
+    def changed(snapshot: EngineSnapshot) -> None:
+        reasons.append(snapshot.reason)
+        if snapshot.status is EngineStatus.UP:
+            is_up.set()
+        elif snapshot.status is EngineStatus.DOWN:
+            ended.set()
+
+    async def supervise() -> None:
+        task = asyncio.ensure_future(EngineSupervisor(spec, START_TIMEOUT_S, changed).run())
+        stop.append(task)
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+
+    collector, engine_log = _Collector(), logging.getLogger("sglang")
+    engine_log.addHandler(collector)
+    engine_log.setLevel(logging.INFO)
+    thread = threading.Thread(target=loop.run_until_complete, args=(supervise(),))
+    thread.start()
+    try:
+        while not is_up.wait(0.2):
+            assert not ended.is_set(), reasons[-1]
+        yield RunningEngine(spec, cache, collector.lines)
+    finally:
+        engine_log.removeHandler(collector)
+        loop.call_soon_threadsafe(stop[0].cancel)
+        thread.join()
+        loop.close()

@@ -1,0 +1,33 @@
+"""Objects in a store, and looks behind its back."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+from adapters.store import AdapterStore
+
+
+def revision(number: int) -> str:
+    return f"sha256:{hashlib.sha256(str(number).encode()).hexdigest()}"
+
+
+def source(folder: Path, content: bytes) -> Path:
+    path = folder / f"source-{hashlib.sha256(content).hexdigest()[:16]}"
+    path.write_bytes(content)
+    return path
+
+
+def overwrite(store: AdapterStore, key: str, data: bytes) -> None:
+    """Puts bytes where the store did not."""
+    filesystem, path = store._objects._filesystem, store._objects.path_of(key)
+    filesystem.makedirs(filesystem._parent(path), exist_ok=True)
+    filesystem.pipe_file(path, data)
+
+
+def raw(store: AdapterStore, key: str) -> bytes:
+    return b"".join(store._objects.read(key))
+
+
+def num_incoming(store: AdapterStore) -> int:
+    return len(list(store.incoming_older_than(-3600)))

@@ -1,0 +1,174 @@
+"""Many at once on one catalog. Each thread has connections of its own, as a process would."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from support.catalog_databases import CatalogDatabase, content, manifest
+
+from adapters.catalog.sql import SqlCatalog
+from adapters.errors import AdapterNotFound, CatalogConflict, RevisionBeingRemoved
+
+NUM_THREADS = 16
+
+
+@pytest.fixture
+def at_once(catalog: SqlCatalog, database: CatalogDatabase):
+    """Runs work(number, catalog) in as many threads as there are kinds of work, begun together; their results."""
+
+    def run(*works: Callable[[int, SqlCatalog], object]) -> list[object]:
+        barrier = threading.Barrier(len(works))
+
+        def one(number: int) -> object:
+            own = SqlCatalog(database.url, max_connections=2)
+            try:
+                barrier.wait()
+                return works[number](number, own)
+            finally:
+                own.close()
+
+        with ThreadPoolExecutor(len(works)) as pool:
+            return list(pool.map(one, range(len(works))))
+
+    return run
+
+
+def test_importers_and_movers(catalog, database, at_once):
+    num_contents, num_each = 12, 6
+    catalog.add_revision("default", "moved", manifest(), content(0), 1, stored_since=0)
+    catalog.add_revision("default", "moved", manifest(), content(1), 1, stored_since=0)
+
+    def import_some(number: int, own: SqlCatalog) -> list[tuple[int, int]]:
+        generator = random.Random(number)
+        chosen = [generator.randrange(num_contents) for _ in range(num_each)]
+        return [
+            (each, own.add_revision("default", "bot", manifest(), content(each), 1, stored_since=0).number)
+            for each in chosen
+        ]
+
+    def move(number: int, own: SqlCatalog) -> None:
+        for step in range(num_each):
+            own.set_alias("default", "moved", "prod", 1 + (number + step) % 2, by=str(number))
+
+    found = at_once(*[import_some] * NUM_THREADS, *[move] * NUM_THREADS)
+
+    numbers: dict[int, set[int]] = {}
+    for each, number in [pair for pairs in found[:NUM_THREADS] for pair in pairs]:
+        numbers.setdefault(each, set()).add(number)
+    assert all(len(given) == 1 for given in numbers.values())  # everybody was told the same number
+    assert sorted(number for given in numbers.values() for number in given) == list(range(1, len(numbers) + 1))
+    wanted = {content(each) for each in numbers} | {content(0), content(1)}
+    assert sorted(catalog.referenced_revisions()) == sorted(wanted)
+
+    for name, alias in (("bot", "latest"), ("moved", "prod")):
+        moves = list(reversed(catalog.alias_history("default", name, alias, limit=1000)))
+        assert moves[0].from_number is None
+        assert all(first.to_number == second.from_number for first, second in itertools.pairwise(moves))
+        assert all(move.from_number != move.to_number for move in moves)
+        assert catalog.resolve(f"{name}@{alias}").number == moves[-1].to_number
+    changes = catalog.changes_since(0, limit=10_000)
+    assert [change.sequence for change in changes] == list(range(1, len(changes) + 1))
+    assert catalog.last_change() == len(changes)
+
+
+def test_of_many_that_expect_the_same_one_moves(catalog, at_once):
+    for number in range(NUM_THREADS + 1):
+        catalog.add_revision("default", "bot", manifest(), content(number), 1, stored_since=0)
+
+    def move(number: int, own: SqlCatalog) -> bool:
+        try:
+            own.set_alias("default", "bot", "prod", number + 1, expected=0)
+        except CatalogConflict:
+            return False
+        return True
+
+    assert sum(at_once(*[move] * NUM_THREADS)) == 1
+    assert len(catalog.alias_history("default", "bot", "prod")) == 1
+
+
+def test_a_reader_of_the_changes_misses_none(catalog, at_once):
+    """A sequence that is given out before the commit would let a reader pass one that is committed later."""
+    num_each = 10
+    total = 8 * num_each
+
+    def write(number: int, own: SqlCatalog) -> None:
+        for step in range(num_each):
+            revision_id = content(f"{number}/{step}")
+            own.add_revision("default", f"a{number}", manifest(), revision_id, 1, stored_since=0)
+
+    def follow(number: int, own: SqlCatalog) -> list[int]:
+        seen: list[int] = []
+        while len(seen) < total:
+            last = seen[-1] if seen else 0
+            assert own.wait_for_change(last, 10) > last
+            seen += [change.sequence for change in own.changes_since(last)]
+        return seen
+
+    found = at_once(follow, follow, *[write] * 8)
+    assert found[:2] == [list(range(1, total + 1))] * 2
+
+
+def test_garbage_collection_against_imports_of_the_same_content(catalog, at_once):
+    """Afterwards the store has the bytes of everything that the catalog refers to."""
+    store: set[str] = set()
+    num_rounds, num_importers = 25, 4
+    importing = threading.Event()
+    working = num_importers
+    lock = threading.Lock()
+
+    def import_and_delete(number: int, own: SqlCatalog) -> int:
+        nonlocal working
+        generator = random.Random(number)
+        refused = 0
+        try:
+            for step in range(num_rounds):
+                revision_id = content(generator.randrange(3))
+                name = f"a{number}-{step}"
+                refused += import_stored(own, name, revision_id)
+                assert revision_id in store
+                if step != num_rounds - 1 or number % 2:
+                    own.delete("default", name)
+        finally:
+            with lock:
+                working -= 1
+        return refused
+
+    def import_stored(own: SqlCatalog, name: str, revision_id: str) -> int:
+        for refused in itertools.count():
+            since = own.last_change()
+            store.add(revision_id)
+            importing.set()
+            try:
+                own.add_revision("default", name, manifest(), revision_id, 1, stored_since=since)
+            except RevisionBeingRemoved:
+                continue
+            return refused
+        raise AssertionError
+
+    def collect(number: int, own: SqlCatalog) -> int:
+        importing.wait()
+        num_collected = 0
+        while working:
+            ids = own.collect_garbage(datetime.now(UTC) + timedelta(days=1))
+            store.difference_update(ids)
+            own.confirm_removed(ids)
+            num_collected += len(ids)
+        return num_collected
+
+    *refused, num_collected = at_once(*[import_and_delete] * num_importers, collect)
+    print("refused", refused, "collected", num_collected)
+    assert num_collected > 0
+    assert set(catalog.referenced_revisions()) <= store
+    for number in range(num_importers):
+        reference = f"a{number}-{num_rounds - 1}"
+        if number % 2:
+            with pytest.raises(AdapterNotFound):
+                catalog.resolve(reference)
+        else:
+            assert catalog.resolve(reference).revision_id in store

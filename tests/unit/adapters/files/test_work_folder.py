@@ -1,0 +1,90 @@
+"""Folders for bytes on their way: nobody takes them from the living, and the dead leave none."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from adapters.files.work_folder import WorkFolder, sweep_abandoned, work_folder
+
+_OTHER = """
+import time
+from adapters.files.work_folder import WorkFolder
+
+folder = WorkFolder("import")
+(folder.path / "bytes").write_bytes(b"x" * 1000)
+print(folder.path, flush=True)
+time.sleep(120)
+"""
+
+
+@pytest.fixture(autouse=True)
+def parent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder for temporary files."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    return tmp_path
+
+
+def test_it_goes_with_its_block(parent: Path) -> None:
+    with work_folder("import") as folder:
+        (folder / "bytes").write_bytes(b"x")
+        assert folder.parent == parent
+        assert folder.stat().st_mode & 0o777 == 0o700
+    assert list(parent.iterdir()) == []
+
+
+def test_one_in_shared_memory(parent: Path) -> None:
+    code = _OTHER.replace('"import")', '"import", in_memory=True)')
+    environment = {**os.environ, "TMPDIR": str(parent)}
+    other = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=environment)
+    try:
+        assert other.stdout is not None
+        left = Path(other.stdout.readline().strip())
+        assert left.parent == Path("/dev/shm")
+        assert left not in sweep_abandoned()
+        other.send_signal(signal.SIGKILL)
+        other.wait()
+        sweep_abandoned()  # by this process or by another one's start
+        assert not left.exists()
+        assert list(parent.iterdir()) == []
+    finally:
+        other.kill()
+        other.wait()
+
+
+def test_what_a_killed_process_left_is_swept(parent: Path) -> None:
+    environment = {**os.environ, "TMPDIR": str(parent)}
+    other = subprocess.Popen([sys.executable, "-c", _OTHER], stdout=subprocess.PIPE, text=True, env=environment)
+    try:
+        assert other.stdout is not None
+        left = Path(other.stdout.readline().strip())
+        assert left.parent == parent
+        assert sweep_abandoned() == []  # it lives
+        other.send_signal(signal.SIGKILL)
+        other.wait()
+        assert (left / "bytes").exists()
+        assert sweep_abandoned() == [left]
+        assert list(parent.iterdir()) == []
+    finally:
+        other.kill()
+        other.wait()
+
+
+def test_what_is_in_use_or_of_others_stays(parent: Path) -> None:
+    used = WorkFolder("upload")
+    others = ["prelude-demo", "prelude-upload-abc", "prelude-work-notes", "prelude-work-import-" + "0" * 12]
+    for name in others:
+        (parent / name).mkdir()
+        (parent / name / "notes").write_bytes(b"somebody's")
+    (parent / ("prelude-work-export-" + "1" * 12)).write_bytes(b"a file")
+    (parent / ("prelude-work-export-" + "2" * 12)).symlink_to(parent / "prelude-demo")
+    assert sweep_abandoned() == []
+    assert len(list(parent.iterdir())) == len(others) + 3
+    used.close()
+    assert not used.path.exists()

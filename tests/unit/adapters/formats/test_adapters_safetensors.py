@@ -1,0 +1,142 @@
+import json
+import os
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from safetensors.numpy import load_file
+from safetensors.torch import load_file as load_torch
+from safetensors.torch import save_file as save_torch
+from support.damaged_adapters import read_raw, write_raw
+
+from adapters.errors import AdapterError, AdapterMalformed, AdapterTooLarge
+from adapters.formats.folder import AdapterFolder
+from adapters.formats.limits import Limits
+from adapters.formats.safetensors_file import (
+    encode,
+    float32_to_bfloat16,
+    open_safetensors,
+    write_safetensors,
+)
+from adapters.model.normal_form import bfloat16_to_float32
+
+FINITE = st.floats(width=32, allow_nan=False, allow_infinity=False)
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def read_all(directory, name="t.safetensors", limits=None):
+    with open_safetensors(AdapterFolder(directory, limits or Limits()), name) as file:
+        return {tensor: file.read(tensor) for tensor in file.tensors}
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_files_of_the_safetensors_library_are_read(tmp_path, dtype):
+    tensors = {f"t{n}": torch.randn(n, 3).to(DTYPES[dtype]) for n in range(1, 4)}
+    save_torch(tensors, tmp_path / "t.safetensors", metadata={"format": "pt"})
+    for name, array in read_all(tmp_path).items():
+        assert array.dtype == np.float32
+        assert not array.flags.writeable
+        assert np.array_equal(array, tensors[name].float().numpy())
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_safetensors_library_reads_ours(tmp_path, dtype):
+    values = np.random.default_rng(0).normal(size=(3, 5)).astype(np.float32)
+    write_safetensors(
+        tmp_path / "t.safetensors", {"x": encode(values, dtype), "a": encode(values[:1], dtype)}, {"a": "b"}
+    )
+    loaded = load_torch(tmp_path / "t.safetensors")
+    assert torch.equal(loaded["x"], torch.from_numpy(values).to(DTYPES[dtype]))
+    assert loaded["a"].shape == (1, 5)
+    if dtype != "bfloat16":
+        assert load_file(tmp_path / "t.safetensors")["x"].shape == (3, 5)
+
+
+@given(st.lists(FINITE, min_size=1))
+def test_bfloat16_rounds_as_torch_does(values):
+    array = np.array(values, np.float32)
+    expected = torch.from_numpy(array.copy()).to(torch.bfloat16).float().numpy()
+    assert np.array_equal(bfloat16_to_float32(float32_to_bfloat16(array)), expected)
+
+
+def test_a_file_that_shrinks_while_it_is_read(tmp_path):
+    write_safetensors(tmp_path / "t.safetensors", {"x": encode(np.ones((100, 100)), "float32")})
+    with open_safetensors(AdapterFolder(tmp_path, Limits()), "t.safetensors") as file:
+        os.truncate(tmp_path / "t.safetensors", 1000)
+        with pytest.raises(AdapterMalformed, match="changed while it was read"):
+            file.read("x")
+
+
+def test_the_size_is_checked_before_anything_is_read(tmp_path):
+    (tmp_path / "t.safetensors").write_bytes(b"nonsense" * 100)
+    with pytest.raises(AdapterTooLarge, match="800 bytes; at most 799"):
+        read_all(tmp_path, limits=Limits(max_bytes=799))
+
+
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_no_damage_to_a_file_crashes_or_allocates_what_it_claims(tmp_path, data):
+    path = tmp_path / "t.safetensors"
+    write_safetensors(path, {"x": encode(np.ones((2, 3)), "float32"), "y": encode(np.ones(4), "bfloat16")})
+    raw = bytearray(path.read_bytes())
+    for _ in range(data.draw(st.integers(1, 4))):
+        kind = data.draw(st.sampled_from(["flip", "cut", "grow", "number", "insert"]))
+        at = data.draw(st.integers(0, max(len(raw) - 1, 0)))
+        if kind == "flip" and raw:
+            raw[at] ^= 1 << data.draw(st.integers(0, 7))
+        elif kind == "cut":
+            del raw[at:]
+        elif kind == "grow":
+            raw += data.draw(st.binary(max_size=9))
+        elif kind == "number":
+            raw[:8] = data.draw(st.integers(0, 2**64 - 1)).to_bytes(8, "little")
+        else:
+            raw[at:at] = data.draw(st.sampled_from([b"9", b"-", b"}", b'"', b"null", b"1e9", b"[", b"\x00", b"\xff"]))
+    path.write_bytes(bytes(raw))
+    try:
+        read_all(tmp_path)
+    except AdapterError:
+        return
+    # What is still accepted must be sound to the reference implementation too.
+    load_torch(path)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats(allow_nan=False) | st.text(max_size=4),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["dtype", "shape", "data_offsets", "a"]), inner)
+    ),
+    max_leaves=8,
+)
+
+
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(entry=JSON, body=st.binary(max_size=32))
+def test_no_header_crashes(tmp_path, entry, body):
+    write_raw(tmp_path / "t.safetensors", json.dumps({"x": entry}).encode(), body)
+    with pytest.raises(AdapterError):
+        read_all(tmp_path)
+
+
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    shape=st.lists(st.integers(-1, 2**62), max_size=9), begin=st.integers(-1, 2**63), size=st.integers(-1, 2**63),
+    dtype=st.sampled_from(["F32", "BF16", "F8_E4M3", "I64"]),
+)  # fmt: skip
+def test_no_claim_about_sizes_is_believed(tmp_path, shape, begin, size, dtype):
+    entry = {"dtype": dtype, "shape": shape, "data_offsets": [begin, begin + size]}
+    write_raw(tmp_path / "t.safetensors", {"x": entry}, bytes(16))
+    try:
+        arrays = read_all(tmp_path)
+    except AdapterError:
+        return
+    assert sum(array.nbytes for array in arrays.values()) <= 32  # 16 bytes of bfloat16 are 32 of float32
+
+
+def test_a_sound_file_has_a_sound_header(tmp_path):
+    write_safetensors(tmp_path / "t.safetensors", {"x": encode(np.ones((2, 3)), "float32")}, {"k": "v"})
+    header, body = read_raw(tmp_path / "t.safetensors")
+    assert header == {"__metadata__": {"k": "v"}, "x": {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}}
+    assert len(body) == 24

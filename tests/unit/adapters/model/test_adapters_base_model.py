@@ -1,0 +1,232 @@
+import json
+
+import pytest
+from support.tiny_model import TINY, TINY_MIXTURES, write_model_config
+
+from adapters.errors import BaseModelInvalid
+from adapters.model.base_model import MODULES, BaseModel, Experts, name_of_experts, name_of_module
+
+SIZES = {key: value for key, value in TINY.items() if key != "architectures"}
+
+
+def test_sizes_and_shapes(tmp_path):
+    base = BaseModel.read(write_model_config(tmp_path))
+    assert (base.num_layers, base.hidden, base.heads, base.kv_heads, base.head_dim) == (3, 32, 4, 2, 12)
+    assert base.shape_of("q_proj") == (48, 32)
+    assert base.shape_of("k_proj") == base.shape_of("v_proj") == (24, 32)
+    assert base.shape_of("o_proj") == (32, 48)
+    assert base.shape_of("gate_proj") == base.shape_of("up_proj") == (48, 32)
+    assert base.shape_of("down_proj") == (32, 48)
+    assert base.shape_of("qkv_proj") == (96, 32)
+    assert base.shape_of("gate_up_proj") == (96, 32)
+    with pytest.raises(KeyError):
+        base.shape_of("lm_head")
+
+
+@pytest.mark.parametrize(
+    "architecture", ["LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"]
+)
+def test_shapes_are_those_of_transformers(architecture, tmp_path):
+    import torch
+    import transformers
+
+    base = BaseModel.read(write_model_config(tmp_path, architectures=[architecture]))
+    config = transformers.AutoConfig.for_model(architecture.removesuffix("ForCausalLM").lower(), **SIZES)
+    with torch.device("meta"):
+        modules = dict(getattr(transformers, architecture)(config).named_modules())
+    for layer in range(base.num_layers):
+        for module in MODULES:
+            assert tuple(modules[name_of_module(layer, module)].weight.shape) == base.shape_of(module)
+
+
+@pytest.mark.parametrize(
+    ("fields", "kv_heads", "head_dim"),
+    [
+        ({"head_dim": ..., "num_key_value_heads": ...}, 4, 8),
+        ({"head_dim": None, "num_key_value_heads": None}, 4, 8),
+        ({"architectures": ["MistralForCausalLM"], "num_key_value_heads": ..., "head_dim": None}, 8, 8),
+        ({"architectures": ["Qwen2ForCausalLM"], "head_dim": ..., "num_key_value_heads": 1}, 1, 8),
+        ({"architectures": ["Qwen3ForCausalLM"], "head_dim": ...}, 2, 128),
+        ({"architectures": ["Qwen3ForCausalLM"], "head_dim": 64}, 2, 64),
+    ],
+)
+def test_what_config_json_leaves_out(tmp_path, fields, kv_heads, head_dim):
+    base = BaseModel.read(write_model_config(tmp_path, **fields))
+    assert (base.kv_heads, base.head_dim) == (kv_heads, head_dim)
+
+
+@pytest.mark.parametrize(
+    "architecture", ["LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"]
+)
+def test_defaults_are_those_of_transformers(tmp_path, architecture):
+    import transformers
+
+    config = getattr(transformers, architecture.replace("ForCausalLM", "Config"))()
+    silent = {"architectures": [architecture], "num_key_value_heads": ..., "head_dim": ...}
+    base = BaseModel.read(write_model_config(tmp_path, hidden_size=4096, num_attention_heads=32, **silent))
+    assert base.kv_heads == config.num_key_value_heads
+    assert base.head_dim == (getattr(config, "head_dim", None) or 128)
+
+
+def test_the_fingerprint_is_of_the_sizes_not_the_path(tmp_path):
+    base = BaseModel.read(write_model_config(tmp_path / "a"))
+    same = BaseModel.read(write_model_config(tmp_path / "b", rope_theta=3.0, torch_dtype="float16"))
+    assert base == same
+    assert base.fingerprint == same.fingerprint
+    changes = {
+        "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 4, "num_attention_heads": 2,
+        "num_key_value_heads": 1, "head_dim": 8, "vocab_size": 151, "architectures": ["Qwen2ForCausalLM"],
+    }  # fmt: skip
+    others = {
+        BaseModel.read(write_model_config(tmp_path / key, **{key: value})).fingerprint for key, value in changes.items()
+    }
+    assert len(others | {base.fingerprint}) == len(changes) + 1
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"architectures": ["GPT2LMHeadModel"]}, "GPT2LMHeadModel.*LlamaForCausalLM"),
+        ({"architectures": ...}, "architectures is None"),
+        ({"architectures": [7]}, "architectures"),
+        ({"hidden_size": ...}, "hidden_size is None"),
+        ({"hidden_size": "32"}, "hidden_size is '32'"),
+        ({"hidden_size": True}, "hidden_size"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers is 0"),
+        ({"vocab_size": -5}, "vocab_size is -5"),
+        ({"num_key_value_heads": -1}, "num_key_value_heads is -1"),
+        ({"head_dim": ..., "hidden_size": 33}, "no multiple"),
+    ],
+)
+def test_configurations_that_are_refused(tmp_path, fields, says):
+    with pytest.raises(BaseModelInvalid, match=says):
+        BaseModel.read(write_model_config(tmp_path, **fields))
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "3", "\xff", "[" * 100_000])
+def test_files_that_are_no_configuration(tmp_path, text):
+    (tmp_path / "config.json").write_text(text, encoding="latin-1")
+    with pytest.raises(BaseModelInvalid):
+        BaseModel.read(tmp_path)
+
+
+def test_no_file(tmp_path):
+    with pytest.raises(BaseModelInvalid, match="must hold a config"):
+        BaseModel.read(tmp_path / "absent")
+
+
+def test_text_models_inside_other_models_are_refused(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"architectures": ["LlamaForCausalLM"], "text_config": {}}))
+    with pytest.raises(BaseModelInvalid, match="hidden_size"):
+        BaseModel.read(tmp_path)
+
+
+def test_fingerprints_of_models_without_experts_are_what_they_were(tmp_path):
+    """Stored revisions are for these."""
+    fingerprints = {
+        architecture: BaseModel.read(
+            write_model_config(tmp_path / architecture, architectures=[architecture])
+        ).fingerprint
+        for architecture in ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
+    }
+    assert fingerprints == {
+        "LlamaForCausalLM": "ffe758cb546cfe44",
+        "MistralForCausalLM": "b7efa026b880b826",
+        "Qwen2ForCausalLM": "ff79b0b9dc84da33",
+        "Qwen3ForCausalLM": "01802974eb7dfd8d",
+    }
+
+
+def write_mixture(directory, kind="qwen3_moe", **fields):
+    return BaseModel.read(write_model_config(directory, **TINY_MIXTURES[kind] | fields))
+
+
+def test_experts_and_their_layers(tmp_path):
+    base = write_mixture(tmp_path / "a")
+    assert base.experts == Experts(count=5, intermediate=20, layers=(0, 2))
+    assert base.modules_of(0) == ("q_proj", "k_proj", "v_proj", "o_proj")
+    assert base.modules_of(1) == MODULES
+    assert base.shape_of("gate_proj") == (48, 32)  # of the MLP in layer 1
+    assert base.expert_shape_of("gate_proj") == base.expert_shape_of("up_proj") == (20, 32)
+    assert base.expert_shape_of("gate_up_proj") == (40, 32)
+    assert base.expert_shape_of("down_proj") == (32, 20)
+    assert "5 experts of 20 in 2 layers" in str(base)
+    assert write_mixture(tmp_path / "b", mlp_only_layers=None, decoder_sparse_step=2).experts.layers == (1,)
+    assert write_mixture(tmp_path / "c", "mixtral").experts == Experts(4, 48, (0, 1, 2))
+    assert BaseModel.read(write_model_config(tmp_path / "d")).experts is None
+    with pytest.raises(KeyError):
+        BaseModel.read(tmp_path / "d").expert_shape_of("gate_proj")
+
+
+def test_both_spellings_of_the_number_of_experts(tmp_path):
+    base = write_mixture(tmp_path / "a")
+    assert write_mixture(tmp_path / "b", num_experts=5, num_local_experts=...) == base
+    assert write_mixture(tmp_path / "c", num_experts=5) == base
+    with pytest.raises(BaseModelInvalid, match="num_experts is 6, but num_local_experts 5"):
+        write_mixture(tmp_path / "d", num_experts=6)
+
+
+@pytest.mark.parametrize("kind", TINY_MIXTURES)
+def test_expert_shapes_are_those_of_transformers(kind, tmp_path):
+    import torch
+    import transformers
+
+    base = write_mixture(tmp_path, kind)
+    fields = {key: value for key, value in TINY_MIXTURES[kind].items() if key != "architectures"}
+    with torch.device("meta"):
+        model = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model(kind, **fields))
+    modules = dict(model.named_modules())
+    for layer in range(base.num_layers):
+        for module in base.modules_of(layer):
+            assert tuple(modules[name_of_module(layer, module)].weight.shape) == base.shape_of(module)
+        assert (name_of_experts(layer) in modules) == base.has_experts(layer)
+        if base.has_experts(layer):
+            experts = modules[name_of_experts(layer)]
+            assert experts.gate_up_proj.shape == (base.experts.count, *base.expert_shape_of("gate_up_proj"))
+            assert experts.down_proj.shape == (base.experts.count, *base.expert_shape_of("down_proj"))
+
+
+@pytest.mark.parametrize("kind", TINY_MIXTURES)
+def test_defaults_of_mixtures_are_those_of_transformers(kind, tmp_path):
+    import transformers
+
+    config = transformers.AutoConfig.for_model(kind)
+    silent = dict.fromkeys(
+        (
+            "num_local_experts", "num_key_value_heads", "head_dim", "moe_intermediate_size", "mlp_only_layers",
+            "num_experts_per_tok", "norm_topk_prob",
+        ), ...
+    )  # fmt: skip
+    base = write_mixture(tmp_path, kind, hidden_size=4096, num_attention_heads=32, **silent)
+    assert base.experts.count == config.num_experts
+    assert base.kv_heads == config.num_key_value_heads
+    assert base.head_dim == 128
+    assert base.experts.intermediate == getattr(config, "moe_intermediate_size", 48)
+    assert base.experts.layers == (0, 1, 2)
+
+
+def test_the_fingerprint_is_of_the_experts_too(tmp_path):
+    changes = [
+        {}, {"num_local_experts": 6}, {"moe_intermediate_size": 24}, {"mlp_only_layers": [0]}, {"mlp_only_layers": []},
+        {"architectures": ["Qwen3ForCausalLM"]}, {"architectures": ["MixtralForCausalLM"]},
+    ]  # fmt: skip
+    found = {write_mixture(tmp_path / str(n), **change).fingerprint for n, change in enumerate(changes)}
+    assert len(found) == len(changes)
+    assert write_mixture(tmp_path / "same", norm_topk_prob=False).fingerprint in found
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"num_local_experts": 0}, "num_experts is 0"),
+        ({"num_local_experts": "5"}, "num_experts is '5'"),
+        ({"moe_intermediate_size": -1}, "moe_intermediate_size is -1"),
+        ({"decoder_sparse_step": 0}, "decoder_sparse_step is 0"),
+        ({"mlp_only_layers": "1"}, "mlp_only_layers is 1"),
+        ({"mlp_only_layers": [True]}, "mlp_only_layers"),
+        ({"mlp_only_layers": [-1]}, "mlp_only_layers"),
+    ],
+)
+def test_mixtures_that_are_refused(tmp_path, fields, says):
+    with pytest.raises(BaseModelInvalid, match=says):
+        write_mixture(tmp_path, **fields)

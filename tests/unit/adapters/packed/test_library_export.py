@@ -1,0 +1,150 @@
+"""Exports: what they hold computes what workers compute."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from adapters.catalog.sql import SqlCatalog
+from adapters.errors import AdapterIncompatible, AdapterMalformed, AdapterNotFound
+from adapters.formats import read_adapter
+from adapters.library import AdapterLibrary
+from adapters.model.base_model import BaseModel
+from adapters.model.manifest import revision_id_of
+from adapters.model.normal_form import Adapter
+from adapters.packed import read_packed
+from adapters.packed.writer import write_packed
+from adapters.store import RevisionNotStored, open_store
+from adapters.verification.reference import UNLIMITED
+from samples.random_adapters import write_random_expert_lora, write_random_lora, write_random_reft
+
+
+@pytest.fixture(params=["float32", "bfloat16", "float16"])
+def library(request, base, limits, tmp_path) -> AdapterLibrary:
+    catalog = SqlCatalog.open(f"sqlite:///{tmp_path}/catalog.db")
+    return AdapterLibrary(catalog, open_store(f"file://{tmp_path}/store"), base, limits, request.param)
+
+
+def deltas(adapter: Adapter) -> dict[object, np.ndarray]:
+    """What an adapter adds, in float64."""
+    found: dict[object, np.ndarray] = {}
+    for place, lora in adapter.lora.items():
+        found[place] = lora.scale * (lora.b.astype(np.float64) @ lora.a.astype(np.float64))
+    for layer, reft in adapter.reft.items():
+        found[layer] = reft.scale * (reft.b.T.astype(np.float64) @ reft.a.astype(np.float64))
+        found[layer, "bias"] = reft.scale * (reft.b.T.astype(np.float64) @ reft.bias.astype(np.float64))
+    return found
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        # Ranks that differ, a projection without its siblings, layers that are not adapted, a scale other than 1.
+        lambda path, base: write_random_lora(
+            path, base, 1, modules=["q_proj", "up_proj", "o_proj"], layers=[0, 2], rank=4, alpha=6,
+            rank_pattern={"o_proj": 3, "layers.2.self_attn.q_proj": 7},
+        ),
+        lambda path, base: write_random_lora(path, base, 2, dtype="bfloat16", zero=True),
+        lambda path, base: write_random_reft(path, base, 3, layers=[1, 2], rank=3, positions="all"),
+        lambda path, base: write_random_reft(path, base, 4, kind="loreft", scale=0.7),
+    ],
+)  # fmt: skip
+def test_an_export_computes_what_workers_compute(write, library, base: BaseModel, limits, tmp_path):
+    source = write(tmp_path / "source", base)
+    imported = library.import_directory("bot", source)
+    assert library.export("bot@r1", tmp_path / "deep" / "out") == imported
+    assert sorted(path.name for path in (tmp_path / "deep").iterdir()) == ["out"]
+    before = read_adapter(source, base, limits)
+    after = read_adapter(tmp_path / "deep" / "out", base, limits)
+    assert (after.positions, after.kinds, after.max_rank) == (before.positions, before.kinds, before.max_rank)
+    # Bit for bit what the engine gets ...
+    library.store.fetch(imported.revision_id, tmp_path / "first")
+    write_packed(after, base, library.dtype, tmp_path / "second")
+    first, second = (read_packed(tmp_path / name).metadata for name in ("first", "second"))
+    assert first.tensors_sha256 == second.tensors_sha256
+    # ... and of the source no more is lost than the serving dtype rounds off.
+    wanted, found = deltas(before), deltas(after)
+    assert wanted.keys() == found.keys()
+    rounding = {"float32": 2**-22, "float16": 2**-9, "bfloat16": 2**-6}[library.dtype]
+    for place, delta in wanted.items():
+        assert np.abs(found[place] - delta).max() <= rounding * max(np.abs(delta).max(), 1e-30), place
+
+
+def test_an_export_of_the_serving_dtype_and_scale_1_is_the_same_revision(library, base, limits, tmp_path):
+    source = write_random_lora(tmp_path / "source", base, 1, rank=4, alpha=4, dtype=library.dtype)
+    imported = library.import_directory("bot", source)
+    library.export("bot", tmp_path / "out")
+    assert revision_id_of(read_adapter(tmp_path / "out", base, limits)) == imported.revision_id
+    assert library.import_directory("bot", tmp_path / "out").number == 1
+
+
+def test_what_cannot_be_exported_leaves_nothing(library, base, tmp_path):
+    imported = library.import_directory("bot", write_random_lora(tmp_path / "source", base, 1, rank=4))
+    (tmp_path / "there").mkdir()
+    with pytest.raises(FileExistsError, match="name a directory that does not"):
+        library.export("bot", tmp_path / "there")
+    with pytest.raises(AdapterNotFound):
+        library.export("bot@prod", tmp_path / "out")
+    library.store.delete(imported.revision_id)
+    with pytest.raises(RevisionNotStored):
+        library.export("bot", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    assert list((tmp_path / "there").iterdir()) == []
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_experts_go_in_and_out(dtype, moe_base, tmp_path):
+    """The whole way: directory, packed in the store, catalog's row, export, import of the export."""
+    catalog = SqlCatalog.open(f"sqlite:///{tmp_path}/catalog.db")
+    library = AdapterLibrary(catalog, open_store(f"file://{tmp_path}/store"), moe_base, UNLIMITED, dtype)
+    source = write_random_expert_lora(
+        tmp_path / "source", moe_base, 1, attention=["v_proj"], rank=4, alpha=4, dtype=dtype, experts=[0, 1, 3]
+    )
+    imported = library.import_directory("bot", source)
+    found = library.catalog.resolve("bot")
+    assert found.manifest == imported.manifest
+    assert "experts.down_proj" in found.manifest.target_modules
+    assert found.manifest.experts[0].experts == ((0, 1), (3, 3))
+    library.export("bot", tmp_path / "out")
+    assert library.import_directory("bot", tmp_path / "out") == imported  # scale 1, serving dtype: the same revision
+    before, after = (read_adapter(path, moe_base, UNLIMITED) for path in (source, tmp_path / "out"))
+    for place, factors in before.experts.items():
+        assert np.array_equal(factors.a, after.experts[place].a)
+        assert np.array_equal(factors.b, after.experts[place].b)
+    catalog.close()
+
+
+def test_our_own_layout_of_experts(tmp_path, moe_base):
+    source = write_random_expert_lora(tmp_path / "source", moe_base, 1, rank=2, experts=[1, 2])
+    catalog = SqlCatalog.open(f"sqlite:///{tmp_path}/catalog.db")
+    library = AdapterLibrary(catalog, open_store(f"file://{tmp_path}/store"), moe_base, UNLIMITED, "float32")
+    library.import_directory("bot", source)
+    library.export("bot", tmp_path / "out")
+    config = tmp_path / "out" / "prelude_adapter.json"
+    fields = json.loads(config.read_text())
+    scales = {"experts.up_proj": 3.0, "2.experts.1.up_proj": 4.0, "experts.2.gate_proj": 5.0}
+    config.write_text(json.dumps(fields | {"lora": {"scale": 2.0, "scales": scales}}))
+    experts = read_adapter(tmp_path / "out", moe_base, UNLIMITED).experts
+    places = ((0, 1, "up_proj"), (2, 1, "up_proj"), (2, 2, "gate_proj"), (2, 1, "gate_proj"))
+    assert [experts[place].scale for place in places] == [3.0, 4.0, 5.0, 2.0]
+    config.write_text(json.dumps(fields | {"lora": {"scale": 2.0, "scales": {"experts.7.up_proj": 1.0}}}))
+    with pytest.raises(AdapterMalformed, match=r"experts\.7\.up_proj"):
+        read_adapter(tmp_path / "out", moe_base, UNLIMITED)
+    config.write_text(json.dumps(fields))
+    path = tmp_path / "out" / "adapter.safetensors"
+    tensors = load_file(path)
+    spoiled = {
+        "lora.0.experts.99.up_proj.A": (AdapterIncompatible, "there are experts 0 to"),
+        "lora.0.experts.1.q_proj.A": (AdapterIncompatible, "each with gate_proj"),
+        "lora.0.gate_proj.A": (AdapterIncompatible, "modules of a layer"),
+        "lora.0.experts.up_proj.A": (AdapterMalformed, "is not known"),
+        "lora.0.experts.0.up_proj.A": (AdapterMalformed, "it must have A, B"),
+    }
+    for name, (error, says) in spoiled.items():
+        save_file({name if old == "lora.0.experts.1.up_proj.A" else old: t for old, t in tensors.items()}, path)
+        with pytest.raises(error, match=says):
+            read_adapter(tmp_path / "out", moe_base, UNLIMITED)
+    catalog.close()

@@ -1,0 +1,397 @@
+"""LoRA on experts, packed: every value where an engine's slot has it, at the scale of real mixtures too."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+import time
+import tracemalloc
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.damaged_adapters import edit_config
+from support.packed_parts import joined, parts_of
+from support.tiny_model import TINY_QWEN3_MOE, write_model_config
+
+from adapters.errors import AdapterIncompatible, AdapterMalformed
+from adapters.formats import Limits, read_adapter
+from adapters.formats.peft.names import expert_key
+from adapters.formats.safetensors_file import STORAGE_DTYPES, encode
+from adapters.model.base_model import ATTENTION_MODULES, MLP_MODULES, BaseModel, Experts
+from adapters.model.manifest import Manifest, revision_id_of
+from adapters.model.normal_form import Adapter, ExpertFactors, LoraFactors, ReftFactors, frozen_array
+from adapters.model.number_ranges import count_of, numbers_in
+from adapters.packed import PACKED_NAME, read_packed, write_for_engine, write_packed
+from adapters.packed.export import export_packed
+from adapters.packed.metadata import MAX_HEADER_BYTES
+from adapters.verification.reference import UNLIMITED
+from adapters.verification.self_check import Deployment, check_adapter, compare_factors, compare_outputs
+from adapters.verification.serving_form import ServingForm
+from samples.random_adapters import write_random_expert_lora
+
+DTYPES = ["float32", "bfloat16", "float16"]
+STACKS = {"gate_up_proj_moe": ("gate_proj", "up_proj"), "down_proj_moe": ("down_proj",)}
+
+
+def bits(values: np.ndarray, dtype: str) -> np.ndarray:
+    _, shape, data = encode(values, dtype)
+    return np.frombuffer(data, STORAGE_DTYPES[dtype]).reshape(shape)
+
+
+def assert_experts_are_held(adapter: Adapter, base: BaseModel, dtype: str, path: Path) -> None:
+    """Bit for bit, expert by expert, from the adapter alone."""
+    packed = read_packed(path)
+    packed.check_digest()
+    packed.check_fits(base)
+    experts = packed.metadata.experts
+    rank = max(factors.rank for factors in adapter.experts.values())
+    assert experts is not None
+    assert experts.rank == rank
+    for name, parts in STACKS.items():
+        places = sorted({(layer, expert) for layer, expert, part in adapter.experts if part in parts})
+        assert (name in experts.modules) == bool(places)
+        if not places:
+            continue
+        module = experts.modules[name]
+        listed = zip(module.layers, module.experts, strict=True)
+        assert [(layer, expert) for layer, own in listed for expert in numbers_in(own)] == places
+        size_in = base.expert_shape_of(parts[0])[1]
+        rows = [base.expert_shape_of(part)[0] for part in parts]
+        a, b = packed.tensors[f"lora.{name}.a"], packed.tensors[f"lora.{name}.b"]
+        assert a.shape == (len(places), len(parts) * rank, size_in)
+        assert b.shape == (len(places), sum(rows), rank)
+        for place, (layer, expert) in enumerate(places):
+            wanted_a, wanted_b = np.zeros(a.shape[1:]), np.zeros(b.shape[1:])
+            for number, part in enumerate(parts):
+                if (factors := adapter.experts.get((layer, expert, part))) is not None:
+                    wanted_a[number * rank : number * rank + factors.rank] = factors.a
+                    scaled = (factors.b.astype(np.float64) * factors.scale).astype(np.float32) + np.float32(0)
+                    wanted_b[sum(rows[:number]) : sum(rows[: number + 1]), : factors.rank] = scaled
+            assert np.array_equal(a[place], bits(wanted_a, dtype)), (name, layer, expert)
+            assert np.array_equal(b[place], bits(wanted_b, dtype)), (name, layer, expert)
+    assert packed.metadata.revision_id == revision_id_of(adapter)
+    assert packed.metadata.manifest == Manifest.of(adapter).to_json()
+
+
+@st.composite
+def mixtures(draw) -> BaseModel:
+    num_layers = draw(st.integers(1, 4))
+    layers = draw(st.sets(st.integers(0, num_layers - 1), min_size=1))
+    return BaseModel(
+        "Qwen3MoeForCausalLM", num_layers, hidden=draw(st.integers(1, 6)), intermediate=5, heads=2, kv_heads=1,
+        head_dim=3, vocabulary=10,
+        experts=Experts(draw(st.integers(1, 7)), draw(st.integers(1, 5)), tuple(sorted(layers))),
+    )  # fmt: skip
+
+
+@st.composite
+def expert_adapters(draw, base: BaseModel) -> Adapter:
+    """Any LoRA on experts of the base model, with or without one on attention and ReFT."""
+    generator = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    ranks, scales = st.integers(1, 4), st.sampled_from([1.0, 0.0, -2.0, 0.37])
+    dtype = draw(st.sampled_from(DTYPES))
+
+    def values(*shape: int) -> np.ndarray:
+        return bits(generator.normal(0, 1, shape) * generator.integers(0, 2, shape), dtype)
+
+    def of_expert(module: str) -> ExpertFactors:
+        (size_out, size_in), rank = base.expert_shape_of(module), draw(ranks)
+        return ExpertFactors(values(rank, size_in), values(size_out, rank), draw(scales), dtype)
+
+    def of_layer(module: str) -> LoraFactors:
+        (size_out, size_in), rank = base.shape_of(module), draw(ranks)
+        a, b = (frozen_array(generator.normal(size=shape)) for shape in ((rank, size_in), (size_out, rank)))
+        return LoraFactors(a, b, draw(scales), "float32")
+
+    def stream(rank: int) -> ReftFactors:
+        a, b, bias = (frozen_array(generator.normal(size=s)) for s in ((rank, base.hidden), (rank, base.hidden), rank))
+        return ReftFactors(a, b, bias, draw(scales), "float32")
+
+    assert base.experts is not None
+    every = [(n, e, m) for n in base.experts.layers for e in range(base.experts.count) for m in MLP_MODULES]
+    places = draw(st.sets(st.sampled_from(every), min_size=1, max_size=12))
+    attention = [(n, m) for n in range(base.num_layers) for m in ATTENTION_MODULES]
+    return Adapter(
+        lora={place: of_layer(place[1]) for place in draw(st.sets(st.sampled_from(attention), max_size=3))},
+        reft={layer: stream(draw(ranks)) for layer in draw(st.sets(st.integers(0, base.num_layers - 1), max_size=2))},
+        positions="prefill",
+        base_fingerprint=base.fingerprint,
+        num_file_bytes=0,
+        experts={place: of_expert(place[2]) for place in places},
+    )
+
+
+@settings(max_examples=80, deadline=None)
+@given(data=st.data(), dtype=st.sampled_from(DTYPES))
+def test_any_adapter_on_experts_is_held_and_comes_back(data, dtype):
+    base = data.draw(mixtures())
+    adapter = data.draw(expert_adapters(base))
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        write_for_engine(adapter, base, dtype, folder / "engine")
+        packed = folder / "engine" / PACKED_NAME
+        assert_experts_are_held(adapter, base, dtype, packed)
+        check = compare_factors(adapter, ServingForm.read(folder / "engine"), 1e-4)
+        assert check.largest_error <= 1e-4 or dtype != "float32"  # rounded to 16 bits tiny changes can cancel out
+        # An export packs to the same bytes again.
+        export_packed(read_packed(packed), folder / "out")
+        again = read_adapter(folder / "out", base, UNLIMITED)
+        assert again.experts.keys() == adapter.experts.keys()
+        assert [f.rank for _, f in sorted(again.experts.items())] == [
+            f.rank for _, f in sorted(adapter.experts.items())
+        ]
+        write_packed(again, base, dtype, folder / "again")
+        assert read_packed(folder / "again").metadata.tensors_sha256 == read_packed(packed).metadata.tensors_sha256
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"attention": ["q_proj", "o_proj"], "rank_pattern": {"q_proj": 7}},
+        {"modules": ["down_proj"], "experts": [1, 3], "layers": [2]},
+        {"use_rslora": True, "alpha": -3},
+        {"dtype": "bfloat16", "experts": [0, 1, 3]},
+    ],
+)
+def test_the_packed_form_computes_what_the_reference_computes(options, dtype, moe_base, moe_dir, tmp_path):
+    """The reference merges into transformers' weights, or is peft; the packed form runs beside them."""
+    source = write_random_expert_lora(tmp_path / "lora", moe_base, 1, **options)
+    check = check_adapter(source, moe_dir, Deployment(dtype=dtype))
+    assert check.problems == ()
+    assert check.model is not None
+    assert check.model.effect > 10 * check.model.error
+    assert check.factors.num_compared >= len(read_adapter(source, moe_base, UNLIMITED).experts)
+    assert "not applied by engines" in check.not_served
+
+
+DAMAGE = {
+    "an expert is dropped": lambda experts: {place: pair for place, pair in experts.items() if place[1] != 1},
+    "experts are swapped": lambda experts: {(n, 1 - e if e < 2 else e, m): pair for (n, e, m), pair in experts.items()},
+    "gate is up": lambda experts: {
+        (n, e, {"gate_proj": "up_proj", "up_proj": "gate_proj"}.get(m, m)): pair for (n, e, m), pair in experts.items()
+    },
+    "the scale is applied twice": lambda experts: {place: (a, 2 * b) for place, (a, b) in experts.items()},
+    "layers are swapped": lambda experts: {(2 - n, e, m): pair for (n, e, m), pair in experts.items()},
+}
+
+
+@pytest.mark.parametrize("name", DAMAGE)
+def test_a_packed_form_that_computes_something_else_fails(name, moe_base, moe_dir, tmp_path):
+    source = write_random_expert_lora(tmp_path / "lora", moe_base, 1, layers=[0, 2])
+    adapter = read_adapter(source, moe_base, UNLIMITED)
+    write_for_engine(adapter, moe_base, "float32", tmp_path / "engine")
+    form = ServingForm.read(tmp_path / "engine")
+    damaged = replace(form, experts=DAMAGE[name](dict(form.experts)))
+    assert compare_factors(adapter, damaged, 1e-5).largest_error > 1e-5
+    outputs = compare_outputs(moe_dir, source, adapter, damaged, "float32")
+    assert outputs.error > outputs.tolerance
+
+
+def test_layout(tmp_path):
+    """Of experts only those that are adapted, in the order of layers and, in them, of experts."""
+    base = BaseModel.read(write_model_config(tmp_path / "model", **TINY_QWEN3_MOE))
+    whole = write_random_expert_lora(tmp_path / "whole", base, 1, rank=3, attention=["v_proj"])
+    write_packed(read_adapter(whole, base, UNLIMITED), base, "bfloat16", tmp_path / "packed")
+    packed = read_packed(tmp_path / "packed")
+    assert {name: array.shape for name, array in packed.tensors.items()} == {
+        "lora.gate_up_proj_moe.a": (10, 6, 32), "lora.gate_up_proj_moe.b": (10, 40, 3),
+        "lora.down_proj_moe.a": (10, 3, 20), "lora.down_proj_moe.b": (10, 32, 3),
+        "lora.qkv_proj.a": (3, 9, 32), "lora.qkv_proj.b": (3, 96, 3),
+    }  # fmt: skip
+    assert packed.metadata.experts is not None
+    assert packed.metadata.experts.modules["down_proj_moe"].experts == (((0, 4),), ((0, 4),))
+    some = write_random_expert_lora(tmp_path / "some", base, 1, modules=["up_proj"], layers=[2], experts=[0, 1, 4])
+    write_packed(read_adapter(some, base, UNLIMITED), base, "bfloat16", tmp_path / "packed")
+    packed = read_packed(tmp_path / "packed")
+    assert packed.tensors.keys() == {"lora.gate_up_proj_moe.a", "lora.gate_up_proj_moe.b"}
+    assert packed.metadata.experts is not None
+    module = packed.metadata.experts.modules["gate_up_proj_moe"]
+    assert (module.layers, module.experts) == ((2,), (((0, 1), (4, 4)),))
+    assert packed.tensors["lora.gate_up_proj_moe.a"].shape == (3, 8, 32)
+
+
+def test_values_that_do_not_fit_are_named_and_nothing_is_left(tmp_path):
+    base = BaseModel.read(write_model_config(tmp_path / "model", **TINY_QWEN3_MOE))
+    source = write_random_expert_lora(tmp_path / "lora", base, 1, alpha=8e6)
+    with pytest.raises(AdapterIncompatible, match=r"layer 0 expert 0 down_proj: the scaled B has .* large for float16"):
+        write_packed(read_adapter(source, base, UNLIMITED), base, "float16", tmp_path / "packed")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["lora", "model"]
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("packed")
+    base = BaseModel.read(write_model_config(folder / "model", **TINY_QWEN3_MOE))
+    source = write_random_expert_lora(folder / "lora", base, 1, attention=["q_proj"], experts=[0, 1, 3])
+    write_packed(read_adapter(source, base, UNLIMITED), base, "bfloat16", folder / "packed")
+    return base, (folder / "packed").read_bytes()
+
+
+def changed(**values):
+    return lambda experts: experts | values
+
+
+def changed_module(**values):
+    return lambda experts: (
+        experts | {"modules": experts["modules"] | {"down_proj_moe": experts["modules"]["down_proj_moe"] | values}}
+    )
+
+
+LIES = {
+    "rank 0": (changed(rank=0), "rank is 0"),
+    "a rank one larger": (changed(rank=5), "LoRA's rank of 4 is below experts's of 5"),
+    "a rank one smaller": (changed(rank=3), "tensor 'lora.down_proj_moe.a'"),
+    "no modules": (changed(modules={}), "modules is"),
+    "a dense module": (changed(modules={"down_proj": {}}), "modules is"),
+    "a module that is no object": (changed(modules={"down_proj_moe": 3}), "modules is"),
+    "a module left out": (lambda e: e | {"modules": {"down_proj_moe": e["modules"]["down_proj_moe"]}}, "should not"),
+    "an expert more": (changed_module(experts=[[[0, 1], [3, 3]], [[0, 1], [3, 4]]]), "tensor 'lora.down_proj_moe.a'"),
+    "experts of one layer": (changed_module(experts=[[[0, 1], [3, 3]]]), "experts is"),
+    "experts that overlap": (changed_module(experts=[[[0, 1], [1, 2]], [[0, 2]]]), "experts is"),
+    "experts that touch": (changed_module(experts=[[[0, 1], [2, 2]], [[0, 2]]]), "experts is"),
+    "experts that descend": (changed_module(experts=[[[3, 3], [0, 1]], [[0, 2]]]), "experts is"),
+    "a range turned round": (changed_module(experts=[[[2, 0]], [[0, 2]]]), "experts is"),
+    "a negative expert": (changed_module(experts=[[[-1, 1]], [[0, 2]]]), "experts is"),
+    "a huge expert": (changed_module(experts=[[[0, 1 << 40]], [[0, 2]]]), "experts is"),
+    "a layer without any": (changed_module(experts=[[], [[0, 5]]]), "experts is"),
+    "a flat list": (changed_module(experts=[0, 1]), "experts is"),
+    "a number in place of a range": (changed_module(experts=[[0], [1]]), "experts is"),
+    "no rows": (changed_module(part_rows=[0]), "part_rows is"),
+    "rows of two": (changed_module(part_rows=[16, 16]), "part_rows is"),
+    "a layer twice": (changed_module(layers=[0, 0]), "layers is"),
+}
+
+
+@pytest.mark.parametrize("name", LIES)
+def test_lies_about_experts_are_refused(name, sound, tmp_path):
+    change, message = LIES[name]
+    header, tensors = parts_of(sound[1])
+    metadata = header["__metadata__"]
+    metadata["experts"] = json.dumps(change(json.loads(metadata["experts"])))
+    (tmp_path / "packed").write_bytes(joined(header, tensors))
+    with pytest.raises(AdapterMalformed) as caught:
+        read_packed(tmp_path / "packed")
+    assert message in str(caught.value)
+
+
+def test_experts_that_are_not_said_are_refused(sound, tmp_path):
+    header, tensors = parts_of(sound[1])
+    del header["__metadata__"]["experts"]
+    (tmp_path / "packed").write_bytes(joined(header, tensors))
+    with pytest.raises(AdapterMalformed, match="should not have the tensors"):
+        read_packed(tmp_path / "packed")
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"experts": None}, "has gate_up_proj_moe, down_proj_moe"),
+        ({"experts": Experts(3, 20, (0, 2))}, "has expert 3, "),
+        ({"experts": Experts(5, 20, (0,))}, "experts in layer 2"),
+        ({"experts": Experts(5, 21, (0, 2))}, "down_proj_moe with A of 20 columns"),
+        ({"hidden": 31}, "down_proj_moe with B of"),
+    ],
+)
+def test_files_for_other_experts_are_refused(fields, says, sound, tmp_path):
+    base, data = sound
+    other = replace(base, **fields)
+    header, tensors = parts_of(data)
+    header["__metadata__"]["base_model"] = other.fingerprint
+    (tmp_path / "packed").write_bytes(joined(header, tensors))
+    with pytest.raises(AdapterMalformed, match=says):
+        read_packed(tmp_path / "packed").check_fits(other)
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory):
+    """128 experts in 48 layers, of tiny sizes: (base, directory)."""
+    folder = tmp_path_factory.mktemp("large")
+    base = BaseModel.read(
+        write_model_config(
+            folder / "model",
+            **TINY_QWEN3_MOE
+            | {"num_local_experts": 128, "num_hidden_layers": 48, "mlp_only_layers": None}
+            | {"hidden_size": 16, "moe_intermediate_size": 8},
+        )
+    )
+    return base, write_random_expert_lora(folder / "lora", base, 1, rank=2, dtype="bfloat16")
+
+
+def test_a_real_number_of_tensors(large, tmp_path):
+    """36,864 tensors become four, in bounded time and memory."""
+    base, source = large
+    header, _ = parts_of((source / "adapter_model.safetensors").read_bytes())
+    assert len(header) - 1 == 128 * 3 * 48 * 2 == 36_864
+    begin_s = time.thread_time()
+    write_packed(read_adapter(source, base, Limits()), base, "bfloat16", tmp_path / "packed")
+    seconds = time.thread_time() - begin_s  # 2.3 where this was written
+    tracemalloc.start()
+    adapter = read_adapter(source, base, Limits())
+    held, peak_reading = tracemalloc.get_traced_memory()
+    tracemalloc.reset_peak()
+    write_packed(adapter, base, "bfloat16", tmp_path / "again")
+    _, peak_packing = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    packed = read_packed(tmp_path / "packed")
+    packed.check_digest()
+    assert len(packed.tensors) == 4
+    assert packed.metadata.experts is not None
+    assert [count_of(own) for own in packed.metadata.experts.modules["down_proj_moe"].experts] == [128] * 48
+    assert len(packed.metadata.manifest) < 64 * 1024  # it is in the catalog's database and a router's memory
+    with (tmp_path / "packed").open("rb") as file:
+        assert int.from_bytes(file.read(8), "little") < MAX_HEADER_BYTES / 8
+    assert_experts_are_held(adapter, base, "bfloat16", tmp_path / "again")
+    assert seconds < 30
+    assert peak_reading < 200 * 1024**2
+    assert peak_packing - held < 32 * 1024**2
+
+
+def test_expressions_and_patterns_by_the_thousand(large, tmp_path):
+    """As methods that choose ranks write them; reading takes time by tensors, not by tensors times patterns."""
+    base, source = large
+    directory = tmp_path / "lora"
+    shutil.copytree(source, directory)
+    names = [expert_key(base, n, e, m) for n in range(48) for e in range(100) for m in ("up_proj",)]
+    edit_config(
+        target_modules=r".*\.experts\.\d+\.(gate|up|down)_proj",
+        rank_pattern=dict.fromkeys(names, 2),
+        alpha_pattern=dict.fromkeys(names, 5) | {r".*layers\.(7|8)\..*": 3},
+    )(directory)
+    begin_s = time.thread_time()
+    adapter = read_adapter(directory, base, Limits())
+    assert time.thread_time() - begin_s < 30
+    assert adapter.experts[7, 99, "up_proj"].scale == 2.5
+    assert adapter.experts[7, 100, "up_proj"].scale == 1.5
+    assert adapter.experts[9, 100, "up_proj"].scale == 4
+
+
+def test_packing_holds_one_layer_at_a_time(tmp_path):
+    """Beside the adapter, whose values stay in the file's 16 bits, packing takes a small part of its size."""
+    base = BaseModel.read(
+        write_model_config(
+            tmp_path / "model",
+            **TINY_QWEN3_MOE
+            | {"num_local_experts": 8, "num_hidden_layers": 24, "mlp_only_layers": None}
+            | {"hidden_size": 512, "moe_intermediate_size": 256},
+        )
+    )
+    source = write_random_expert_lora(tmp_path / "lora", base, 1, rank=16, dtype="bfloat16")
+    file_bytes = (source / "adapter_model.safetensors").stat().st_size
+    tracemalloc.start()
+    adapter = read_adapter(source, base, Limits())
+    held, peak_reading = tracemalloc.get_traced_memory()
+    tracemalloc.reset_peak()
+    write_packed(adapter, base, "bfloat16", tmp_path / "packed")
+    _, peak_packing = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert file_bytes > 14_000_000
+    assert held < 1.3 * file_bytes
+    assert peak_reading < 1.5 * file_bytes
+    assert peak_packing - held < 0.15 * file_bytes

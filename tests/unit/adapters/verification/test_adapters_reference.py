@@ -1,0 +1,165 @@
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from adapters.formats import read_adapter
+from adapters.verification.reference import adapted, answer, answer_from_directory
+from samples.random_adapters import all_modules, write_random_lora, write_random_mixed, write_random_reft
+
+PROMPT = [3, 14, 15, 92, 65, 35, 89, 79]
+
+LORAS = {
+    "all": {},
+    "q alone": {"modules": ["q_proj"], "rank": 2},
+    "patterns": {"rank_pattern": {"q_proj": 2}, "alpha_pattern": {"mlp.up_proj": 64}, "use_rslora": True},
+    "some layers": {"layers": [1]},
+    "zero": {"zero": True},
+}
+
+
+def close(first, second, tolerance):
+    assert first.tokens == second.tokens
+    assert first.logprobs == pytest.approx(second.logprobs, abs=tolerance)
+    assert first.prompt_logprobs[0] is second.prompt_logprobs[0] is None
+    assert first.prompt_logprobs[1:] == pytest.approx(second.prompt_logprobs[1:], abs=tolerance)
+
+
+@pytest.mark.parametrize("name", LORAS)
+@pytest.mark.parametrize("positions", ["prefill", "all"])
+def test_normal_form_and_peft_agree(name, positions, model, base, limits, tmp_path):
+    directory = write_random_lora(tmp_path / "lora", base, seed=3, **LORAS[name])
+    ours = answer(model, read_adapter(directory, base, limits), PROMPT, 8, positions)
+    theirs = answer_from_directory(model, directory, PROMPT, 8, positions)
+    assert (ours.method, theirs.method) == ("normal_form", "peft")
+    close(ours, theirs, 1e-5)
+    with torch.inference_mode(), adapted(model, read_adapter(directory, base, limits)):
+        ours_logits = model(torch.tensor([PROMPT])).logits
+    from adapters.verification.reference import peft_adapted
+
+    with torch.inference_mode(), peft_adapted(model, directory) as peft_model:
+        theirs_logits = peft_model(torch.tensor([PROMPT])).logits
+    scale = theirs_logits.abs().max()
+    assert (ours_logits - theirs_logits).abs().max() / scale < 1e-6
+
+
+def test_positions_differ_only_after_the_prompt(model, base, limits, tmp_path):
+    adapter = read_adapter(write_random_lora(tmp_path / "lora", base, seed=3), base, limits)
+    prefill, everywhere = (answer(model, adapter, PROMPT, 8, positions) for positions in ("prefill", "all"))
+    nothing = answer(model, None, PROMPT, 8)
+    assert prefill.prompt_logprobs == everywhere.prompt_logprobs
+    assert prefill.logprobs[0] == everywhere.logprobs[0]  # the first token comes from the prompt's last position
+    assert prefill.logprobs[1:] != everywhere.logprobs[1:]
+    assert nothing.prompt_logprobs != prefill.prompt_logprobs
+
+
+def test_prefill_is_base_weights_over_an_adapted_cache(model, base, limits, tmp_path):
+    """Written out by hand once, without the reference's own loop."""
+    adapter = read_adapter(write_random_mixed(tmp_path / "m", base, 3), base, limits)
+    with torch.inference_mode():
+        with adapted(model, adapter):
+            step = model(torch.tensor([PROMPT]), use_cache=True)
+        tokens = [int(step.logits[0, -1].argmax())]
+        while len(tokens) < 6:
+            step = model(torch.tensor([[tokens[-1]]]), past_key_values=step.past_key_values, use_cache=True)
+            tokens.append(int(step.logits[0, -1].argmax()))
+    assert answer(model, adapter, PROMPT, 6).tokens == tokens
+
+
+def test_all_positions_equal_one_pass_over_everything(model, base, limits, tmp_path):
+    adapter = read_adapter(write_random_mixed(tmp_path / "m", base, 3, positions="all"), base, limits)
+    result = answer(model, adapter, PROMPT, 6)
+    whole = PROMPT + result.tokens
+    with torch.inference_mode(), adapted(model, adapter):
+        logprobs = torch.log_softmax(model(torch.tensor([whole])).logits[0], -1)
+    for index, token in enumerate(result.tokens):
+        row = logprobs[len(PROMPT) + index - 1]
+        assert int(row.argmax()) == token
+        assert float(row[token]) == pytest.approx(result.logprobs[index], abs=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["direft", "loreft"])
+def test_reft_acts_on_the_residual_stream_after_its_layer(kind, model, base, limits, tmp_path):
+    adapter = read_adapter(write_random_reft(tmp_path / "r", base, 3, kind=kind, layers=[1]), base, limits)
+    tokens = torch.tensor([PROMPT])
+    streams = []
+    hooks = [
+        model.model.layers[layer].register_forward_pre_hook(lambda _, inputs: streams.append(inputs[0]))
+        for layer in (1, 2)
+    ]
+    with torch.inference_mode():
+        model(tokens)
+        with adapted(model, adapter):
+            model(tokens)
+    for hook in hooks:
+        hook.remove()
+    into_1, h, into_1_adapted, into_2_adapted = streams
+    assert torch.equal(into_1, into_1_adapted)
+    factors = adapter.reft[1]
+    a, b, bias = (torch.from_numpy(x.copy()) for x in (factors.a, factors.b, factors.bias))
+    assert torch.allclose(into_2_adapted, h + factors.scale * ((h @ a.T + bias) @ b), atol=1e-5)
+    assert not torch.allclose(into_2_adapted, h, atol=1e-2)
+
+
+def test_a_zero_adapter_changes_no_bit(model, base, limits, tmp_path):
+    nothing = answer(model, None, PROMPT, 6)
+    for directory in (
+        write_random_lora(tmp_path / "l", base, seed=1, zero=True),
+        write_random_reft(tmp_path / "r", base, 1, zero=True),
+    ):
+        result = answer(model, read_adapter(directory, base, limits), PROMPT, 6, "all")
+        assert (result.tokens, result.logprobs, result.prompt_logprobs) == (
+            nothing.tokens, nothing.logprobs, nothing.prompt_logprobs,
+        )  # fmt: skip
+
+
+def test_the_model_is_left_as_it_was(model, base, tmp_path):
+    names = [name for name, _ in model.named_modules()]
+    nothing = answer(model, None, PROMPT, 4)
+    for options in ({}, {"modules": all_modules(fused=True)}, {"modules": ["qkv_proj"]}):
+        directory = write_random_lora(tmp_path / str(len(options)) / str(options), base, seed=1, **options)
+        answer_from_directory(model, directory, PROMPT, 4)
+    assert [name for name, _ in model.named_modules()] == names
+    assert answer(model, None, PROMPT, 4) == nothing
+    assert not hasattr(model, "peft_config")
+
+
+def test_what_peft_would_drop_is_run_from_normal_form(model, base, limits, tmp_path):
+    fused = write_random_lora(tmp_path / "fused", base, seed=1, modules=all_modules(fused=True))
+    named = write_random_lora(
+        tmp_path / "named", base, seed=1, key_format="base_model.model.{module}.lora_{factor}.default.weight"
+    )
+    for directory in (fused, named):
+        result = answer_from_directory(model, directory, PROMPT, 5)
+        expected = answer(model, read_adapter(directory, base, limits), PROMPT, 5)
+        assert result.tokens == expected.tokens
+        assert result.prompt_logprobs[1:] == pytest.approx(expected.prompt_logprobs[1:], abs=1e-5)
+    assert answer_from_directory(model, fused, PROMPT, 1).method == "normal_form"
+
+
+def test_the_command_line(model, model_dir, base, tmp_path):
+    lora = write_random_lora(tmp_path / "lora", base, seed=1)
+    own = write_random_lora(tmp_path / "own", base, seed=1, config={"prelude": {"positions": "all"}})
+    reft = write_random_reft(tmp_path / "reft", base, 1)
+    request = {"prompt_ids": PROMPT, "max_new_tokens": 5}
+    requests = [
+        request | {"adapter": None}, request | {"adapter": str(lora)}, request | {"adapter": str(reft)},
+        request | {"adapter": str(lora), "positions": "all"}, request | {"adapter": str(own)},
+        request | {"adapter": None, "max_new_tokens": 0, "prompt_ids": [7]},
+    ]  # fmt: skip
+    (tmp_path / "requests.json").write_text(json.dumps(requests))
+    root = Path(__file__).resolve().parents[4]
+    command = [sys.executable, "-m", "adapters.verification.reference", "--model", str(model_dir),
+               "--requests", str(tmp_path / "requests.json"), "--out", str(tmp_path / "out.json")]  # fmt: skip
+    subprocess.run(command, cwd=root, check=True, capture_output=True, timeout=120)
+    answers = json.loads((tmp_path / "out.json").read_text())
+    assert [each["method"] for each in answers] == ["base", "peft", "normal_form", "peft", "peft", "base"]
+    assert all(len(each["tokens"]) == len(each["logprobs"]) == 5 for each in answers[:5])
+    assert answers[3]["tokens"] == answers[4]["tokens"]
+    assert answers[5] == {"tokens": [], "logprobs": [], "prompt_logprobs": [None], "method": "base"}
+    here = answer_from_directory(model, lora, PROMPT, 5)
+    assert answers[1]["tokens"] == here.tokens
+    assert answers[1]["prompt_logprobs"][1:] == pytest.approx(here.prompt_logprobs[1:], abs=1e-5)

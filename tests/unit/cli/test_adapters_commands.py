@@ -1,0 +1,316 @@
+"""`prelude adapters …` on a catalog and a store: what is done, what is printed, how it ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import tempfile
+import time
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from adapters.catalog.sql import SqlCatalog
+from adapters.files.work_folder import WorkFolder
+from adapters.model.base_model import BaseModel
+from cli.main import main
+from cluster.config.load import load_cluster_config
+from cluster.open_library import open_library
+from samples.random_adapters import write_random_lora
+
+MODEL = {
+    "architectures": ["LlamaForCausalLM"], "num_hidden_layers": 2, "hidden_size": 8, "intermediate_size": 16,
+    "num_attention_heads": 2, "vocab_size": 100,
+}  # fmt: skip
+CLUSTER = """\
+model: {path: model, name: demo}
+workers:
+  u: {role: unified}
+adapter_limits: {max_rank: 4}
+"""
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working directory, with a cluster.yaml and the directories lora-1 to lora-3."""
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text(json.dumps(MODEL))
+    (tmp_path / "cluster.yaml").write_text(CLUSTER)
+    base = BaseModel.read(tmp_path / "model")
+    for seed in (1, 2, 3):
+        write_random_lora(tmp_path / f"lora-{seed}", base, seed, rank=2)
+    write_random_lora(tmp_path / "too-large", base, 1, rank=8)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def prelude(capsys):
+    """Runs `prelude adapters …`; (exit status, stdout, stderr)."""
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        status = 0
+        try:
+            main(["adapters", *arguments])
+        except SystemExit as ended:
+            status = int(ended.code or 0)
+        output = capsys.readouterr()
+        return status, output.out, output.err
+
+    return run
+
+
+@pytest.fixture
+def ask(prelude):
+    """Runs a command that must succeed with --json; what it printed."""
+
+    def run(*arguments: str):
+        status, out, _ = prelude(*arguments, "--json")
+        assert status == 0
+        return json.loads(out)
+
+    return run
+
+
+def test_gc_counts_ages_by_the_clock_of_the_catalog(ask, monkeypatch):
+    ask("import", "bot", "lora-1")
+    ask("delete", "bot")
+    monkeypatch.setattr(SqlCatalog, "now", lambda _: datetime.now(UTC) - timedelta(days=1))
+    assert ask("gc", "--older-than", "0s") == {"num_removed": 0}
+    monkeypatch.setattr(SqlCatalog, "now", lambda _: datetime.now(UTC) + timedelta(days=8))
+    assert ask("gc") == {"num_removed": 1}
+
+
+def test_a_revision_that_is_in_workers_memory_only(prelude, ask, folder):
+    ask("import", "bot", "lora-1")
+    library = open_library(load_cluster_config(folder / "cluster.yaml"))
+    library.add_in_memory("bot", library.pack("bot", folder / "lora-2", folder / "packed"), "latest")
+    library.catalog.close()
+    assert [each["stored"] for each in ask("show", "bot")["revisions"]] == [False, True]
+    assert ask("list")[0]["latest"]["stored"] is False
+    assert prelude("list")[1].rstrip().endswith("…  in memory only")
+    assert [line.endswith("  in memory only") for line in prelude("show", "bot")[1].splitlines()[-2:]] == [True, False]
+    status, _, said = prelude("export", "bot", "out")
+    assert (status, "bot@r2 is kept in workers' memory only" in said) == (1, True)
+    assert ask("fsck")["num_referenced"] == 1
+    assert ask("import", "bot", "lora-2", "--keep-latest")["stored"] is True
+    assert "in memory only" not in prelude("show", "bot")[1]
+    assert prelude("export", "bot", "out")[0] == 0
+
+
+def test_an_adapter_s_life(prelude, ask, folder):
+    first = ask("import", "bot", "lora-1")
+    assert (first["name"], first["number"], first["kinds"], first["positions"]) == ("bot", 1, ["lora"], "prefill")
+    second = ask("import", "bot", "lora-2", "--tag", "prod")
+    assert (second["number"], ask("import", "bot", "lora-1", "--keep-latest")["number"]) == (2, 1)
+    shown = ask("show", "bot")
+    assert shown["aliases"] == {"latest": 2, "prod": 2}
+    assert [each["revision"] for each in shown["revisions"]] == [second["revision"], first["revision"]]
+
+    moved = ask("alias", "bot@prod", "r1")
+    assert datetime.fromisoformat(moved.pop("moved_at")).tzinfo
+    assert moved.pop("moved_by").endswith("(command line)")
+    expected = {"object": "adapter.alias", "name": "bot", "alias": "prod", "from_number": 2, "number": 1}
+    assert moved == expected
+    assert ask("alias", "bot@canary", first["revision"])["from_number"] is None
+    assert ask("alias", "bot@canary", "latest")["number"] == 2
+    assert ask("rollback", "bot@prod")["number"] == 2
+    assert ask("rollback", "bot").items() >= {**expected, "alias": "latest"}.items()
+    history = ask("history", "bot", "--alias", "prod")
+    assert history["has_more"] is False
+    assert [(each["from_number"], each["number"]) for each in history["data"]] == [(1, 2), (2, 1), (None, 2)]
+    assert {(each["name"], each["alias"]) for each in history["data"]} == {("bot", "prod")}
+    assert all(each["moved_by"].endswith("(command line)") for each in history["data"])
+    times = [datetime.fromisoformat(each["moved_at"]) for each in history["data"]]
+    assert times == sorted(times, reverse=True)
+    last_two = ask("history", "bot", "--alias", "prod", "--limit", "2")
+    assert last_two == {**history, "data": history["data"][:2], "has_more": True}
+    assert [each["number"] for each in ask("history", "bot")["data"]] == [1, 2, 1]  # of `latest`
+
+    ask("import", "acme/bot", "lora-1")
+    assert [each["name"] for each in ask("list")] == ["acme/bot", "bot"]
+    assert [each["name"] for each in ask("list", "--tenant", "acme")] == ["acme/bot"]
+    assert ask("list", "--prefix", "c") == []
+    ask("delete", "bot")
+    assert [each["name"] for each in ask("list")] == ["acme/bot"]
+    (deleted,) = ask("list", "--deleted")
+    assert deleted["name"] == "bot"
+    assert deleted["deleted_at"]
+    assert ask("gc") == {"num_removed": 0}  # a week has not passed
+    ask("restore", "bot")
+    assert ask("show", "bot")["aliases"] == {"canary": 2, "latest": 1, "prod": 2}
+
+    ask("delete", "bot")
+    time.sleep(0.01)
+    assert ask("gc", "--older-than", "0s") == {"num_removed": 1}  # the other one is acme's too
+    status, _, errors = prelude("restore", "bot")
+    assert status == 1
+    assert "import it again" in errors
+    assert ask("fsck")["is_sound"]
+
+
+def test_what_a_killed_import_left_is_removed(ask, folder, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(folder / "tmp"))
+    (folder / "tmp").mkdir()
+    left = WorkFolder("import")
+    (left.path / "bytes").write_bytes(b"x")
+    os.close(left._descriptor)  # its lock goes with its process
+    ask("import", "bot", "lora-1")
+    assert list((folder / "tmp").iterdir()) == []
+
+
+def test_an_export_is_imported_as_it_was(ask, folder):
+    imported = ask("import", "bot", "lora-1")
+    exported = ask("export", "bot@r1", "out")
+    assert (exported["revision"], exported["dtype"]) == (imported["revision"], "bfloat16")
+    again = ask("import", "other", "out")  # bfloat16 now, with its scale in it: other content
+    assert ask("export", "other", "out-2")["revision"] == again["revision"] != imported["revision"]
+    assert ask("import", "other", "out-2")["number"] == 1  # nothing more is lost
+
+
+def test_what_people_read(prelude):
+    assert prelude("list") == (0, "", "")
+    _, out, errors = prelude("import", "acme/bot", "lora-1", "--tag", "prod")
+    assert out.startswith("acme/bot@r1, prod  sha256:")
+    assert errors == ""  # no progress where there is no terminal
+    prelude("import", "bot", "lora-2")
+    _, out, _ = prelude("list")
+    assert [line.split()[:2] for line in out.splitlines()] == [["acme/bot", "r1"], ["bot", "r1"]]
+    _, out, _ = prelude("show", "acme/bot")
+    assert [line.split()[0] for line in out.splitlines()] == [
+        "acme/bot",
+        "Aliases",
+        "latest",
+        "prod",
+        "Revisions",
+        "r1",
+    ]
+    assert prelude("alias", "bot@prod", "r1")[1] == "bot@prod -> r1  (new)\n"
+    _, out, _ = prelude("history", "bot", "--alias", "prod")
+    head, move = out.splitlines()
+    assert head == "bot@prod"
+    assert re.fullmatch(r"  \d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC     new -> r1      by .+ \(command line\)", move)
+    prelude("import", "bot", "lora-1", "--tag", "prod")
+    _, out, _ = prelude("history", "bot", "--alias", "prod", "--limit", "1")
+    assert [" r1 -> r2 " in line for line in out.splitlines()] == [False, True, False]
+    assert "earlier" in out.splitlines()[-1]
+    assert "restore bot" in prelude("delete", "bot")[1]
+    assert "deleted" in prelude("list", "--deleted")[1]
+    assert prelude("restore", "bot")[1] == "bot is back\n"
+    assert "in bfloat16" in prelude("export", "bot", "out")[1]
+    assert prelude("gc")[1] == "0 revisions removed\n"
+    assert "is sound: 2 revisions" in prelude("fsck")[1]
+
+
+def test_progress_on_a_terminal(prelude, monkeypatch):
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    _, _, errors = prelude("import", "bot", "lora-1")
+    for step in ("reading and checking …", "packing …", "storing …", "committing …"):
+        assert step in errors
+    assert errors.endswith("\r\x1b[K")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "code", "said"),
+    [
+        (["import", "a b", "lora-1"], 2, "invalid_adapter_reference", "is not an adapter name"),
+        (["import", "demo", "lora-1"], 2, "invalid_adapter_reference", "is the base model's name"),
+        (["import", "default/demo", "lora-1"], 2, "invalid_adapter_reference", "is the base model's name"),
+        (["import", "bot", "lora-1", "--tag", "r1"], 2, "invalid_adapter_reference", "name an alias"),
+        (["import", "bot", "nowhere"], 1, "adapter_missing", "nowhere"),
+        (["import", "bot", "too-large"], 1, "adapter_incompatible", "rank 8"),
+        (["import", "bot", "lora-1", "--config", "nowhere.yaml"], 2, "wrong_usage", "nowhere.yaml"),
+        (["show", "bto"], 1, "adapter_not_found", "did you mean 'bot'"),
+        (["alias", "bot", "r1"], 2, "invalid_adapter_reference", "write NAME@ALIAS"),
+        (["alias", "bot@r1", "r1"], 2, "invalid_adapter_reference", "does not move"),
+        (["alias", "bot@prod", "r9"], 1, "adapter_not_found", "its newest is r1"),
+        (["rollback", "bot"], 1, "catalog_conflict", "nowhere before r1"),
+        (["rollback", "bot@prod"], 1, "adapter_not_found", "no alias 'prod'"),
+        (["history", "bto"], 1, "adapter_not_found", "did you mean 'bot'"),
+        (["history", "bot", "--alias", "prod"], 1, "adapter_not_found", "no alias 'prod'"),
+        (["history", "bot", "--alias", "r1"], 2, "invalid_adapter_reference", "name an alias"),
+        (["history", "bot@prod"], 2, "invalid_adapter_reference", "is not an adapter name"),
+        (["delete", "bot@prod"], 2, "invalid_adapter_reference", "is not an adapter name"),
+        (["restore", "other"], 1, "adapter_not_found", "no adapter 'other'"),
+        (["export", "bot", "lora-1"], 2, "wrong_usage", "lora-1 exists"),
+        (["export", "bot@prod", "out"], 1, "adapter_not_found", "no alias 'prod'"),
+    ],
+)
+def test_what_goes_wrong(arguments, status, code, said, prelude, ask):
+    ask("import", "bot", "lora-1")
+    found, out, errors = prelude(*arguments)
+    assert (found, out) == (status, "")
+    assert f"prelude: {code}: " in errors
+    assert said in errors
+    found, out, _ = prelude(*arguments, "--json")
+    assert found == status
+    error = json.loads(out)["error"]
+    assert error["code"] == code
+    assert said in error["message"]
+
+
+@pytest.mark.parametrize("limit", ["0", "x", "1001", "-1"])
+def test_a_limit_that_is_none(limit, prelude):
+    status, _, errors = prelude("history", "bot", f"--limit={limit}")
+    assert status == 2
+    assert f"must be an integer from 1 to 1000 (found '{limit}')" in errors
+
+
+@pytest.mark.parametrize("age", ["7", "d", "-1d", "1.5h", "7 d"])
+def test_an_age_is_a_number_and_a_unit(age, prelude):
+    status, _, errors = prelude("gc", f"--older-than={age}")
+    assert status == 2
+    assert "such as 12h" in errors
+
+
+def test_a_database_that_is_not_there(prelude, folder):
+    with (folder / "cluster.yaml").open("a") as file:
+        file.write("catalog: {url: 'postgresql://nobody@127.0.0.1:1/none'}\n")
+    status, _, errors = prelude("list")
+    assert status == 1
+    assert "catalog_unavailable" in errors
+    (folder / "cluster.yaml").write_text(CLUSTER + f"catalog: {{url: 'sqlite:///{folder}/cluster.yaml/catalog.db'}}\n")
+    status, _, errors = prelude("list")
+    assert status == 1
+    assert "cannot be made" in errors
+    (folder / "cluster.yaml").write_text(CLUSTER + "catalog: {url: 'mysql://x/y'}\n")
+    status, _, errors = prelude("list")
+    assert status == 2
+    assert "catalog.url" in errors
+    (folder / "cluster.yaml").write_text(CLUSTER + "store: {url: 'ftp://x/y'}\n")
+    status, _, errors = prelude("fsck")
+    assert status == 2
+    assert "neither file:///folder nor s3://" in errors
+
+
+def test_fsck_finds_and_repairs(prelude, ask, folder):
+    damaged, lost, _ = (ask("import", "bot", f"lora-{seed}")["revision"] for seed in (1, 2, 3))
+
+    def path(revision_id: str) -> Path:
+        digits = revision_id.removeprefix("sha256:")
+        return folder / ".prelude" / "store" / "revisions" / digits[:2] / digits
+
+    content = bytearray(path(damaged).read_bytes())
+    content[-1] ^= 1
+    path(damaged).write_bytes(content)
+    path(lost).unlink()
+    (folder / ".prelude" / "store" / "incoming" / "left").write_bytes(b"half")
+
+    status, out, _ = prelude("fsck", "--no-content", "--min-age", "0s", "--json")
+    found = json.loads(out)
+    assert (status, found["missing"]["listed"], found["corrupt"]["count"]) == (1, [lost], 0)
+    status, out, _ = prelude("fsck", "--json")
+    found = json.loads(out)
+    assert (status, found["is_sound"], found["corrupt"]["listed"]) == (1, False, [damaged])
+    assert found["left_over"]["count"] == 0  # it is young
+    status, out, _ = prelude("fsck", "--repair", "--min-age", "0s")
+    assert status == 1
+    for said in ("is NOT sound", "1  are damaged", damaged, "were left by imports", "2  repaired"):
+        assert said in out
+    assert list((folder / ".prelude" / "store" / "quarantine").iterdir())
+    for seed in (1, 2):
+        ask("import", "bot", f"lora-{seed}")
+    status, out, _ = prelude("fsck", "--min-age", "0s")
+    assert (status, len(out.splitlines())) == (0, 2)

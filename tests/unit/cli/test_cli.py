@@ -1,0 +1,79 @@
+"""The command line's worker commands: each role has one, and each runs its own agent."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from adapters.files.locked_folder import LockedFolder
+from cli.main import main
+from cluster.agent import worker_agent
+from cluster.agent.worker_agent import WorkerAgent
+from process import log
+
+MODEL = {
+    "architectures": ["LlamaForCausalLM"], "num_hidden_layers": 2, "hidden_size": 8, "intermediate_size": 16,
+    "num_attention_heads": 2, "vocab_size": 100,
+}  # fmt: skip
+CLUSTER = """\
+model: {path: ., name: demo}
+workers:
+  p: {role: prefill}
+  d: {role: decode}
+  u: {role: unified}
+"""
+AGENTS = {"prefill": "PrefillAgent", "decode": "DecodeAgent", "unified": "UnifiedAgent"}
+
+
+@pytest.fixture
+def agents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[WorkerAgent]:
+    """The agents that would have run. The working directory has a cluster.yaml."""
+    ran: list[WorkerAgent] = []
+    (tmp_path / "config.json").write_text(json.dumps(MODEL))
+    (tmp_path / "cluster.yaml").write_text(CLUSTER)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(log, "setup", lambda *_: None)
+    monkeypatch.setattr(worker_agent, "run_agent", ran.append)
+    return ran
+
+
+@pytest.mark.parametrize("role", AGENTS)
+def test_each_role_runs_its_agent(role: str, agents: list[WorkerAgent]):
+    main([f"{role}-worker", "--name", role[0]])
+    (agent,) = agents
+    assert (type(agent).__name__, agent.role, agent.name) == (AGENTS[role], role, role[0])
+
+
+@pytest.mark.parametrize("role", AGENTS)
+def test_a_worker_of_another_role_is_not_run(role: str, agents: list[WorkerAgent], capsys):
+    other = "d" if role != "decode" else "u"
+    with pytest.raises(SystemExit) as caught:
+        main([f"{role}-worker", "--name", other])
+    assert f"no {role} worker called '{other}'; there is {role[0]}" in capsys.readouterr().err
+    assert caught.value.code == 2
+    assert agents == []
+
+
+def test_scratch_folders_do_not_outlive_their_workers(agents: list[WorkerAgent], tmp_path: Path, monkeypatch):
+    temporary = tmp_path / "temporary"
+    (temporary / "prelude-other").mkdir(parents=True)
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    given = tmp_path / "given"
+    left = LockedFolder("prelude-scratch-", "d", temporary)
+    os.close(left._descriptor)  # as by a kill
+    assert left.path.is_dir()
+
+    def run(agent: WorkerAgent) -> None:
+        assert not left.path.exists()
+        assert agent.scratch == given or agent.scratch.is_dir()
+        agents.append(agent)
+
+    monkeypatch.setattr(worker_agent, "run_agent", run)
+    main(["decode-worker", "--name", "d"])
+    main(["decode-worker", "--name", "d", "--scratch", str(given)])
+    assert [agent.scratch.parent for agent in agents] == [temporary, tmp_path]
+    assert [path.name for path in temporary.iterdir()] == ["prelude-other"]

@@ -1,0 +1,141 @@
+"""`prelude adapters verify`: exit codes, output for people and for programs."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file
+
+from cli.adapters import verify as command
+from cli.main import main
+from samples.random_adapters import write_random_expert_lora, write_random_lora
+
+
+@pytest.fixture(autouse=True)
+def _leave_logging_alone(monkeypatch):
+    monkeypatch.setattr(command, "silence_libraries", lambda: None)
+
+
+def verify(capsys, *arguments) -> tuple[int, str, str]:
+    """(exit code, stdout, stderr)."""
+    with pytest.raises(SystemExit) as ended:
+        main(["adapters", "verify", *map(str, arguments)])
+    output = capsys.readouterr()
+    return ended.value.code, output.out, output.err
+
+
+@pytest.fixture
+def lora(base, tmp_path):
+    return write_random_lora(tmp_path / "lora", base, seed=1, modules=["q_proj", "up_proj"], layers=[0, 2], rank=4)
+
+
+def test_a_sound_adapter(capsys, lora, model_dir):
+    code, text, _ = verify(capsys, lora, "--model", model_dir)
+    assert code == 0
+    for expected in (
+        "loads here",
+        "sha256:",
+        "rank 4 (at most 64), float32, layers 0, 2",
+        "q_proj, up_proj",
+        "of peft",
+    ):
+        assert expected in text
+
+
+def test_json(capsys, lora, model_dir):
+    code, text, _ = verify(capsys, lora, "--model", model_dir, "--json", "--no-model")
+    found = json.loads(text)
+    assert code == 0
+    assert found["loads"] is True
+    assert (found["kinds"], found["layers"], found["max_rank"]) == (["lora"], [0, 2], 4)
+    assert set(found["bytes"]) == {"files", "disk", "host", "slot", "all_slots"}
+    assert found["model"] is None
+    assert found["factors"]["largest_error"] <= found["factors"]["tolerance"]
+
+
+def test_the_limits_of_cluster_yaml_count(capsys, lora, model_dir, tmp_path):
+    config = tmp_path / "cluster.yaml"
+    data = {
+        "model": {"path": str(model_dir), "name": "demo", "dtype": "float32"},
+        "workers": {"p": {"role": "prefill"}, "d": {"role": "decode"}},
+        "adapter_limits": {"max_rank": 4, "slots": 3},
+    }
+    config.write_text(yaml.safe_dump(data))
+    code, text, _ = verify(capsys, lora, "--config", config, "--no-model")
+    assert code == 0
+    assert "float32, scales folded in" in text
+    assert "all 3 slots and one" in text
+    config.write_text(yaml.safe_dump(data | {"adapter_limits": {"max_rank": 3}}))
+    code, text, errors = verify(capsys, lora, "--config", config, "--json")
+    assert code == 1
+    assert json.loads(text)["error"]["code"] == "adapter_incompatible"
+    assert "has rank 4" in errors
+
+
+def test_a_failed_check_is_a_refusal(capsys, lora, model_dir, monkeypatch):
+    monkeypatch.setitem(__import__("adapters.verification.self_check").self_check.FACTOR_TOLERANCE, "bfloat16", 1e-9)
+    code, text, _ = verify(capsys, lora, "--model", model_dir, "--no-model")
+    assert code == 1
+    assert "FAILS the self-check" in text
+    assert "of the change away" in text
+
+
+def test_a_zero_adapter_is_flagged(capsys, base, model_dir, tmp_path):
+    zero = write_random_lora(tmp_path / "zero", base, seed=1, zero=True)
+    code, text, _ = verify(capsys, zero, "--model", model_dir, "--no-model")
+    assert code == 0
+    assert "changes nothing" in text
+
+
+def test_pickles_are_converted_only_when_asked(capsys, lora, model_dir, tmp_path):
+    weights = lora / "adapter_model.safetensors"
+    torch.save(load_file(weights), lora / "adapter_model.bin")
+    weights.unlink()
+    code, _, errors = verify(capsys, lora, "--model", model_dir)
+    assert code == 1
+    assert "adapter_unsupported" in errors
+    converted = tmp_path / "converted"
+    code, text, _ = verify(capsys, lora, "--model", model_dir, "--no-model", "--allow-pickle", converted)
+    assert code == 0
+    assert str(converted) in text
+    code, _, errors = verify(capsys, lora, "--model", model_dir, "--allow-pickle", converted)
+    assert code == 2
+    assert "exists" in errors
+
+
+def test_wrong_usage(capsys, lora, tmp_path):
+    assert verify(capsys, lora)[0] == 2
+    assert verify(capsys, lora, "--model", tmp_path / "nowhere")[0] == 2
+    assert verify(capsys, lora, "--config", tmp_path / "nowhere.yaml")[0] == 2
+    assert verify(capsys)[0] == 2
+
+
+def test_experts_are_checked_and_said_not_to_be_served(capsys, moe_base, moe_dir, tmp_path):
+    source = write_random_expert_lora(tmp_path / "lora", moe_base, 1, attention=["q_proj"], rank=4)
+    code, text, _ = verify(capsys, source, "--model", moe_dir)
+    assert code == 1
+    for expected in (
+        "is NOT SERVED",
+        "not applied by engines yet",
+        "experts      rank 4",
+        "experts.gate_proj, experts.up_proj, q_proj",
+        "against the base model",
+    ):
+        assert expected in text
+    code, text, _ = verify(capsys, source, "--model", moe_dir, "--json", "--no-model")
+    found = json.loads(text)
+    assert (code, found["loads"], found["problems"]) == (1, False, [])
+    assert "not applied by engines" in found["not_served"]
+
+
+def test_attention_of_a_mixture_of_experts_loads(capsys, moe_base, moe_dir, tmp_path):
+    source = write_random_lora(tmp_path / "lora", moe_base, 1, modules=["q_proj", "o_proj"])
+    code, text, _ = verify(capsys, source, "--model", moe_dir, "--json")
+    found = json.loads(text)
+    assert (code, found["loads"], found["not_served"]) == (0, True, "")
+    # Slots have attention's projections: qkv A [3r, 32], B [96, r]; o 48 -> 32; and ReFT's.
+    per_rank = (3 * 32 + 96) + (48 + 32) + (2 * 32 + 1)
+    assert found["bytes"]["slot"] == 3 * 64 * per_rank * 2

@@ -1,0 +1,68 @@
+"""Ctrl-C is never lost: not in an import, and not on the way to whoever stops things in order."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from process.lifetime import ctrl_c_ends_process, stop_signal
+
+# Python calls some code of the import system where it can only print a KeyboardInterrupt and go on.
+SWALLOWED_IN_AN_IMPORT = """
+import signal, sys
+from cli import main as cli
+from cluster.config import load as config_file
+
+def load_cluster_config(path):
+    try:
+        signal.raise_signal(signal.SIGINT)
+    except KeyboardInterrupt:
+        pass
+    print("lost")
+    sys.exit(0)
+
+config_file.load_cluster_config = load_cluster_config
+cli.main(sys.argv[1:])
+"""
+
+
+@pytest.mark.parametrize("command", ["up", "router", "prefill-worker --name p"])
+def test_servers_end_at_a_ctrl_c_that_python_would_swallow(command: str):
+    script = [sys.executable, "-c", SWALLOWED_IN_AN_IMPORT, *command.split()]
+    ended = subprocess.run(script, capture_output=True, text=True)
+    assert (ended.returncode, ended.stdout) == (-signal.SIGINT, ""), ended.stderr
+
+
+def test_ctrl_c_is_an_exception_again_afterwards():
+    with ctrl_c_ends_process():
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_DFL
+    with pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGINT)
+
+
+def test_an_ignored_ctrl_c_stays_ignored():
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with ctrl_c_ends_process():
+            signal.raise_signal(signal.SIGINT)
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_stop_signal_counts_from_the_call_on(number: signal.Signals):
+    async def stopped() -> signal.Signals:
+        stop = stop_signal()
+        signal.raise_signal(number)
+        return await asyncio.wait_for(stop, 5)
+
+    before = {each: signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        assert asyncio.run(stopped()) == number
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)

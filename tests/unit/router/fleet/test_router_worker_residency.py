@@ -1,0 +1,92 @@
+"""What workers say of their residency, as the router keeps it."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+from support.router_stand_ins import eventually, running_cluster
+
+from cluster.control import control_pb2 as control
+from router.fleet.fleet_state import WorkerView
+from router.fleet.worker_residency import Residency
+
+
+def ids(*numbers: int) -> list[str]:
+    return [f"sha256:{number:064x}" for number in numbers]
+
+
+def test_deltas() -> None:
+    residency = Residency()
+    residency.apply(control.ResidencyDelta(resident=ids(9), on_disk=ids(9)))
+    residency.apply(control.ResidencyDelta(snapshot=True, resident=ids(1, 2), on_disk=ids(1, 2, 3)))
+    residency.apply(control.ResidencyDelta(resident=ids(4), on_disk=ids(4)))  # the snapshot's second message
+    assert (residency.host, residency.disk) == (set(ids(1, 2, 4)), set(ids(1, 2, 3, 4)))
+    residency.apply(control.ResidencyDelta(evicted=ids(1, 7), off_disk=ids(3)))
+    assert (residency.host, residency.disk) == (set(ids(2, 4)), set(ids(1, 2, 4)))
+    residency.apply(control.ResidencyDelta())
+    assert (residency.host, residency.disk) == (set(ids(2, 4)), set(ids(1, 2, 4)))
+
+
+def test_what_is_in_memory_only() -> None:
+    residency = Residency()
+    residency.apply(control.ResidencyDelta(snapshot=True, in_memory_only=ids(1, 2), resident=ids(1, 3)))
+    assert residency.memory_only == set(ids(1, 2))
+    assert [residency.can_use_unstored(each) for each in ids(1, 2, 3, 4)] == [True, True, True, False]
+    residency.apply(control.ResidencyDelta(evicted=ids(1, 3)))  # its engine ended
+    assert [residency.can_use_unstored(each) for each in ids(1, 2, 3)] == [True, True, False]
+    residency.apply(control.ResidencyDelta(not_in_memory_only=ids(1)))
+    assert residency.memory_only == set(ids(2))
+    residency.apply(control.ResidencyDelta(snapshot=True))
+    assert residency.memory_only == set()
+
+
+def test_views_share_it() -> None:
+    """A view is made for every state of every worker: 100,000 ids must not be copied for each."""
+    view = WorkerView("p0", "prefill")
+    later = replace(view, num_running=3)
+    assert later.residency is view.residency
+    assert WorkerView("p0", "prefill") == view
+
+
+def test_who_has_a_revision() -> None:
+    one, other = ids(1, 2)
+
+    async def scenario() -> None:
+        async with running_cluster(2, 1) as cluster:
+            fleet = cluster.fleet
+            first, second = cluster.prefill
+            await first.becomes_resident(one)
+            await second.becomes_resident(one)
+            await second.tell(on_disk=[other])
+            await eventually(lambda: asyncio.sleep(0, fleet.workers_with(one)), lambda names: names == ("p0", "p1"))
+            await eventually(
+                lambda: asyncio.sleep(0, fleet.workers_with_on_disk(other)), lambda names: names == ("p1",)
+            )
+            assert fleet.workers_with(other) == ()
+            await first.tell(evicted=[one])
+            await eventually(lambda: asyncio.sleep(0, fleet.workers_with(one)), lambda names: names == ("p1",))
+            await second.stop_agent()  # what it had is not known any more
+            await eventually(lambda: asyncio.sleep(0, fleet.workers_with(one)), lambda names: names == ())
+
+    asyncio.run(scenario())
+
+
+def test_a_new_stream_begins_anew() -> None:
+    (one,) = ids(1)
+
+    async def scenario() -> None:
+        async with running_cluster() as cluster:
+            (worker,) = cluster.prefill
+            await worker.becomes_resident(one)
+            await eventually(lambda: asyncio.sleep(0, cluster.fleet.workers_with(one)), lambda names: names == ("p0",))
+            before = cluster.fleet.state.workers["p0"].residency
+            worker.resident.clear()
+            await worker.restart_agent()
+            await eventually(lambda: asyncio.sleep(0, cluster.fleet.workers_with(one)), lambda names: names == ())
+            await eventually(
+                lambda: asyncio.sleep(0, cluster.fleet.state.workers["p0"]),
+                lambda view: view.is_connected and view.residency is not before,
+            )
+
+    asyncio.run(scenario())

@@ -1,0 +1,98 @@
+"""Choices: several sequences as one answer."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from router.protocol.choices import ChoiceStreams, Usage, merged_answer, merged_usage
+from router.protocol.prompt_logprobs import with_prompt_logprobs
+
+
+def usage(prompt: int, completion: int, cached: int | None = None) -> dict[str, Any]:
+    details = None if cached is None else {"cached_tokens": cached}
+    return {
+        "prompt_tokens": prompt,
+        "total_tokens": prompt + completion,
+        "completion_tokens": completion,
+        "prompt_tokens_details": details,
+        "reasoning_tokens": 1,
+    }
+
+
+def test_usage_counts_prompts_once() -> None:
+    usages = {i: Usage(prompt_tokens=10 * (i // 2 + 1), completion_tokens=i, reasoning_tokens=1) for i in range(4)}
+    merged = merged_usage(usages, num_per_prompt=2)
+    assert (merged.prompt_tokens, merged.completion_tokens, merged.total_tokens) == (30, 6, 36)
+    assert merged.reasoning_tokens == 4
+    assert merged.prompt_tokens_details is None
+
+
+def test_answers() -> None:
+    def answer(i: int) -> bytes:
+        choice = {"index": 0, "text": f"t{i}", "p": 0}
+        return (
+            json.dumps(
+                {"id": f"r{i}", "created": i, "choices": [choice], "usage": usage(5, 2, cached=3), "metadata": {"v": i}}
+            )
+            .encode()
+            .replace(b'"p": 0', b'"p":-0.10')
+        )
+
+    merged = merged_answer([answer(0), answer(1), answer(2), answer(3)], answer_id="all", num_per_prompt=2)
+    assert merged.startswith(b'{"id":"all"')
+    assert merged.count(b'"p":-0.10') == 4  # numbers stay as the engine wrote them
+    parsed = json.loads(merged)
+    assert [(c["index"], c["text"]) for c in parsed["choices"]] == [(i, f"t{i}") for i in range(4)]
+    assert parsed["usage"] == usage(10, 8, cached=6) | {"reasoning_tokens": 4}
+    assert (parsed["created"], parsed["metadata"]) == (0, {"v": 0})
+
+
+def event(index: int, rid: str, created: int, text: str) -> bytes:
+    choice = {"index": index, "delta": {"content": text}, "logprobs": None}
+    return (
+        b"data: " + json.dumps({"id": rid, "created": created, "choices": [choice], "usage": None}).encode() + b"\n\n"
+    )
+
+
+def test_streams() -> None:
+    streams = ChoiceStreams(answer_id="all", num_per_prompt=2, includes_usage=True)
+    last = b"data: " + json.dumps({"id": "r1", "created": 9, "choices": [], "usage": usage(5, 2)}).encode() + b"\n\n"
+    out = streams.events(1, event(0, "r1", 9, "b"))
+    out += streams.events(0, event(0, "r0", 8, "a") + event(0, "r0", 8, "A"))
+    assert streams.events(0, last + b"data: [DONE]\n\n") == b""
+    assert streams.events(1, last) == b""
+    out += streams.end()
+    *events, done = [line.removeprefix(b"data: ") for line in out.split(b"\n\n")[:-1]]
+    assert done == b"[DONE]"
+    chunks = [json.loads(line) for line in events]
+    assert {(chunk["id"], chunk["created"]) for chunk in chunks} == {("all", 9)}
+    assert [(c["choices"][0]["index"], c["choices"][0]["delta"]["content"]) for c in chunks[:-1]] == [
+        (1, "b"), (0, "a"), (0, "A"),
+    ]  # fmt: skip
+    assert (chunks[-1]["choices"], chunks[-1]["usage"]["completion_tokens"]) == ([], 4)
+
+
+def test_streams_without_usage() -> None:
+    streams = ChoiceStreams(answer_id="all", num_per_prompt=1, includes_usage=False)
+    streams.events(0, event(0, "r0", 8, "a"))
+    assert streams.end() == b"data: [DONE]\n\n"
+
+
+def logprobs(tokens: list[str], top: bool) -> dict[str, Any]:
+    values = [None, *[-0.25] * (len(tokens) - 1)] if tokens[0] == "<s>" else [-0.25] * len(tokens)
+    return {
+        "text_offset": [-1] * len(tokens),
+        "token_logprobs": values,
+        "tokens": tokens,
+        "top_logprobs": [{"t": -0.25}] * len(tokens) if top else [],
+    }
+
+
+def test_prompt_logprobs() -> None:
+    for top in (True, False):
+        prefill = {"id": "r", "choices": [{"index": 0, "logprobs": logprobs(["<s>", "a", "b"], True)}]}
+        decode = {"id": "r", "choices": [{"index": 0, "text": "ab", "logprobs": logprobs(["b", "c"], top)}], "x": 1}
+        merged = json.loads(with_prompt_logprobs(json.dumps(decode).encode(), json.dumps(prefill).encode()))
+        assert merged["choices"][0]["logprobs"] == logprobs(["<s>", "a", "b", "c"], top)
+        assert (merged["x"], merged["choices"][0]["text"]) == (1, "ab")

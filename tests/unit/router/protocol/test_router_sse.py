@@ -1,0 +1,71 @@
+"""Relay: bytes arrive however they like, whole events leave, two insertions and nothing else."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from router.protocol.sse import DONE, EventSplitter, Signature, error_in, is_aborted
+
+EVENT = b'data: {"id":"r","object":"c","model":"base","choices":[{"text":%b,"finish_reason":null}]}\n\n'
+NASTY = 'data: {"id":"model":"base" {"error": "finish_reason":"abort"\n\n [DONE]'
+
+texts = st.one_of(st.text(max_size=40), st.just(NASTY))
+
+
+def events_of(contents: list[str]) -> list[bytes]:
+    return [EVENT % json.dumps(content, ensure_ascii=False).encode() for content in contents]
+
+
+@given(st.lists(texts, min_size=1, max_size=6), st.lists(st.integers(0, 2000), max_size=12))
+def test_any_cut_gives_the_same_events(contents: list[str], cuts: list[int]) -> None:
+    data = b"".join(events_of(contents)) + DONE
+    bounds = [0, *sorted(min(cut, len(data)) for cut in cuts), len(data)]
+    splitter = EventSplitter()
+    out = [splitter.feed(data[start:end]) for start, end in pairwise(bounds)]
+    assert b"".join(out) == data
+    assert all(piece == b"" or (piece.startswith(b"data: ") and piece.endswith(b"\n\n")) for piece in out)
+
+
+@given(st.lists(texts, min_size=1, max_size=6))
+def test_signature_changes_only_what_it_should(contents: list[str]) -> None:
+    signature = Signature("f-1", engine_model="base", requested_model='base:"é"')
+    signed = signature.on_events(b"".join(events_of(contents)) + DONE)
+    *lines, done = signed.split(b"\n\n")[:-1]
+    assert done + b"\n\n" == DONE
+    for content, line in zip(contents, lines, strict=True):
+        assert json.loads(line.removeprefix(b"data: ")) == {
+            "system_fingerprint": "f-1",
+            "id": "r",
+            "object": "c",
+            "model": 'base:"é"',
+            "choices": [{"text": content, "finish_reason": None}],
+        }
+
+
+def test_answer() -> None:
+    answer = b'{"id":"r","model":"base","choices":[{"text":"{\\"id\\":\\"model\\":\\"base\\""}]}'
+    signature = Signature("f", engine_model="base", requested_model="a0")
+    assert json.loads(signature.on_answer(answer)) == {**json.loads(answer), "system_fingerprint": "f", "model": "a0"}
+
+
+def test_model_stays_when_the_client_named_the_base() -> None:
+    signature = Signature("f", engine_model="base", requested_model="base")
+    (event,) = events_of(["x"])
+    assert signature.on_events(event) == event.replace(b'{"id"', b'{"system_fingerprint":"f","id"')
+
+
+@given(texts)
+def test_what_a_model_writes_is_no_abort_and_no_error(content: str) -> None:
+    (event,) = events_of([content])
+    assert not is_aborted(event)
+    assert error_in(event) is None
+
+
+def test_aborts_and_errors_are_seen() -> None:
+    (event,) = events_of(["x"])
+    assert is_aborted(event.replace(b'"finish_reason":null', b'"finish_reason":"abort"'))
+    assert error_in(event + b'data: {"error": {"code": 500}}\n\n' + DONE) == b'{"error": {"code": 500}}'

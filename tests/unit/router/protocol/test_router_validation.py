@@ -1,0 +1,237 @@
+"""Admission: what is let in, what is refused and how it is said, and that values stay the client's bytes."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from router.errors import InvalidBody, InvalidField, RefusedField
+from router.protocol.fields import ENGINE_INTERNAL, REFUSED, USER_FACING
+from router.protocol.request_body import MAX_NESTING, nesting, split
+from router.protocol.validation import Endpoint, Limits, admit
+
+LIMITS = Limits(max_choices=8, vocabulary=100)
+CHAT = {"model": "base", "messages": [{"role": "user", "content": "Hi"}]}
+COMPLETION = {"model": "base", "prompt": "Hi"}
+
+
+def admit_chat(**fields: Any) -> Any:
+    return admit(Endpoint.CHAT, json.dumps({**CHAT, **fields}).encode(), LIMITS)
+
+
+def admit_completion(**fields: Any) -> Any:
+    return admit(Endpoint.COMPLETIONS, json.dumps({**COMPLETION, **fields}).encode(), LIMITS)
+
+
+class TestFields:
+    def test_sets_are_disjoint(self) -> None:
+        assert not USER_FACING & REFUSED
+        assert ENGINE_INTERNAL <= REFUSED
+
+    @pytest.mark.parametrize("name", sorted(REFUSED))
+    def test_refused_on_both_endpoints(self, name: str) -> None:
+        for admit_one in (admit_chat, admit_completion):
+            for value in (0, False, "", {}, [], "x"):
+                with pytest.raises(RefusedField, match=name) as refused:
+                    admit_one(**{name: value})
+                assert refused.value.param == name
+            assert name not in admit_one(**{name: None}).fields
+
+    def test_an_escaped_name_is_the_same_name(self) -> None:
+        body = b'{"model":"base","prompt":"Hi","lor\\u0061_path":"x"}'
+        with pytest.raises(RefusedField, match="lora_path"):
+            admit(Endpoint.COMPLETIONS, body, LIMITS)
+
+    def test_the_last_of_two_counts_as_it_does_for_engines(self) -> None:
+        body = b'{"model":"base","prompt":"Hi","lora_path":null,"lora_path":"x"}'
+        with pytest.raises(RefusedField, match="lora_path"):
+            admit(Endpoint.COMPLETIONS, body, LIMITS)
+
+    def test_unknown_fields_and_nulls(self) -> None:
+        fields = admit_chat(new_field={"a": None}, other=None, stop=None, tools=None).fields
+        assert bytes(fields["new_field"]) == b'{"a": null}'
+        assert bytes(fields["other"]) == b"null"  # not ours to judge
+        assert not {"stop", "tools"} & set(fields)
+
+
+class TestWrong:
+    @pytest.mark.parametrize(
+        ("fields", "param"),
+        [
+            ({"model": None}, "model"),
+            ({"model": ""}, "model"),
+            ({"model": ["base"]}, "model"),
+            ({"adapter": 1}, "adapter"),
+            ({"adapter": ""}, "adapter"),
+            ({"stream": "yes"}, "stream"),
+            ({"stream": 1}, "stream"),
+            ({"n": 0}, "n"),
+            ({"n": 1.0}, "n"),
+            ({"n": True}, "n"),
+            ({"n": "2"}, "n"),
+            ({"n": 9}, "n"),
+            ({"n": 10**30}, "n"),
+            ({"max_tokens": 0}, "max_tokens"),
+            ({"max_tokens": "5"}, "max_tokens"),
+            ({"max_completion_tokens": -1}, "max_completion_tokens"),
+            ({"seed": 1.5}, "seed"),
+            ({"seed": 2**63}, "seed"),
+            ({"max_tokens": 2**31}, "max_tokens"),
+            ({"min_tokens": -1}, "min_tokens"),
+            ({"min_tokens": 10**30}, "min_tokens"),
+            ({"top_k": 10**30}, "top_k"),
+            ({"top_logprobs": 101}, "top_logprobs"),
+            ({"temperature": "hot"}, "temperature"),
+            ({"temperature": -0.1}, "temperature"),
+            ({"temperature": 1e300}, "temperature"),
+            ({"logit_bias": {"5": 1e300}}, "logit_bias"),
+            ({"logit_bias": [1]}, "logit_bias"),
+            ({"response_format": "json"}, "response_format"),
+            ({"messages": []}, "messages"),
+            ({"messages": "Hi"}, "messages"),
+            ({"messages": ["Hi"]}, "messages"),
+            ({"messages": None}, "messages"),
+            ({"messages": {"role": "user"}}, "messages"),
+            ({"input_ids": [100]}, "input_ids"),
+            ({"input_ids": [-1]}, "input_ids"),
+            ({"stop_token_ids": [10**6]}, "stop_token_ids"),
+            ({"stop_token_ids": "x"}, "stop_token_ids"),
+            ({"stream": True, "stream_options": []}, "stream_options"),
+        ],
+    )
+    def test_chat(self, fields: dict[str, Any], param: str) -> None:
+        with pytest.raises(InvalidField) as wrong:
+            admit_chat(**fields)
+        assert wrong.value.param == param
+        assert param in str(wrong.value)
+
+    @pytest.mark.parametrize(
+        ("fields", "param"),
+        [
+            ({"prompt": None}, "prompt"),
+            ({"prompt": ""}, "prompt"),
+            ({"prompt": []}, "prompt"),
+            ({"prompt": [[]]}, "prompt"),
+            ({"prompt": ["a", ""]}, "prompt"),
+            ({"prompt": ["a", [1]]}, "prompt"),
+            ({"prompt": [[1], "a"]}, "prompt"),
+            ({"prompt": [1, "a"]}, "prompt"),
+            ({"prompt": [True]}, "prompt"),
+            ({"prompt": [1.5]}, "prompt"),
+            ({"prompt": [1, 100]}, "prompt"),
+            ({"prompt": [[1], [-5]]}, "prompt"),
+            ({"prompt": {"text": "a"}}, "prompt"),
+            ({"prompt": 5}, "prompt"),
+            ({"prompt": ["a"] * 9}, "prompt"),
+            ({"prompt": ["a"] * 3, "n": 3}, "n"),
+            ({"best_of": 2}, "best_of"),
+            ({"n": 2, "best_of": 1}, "best_of"),
+            ({"logprobs": -1}, "logprobs"),
+            ({"logprobs": 10**6}, "logprobs"),
+            ({"logprobs": True}, "logprobs"),
+            ({"echo": True, "logprobs": 1, "stream": True}, "stream"),
+        ],
+    )
+    def test_completions(self, fields: dict[str, Any], param: str) -> None:
+        with pytest.raises(InvalidField) as wrong:
+            admit_completion(**fields)
+        assert wrong.value.param == param
+
+    def test_messages_do_not_quote_whole_prompts(self) -> None:
+        with pytest.raises(InvalidField) as wrong:
+            admit_chat(messages="secret " * 100)
+        assert len(str(wrong.value)) < 120
+
+
+class TestSequences:
+    def test_one(self) -> None:
+        body = b'{"model":"base:a0","adapter":"a0","prompt": "caf\\u00e9" ,"temperature":1.50, "user" : null}'
+        admitted = admit(Endpoint.COMPLETIONS, body, LIMITS)
+        assert (admitted.model, admitted.adapter, admitted.num_choices) == ("base:a0", "a0", 1)
+        (sequence,) = admitted.sequences()
+        assert {name: bytes(value) for name, value in sequence.fields.items()} == {
+            "prompt": b'"caf\\u00e9"',
+            "temperature": b"1.50",
+        }
+
+    @pytest.mark.parametrize("prompt", ["Hi", ["Hi"], [1, 2, 3], [[1, 2, 3]]])
+    def test_one_prompt_has_many_forms(self, prompt: Any) -> None:
+        (sequence,) = admit_completion(prompt=prompt).sequences()
+        assert json.loads(bytes(sequence.fields["prompt"])) in ("Hi", [1, 2, 3])
+
+    def test_prompts_times_n(self) -> None:
+        sequences = list(admit_completion(prompt=["a", "b"], n=2, best_of=2, seed=7).sequences())
+        assert [sequence.index for sequence in sequences] == [0, 1, 2, 3]
+        assert [json.loads(bytes(sequence.fields["prompt"])) for sequence in sequences] == ["a", "a", "b", "b"]
+        assert [json.loads(bytes(sequence.fields["seed"])) for sequence in sequences] == [7, 8, 7, 8]
+        assert not any({"n", "best_of"} & set(sequence.fields) for sequence in sequences)
+
+    def test_streams(self) -> None:
+        assert admit_chat(stream=True, stream_options={"include_usage": True}).includes_usage
+        assert not admit_chat(stream=True).includes_usage
+        assert not admit_chat(stream_options={"include_usage": True}).includes_usage
+
+    def test_prompt_logprobs(self) -> None:
+        assert admit_completion(echo=True, logprobs=0).wants_prompt_logprobs
+        assert not admit_completion(echo=True).wants_prompt_logprobs
+        assert not admit_completion(logprobs=1).wants_prompt_logprobs
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
+    max_leaves=20,
+)
+
+
+class TestBody:
+    @given(st.dictionaries(st.text(), json_values, max_size=6), st.booleans())
+    def test_values_are_kept(self, fields: dict[str, Any], ascii_only: bool) -> None:
+        body = json.dumps(fields, ensure_ascii=ascii_only).encode("utf-8", "surrogatepass")
+        for name, value in split(body).items():
+            assert bytes(value) == json.dumps(fields[name], ensure_ascii=ascii_only).encode()
+
+    @pytest.mark.parametrize(
+        "body",
+        [
+            b"",
+            b"{",
+            b"null",
+            b"[{}]",
+            b'"x"',
+            b'{"a":NaN}',
+            b'{"a":Infinity}',
+            b'{"a":01}',
+            b'{"a":"\xff"}',
+            b'{"a":"\\ud800"}',
+            b'{"\\ud800":1}',
+            b'{"a":"\n"}',
+            b'{"a":1} {"b":2}',
+            b"\xef\xbb\xbf{}",
+            b'{"a":' + b"[" * 101 + b"]" * 101 + b"}",
+            b'{"a":' + b"[" * 200_000,
+            b'{"a":' + b'{"a":' * 500 + b"1" + b"}" * 501,
+        ],
+    )
+    def test_not_a_json_object(self, body: bytes) -> None:
+        with pytest.raises(InvalidBody):
+            split(body)
+
+    def test_brackets_in_strings_are_no_nesting(self) -> None:
+        body = json.dumps({"a": "[" * 1000 + '\\"{' * 500, "b": [[]] * 300}).encode()
+        assert nesting(body) == 3
+        assert set(split(body)) == {"a", "b"}
+
+    @given(json_values)
+    def test_nesting_is_exact_or_harmless(self, value: Any) -> None:
+        def depth(inner: Any) -> int:
+            if isinstance(inner, dict):
+                return 1 + max(map(depth, inner.values()), default=0)
+            return 1 + max(map(depth, inner), default=0) if isinstance(inner, list) else 0
+
+        padded = [value, [[]] * MAX_NESTING]
+        assert nesting(json.dumps(padded).encode()) == depth(padded)

@@ -1,0 +1,409 @@
+"""Adapters as a router knows them: resolved from memory, from the catalog, and while that is away."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import threading
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.router_stand_ins import (
+    BASE,
+    DIRECTORIES,
+    REVISION_ID,
+    TEMPLATE,
+    eventually,
+    library_over,
+    managed_adapters,
+    open_catalog,
+    running_cluster,
+)
+
+from adapters.catalog.sql import SqlCatalog
+from adapters.errors import AdapterError, AdapterMalformed, AdapterNotFound, CatalogTooNew, CatalogUnavailable
+from adapters.library import AdapterLibrary
+from adapters.store.errors import StoreUnavailable
+from router.metrics import Metrics
+from router.revisions import adapter_service as managed_adapters_module
+from router.revisions.adapter_service import ManagedAdapters
+from router.revisions.configured_adapters import import_unless_there
+from samples.random_adapters import write_random_lora
+
+
+def lora(folder: Path, seed: int) -> Path:
+    return write_random_lora(folder / f"lora-{seed}", BASE, seed=seed)
+
+
+def count_of(metrics: Metrics, outcome: str) -> float:
+    return metrics.registry.get_sample_value("prelude_router_resolutions_total", {"outcome": outcome}) or 0.0
+
+
+@asynccontextmanager
+async def following(adapters: ManagedAdapters):
+    adapters.open()
+    async with adapters.following():
+        yield adapters
+
+
+async def code_of(resolving: Awaitable[Any]) -> str:
+    try:
+        await resolving
+    except AdapterError as error:
+        return error.code
+    return "found"
+
+
+class TestNames:
+    def test_from_the_database_then_from_memory(self, tmp_path: Path) -> None:
+        async def scenario() -> None:
+            metrics = Metrics()
+            async with following(managed_adapters(tmp_path, metrics, **DIRECTORIES)) as adapters:
+                await adapters.refresh()  # a change that comes in meanwhile keeps an answer out of the memory
+                for reference in ("a0", "a0@latest", "a0@r1", f"a0@{REVISION_ID}", "default/a0"):
+                    assert (await adapters.resolve(reference)).revision_id == REVISION_ID
+                assert (count_of(metrics, "database"), count_of(metrics, "memory")) == (5, 0)
+                for _ in range(3):
+                    await adapters.resolve("a0")
+                assert (count_of(metrics, "database"), count_of(metrics, "memory")) == (5, 3)
+                assert await code_of(adapters.resolve("a9")) == "adapter_not_found"
+                assert await code_of(adapters.resolve("a b")) == "invalid_adapter_reference"
+                assert await code_of(adapters.resolve("broken")) == "adapter_malformed"
+                assert (count_of(metrics, "not_found"), count_of(metrics, "invalid")) == (1, 2)
+
+        asyncio.run(scenario())
+
+    def test_many_who_wait_ask_once(self, tmp_path: Path) -> None:
+        """One query for one name, and few threads for however many names: others are told to come again."""
+        asked: list[str] = []
+        go_on = threading.Event()
+
+        async def scenario() -> None:
+            async with following(managed_adapters(tmp_path, **DIRECTORIES)) as adapters:
+                resolver = adapters._resolver
+                assert resolver is not None
+                resolve = resolver.resolve
+
+                def slow(reference: str) -> Any:
+                    asked.append(reference)
+                    go_on.wait(10)
+                    return resolve(reference)
+
+                resolver.resolve = slow  # type: ignore[method-assign]
+                same = [asyncio.create_task(adapters.resolve("a0")) for _ in range(50)]
+                others = [asyncio.create_task(code_of(adapters.resolve(f"x{number}"))) for number in range(1200)]
+                await asyncio.sleep(0.3)
+                assert asked.count("a0") == 1
+                assert len(asked) <= 8
+                go_on.set()
+                assert {(await each).revision_id for each in same} == {REVISION_ID}
+                codes = [await each for each in others]
+                assert codes.count("catalog_unavailable") == 201  # over the 1,000 that may wait, of which a0 is one
+                assert codes.count("adapter_not_found") == 999
+
+        asyncio.run(scenario())
+
+    def test_a_slow_catalog_has_a_deadline(self, tmp_path: Path) -> None:
+        async def scenario() -> None:
+            adapters = managed_adapters(tmp_path, **DIRECTORIES)
+            adapters._resolve_timeout_s = 0.2
+            async with following(adapters):
+                assert adapters._resolver is not None
+                adapters._resolver.resolve = lambda _: time.sleep(1)  # type: ignore[assignment, method-assign, return-value]
+                began_at = time.monotonic()
+                assert await code_of(adapters.resolve("a0")) == "catalog_unavailable"
+                assert time.monotonic() - began_at < 0.9
+
+        asyncio.run(scenario())
+
+    def test_changes_by_another_process_are_seen_within_a_second(self, database: Any, tmp_path: Path) -> None:
+        catalog = open_catalog(database.url)
+        library = library_over(catalog, tmp_path)
+        first = library.import_directory("bot", lora(tmp_path, 1))
+        second = library.import_directory("bot", lora(tmp_path, 2), moves_latest=False)
+
+        async def seen_after(adapters: ManagedAdapters, is_right: Callable[[Any], bool]) -> float:
+            async def ask() -> Any:
+                try:
+                    return (await adapters.resolve("bot")).number
+                except AdapterNotFound:
+                    return None
+
+            began_at = time.monotonic()
+            await eventually(ask, is_right)
+            return time.monotonic() - began_at
+
+        async def scenario() -> None:
+            adapters = managed_adapters(tmp_path / "router", catalog_url=database.url)
+            async with following(adapters):
+                assert (await adapters.resolve("bot")).revision_id == first.revision_id
+                catalog.set_alias("default", "bot", "latest", second.number)
+                assert await seen_after(adapters, lambda number: number == 2) < 1
+                catalog.delete("default", "bot")
+                assert await seen_after(adapters, lambda number: number is None) < 1
+                catalog.restore("default", "bot")
+                assert await seen_after(adapters, lambda number: number == 2) < 1
+
+        asyncio.run(scenario())
+        catalog.close()
+
+
+class TestOutages:
+    def test_the_database_goes_and_comes_back(self, database: Any, tmp_path: Path) -> None:
+        catalog = open_catalog(database.url)
+        library = library_over(catalog, tmp_path)
+        library.import_directory("bot", lora(tmp_path, 1))
+        library.import_directory("other", lora(tmp_path, 2))
+        catalog.close()
+
+        async def scenario() -> None:
+            metrics = Metrics()
+            async with following(managed_adapters(tmp_path / "router", metrics, catalog_url=database.url)) as adapters:
+                await eventually(lambda: asyncio.sleep(0, adapters.staleness_s), lambda age_s: age_s < 1)
+                assert (await adapters.resolve("bot")).number == 1
+                assert adapters._catalog is not None
+                with database.down(adapters._catalog):
+                    for _ in range(20):
+                        assert (await adapters.resolve("bot")).number == 1
+                        began_at = time.monotonic()
+                        assert await code_of(adapters.resolve("other")) == "catalog_unavailable"
+                        assert time.monotonic() - began_at < 2
+                    with pytest.raises(CatalogUnavailable) as caught:
+                        await adapters.resolve("other")
+                    assert "sqlite" not in str(caught.value)
+                    assert "postgres" not in str(caught.value)
+                    await eventually(lambda: asyncio.sleep(0, adapters.staleness_s), lambda age_s: age_s > 1)
+                    shown = metrics.registry.get_sample_value("prelude_router_catalog_staleness_seconds")
+                    assert shown is not None
+                    assert shown > 1
+                    assert count_of(metrics, "unavailable") == 21
+                await eventually(lambda: code_of(adapters.resolve("other")), lambda code: code == "found")
+                await eventually(lambda: asyncio.sleep(0, adapters.staleness_s), lambda age_s: age_s < 1)
+
+        asyncio.run(scenario())
+
+    def test_a_router_starts_without_its_database(self, database: Any, tmp_path: Path) -> None:
+        async def scenario() -> None:
+            catalog = open_catalog(database.url)  # makes the tables
+            with database.down(catalog):
+                adapters = managed_adapters(tmp_path / "router", catalog_url=database.url, **DIRECTORIES)
+                assert not adapters.open()
+                async with asyncio.timeout(3):
+                    context = adapters.following()
+                    await context.__aenter__()
+                try:
+                    assert await code_of(adapters.resolve("a0")) == "catalog_unavailable"
+                    assert await code_of(adapters.resolve("a b")) == "invalid_adapter_reference"
+                except BaseException:
+                    await context.__aexit__(None, None, None)
+                    raise
+            try:
+                await eventually(lambda: code_of(adapters.resolve("a0")), lambda code: code == "found", within_s=10)
+                assert await code_of(adapters.resolve("broken")) == "adapter_malformed"
+            finally:
+                await context.__aexit__(None, None, None)
+
+        asyncio.run(scenario())
+
+    def test_a_router_starts_without_its_store(self, tmp_path: Path) -> None:
+        """Names are resolved at once, since residents can be served; what is to be imported comes later."""
+        seeded = library_over(open_catalog(f"sqlite:///{tmp_path / 'catalog.db'}"), tmp_path)
+        seeded.import_directory("bot", lora(tmp_path, 1))
+        is_down = True
+
+        def library(catalog: SqlCatalog) -> AdapterLibrary:
+            if is_down:
+                raise StoreUnavailable("the mount is not there")
+            return library_over(catalog, tmp_path)
+
+        async def scenario() -> None:
+            nonlocal is_down
+            adapters = ManagedAdapters(lambda: seeded.catalog, library, DIRECTORIES, Metrics(), resolve_timeout_s=0.2)
+            async with following(adapters):
+                assert (await adapters.resolve("bot")).number == 1
+                assert await code_of(adapters.resolve("a0")) == "catalog_unavailable"
+                with pytest.raises(StoreUnavailable):
+                    await adapters.with_library(lambda library: library, 1)
+                is_down = False
+                await eventually(lambda: code_of(adapters.resolve("a0")), lambda code: code == "found")
+
+        asyncio.run(scenario())
+
+    def test_what_no_other_try_mends_ends_the_start(self, tmp_path: Path) -> None:
+        def too_new() -> SqlCatalog:
+            raise CatalogTooNew("made by a newer release")
+
+        with pytest.raises(CatalogTooNew):
+            ManagedAdapters(too_new, lambda catalog: library_over(catalog, tmp_path), {}, Metrics()).open()
+
+
+class TestTheAdaptersOfTheConfiguration:
+    def test_why_one_is_not_served_names_no_place(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Whoever may ask for completions learns neither where the directory lies nor where the store is."""
+        monkeypatch.setattr(managed_adapters_module, "_START_S", 0.2)
+
+        async def scenario() -> None:
+            adapters = managed_adapters(tmp_path, none=tmp_path / "none", **DIRECTORIES)
+            adapters.open()
+            (tmp_path / "store").rename(tmp_path / "away")
+            (tmp_path / "store").write_bytes(b"no folder")
+            async with adapters.following():
+                for name, code in (
+                    ("a0", "adapter_store_unavailable"),
+                    ("broken", "adapter_malformed"),
+                    ("none", "adapter_missing"),
+                ):
+                    with pytest.raises(AdapterError) as caught:
+                        await adapters.resolve(name)
+                    assert caught.value.code == code
+                    said = str(caught.value)
+                    assert not any(word in said for word in (str(tmp_path), str(TEMPLATE), "file://")), said
+                (tmp_path / "store").unlink()
+                (tmp_path / "away").rename(tmp_path / "store")
+                await eventually(lambda: code_of(adapters.resolve("a0")), lambda code: code == "found", within_s=10)
+
+        asyncio.run(scenario())
+
+    def test_a_second_start_changes_nothing(self, tmp_path: Path) -> None:
+        async def start() -> int:
+            async with following(managed_adapters(tmp_path, **DIRECTORIES)) as adapters:
+                return await adapters.with_catalog(lambda catalog: catalog.last_change())
+
+        assert asyncio.run(start()) == asyncio.run(start()) > 0
+
+    def test_aliases_stay_where_they_were_put(self, tmp_path: Path) -> None:
+        library = library_over(open_catalog(f"sqlite:///{tmp_path / 'catalog.db'}"), tmp_path)
+        name, old, new = "bot", lora(tmp_path, 1), lora(tmp_path, 2)
+        assert import_unless_there(library, name, old).number == 1
+        assert import_unless_there(library, name, new).number == 2
+        assert library.catalog.resolve("bot").number == 2  # new content is the latest
+        assert import_unless_there(library, name, old).number == 1
+        assert library.catalog.resolve("bot").number == 2  # known content is not
+        library.store.delete(library.catalog.resolve("bot@r1").revision_id)
+        assert import_unless_there(library, name, old).number == 1
+        assert library.catalog.resolve("bot").number == 2
+        assert library.store.verify(library.catalog.resolve("bot@r1").revision_id)
+        library.catalog.close()
+
+    def test_a_request_waits_for_an_import_that_is_under_way(self, tmp_path: Path) -> None:
+        """The start does not wait for long imports; whoever asks for the adapter does, others do not."""
+        go_on = threading.Event()
+
+        async def scenario() -> None:
+            adapters = managed_adapters(tmp_path, **DIRECTORIES)
+            importing = adapters._import_threads.submit(go_on.wait, 10), adapters._import_threads.submit(go_on.wait, 10)
+            asking = None
+            try:
+                adapters.open()
+                adapters._library, library = None, adapters._library  # as if the store had been away until now
+                async with adapters.following():
+                    adapters._library = library
+                    assert await code_of(adapters.resolve("a9")) == "adapter_not_found"
+                    asking = asyncio.create_task(adapters.resolve("a0"))
+                    await asyncio.sleep(0.2)
+                    assert not asking.done()
+                    go_on.set()
+                    assert (await asking).revision_id == REVISION_ID
+            finally:
+                go_on.set()
+            assert all(each.result() for each in importing)
+
+        asyncio.run(scenario())
+
+    def test_errors_are_fresh(self, tmp_path: Path) -> None:
+        """A kept error would grow its traceback with each request and hold on to the requests' frames."""
+
+        async def scenario() -> None:
+            async with following(managed_adapters(tmp_path, **DIRECTORIES)) as adapters:
+                errors = []
+                for _ in range(3):
+                    with pytest.raises(AdapterMalformed) as caught:
+                        await adapters.resolve("broken")
+                    errors.append(caught.value)
+                assert len({id(error) for error in errors}) == 3
+
+        asyncio.run(scenario())
+
+    def test_a_known_adapter_outlives_its_directory(self, tmp_path: Path) -> None:
+        directory = shutil.copytree(TEMPLATE / "a0", tmp_path / "directory")
+
+        async def scenario() -> None:
+            async with following(managed_adapters(tmp_path / "router", a0=directory)) as adapters:
+                assert (await adapters.resolve("a0")).revision_id == REVISION_ID
+            shutil.rmtree(directory)
+            async with following(managed_adapters(tmp_path / "router", a0=directory)) as adapters:
+                assert (await adapters.resolve("a0")).revision_id == REVISION_ID
+
+        asyncio.run(scenario())
+
+    def test_a_deleted_one_stays_deleted(self, tmp_path: Path) -> None:
+        async def scenario() -> None:
+            async with following(managed_adapters(tmp_path, a0=DIRECTORIES["a0"])) as adapters:
+                await adapters.with_catalog(lambda catalog: catalog.delete("default", "a0"))
+            async with following(managed_adapters(tmp_path, a0=DIRECTORIES["a0"])) as adapters:
+                with pytest.raises(AdapterNotFound, match="restore it"):
+                    await adapters.resolve("a0")
+
+        asyncio.run(scenario())
+
+    def test_names_are_checked(self, tmp_path: Path) -> None:
+        with pytest.raises(ValueError, match="is not an adapter name"):
+            managed_adapters(tmp_path, **{"a b": tmp_path})
+        with pytest.raises(ValueError, match="given twice"):
+            managed_adapters(tmp_path, **{"a": tmp_path, "default/a": tmp_path})
+
+
+class TestOverHttp:
+    def test_a_catalog_that_is_away(self, tmp_path: Path) -> None:
+        """The base model and known names are served, others get 503 with retry-after, and then they are served."""
+        from support.catalog_databases import SqliteDatabase
+
+        database = SqliteDatabase(tmp_path / "catalog")
+        library_over(open_catalog(database.url), tmp_path).import_directory("late", lora(tmp_path, 5))
+
+        async def scenario() -> None:
+            async with running_cluster(folder=tmp_path / "router", catalog_url=database.url) as cluster:
+                await cluster.adapters.refresh()  # a change that comes in meanwhile keeps an answer out of the memory
+                assert (await cluster.post(prompt="Hi", adapter="a0"))[0] == 200
+                assert cluster.adapters._catalog is not None
+                with database.down(cluster.adapters._catalog):
+                    status, answer, headers = await cluster.post(prompt="Hi", adapter="late")
+                    assert (status, answer["error"]["code"]) == (503, "catalog_unavailable")
+                    assert headers["retry-after"] == "1"
+                    assert (await cluster.post(prompt="Hi"))[0] == 200
+                    status, _, headers = await cluster.post(prompt="Hi", adapter="a0")
+                    assert (status, headers["x-prelude-revision"]) == (200, REVISION_ID)
+                    assert (await cluster.get("/v1/models"))[0] == 503
+                await eventually(lambda: cluster.post(prompt="Hi", adapter="late"), lambda answer: answer[0] == 200)
+                async with cluster.http.get(f"{cluster.url}/metrics") as response:
+                    page = await response.text()
+                assert 'prelude_router_resolutions_total{outcome="unavailable"}' in page
+                assert "prelude_router_catalog_staleness_seconds" in page
+
+        asyncio.run(scenario())
+
+    def test_models_come_in_pages(self, tmp_path: Path) -> None:
+        from support.catalog_databases import add
+
+        async def scenario() -> None:
+            async with running_cluster(folder=tmp_path) as cluster:
+                catalog = cluster.adapters._catalog
+                assert catalog is not None
+                for number in range(1005):
+                    add(catalog, f"m{number:04}", number)
+                status, page = await cluster.get("/v1/models")
+                assert (status, page["has_more"], page["last_id"]) == (200, True, "m0997")
+                assert [card["id"] for card in page["data"][:3]] == ["base", "a0", "m0000"]
+                assert page["data"][-1]["id"] == "m0997"
+                status, page = await cluster.get("/v1/models?after=m0997")
+                assert (status, page["has_more"], page["last_id"]) == (200, False, "m1004")
+                assert [card["id"] for card in page["data"]] == [f"m{number}" for number in ("0998", "0999")] + [
+                    f"m{number}" for number in range(1000, 1005)
+                ]
+                assert (await cluster.get("/v1/models?after=a%20b"))[0] == 400
+
+        asyncio.run(scenario())

@@ -1,0 +1,68 @@
+"""References: the ways to name an adapter."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+from support.router_stand_ins import DIRECTORIES, managed_adapters
+
+from adapters.errors import AdapterMalformed, AdapterNotFound
+from router.errors import ConflictingAdapters, InvalidField, UnknownModel
+from router.protocol.validation import Admitted, Endpoint, Limits, admit
+from router.revisions.resolve import reference_in, resolve
+
+
+@pytest.mark.parametrize(
+    ("model", "adapter", "reference"),
+    [
+        ("base", None, None),
+        ("base", "a0", "a0"),
+        ("base", "t/a0@prod", "t/a0@prod"),
+        ("base:a0", None, "a0"),
+        ("base:a0", "a0", "a0"),
+        ("base:t/a0@sha256:ab", None, "t/a0@sha256:ab"),
+        ("a0", None, "a0"),
+        ("a0@prod", None, "a0@prod"),
+        ("a0", "a0", "a0"),
+        ("baseline", None, "baseline"),
+    ],
+)
+def test_forms(model: str, adapter: str | None, reference: str | None) -> None:
+    assert reference_in(model, adapter, "base") == reference
+
+
+@pytest.mark.parametrize(("model", "adapter"), [("base:a0", "a1"), ("a0", "a1"), ("a0", "a0@latest")])
+def test_conflicts(model: str, adapter: str) -> None:
+    with pytest.raises(ConflictingAdapters):
+        reference_in(model, adapter, "base")
+
+
+def test_nothing_after_the_colon() -> None:
+    with pytest.raises(InvalidField):
+        reference_in("base:", None, "base")
+
+
+def admitted(**fields: str) -> Admitted:
+    return admit(Endpoint.COMPLETIONS, json.dumps({"prompt": "Hi", **fields}).encode(), Limits(8, 100))
+
+
+def test_resolution(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        adapters = managed_adapters(tmp_path, **DIRECTORIES)
+        adapters.open()
+        async with adapters.following():
+            assert (await resolve(admitted(model="base"), "base", adapters)).revision is None
+            target = await resolve(admitted(model="base:a0"), "base", adapters)
+            assert (target.requested_model, target.revision.name) == ("base:a0", "a0")
+            with pytest.raises(UnknownModel, match=r"'everywher' does not exist.*did you mean 'everywhere'"):
+                await resolve(admitted(model="everywher"), "base", adapters)
+            for fields in ({"model": "base:a9"}, {"model": "base", "adapter": "a9"}, {"model": "a9", "adapter": "a9"}):
+                with pytest.raises(AdapterNotFound):
+                    await resolve(admitted(**fields), "base", adapters)
+            with pytest.raises(AdapterMalformed):
+                await resolve(admitted(model="broken"), "base", adapters)
+
+    asyncio.run(scenario())
