@@ -1,1 +1,1 @@
-"""HTTP front, admission, placement and exchange of requests."""
+"""The HTTP front of a cluster: validates requests, places them, runs them on workers, relays their output."""

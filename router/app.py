@@ -20,9 +20,9 @@ from router.api.status_pages import Pages
 from router.errors import RouterError, UnknownPath, WrongMethod, answer_of
 from router.fleet.fleet import Fleet
 from router.fleet.in_flight import InFlightState
+from router.generation.backends import Backends
 from router.generation.engine_calls import Engines
 from router.generation.request_state import Requests, new_request_id
-from router.generation.sequence_run import Backends
 from router.management.adapters_export import ExportEndpoint
 from router.management.adapters_http import AdaptersEndpoint
 from router.management.adapters_import import ImportEndpoint
@@ -31,7 +31,7 @@ from router.management.adapters_workers import WorkersEndpoint
 from router.management.management import Management
 from router.metrics import Metrics
 from router.protocol.validation import Endpoint, Limits
-from router.revisions.adapter_service import ManagedAdapters
+from router.revisions.adapter_service import AdapterService
 from router.revisions.memory_only import MemoryOnlyRevisions
 
 _LEAVE_S = 2.0
@@ -43,7 +43,7 @@ def build_app(
     model: str,
     vocabulary: int,
     fingerprint: str,
-    adapters: ManagedAdapters,
+    adapters: AdapterService,
     metrics: Metrics,
     max_adapter_bytes: int,
     workers: Mapping[str, tuple[str, str]],  # name -> (role, host:port of the agent)
@@ -86,9 +86,9 @@ def build_app(
         lifespan=lifespan,
         exception_handlers={
             HTTPException: _no_such_page,
-            RouterError: _told,
-            AdapterError: _told,
-            Exception: _told,
+            RouterError: _error_response,
+            AdapterError: _error_response,
+            Exception: _error_response,
         },
     )
     app.router.redirect_slashes = False
@@ -117,7 +117,7 @@ class RequestIds:
         await self._app(scope, receive, send_with_id)
 
 
-def _told(_: Request, error: Exception) -> Response:
+def _error_response(_: Request, error: Exception) -> Response:
     answer = answer_of(error)
     return Response(answer.body, answer.status, answer.headers)
 

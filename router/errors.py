@@ -19,7 +19,7 @@
     ├── PushFailed                   no worker that should have could load the new revision
     ├── NoWorkerAvailable            no worker that could take a request can do so now
     ├── AdapterRefused               the worker will never load this adapter; says why
-    ├── ExchangeError                a placement was tried and failed
+    ├── AttemptError                a placement was tried and failed
     │   ├── WorkerLost               its connection or its engine went away
     │   ├── EngineFailure            it answered 5xx, or that it is busy
     │   ├── EngineAborted            it gave the request up
@@ -161,7 +161,7 @@ class AdapterRefused(RouterError):
         self.http_status = http_status
 
 
-class ExchangeError(RouterError):
+class AttemptError(RouterError):
     """A try failed. `worker` is the one at fault."""
 
     code = "worker_failed"
@@ -173,11 +173,11 @@ class ExchangeError(RouterError):
         self.worker = worker
 
 
-class WorkerLost(ExchangeError):
+class WorkerLost(AttemptError):
     code = "worker_lost"
 
 
-class EngineFailure(ExchangeError):
+class EngineFailure(AttemptError):
     """The engine's own trouble; 503 when it is only that it has too much to do."""
 
     code = "engine_failure"
@@ -188,12 +188,12 @@ class EngineFailure(ExchangeError):
             self.code, self.http_status = "engine_busy", 503
 
 
-class EngineAborted(ExchangeError):
+class EngineAborted(AttemptError):
     code = "engine_aborted"
     http_status = 503
 
 
-class EngineRefusal(ExchangeError):
+class EngineRefusal(AttemptError):
     """The engine found the request wrong. Carries the engine's status and message."""
 
     code = "invalid_request"
@@ -206,12 +206,12 @@ class EngineRefusal(ExchangeError):
             self.code = "context_length_exceeded"  # the code that OpenAI clients look for
 
 
-class AdapterNotResident(ExchangeError):
+class AdapterNotResident(AttemptError):
     code = "adapter_not_resident"
     http_status = 503
 
 
-class AdapterUnavailable(ExchangeError):
+class AdapterUnavailable(AttemptError):
     """The worker's word on when to try again, and its own code where it gave one.
 
     503, not 429: it is the workers that have too much to do, whatever this client has asked for.
@@ -235,7 +235,7 @@ class AdapterUnavailable(ExchangeError):
         self.retry_after_s = retry_after_s
 
 
-class BrokenAnswer(ExchangeError):
+class BrokenAnswer(AttemptError):
     code = "broken_answer"
 
 

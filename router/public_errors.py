@@ -19,7 +19,7 @@ _FIXED_WORDS: Mapping[str, str] = {
 }
 
 
-def without_addresses(error: AdapterError) -> AdapterError:
+def redact_addresses(error: AdapterError) -> AdapterError:
     """The error, or one of its kind in words that clients may read. The caller logs the first one's."""
     said = str(error)
     if (words := _FIXED_WORDS.get(error.code, said)) == said:
@@ -35,6 +35,6 @@ def without_path(error: AdapterError, path: Path, shown: str) -> AdapterError:
     return type(error)(words)
 
 
-def told_of_code(code: str, said: str) -> str:
+def public_message(code: str, said: str) -> str:
     """What a client may read of an error that a worker told with this code."""
     return _FIXED_WORDS.get(code, said)

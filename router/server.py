@@ -19,7 +19,7 @@ from cluster.errors import ConfigError
 from cluster.open_library import open_configured_catalog, open_library
 from router.app import build_app
 from router.metrics import Metrics
-from router.revisions.adapter_service import ManagedAdapters
+from router.revisions.adapter_service import AdapterService
 
 log = logging.getLogger(__name__)
 
@@ -32,7 +32,7 @@ def run(config: ClusterConfig) -> NoReturn:
     base = BaseModel.read(config.model.path)
     metrics = Metrics()
     try:
-        adapters = ManagedAdapters(
+        adapters = AdapterService(
             lambda: open_configured_catalog(config),
             lambda catalog: open_library(config, catalog),
             {name: adapter.path for name, adapter in config.adapters.items()},

@@ -10,14 +10,14 @@ from typing import Any
 
 from adapters.errors import AdapterError
 from router.errors import RouterError, Stopping, answer_of
+from router.generation.backends import Backends
 from router.generation.client_answer import ClientAnswer
 from router.generation.generation import Generation
 from router.generation.request_state import Requests, RequestState
-from router.generation.sequence_run import Backends
 from router.protocol.request_body import ClientGone, read_body
 from router.protocol.sse import Signature
-from router.protocol.validation import Endpoint, Limits, admit
-from router.revisions.adapter_service import ManagedAdapters
+from router.protocol.validation import Endpoint, Limits, validate
+from router.revisions.adapter_service import AdapterService
 from router.revisions.resolve import Target, resolve
 
 _CLIENT_REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
@@ -33,7 +33,7 @@ class CompletionsEndpoint:
         self,
         endpoint: Endpoint,
         backends: Backends,
-        adapters: ManagedAdapters,
+        adapters: AdapterService,
         requests: Requests,
         *,
         limits: Limits,
@@ -70,11 +70,11 @@ class CompletionsEndpoint:
     ) -> None:
         config = self._backends.config
         body = await read_body(headers, receive, max_bytes=config.max_body_bytes, timeout_s=config.body_timeout_s)
-        admitted = admit(self._endpoint, body, self._limits)
-        request.is_streaming = admitted.is_streaming
-        target = await resolve(admitted, self._backends.model, self._adapters)
+        validated = validate(self._endpoint, body, self._limits)
+        request.is_streaming = validated.is_streaming
+        target = await resolve(validated, self._backends.model, self._adapters)
         client.headers |= _naming(target, request)
-        generation = Generation(self._backends, admitted, target, request, client, self._signature(target))
+        generation = Generation(self._backends, validated, target, request, client, self._signature(target))
         await _unless_client_leaves(receive, client, generation.run())
 
     def _signature(self, target: Target) -> Signature:

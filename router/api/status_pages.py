@@ -16,18 +16,18 @@ from adapters.catalog.sql.catalog import MAX_PAGE
 from adapters.errors import AdapterNotFound, CatalogUnavailable, InvalidReference
 from adapters.identity import split_adapter_name
 from router.errors import InvalidField, UnknownModel
+from router.generation.backends import Backends
 from router.generation.request_state import Requests
-from router.generation.sequence_run import Backends
 from router.placement.placement import PlacementRequest, lacks_unified_worker, rank_placements
 from router.protocol.json_answer import json_answer
-from router.revisions.adapter_service import ManagedAdapters
+from router.revisions.adapter_service import AdapterService
 from router.revisions.resolve import reference_in
 
 
 class Pages:
     """Everything that answers without asking an engine."""
 
-    def __init__(self, backends: Backends, adapters: ManagedAdapters, requests: Requests) -> None:
+    def __init__(self, backends: Backends, adapters: AdapterService, requests: Requests) -> None:
         self._backends = backends
         self._adapters = adapters
         self._requests = requests

@@ -12,7 +12,7 @@ from router.errors import WorkerLost
 from router.fleet.fleet_state import FleetState, WorkerView
 from router.fleet.in_flight import InFlightState
 from router.fleet.worker_link import Tier, WorkerLink
-from router.fleet.worker_residency import Residency
+from router.fleet.worker_residency import WorkerResidency
 
 Loss = Callable[[WorkerLost], None]
 
@@ -57,7 +57,7 @@ class Fleet:
         connect_timeout_s: float,
     ) -> None:
         self._in_flight = in_flight
-        self._told = asyncio.Event()  # set and replaced by every view
+        self._changed = asyncio.Event()  # set and replaced by every view
         self._views = {name: WorkerView(name, role) for name, (role, _) in addresses.items()}
         self._watches: dict[str, set[Watch]] = {name: set() for name in addresses}
         self._links = {
@@ -146,20 +146,20 @@ class Fleet:
                 found.setdefault(revision_id, []).append(name)
         return found
 
-    async def has_seen(self, revision_id: str, workers: Collection[str], within_s: float) -> None:
+    async def wait_until_resident(self, revision_id: str, workers: Collection[str], within_s: float) -> None:
         """Returns when these workers have told that the revision is resident, at the latest after so many seconds."""
         with suppress(TimeoutError):
             async with asyncio.timeout(within_s):
                 while not set(workers) <= set(self.workers_with(revision_id)):
-                    await self._told.wait()
+                    await self._changed.wait()
 
-    def _where(self, has_it: Callable[[Residency], bool]) -> tuple[str, ...]:
+    def _where(self, has_it: Callable[[WorkerResidency], bool]) -> tuple[str, ...]:
         return tuple(sorted(name for name, view in self._views.items() if view.is_connected and has_it(view.residency)))
 
     def _see(self, view: WorkerView) -> None:
         self._views[view.name] = view
-        told, self._told = self._told, asyncio.Event()
-        told.set()
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
         for watch in tuple(self._watches[view.name]):
             watch.check(view)
 

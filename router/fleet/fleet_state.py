@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from router.fleet.worker_residency import Residency
+from router.fleet.worker_residency import WorkerResidency
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class WorkerView:
     used_kv_tokens: int = 0
     max_kv_tokens: int = 0
     warm_pairs: frozenset[tuple[str, str]] = frozenset()  # (decode name, its incarnation); prefill only
-    residency: Residency = field(default_factory=Residency, compare=False)  # goes on changing; see there
+    residency: WorkerResidency = field(default_factory=WorkerResidency, compare=False)  # goes on changing; see there
 
     @property
     def is_placeable(self) -> bool:

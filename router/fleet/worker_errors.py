@@ -15,23 +15,23 @@ from router.errors import (
     AdapterNotResident,
     AdapterRefused,
     AdapterUnavailable,
+    AttemptError,
     DeadlineExceeded,
     EngineFailure,
     EngineRefusal,
-    ExchangeError,
     WorkerLost,
 )
-from router.public_errors import told_of_code
+from router.public_errors import public_message
 
 
 def ensure_adapter_error(
     status: grpc.StatusCode, details: str, metadata: Mapping[str, str], worker: str
-) -> AdapterRefused | DeadlineExceeded | ExchangeError:
+) -> AdapterRefused | DeadlineExceeded | AttemptError:
     """What a failed EnsureAdapter means for the request that waited for it."""
     if ERROR_CODE_KEY in metadata:
         code, http_status = metadata[ERROR_CODE_KEY], int(metadata[HTTP_STATUS_KEY])
         if http_status < 500:
-            return AdapterRefused(told_of_code(code, details), code=code, http_status=http_status)
+            return AdapterRefused(public_message(code, details), code=code, http_status=http_status)
         # The worker's own trouble, such as a store that it does not reach or a full disk: another one may do. Its words
         # stay inside, since they name its addresses and folders.
         return AdapterUnavailable(
@@ -82,7 +82,7 @@ class _EngineErrorBody(msgspec.Struct):
 _NOT_RESIDENT = ("LoRA adapters are not loaded", "Got LoRA adapter that has never been loaded")
 
 
-def engine_error(status: int, body: bytes, worker: str) -> ExchangeError:
+def engine_error(status: int, body: bytes, worker: str) -> AttemptError:
     """What an engine's answer other than 200 means. `body` is the answer, or the data of an error event.
 
     Texts of 5xx answers stay inside: they are the engine's own trouble and may quote anything.

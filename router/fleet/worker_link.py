@@ -18,7 +18,7 @@ from cluster.errors import ANSWER_MARGIN_S
 from router.errors import WorkerLost
 from router.fleet.fleet_state import WorkerView
 from router.fleet.worker_errors import ensure_adapter_error
-from router.fleet.worker_residency import Residency
+from router.fleet.worker_residency import WorkerResidency
 
 Tier = Literal["host", "disk"]  # "disk": fetched, and no further
 
@@ -153,7 +153,7 @@ class WorkerLink:
         """Publish every state until the stream ends. Raises TimeoutError when the worker falls silent."""
         assert self._stub is not None
         # A set of its own: what is left of an earlier stream stays as it was for whoever still looks at it.
-        self._view = replace(self._view, residency=Residency())
+        self._view = replace(self._view, residency=WorkerResidency())
         stream = self._stub.WatchState(control.WatchStateRequest(heartbeat_s=self._heartbeat_s))
         try:
             while True:

@@ -7,7 +7,7 @@ from collections.abc import Set
 from cluster.control import control_pb2 as control
 
 
-class Residency:
+class WorkerResidency:
     """Revision ids in a worker's engine and on its disk, and those that it has and no store.
 
     One for each control stream, kept current by its WorkerLink alone and shared by all WorkerViews that it makes:

@@ -1,4 +1,4 @@
-"""One try of one sequence on a unified worker: its only leg, until its first word and to its end."""
+"""One try of one sequence on a unified worker: its only call, until its first word and to its end."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ from typing import Any
 from router.errors import BrokenAnswer, DeadlineExceeded, EngineAborted, WorkerLost
 from router.fleet.fleet import Fleet
 from router.fleet.worker_errors import engine_error
-from router.generation.engine_calls import Leg
+from router.generation.engine_calls import EngineCall
 from router.protocol.sse import DONE, error_in, is_aborted
 
 
 class Attempt:
-    """Owns the leg whose words the client gets. `PairAttempt` adds the leg of a prefill worker.
+    """Owns the call whose words the client gets. `PairAttempt` adds the call of a prefill worker.
 
     Whoever calls `begin` calls `end`, whatever happens in between.
     """
 
-    def __init__(self, fleet: Fleet, leg: Leg, *, is_streaming: bool) -> None:
-        self._leg = leg
+    def __init__(self, fleet: Fleet, call: EngineCall, *, is_streaming: bool) -> None:
+        self._call = call
         self._is_streaming = is_streaming
-        self._is_complete = False  # the leg said everything
+        self._is_complete = False  # the call said everything
         self._loss: asyncio.Future[WorkerLost] = asyncio.get_running_loop().create_future()
-        self._watch = fleet.watch(leg.worker, self._lose)
-        self._task = asyncio.create_task(self._first_words(), name=f"{leg.worker.role} {leg.rid}")
+        self._watch = fleet.watch(call.worker, self._lose)
+        self._task = asyncio.create_task(self._first_words(), name=f"{call.worker.role} {call.rid}")
 
     async def begin(self, *, first_event_timeout_s: float, answer_timeout_s: float) -> bytes:
-        """The first events, or the whole answer when it is not streamed. Raises ExchangeError or DeadlineExceeded."""
+        """The first events, or the whole answer when it is not streamed. Raises AttemptError or DeadlineExceeded."""
         timeout_s = first_event_timeout_s if self._is_streaming else answer_timeout_s
         either: set[asyncio.Future[Any]] = {self._task, self._loss}
         await asyncio.wait(either, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
@@ -41,7 +41,7 @@ class Attempt:
     async def relay(
         self, first: bytes, write: Callable[[bytes], Awaitable[None]], *, event_gap_timeout_s: float
     ) -> None:
-        """Hand `first` and all further events to `write`. Raises ExchangeError or DeadlineExceeded."""
+        """Hand `first` and all further events to `write`. Raises AttemptError or DeadlineExceeded."""
         loop = asyncio.get_running_loop()
         events: bytes | None = first
         is_done = False
@@ -52,18 +52,18 @@ class Attempt:
                     await write(events)
                     is_done = events.endswith(DONE)
                     deadline.reschedule(loop.time() + event_gap_timeout_s)
-                    events = await self._leg.events()
+                    events = await self._call.events()
         except TimeoutError:
             raise DeadlineExceeded(f"no event for {event_gap_timeout_s:g} s") from None
         if not is_done:
-            raise BrokenAnswer("the stream ended before its last event", worker=self._leg.worker.name)
+            raise BrokenAnswer("the stream ended before its last event", worker=self._call.worker.name)
         self._is_complete = True
 
     async def end(self) -> None:
         """Stop what is left: connections are closed and engines told before this first waits. Idempotent."""
         self._watch.end()
         self._task.cancel()
-        self._leg.leave()
+        self._call.leave()
         await asyncio.gather(self._task, return_exceptions=True)
 
     async def _first(self) -> bytes:
@@ -74,19 +74,19 @@ class Attempt:
 
     async def _first_words(self) -> bytes:
         if self._is_streaming:
-            await self._leg.begin()
-            first = await self._leg.events()
+            await self._call.begin()
+            first = await self._call.events()
             if first is None:
-                raise BrokenAnswer("the stream ended before its first event", worker=self._leg.worker.name)
+                raise BrokenAnswer("the stream ended before its first event", worker=self._call.worker.name)
         else:
-            first = await self._leg.answer()
+            first = await self._call.answer()
             self._is_complete = True
         self._check(first)
         return first
 
     def _check(self, data: bytes) -> None:
         """Raises when the engine says, inside a 200, that the sequence failed."""
-        worker = self._leg.worker
+        worker = self._call.worker
         if is_aborted(data):
             raise EngineAborted(f"the {worker.role} worker gave the request up", worker=worker.name)
         if error := error_in(data):
@@ -95,4 +95,4 @@ class Attempt:
     def _lose(self, error: WorkerLost) -> None:
         if not self._loss.done():
             self._loss.set_result(error)
-        self._leg.fail(error)
+        self._call.fail(error)

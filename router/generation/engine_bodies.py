@@ -15,7 +15,7 @@ _ONE, _FALSE = msgspec.Raw(b"1"), msgspec.Raw(b"false")
 
 
 @dataclass(frozen=True, slots=True)
-class Meeting:
+class KvHandoff:
     """Where the two legs of one sequence meet: one KV room at the prefill worker, one request id at both."""
 
     rid: str
@@ -24,26 +24,26 @@ class Meeting:
     kv_bootstrap_port: int
 
     @classmethod
-    def at(cls, pair: Placement, rid: str) -> Meeting:
+    def at(cls, pair: Placement, rid: str) -> KvHandoff:
         return cls(rid, secrets.randbits(63), pair.prefill.kv_host, pair.prefill.kv_bootstrap_port)
 
 
-def decode_body(sequence: Sequence, model: str, meeting: Meeting) -> bytes:
-    """The decode leg: the client's request on the base model. It has no way to name an adapter."""
-    return msgspec.json.encode(_common(sequence, model, meeting.rid) | _at(meeting))
+def decode_body(sequence: Sequence, model: str, handoff: KvHandoff) -> bytes:
+    """The decode call: the client's request on the base model. It has no way to name an adapter."""
+    return msgspec.json.encode(_common(sequence, model, handoff.rid) | _at(handoff))
 
 
 def prefill_body(
     sequence: Sequence,
     model: str,
-    meeting: Meeting,
+    handoff: KvHandoff,
     *,
     tenant: str,
     revision_id: str | None,
     wants_prompt_logprobs: bool = False,
 ) -> bytes:
-    """The prefill leg: the same prompt, under the revision, in the tenant's part of the prefix cache."""
-    fields = _common(sequence, model, meeting.rid) | _at(meeting) | _adapted(tenant, revision_id)
+    """The prefill call: the same prompt, under the revision, in the tenant's part of the prefix cache."""
+    fields = _common(sequence, model, handoff.rid) | _at(handoff) | _adapted(tenant, revision_id)
     fields.pop("stream_options", None)
     fields["stream"] = _FALSE
     if wants_prompt_logprobs:
@@ -60,7 +60,7 @@ def unified_body(
     revision_id: str | None,
     wants_prompt_logprobs: bool = False,
 ) -> bytes:
-    """The only leg on a unified worker: the client's request, under the revision, in the tenant's prefix cache."""
+    """The only call on a unified worker: the client's request, under the revision, in the tenant's prefix cache."""
     fields = _common(sequence, model, rid) | _adapted(tenant, revision_id)
     if wants_prompt_logprobs:
         _ask_for_prompt_logprobs(fields)
@@ -83,11 +83,11 @@ def _ask_for_prompt_logprobs(fields: Fields) -> None:
         fields["logprobs"] = _ONE  # the engine computes no prompt log-probabilities for 0
 
 
-def _at(meeting: Meeting) -> Fields:
+def _at(handoff: KvHandoff) -> Fields:
     return {
-        "bootstrap_host": _raw(meeting.kv_host),
-        "bootstrap_port": _raw(meeting.kv_bootstrap_port),
-        "bootstrap_room": _raw(meeting.room),
+        "bootstrap_host": _raw(handoff.kv_host),
+        "bootstrap_port": _raw(handoff.kv_bootstrap_port),
+        "bootstrap_room": _raw(handoff.room),
     }
 
 

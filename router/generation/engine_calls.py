@@ -1,4 +1,4 @@
-"""HTTP to the engines: one leg of a sequence, and the aborts that follow legs which were left."""
+"""HTTP to the engines: one call of a sequence, and the aborts that follow legs which were left."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 import aiohttp
 import msgspec
 
-from router.errors import ExchangeError, WorkerLost
+from router.errors import AttemptError, WorkerLost
 from router.fleet.fleet_state import WorkerView
 from router.fleet.in_flight import Hold
 from router.fleet.worker_errors import engine_error
@@ -55,10 +55,10 @@ class Engines:
                 if self._aborts:
                     await asyncio.wait(self._aborts, timeout=_ABORT_TIMEOUT_S)
 
-    def leg(self, worker: WorkerView, path: str, body: bytes, rid: str, hold: Hold) -> Leg:
+    def call(self, worker: WorkerView, path: str, body: bytes, rid: str, hold: Hold) -> EngineCall:
         """A request to one engine that is not sent yet. It releases `hold` when it is over."""
         assert self._session is not None
-        return Leg(self, self._session, worker, path, body, rid, hold)
+        return EngineCall(self, self._session, worker, path, body, rid, hold)
 
     def abort(self, worker: WorkerView, rid: str) -> None:
         """Tell an engine, in the background, to drop a request. Never waits: it is called while things fall apart."""
@@ -85,7 +85,7 @@ class Engines:
                 return
 
 
-class Leg:
+class EngineCall:
     """One request to one engine. Leaving it before its answer is complete closes the connection and aborts it."""
 
     def __init__(
@@ -111,7 +111,7 @@ class Leg:
         self._is_complete = False
 
     async def begin(self) -> None:
-        """Send the request and wait for the head of a 200. Raises ExchangeError."""
+        """Send the request and wait for the head of a 200. Raises AttemptError."""
         self._is_sent = True
         try:
             self._response = await self._session.post(self._url, data=self._body, headers=_JSON)
@@ -123,7 +123,7 @@ class Leg:
             raise self._lost(error) from error
 
     async def answer(self) -> bytes:
-        """The whole answer of a leg that is not streamed. Raises ExchangeError."""
+        """The whole answer of a call that is not streamed. Raises AttemptError."""
         await self.begin()
         assert self._response is not None
         try:
@@ -134,7 +134,7 @@ class Leg:
         return body
 
     async def events(self) -> bytes | None:
-        """The next complete events of a stream that has begun, None at its end. Raises ExchangeError."""
+        """The next complete events of a stream that has begun, None at its end. Raises AttemptError."""
         assert self._response is not None
         content = self._response.content
         try:
@@ -146,13 +146,13 @@ class Leg:
         self._is_complete = True
         return None
 
-    def fail(self, error: ExchangeError) -> None:
-        """Make whoever reads this leg fail with `error`, now."""
+    def fail(self, error: AttemptError) -> None:
+        """Make whoever reads this call fail with `error`, now."""
         if self._response is not None:
             self._response.content.set_exception(error)
 
     def leave(self) -> None:
-        """End this leg, whatever state it is in. Idempotent; never waits."""
+        """End this call, whatever state it is in. Idempotent; never waits."""
         self._hold.release()
         if self._is_complete or not self._is_sent:
             return
@@ -163,7 +163,7 @@ class Leg:
 
     def _lost(self, error: Exception) -> WorkerLost:
         fields = {"worker": self.worker.name, "rid": self.rid, "reason": str(error) or type(error).__name__}
-        log.info("leg lost", extra={"fields": fields})
+        log.info("call lost", extra={"fields": fields})
         return WorkerLost(f"the connection to worker {self.worker.name} broke", worker=self.worker.name)
 
 

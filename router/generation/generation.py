@@ -1,16 +1,17 @@
-"""An admitted request and what it names, made into an answer: one exchange per sequence, one answer for all."""
+"""A validated request becomes an answer: one `SequenceRun` per sequence, their outputs merged."""
 
 from __future__ import annotations
 
 import asyncio
 import re
 
+from router.generation.backends import Backends
 from router.generation.client_answer import ClientAnswer
 from router.generation.request_state import RequestState
-from router.generation.sequence_run import Backends, Exchange, Order
+from router.generation.sequence_run import GenerationRequest, SequenceRun
 from router.protocol.choices import ChoiceStreams, merged_answer
 from router.protocol.sse import Signature
-from router.protocol.validation import Admitted, Sequence
+from router.protocol.validation import Sequence, ValidatedRequest
 from router.revisions.resolve import Target
 
 _COMPLETION_TOKENS = re.compile(rb'"completion_tokens":(\d+)')
@@ -22,19 +23,19 @@ class Generation:
     def __init__(
         self,
         backends: Backends,
-        admitted: Admitted,
+        validated: ValidatedRequest,
         target: Target,
         request: RequestState,
         client: ClientAnswer,
         signature: Signature,
     ) -> None:
         self._backends = backends
-        self._admitted = admitted
+        self._admitted = validated
         self._request = request
         self._client = client
         self._signature = signature
-        self._order = Order(admitted, target.revision)
-        self._answer_id = f"{admitted.endpoint.id_prefix}{request.request_id}"  # where there are several sequences
+        self._wanted = GenerationRequest(validated, target.revision)
+        self._answer_id = f"{validated.endpoint.id_prefix}{request.request_id}"  # where there are several sequences
 
     async def run(self) -> None:
         """Answer the client. Raises RouterError with nothing sent, or with a stream half sent."""
@@ -57,8 +58,8 @@ class Generation:
         await self._client.whole(200, self._signature.on_answer(answer), {"content-type": "application/json"})
 
     async def _answer_to(self, sequence: Sequence) -> bytes:
-        async with self._exchange(sequence) as exchange:
-            return await exchange.answer()
+        async with self._sequence_run(sequence) as run:
+            return await run.answer()
 
     async def _stream_one(self) -> None:
         """The path that most tokens take: nothing here looks into an event."""
@@ -67,9 +68,9 @@ class Generation:
         async def write(events: bytes) -> None:
             await client.write(signature.on_events(events))
 
-        async with self._exchange(next(self._admitted.sequences())) as exchange:
-            first = await exchange.begin()
-            await exchange.relay(first, write)
+        async with self._sequence_run(next(self._admitted.sequences())) as run:
+            first = await run.begin()
+            await run.relay(first, write)
             await client.end_stream()
 
     async def _stream_several(self) -> None:
@@ -85,15 +86,15 @@ class Generation:
                 if merged := streams.events(sequence.index, events):
                     await self._client.write(self._signature.on_events(merged))
 
-            async with self._exchange(sequence) as exchange:
-                first = await exchange.begin()
-                await exchange.relay(first, write)
+            async with self._sequence_run(sequence) as run:
+                first = await run.begin()
+                await run.relay(first, write)
 
         await _together([stream(sequence) for sequence in self._admitted.sequences()])
         await self._client.end_stream(self._signature.on_events(streams.end()))
 
-    def _exchange(self, sequence: Sequence) -> Exchange:
-        return Exchange(self._backends, self._order, sequence, self._request)
+    def _sequence_run(self, sequence: Sequence) -> SequenceRun:
+        return SequenceRun(self._backends, self._wanted, sequence, self._request)
 
 
 async def _together(coroutines: list) -> list:

@@ -8,7 +8,7 @@ from typing import Any
 from router.errors import DeadlineExceeded, EngineAborted, EngineRefusal
 from router.fleet.fleet import Fleet
 from router.generation.attempt import Attempt
-from router.generation.engine_calls import Leg
+from router.generation.engine_calls import EngineCall
 from router.protocol.sse import is_aborted
 
 _LAST_WORD_S = 1.0  # for prefill's answer, when decode's was complete before it
@@ -17,7 +17,7 @@ _LAST_WORD_S = 1.0  # for prefill's answer, when decode's was complete before it
 class PairAttempt(Attempt):
     """Owns both legs; decode's is the one whose words the client gets."""
 
-    def __init__(self, fleet: Fleet, prefill: Leg, decode: Leg, *, is_streaming: bool) -> None:
+    def __init__(self, fleet: Fleet, prefill: EngineCall, decode: EngineCall, *, is_streaming: bool) -> None:
         self._prefill = prefill
         self._prefill_task = asyncio.create_task(self._prefill_answer(), name=f"prefill {prefill.rid}")
         super().__init__(fleet, decode, is_streaming=is_streaming)
@@ -27,7 +27,7 @@ class PairAttempt(Attempt):
         """Decode's first events, or its whole answer when it is not streamed.
 
         Prefill's failure is ours as long as decode has not spoken; later it no longer matters.
-        Raises ExchangeError or DeadlineExceeded.
+        Raises AttemptError or DeadlineExceeded.
         """
         loop = asyncio.get_running_loop()
         waiting: set[asyncio.Future[Any]] = {self._prefill_task, self._task, self._loss}
@@ -54,7 +54,7 @@ class PairAttempt(Attempt):
             raise DeadlineExceeded(f"{waited_for} did not come in time") from None
 
     async def prefill_answer(self, timeout_s: float) -> bytes:
-        """Prefill's answer, for what only it knows. Raises ExchangeError or DeadlineExceeded."""
+        """Prefill's answer, for what only it knows. Raises AttemptError or DeadlineExceeded."""
         try:
             async with asyncio.timeout(timeout_s):
                 return await self._prefill_task

@@ -27,7 +27,7 @@ class Phase(StrEnum):
 
 @dataclass(slots=True)
 class SequenceState:
-    """Where one sequence is. Written by its Exchange only."""
+    """Where one sequence is. Written by its SequenceRun only."""
 
     phase: Phase = Phase.ADMITTED
     placement: Placement | None = None  # of the last try

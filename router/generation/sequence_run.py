@@ -11,52 +11,38 @@ from types import TracebackType
 from adapters.catalog.records import AdapterRevision
 from adapters.identity import DEFAULT_TENANT
 from adapters.store import RevisionNotStored
-from cluster.config.schema import RouterConfig
 from router.errors import (
     AdapterNotResident,
     AdapterRefused,
     AdapterRevisionGone,
-    ExchangeError,
+    AttemptError,
     NeedsUnifiedWorker,
     NoWorkerAvailable,
     RouterError,
 )
-from router.fleet.fleet import Fleet
 from router.fleet.fleet_state import WorkerView
-from router.fleet.in_flight import Hold, InFlightState
+from router.fleet.in_flight import Hold
 from router.generation.attempt import Attempt
-from router.generation.engine_bodies import Meeting, decode_body, prefill_body, unified_body
-from router.generation.engine_calls import Engines, Leg
+from router.generation.backends import Backends
+from router.generation.engine_bodies import KvHandoff, decode_body, prefill_body, unified_body
+from router.generation.engine_calls import EngineCall
 from router.generation.pair_attempt import PairAttempt
 from router.generation.request_state import Phase, RequestState, SequenceState
-from router.metrics import Metrics
 from router.placement.placement import Placement, PlacementRequest, is_gone, lacks_unified_worker, rank_placements
 from router.protocol.prompt_logprobs import with_prompt_logprobs, without_alternatives
-from router.protocol.validation import Admitted, Sequence
+from router.protocol.validation import Sequence, ValidatedRequest
 
-_TOLD_WITHIN_S = 1.0  # what workers have of a push, after the catalog has told of it
+_RESIDENCY_LAG_S = 1.0  # a push may be in the catalog before its residency reaches this router
 _LOOK_AGAIN_S = 0.05
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Backends:
-    """What every exchange of this router uses."""
-
-    fleet: Fleet
-    engines: Engines
-    metrics: Metrics
-    config: RouterConfig
-    in_flight: InFlightState
-    model: str  # the name that engines know the base model by
-
-
-@dataclass(frozen=True, slots=True)
-class Order:
+class GenerationRequest:
     """What all sequences of a request have in common."""
 
-    admitted: Admitted
+    validated: ValidatedRequest
     revision: AdapterRevision | None  # None: the base model
 
     @property
@@ -68,12 +54,14 @@ class Order:
         return self.revision.revision_id if self.revision else None
 
 
-class Exchange:
+class SequenceRun:
     """One sequence. Use as `async with`: however it is left, nothing of it stays at an engine."""
 
-    def __init__(self, backends: Backends, order: Order, sequence: Sequence, request: RequestState) -> None:
+    def __init__(
+        self, backends: Backends, wanted: GenerationRequest, sequence: Sequence, request: RequestState
+    ) -> None:
         self._backends = backends
-        self._order = order
+        self._wanted = wanted
         self._sequence = sequence
         self._request = request
         self._state = SequenceState()
@@ -84,7 +72,7 @@ class Exchange:
         self._lacking: set[str] = set()  # workers whose engine has said that it does not have the adapter
         request.sequences.append(self._state)
 
-    async def __aenter__(self) -> Exchange:
+    async def __aenter__(self) -> SequenceRun:
         return self
 
     async def __aexit__(
@@ -105,7 +93,7 @@ class Exchange:
                     raise
                 await self._end_attempt()
                 self._tried.add(_key(placement))  # it has just lost what no store has; another one may have it
-            except ExchangeError as error:
+            except AttemptError as error:
                 await self._end_attempt()
                 self._note(error, placement)
                 if not self._can_retry(error):
@@ -119,7 +107,7 @@ class Exchange:
     async def answer(self) -> bytes:
         """The whole answer of a sequence that is not streamed, with all that was asked for. Raises RouterError."""
         answer = await self.begin()
-        if not self._order.admitted.wants_prompt_logprobs:
+        if not self._wanted.validated.wants_prompt_logprobs:
             return answer
         if isinstance(self._attempt, PairAttempt):
             prefill_answer = await self._attempt.prefill_answer(self._backends.config.first_event_timeout_s)
@@ -131,7 +119,7 @@ class Exchange:
 
     async def _placed(self) -> Placement:
         """As `_place`. That nobody has a revision is believed when workers' word of a push has had time to come."""
-        deadline = asyncio.get_running_loop().time() + _TOLD_WITHIN_S
+        deadline = asyncio.get_running_loop().time() + _RESIDENCY_LAG_S
         while True:
             try:
                 return self._place()
@@ -153,7 +141,7 @@ class Exchange:
 
     async def _ensure_adapter(self, placement: Placement) -> None:
         """Make the revision resident before any KV room exists: a room that waits for a load blocks its workers."""
-        if self._order.revision_id is None:
+        if self._wanted.revision_id is None:
             return
         self._state.phase = Phase.ENSURING_ADAPTER
         loop = asyncio.get_running_loop()
@@ -163,7 +151,7 @@ class Exchange:
         try:
             name = placement.prefill.name
             load_s = await self._backends.fleet.ensure_adapter(
-                name, self._order.revision_id, timeout_s, not_in_engine=name in self._lacking
+                name, self._wanted.revision_id, timeout_s, not_in_engine=name in self._lacking
             )
         except RouterError as error:
             outcomes.labels(error.code).inc()
@@ -175,7 +163,7 @@ class Exchange:
 
     async def _send(self, placement: Placement) -> bytes:
         config = self._backends.config
-        rid = self._request.next_rid(self._order.admitted.endpoint.id_prefix)
+        rid = self._request.next_rid(self._wanted.validated.endpoint.id_prefix)
         self._state.phase = Phase.WAITING_FIRST_EVENT
         begin = self._begin_unified if placement.is_unified else self._begin_pair
         self._attempt = begin(placement, rid)
@@ -191,34 +179,34 @@ class Exchange:
             self._sequence,
             self._backends.model,
             rid,
-            tenant=self._order.tenant,
-            revision_id=self._order.revision_id,
-            wants_prompt_logprobs=self._order.admitted.wants_prompt_logprobs,
+            tenant=self._wanted.tenant,
+            revision_id=self._wanted.revision_id,
+            wants_prompt_logprobs=self._wanted.validated.wants_prompt_logprobs,
         )
-        leg = self._leg(worker, body, rid, hold)
-        return Attempt(self._backends.fleet, leg, is_streaming=self._order.admitted.is_streaming)
+        call = self._call(worker, body, rid, hold)
+        return Attempt(self._backends.fleet, call, is_streaming=self._wanted.validated.is_streaming)
 
     def _begin_pair(self, pair: Placement, rid: str) -> Attempt:
-        meeting = Meeting.at(pair, rid)
+        handoff = KvHandoff.at(pair, rid)
         for_prefill = prefill_body(
             self._sequence,
             self._backends.model,
-            meeting,
-            tenant=self._order.tenant,
-            revision_id=self._order.revision_id,
-            wants_prompt_logprobs=self._order.admitted.wants_prompt_logprobs,
+            handoff,
+            tenant=self._wanted.tenant,
+            revision_id=self._wanted.revision_id,
+            wants_prompt_logprobs=self._wanted.validated.wants_prompt_logprobs,
         )
-        for_decode = decode_body(self._sequence, self._backends.model, meeting)
+        for_decode = decode_body(self._sequence, self._backends.model, handoff)
         prefill_hold, decode_hold = self._holds
         return PairAttempt(
             self._backends.fleet,
-            self._leg(pair.prefill, for_prefill, rid, prefill_hold),
-            self._leg(pair.decode, for_decode, rid, decode_hold),
-            is_streaming=self._order.admitted.is_streaming,
+            self._call(pair.prefill, for_prefill, rid, prefill_hold),
+            self._call(pair.decode, for_decode, rid, decode_hold),
+            is_streaming=self._wanted.validated.is_streaming,
         )
 
-    def _leg(self, worker: WorkerView, body: bytes, rid: str, hold: Hold) -> Leg:
-        return self._backends.engines.leg(worker, self._order.admitted.endpoint.value, body, rid, hold)
+    def _call(self, worker: WorkerView, body: bytes, rid: str, hold: Hold) -> EngineCall:
+        return self._backends.engines.call(worker, self._wanted.validated.endpoint.value, body, rid, hold)
 
     async def _end_attempt(self) -> None:
         if self._attempt is not None:
@@ -231,13 +219,13 @@ class Exchange:
 
     def _untried(self) -> list[Placement]:
         """Ranked placements that did not fail this sequence; those with workers that did come last."""
-        ranked = rank_placements(PlacementRequest.of(self._order.revision), self._backends.fleet.state)
+        ranked = rank_placements(PlacementRequest.of(self._wanted.revision), self._backends.fleet.state)
         untried = [placement for placement in ranked if _key(placement) not in self._tried]
         return sorted(untried, key=lambda each: len(self._suspects & {worker.name for worker in each.workers}))
 
     def _why_none(self) -> RouterError:
         """Why nobody takes the request: nobody ever could, or nobody can now."""
-        request, revision = PlacementRequest.of(self._order.revision), self._order.revision
+        request, revision = PlacementRequest.of(self._wanted.revision), self._wanted.revision
         if revision is not None and lacks_unified_worker(request, self._backends.fleet.state):
             return NeedsUnifiedWorker(
                 f"the adapter {revision.full_name!r} acts on {request.positions!r} positions, which only a unified "
@@ -256,23 +244,23 @@ class Exchange:
 
     def _is_only_here(self, error: AdapterRefused) -> bool:
         """True where a worker says that it cannot get a revision that is in no store."""
-        revision = self._order.revision
+        revision = self._wanted.revision
         return revision is not None and not revision.stored and error.code == RevisionNotStored.code
 
-    def _note(self, error: ExchangeError, placement: Placement) -> None:
+    def _note(self, error: AttemptError, placement: Placement) -> None:
         if isinstance(error, AdapterNotResident):  # loading it again, on the same workers, is the cure for that
             self._lacking.add(error.worker)
         else:
             self._tried.add(_key(placement))
             self._suspects.add(error.worker)
 
-    def _can_retry(self, error: ExchangeError) -> bool:
+    def _can_retry(self, error: AttemptError) -> bool:
         has_tries = self._state.num_attempts < self._backends.config.max_attempts
         can_retry = error.retryable and has_tries and bool(self._untried())
         if can_retry:
             self._backends.metrics.retries.labels(error.code).inc()
         fields = {"request_id": self._request.request_id, "reason": str(error), "code": error.code, "retry": can_retry}
-        log.info("exchange failed", extra={"fields": fields})
+        log.info("attempt failed", extra={"fields": fields})
         return can_retry
 
 

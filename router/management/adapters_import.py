@@ -127,7 +127,7 @@ class ImportEndpoint:
                     f"no worker could take the new revision {packed.revision_id}, so nothing has changed; push it "
                     f"again. The first worker's reason: {first}"
                 )
-            await fleet.has_seen(packed.revision_id, outcomes.seconds, _SEEN_WITHIN_S)
+            await fleet.wait_until_resident(packed.revision_id, outcomes.seconds, _SEEN_WITHIN_S)
             try:
                 revision = await self._management.adapters.with_library(
                     lambda library: library.add_in_memory(name, packed, alias, by=BY),

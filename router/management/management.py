@@ -27,10 +27,10 @@ from router.errors import (
     UnknownWorker,
 )
 from router.fleet.fleet_state import WorkerView
-from router.generation.sequence_run import Backends
+from router.generation.backends import Backends
 from router.metrics import AdapterChange, ChangeResult
 from router.protocol.request_body import ClientGone, Fields, read_body, split
-from router.revisions.adapter_service import ManagedAdapters
+from router.revisions.adapter_service import AdapterService
 from router.revisions.memory_only import MemoryOnlyRevisions
 
 BY = "http"  # who moved an alias, in its history
@@ -46,7 +46,7 @@ class Management:
     """What every handler uses."""
 
     backends: Backends
-    adapters: ManagedAdapters
+    adapters: AdapterService
     memory_only: MemoryOnlyRevisions
     max_adapter_bytes: int  # of one adapter's weight files
 

@@ -61,7 +61,7 @@ class Sequence:
 
 
 @dataclass(frozen=True, slots=True)
-class Admitted:
+class ValidatedRequest:
     """A request whose routing fields are right."""
 
     endpoint: Endpoint
@@ -92,7 +92,7 @@ class Admitted:
                 yield Sequence(p * self.num_per_prompt + j, fields)
 
 
-def admit(endpoint: Endpoint, body: bytes, limits: Limits) -> Admitted:
+def validate(endpoint: Endpoint, body: bytes, limits: Limits) -> ValidatedRequest:
     """The checked request. Raises RequestError with the field that is wrong and what would be right."""
     fields = {name: value for name, value in split(body).items() if bytes(value) != _NULL or name not in _NULLABLE}
     for name in REFUSED.intersection(fields):
@@ -132,7 +132,7 @@ def admit(endpoint: Endpoint, body: bytes, limits: Limits) -> Admitted:
             f"n x prompts is {num_choices}; at most {limits.max_choices} choices are served per request",
             param="n" if n > 1 else "prompt",
         )
-    return Admitted(
+    return ValidatedRequest(
         endpoint=endpoint,
         fields={name: value for name, value in fields.items() if name not in ("model", ADAPTER)},
         model=model,

@@ -20,7 +20,7 @@ from adapters.identity import AdapterReference
 from adapters.library import AdapterLibrary
 from adapters.store.errors import StoreUnavailable
 from router.metrics import Metrics
-from router.public_errors import without_addresses
+from router.public_errors import redact_addresses
 from router.revisions.configured_adapters import ConfiguredAdapters
 
 T = TypeVar("T")
@@ -38,7 +38,7 @@ _CLOSE_TIMEOUT_S = 2.0
 log = logging.getLogger(__name__)
 
 
-class ManagedAdapters:
+class AdapterService:
     """Resolves references, and lends the library to whatever manages adapters. Blocking work is done in threads.
 
     A catalog or store that cannot be reached is opened again and again: the base model is served without them.
@@ -235,7 +235,7 @@ class ManagedAdapters:
             async with asyncio.timeout(timeout_s):
                 return await asyncio.get_running_loop().run_in_executor(threads, work)
         except AdapterError as error:
-            told = without_addresses(error)
+            told = redact_addresses(error)
             if told is not error:
                 fields = {"code": error.code, "reason": str(error)}
                 log.warning("catalog or adapter store failed", extra={"fields": fields})

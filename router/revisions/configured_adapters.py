@@ -13,7 +13,7 @@ from adapters.formats import read_adapter
 from adapters.identity import full_name_of, split_adapter_name
 from adapters.library import AdapterLibrary
 from adapters.model.manifest import revision_id_of
-from router.public_errors import without_addresses, without_path
+from router.public_errors import redact_addresses, without_path
 
 AdapterKey = tuple[str, str]  # tenant and name
 
@@ -72,7 +72,7 @@ class ConfiguredAdapters:
                 log.warning("adapter of cluster.yaml not imported", extra={"fields": _failure(name, conflict)})
             except AdapterError as failure:
                 log.warning("adapter of cluster.yaml not imported", extra={"fields": _failure(name, failure)})
-                error = without_path(without_addresses(failure), directory, "its directory").with_traceback(None)
+                error = without_path(redact_addresses(failure), directory, "its directory").with_traceback(None)
                 error.__context__ = error.__cause__ = None
             except Exception:  # the edge of this import: it must not take the router or other adapters along
                 log.exception("adapter of cluster.yaml not imported", extra={"fields": {"adapter": name}})

@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 from adapters.errors import AdapterError
 from router.errors import RouterError
 from router.fleet.fleet import Fleet
-from router.revisions.adapter_service import ManagedAdapters
+from router.revisions.adapter_service import AdapterService
 
 _EVERY_S = 30.0
 _CALL_TIMEOUT_S = 5.0
@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 class MemoryOnlyRevisions:
     """Brings what workers keep in step with the catalog: after each change of this router's, and every now and then."""
 
-    def __init__(self, fleet: Fleet, adapters: ManagedAdapters) -> None:
+    def __init__(self, fleet: Fleet, adapters: AdapterService) -> None:
         self._fleet = fleet
         self._adapters = adapters
         self._turn = asyncio.Lock()

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from adapters.catalog.records import AdapterRevision
 from adapters.errors import AdapterError, AdapterNotFound, CatalogUnavailable, InvalidReference
 from router.errors import ConflictingAdapters, InvalidField, UnknownModel
-from router.protocol.validation import Admitted
-from router.revisions.adapter_service import ManagedAdapters
+from router.protocol.validation import ValidatedRequest
+from router.revisions.adapter_service import AdapterService
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,18 +37,18 @@ def reference_in(model: str, adapter: str | None, base: str) -> str | None:
     return in_model
 
 
-async def resolve(admitted: Admitted, base: str, adapters: ManagedAdapters) -> Target:
+async def resolve(validated: ValidatedRequest, base: str, adapters: AdapterService) -> Target:
     """The target of a request. Raises UnknownModel or the catalog's own error."""
-    reference = reference_in(admitted.model, admitted.adapter, base)
+    reference = reference_in(validated.model, validated.adapter, base)
     if reference is None:
-        return Target(admitted.model, None)
+        return Target(validated.model, None)
     try:
-        return Target(admitted.model, await adapters.resolve(reference))
+        return Target(validated.model, await adapters.resolve(reference))
     except (AdapterNotFound, InvalidReference) as error:
-        if admitted.adapter is not None or admitted.model.startswith(f"{base}:"):
+        if validated.adapter is not None or validated.model.startswith(f"{base}:"):
             raise
         raise UnknownModel(
-            f"the model {admitted.model!r} does not exist: the base model is {base!r}, and as an adapter: {error}",
+            f"the model {validated.model!r} does not exist: the base model is {base!r}, and as an adapter: {error}",
             param="model",
         ) from error
     except CatalogUnavailable:

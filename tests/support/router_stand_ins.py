@@ -37,7 +37,7 @@ from cluster.control.control_pb2_grpc import WorkerControlServicer, add_WorkerCo
 from router.app import build_app
 from router.fleet.fleet import Fleet
 from router.metrics import Metrics
-from router.revisions.adapter_service import ManagedAdapters
+from router.revisions.adapter_service import AdapterService
 from samples.random_adapters import write_random_lora
 
 MODEL = "base"
@@ -93,14 +93,14 @@ def library_over(catalog: SqlCatalog, folder: Path) -> AdapterLibrary:
 
 def managed_adapters(
     folder: Path, metrics: Metrics | None = None, *, catalog_url: str | None = None, **directories: Path
-) -> ManagedAdapters:
+) -> AdapterService:
     """The adapters of a router whose catalog and store are in a folder. Not opened yet."""
     folder.mkdir(parents=True, exist_ok=True)
     if catalog_url is None:
         if not (folder / "catalog.db").exists():
             shutil.copy(TEMPLATE / "catalog.db", folder)  # migrated already, which takes a while
         catalog_url = f"sqlite:///{folder / 'catalog.db'}"
-    return ManagedAdapters(
+    return AdapterService(
         lambda: open_catalog(catalog_url),
         lambda catalog: library_over(catalog, folder),
         directories,
@@ -515,7 +515,7 @@ class ClusterStandIn:
     unified: list[WorkerStandIn]
     server: uvicorn.Server
     http: aiohttp.ClientSession
-    adapters: ManagedAdapters
+    adapters: AdapterService
     fleet: Fleet
     folder: Path  # of the catalog and the store
 

@@ -30,7 +30,7 @@ from engine.client import IN_USE
 from engine.errors import EngineError
 from prefill_worker.residency.errors import AdapterInUse, HostMemoryFull, PinsExceedBudget
 from prefill_worker.residency.threads import WorkThreads, ended
-from prefill_worker.residency.tiers.room_ahead import RoomAhead
+from prefill_worker.residency.tiers.evict_ahead import EvictAhead
 
 log = logging.getLogger(__name__)
 
@@ -97,7 +97,7 @@ class HostMemory:
         self._evictor = asyncio.Lock()
         self._wanted_bytes = 0  # of reservations that wait for room
         self._evicting_bytes = 0
-        self._ahead = RoomAhead()
+        self._ahead = EvictAhead()
         self._ahead_bytes = 0  # to be evicted ahead; 0 until something is short
         self._evicts_ahead: asyncio.Task[None] | None = None
         self._is_closed = False

@@ -9,6 +9,7 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
+from adapters.verification import self_check
 from cli.adapters import verify as command
 from cli.main import main
 from samples.random_adapters import write_random_expert_lora, write_random_lora
@@ -76,7 +77,7 @@ def test_the_limits_of_cluster_yaml_count(capsys, lora, model_dir, tmp_path):
 
 
 def test_a_failed_check_is_a_refusal(capsys, lora, model_dir, monkeypatch):
-    monkeypatch.setitem(__import__("adapters.verification.self_check").self_check.FACTOR_TOLERANCE, "bfloat16", 1e-9)
+    monkeypatch.setitem(self_check.FACTOR_TOLERANCE, "bfloat16", 1e-9)
     code, text, _ = verify(capsys, lora, "--model", model_dir, "--no-model")
     assert code == 1
     assert "FAILS the self-check" in text

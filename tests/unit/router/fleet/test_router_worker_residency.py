@@ -9,7 +9,7 @@ from support.router_stand_ins import eventually, running_cluster
 
 from cluster.control import control_pb2 as control
 from router.fleet.fleet_state import WorkerView
-from router.fleet.worker_residency import Residency
+from router.fleet.worker_residency import WorkerResidency
 
 
 def ids(*numbers: int) -> list[str]:
@@ -17,7 +17,7 @@ def ids(*numbers: int) -> list[str]:
 
 
 def test_deltas() -> None:
-    residency = Residency()
+    residency = WorkerResidency()
     residency.apply(control.ResidencyDelta(resident=ids(9), on_disk=ids(9)))
     residency.apply(control.ResidencyDelta(snapshot=True, resident=ids(1, 2), on_disk=ids(1, 2, 3)))
     residency.apply(control.ResidencyDelta(resident=ids(4), on_disk=ids(4)))  # the snapshot's second message
@@ -29,7 +29,7 @@ def test_deltas() -> None:
 
 
 def test_what_is_in_memory_only() -> None:
-    residency = Residency()
+    residency = WorkerResidency()
     residency.apply(control.ResidencyDelta(snapshot=True, in_memory_only=ids(1, 2), resident=ids(1, 3)))
     assert residency.memory_only == set(ids(1, 2))
     assert [residency.can_use_unstored(each) for each in ids(1, 2, 3, 4)] == [True, True, True, False]

@@ -9,7 +9,7 @@ import pytest
 from cluster.control import control_pb2 as control
 from router.fleet.fleet_state import FleetState, WorkerView
 from router.fleet.in_flight import InFlightState
-from router.fleet.worker_residency import Residency
+from router.fleet.worker_residency import WorkerResidency
 from router.placement.placement import Placement, PlacementRequest, is_gone, lacks_unified_worker, rank_placements
 
 REQUEST = PlacementRequest("sha256:ab")
@@ -95,7 +95,7 @@ UNSTORED_EVERYWHERE = PlacementRequest("sha256:ab", positions="all", is_stored=F
 
 
 def having(worker: WorkerView, **delta: list[str]) -> WorkerView:
-    residency = Residency()
+    residency = WorkerResidency()
     residency.apply(control.ResidencyDelta(snapshot=True, **delta))
     return replace(worker, residency=residency)
 

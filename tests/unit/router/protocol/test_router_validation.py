@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from router.errors import InvalidBody, InvalidField, RefusedField
 from router.protocol.fields import ENGINE_INTERNAL, REFUSED, USER_FACING
 from router.protocol.request_body import MAX_NESTING, nesting, split
-from router.protocol.validation import Endpoint, Limits, admit
+from router.protocol.validation import Endpoint, Limits, validate
 
 LIMITS = Limits(max_choices=8, vocabulary=100)
 CHAT = {"model": "base", "messages": [{"role": "user", "content": "Hi"}]}
@@ -20,11 +20,11 @@ COMPLETION = {"model": "base", "prompt": "Hi"}
 
 
 def admit_chat(**fields: Any) -> Any:
-    return admit(Endpoint.CHAT, json.dumps({**CHAT, **fields}).encode(), LIMITS)
+    return validate(Endpoint.CHAT, json.dumps({**CHAT, **fields}).encode(), LIMITS)
 
 
 def admit_completion(**fields: Any) -> Any:
-    return admit(Endpoint.COMPLETIONS, json.dumps({**COMPLETION, **fields}).encode(), LIMITS)
+    return validate(Endpoint.COMPLETIONS, json.dumps({**COMPLETION, **fields}).encode(), LIMITS)
 
 
 class TestFields:
@@ -44,12 +44,12 @@ class TestFields:
     def test_an_escaped_name_is_the_same_name(self) -> None:
         body = b'{"model":"base","prompt":"Hi","lor\\u0061_path":"x"}'
         with pytest.raises(RefusedField, match="lora_path"):
-            admit(Endpoint.COMPLETIONS, body, LIMITS)
+            validate(Endpoint.COMPLETIONS, body, LIMITS)
 
     def test_the_last_of_two_counts_as_it_does_for_engines(self) -> None:
         body = b'{"model":"base","prompt":"Hi","lora_path":null,"lora_path":"x"}'
         with pytest.raises(RefusedField, match="lora_path"):
-            admit(Endpoint.COMPLETIONS, body, LIMITS)
+            validate(Endpoint.COMPLETIONS, body, LIMITS)
 
     def test_unknown_fields_and_nulls(self) -> None:
         fields = admit_chat(new_field={"a": None}, other=None, stop=None, tools=None).fields
@@ -150,9 +150,9 @@ class TestWrong:
 class TestSequences:
     def test_one(self) -> None:
         body = b'{"model":"base:a0","adapter":"a0","prompt": "caf\\u00e9" ,"temperature":1.50, "user" : null}'
-        admitted = admit(Endpoint.COMPLETIONS, body, LIMITS)
-        assert (admitted.model, admitted.adapter, admitted.num_choices) == ("base:a0", "a0", 1)
-        (sequence,) = admitted.sequences()
+        validated = validate(Endpoint.COMPLETIONS, body, LIMITS)
+        assert (validated.model, validated.adapter, validated.num_choices) == ("base:a0", "a0", 1)
+        (sequence,) = validated.sequences()
         assert {name: bytes(value) for name, value in sequence.fields.items()} == {
             "prompt": b'"caf\\u00e9"',
             "temperature": b"1.50",

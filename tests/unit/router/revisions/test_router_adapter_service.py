@@ -30,7 +30,7 @@ from adapters.library import AdapterLibrary
 from adapters.store.errors import StoreUnavailable
 from router.metrics import Metrics
 from router.revisions import adapter_service as managed_adapters_module
-from router.revisions.adapter_service import ManagedAdapters
+from router.revisions.adapter_service import AdapterService
 from router.revisions.configured_adapters import import_unless_there
 from samples.random_adapters import write_random_lora
 
@@ -44,7 +44,7 @@ def count_of(metrics: Metrics, outcome: str) -> float:
 
 
 @asynccontextmanager
-async def following(adapters: ManagedAdapters):
+async def following(adapters: AdapterService):
     adapters.open()
     async with adapters.following():
         yield adapters
@@ -126,7 +126,7 @@ class TestNames:
         first = library.import_directory("bot", lora(tmp_path, 1))
         second = library.import_directory("bot", lora(tmp_path, 2), moves_latest=False)
 
-        async def seen_after(adapters: ManagedAdapters, is_right: Callable[[Any], bool]) -> float:
+        async def seen_after(adapters: AdapterService, is_right: Callable[[Any], bool]) -> float:
             async def ask() -> Any:
                 try:
                     return (await adapters.resolve("bot")).number
@@ -222,7 +222,7 @@ class TestOutages:
 
         async def scenario() -> None:
             nonlocal is_down
-            adapters = ManagedAdapters(lambda: seeded.catalog, library, DIRECTORIES, Metrics(), resolve_timeout_s=0.2)
+            adapters = AdapterService(lambda: seeded.catalog, library, DIRECTORIES, Metrics(), resolve_timeout_s=0.2)
             async with following(adapters):
                 assert (await adapters.resolve("bot")).number == 1
                 assert await code_of(adapters.resolve("a0")) == "catalog_unavailable"
@@ -238,7 +238,7 @@ class TestOutages:
             raise CatalogTooNew("made by a newer release")
 
         with pytest.raises(CatalogTooNew):
-            ManagedAdapters(too_new, lambda catalog: library_over(catalog, tmp_path), {}, Metrics()).open()
+            AdapterService(too_new, lambda catalog: library_over(catalog, tmp_path), {}, Metrics()).open()
 
 
 class TestTheAdaptersOfTheConfiguration:

@@ -11,7 +11,7 @@ from support.router_stand_ins import DIRECTORIES, managed_adapters
 
 from adapters.errors import AdapterMalformed, AdapterNotFound
 from router.errors import ConflictingAdapters, InvalidField, UnknownModel
-from router.protocol.validation import Admitted, Endpoint, Limits, admit
+from router.protocol.validation import Endpoint, Limits, ValidatedRequest, validate
 from router.revisions.resolve import reference_in, resolve
 
 
@@ -45,8 +45,8 @@ def test_nothing_after_the_colon() -> None:
         reference_in("base:", None, "base")
 
 
-def admitted(**fields: str) -> Admitted:
-    return admit(Endpoint.COMPLETIONS, json.dumps({"prompt": "Hi", **fields}).encode(), Limits(8, 100))
+def validated(**fields: str) -> ValidatedRequest:
+    return validate(Endpoint.COMPLETIONS, json.dumps({"prompt": "Hi", **fields}).encode(), Limits(8, 100))
 
 
 def test_resolution(tmp_path: Path) -> None:
@@ -54,15 +54,15 @@ def test_resolution(tmp_path: Path) -> None:
         adapters = managed_adapters(tmp_path, **DIRECTORIES)
         adapters.open()
         async with adapters.following():
-            assert (await resolve(admitted(model="base"), "base", adapters)).revision is None
-            target = await resolve(admitted(model="base:a0"), "base", adapters)
+            assert (await resolve(validated(model="base"), "base", adapters)).revision is None
+            target = await resolve(validated(model="base:a0"), "base", adapters)
             assert (target.requested_model, target.revision.name) == ("base:a0", "a0")
             with pytest.raises(UnknownModel, match=r"'everywher' does not exist.*did you mean 'everywhere'"):
-                await resolve(admitted(model="everywher"), "base", adapters)
+                await resolve(validated(model="everywher"), "base", adapters)
             for fields in ({"model": "base:a9"}, {"model": "base", "adapter": "a9"}, {"model": "a9", "adapter": "a9"}):
                 with pytest.raises(AdapterNotFound):
-                    await resolve(admitted(**fields), "base", adapters)
+                    await resolve(validated(**fields), "base", adapters)
             with pytest.raises(AdapterMalformed):
-                await resolve(admitted(model="broken"), "base", adapters)
+                await resolve(validated(model="broken"), "base", adapters)
 
     asyncio.run(scenario())

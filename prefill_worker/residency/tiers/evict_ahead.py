@@ -15,7 +15,7 @@ _MOST_ADAPTERS = 8  # of the size that was short last: about as many as are load
 _PATIENCE = 2  # adapters that lack room before one goes for the next: of 33 that share the room of 32 most come back
 
 
-class RoomAhead:
+class EvictAhead:
     """What has been evicted ahead of need."""
 
     def __init__(self) -> None:

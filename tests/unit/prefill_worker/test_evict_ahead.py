@@ -11,7 +11,7 @@ import pytest
 from support.held_adapters import StoredAdapters, Worker, eventually, running_worker
 
 from prefill_worker.residency import Tier
-from prefill_worker.residency.tiers.room_ahead import RoomAhead
+from prefill_worker.residency.tiers.evict_ahead import EvictAhead
 from samples.random_adapters import write_random_lora
 
 
@@ -21,7 +21,7 @@ class Memory:
     def __init__(self, budget: int, is_ahead: bool = True) -> None:
         self.budget = budget
         self.is_ahead = is_ahead
-        self.ahead = RoomAhead()
+        self.ahead = EvictAhead()
         self.held: OrderedDict[str, int] = OrderedDict()
         self.num_loads = 0
         self.num_waits = 0

@@ -1,0 +1,23 @@
+"""What the generations of one router share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cluster.config.schema import RouterConfig
+from router.fleet.fleet import Fleet
+from router.fleet.in_flight import InFlightState
+from router.generation.engine_calls import Engines
+from router.metrics import Metrics
+
+
+@dataclass(frozen=True, slots=True)
+class Backends:
+    """What every exchange of this router uses."""
+
+    fleet: Fleet
+    engines: Engines
+    metrics: Metrics
+    config: RouterConfig
+    in_flight: InFlightState
+    model: str  # the name that engines know the base model by
