@@ -27,42 +27,17 @@ def load_cluster_config(path: Path) -> ClusterConfig:
     if root is None or not isinstance(data, dict):
         raise ConfigError(f"{path}:1: expected a mapping with `model` and `workers`, found {type(data).__name__}")
     _refuse_duplicate_keys(path, root)
+    folder = path.resolve().parent
     try:
-        config = ClusterConfig.model_validate(data)
+        config = ClusterConfig.model_validate(data, context={"folder": folder})
     except ValidationError as error:
         raise ConfigError("\n".join(_describe(path, root, problem) for problem in error.errors())) from error
-    return _with_absolute_paths(config, path.resolve().parent)
+    return config.with_default_places(folder / ".prelude")
 
 
 def dump_cluster_config(config: ClusterConfig, path: Path) -> None:
     """Write a configuration that `load_cluster_config` reads back as the same."""
     path.write_text(yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False), encoding="utf-8")
-
-
-def _with_absolute_paths(config: ClusterConfig, base: Path) -> ClusterConfig:
-    adapters = {
-        name: adapter.model_copy(update={"path": base / adapter.path.expanduser()})
-        for name, adapter in config.adapters.items()
-    }
-    model = config.model.model_copy(update={"path": base / config.model.path.expanduser()})
-    state = base / ".prelude"
-    catalog = config.catalog.model_copy(update={"url": config.catalog.url or f"sqlite:///{state / 'catalog.db'}"})
-    store = config.store.model_copy(update={"url": config.store.url or f"file://{state / 'store'}"})
-    cache = config.residency.disk_directory or state / "cache"
-    residency = config.residency.model_copy(update={"disk_directory": base / cache.expanduser()})
-    router = config.router
-    if router.adapter_root is not None:
-        router = router.model_copy(update={"adapter_root": base / router.adapter_root.expanduser()})
-    return config.model_copy(
-        update={
-            "model": model,
-            "adapters": adapters,
-            "catalog": catalog,
-            "store": store,
-            "residency": residency,
-            "router": router,
-        }
-    )
 
 
 def _describe(path: Path, root: yaml.Node, problem) -> str:

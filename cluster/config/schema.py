@@ -8,8 +8,30 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
+
+def _resolve_path(path: Path, info: ValidationInfo) -> Path:
+    """Expand `~`, and resolve against the context's `folder` where there is one."""
+    try:
+        path = path.expanduser()
+    except RuntimeError as error:
+        raise ValueError(f"the home directory of {path.parts[0]} is unknown") from error
+    folder: Path | None = (info.context or {}).get("folder")
+    return path if folder is None else folder / path
+
+
+# Every path of cluster.yaml: relative ones start at the file's folder, which `load_cluster_config` passes as context.
+ConfigPath = Annotated[Path, AfterValidator(_resolve_path)]
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")]
 Port = Annotated[int, Field(ge=0, le=65535)]  # 0: the supervisor picks a free one
 Seconds = Annotated[float, Field(gt=0)]
@@ -22,7 +44,7 @@ class _Section(BaseModel):
 class ModelConfig(_Section):
     """The one base model that the cluster serves."""
 
-    path: Path  # a Hugging Face directory; relative paths start at cluster.yaml's folder
+    path: ConfigPath  # a Hugging Face directory; relative paths start at cluster.yaml's folder
     name: Name  # the name that clients ask for
     dtype: Literal["float32", "bfloat16", "float16"] = "bfloat16"
     tool_call_parser: str | None = None
@@ -56,7 +78,7 @@ class AdapterLimits(_Section):
 class AdapterConfig(_Section):
     """One adapter that the router imports when it starts: a directory in a layout of docs/adapter-formats.md."""
 
-    path: Path
+    path: ConfigPath
 
 
 class CatalogConfig(_Section):
@@ -80,7 +102,7 @@ class ResidencyConfig(_Section):
     """How many adapters a worker that holds adapters keeps close, and how it loads them."""
 
     disk_bytes: Annotated[int, Field(ge=0)] = 64 * 1024**3
-    disk_directory: Path | None = None  # with a folder per worker; None: .prelude/cache beside cluster.yaml
+    disk_directory: ConfigPath | None = None  # with a folder per worker; None: .prelude/cache beside cluster.yaml
     host_bytes: Annotated[int, Field(ge=1)] = 8 * 1024**3
     parallel_loads: Annotated[int, Field(ge=1)] = 8
     queued_loads: Annotated[int, Field(ge=1)] = 256
@@ -120,7 +142,7 @@ class RouterConfig(_Section):
     max_attempts: Annotated[int, Field(ge=1)] = 3  # placements that one sequence is tried on
     drain_timeout_s: Seconds = 30.0
     management: bool = False  # offer /v1/adapters; whoever reaches the router can then change its adapters
-    adapter_root: Path | None = None  # /v1/load_lora_adapter reads directories below it; None: it reads none
+    adapter_root: ConfigPath | None = None  # /v1/load_lora_adapter reads directories below it; None: it reads none
     upload_timeout_s: Seconds = 600.0  # to send an adapter, again to store it; to prepare an export, again to take it
 
 
@@ -179,3 +201,11 @@ class ClusterConfig(_Section):
     def workers_of(self, role: str) -> dict[str, WorkerConfig]:
         """The workers of one role, by name."""
         return {name: worker for name, worker in self.workers.items() if worker.role == role}
+
+    def with_default_places(self, folder: Path) -> ClusterConfig:
+        """With the catalog, the store and the disk cache in `folder` where the configuration names none."""
+        catalog = self.catalog.model_copy(update={"url": self.catalog.url or f"sqlite:///{folder / 'catalog.db'}"})
+        store = self.store.model_copy(update={"url": self.store.url or f"file://{folder / 'store'}"})
+        cache = self.residency.disk_directory or folder / "cache"
+        residency = self.residency.model_copy(update={"disk_directory": cache})
+        return self.model_copy(update={"catalog": catalog, "store": store, "residency": residency})

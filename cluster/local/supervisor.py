@@ -38,7 +38,7 @@ class LocalCluster:
         sweep_abandoned(_FOLDER_PREFIX, temporary)  # of a supervisor that was killed
         self._folder = LockedFolder(_FOLDER_PREFIX, "", temporary)
         self._run_dir = self._folder.path
-        self.config = _with_places(with_ports(config), self._run_dir)
+        self.config = with_ports(config).with_default_places(self._run_dir)  # they end with the cluster
         self.logs = logs
         self._say = say
         self._processes: dict[str, asyncio.subprocess.Process] = {}
@@ -142,15 +142,6 @@ class LocalCluster:
                 kill_group(process.pid, signal.SIGKILL)
         if ends:
             await asyncio.wait(ends)
-
-
-def _with_places(config: ClusterConfig, folder: Path) -> ClusterConfig:
-    """With a catalog, a store and a disk cache; those that are named nowhere end with the cluster."""
-    catalog = config.catalog.model_copy(update={"url": config.catalog.url or f"sqlite:///{folder / 'catalog.db'}"})
-    store = config.store.model_copy(update={"url": config.store.url or f"file://{folder / 'store'}"})
-    cache = config.residency.disk_directory or folder / "cache"
-    residency = config.residency.model_copy(update={"disk_directory": cache})
-    return config.model_copy(update={"catalog": catalog, "store": store, "residency": residency})
 
 
 async def _status_of(session: aiohttp.ClientSession, url: str) -> str:

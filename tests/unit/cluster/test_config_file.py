@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Annotated, Any, ClassVar, get_args, get_origin, get_type_hints
 
 import pytest
+from pydantic import BaseModel
 
 from cluster.agent.engine_spec import engine_spec
 from cluster.config.load import dump_cluster_config, load_cluster_config
-from cluster.config.schema import ClusterConfig
+from cluster.config.schema import ClusterConfig, ConfigPath, EngineConfig
 from cluster.errors import ConfigError
 from cluster.local.ports import with_ports
 from cluster.local.supervisor import LocalCluster
@@ -51,6 +54,53 @@ def test_the_root_of_adapters_starts_there_too(tmp_path: Path):
     assert (load(tmp_path, GOOD).router.adapter_root, load(tmp_path, GOOD).router.management) == (None, False)
     dump_cluster_config(config, tmp_path / "again.yaml")
     assert load_cluster_config(tmp_path / "again.yaml") == config
+
+
+def test_a_home_directory_is_expanded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    config = load(tmp_path, GOOD.replace("adapters/legal", "~/legal"))
+    assert config.adapters["legal"].path == tmp_path / "home/legal"
+
+
+def path_fields(hint: Any, where: str) -> Iterator[tuple[str, bool]]:
+    """Every path below a type, and whether it is a ConfigPath."""
+    if hint == ConfigPath:
+        yield where, True
+    elif isinstance(hint, type) and issubclass(hint, Path):
+        yield where, False
+    elif isinstance(hint, type) and issubclass(hint, BaseModel):
+        for name, part in get_type_hints(hint, include_extras=True).items():
+            if get_origin(part) is not ClassVar:
+                yield from path_fields(part, f"{where}.{name}")
+    else:
+        for part in get_args(hint):
+            yield from path_fields(part, where)
+
+
+def test_every_path_is_resolved_by_its_type():
+    found = dict(path_fields(ClusterConfig, "cluster"))
+    assert found["cluster.model.path"]
+    assert [where for where, resolved in found.items() if not resolved] == []
+
+
+class _Inner(BaseModel):
+    resolved: ConfigPath | None = None
+    plain: Annotated[Path, "a note"] | None = None
+
+
+class _Outer(BaseModel):
+    inner: dict[str, _Inner]
+    many: tuple[Path, ...] = ()
+
+
+def test_a_plain_path_would_be_found():
+    found = dict(path_fields(_Outer, "o"))
+    assert found == {"o.inner.resolved": True, "o.inner.plain": False, "o.many": False}
+
+
+def test_engine_overrides_hold_no_path():
+    """A worker's `engine` section is validated each time it is applied, when the file's folder is no longer known."""
+    assert list(path_fields(EngineConfig, "engine")) == []
 
 
 def test_the_disk_cache_outlives_a_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -142,6 +192,7 @@ BAD = {
     "decode's bootstrap port": (GOOD.replace("decode\n", "decode\n    bootstrap_port: 9\n"), ("bootstrap_port",)),
     "the same key twice": (GOOD + "model: {path: y, name: z}\n", (":10:", "line 1")),
     "a worker's name": (GOOD.replace("  d:", "  'd e':"), ("d e",)),
+    "nobody's home": (GOOD.replace("/somewhere/else", "~no-such-user/x"), (":9:", "acme/tone.path", "~no-such-user")),
     "a negative timeout": (GOOD + "router: {connect_timeout_s: -1}\n", (":10:", "greater than 0")),
 }  # fmt: skip
 
