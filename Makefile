@@ -6,9 +6,12 @@ BIN := $(VENV)/bin
 # `make TORCH_INDEX=URL serve` takes another one, such as PyTorch's own index of CPU builds.
 TORCH_INDEX ?=
 DEMO := .prelude/demo
+# Tests run in as many processes; those with engines run one at a time in any case.
+TEST_PROCESSES ?= 2
+SPREAD = -n $(TEST_PROCESSES) --dist loadgroup
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev serve test test-long lint format bench proto clean
+.PHONY: help setup setup-dev serve test test-fast test-long lint format bench proto clean
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -40,10 +43,13 @@ serve: setup ## start a demo cluster: make a small model and adapters, print the
 	@exec $(BIN)/prelude up --config $(DEMO)/cluster.yaml
 
 test: setup-dev ## run every test
-	@$(BIN)/python -m pytest -m "not long"
+	@$(BIN)/python -m pytest $(SPREAD) -m "not long" --durations 20
+
+test-fast: setup-dev ## run the tests without engines and without the slow ones: under three minutes
+	@$(BIN)/python -m pytest $(SPREAD) -m "not long and not slow" tests/unit
 
 test-long: setup-dev ## run the long tests too: soak, hundreds of kills
-	@$(BIN)/python -m pytest
+	@$(BIN)/python -m pytest $(SPREAD) --durations 20
 
 lint: setup-dev ## check format, style and types
 	@$(BIN)/ruff format --check .

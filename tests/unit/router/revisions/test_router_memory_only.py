@@ -93,25 +93,28 @@ class TestPush:
 
         asyncio.run(scenario())
 
-    def test_nothing_of_it_comes_to_a_disk(self, tmp_path: Path) -> None:
+    @pytest.mark.alone  # others have such files in shared memory, too
+    def test_nothing_of_it_comes_to_a_disk(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """Neither while it is being sent nor while workers take it."""
+        shared_memory, disk = tmp_path / "shm", tmp_path / "tmp"  # others' folders are not among them
+        for folder in (shared_memory, disk):
+            folder.mkdir()
+        monkeypatch.setattr("adapters.files.work_folder.SHARED_MEMORY", shared_memory)
+        monkeypatch.setattr(tempfile, "tempdir", str(disk))
 
         async def scenario() -> None:
             async with managing() as cluster:
                 (worker,) = cluster.prefill
                 worker.put_delay_s = 0.5
-                work = "prelude-work-*"
-                on_disk = set(glob.glob(f"{tempfile.gettempdir()}/{work}"))
-                in_memory = set(glob.glob(f"/dev/shm/{work}"))
                 pushing = asyncio.create_task(push(cluster, tmp_path, 1))
                 new: set[str] = set()
                 while not pushing.done():
-                    new |= set(glob.glob(f"/dev/shm/{work}/*")) - in_memory
-                    assert set(glob.glob(f"{tempfile.gettempdir()}/{work}")) <= on_disk
+                    new |= set(glob.glob(f"{shared_memory}/prelude-work-*/*"))
+                    assert not list(disk.glob("prelude-work-*"))
                     await asyncio.sleep(0.005)
                 assert (await pushing)[0] == 200
                 assert any(name.endswith(".safetensors") for name in new)
-                await until(lambda: set(glob.glob(f"/dev/shm/{work}")) <= in_memory)
+                await until(lambda: not list(shared_memory.iterdir()))
 
         asyncio.run(scenario())
 

@@ -1,7 +1,4 @@
-"""Engines that are killed: the running request ends with an error, the worker comes back, later requests succeed.
-
-The file's name puts it last: it replaces the session's engines.
-"""
+"""Engines that are killed: the running request ends with an error, the worker comes back, later requests succeed."""
 
 from __future__ import annotations
 
@@ -13,6 +10,8 @@ import httpx
 import psutil
 import pytest
 from support.running_cluster import RunningCluster
+
+pytestmark = pytest.mark.kills_the_cluster
 
 ERROR_WITHIN_S = 10.0
 BACK_WITHIN_S = 90.0

@@ -1,7 +1,6 @@
 """A prefill/decode pair in bfloat16, through the router: KV that adapters made, read by an engine that has none.
 
-With PRELUDE_TEST_DEVICE=cuda it runs on a GPU, both engines on the same one. A cluster of its own. (By its name before
-the tests that share a cluster.)
+With PRELUDE_TEST_DEVICE=cuda it runs on a GPU, both engines on the same one. A cluster of its own.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Decode runs out of KV memory: requests that are retracted come back with their own adapted KV.
 
-A cluster of its own, with little memory on the decode worker. (By its name before the tests that share a cluster.)
+A cluster of its own, with little memory on the decode worker.
 """
 
 from __future__ import annotations

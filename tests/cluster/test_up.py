@@ -1,5 +1,5 @@
 """`prelude demo` and `prelude up` as a user meets them: progress, a line that says it is ready, snippets that work,
-Ctrl-C that leaves nothing. (First in the folder by its name, so that it has the machine to itself.)
+Ctrl-C that leaves nothing.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from pathlib import Path
 
 import psutil
 import pytest
+
+pytestmark = pytest.mark.alone  # a start is timed, and all of the machine is searched for what is left
 
 READY_WITHIN_S = 60.0  # the promise of the README, on two cores
 STOPPED_WITHIN_S = 30.0

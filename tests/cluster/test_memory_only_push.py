@@ -1,7 +1,6 @@
 """Revisions pushed into workers' memory only: answers are theirs, no disk has them, and they end with the workers.
 
-A pair of its own; pushes to several workers are in tests/unit/router. (By its name before the tests that share a
-cluster.)
+A pair of its own; pushes to several workers are in tests/unit/router.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A pair on a mixture of experts: LoRA on attention and ReFT are served, LoRA on experts is refused with its reason.
 
-A cluster of its own. (By its name before the tests that share a cluster.)
+A cluster of its own.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Slots for 8, host memory for 32, the catalog in PostgreSQL. Every answer is held against the reference for the revision
 that its header names. Then the store and the catalog go away and come back. At the end nothing is left of any adapter.
-A cluster of its own. (By its name before the tests that share a cluster.)
+A cluster of its own.
 """
 
 from __future__ import annotations

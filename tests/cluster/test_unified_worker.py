@@ -1,6 +1,6 @@
 """A cluster of one unified worker: every kind of adapter, also for all positions, through the router, from a bucket.
 
-A cluster of its own. (By its name before the tests that share a cluster.)
+A cluster of its own.
 """
 
 from __future__ import annotations
