@@ -9,7 +9,7 @@ from typing import Any
 
 
 class HookKind(StrEnum):
-    """How a hook meets its target."""
+    """How a hook attaches to its target."""
 
     AROUND = "around"  # SGLang's registry: fn(original, *args, **kwargs)
     AFTER = "after"  # SGLang's registry: fn(result, *args, **kwargs)
@@ -24,25 +24,33 @@ class Platform(StrEnum):
     GPU = "cuda"
 
 
-# "stock" is SGLang as it is, which benchmarks compare with: it has only what reports and what a CPU needs.
+# "stock" is unmodified SGLang, the baseline of benchmarks: it gets the hooks that report and those a CPU needs.
 ALL_ROLES = frozenset({"prefill", "decode", "unified", "stock"})
 
 
 @dataclass(frozen=True, slots=True)
 class Hook:
-    """A change of SGLang's behaviour, with all that is needed to install, verify, explain and one day remove it."""
+    """A change of SGLang's behaviour, with all that is needed to install, verify and explain it."""
 
     name: str
     target: str  # dotted path of a function or method; for GLOBAL, of a module-level name
-    kind: HookKind
     fn: Callable[..., Any]
     source_sha256: str  # of the target's source at the pin; for GLOBAL, of the whole module's source
     why: str
-    upstream: str
-    remove_when: str
+    kind: HookKind = HookKind.AROUND
     roles: frozenset[str] = ALL_ROLES
     platform: Platform = Platform.ANY
 
     def applies_to(self, role: str, device: str) -> bool:
-        """True where an engine of this role and device needs the hook."""
+        """Whether an engine of this role on this device needs the hook."""
         return role in self.roles and self.platform in (Platform.ANY, device)
+
+
+@dataclass(frozen=True, slots=True)
+class HookGroup:
+    """Hooks that supply one thing that SGLang lacks, and are removed once it has it."""
+
+    lacking: str
+    upstream: str  # an issue or option of SGLang, or "none; " and what SGLang does today
+    remove_when: str  # the change in SGLang that makes the hooks superfluous
+    hooks: tuple[Hook, ...]
