@@ -1,0 +1,94 @@
+"""The measured tables of the pages are what bench/results/ gives."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from bench import evidence
+from bench.measuring.result_file import ResultFile
+from cli.main import _parser
+
+
+@pytest.mark.parametrize("name", evidence.PAGES)
+def test_the_page_is_what_the_results_give(name: str):
+    page = (evidence.ROOT / name).read_text()
+    assert page == evidence.rendered(page), "run: python -m bench.evidence"
+
+
+def test_every_table_is_on_one_page():
+    found = Counter(
+        table for name in evidence.PAGES for table in evidence.tables_in((evidence.ROOT / name).read_text())
+    )
+    assert found == Counter(list(evidence.TABLES))
+
+
+def test_a_number_that_no_file_has_is_replaced():
+    page = "Before.\n<!-- table h200-rank1 -->\n| Prelude, LoRA rank 1 | 99.9 |\n<!-- end -->\nAfter.\n"
+    assert "99.9" not in evidence.rendered(page)
+    assert evidence.rendered(evidence.rendered(page)) == evidence.rendered(page)
+    assert evidence.rendered(page).startswith("Before.\n<!-- table h200-rank1 -->\n\n| 8B, n = 512 |")
+    assert evidence.rendered(page).endswith("\n\n<!-- end -->\nAfter.\n")
+
+
+def test_an_unknown_table_is_an_error():
+    with pytest.raises(KeyError):
+        evidence.rendered("<!-- table nothing -->\n<!-- end -->\n")
+
+
+def test_main_rewrites_only_pages_that_differ(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys):
+    (tmp_path / "right.md").write_text(evidence.rendered("<!-- table catalog -->\n<!-- end -->\n"))
+    (tmp_path / "old.md").write_text("<!-- table catalog -->\n| 1 s |\n<!-- end -->\n")
+    monkeypatch.setattr(evidence, "ROOT", tmp_path)
+    monkeypatch.setattr(evidence, "PAGES", ("right.md", "old.md"))
+    evidence.main()
+    assert (tmp_path / "old.md").read_text() == (tmp_path / "right.md").read_text()
+    assert capsys.readouterr().err == "old.md updated\n"
+
+
+def test_numbers_are_rounded_half_up():
+    assert [evidence._fixed(value, 2) for value in (1.125, 0.9448, 0.995, 2.0)] == ["1.13", "0.94", "1.00", "2.00"]
+    assert evidence._fixed(18.63, 0) == "19"
+
+
+@pytest.mark.parametrize("path", sorted(evidence.RESULTS.glob("*.json")), ids=lambda path: path.stem)
+def test_a_result_names_its_machine_commit_and_a_command_that_parses(path: Path):
+    file = ResultFile(path)
+    assert file.machine
+    assert len(file.commit.partition("+")[0]) == 7
+    program, *arguments = shlex.split(file.command)
+    assert program == "prelude"
+    _parser().parse_args(arguments)
+
+
+class TestResultFile:
+    @pytest.fixture
+    def file(self, tmp_path: Path) -> ResultFile:
+        document = {
+            "rows": [{"system": "none", "adapters": 8, "requests_per_s": 50.0}],
+            "repeats": [
+                {"system": "none", "adapters": 8, "median_latency_s": seconds, "repeat": repeat}
+                for repeat, seconds in enumerate((0.5, 0.3, 0.4))
+            ],
+            "commit": "0123456789abcdef+changes",
+            "command": "prelude bench adapter-tax --engine-arguments=--a b --json tax.json --plot tax.png",
+            "settings": {"engine_arguments": ["--a", "b"]},
+            "hardware": {"cores": 2, "gpu": "none used"},
+        }
+        (tmp_path / "tax.json").write_text(json.dumps(document))
+        return ResultFile(tmp_path / "tax.json")
+
+    def test_figures(self, file: ResultFile):
+        assert file.rate("none", 8) == 50.0
+        assert file.latency_s("none", 8) == 0.4
+        assert file.rate("none", 32) is None
+        assert file.latency_s("stock", 8) is None
+
+    def test_source(self, file: ResultFile):
+        assert file.commit == "0123456+changes"
+        assert file.machine == "2 CPU cores"
+        assert file.command == "prelude bench adapter-tax --engine-arguments='--a b'"
