@@ -25,7 +25,8 @@ from prefill_worker.residency.loading.loader import AdapterLoader, Tier
 from prefill_worker.residency.loading.receiver import Receiver
 from prefill_worker.residency.threads import WorkThreads
 from prefill_worker.residency.tiers.disk_cache import DiskCache
-from prefill_worker.residency.tiers.host_memory import HostMemory, HostState
+from prefill_worker.residency.tiers.host_memory import HostMemory, HostState, room_bytes
+from prefill_worker.residency.tiers.pins import PinOwner
 from prefill_worker.residency.tiers.shared_folder import SHARED_MEMORY, SharedFolder
 
 log = logging.getLogger(__name__)
@@ -81,11 +82,12 @@ class Residency:
             on_out_of_engine=hub.remove_resident,
             on_gone=hub.remove_in_memory_only,
         )
+        self._pins = self._host.pins
         self._disk = DiskCache(
             disk_folder,
             settings.disk_bytes,
             self._threads,
-            is_pinned=lambda revision_id: revision_id in self._host.pins,
+            is_pinned=self._pins.__contains__,
             changed=hub.change_on_disk,
             on_evicted=lambda: metrics.count_eviction("disk"),
             on_failed=metrics.count_disk_failure,
@@ -107,8 +109,6 @@ class Residency:
         self._to_disk: dict[str, None] = {}  # revisions to be written behind, in order
         self._has_to_disk = asyncio.Event()
         self._pins_due = asyncio.Event()
-        self._pinned: set[str] = set()  # of the host's pins those whose call has succeeded
-        self._kept: set[str] = set()  # the same of those that routers sent, because no store has them
         metrics.watch(
             lambda: {
                 "host": TierFigures(len(self._host), self._host.used_bytes, self._host.budget_bytes),
@@ -207,7 +207,7 @@ class Residency:
         revision_id = envelope.revision_id
         _check(revision_id)
         loop = asyncio.get_running_loop()
-        started_at, was_pinned = loop.time(), revision_id in self._kept
+        started_at, was_pinned = loop.time(), self._pins.is_owned(revision_id, PinOwner.PUSH)
         problem: HostMemoryFull | None = None
 
         def waits(full: HostMemoryFull | None) -> None:
@@ -215,23 +215,21 @@ class Residency:
             problem = full
 
         was_resident = self._host.resident(revision_id) is not None
-        self._host.pin(revision_id, envelope.content_bytes)
-        try:
-            async with asyncio.timeout_at(started_at + deadline_s), self._receiver.alone(revision_id, self._queue):
-                entry = await self._host.settled(revision_id)
-                if entry is None:
-                    entry = await self._receiver.receive(envelope, content, waits)
-                    self._hub.add_in_memory_only(revision_id)
-                await self._loader.into_engine(entry)
-        except BaseException as error:
-            self._give_up_pin(revision_id)
-            if isinstance(error, AdapterError | EngineError):
+        with self._pins.pinning(revision_id, room_bytes(envelope.content_bytes), PinOwner.PUSH):
+            try:
+                async with asyncio.timeout_at(started_at + deadline_s), self._receiver.alone(revision_id, self._queue):
+                    entry = await self._host.settled(revision_id)
+                    if entry is None:
+                        entry = await self._receiver.receive(envelope, content, waits)
+                        self._hub.add_in_memory_only(revision_id)
+                    await self._loader.into_engine(entry)
+            except (AdapterError, EngineError) as error:
                 self._metrics.count_load("router", error.code if isinstance(error, AdapterError) else "engine")
-            if isinstance(error, TimeoutError) and problem is not None:
-                raise problem from None
-            raise
-        self._host.pin(revision_id, envelope.content_bytes)  # a call that failed meanwhile may have given it up
-        self._kept.add(revision_id)
+                raise
+            except TimeoutError:
+                if problem is not None:
+                    raise problem from None
+                raise
         self._metrics.count_load("router", "ok")
         return Received(0.0 if was_resident else loop.time() - started_at, was_pinned)
 
@@ -242,7 +240,8 @@ class Residency:
         then it is as pinned as it was before.
         """
         _check(revision_id)
-        if memory_only and revision_id in self._kept:
+        owner = PinOwner.PUSH if memory_only else PinOwner.OPERATOR
+        if memory_only and self._pins.is_owned(revision_id, owner):
             return
         if memory_only and self._host.get(revision_id) is None:
             raise RevisionNotStored(f"this worker does not have {revision_id} any more; push it again")
@@ -250,28 +249,13 @@ class Residency:
         deadline = loop.time() + deadline_s
         async with asyncio.timeout_at(deadline):
             content_bytes = await self._loader.content_bytes(revision_id)
-        self._host.pin(revision_id, content_bytes)
-        try:
+        with self._pins.pinning(revision_id, room_bytes(content_bytes), owner):
             await self.ensure(revision_id, Tier.HOST, deadline - loop.time())
-        except BaseException:
-            self._give_up_pin(revision_id)
-            raise
-        self._host.pin(revision_id, content_bytes)  # a call with an earlier deadline may have given it up
-        (self._kept if memory_only else self._pinned).add(revision_id)
 
     def unpin(self, revision_id: str, *, memory_only: bool = False) -> None:
-        """Leave a revision to eviction again, but for what others ask where only `put`'s pin is meant (`memory_only`).
-
-        One that is not pinned is fine.
-        """
-        self._kept.discard(revision_id)
-        if not memory_only:
-            self._pinned.discard(revision_id)
-        self._give_up_pin(revision_id)
-
-    def _give_up_pin(self, revision_id: str) -> None:
-        if revision_id not in self._pinned and revision_id not in self._kept:
-            self._host.unpin(revision_id)
+        """Release an operator's pin and a push's, or the push's alone (`memory_only`). Idempotent."""
+        owners = (PinOwner.PUSH,) if memory_only else (PinOwner.OPERATOR, PinOwner.PUSH)
+        self._pins.release(revision_id, *owners)
 
     async def evict(self, revision_id: str, from_disk: bool) -> bool:
         """Take a revision out of host memory, and off the disk if asked; False where it was in neither.
@@ -279,7 +263,7 @@ class Residency:
         Raises AdapterInUse, and EngineError.
         """
         _check(revision_id)
-        if revision_id in self._host.pins:
+        if revision_id in self._pins:
             raise AdapterInUse(f"{revision_id} is pinned; unpin it first")
         if revision_id in self._queue:
             raise AdapterInUse(f"{revision_id} is being loaded; try again")
@@ -329,15 +313,15 @@ class Residency:
         while True:
             await self._pins_due.wait()
             self._pins_due.clear()
-            missing = [revision_id for revision_id in self._host.pins if not self._host.resident(revision_id)]
+            missing = [revision_id for revision_id in self._pins if not self._host.resident(revision_id)]
             loads = (self.ensure(each, Tier.HOST, _PIN_TIMEOUT_S, is_prewarm=True) for each in missing)
             results = await asyncio.gather(*loads, return_exceptions=True)
             failed = {each: result for each, result in zip(missing, results, strict=True) if _is_failure(result)}
             for each in [each for each, error in failed.items() if isinstance(error, RevisionNotStored)]:
-                if each in self._kept:  # the only copy that there was here: it does not come back by itself
+                if self._pins.is_owned(each, PinOwner.PUSH):  # this was the worker's only copy: a retry cannot succeed
                     log.error("an adapter that was in memory only is lost", extra={"fields": {"revision": each}})
                     self.unpin(each)
-            if failed and any(each in self._host.pins for each in failed):
+            if failed and any(each in self._pins for each in failed):
                 fields = {"revisions": {each: str(error) for each, error in failed.items()}}
                 log.warning("pinned adapters are not resident; they are tried again", extra={"fields": fields})
                 await asyncio.sleep(_PIN_RETRY_S)

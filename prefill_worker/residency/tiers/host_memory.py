@@ -28,9 +28,10 @@ from adapters.packed import PACKED_NAME
 from adapters.store import Envelope
 from engine.client import IN_USE
 from engine.errors import EngineError
-from prefill_worker.residency.errors import AdapterInUse, HostMemoryFull, PinsExceedBudget
+from prefill_worker.residency.errors import AdapterInUse, HostMemoryFull
 from prefill_worker.residency.threads import WorkThreads, ended
 from prefill_worker.residency.tiers.evict_ahead import EvictAhead
+from prefill_worker.residency.tiers.pins import Pins
 
 log = logging.getLogger(__name__)
 
@@ -85,7 +86,7 @@ class HostMemory:
         """`on_gone` is told of all that leaves memory, `on_evicted` of what made room or was told to go."""
         self.budget_bytes = budget_bytes
         self.used_bytes = 0
-        self.pins: dict[str, int] = {}  # and the bytes that each takes, in memory or not
+        self.pins = Pins(budget_bytes, on_unpinned=self._tell)
         self._root = root
         self._threads = threads
         self._unload = unload
@@ -235,22 +236,6 @@ class HostMemory:
             raise AdapterInUse(f"{revision_id} is in use by requests; try again when they have ended")
         return True
 
-    def pin(self, revision_id: str, content_bytes: int) -> None:
-        """Keep a revision from eviction, from when it is here. Raises PinsExceedBudget."""
-        num_bytes = room_bytes(content_bytes)
-        others = sum(self.pins.values()) - self.pins.get(revision_id, 0)
-        if others + num_bytes > self.budget_bytes:
-            raise PinsExceedBudget(
-                f"{revision_id} takes {num_bytes} bytes of host memory and {others} are pinned already, together more "
-                f"than residency.host_bytes of {self.budget_bytes}; unpin others or raise it"
-            )
-        self.pins[revision_id] = num_bytes
-
-    def unpin(self, revision_id: str) -> None:
-        """Leave a revision to eviction again."""
-        if self.pins.pop(revision_id, None) is not None:
-            self._tell()
-
     async def _make_room(self) -> bool:
         """Evict for all who wait for room; whether there may be more of it now."""
         if (short_bytes := self._short_bytes()) > 0:
@@ -267,7 +252,7 @@ class HostMemory:
 
         An engine unloads only between two batches, and they would wait for that before their own loads wait for it.
         """
-        self._ahead_bytes = self._ahead.goal_bytes(num_bytes, self.budget_bytes - sum(self.pins.values()))
+        self._ahead_bytes = self._ahead.goal_bytes(num_bytes, self.budget_bytes - self.pins.num_bytes)
         if not self._is_closed and (self._evicts_ahead is None or self._evicts_ahead.done()):
             self._evicts_ahead = asyncio.create_task(self._evict_what_is_due(), name="evict ahead")
             self._evicts_ahead.add_done_callback(_report)

@@ -29,6 +29,7 @@ from prefill_worker.residency.errors import (
     HostMemoryFull,
     PinsExceedBudget,
 )
+from prefill_worker.residency.tiers.pins import PinOwner
 from samples.random_adapters import write_random_lora
 
 CHUNK_BYTES = 1000
@@ -157,6 +158,54 @@ def test_operators_pins_are_their_own(stored: StoredAdapters, tmp_path: Path):
             with pytest.raises(EngineError):
                 await worker.residency.put(envelope, nothing(), 5)
             assert worker.residency._host.pins == {}  # as before the call that failed
+
+    asyncio.run(scenario())
+
+
+def test_a_push_that_fails_leaves_an_operators_pin(stored: StoredAdapters, tmp_path: Path):
+    """Also one that was made while the push was under way."""
+
+    async def scenario() -> None:
+        a = stored.ids[0]
+        envelope, content = announced(a, stored.packed[a])
+        async with running_worker(stored, tmp_path) as worker:
+            gate, pins = asyncio.Event(), worker.residency._pins
+            pushing = asyncio.create_task(worker.residency.put(envelope, sent(content[:-9], gate), 5))
+            await eventually(lambda: worker.host_bytes() > 0)
+            pinning = asyncio.create_task(worker.residency.pin(a, 5))
+            await eventually(lambda: len(pins.get(a, ())) == 2)
+            gate.set()
+            with pytest.raises(AdapterNotReceived):
+                await pushing
+            assert a in pins
+            await pinning
+            assert pins == {a: {PinOwner.OPERATOR}}
+
+            await worker.engine_ends()
+            with pytest.raises(EngineError):
+                await worker.residency.put(envelope, nothing(), 5)
+            assert pins == {a: {PinOwner.OPERATOR}}
+
+    asyncio.run(scenario())
+
+
+def test_a_push_that_succeeds_outlives_a_pin_that_fails(stored: StoredAdapters, tmp_path: Path):
+    async def scenario() -> None:
+        a = stored.ids[0]
+        envelope, content = announced(a, stored.packed[a])
+        async with running_worker(stored, tmp_path, host=1) as worker:
+            gate, pins = asyncio.Event(), worker.residency._pins
+            pushing = asyncio.create_task(worker.residency.put(envelope, sent(content, gate), 5))
+            await eventually(lambda: worker.host_bytes() > 0)
+            with pytest.raises(TimeoutError):
+                await worker.residency.pin(a, 0.1)
+            with pytest.raises(PinsExceedBudget):  # its room is still taken
+                await worker.residency.pin(stored.ids[1], 5)
+            gate.set()
+            await pushing
+            assert pins == {a: {PinOwner.PUSH}}
+            worker.residency.unpin(a, memory_only=True)
+            assert pins == {}
 
     asyncio.run(scenario())
 

@@ -48,6 +48,8 @@ from prefill_worker.residency.errors import (
     LoadQueueFull,
     PinsExceedBudget,
 )
+from prefill_worker.residency.tiers import disk_cache
+from prefill_worker.residency.tiers.pins import PinOwner
 from samples.random_adapters import write_random_lora
 
 
@@ -459,6 +461,7 @@ def test_a_pin_that_ends_well_is_kept_whatever_became_of_others(
             long = asyncio.create_task(worker.residency.pin(a, 5))
             await asyncio.sleep(deadline_s)
             if deadline_s > 0.2:
+                await asyncio.wait([short])
                 assert isinstance(short.exception(), TimeoutError)
             worker.engine.may_answer.set()
             await asyncio.gather(short, long, return_exceptions=True)
@@ -475,6 +478,35 @@ def test_a_pin_that_ends_well_is_kept_whatever_became_of_others(
             worker.residency.unpin(a)
             await worker.on_disk(a)
             await worker.residency.ensure(b, Tier.HOST, 5)
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("is_unpinned", [True, False])
+def test_a_pin_holds_while_an_overlapping_one_fails(stored: StoredAdapters, tmp_path: Path, is_unpinned: bool):
+    """And while the operator's pin from before is released."""
+
+    async def scenario() -> None:
+        a, b = stored.ids[:2]
+        async with running_worker(stored, tmp_path, host=1) as worker:
+            await worker.residency.pin(a, 5)
+            await worker.engine_ends()
+            await worker.engine.start()
+            worker.engine.may_answer.clear()
+            calls = [asyncio.create_task(worker.residency.pin(a, deadline_s)) for deadline_s in (0.1, 5, 5)]
+            await asyncio.wait(calls[:1])
+            assert isinstance(calls[0].exception(), TimeoutError)
+            if is_unpinned:
+                worker.residency.unpin(a)
+            calls[2].cancel()
+            await asyncio.wait(calls[2:])
+            with pytest.raises(PinsExceedBudget):  # its room is still taken
+                await worker.residency.pin(b, 5)
+            worker.engine.may_answer.set()
+            await calls[1]
+            assert worker.residency._pins == {a: {PinOwner.OPERATOR}}
+            worker.residency.unpin(a)
+            assert worker.residency._pins == {}
 
     asyncio.run(scenario())
 
@@ -970,7 +1002,9 @@ def test_a_disk_that_does_not_delete(stored: StoredAdapters, tmp_path: Path, mon
                 broken.setattr(Path, "unlink", refuse)
                 await worker.residency.ensure(b, Tier.HOST, 5)
                 failures = "prelude_worker_adapter_disk_cache_failures_total"
-                await eventually(lambda: not worker.residency._to_disk and worker.value(failures) >= 2)
+                # Once every attempt to delete has failed: between two of them the file is not usable.
+                await eventually(lambda: worker.value(failures) == disk_cache._MOST_FAILURES + 1)
+                assert not worker.residency._to_disk
                 assert worker.hub.resident == {b}
                 assert worker.hub.on_disk == {a}
                 assert worker.residency._disk.used_bytes == worker.disk_bytes() == stored.object_bytes
