@@ -9,13 +9,13 @@ from pathlib import Path
 
 from adapters.store import Envelope
 from cluster.agent.worker_agent import WorkerAgent
-from cluster.agent.worker_metrics import ResidencyMetrics
 from cluster.config.schema import ClusterConfig
 from cluster.control import control_pb2 as pb
 from cluster.errors import StartError
 from cluster.open_library import limits_of, open_configured_store
 from engine.errors import EngineUnreachable
 from prefill_worker.residency import Acceptance, Residency, Tier, sweep_abandoned
+from prefill_worker.residency.metrics import ResidencyMetrics
 
 
 class AdapterHolder(WorkerAgent):

@@ -1,34 +1,21 @@
-"""What an agent shows on /metrics. The engine's own metrics (`sglang:*`) are on the engine's port."""
+"""Metrics of every worker's agent. The engine serves its own (`sglang:*`) on its own port."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from prometheus_client import CollectorRegistry, Gauge
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
-from prometheus_client.core import GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
-
-if TYPE_CHECKING:
-    from engine.client import EngineLoad
-
-_LOAD_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+from engine.client import EngineLoad
 
 
 class WorkerMetrics:
-    """One agent's metrics, all labelled with its worker and role."""
+    """Gauges of one agent, labelled with its worker and role."""
 
     def __init__(self, worker: str, role: str) -> None:
         self.registry = CollectorRegistry()
-        fixed = {"worker": worker, "role": role}
-
-        def labelled(metric):
-            return metric.labels(*fixed.values())
 
         def gauge(name: str, text: str) -> Gauge:
-            return labelled(Gauge(f"prelude_worker_{name}", text, tuple(fixed), registry=self.registry))
+            labelled = Gauge(f"prelude_worker_{name}", text, ("worker", "role"), registry=self.registry)
+            return labelled.labels(worker, role)
 
         self.ready = gauge("ready", "1 while the worker takes requests")
         self.engine_restarts = gauge("engine_restarts", "Times the agent has started its engine again")
@@ -39,155 +26,8 @@ class WorkerMetrics:
         self.warm_pairs = gauge("warm_pairs", "Decode engines with which this prefill engine is warm")
 
     def observe_load(self, load: EngineLoad) -> None:
-        """Take over what the engine says of its queues and memory."""
+        """Publish the load that the engine reports."""
         self.running_requests.set(load.running_requests)
         self.queued_requests.set(load.queued_requests)
         self.used_kv_tokens.set(load.used_kv_tokens)
         self.max_kv_tokens.set(load.max_kv_tokens)
-
-
-@dataclass(frozen=True, slots=True)
-class TierFigures:
-    """One tier as it is now."""
-
-    num_adapters: int
-    num_bytes: int  # reserved ones included
-    budget_bytes: int
-
-
-class ResidencyMetrics:
-    """What a worker that holds adapters shows of them. Labels have few values: tiers, sources, stages, error codes.
-
-    Sources are where a load found the adapter: `store`, `disk`, `host` (in memory, but not in the engine), or `router`,
-    which sends what no store has. Stages are `room` (waiting for host memory), `fetch` (store to host memory or disk,
-    checked), `copy` (disk to host memory, checked), `check` (header), `receive` (from a router, with the waiting for
-    room), `engine`, and, off the critical path, `disk_write`.
-    """
-
-    def __init__(self, registry: CollectorRegistry, worker: str, role: str, max_lora: int) -> None:
-        self._registry = registry
-        self._fixed = {"worker": worker, "role": role}
-        self._max_lora = max_lora
-        fixed = tuple(self._fixed)
-
-        def counter(name: str, text: str, *labels: str) -> Counter:
-            return Counter(f"prelude_worker_{name}", text, (*fixed, *labels), registry=registry)
-
-        def histogram(name: str, text: str, *labels: str) -> Histogram:
-            name = f"prelude_worker_{name}"
-            return Histogram(name, text, (*fixed, *labels), buckets=_LOAD_BUCKETS_S, registry=registry)
-
-        self.load_seconds = histogram(
-            "adapter_load_seconds",
-            "From the start of an adapter's load to its residency, without its time in the queue",
-        ).labels(*self._fixed.values())
-        self._stages = histogram("adapter_load_stage_seconds", "Parts of adapter loads", "stage")
-        self._loads = counter(
-            "adapter_loads", "Attempts to load an adapter, by result: ok or a code", "source", "result"
-        )
-        self._evictions = counter("adapter_evictions", "Adapters that had to make room", "tier")
-        self._disk_failures = counter(
-            "adapter_disk_cache_failures", "Adapters that could not be kept on disk, or deleted there"
-        )
-        self._hits = counter("adapter_lease_hits", "Requests that found their adapter resident").labels(
-            *self._fixed.values()
-        )
-
-    def count_hit(self) -> None:
-        self._hits.inc()
-
-    def count_load(self, source: str, result: str) -> None:
-        self._loads.labels(*self._fixed.values(), source, result).inc()
-
-    def count_eviction(self, tier: str) -> None:
-        self._evictions.labels(*self._fixed.values(), tier).inc()
-
-    def count_disk_failure(self) -> None:
-        self._disk_failures.labels(*self._fixed.values()).inc()
-
-    def observe_stage(self, stage: str, seconds: float) -> None:
-        self._stages.labels(*self._fixed.values(), stage).observe(seconds)
-
-    def watch(
-        self,
-        tiers: Callable[[], Mapping[str, TierFigures]],
-        queue: Callable[[], tuple[int, int, int]],
-        num_resident: Callable[[], int],
-        num_in_memory_only: Callable[[], int],
-        most_recent: Callable[[int], list[str]],
-        loading: Callable[[], list[str]],
-    ) -> None:
-        """Show gauges that are asked for when they are read: tiers, (running, queued loads, waiting requests), …"""
-        self._registry.register(_ResidencyGauges(self._fixed, tiers, queue, num_resident, num_in_memory_only))
-        self._registry.register(_LoraRequestsInfo(self._max_lora, most_recent, loading))
-
-
-class _ResidencyGauges(Collector):
-    def __init__(
-        self,
-        fixed: Mapping[str, str],
-        tiers: Callable[[], Mapping[str, TierFigures]],
-        queue: Callable[[], tuple[int, int, int]],
-        num_resident: Callable[[], int],
-        num_in_memory_only: Callable[[], int],
-    ) -> None:
-        self._fixed = fixed
-        self._tiers = tiers
-        self._queue = queue
-        self._num_resident = num_resident
-        self._num_in_memory_only = num_in_memory_only
-
-    def collect(self) -> Iterable[Metric]:
-        tiers = self._tiers()
-        for name, text, attribute in (
-            ("adapter_tier_adapters", "Adapters that a tier holds", "num_adapters"),
-            ("adapter_tier_bytes", "Bytes that a tier holds or has reserved", "num_bytes"),
-            ("adapter_tier_budget_bytes", "Bytes that a tier may hold", "budget_bytes"),
-        ):
-            gauge = GaugeMetricFamily(f"prelude_worker_{name}", text, labels=(*self._fixed, "tier"))
-            for tier, figures in tiers.items():
-                gauge.add_metric((*self._fixed.values(), tier), getattr(figures, attribute))
-            yield gauge
-        running, queued, waiters = self._queue()
-        for name, text, value in (
-            ("resident_adapters", "Revisions that the engine can use at once", self._num_resident()),
-            ("memory_only_adapters", "Revisions in host memory that no store has", self._num_in_memory_only()),
-            ("adapter_loads_running", "Adapters that are being loaded", running),
-            ("adapter_loads_queued", "Adapters that wait for their load, or for its next attempt", queued),
-            ("adapter_load_waiters", "Requests that wait for an adapter", waiters),
-        ):
-            gauge = GaugeMetricFamily(f"prelude_worker_{name}", text, labels=tuple(self._fixed))
-            gauge.add_metric(tuple(self._fixed.values()), value)
-            yield gauge
-
-
-class _LoraRequestsInfo(Collector):
-    """`vllm:lora_requests_info`, from which the Gateway API inference extension learns which adapters are close.
-
-    One series; its value is the Unix time of its last change, since readers take the series with the greatest one. In
-    its labels adapters are named by their revision ids: `running_lora_adapters` has the resident revisions that were
-    used last, `waiting_lora_adapters` those that are being loaded, each at most `max_lora` many, and `max_lora` is the
-    number of the engine's slots, for distinct adapters in one batch.
-    """
-
-    def __init__(
-        self, max_lora: int, most_recent: Callable[[int], list[str]], loading: Callable[[], list[str]]
-    ) -> None:
-        self._max_lora = max_lora
-        self._most_recent = most_recent
-        self._loading = loading
-        self._shown: tuple[str, str] | None = None
-        self._changed_s = 0.0
-
-    def collect(self) -> Iterable[Metric]:
-        running = ",".join(sorted(self._most_recent(self._max_lora)))
-        waiting = ",".join(self._loading()[: self._max_lora])
-        if self._shown != (running, waiting):
-            self._shown, self._changed_s = (running, waiting), max(time.time(), self._changed_s)
-        info = GaugeMetricFamily(
-            "vllm:lora_requests_info",
-            "Unix time of the last change of the labels: adapters that are resident, and that are being loaded",
-            labels=("max_lora", "running_lora_adapters", "waiting_lora_adapters"),
-        )
-        info.add_metric((str(self._max_lora), running, waiting), self._changed_s)
-        yield info

@@ -13,7 +13,6 @@ from pathlib import Path
 from adapters.errors import AdapterError, AdapterTooLarge, InvalidReference
 from adapters.identity import check_revision_id
 from adapters.store import AdapterStore, Envelope, RevisionNotStored
-from cluster.agent.worker_metrics import ResidencyMetrics, TierFigures
 from cluster.config.schema import ResidencyConfig
 from cluster.control.worker_state import WorkerStateHub
 from engine.client import EngineClient
@@ -23,6 +22,7 @@ from prefill_worker.residency.errors import AdapterInUse, DiskCacheFull, HostMem
 from prefill_worker.residency.loading.load_queue import LoadQueue
 from prefill_worker.residency.loading.loader import AdapterLoader, Tier
 from prefill_worker.residency.loading.receiver import Receiver
+from prefill_worker.residency.metrics import ResidencyMetrics, TierFigures
 from prefill_worker.residency.threads import WorkThreads
 from prefill_worker.residency.tiers.disk_cache import DiskCache
 from prefill_worker.residency.tiers.host_memory import HostMemory, HostState, room_bytes

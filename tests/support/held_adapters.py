@@ -19,11 +19,11 @@ from adapters.model.base_model import BaseModel
 from adapters.model.manifest import revision_id_of
 from adapters.packed import write_packed
 from adapters.store import AdapterStore, open_store
-from cluster.agent.worker_metrics import ResidencyMetrics
 from cluster.config.schema import ResidencyConfig
 from cluster.control.worker_state import WorkerStateHub
 from engine.client import EngineClient
 from prefill_worker.residency import Acceptance, Residency
+from prefill_worker.residency.metrics import ResidencyMetrics
 from prefill_worker.residency.tiers.host_memory import room_bytes
 from prefill_worker.residency.tiers.shared_folder import SHARED_MEMORY
 from samples.random_adapters import write_random_lora, write_random_reft

@@ -48,7 +48,7 @@ router.generation
 router.api router.management
 router
 prefill_worker.residency.errors prefill_worker.residency.threads prefill_worker.residency.acceptance
-prefill_worker.residency.tiers
+prefill_worker.residency.metrics prefill_worker.residency.tiers
 prefill_worker.residency.loading
 prefill_worker.residency
 prefill_worker.warming

@@ -13,12 +13,12 @@ from collections.abc import Awaitable, Callable, Iterable
 from adapters.errors import AdapterError, AdapterUnsupported
 from adapters.store import AdapterStore, Envelope, RevisionNotStored, StoreCorrupt
 from adapters.store.envelope import ENVELOPE_BYTES, Part
-from cluster.agent.worker_metrics import ResidencyMetrics
 from engine.client import EngineClient
 from engine.errors import AdapterNotTaken, EngineError, EngineUnreachable
 from prefill_worker.residency.acceptance import Acceptance
 from prefill_worker.residency.errors import AdapterRefusedByEngine, HostMemoryFull
 from prefill_worker.residency.loading.load_queue import Load
+from prefill_worker.residency.metrics import ResidencyMetrics
 from prefill_worker.residency.threads import Stop, WorkThreads
 from prefill_worker.residency.tiers.disk_cache import DiskCache
 from prefill_worker.residency.tiers.host_memory import HostEntry, HostMemory, HostState

@@ -10,10 +10,10 @@ from contextlib import asynccontextmanager
 from functools import partial
 
 from adapters.store import Envelope
-from cluster.agent.worker_metrics import ResidencyMetrics
 from prefill_worker.residency.acceptance import Acceptance
 from prefill_worker.residency.errors import AdapterNotReceived, HostMemoryFull
 from prefill_worker.residency.loading.load_queue import LoadQueue
+from prefill_worker.residency.metrics import ResidencyMetrics
 from prefill_worker.residency.threads import WorkThreads
 from prefill_worker.residency.tiers.host_memory import HostEntry, HostMemory, HostState
 from prefill_worker.residency.tiers.objects import is_no_room, write_all
