@@ -14,8 +14,11 @@ def test_cancelled_work_has_ended_before_the_cancellation_is_seen():
     async def scenario() -> None:
         threads = WorkThreads(1)
         ended: list[str] = []
+        begun = asyncio.Event()
+        loop = asyncio.get_running_loop()
 
         def work(stop: Stop) -> None:
+            loop.call_soon_threadsafe(begun.set)
             try:
                 while True:
                     time.sleep(0.05)
@@ -26,7 +29,7 @@ def test_cancelled_work_has_ended_before_the_cancellation_is_seen():
                 raise
 
         task = asyncio.create_task(threads.run(work))
-        await asyncio.sleep(0.1)
+        await begun.wait()
         task.cancel()
         await asyncio.sleep(0)
         task.cancel()  # whoever is impatient waits as well

@@ -65,11 +65,11 @@ def test_what_a_killed_process_left_is_swept(parent: Path) -> None:
         assert other.stdout is not None
         left = Path(other.stdout.readline().strip())
         assert left.parent == parent
-        assert sweep_abandoned() == []  # it lives
+        assert left not in sweep_abandoned()  # it lives
         other.send_signal(signal.SIGKILL)
         other.wait()
         assert (left / "bytes").exists()
-        assert sweep_abandoned() == [left]
+        assert left in sweep_abandoned()
         assert list(parent.iterdir()) == []
     finally:
         other.kill()
@@ -84,7 +84,7 @@ def test_what_is_in_use_or_of_others_stays(parent: Path) -> None:
         (parent / name / "notes").write_bytes(b"somebody's")
     (parent / ("prelude-work-export-" + "1" * 12)).write_bytes(b"a file")
     (parent / ("prelude-work-export-" + "2" * 12)).symlink_to(parent / "prelude-demo")
-    assert sweep_abandoned() == []
+    assert not [path for path in sweep_abandoned() if path.parent == parent]  # shared memory is not this test's alone
     assert len(list(parent.iterdir())) == len(others) + 3
     used.close()
     assert not used.path.exists()

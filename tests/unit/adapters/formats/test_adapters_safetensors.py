@@ -54,6 +54,7 @@ def test_the_safetensors_library_reads_ours(tmp_path, dtype):
         assert load_file(tmp_path / "t.safetensors")["x"].shape == (3, 5)
 
 
+@settings(deadline=None)
 @given(st.lists(FINITE, min_size=1))
 def test_bfloat16_rounds_as_torch_does(values):
     array = np.array(values, np.float32)

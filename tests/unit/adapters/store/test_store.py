@@ -479,7 +479,7 @@ def test_a_few_failures_are_tried_again_and_many_are_not(s3, tmp_path):
         assert 2 <= len(seen) <= 4
 
 
-@settings(max_examples=50)
+@settings(max_examples=50, deadline=None)
 @given(content=st.binary(max_size=300), sizes=st.lists(st.integers(1, 100), min_size=1), data=st.data())
 def test_any_change_of_an_object_is_found(content, sizes, data):
     envelope = Envelope(revision(1), hashlib.sha256(content).hexdigest(), len(content))

@@ -33,7 +33,8 @@ def filled(store: AdapterStore, folder: Path) -> AdapterStore:
     """With revisions 0 to 9, of which 8 is damaged, and something left over."""
     for number in range(10):
         store.publish(revision(number), source(folder, os.urandom(100 + number)))
-    overwrite(store, key_of(revision(8)), raw(store, key_of(revision(8)))[:-1] + b"?")
+    sound = raw(store, key_of(revision(8)))
+    overwrite(store, key_of(revision(8)), sound[:-1] + bytes([sound[-1] ^ 1]))
     overwrite(store, "incoming/abandoned", b"half")
     return store
 
