@@ -10,6 +10,7 @@ from engine.hooks import lora_kernels
 from engine.hooks.ledger import hooks_for
 
 
+@pytest.mark.slow
 def test_against_the_formula():
     script = Path(__file__).with_name("lora_expand_cases.py")
     done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=300)

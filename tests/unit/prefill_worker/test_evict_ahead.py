@@ -82,6 +82,7 @@ class TestOfOneSize:
         assert with_ahead.loads_of(asked) < loads * without.loads_of(asked)
         assert with_ahead.num_waits < waits * with_ahead.num_loads
 
+    @pytest.mark.slow
     def test_large_memories_keep_as_much_free_as_is_loaded_side_by_side(self):
         memory = Memory(10_000)
         memory.loads_of(names(10_100))

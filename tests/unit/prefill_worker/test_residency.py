@@ -751,6 +751,7 @@ def test_the_order_of_uses_on_disk_goes_by_no_clock_of_the_wall(
     asyncio.run(scenario())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(8))
 def test_random_operations_keep_the_budgets(stored: StoredAdapters, tmp_path: Path, seed: int):
     """Whatever is asked for in whatever order, what lies in shared memory and on disk is within the budgets."""

@@ -15,6 +15,8 @@ from support.catalog_databases import CatalogDatabase, content, manifest
 from adapters.catalog.sql import SqlCatalog
 from adapters.errors import AdapterNotFound, CatalogConflict, RevisionBeingRemoved
 
+pytestmark = pytest.mark.slow
+
 NUM_THREADS = 16
 
 

@@ -6,6 +6,7 @@ import itertools
 import multiprocessing
 from concurrent.futures import ProcessPoolExecutor
 
+import pytest
 from support.library_crowd import MOVED, NUM_IMPORTED, NUM_MOVED, NUM_TARGETS, Crowd, wait_for, work
 from support.stored_objects import num_incoming
 from support.tiny_model import write_model_config
@@ -16,6 +17,8 @@ from adapters.model.base_model import BaseModel
 from adapters.model.manifest import revision_id_of
 from adapters.store import open_store
 from samples.random_adapters import write_random_lora
+
+pytestmark = pytest.mark.slow
 
 NUM_EACH, NUM_PROCESSES, NUM_CONTENTS = 64, 4, 10
 

@@ -36,6 +36,8 @@ from adapters.model.manifest import revision_id_of
 from adapters.store import S3Access, open_store
 from samples.random_adapters import write_random_lora
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[4]
 NUM_WORKERS = 3  # that work at the same time
 OFTEN_INTERRUPTED = ("import", "collect", "alias", "rollback", "delete")

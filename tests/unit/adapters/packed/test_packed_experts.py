@@ -324,6 +324,7 @@ def large(tmp_path_factory):
     return base, write_random_expert_lora(folder / "lora", base, 1, rank=2, dtype="bfloat16")
 
 
+@pytest.mark.slow
 def test_a_real_number_of_tensors(large, tmp_path):
     """36,864 tensors become four, in bounded time and memory."""
     base, source = large

@@ -21,6 +21,8 @@ from support.stored_objects import num_incoming
 from adapters.store import AdapterStore, S3Access, open_store
 from adapters.store.fsck import fsck
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[4]
 
 # Forks a process for each line that it reads, which publishes and fetches until it is killed. Says which process it

@@ -140,6 +140,7 @@ def test_what_peft_would_drop_is_run_from_normal_form(model, base, limits, tmp_p
     assert answer_from_directory(model, fused, PROMPT, 1).method == "normal_form"
 
 
+@pytest.mark.slow
 def test_the_command_line(model, model_dir, base, tmp_path):
     lora = write_random_lora(tmp_path / "lora", base, seed=1)
     own = write_random_lora(tmp_path / "own", base, seed=1, config={"prelude": {"positions": "all"}})

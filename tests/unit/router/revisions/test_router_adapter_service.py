@@ -386,6 +386,7 @@ class TestOverHttp:
 
         asyncio.run(scenario())
 
+    @pytest.mark.slow
     def test_models_come_in_pages(self, tmp_path: Path) -> None:
         from support.catalog_databases import add
 
