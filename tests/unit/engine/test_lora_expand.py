@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from engine.hooks import lora_kernels
 from engine.hooks.ledger import hooks_for
 
