@@ -2,7 +2,6 @@
 
 PYTHONPATH=. .venv/bin/python /path/to/generate.py
 """
-# ruff: noqa: I001 - modules that are elsewhere today
 
 from __future__ import annotations
 
