@@ -6,6 +6,9 @@ BIN := $(VENV)/bin
 # `make TORCH_INDEX=URL serve` takes another one, such as PyTorch's own index of CPU builds.
 TORCH_INDEX ?=
 DEMO := .prelude/demo
+# $(call pip_install,ARGUMENTS): silent when it succeeds, with all warnings and errors when it fails.
+pip_install = $(BIN)/pip install --quiet --disable-pip-version-check $(1) 2>$(VENV)/pip.log \
+	|| { cat $(VENV)/pip.log >&2; exit 1; }
 # Tests run in as many processes; those with engines run one at a time in any case.
 TEST_PROCESSES ?= 2
 SPREAD = -n $(TEST_PROCESSES) --dist loadgroup
@@ -25,17 +28,17 @@ $(VENV)/.installed: requirements/torch.txt requirements/cpu.txt pyproject.toml
 	@echo "Installing into $(VENV): a few minutes, once."
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "  1/3 torch"
-	@$(BIN)/pip install --quiet --disable-pip-version-check $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) -r requirements/torch.txt
+	@$(call pip_install,$(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) -r requirements/torch.txt)
 	@echo "  2/3 SGLang, NIXL and what they need"
-	@$(BIN)/pip install --quiet --disable-pip-version-check --no-deps -r requirements/cpu.txt
+	@$(call pip_install,--no-deps -r requirements/cpu.txt)
 	@echo "  3/3 Prelude"
-	@$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --editable .
+	@$(call pip_install,--no-deps --editable .)
 	@$(BIN)/python -m compileall -q -j 0 $(VENV)/lib >/dev/null 2>&1 || true
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed requirements/dev.txt
 	@echo "Installing what the tests need."
-	@$(BIN)/pip install --quiet --disable-pip-version-check --no-deps -r requirements/dev.txt
+	@$(call pip_install,--no-deps -r requirements/dev.txt)
 	@touch $@
 
 serve: setup ## start a demo cluster: make a small model and adapters, print the URL

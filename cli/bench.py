@@ -9,8 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from cli.quiet import silence_libraries
-
 # As bench.systems.SYSTEMS, which is not imported before it is needed.
 _SYSTEMS = ("none", "stock", "unified_lora", "unified_direft", "pd")
 _MODELS = ("tiny", "qwen2.5-0.5b", "llama-3.1-8b")  # as bench.models.MODELS
@@ -103,7 +101,6 @@ def _adapter_tax(arguments: argparse.Namespace) -> None:
         reft_rank=arguments.reft_rank,
         engine_arguments=tuple(arguments.engine_arguments),
     )
-    silence_libraries()
     try:
         adapter_tax.run(
             options, _command(sys.argv[1:]), arguments.json, arguments.plot, lambda line: print(line, flush=True)
@@ -131,7 +128,6 @@ def _catalog(arguments: argparse.Namespace) -> None:
 
 
 def _cold_load(arguments: argparse.Namespace) -> None:
-    silence_libraries()
     from bench import cold_load
     from bench.errors import BenchError
 

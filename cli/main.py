@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import os
 import sys
 import tempfile
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from adapters.errors import AdapterError
+from cli.quiet import quiet_libraries, quieten_imports
 from cluster.errors import ClusterError, ConfigError
 from process.lifetime import ctrl_c_ends_process, die_with_parent
 
@@ -23,11 +25,13 @@ _SCRATCH_PREFIX = "prelude-scratch-"
 def main(argv: list[str] | None = None) -> None:
     """Entry point of `prelude`. Exits with 2 on bad arguments or configuration, 1 on failure."""
     with ctrl_c_ends_process():
+        quieten_imports()
         arguments = _parser().parse_args(argv)
     if os.environ.get("PRELUDE_DIE_WITH_PARENT"):
         die_with_parent()
     try:
-        arguments.run(arguments)
+        with contextlib.nullcontext() if arguments.writes_log else quiet_libraries():
+            arguments.run(arguments)
     except ClusterError as error:
         print(f"prelude: {error}", file=sys.stderr)
         sys.exit(2 if isinstance(error, ConfigError) else 1)
@@ -39,6 +43,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="prelude", description="Serve one large language model with adapters that are applied to the prompt only."
     )
+    parser.set_defaults(writes_log=False)  # True: its output is a log, which keeps warnings
     commands = parser.add_subparsers(required=True, metavar="command")
 
     def add(name: str, run, text: str) -> argparse.ArgumentParser:
@@ -54,11 +59,12 @@ def _parser() -> argparse.ArgumentParser:
     up.add_argument("--logs", type=Path, help="default: the folder `logs` beside the configuration")
 
     router = add("router", _router, "Run the router of a cluster.")
+    router.set_defaults(writes_log=True)
     add_config(router)
 
     for role in ("prefill", "decode", "unified"):
         worker = add(f"{role}-worker", _worker, f"Run one {role} worker: its agent and its engine.")
-        worker.set_defaults(role=role)
+        worker.set_defaults(role=role, writes_log=True)
         add_config(worker)
         worker.add_argument("--name", required=True, help="the worker's name in the configuration")
         worker.add_argument("--scratch", type=Path, help="folder for temporary files; default: a new one")

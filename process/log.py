@@ -23,7 +23,7 @@ def setup(process: str, level: str = "info") -> None:
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
-    for noisy in ("httpx", "grpc", "asyncio", "uvicorn.access"):
+    for noisy in ("alembic", "asyncio", "grpc", "httpx", "uvicorn"):
         logging.getLogger(noisy).setLevel("WARNING")
 
 

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 from adapters.errors import AdapterError, BaseModelInvalid
 from cli.adapters.outcome import REFUSED, WRONG_USAGE, fail
-from cli.quiet import silence_libraries
 from cluster.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -51,7 +50,6 @@ def _verify(arguments: argparse.Namespace) -> None:
         fail(arguments, WRONG_USAGE, "wrong_usage", message, loads=False)
     try:
         deployment, model_dir = _deployment(arguments)
-        silence_libraries()
         from adapters.verification.self_check import check_adapter
 
         directory = arguments.directory

@@ -24,13 +24,19 @@ pytestmark = pytest.mark.alone  # a start is timed, and all of the machine is se
 
 READY_WITHIN_S = 60.0  # the promise of the README, on two cores
 STOPPED_WITHIN_S = 30.0
+OWN_OUTPUT = (
+    r"Starting 2 workers and the router\.\n"
+    r"(?: +\d+\.\d s  (?:router|prefill-0|decode-0): .+\n)+"
+    r"\nPrelude is ready: .+\n(?:.*\n){9}\nLogs: .+   Stop: Ctrl-C\n\nStopping\.\n"
+)
 
 
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("up") / "demo"
     run = [sys.executable, "-m", "cli.main", "demo", str(folder)]
-    subprocess.run(run, check=True, capture_output=True)
+    first = subprocess.run(run, check=True, capture_output=True, text=True)
+    assert (first.stdout, first.stderr) == (f"{folder}/cluster.yaml\n", "")  # no library's warnings or progress
     before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
     subprocess.run(run, check=True, capture_output=True)  # what is there stays as it is
     assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == before
@@ -120,6 +126,8 @@ def test_up_serves_and_leaves_nothing(demo: Path, tmp_path: Path, scratch: Path)
         process.send_signal(signal.SIGINT)
         assert process.wait(STOPPED_WITHIN_S) == 0
         print(f"stopped after {time.monotonic() - stopped_at:.1f} s")
+        output = text + process.stdout.read()
+        assert re.fullmatch(OWN_OUTPUT, output), output  # and nothing of the libraries'
         assert_nothing_is_left(children, scratch, files, ports)
     finally:
         process.kill()

@@ -100,7 +100,6 @@ def test_wrong_arguments(words):
 
 
 def test_the_command(systems, monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr("cli.bench.silence_libraries", lambda: None)
     path = tmp_path / "numbers.json"
     words = ["bench", "adapter-tax", "--quick", "--systems", "stock,none", "--json", str(path)]
     monkeypatch.setattr("sys.argv", ["prelude", *words])

@@ -10,14 +10,8 @@ import yaml
 from safetensors.torch import load_file
 
 from adapters.verification import self_check
-from cli.adapters import verify as command
 from cli.main import main
 from samples.random_adapters import write_random_expert_lora, write_random_lora
-
-
-@pytest.fixture(autouse=True)
-def _leave_logging_alone(monkeypatch):
-    monkeypatch.setattr(command, "silence_libraries", lambda: None)
 
 
 def verify(capsys, *arguments) -> tuple[int, str, str]:
