@@ -1,0 +1,281 @@
+"""What the pages name exists: files, links, commands, packages, numbers of hooks."""
+
+from __future__ import annotations
+
+import ast
+import re
+import shlex
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from cli.main import _parser
+from cluster.config.load import load_cluster_config
+from engine.hooks.hook import Platform
+from engine.hooks.ledger import HOOKS
+from engine.pin import SGLANG_VERSION
+
+ROOT = Path(__file__).parents[3]
+PAGES = sorted(
+    path.relative_to(ROOT).as_posix()
+    for pattern in ("*.md", "docs/**/*.md", "bench/results/*.md")
+    for path in ROOT.glob(pattern)
+)
+# The first part of a path that must exist here. Others are examples, or on somebody else's disk.
+TOPS = {path.name for path in ROOT.iterdir() if path.is_dir() and (not path.name.startswith(".") or path.name == ".ci")}
+SOURCE_SUFFIXES = (".py", ".proto", ".md", ".toml", ".yml")
+MAX_WALK_FILES = 10
+
+_FENCE = re.compile(r"^( *)```(\w*)\n(.*?)^\1```$", re.DOTALL | re.MULTILINE)
+_CODE = re.compile(r"`([^`\n]+)`")
+_LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+_PATH = re.compile(r"[\w.*-]+(?:/[\w.*-]+)*/?")
+
+
+def text_of(page: str) -> str:
+    return (ROOT / page).read_text()
+
+
+def blocks_of(text: str) -> list[tuple[str, str]]:
+    """Language and content of each fenced block, also of those in lists."""
+    return [(match[2], textwrap.dedent(match[3])) for match in _FENCE.finditer(text)]
+
+
+def prose_of(page: str) -> str:
+    """The page without its fenced blocks."""
+    return _FENCE.sub("", text_of(page))
+
+
+def section(page: str, heading: str) -> str:
+    found = re.search(rf"^## {heading}\n(.*?)(?=^## |\Z)", text_of(page), re.DOTALL | re.MULTILINE)
+    assert found, f"{page} has no section {heading!r}"
+    return found[1]
+
+
+def anchors_of(page: Path) -> set[str]:
+    """As GitHub makes them of headings."""
+    headings = re.findall(r"^#+ (.*)$", _FENCE.sub("", page.read_text()), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def named_paths(text: str) -> Iterator[str]:
+    """Paths in backticks that claim to be of this repository: below one of its folders, or a source file's name."""
+    for code in _CODE.findall(text):
+        if not _PATH.fullmatch(code):
+            continue
+        top, slash, _ = code.partition("/")
+        if code.endswith(SOURCE_SUFFIXES) or (slash and top in TOPS):
+            yield code
+
+
+def exists(name: str, page: str) -> bool:
+    """Below the root, beside the page or, for a bare file name, anywhere below the tests."""
+    folders = (ROOT, (ROOT / page).parent)
+    if any(next(folder.glob(name), None) for folder in folders):
+        return True
+    return "/" not in name and next((ROOT / "tests").rglob(name), None) is not None
+
+
+@pytest.mark.parametrize("page", PAGES)
+class TestNames:
+    def test_paths_exist(self, page: str):
+        missing = [name for name in named_paths(prose_of(page)) if not exists(name, page)]
+        assert not missing
+
+    def test_links_resolve(self, page: str):
+        wrong = []
+        for target in _LINK.findall(prose_of(page)):
+            if target.startswith(("https://", "http://")):
+                continue
+            name, _, anchor = target.partition("#")
+            path = (ROOT / page).parent / name if name else ROOT / page
+            if not path.exists() or (anchor and anchor not in anchors_of(path)):
+                wrong.append(target)
+        assert not wrong
+
+
+def test_the_checks_find_what_is_wrong(tmp_path: Path):
+    text = "`router/nothing.py`, `router/*/resolve.py`, `nothing.py`, `adapters/a0/x`, `acme/legal`, `r7`, `a b/c.py`"
+    assert list(named_paths(text)) == ["router/nothing.py", "router/*/resolve.py", "nothing.py", "adapters/a0/x"]
+    assert not exists("router/nothing.py", "README.md")
+    assert not exists("nothing.py", "README.md")
+    assert exists("router/*/resolve.py", "README.md")
+    page = tmp_path / "page.md"
+    page.write_text("# Where the 8 % of LoRA went\n## Cold loads, `now`!\n```\n# not a heading\n```\n")
+    assert anchors_of(page) == {"where-the-8--of-lora-went", "cold-loads-now"}
+
+
+# ---- commands -------------------------------------------------------------------------------------------------------
+
+
+def commands_in_blocks(page: str) -> Iterator[str]:
+    """Lines of shell blocks that begin with `prelude`, without comments; a line that ends with \\ goes on."""
+    for language, block in blocks_of(text_of(page)):
+        if language == "sh":
+            for line in block.replace("\\\n", " ").splitlines():
+                if line.startswith("prelude "):
+                    yield line
+
+
+def commands_in_prose(page: str) -> Iterator[str]:
+    """`prelude …` in backticks; where brackets hold options, without and with them."""
+    for code in _CODE.findall(prose_of(page)):
+        if code.startswith("prelude ") and "…" not in code:
+            yield re.sub(r" ?\[[^\]]*\]", "", code)
+            yield re.sub(r"[\[\]]", "", code)
+
+
+def complaint_about(command: str, capsys: pytest.CaptureFixture[str]) -> str:
+    """What the command line says of a command; empty when it would run it."""
+    try:
+        _parser().parse_args(shlex.split(command, comments=True)[1:])
+    except SystemExit:
+        return capsys.readouterr().err.splitlines()[-1]
+    return ""
+
+
+@pytest.mark.parametrize("page", PAGES)
+class TestCommands:
+    def test_commands_in_blocks_parse(self, page: str, capsys: pytest.CaptureFixture[str]):
+        found = {command: complaint_about(command, capsys) for command in commands_in_blocks(page)}
+        assert not {command: complaint for command, complaint in found.items() if complaint}
+
+    def test_commands_in_prose_exist(self, page: str, capsys: pytest.CaptureFixture[str]):
+        """A sentence may name a command without its arguments."""
+        found = {command: complaint_about(command, capsys) for command in commands_in_prose(page)}
+        assert not {
+            command: complaint
+            for command, complaint in found.items()
+            if complaint and "the following arguments are required" not in complaint
+        }
+
+    def test_make_targets_exist(self, page: str):
+        targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+        lines = [
+            line for language, block in blocks_of(text_of(page)) if language == "sh" for line in block.splitlines()
+        ]
+        named = re.findall(
+            r"^make (?:\w+=(?:<.*?>|\S+) )*([a-z-]+)", "\n".join([*lines, *_CODE.findall(prose_of(page))]), re.MULTILINE
+        )
+        assert not set(named) - targets
+
+
+def test_the_table_of_adapter_commands_parses(capsys: pytest.CaptureFixture[str]):
+    """Its first column has what follows `prelude adapters`, options in brackets; N stands for a number."""
+    found = {}
+    for row in re.findall(r"^\| (`.*?`) \|", section("docs/adapters.md", "Commands"), re.MULTILINE):
+        for code in _CODE.findall(re.sub(r"\bN\b", "7", row)):
+            if not code.startswith("prelude"):
+                for command in (re.sub(r" ?\[[^\]]*\]", "", code), re.sub(r"[\[\]]", "", code)):
+                    found[command] = complaint_about(f"prelude adapters {command}", capsys)
+    assert len(found) > 12
+    assert not {command: complaint for command, complaint in found.items() if complaint}
+
+
+def test_a_wrong_command_is_found(capsys: pytest.CaptureFixture[str]):
+    assert "invalid choice" in complaint_about("prelude serve", capsys)
+    assert "unrecognized arguments" in complaint_about("prelude up --nothing", capsys)
+    assert complaint_about("prelude up --config cluster.yaml  # all of it", capsys) == ""
+
+
+# ---- diffs ----------------------------------------------------------------------------------------------------------
+
+
+def hunks_of(diff: str) -> Iterator[tuple[str, list[str], list[str]]]:
+    """File, its lines before and its lines after, without what stands between them."""
+    for part in re.split(r"^--- a/", diff, flags=re.MULTILINE)[1:]:
+        name, added, *lines = part.splitlines()
+        assert added == f"+++ b/{name}"
+        before = [line[1:] for line in lines if line[:1] in (" ", "-")]
+        yield name, before, [line[1:] for line in lines if line[:1] in (" ", "+")]
+
+
+def are_in_order(wanted: list[str], lines: list[str]) -> bool:
+    rest = iter(lines)
+    return all(line in rest for line in wanted)
+
+
+def test_worked_examples_are_of_this_tree():
+    """Each file is either as the example leaves it, or as it finds it."""
+    diffs = [block for language, block in blocks_of(text_of("CONTRIBUTING.md")) if language == "diff"]
+    hunks = [hunk for diff in diffs for hunk in hunks_of(diff)]
+    assert len(diffs) >= 8
+    for name, before, after in hunks:
+        lines = (ROOT / name).read_text().splitlines()
+        assert are_in_order(after, lines) or (before and are_in_order(before, lines)), name
+
+
+def test_an_example_of_another_tree_is_found():
+    (hunk,) = hunks_of("--- a/x.py\n+++ b/x.py\n one\n-two\n+three\n")
+    assert hunk == ("x.py", ["one", "two"], ["one", "three"])
+    assert are_in_order(["one", "three"], ["zero", "one", "two", "three"])
+    assert not are_in_order(["three", "one"], ["zero", "one", "two", "three"])
+
+
+# ---- what pages say of the code -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_clusters_shown_are_valid(page: str, tmp_path: Path):
+    for language, block in blocks_of(text_of(page)):
+        if language == "yaml" and "model" in yaml.safe_load(block):
+            (tmp_path / "cluster.yaml").write_text(block)
+            load_cluster_config(tmp_path / "cluster.yaml")
+
+
+def test_the_readme_counts_the_hooks():
+    num_cpu, num_gpu = (sum(hook.platform is each for hook in HOOKS) for each in (Platform.CPU, Platform.GPU))
+    words = f"installs {len(HOOKS)} small hooks ({num_cpu} for CPU engines only, {num_gpu} for GPUs only)"
+    text = " ".join(text_of("README.md").split())
+    assert words in text
+    assert f"SGLang {SGLANG_VERSION}" in text
+
+
+def test_the_walk_names_at_most_ten_files_each_in_the_folder_of_its_step():
+    steps = re.findall(
+        r"^\d+\. \*\*(\w+)\*\* · `([^`]+)`", section("docs/architecture.md", "A walk for newcomers"), re.MULTILINE
+    )
+    files = [file for _, file in steps]
+    every_path = set(named_paths(section("docs/architecture.md", "A walk for newcomers")))
+    assert set(files) == {path for path in every_path if path.endswith(".py")}
+    assert 1 < len(files) <= MAX_WALK_FILES
+    assert len(set(files)) == len(files)
+    for step, file in steps:
+        assert step in Path(file).parent.parts
+
+
+def test_the_layout_names_every_room_in_the_order_of_the_layers():
+    (block,) = [text for _, text in blocks_of(section("docs/architecture.md", "Layout"))]
+    named = [line.split()[0].rstrip("/") for line in block.splitlines()]
+    tree = ast.parse((ROOT / "tests" / "unit" / "test_import_rules.py").read_text())
+    (layers,) = (
+        node.value.func.value.func.value.value
+        for node in tree.body
+        if isinstance(node, ast.Assign) and node.targets[0].id == "LAYERS"
+    )
+    packages = list(dict.fromkeys(room.partition(".")[0] for room in layers.split()))
+    order = [name for name in named if "/" not in name][::-1]
+    assert sorted(order) == sorted(packages)
+    heights = {package: height for height, package in enumerate(packages)}
+    heights["decode_worker"] = heights["prefill_worker"]  # beside each other
+    assert [heights[name] for name in order] == sorted(heights[name] for name in order)
+    rooms = {
+        path.parent.relative_to(ROOT).as_posix()
+        for package in packages
+        for path in ROOT.glob(f"{package}/*/__init__.py")
+    }
+    assert {name for name in named if "/" in name} == rooms
+
+
+def test_every_decision_is_in_the_index():
+    folder = ROOT / "docs" / "decisions"
+    records = {path.name: path.read_text().splitlines()[0] for path in folder.glob("0*.md")}
+    index = re.findall(r"^\| (\d+) \| \[(.*)\]\((.*)\) \|$", (folder / "README.md").read_text(), re.MULTILINE)
+    assert {name: f"# {number}. {title}" for number, title, name in index} == records
+    assert [int(number) for number, _, _ in index] == list(range(1, len(records) + 1))
+    for name in records:
+        text = (folder / name).read_text()
+        assert [part in text for part in ("**Context.**", "**Decision.**", "**Consequences.**")] == [True] * 3, name
