@@ -1,1 +1,1 @@
-"""Agent of the workers that hold no adapter."""
+"""Agent of decode workers, which hold no adapters."""

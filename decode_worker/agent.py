@@ -1,4 +1,4 @@
-"""The agent of a decode worker: its engine holds no adapter, and its prefill peers warm it."""
+"""Agent of a decode worker. Its prefill peers warm it up."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from cluster.control import control_pb2 as pb
 
 
 class DecodeAgent(WorkerAgent):
-    """A worker that receives KV and generates."""
+    """Agent of a worker that receives KV cache and decodes."""
 
     role = "decode"
     peer_role = "prefill"

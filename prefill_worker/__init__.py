@@ -1,1 +1,1 @@
-"""Agents of the workers that hold adapters, prefill and unified: residency, cold loads and warming."""
+"""Agents of prefill and unified workers, which hold adapters: residency and warm-up."""

@@ -1,4 +1,4 @@
-"""What the agents of all workers that hold adapters have in common: the revisions that their engine can use."""
+"""Base of the agents of workers that hold adapters: owns the residency and serves its control calls."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from prefill_worker.residency.metrics import ResidencyMetrics
 
 
 class AdapterHolder(WorkerAgent):
-    """A worker that applies adapters. It needs their store, but no catalog: requests name revisions."""
+    """Agent of a worker that applies adapters. Requests name revisions, so it needs the store but no catalog."""
 
-    served_positions: frozenset[str]  # of the adapters that this role can apply
+    served_positions: frozenset[str]  # adapter positions that this role can apply
 
     def __init__(self, config: ClusterConfig, name: str, scratch: Path) -> None:
         super().__init__(config, name, scratch)
         self.adapters = self
         self._acceptance = Acceptance(self.base, config.model.dtype, limits_of(config), self.served_positions)
-        self._residency: Residency | None = None  # while the agent runs
+        self._residency: Residency | None = None  # None unless the agent runs
 
     @contextlib.asynccontextmanager
     async def resources(self) -> AsyncIterator[None]:
@@ -73,29 +73,29 @@ class AdapterHolder(WorkerAgent):
     async def ensure_adapter(
         self, revision_id: str, tier: pb.Tier, deadline_s: float, *, is_prewarm: bool, not_in_engine: bool
     ) -> pb.EnsureAdapterResponse:
-        wanted = Tier.DISK if tier == pb.TIER_DISK else Tier.HOST
-        ensured = await self._holding(wanted).ensure(
-            revision_id, wanted, deadline_s, is_prewarm=is_prewarm, not_in_engine=not_in_engine
+        goal = Tier.DISK if tier == pb.TIER_DISK else Tier.HOST
+        ensured = await self._residency_for(goal).ensure(
+            revision_id, goal, deadline_s, is_prewarm=is_prewarm, not_in_engine=not_in_engine
         )
         return pb.EnsureAdapterResponse(load_s=ensured.load_s, lease_s=ensured.lease_s)
 
     async def pin_adapter(self, revision_id: str, pinned: bool, memory_only: bool, deadline_s: float) -> None:
         if pinned:
-            await self._holding(Tier.HOST).pin(revision_id, deadline_s, memory_only=memory_only)
+            await self._residency_for(Tier.HOST).pin(revision_id, deadline_s, memory_only=memory_only)
         else:
-            self._holding(Tier.DISK).unpin(revision_id, memory_only=memory_only)
+            self._residency_for(Tier.DISK).unpin(revision_id, memory_only=memory_only)
 
     async def put_adapter(
         self, envelope: Envelope, content: AsyncIterator[bytes], deadline_s: float
     ) -> pb.PutAdapterResponse:
-        received = await self._holding(Tier.HOST).put(envelope, content, deadline_s)
+        received = await self._residency_for(Tier.HOST).put(envelope, content, deadline_s)
         return pb.PutAdapterResponse(load_s=received.load_s, was_pinned=received.was_pinned)
 
     async def evict_adapter(self, revision_id: str, from_disk: bool) -> bool:
-        return await self._holding(Tier.DISK).evict(revision_id, from_disk)
+        return await self._residency_for(Tier.DISK).evict(revision_id, from_disk)
 
-    def _holding(self, tier: Tier) -> Residency:
-        """The residency, if it can bring something to a tier now. Raises EngineUnreachable."""
+    def _residency_for(self, tier: Tier) -> Residency:
+        """The residency, if a tier can be changed now. Raises EngineUnreachable."""
         engine_is_up = self.hub.state.engine_state == pb.ENGINE_STATE_UP
         if self._residency is None or (tier is Tier.HOST and not engine_is_up):
             raise EngineUnreachable(f"the engine of {self.name} is not up")

@@ -1,4 +1,4 @@
-"""The agent of a prefill worker: holds adapters, warms its pairs."""
+"""Agent of a prefill worker: holds adapters and warms up pairs with decode workers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _RETRY_S = 1.0
 
 
 class PrefillAgent(AdapterHolder):
-    """A worker that applies adapters and ships KV."""
+    """Agent of a worker that applies adapters and sends KV cache to decode workers."""
 
     role = "prefill"
     peer_role = "decode"
@@ -27,7 +27,7 @@ class PrefillAgent(AdapterHolder):
 
     def __init__(self, config: ClusterConfig, name: str, scratch: Path) -> None:
         super().__init__(config, name, scratch)
-        self._warm: dict[str, str] = {}  # decode worker -> its incarnation that we are warm with
+        self._warm: dict[str, str] = {}  # decode worker -> the incarnation that this engine is warm with
 
     def why_not_warm(self) -> str:
         up = {peer.name for peer in self.peers.values() if _incarnation_of(peer)}
@@ -41,7 +41,7 @@ class PrefillAgent(AdapterHolder):
         self._publish()
 
     async def run_role(self) -> None:
-        """Warm every decode engine that is up, again whenever it or ours is a new one."""
+        """Warm up the pair with every decode engine that is up, again after either engine restarts."""
         async with asyncio.TaskGroup() as group:
             for peer in self.peers.values():
                 group.create_task(self._keep_warm(peer), name=f"warm {peer.name}")
@@ -56,7 +56,9 @@ class PrefillAgent(AdapterHolder):
                         self.engine, description.kv_host, description.kv_bootstrap_port, description.model, peer
                     )
                 except EngineError as error:
-                    log.warning("pair is not warm yet", extra={"fields": {"decode": peer.name, "error": str(error)}})
+                    log.warning(
+                        "pair warm-up failed; retrying", extra={"fields": {"decode": peer.name, "error": str(error)}}
+                    )
                 else:
                     if ours == self.incarnation:
                         self._warm[peer.name] = theirs
@@ -79,6 +81,6 @@ class PrefillAgent(AdapterHolder):
 
 
 def _incarnation_of(peer: WorkerWatch) -> str:
-    """Of the peer's engine, empty unless it is up."""
+    """Incarnation of the peer's engine; empty unless it is up."""
     state = peer.state
     return state.incarnation if state is not None and state.engine_state == pb.ENGINE_STATE_UP else ""

@@ -1,4 +1,4 @@
-"""The agent of a unified worker: its one engine reads prompts with adapters and generates without."""
+"""Agent of a unified worker, whose one engine prefills with adapters and decodes without."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _RETRY_S = 1.0
 
 
 class UnifiedAgent(AdapterHolder):
-    """A worker that needs no peer, and that adapters which act on every position need."""
+    """Agent of a worker without peers, the only kind that serves adapters for all positions."""
 
     role = "unified"
     peer_role = None
@@ -25,20 +25,20 @@ class UnifiedAgent(AdapterHolder):
 
     def __init__(self, config: ClusterConfig, name: str, scratch: Path) -> None:
         super().__init__(config, name, scratch)
-        self._warm = ""  # incarnation of the engine that is warm
+        self._warm = ""  # incarnation of the warm engine
 
     def why_not_warm(self) -> str:
         return "" if self._warm == self.incarnation else "its engine is not warm yet"
 
     async def run_role(self) -> None:
-        """Warm every new engine, before any user's request."""
+        """Warm up every new engine before it serves requests."""
         while True:
             ours = self.incarnation
             if ours and self._warm != ours:
                 try:
                     await warm_engine(self.engine, self.spec.served_name)
                 except EngineError as error:
-                    log.warning("engine is not warm yet", extra={"fields": {"error": str(error)}})
+                    log.warning("engine warm-up failed; retrying", extra={"fields": {"error": str(error)}})
                 else:
                     self._warm = ours
                     self.reconsider()

@@ -1,4 +1,4 @@
-"""The adapters that a worker keeps close: from the store, cached on disk, held in host memory for its engine."""
+"""Adapter residency: adapters fetched from the store, cached on disk, held in host memory for the engine."""
 
 from prefill_worker.residency.acceptance import Acceptance
 from prefill_worker.residency.loading.loader import Tier

@@ -1,4 +1,4 @@
-"""Whether this worker can serve a packed revision, and what its engine has to know of it."""
+"""Checks whether this worker can serve a packed revision, and writes the configuration that its engine loads."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from adapters.packed.fused_layout import ENGINE_MODULE_OF
 
 @dataclass(frozen=True, slots=True)
 class Acceptance:
-    """What one worker serves."""
+    """The adapters that one worker can serve."""
 
     base: BaseModel
     dtype: EngineDtype
@@ -23,7 +23,7 @@ class Acceptance:
     positions: frozenset[str]
 
     def prepare(self, revision_id: str, packed: Path) -> None:
-        """Check a packed file's header and write adapter_config.json beside it. Blocking; its tensors are not read.
+        """Check a packed file's header and write adapter_config.json beside it. Blocking; reads no tensor.
 
         Raises AdapterMalformed, AdapterIncompatible and AdapterUnsupported.
         """
@@ -56,8 +56,8 @@ class Acceptance:
                 "(adapter_limits.max_rank)"
             )
         served = {ENGINE_MODULE_OF.get(module, module) for module in self.limits.target_modules}
-        if strange := sorted(metadata.modules.keys() - served):
+        if unserved := sorted(metadata.modules.keys() - served):
             raise AdapterIncompatible(
-                f"{revision_id} adapts {', '.join(strange)}, this worker only {', '.join(sorted(served))} "
+                f"{revision_id} adapts {', '.join(unserved)}, this worker only {', '.join(sorted(served))} "
                 "(adapter_limits.target_modules)"
             )

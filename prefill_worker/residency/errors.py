@@ -1,16 +1,16 @@
-"""What can keep a worker from taking an adapter in.
+"""Errors of adapter residency.
 
     AdapterError
-    ├── AdapterHolderBusy      503  no room or no hands now; says when to try again (cluster/errors.py)
-    │   ├── LoadQueueFull      503  too many loads wait
-    │   ├── HostMemoryFull     503  host memory is full of adapters that are in use, leased or pinned
-    │   └── DiskCacheFull      503  the same of the disk
-    ├── PinsExceedBudget       409  the pinned adapters would not fit in host memory
-    ├── AdapterInUse           409  it cannot be evicted: it is used, leased, pinned or being loaded
-    ├── AdapterNotReceived     422  what was sent of it is not what was announced, or cannot be kept
-    └── AdapterRefusedByEngine 422  the engine has looked at it and does not take it
+    ├── AdapterHolderBusy      503  at capacity; carries retry-after (cluster/errors.py)
+    │   ├── LoadQueueFull      503  the load queue is full
+    │   ├── HostMemoryFull     503  every adapter in host memory is in use, leased or pinned
+    │   └── DiskCacheFull      503  every file in the disk cache is in use or pinned, or the disk is not writable
+    ├── PinsExceedBudget       409  the pinned adapters would exceed host memory
+    ├── AdapterInUse           409  cannot be evicted: in use, leased, pinned or being loaded
+    ├── AdapterNotReceived     422  pushed bytes do not match what was announced, or do not fit
+    └── AdapterRefusedByEngine 422  the engine rejected the adapter
 
-An adapter that is larger than a whole tier is an `AdapterTooLarge`. Every message names the value and the remedy.
+An adapter larger than a whole tier is an `AdapterTooLarge`. Every message names the value and the remedy.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from cluster.errors import AdapterHolderBusy
 
 
 class LoadQueueFull(AdapterHolderBusy):
-    """As many loads wait as may."""
+    """The load queue is full."""
 
     code = "adapter_load_queue_full"
 
@@ -32,13 +32,13 @@ class HostMemoryFull(AdapterHolderBusy):
 
 
 class DiskCacheFull(AdapterHolderBusy):
-    """There is no room on the worker's disk and nothing there can be evicted now, or it cannot be written at all."""
+    """Nothing in the disk cache can be evicted now, or the disk is not writable."""
 
     code = "adapter_disk_cache_full"
 
 
 class PinsExceedBudget(AdapterError):
-    """The revision cannot be pinned beside those that are."""
+    """The pinned revisions and this one would exceed host memory."""
 
     code = "adapter_pins_exceed_budget"
     http_status = 409
@@ -52,14 +52,14 @@ class AdapterInUse(AdapterError):
 
 
 class AdapterNotReceived(AdapterError):
-    """The bytes that a router sent are not those that it announced, or there is no room for them after all."""
+    """The pushed bytes are not those announced, or shared memory has no room for them."""
 
     code = "adapter_not_received"
     http_status = 422
 
 
 class AdapterRefusedByEngine(AdapterError):
-    """The engine does not take an adapter that this worker found right. The message has the engine's reason."""
+    """The engine rejected an adapter that passed this worker's checks. The message has the engine's reason."""
 
     code = "adapter_refused_by_engine"
     http_status = 422

@@ -15,20 +15,20 @@ _LOAD_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2
 
 @dataclass(frozen=True, slots=True)
 class TierFigures:
-    """One tier as it is now."""
+    """A tier at scrape time."""
 
     num_adapters: int
-    num_bytes: int  # reserved ones included
+    num_bytes: int  # including reservations
     budget_bytes: int
 
 
 class ResidencyMetrics:
-    """What a worker that holds adapters shows of them. Labels have few values: tiers, sources, stages, error codes.
+    """Metrics of a worker that holds adapters. Label values are bounded: tiers, sources, stages, error codes.
 
-    Sources are where a load found the adapter: `store`, `disk`, `host` (in memory, but not in the engine), or `router`,
-    which sends what no store has. Stages are `room` (waiting for host memory), `fetch` (store to host memory or disk,
-    checked), `copy` (disk to host memory, checked), `check` (header), `receive` (from a router, with the waiting for
-    room), `engine`, and, off the critical path, `disk_write`.
+    The source of a load is `store`, `disk`, `host` (in memory, but not in the engine) or `router` (pushed). Its stages
+    are `room` (wait for host memory), `fetch` (store to host memory or disk, verified), `copy` (disk to host memory,
+    verified), `check` (header), `receive` (from a router, the wait for room included), `engine`, and `disk_write`, off
+    the critical path.
     """
 
     def __init__(self, registry: CollectorRegistry, worker: str, role: str, max_lora: int) -> None:
@@ -46,15 +46,15 @@ class ResidencyMetrics:
 
         self.load_seconds = histogram(
             "adapter_load_seconds",
-            "From the start of an adapter's load to its residency, without its time in the queue",
+            "From the start of an adapter's load to its residency, without time in the queue",
         ).labels(*self._fixed.values())
         self._stages = histogram("adapter_load_stage_seconds", "Parts of adapter loads", "stage")
         self._loads = counter(
             "adapter_loads", "Attempts to load an adapter, by result: ok or a code", "source", "result"
         )
-        self._evictions = counter("adapter_evictions", "Adapters that had to make room", "tier")
+        self._evictions = counter("adapter_evictions", "Adapters evicted", "tier")
         self._disk_failures = counter(
-            "adapter_disk_cache_failures", "Adapters that could not be kept on disk, or deleted there"
+            "adapter_disk_cache_failures", "Adapters that could not be written to the disk cache, or deleted from it"
         )
         self._hits = counter("adapter_lease_hits", "Requests that found their adapter resident").labels(
             *self._fixed.values()
@@ -84,7 +84,7 @@ class ResidencyMetrics:
         most_recent: Callable[[int], list[str]],
         loading: Callable[[], list[str]],
     ) -> None:
-        """Show gauges that are asked for when they are read: tiers, (running, queued loads, waiting requests), …"""
+        """Register gauges that are read at scrape time. `queue` returns running loads, queued loads and waiters."""
         self._registry.register(_ResidencyGauges(self._fixed, tiers, queue, num_resident, num_in_memory_only))
         self._registry.register(_LoraRequestsInfo(self._max_lora, most_recent, loading))
 
@@ -107,9 +107,9 @@ class _ResidencyGauges(Collector):
     def collect(self) -> Iterable[Metric]:
         tiers = self._tiers()
         for name, text, attribute in (
-            ("adapter_tier_adapters", "Adapters that a tier holds", "num_adapters"),
-            ("adapter_tier_bytes", "Bytes that a tier holds or has reserved", "num_bytes"),
-            ("adapter_tier_budget_bytes", "Bytes that a tier may hold", "budget_bytes"),
+            ("adapter_tier_adapters", "Adapters in a tier", "num_adapters"),
+            ("adapter_tier_bytes", "Bytes used or reserved in a tier", "num_bytes"),
+            ("adapter_tier_budget_bytes", "Byte budget of a tier", "budget_bytes"),
         ):
             gauge = GaugeMetricFamily(f"prelude_worker_{name}", text, labels=(*self._fixed, "tier"))
             for tier, figures in tiers.items():
@@ -117,11 +117,11 @@ class _ResidencyGauges(Collector):
             yield gauge
         running, queued, waiters = self._queue()
         for name, text, value in (
-            ("resident_adapters", "Revisions that the engine can use at once", self._num_resident()),
+            ("resident_adapters", "Revisions that the engine can use without a load", self._num_resident()),
             ("memory_only_adapters", "Revisions in host memory that no store has", self._num_in_memory_only()),
-            ("adapter_loads_running", "Adapters that are being loaded", running),
-            ("adapter_loads_queued", "Adapters that wait for their load, or for its next attempt", queued),
-            ("adapter_load_waiters", "Requests that wait for an adapter", waiters),
+            ("adapter_loads_running", "Adapters being loaded", running),
+            ("adapter_loads_queued", "Adapters waiting for their load or its retry", queued),
+            ("adapter_load_waiters", "Requests waiting for an adapter", waiters),
         ):
             gauge = GaugeMetricFamily(f"prelude_worker_{name}", text, labels=tuple(self._fixed))
             gauge.add_metric(tuple(self._fixed.values()), value)
@@ -129,12 +129,11 @@ class _ResidencyGauges(Collector):
 
 
 class _LoraRequestsInfo(Collector):
-    """`vllm:lora_requests_info`, from which the Gateway API inference extension learns which adapters are close.
+    """`vllm:lora_requests_info`, which the Gateway API inference extension reads to find adapters near a worker.
 
-    One series; its value is the Unix time of its last change, since readers take the series with the greatest one. In
-    its labels adapters are named by their revision ids: `running_lora_adapters` has the resident revisions that were
-    used last, `waiting_lora_adapters` those that are being loaded, each at most `max_lora` many, and `max_lora` is the
-    number of the engine's slots, for distinct adapters in one batch.
+    One series, whose value is the Unix time of its last change: readers take the series with the greatest value. Its
+    labels name revision ids. `running_lora_adapters` are the most recently used resident revisions and
+    `waiting_lora_adapters` those being loaded, each at most `max_lora`, the number of the engine's adapter slots.
     """
 
     def __init__(
@@ -153,7 +152,7 @@ class _LoraRequestsInfo(Collector):
             self._shown, self._changed_s = (running, waiting), max(time.time(), self._changed_s)
         info = GaugeMetricFamily(
             "vllm:lora_requests_info",
-            "Unix time of the last change of the labels: adapters that are resident, and that are being loaded",
+            "Unix time of the last change of the labels: resident adapters, and adapters being loaded",
             labels=("max_lora", "running_lora_adapters", "waiting_lora_adapters"),
         )
         info.add_metric((str(self._max_lora), running, waiting), self._changed_s)

@@ -1,4 +1,4 @@
-"""The adapters of one worker: which revisions its engine can use, and who asks for what of them."""
+"""The residency of one worker: makes revisions resident, pins, pushes and evicts them, and fills the disk cache."""
 
 from __future__ import annotations
 
@@ -25,36 +25,37 @@ from prefill_worker.residency.loading.receiver import Receiver
 from prefill_worker.residency.metrics import ResidencyMetrics, TierFigures
 from prefill_worker.residency.threads import WorkThreads
 from prefill_worker.residency.tiers.disk_cache import DiskCache
-from prefill_worker.residency.tiers.host_memory import HostMemory, HostState, room_bytes
+from prefill_worker.residency.tiers.host_entry import HostState
+from prefill_worker.residency.tiers.host_memory import HostMemory, room_bytes
 from prefill_worker.residency.tiers.pins import PinOwner
 from prefill_worker.residency.tiers.shared_folder import SHARED_MEMORY, SharedFolder
 
 log = logging.getLogger(__name__)
 
 _UNLOAD_TIMEOUT_S = 30.0
-_MOST_DELAY_S = 1.0  # of writing behind; once for all that wait, or under load the disk would get one a second
+_MAX_WRITE_DELAY_S = 1.0  # per batch of writes: per write, a loaded worker would write one a second
 _PIN_TIMEOUT_S = 300.0
 _PIN_RETRY_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """A revision that no store has is resident and pinned."""
+    """Result of a push: the revision is resident and pinned."""
 
-    load_s: float  # that this took; 0 where it was so already
-    was_pinned: bool  # by an earlier call that sent it
+    load_s: float  # 0 if it was resident
+    was_pinned: bool  # by an earlier push
 
 
 @dataclass(frozen=True, slots=True)
 class Ensured:
-    """A revision is as close as was asked for."""
+    """Result of `ensure`: the revision has reached the tier."""
 
-    load_s: float  # that this took; 0 where it was so already
-    lease_s: float  # for how long it is not evicted from host memory
+    load_s: float  # 0 if it was there
+    lease_s: float  # it stays in host memory for this long
 
 
 class Residency:
-    """Owner of a worker's adapters on all tiers. Made on the event loop; `open`, `run` and `aclose` it."""
+    """Owns a worker's adapters on all tiers. Create it on the event loop, then `open`, `run` and `aclose` it."""
 
     def __init__(
         self,
@@ -79,8 +80,8 @@ class Residency:
             self._threads,
             lambda revision_id: engine.unload_adapter(revision_id, _UNLOAD_TIMEOUT_S),
             on_evicted=lambda _: metrics.count_eviction("host"),
-            on_out_of_engine=hub.remove_resident,
-            on_gone=hub.remove_in_memory_only,
+            on_unloaded=hub.remove_resident,
+            on_removed=hub.remove_in_memory_only,
         )
         self._pins = self._host.pins
         self._disk = DiskCache(
@@ -90,7 +91,7 @@ class Residency:
             is_pinned=self._pins.__contains__,
             changed=hub.change_on_disk,
             on_evicted=lambda: metrics.count_eviction("disk"),
-            on_failed=metrics.count_disk_failure,
+            on_delete_failed=metrics.count_disk_failure,
         )
         self._receiver = Receiver(acceptance, self._host, self._threads, metrics)
         self._loader = AdapterLoader(
@@ -103,10 +104,10 @@ class Residency:
             metrics,
             settings.lease_s,
             self._is_resident,
-            self._receiver.ended,
+            self._receiver.wait_until_ended,
         )
         self._queue = LoadQueue(self._loader, parallel=settings.parallel_loads, queued=settings.queued_loads)
-        self._to_disk: dict[str, None] = {}  # revisions to be written behind, in order
+        self._to_disk: dict[str, None] = {}  # revisions for the write-behind, in order
         self._has_to_disk = asyncio.Event()
         self._pins_due = asyncio.Event()
         metrics.watch(
@@ -121,14 +122,14 @@ class Residency:
             lambda: self._queue.keys,
         )
 
-    # Life.
+    # Lifecycle.
 
     async def open(self) -> None:
-        """Take over the disk cache that an earlier agent has left. Raises OSError."""
+        """Take over the disk cache of an earlier agent. Raises OSError."""
         await self._disk.open()
-        there = shutil.disk_usage(self._folder.path).total
-        if there < self._settings.host_bytes:
-            fields = {"host_bytes": self._settings.host_bytes, "shared_memory_bytes": there}
+        shared_memory_bytes = shutil.disk_usage(self._folder.path).total
+        if shared_memory_bytes < self._settings.host_bytes:
+            fields = {"host_bytes": self._settings.host_bytes, "shared_memory_bytes": shared_memory_bytes}
             log.warning(
                 "shared memory is smaller than residency.host_bytes: lower it, or give this worker more of %s",
                 self._folder.path.parent,
@@ -136,13 +137,13 @@ class Residency:
             )
 
     async def run(self) -> None:
-        """Write behind and keep pins, until cancelled."""
+        """Write adapters behind to the disk and reload pinned ones after engine restarts, until cancelled."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._write_behind(), name="adapters to disk")
             group.create_task(self._keep_pins(), name="pinned adapters")
 
     async def aclose(self) -> None:
-        """End all loads and remove what is in host memory; the disk cache stays."""
+        """Cancel all loads and empty host memory. The disk cache stays."""
         await self._queue.aclose()
         await self._host.aclose()
         await self._disk.aclose()
@@ -150,15 +151,15 @@ class Residency:
         self._folder.close()
 
     def engine_gone(self) -> None:
-        """The engine ended: nothing is resident, host memory stays as it is."""
+        """The engine ended: nothing is resident any more. Host memory keeps its adapters."""
         self._loader.engine_gone()
         self._host.engine_gone()
 
     def engine_up(self) -> None:
-        """An engine that holds nothing answers: the pinned adapters go into it."""
+        """A new engine is up: load the pinned adapters into it."""
         self._pins_due.set()
 
-    # What others ask for.
+    # Calls from routers and operators.
 
     async def ensure(
         self,
@@ -169,13 +170,12 @@ class Residency:
         is_prewarm: bool = False,
         not_in_engine: bool = False,
     ) -> Ensured:
-        """Return once the revision is there. `not_in_engine`: the engine has just said that it does not have it.
+        """Bring a revision to a tier. `not_in_engine`: the engine has just reported that it does not hold it.
 
-        Raises AdapterError (retryable ones at the deadline only, but for full queues), EngineError when the engine
-        cannot take it, TimeoutError.
+        Raises AdapterError (LoadQueueFull at once, other retryable ones at the deadline), EngineError, TimeoutError.
         """
         if not_in_engine:
-            self._host.not_in_engine(revision_id)
+            self._host.mark_unloaded(revision_id)
         entry = self._host.resident(revision_id)
         if tier is Tier.HOST and entry is not None:
             self._host.use(entry, self._settings.lease_s)
@@ -185,59 +185,62 @@ class Residency:
         _check(revision_id)
         loop = asyncio.get_running_loop()
         started_at = loop.time()
-        while not self._is_there(revision_id, tier):
+        while not self._is_on(revision_id, tier):
             try:
                 await self._queue.wait(
                     revision_id, started_at + deadline_s - loop.time(), goal=tier, is_prewarm=is_prewarm
                 )
             except AdapterError:
-                if tier is Tier.HOST or revision_id not in self._disk:  # else others wanted more than we
+                if tier is Tier.HOST or revision_id not in self._disk:  # another waiter's higher goal failed
                     raise
         if (entry := self._host.resident(revision_id)) is not None:
             self._host.use(entry, self._settings.lease_s)
         return Ensured(loop.time() - started_at, self._settings.lease_s if tier is Tier.HOST else 0.0)
 
     async def put(self, envelope: Envelope, content: AsyncIterator[bytes], deadline_s: float) -> Received:
-        """Take in a revision that no store has, and keep it as `pin` does, but never on a disk.
+        """Receive a pushed revision that no store has, load it and pin it. It is never written to a disk.
 
-        One that is in host memory is kept without its content. Raises AdapterNotReceived, PinsExceedBudget,
-        AdapterTooLarge, HostMemoryFull at the deadline, EngineError, TimeoutError, and as `Acceptance.prepare`; then it
-        is as pinned as it was before.
+        The content is not read if the revision is in host memory. Raises AdapterNotReceived, PinsExceedBudget,
+        AdapterTooLarge, HostMemoryFull at the deadline, EngineError, TimeoutError, and as `Acceptance.prepare`; pins
+        are then unchanged.
         """
         revision_id = envelope.revision_id
         _check(revision_id)
         loop = asyncio.get_running_loop()
         started_at, was_pinned = loop.time(), self._pins.is_owned(revision_id, PinOwner.PUSH)
-        problem: HostMemoryFull | None = None
+        pending_error: HostMemoryFull | None = None
 
-        def waits(full: HostMemoryFull | None) -> None:
-            nonlocal problem
-            problem = full
+        def on_blocked(full: HostMemoryFull | None) -> None:
+            nonlocal pending_error
+            pending_error = full
 
         was_resident = self._host.resident(revision_id) is not None
         with self._pins.pinning(revision_id, room_bytes(envelope.content_bytes), PinOwner.PUSH):
             try:
-                async with asyncio.timeout_at(started_at + deadline_s), self._receiver.alone(revision_id, self._queue):
+                async with (
+                    asyncio.timeout_at(started_at + deadline_s),
+                    self._receiver.exclusive(revision_id, self._queue),
+                ):
                     entry = await self._host.settled(revision_id)
                     if entry is None:
-                        entry = await self._receiver.receive(envelope, content, waits)
+                        entry = await self._receiver.receive(envelope, content, on_blocked)
                         self._hub.add_in_memory_only(revision_id)
                     await self._loader.into_engine(entry)
             except (AdapterError, EngineError) as error:
                 self._metrics.count_load("router", error.code if isinstance(error, AdapterError) else "engine")
                 raise
             except TimeoutError:
-                if problem is not None:
-                    raise problem from None
+                if pending_error is not None:
+                    raise pending_error from None
                 raise
         self._metrics.count_load("router", "ok")
         return Received(0.0 if was_resident else loop.time() - started_at, was_pinned)
 
     async def pin(self, revision_id: str, deadline_s: float, *, memory_only: bool = False) -> None:
-        """Make a revision resident, and keep it: over engine restarts, until `unpin`.
+        """Make a revision resident and keep it so, across engine restarts, until `unpin`.
 
-        `memory_only`: it came by `put`, and is kept as after that. Raises PinsExceedBudget, and what `ensure` raises;
-        then it is as pinned as it was before.
+        `memory_only`: renew the pin of a push instead of an operator's. Raises PinsExceedBudget, and as `ensure`; pins
+        are then unchanged.
         """
         _check(revision_id)
         owner = PinOwner.PUSH if memory_only else PinOwner.OPERATOR
@@ -258,21 +261,21 @@ class Residency:
         self._pins.release(revision_id, *owners)
 
     async def evict(self, revision_id: str, from_disk: bool) -> bool:
-        """Take a revision out of host memory, and off the disk if asked; False where it was in neither.
+        """Remove a revision from host memory and, with `from_disk`, from the disk cache; False if it was in neither.
 
-        Raises AdapterInUse, and EngineError.
+        Raises AdapterInUse and EngineError.
         """
         _check(revision_id)
         if revision_id in self._pins:
             raise AdapterInUse(f"{revision_id} is pinned; unpin it first")
         if revision_id in self._queue:
             raise AdapterInUse(f"{revision_id} is being loaded; try again")
-        was_there = await self._host.evict(revision_id)
+        was_evicted = await self._host.evict(revision_id)
         if from_disk:
-            was_there = await self._disk.remove(revision_id) or was_there
-        return was_there
+            was_evicted = await self._disk.remove(revision_id) or was_evicted
+        return was_evicted
 
-    def _is_there(self, revision_id: str, tier: Tier) -> bool:
+    def _is_on(self, revision_id: str, tier: Tier) -> bool:
         if tier is Tier.HOST:
             return self._host.resident(revision_id) is not None
         return revision_id in self._disk
@@ -286,30 +289,30 @@ class Residency:
     # In the background.
 
     async def _write_behind(self) -> None:
-        """Give the disk what came from the store into host memory."""
+        """Copy adapters that were loaded from the store to the disk cache."""
         while True:
             await self._has_to_disk.wait()
-            with contextlib.suppress(TimeoutError):  # it would take processor time from loads that are waited for
-                async with asyncio.timeout(_MOST_DELAY_S):
-                    await self._queue.idle()
+            with contextlib.suppress(TimeoutError):  # writes take processor time from loads
+                async with asyncio.timeout(_MAX_WRITE_DELAY_S):
+                    await self._queue.wait_until_idle()
             while self._to_disk:
                 revision_id = next(iter(self._to_disk))
                 del self._to_disk[revision_id]
                 entry = self._host.get(revision_id)
                 if entry is None or entry.state not in (HostState.IN_MEMORY, HostState.RESIDENT):
-                    continue  # evicted since
+                    continue  # evicted meanwhile
                 if entry.is_memory_only:
                     continue
                 try:
                     await self._loader.write_to_disk(entry)
                 except (AdapterTooLarge, DiskCacheFull) as error:
                     fields = {"revision": revision_id, "error": str(error)}
-                    log.warning("not kept on disk", extra={"fields": fields})
+                    log.warning("disk cache write failed", extra={"fields": fields})
                     self._metrics.count_disk_failure()
             self._has_to_disk.clear()
 
     async def _keep_pins(self) -> None:
-        """Load the pinned revisions that the engine does not have, whenever there is a new engine."""
+        """Load the pinned revisions into each new engine."""
         while True:
             await self._pins_due.wait()
             self._pins_due.clear()
@@ -319,11 +322,11 @@ class Residency:
             failed = {each: result for each, result in zip(missing, results, strict=True) if _is_failure(result)}
             for each in [each for each, error in failed.items() if isinstance(error, RevisionNotStored)]:
                 if self._pins.is_owned(each, PinOwner.PUSH):  # this was the worker's only copy: a retry cannot succeed
-                    log.error("an adapter that was in memory only is lost", extra={"fields": {"revision": each}})
+                    log.error("memory-only adapter lost", extra={"fields": {"revision": each}})
                     self.unpin(each)
             if failed and any(each in self._pins for each in failed):
                 fields = {"revisions": {each: str(error) for each, error in failed.items()}}
-                log.warning("pinned adapters are not resident; they are tried again", extra={"fields": fields})
+                log.warning("pinned adapters not resident; retrying", extra={"fields": fields})
                 await asyncio.sleep(_PIN_RETRY_S)
                 self._pins_due.set()
 

@@ -1,4 +1,4 @@
-"""Blocking work beside the event loop. A piece of work that is cancelled is stopped and waited for, not left behind."""
+"""Blocking work in threads. Cancelled work is stopped and awaited, never abandoned."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ T = TypeVar("T")
 
 
 class Stopped(Exception):
-    """Raised in the thread by work that was told to stop."""
+    """Raised in the thread when work is asked to stop."""
 
 
 class Stop:
-    """What long work asks, every few megabytes, to know whether it should go on."""
+    """A stop request that long work polls, every few megabytes."""
 
     def __init__(self) -> None:
         self._event = Event()
@@ -37,33 +37,33 @@ class WorkThreads:
         self._pool = ThreadPoolExecutor(count, thread_name_prefix="residency")
 
     async def run(self, work: Callable[[Stop], T]) -> T:
-        """What `work` returns. Cancellation tells it to stop, and is passed on once it has."""
+        """Run `work` and return its result. Cancellation stops the work, and propagates once it has stopped."""
         stop = Stop()
         future = asyncio.get_running_loop().run_in_executor(self._pool, work, stop)
         try:
             return await asyncio.shield(future)
         except asyncio.CancelledError:
             stop.set()
-            await ended(future)
+            await wait_until_done(future)
             raise
 
     async def run_to_end(self, work: Callable[[], T]) -> T:
-        """What short `work` returns, which must not be left undone: cancellation is passed on after it."""
+        """Run short `work` that must not stop half-way. Cancellation propagates after it."""
         future = asyncio.get_running_loop().run_in_executor(self._pool, work)
         try:
             return await asyncio.shield(future)
         except asyncio.CancelledError:
-            await ended(future)
+            await wait_until_done(future)
             raise
 
     async def aclose(self) -> None:
-        """Wait for what runs, and end the threads. The event loop goes on: work that hangs must not stop its clock."""
+        """Wait for running work and end the threads, without blocking the event loop."""
         with ThreadPoolExecutor(1, "close") as closer:
             await asyncio.get_running_loop().run_in_executor(closer, lambda: self._pool.shutdown(cancel_futures=True))
 
 
-async def ended(future: asyncio.Future[T]) -> None:
-    """Wait for a future, however often this is cancelled meanwhile."""
+async def wait_until_done(future: asyncio.Future[T]) -> None:
+    """Wait until a future is done, through any number of cancellations."""
     while not future.done():
         try:
             await asyncio.wait([future])

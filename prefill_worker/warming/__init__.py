@@ -1,1 +1,1 @@
-"""Warms engines and pairs before users come."""
+"""Warm-up of engines and pairs before they serve requests."""

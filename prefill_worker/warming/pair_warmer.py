@@ -1,6 +1,6 @@
-"""Warms pairs: one small request through this prefill engine and a decode engine before any user's.
+"""Warms up pairs: sends small requests through this prefill engine and a decode engine.
 
-The first exchange between a fresh pair sets up connections, which has taken 20 s; users must not wait for it.
+The first KV transfer of a new pair sets up connections, which has taken 20 s.
 """
 
 from __future__ import annotations
@@ -17,38 +17,38 @@ from prefill_worker.warming.warm_up import CACHE_NAMESPACE, TIMEOUT_S, abort, wa
 
 log = logging.getLogger(__name__)
 
-_NUM_EXCHANGES = 2  # the second one finds every lazy set-up done
+_NUM_REQUESTS = 2  # the second one runs fully initialized
 
 
 async def warm_pair(
     prefill: EngineClient, kv_host: str, kv_bootstrap_port: int, model: str, decode: WorkerWatch
 ) -> None:
-    """Return once the pair has moved KV. Raises EngineError; then neither engine keeps anything of it."""
+    """Return once the pair has transferred KV cache. On EngineError the requests are aborted on both engines."""
     assert decode.description is not None
     started_at = time.monotonic()
     decode_engine = EngineClient(decode.description.engine_url)
     try:
-        for _ in range(_NUM_EXCHANGES):
-            await _exchange(prefill, decode_engine, kv_host, kv_bootstrap_port, model)
+        for _ in range(_NUM_REQUESTS):
+            await _send_request(prefill, decode_engine, kv_host, kv_bootstrap_port, model)
     finally:
         await decode_engine.aclose()
     log.info("pair warm", extra={"fields": {"decode": decode.name, "seconds": round(time.monotonic() - started_at, 3)}})
 
 
-async def _exchange(prefill: EngineClient, decode: EngineClient, kv_host: str, port: int, model: str) -> None:
-    meeting = {"bootstrap_host": kv_host, "bootstrap_port": port, "bootstrap_room": secrets.randbits(63)}
-    body = {**warm_up_body(model), **meeting}
-    legs = [
-        asyncio.create_task(prefill.complete({**body, "extra_key": CACHE_NAMESPACE}, TIMEOUT_S), name="prefill leg"),
-        asyncio.create_task(decode.complete(body, TIMEOUT_S), name="decode leg"),
+async def _send_request(prefill: EngineClient, decode: EngineClient, kv_host: str, port: int, model: str) -> None:
+    handoff = {"bootstrap_host": kv_host, "bootstrap_port": port, "bootstrap_room": secrets.randbits(63)}
+    body = {**warm_up_body(model), **handoff}
+    calls = [
+        asyncio.create_task(prefill.complete({**body, "extra_key": CACHE_NAMESPACE}, TIMEOUT_S), name="prefill call"),
+        asyncio.create_task(decode.complete(body, TIMEOUT_S), name="decode call"),
     ]
     try:
-        await asyncio.gather(*legs)
+        await asyncio.gather(*calls)
     except EngineError:
         for engine in (prefill, decode):
             await abort(engine, body["rid"])
         raise
     finally:
-        for leg in legs:
-            leg.cancel()
-        await asyncio.gather(*legs, return_exceptions=True)
+        for call in calls:
+            call.cancel()
+        await asyncio.gather(*calls, return_exceptions=True)

@@ -1,4 +1,4 @@
-"""Warms an engine: one small request of ours, or the first user waits for everything that is set up lazily."""
+"""Warms up an engine with a small request, so that no user waits for its lazy initialization."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ log = logging.getLogger(__name__)
 
 TIMEOUT_S = 60.0
 _PROMPT_TOKENS = 4
-CACHE_NAMESPACE = "prelude-warm-up|"  # no tenant can be called that: it shares no prefix with users
+CACHE_NAMESPACE = "prelude-warm-up|"  # not a valid tenant name, so no prefix is shared with users
 
 
 def warm_up_body(model: str) -> dict[str, Any]:
-    """A completion that prefills and decodes; its request id is new."""
+    """Body of a small completion with a new request id."""
     return {
         "model": model,
         "prompt": [1 + secrets.randbelow(16) for _ in range(_PROMPT_TOKENS)],
@@ -30,7 +30,7 @@ def warm_up_body(model: str) -> dict[str, Any]:
 
 
 async def warm_engine(engine: EngineClient, model: str) -> None:
-    """Return once the engine has answered. Raises EngineError; then it keeps nothing of it."""
+    """Return once the engine has answered. On EngineError the request is aborted."""
     started_at = time.monotonic()
     body = warm_up_body(model)
     try:
@@ -42,8 +42,8 @@ async def warm_engine(engine: EngineClient, model: str) -> None:
 
 
 async def abort(engine: EngineClient, rid: str) -> None:
-    """Drop a warm-up that failed. An engine that cannot be told has most likely ended."""
+    """Abort a failed warm-up. An engine that is unreachable has most likely ended."""
     try:
         await engine.abort(rid)
     except EngineError as error:
-        log.debug("abort of a warm-up failed", extra={"fields": {"error": str(error)}})
+        log.debug("warm-up abort failed", extra={"fields": {"error": str(error)}})

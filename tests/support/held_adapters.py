@@ -215,7 +215,7 @@ async def running_worker(
         host = residency._host
         await eventually(lambda: not host._evicting_bytes)
         assert host._wanted_bytes == 0
-        assert host._ahead.num_bytes == sum(host._ahead._evicted.values()) <= host.budget_bytes - host.used_bytes
+        assert host._ahead.num_bytes == sum(host._ahead._ghosts.values()) <= host.budget_bytes - host.used_bytes
         entries = list(host)
         assert host.used_bytes == sum(entry.num_bytes for entry in entries)
         await eventually(lambda: not residency._to_disk and not any(entry.num_holds for entry in host))

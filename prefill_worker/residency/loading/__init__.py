@@ -1,1 +1,1 @@
-"""How adapters come: from the store, or pushed."""
+"""Brings adapters into host memory: loads from the store or disk, and pushes from routers."""

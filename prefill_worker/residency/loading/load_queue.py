@@ -1,7 +1,7 @@
-"""Loads as scheduled work: one per key however many wait for it, so many at once, so many in all.
+"""Runs loads with bounded concurrency and a bounded queue: one load per key, shared by all its waiters.
 
-A load lives as long as somebody waits for it. Between two attempts it holds no place among those that run, but it
-does count in the bound. Everything happens on one event loop, whose clock is the only one that is read.
+A load is abandoned with its last waiter. During a retry pause it takes no slot among the running loads but still counts
+against the queue's bound. Everything runs on one event loop and uses its clock.
 """
 
 from __future__ import annotations
@@ -18,37 +18,37 @@ from dataclasses import dataclass, field
 from adapters.errors import AdapterError
 from prefill_worker.residency.errors import LoadQueueFull
 
-_FIRST_GUESS_S = 1.0  # of a load's duration, before there was one
-_GUESS_WEIGHT = 0.2  # of the latest load in the running mean
-_RETRY_AFTER_S = (0.1, 30.0)  # the least and the most that a full queue tells
+_INITIAL_MEAN_S = 1.0  # assumed duration of a load before the first one
+_MEAN_WEIGHT = 0.2  # of the latest load in the moving average
+_RETRY_AFTER_S = (0.1, 30.0)  # bounds of the retry-after of a full queue
 
 
 @dataclass(frozen=True, slots=True)
 class Backoff:
-    """Pauses between attempts: doubling up to a bound, each a random part between half and all of it."""
+    """Exponential back-off with jitter: a random pause between half and all of `first_s` doubled per attempt."""
 
     first_s: float = 0.1
-    most_s: float = 2.0
+    max_s: float = 2.0
 
-    def pause_s(self, attempt: int, chance: random.Random) -> float:
-        """After the attempt number `attempt`, the first being 1."""
-        return min(self.first_s * 2.0 ** min(attempt - 1, 60), self.most_s) * chance.uniform(0.5, 1.0)
+    def pause_s(self, attempt: int, jitter: random.Random) -> float:
+        """The pause after attempt number `attempt`, which begins at 1."""
+        return min(self.first_s * 2.0 ** min(attempt - 1, 60), self.max_s) * jitter.uniform(0.5, 1.0)
 
 
 @dataclass(eq=False, slots=True)
 class Load:
-    """One key's load, as its loader sees it."""
+    """The load of one key."""
 
     key: str
-    goal: int  # the highest that any waiter asked for; it can rise while the load runs
-    is_prewarm: bool  # nobody but prewarms waits for it
+    goal: int  # the highest of any waiter; it can rise while the load runs
+    is_prewarm: bool  # all waiters are prewarms
     number: int  # in order of arrival
     attempts: int = 0
-    problem: AdapterError | None = None  # what it waits for to pass: the answer to waiters whose deadline comes first
+    pending_error: AdapterError | None = None  # why it is blocked or retried; raised to waiters at their deadline
     waiters: dict[asyncio.Future[None], float] = field(default_factory=dict)  # and their deadlines
-    task: asyncio.Task[None] | None = None  # of the attempt that runs
+    task: asyncio.Task[None] | None = None  # of the running attempt
     retry: asyncio.TimerHandle | None = None
-    is_given_up: bool = False  # nobody waits any more: nobody can join it either
+    is_abandoned: bool = False  # its last waiter has left; new waiters need a new load
     ended: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
@@ -57,7 +57,7 @@ class Load:
 
 
 class LoadQueue:
-    """Runs `load` for each key that is waited for. Requests come before prewarms, then who came first."""
+    """Runs `load` for each key with a waiter. Requests take priority over prewarms, then first come, first served."""
 
     def __init__(
         self,
@@ -70,13 +70,13 @@ class LoadQueue:
     ) -> None:
         self._load = load
         self._parallel = parallel
-        self._most = parallel + queued
+        self._capacity = parallel + queued
         self._backoff = backoff or Backoff()
-        self._chance = random.Random(seed)
+        self._jitter = random.Random(seed)
         self._loads: dict[str, Load] = {}
-        self._ready: list[tuple[tuple[bool, int], Load]] = []  # a heap; entries of loads that changed rank are stale
+        self._ready: list[tuple[tuple[bool, int], Load]] = []  # a heap; entries with an outdated rank are stale
         self._num_running = 0
-        self._mean_s = _FIRST_GUESS_S
+        self._mean_s = _INITIAL_MEAN_S
         self._numbers = itertools.count()
         self._is_closed = False
         self._is_idle = asyncio.Event()
@@ -88,7 +88,7 @@ class LoadQueue:
 
     @property
     def num_queued(self) -> int:
-        """Loads that wait for their turn or for their next attempt."""
+        """Loads that wait for a slot or for their next attempt."""
         return len(self._loads) - self._num_running
 
     @property
@@ -97,7 +97,7 @@ class LoadQueue:
 
     @property
     def keys(self) -> list[str]:
-        """Of all loads, in the order of their arrival."""
+        """Keys of all loads, in order of arrival."""
         return list(self._loads)
 
     def __contains__(self, key: str) -> bool:
@@ -105,56 +105,55 @@ class LoadQueue:
 
     @property
     def retry_after_s(self) -> float:
-        """When there may be a free place, judged by how long loads took."""
+        """When a place may be free, estimated from the mean duration of loads."""
         least, most = _RETRY_AFTER_S
         return min(max(self._mean_s * len(self._loads) / self._parallel, least), most)
 
     async def wait(self, key: str, deadline_s: float, *, goal: int = 0, is_prewarm: bool = False) -> None:
-        """Return once a load of the key that knew of this goal has ended.
+        """Join or start the load of a key and wait until it ends. A goal that is raised too late may not be reached.
 
-        Raises what the load raised, an error of the waiter's own; LoadQueueFull; at the deadline the error that
-        attempts have met so far, else TimeoutError. Cancelling it, or its deadline, gives up the load if nobody else
-        waits for it.
+        Raises a copy of the load's error; LoadQueueFull; at the deadline the load's pending error, else TimeoutError.
+        Cancellation and the deadline abandon the load if it has no other waiter.
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + deadline_s
         async with asyncio.timeout_at(deadline):
-            while (load := self._loads.get(key)) is not None and load.is_given_up:
+            while (load := self._loads.get(key)) is not None and load.is_abandoned:
                 await load.ended.wait()
         if load is None:
-            load = self._admit(key, goal, is_prewarm)
+            load = self._add(key, goal, is_prewarm)
         load.goal = max(load.goal, goal)
         if load.is_prewarm and not is_prewarm:
             load.is_prewarm = False
-            self._offer_again(load)
+            self._requeue(load)
         done: asyncio.Future[None] = loop.create_future()
         load.waiters[done] = deadline
-        self._start_what_can()
+        self._start_ready()
         try:
             async with asyncio.timeout_at(deadline):
                 await done
         except TimeoutError:
-            if load.problem is not None:
-                raise copy.copy(load.problem) from None
+            if load.pending_error is not None:
+                raise copy.copy(load.pending_error) from None
             raise
         finally:
             load.waiters.pop(done, None)
             if done.done() and not done.cancelled():
-                done.exception()  # seen, even if this waiter left at the same moment
+                done.exception()  # marks it as retrieved, even if this waiter was cancelled at the same moment
             if not load.waiters and not load.ended.is_set():
-                self._give_up(load)
+                self._abandon(load)
 
-    async def ended(self, key: str) -> None:
+    async def wait_until_ended(self, key: str) -> None:
         """Return when there is no load of the key."""
         while (load := self._loads.get(key)) is not None:
             await load.ended.wait()
 
-    async def idle(self) -> None:
+    async def wait_until_idle(self) -> None:
         """Return when there is no load."""
         await self._is_idle.wait()
 
     async def aclose(self) -> None:
-        """End all loads; who waits is told to try elsewhere."""
+        """Cancel all loads; their waiters get LoadQueueFull."""
         self._is_closed = True
         tasks = []
         for load in list(self._loads.values()):
@@ -162,18 +161,18 @@ class LoadQueue:
                 tasks.append(load.task)
                 load.task.cancel()
             else:
-                self._end(load, _stopping())
+                self._finish(load, _stopping())
         await asyncio.gather(*tasks, return_exceptions=True)
-        await asyncio.sleep(0)  # the callbacks of those tasks
+        await asyncio.sleep(0)  # lets the tasks' callbacks run
 
-    def _admit(self, key: str, goal: int, is_prewarm: bool) -> Load:
+    def _add(self, key: str, goal: int, is_prewarm: bool) -> Load:
         if self._is_closed:
             raise _stopping()
-        if len(self._loads) >= self._most:
+        if len(self._loads) >= self._capacity:
             prewarms = [load for load in self._loads.values() if load.is_prewarm and load.task is None]
             if is_prewarm or not prewarms:
                 raise self._full()
-            self._end(max(prewarms, key=lambda load: load.number), self._full())
+            self._finish(max(prewarms, key=lambda load: load.number), self._full())
         load = Load(key, goal, is_prewarm, next(self._numbers))
         self._loads[key] = load
         self._is_idle.clear()
@@ -182,17 +181,17 @@ class LoadQueue:
 
     def _full(self) -> LoadQueueFull:
         return LoadQueueFull(
-            f"{len(self._loads)} adapters are being loaded or wait for it, no more may (residency.parallel_loads and "
-            f"queued_loads); try again in {self.retry_after_s:.1f} s",
+            f"the load queue is full: {len(self._loads)} adapters are being loaded or queued (residency.parallel_loads "
+            f"and queued_loads); try again in {self.retry_after_s:.1f} s",
             self.retry_after_s,
         )
 
-    def _offer_again(self, load: Load) -> None:
-        """Put a load that waits for its turn where its new rank is."""
+    def _requeue(self, load: Load) -> None:
+        """Give a queued load the place of its new rank."""
         if load.task is None and load.retry is None:
             heapq.heappush(self._ready, (load.rank, load))
 
-    def _start_what_can(self) -> None:
+    def _start_ready(self) -> None:
         while self._ready and self._num_running < self._parallel:
             rank, load = heapq.heappop(self._ready)
             if rank != load.rank or load.ended.is_set() or load.task is not None or load.retry is not None:
@@ -201,52 +200,52 @@ class LoadQueue:
             load.attempts += 1
             started_at = asyncio.get_running_loop().time()
             load.task = asyncio.create_task(self._attempt(load), name=f"load {load.key}")
-            load.task.add_done_callback(functools.partial(self._attempted, load, started_at))
+            load.task.add_done_callback(functools.partial(self._on_attempt_done, load, started_at))
 
     async def _attempt(self, load: Load) -> None:
         await self._load(load)
 
-    def _attempted(self, load: Load, started_at: float, task: asyncio.Task[None]) -> None:
+    def _on_attempt_done(self, load: Load, started_at: float, task: asyncio.Task[None]) -> None:
         load.task = None
         self._num_running -= 1
         now = task.get_loop().time()
         error = None if task.cancelled() else task.exception()
         if task.cancelled():
-            self._end(load, _stopping())  # nobody waits, unless all is being stopped
+            self._finish(load, _stopping())  # abandoned, or the queue is closing
         elif error is None:
-            self._mean_s += _GUESS_WEIGHT * (now - started_at - self._mean_s)
-            self._end(load, None)
-        elif isinstance(error, AdapterError) and error.retryable and not load.is_given_up and not self._is_closed:
-            self._try_later(load, error.with_traceback(None), now)
+            self._mean_s += _MEAN_WEIGHT * (now - started_at - self._mean_s)
+            self._finish(load, None)
+        elif isinstance(error, AdapterError) and error.retryable and not load.is_abandoned and not self._is_closed:
+            self._schedule_retry(load, error.with_traceback(None), now)
         else:
-            self._end(load, error.with_traceback(None))
-        self._start_what_can()
+            self._finish(load, error.with_traceback(None))
+        self._start_ready()
 
-    def _try_later(self, load: Load, error: AdapterError, now: float) -> None:
-        """Wait for the next attempt with those whose deadline allows for it; the others have their answer."""
-        pause_s = self._backoff.pause_s(load.attempts, self._chance)
+    def _schedule_retry(self, load: Load, error: AdapterError, now: float) -> None:
+        """Retry after a pause, for the waiters whose deadline permits it; raise the error to the others."""
+        pause_s = self._backoff.pause_s(load.attempts, self._jitter)
         for done, deadline in load.waiters.items():
             if deadline <= now + pause_s:
                 _settle(done, error)
         if all(done.done() for done in load.waiters):
-            self._end(load, error)
+            self._finish(load, error)
             return
-        load.problem = error
-        load.retry = asyncio.get_running_loop().call_later(pause_s, self._try_now, load)
+        load.pending_error = error
+        load.retry = asyncio.get_running_loop().call_later(pause_s, self._retry, load)
 
-    def _try_now(self, load: Load) -> None:
+    def _retry(self, load: Load) -> None:
         load.retry = None
         heapq.heappush(self._ready, (load.rank, load))
-        self._start_what_can()
+        self._start_ready()
 
-    def _give_up(self, load: Load) -> None:
-        load.is_given_up = True
+    def _abandon(self, load: Load) -> None:
+        load.is_abandoned = True
         if load.task is not None:
             load.task.cancel()
         else:
-            self._end(load, None)
+            self._finish(load, None)
 
-    def _end(self, load: Load, error: BaseException | None) -> None:
+    def _finish(self, load: Load, error: BaseException | None) -> None:
         if load.retry is not None:
             load.retry.cancel()
             load.retry = None
@@ -255,7 +254,7 @@ class LoadQueue:
             if not self._loads:
                 self._is_idle.set()
         load.ended.set()
-        load.problem = None
+        load.pending_error = None
         for done in load.waiters:
             _settle(done, error)
 
@@ -266,7 +265,7 @@ def _settle(done: asyncio.Future[None], error: BaseException | None) -> None:
     if error is None:
         done.set_result(None)
     else:
-        done.set_exception(copy.copy(error))  # one of the waiter's own: raising adds to an error's traceback
+        done.set_exception(copy.copy(error))  # a copy per waiter: raising extends the traceback
 
 
 def _stopping() -> LoadQueueFull:

@@ -1,4 +1,4 @@
-"""One adapter's way to a tier: store or disk -> host memory -> engine, or store -> disk."""
+"""Loads one adapter into a tier: store or disk -> host memory -> engine, or store -> disk."""
 
 from __future__ import annotations
 
@@ -21,24 +21,25 @@ from prefill_worker.residency.loading.load_queue import Load
 from prefill_worker.residency.metrics import ResidencyMetrics
 from prefill_worker.residency.threads import Stop, WorkThreads
 from prefill_worker.residency.tiers.disk_cache import DiskCache
-from prefill_worker.residency.tiers.host_memory import HostEntry, HostMemory, HostState
+from prefill_worker.residency.tiers.host_entry import HostEntry, HostState
+from prefill_worker.residency.tiers.host_memory import HostMemory
 from prefill_worker.residency.tiers.objects import content_in_memory, is_no_room, write_content
 
 log = logging.getLogger(__name__)
 
 _ENGINE_TIMEOUT_S = 120.0
-_MOST_REFUSALS = 1000  # that are remembered
+_MAX_REFUSALS = 1000  # remembered
 
 
 class Tier(enum.IntEnum):
-    """How close a revision is to be brought."""
+    """Goal of a load, the closest to the engine last."""
 
     DISK = 1
     HOST = 2
 
 
 class AdapterLoader:
-    """What the load queue runs. A load's goal is a Tier. `on_resident` is told what the engine can use from now on."""
+    """The load function of the load queue. A load's goal is a Tier."""
 
     def __init__(
         self,
@@ -51,10 +52,10 @@ class AdapterLoader:
         metrics: ResidencyMetrics,
         lease_s: float,
         on_resident: Callable[[str], None],
-        not_received: Callable[[str], Awaitable[None]],
+        wait_for_push: Callable[[str], Awaitable[None]],
     ) -> None:
-        """`not_received` returns once no router is sending a revision."""
-        self._store = _OpenedOnce(open_store)
+        """`wait_for_push` returns when no router is pushing the revision."""
+        self._store = _LazyStore(open_store)
         self._acceptance = acceptance
         self._host = host
         self._disk = disk
@@ -63,21 +64,21 @@ class AdapterLoader:
         self._metrics = metrics
         self._lease_s = lease_s
         self._on_resident = on_resident
-        self._not_received = not_received
-        self._engine_number = 0  # of the engines that there have been
-        # Revision -> why this worker never serves it. Its content does not change, and it may be gigabytes for which
-        # others would have to go each time somebody asks.
+        self._wait_for_push = wait_for_push
+        self._engine_number = 0  # counts engine restarts
+        # Revision -> why this worker cannot serve it. A revision is immutable, and reading it again could evict
+        # gigabytes of others.
         self._refusals: OrderedDict[str, str] = OrderedDict()
 
     def engine_gone(self) -> None:
-        """The engine ended: what it is asked to load now goes nowhere."""
+        """The engine ended: loads into it in progress fail."""
         self._engine_number += 1
 
     async def __call__(self, load: Load) -> None:
         started_at = time.monotonic()
         source = "host"
         try:
-            await self._not_received(load.key)
+            await self._wait_for_push(load.key)
             entry = await self._host.settled(load.key)
             if entry is None:
                 source = "disk" if load.key in self._disk else "store"
@@ -91,13 +92,13 @@ class AdapterLoader:
             code = error.code if isinstance(error, AdapterError) else "engine"
             self._metrics.count_load(source, code)
             fields = {"revision": load.key, "attempt": load.attempts, "error": str(error)}
-            log.warning("adapter not loaded", extra={"fields": fields})
+            log.warning("adapter load failed", extra={"fields": fields})
             raise
         self._metrics.count_load(source, "ok")
         self._metrics.load_seconds.observe(time.monotonic() - started_at)
 
     async def _into_memory(self, load: Load) -> HostEntry:
-        """The revision's entry in host memory, whole and checked."""
+        """Get or create the revision's entry in host memory, complete and verified."""
         revision_id = load.key
         if (entry := await self._host.settled(revision_id)) is not None:
             return entry
@@ -106,14 +107,14 @@ class AdapterLoader:
             try:
                 with self._disk.reading(revision_id) as content:
                     return await self._fill(load, "disk", self._disk.content_bytes(revision_id), content)
-            except StoreCorrupt as error:  # errors of writing are not the disk's
+            except StoreCorrupt as error:  # raised by reads only
                 fields = {"revision": revision_id, "error": str(error)}
-                log.warning("damaged in the disk cache; it is fetched again", extra={"fields": fields})
+                log.warning("disk cache file damaged; fetching again", extra={"fields": fields})
                 self._metrics.count_load("disk", "damaged")
                 await self._disk.drop_damaged(revision_id)
         try:
             return await self._from_store(load)
-        except RevisionNotStored:  # whose words name the store's address
+        except RevisionNotStored:  # its message contains the store's address
             raise _not_stored(revision_id) from None
 
     async def _from_store(self, load: Load) -> HostEntry:
@@ -135,9 +136,9 @@ class AdapterLoader:
         content: Iterable[Part | Envelope],
         begin_s: float = 0.0,
     ) -> HostEntry:
-        """`begin_s`: what it took to learn the size."""
+        """Reserve room, copy and verify. `begin_s`: time that it took to learn the size."""
         revision_id, began = load.key, time.monotonic()
-        entry = await self._host.reserve(revision_id, content_bytes, functools.partial(setattr, load, "problem"))
+        entry = await self._host.reserve(revision_id, content_bytes, functools.partial(setattr, load, "pending_error"))
         self._metrics.observe_stage("room", time.monotonic() - began)
 
         def fill(stop: Stop) -> tuple[Envelope, float, float]:
@@ -154,7 +155,7 @@ class AdapterLoader:
             await self._host.discard(entry)
             if isinstance(error, AdapterUnsupported):
                 self._refusals[revision_id] = str(error)
-                if len(self._refusals) > _MOST_REFUSALS:
+                if len(self._refusals) > _MAX_REFUSALS:
                     self._refusals.popitem(last=False)
             if isinstance(error, OSError) and is_no_room(error):
                 await self._host.shrink()  # for the next attempt
@@ -165,13 +166,13 @@ class AdapterLoader:
             raise
         self._metrics.observe_stage("fetch" if source == "store" else "copy", begin_s + copy_s)
         self._metrics.observe_stage("check", check_s)
-        self._host.settle(entry, HostState.IN_MEMORY)
+        self._host.set_state(entry, HostState.IN_MEMORY)
         return entry
 
     async def into_engine(self, entry: HostEntry) -> None:
-        """Make what is in host memory resident; only one caller at a time may do so for a revision.
+        """Load an entry into the engine, one caller at a time per revision.
 
-        Raises AdapterRefusedByEngine, and EngineError.
+        Raises AdapterRefusedByEngine and EngineError.
         """
         if entry.state is HostState.RESIDENT:
             return
@@ -181,15 +182,15 @@ class AdapterLoader:
             try:
                 await self._engine.load_adapter(entry.revision_id, entry.directory, _ENGINE_TIMEOUT_S)
             except AdapterNotTaken as error:
-                is_whole = entry.packed.is_file()
+                was_complete = entry.packed.is_file()
                 await self._host.discard(entry)
-                if not is_whole:  # somebody has removed it: it is not the adapter's fault
+                if not was_complete:  # removed by somebody else; the adapter is not at fault
                     raise
                 reason = str(error).replace(str(entry.directory), entry.revision_id)
                 raise AdapterRefusedByEngine(f"the engine does not take {entry.revision_id}: {reason}") from error
             if engine_number != self._engine_number:
                 raise EngineUnreachable("the engine ended while the adapter was being loaded")
-            self._host.settle(entry, HostState.RESIDENT)
+            self._host.set_state(entry, HostState.RESIDENT)
             self._host.use(entry, self._lease_s)
         self._metrics.observe_stage("engine", time.monotonic() - began)
         self._on_resident(entry.revision_id)
@@ -206,7 +207,7 @@ class AdapterLoader:
             self._metrics.observe_stage("fetch", time.monotonic() - began)
 
     async def content_bytes(self, revision_id: str) -> int:
-        """Of its packed file. Raises RevisionNotStored and StoreUnavailable."""
+        """Size of the revision's packed file. Raises RevisionNotStored and StoreUnavailable."""
         entry = self._host.get(revision_id)
         if entry is not None and entry.envelope is not None:
             return entry.envelope.content_bytes
@@ -215,12 +216,12 @@ class AdapterLoader:
         return await self._stored_bytes(revision_id)
 
     async def _check_size(self, claimed: Envelope) -> None:
-        """Raises StoreCorrupt where an object is not as large as its envelope says: it would be called too large."""
-        there = await self._stored_bytes(claimed.revision_id)
-        if there != claimed.content_bytes:
+        """Raise StoreCorrupt if an object's size contradicts its envelope, which would make it an AdapterTooLarge."""
+        num_bytes = await self._stored_bytes(claimed.revision_id)
+        if num_bytes != claimed.content_bytes:
             raise StoreCorrupt(
-                f"the store's object of {claimed.revision_id} claims {claimed.content_bytes} bytes and has {there}; "
-                "run the store's fsck with repair and import the adapter again"
+                f"the store's object of {claimed.revision_id} claims {claimed.content_bytes} bytes and has "
+                f"{num_bytes}; run the store's fsck with repair and import the adapter again"
             )
 
     async def _stored_bytes(self, revision_id: str) -> int:
@@ -231,7 +232,7 @@ class AdapterLoader:
         return max(found.num_bytes - ENVELOPE_BYTES, 0)
 
     async def write_to_disk(self, entry: HostEntry) -> None:
-        """Give the disk a copy of what is in host memory and may be there. Raises AdapterTooLarge and DiskCacheFull."""
+        """Copy an entry that is in a store to the disk cache. Raises AdapterTooLarge and DiskCacheFull."""
         envelope = entry.envelope
         assert envelope is not None
         assert not entry.is_memory_only
@@ -247,8 +248,8 @@ def _not_stored(revision_id: str) -> RevisionNotStored:
     return RevisionNotStored(f"the adapter store has no {revision_id}; import the adapter again")
 
 
-class _OpenedOnce:
-    """A store that is opened by the first who needs it, and again if that failed. For threads."""
+class _LazyStore:
+    """Opens the store on first use, again if that failed. Thread-safe."""
 
     def __init__(self, open_store: Callable[[], AdapterStore]) -> None:
         self._open = open_store

@@ -1,4 +1,4 @@
-"""Adapters that a router sends because no store has them: straight into host memory, and never to a disk."""
+"""Receives adapters that routers push because no store has them: into host memory, never to a disk."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ from prefill_worker.residency.errors import AdapterNotReceived, HostMemoryFull
 from prefill_worker.residency.loading.load_queue import LoadQueue
 from prefill_worker.residency.metrics import ResidencyMetrics
 from prefill_worker.residency.threads import WorkThreads
-from prefill_worker.residency.tiers.host_memory import HostEntry, HostMemory, HostState
+from prefill_worker.residency.tiers.host_entry import HostEntry, HostState
+from prefill_worker.residency.tiers.host_memory import HostMemory
 from prefill_worker.residency.tiers.objects import is_no_room, write_all
 
 
 class Receiver:
-    """Fills entries of host memory from a stream. A revision is received or loaded, never both at once."""
+    """Fills entries of host memory from a stream. A revision is never received and loaded concurrently."""
 
     def __init__(
         self, acceptance: Acceptance, host: HostMemory, threads: WorkThreads, metrics: ResidencyMetrics
@@ -29,55 +30,56 @@ class Receiver:
         self._host = host
         self._threads = threads
         self._metrics = metrics
-        self._ended: dict[str, asyncio.Event] = {}  # of the revisions that are being received
+        self._receiving: dict[str, asyncio.Event] = {}  # revision -> set when its push ends
 
-    async def ended(self, revision_id: str) -> None:
+    async def wait_until_ended(self, revision_id: str) -> None:
         """Return when the revision is not being received."""
-        while (ended := self._ended.get(revision_id)) is not None:
+        while (ended := self._receiving.get(revision_id)) is not None:
             await ended.wait()
 
     @asynccontextmanager
-    async def alone(self, revision_id: str, queue: LoadQueue) -> AsyncIterator[None]:
-        """Inside, nobody else receives the revision and no load of it goes on; those under way are waited for."""
-        while revision_id in self._ended or revision_id in queue:
-            await self.ended(revision_id)
-            await queue.ended(revision_id)
-        ended = self._ended[revision_id] = asyncio.Event()
+    async def exclusive(self, revision_id: str, queue: LoadQueue) -> AsyncIterator[None]:
+        """Wait for pushes and loads of the revision to end, and hold off others inside the context."""
+        while revision_id in self._receiving or revision_id in queue:
+            await self.wait_until_ended(revision_id)
+            await queue.wait_until_ended(revision_id)
+        ended = self._receiving[revision_id] = asyncio.Event()
         try:
             yield
         finally:
-            del self._ended[revision_id]
+            del self._receiving[revision_id]
             ended.set()
 
     async def receive(
-        self, wanted: Envelope, content: AsyncIterator[bytes], waits: Callable[[HostMemoryFull | None], None]
+        self, announced: Envelope, content: AsyncIterator[bytes], on_blocked: Callable[[HostMemoryFull | None], None]
     ) -> HostEntry:
-        """A new entry in host memory, whole and checked. To be called while `alone`. However it fails, nothing stays.
+        """Create an entry in host memory, complete and verified. Call it inside `exclusive`. A failure leaves nothing.
 
-        `waits` is told as by `HostMemory.reserve`. Raises AdapterNotReceived where the content is not what is `wanted`,
+        `on_blocked`: see `HostMemory.reserve`. Raises AdapterNotReceived if the content is not what was announced,
         AdapterTooLarge, and as `Acceptance.prepare`.
         """
         began = time.monotonic()
-        entry = await self._host.reserve(wanted.revision_id, wanted.content_bytes, waits)
+        entry = await self._host.reserve(announced.revision_id, announced.content_bytes, on_blocked)
         entry.is_memory_only = True
         try:
-            await self._fill(entry, wanted, content)
-            await self._threads.run(lambda _: self._acceptance.prepare(wanted.revision_id, entry.packed))
+            await self._fill(entry, announced, content)
+            await self._threads.run(lambda _: self._acceptance.prepare(announced.revision_id, entry.packed))
         except BaseException as error:
             await self._host.discard(entry)
             if isinstance(error, OSError) and is_no_room(error):
                 await self._host.shrink()  # for the next attempt
                 raise AdapterNotReceived(
-                    f"{entry.directory.parent.parent} has no room for {wanted.revision_id} ({error.strerror}) although "
-                    "residency.host_bytes has: lower it, or give this worker more shared memory, and send it again"
+                    f"{entry.directory.parent.parent} has no room for {announced.revision_id} ({error.strerror}) "
+                    "although residency.host_bytes has: lower it, or give this worker more shared memory, and send it "
+                    "again"
                 ) from error
             raise
-        entry.envelope = wanted
+        entry.envelope = announced
         self._metrics.observe_stage("receive", time.monotonic() - began)
-        self._host.settle(entry, HostState.IN_MEMORY)
+        self._host.set_state(entry, HostState.IN_MEMORY)
         return entry
 
-    async def _fill(self, entry: HostEntry, wanted: Envelope, content: AsyncIterator[bytes]) -> None:
+    async def _fill(self, entry: HostEntry, announced: Envelope, content: AsyncIterator[bytes]) -> None:
         digest, num_bytes = hashlib.sha256(), 0
         await self._threads.run(lambda _: entry.directory.mkdir())
         with entry.packed.open("xb", buffering=0) as file:
@@ -88,13 +90,13 @@ class Receiver:
 
             async for chunk in content:
                 num_bytes += len(chunk)
-                if num_bytes > wanted.content_bytes:
+                if num_bytes > announced.content_bytes:
                     break
                 await self._threads.run_to_end(partial(take, chunk))
-        if num_bytes != wanted.content_bytes or digest.hexdigest() != wanted.content_sha256:
-            more = "more than " if num_bytes > wanted.content_bytes else ""
+        if num_bytes != announced.content_bytes or digest.hexdigest() != announced.content_sha256:
+            more = "more than " if num_bytes > announced.content_bytes else ""
             raise AdapterNotReceived(
-                f"of {wanted.revision_id} should have come {wanted.content_bytes} bytes of SHA-256 "
-                f"{wanted.content_sha256}, but {more}{min(num_bytes, wanted.content_bytes)} bytes of SHA-256 "
-                f"{digest.hexdigest()} did; send it again"
+                f"{announced.revision_id}: expected {announced.content_bytes} bytes with SHA-256 "
+                f"{announced.content_sha256}, received {more}{min(num_bytes, announced.content_bytes)} bytes with "
+                f"SHA-256 {digest.hexdigest()}; send it again"
             )

@@ -1,1 +1,1 @@
-"""Where adapters are kept: host memory, disk."""
+"""The tiers that hold adapters: host memory and disk."""

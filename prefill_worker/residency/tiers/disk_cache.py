@@ -1,8 +1,7 @@
-"""Adapters on the worker's own disk: one object per revision, kept for the next agent of this worker, too.
+"""The disk tier: one object per revision in a folder that outlives the agent.
 
-A file is an object as in the store, so it says itself whether it is intact: nothing is fsynced, and what a crash, a
-bad disk or somebody's hand has changed is found when it is read. Which files are old is kept over a restart in their
-modification times, by the wall clock; while the agent runs, only the order of uses counts.
+A file is an object as in the store and carries its own digest. So nothing is fsynced: damage from a crash, a bad disk
+or a stray edit is found on the next read. The LRU order persists over restarts in the files' modification times.
 """
 
 from __future__ import annotations
@@ -30,9 +29,9 @@ from prefill_worker.residency.tiers.objects import checked_content, is_no_room, 
 log = logging.getLogger(__name__)
 
 _OBJECT_NAME = re.compile(r"sha256-([0-9a-f]{64})")
-_LEFT_OVER_NAME = re.compile(r"\.sha256-[0-9a-f]{64}\.[0-9a-f]{32}")
+_TEMPORARY_NAME = re.compile(r"\.sha256-[0-9a-f]{64}\.[0-9a-f]{32}")
 _RETRY_AFTER_S = 5.0
-_MOST_FAILURES = 8  # of deleting, for one victim
+_MAX_FAILURES = 8  # deletions that fail, in one eviction
 
 
 @dataclass(eq=False, slots=True)
@@ -43,13 +42,13 @@ class DiskEntry:
     num_bytes: int
     num_readers: int = 0
     is_written: bool = False
-    settled: asyncio.Event = field(default_factory=asyncio.Event)  # neither being written nor being deleted
+    settled: asyncio.Event = field(default_factory=asyncio.Event)  # set while it is neither written nor deleted
 
 
 class DiskCache:
-    """Owner of the folder. A budget of 0 keeps nothing. `changed` is told of revisions: (come, gone).
+    """Owns the folder. A budget of 0 disables it. `changed` is called with (added, removed) revisions.
 
-    `on_failed` is told of files that the disk does not delete. They stay, and so do their bytes in what is used.
+    `on_delete_failed` is called when a file cannot be deleted. It stays, and counts against the budget.
     """
 
     def __init__(
@@ -60,7 +59,7 @@ class DiskCache:
         is_pinned: Callable[[str], bool],
         changed: Callable[[list[str], list[str]], None],
         on_evicted: Callable[[], None],
-        on_failed: Callable[[], None],
+        on_delete_failed: Callable[[], None],
     ) -> None:
         self.folder = folder
         self.budget_bytes = budget_bytes
@@ -69,9 +68,9 @@ class DiskCache:
         self._is_pinned = is_pinned
         self._changed = changed
         self._on_evicted = on_evicted
-        self._on_failed = on_failed
-        self._entries: OrderedDict[str, DiskEntry] = OrderedDict()  # the least recently used first
-        self._touched: dict[str, None] = {}  # used since their modification times were last set, in that order
+        self._on_delete_failed = on_delete_failed
+        self._entries: OrderedDict[str, DiskEntry] = OrderedDict()  # least recently used first
+        self._unsaved_uses: dict[str, None] = {}  # revisions used since modification times were last set, in order
         self._newest_ns = 0
 
     def __contains__(self, revision_id: str) -> bool:
@@ -82,7 +81,7 @@ class DiskCache:
         return len(self._entries)
 
     async def open(self) -> None:
-        """Take over what an earlier agent has left, as far as the budget goes. Raises OSError."""
+        """Take over the files of an earlier agent, within the budget. Raises OSError."""
         found = await self._threads.run(self._scan)
         for revision_id, num_bytes, modified_ns in found:
             entry = self._entries[revision_id] = DiskEntry(revision_id, num_bytes, is_written=True)
@@ -95,24 +94,24 @@ class DiskCache:
             self._changed(list(self._entries), [])
 
     async def aclose(self) -> None:
-        """Leave the order of uses to the next agent."""
+        """Save the LRU order for the next agent."""
         uses, begin_ns = self._take_uses()
         await self._threads.run_to_end(lambda: self._write_uses(uses, begin_ns))
 
     def use(self, revision_id: str) -> None:
-        """Make it the last to be evicted."""
+        """Mark a revision as most recently used."""
         if revision_id in self._entries:
             self._entries.move_to_end(revision_id)
-            self._touched.pop(revision_id, None)
-            self._touched[revision_id] = None
+            self._unsaved_uses.pop(revision_id, None)
+            self._unsaved_uses[revision_id] = None
 
     def content_bytes(self, revision_id: str) -> int:
-        """Of the packed file in a revision's object."""
+        """Size of the packed file in a revision's object."""
         return self._entries[revision_id].num_bytes - ENVELOPE_BYTES
 
     @contextmanager
     def reading(self, revision_id: str) -> Iterator[Iterator[Part | Envelope]]:
-        """Its content, to be read in a thread; inside, it is not evicted. Reading raises StoreCorrupt."""
+        """A revision's content, to be read in a thread. It is not evicted inside. Reads raise StoreCorrupt."""
         entry = self._entries[revision_id]
         entry.num_readers += 1
         try:
@@ -123,18 +122,18 @@ class DiskCache:
     async def write(
         self, revision_id: str, content_bytes: int, content: Callable[[], Iterable[Part | Envelope]]
     ) -> None:
-        """Keep a revision whose content is `content()`, which is called in a thread.
+        """Write a revision whose content is `content()`, which is called in a thread.
 
-        Returns without it, too, where another write of it was under way and failed, or its file was being deleted.
-        Raises AdapterTooLarge, DiskCacheFull, and what the content raises.
+        Also returns without it, if a concurrent write of it failed or its file was being deleted. Raises
+        AdapterTooLarge, DiskCacheFull, and what the content raises.
         """
-        if (there := self._entries.get(revision_id)) is not None:
-            await there.settled.wait()  # being written or deleted, unless it is simply there
-            if there.is_written or self._entries.get(revision_id) is not there:
+        if (existing := self._entries.get(revision_id)) is not None:
+            await existing.settled.wait()
+            if existing.is_written or self._entries.get(revision_id) is not existing:
                 return
-            if error := await self._delete(there, is_sound=False):  # a damaged one that could not be deleted
+            if error := await self._delete(existing, is_sound=False):  # damaged, and could not be deleted before
                 raise self._unwritable(error) from error
-            if revision_id in self._entries:  # another one writes it
+            if revision_id in self._entries:  # a concurrent write
                 return
         num_bytes = content_bytes + ENVELOPE_BYTES
         if num_bytes > self.budget_bytes:
@@ -153,8 +152,8 @@ class DiskCache:
             except OSError as error:
                 if not is_no_room(error):
                     raise self._unwritable(error) from error
-                # The disk is smaller than the budget, or somebody else fills it.
-                log.warning("the disk is full", extra={"fields": {"folder": str(self.folder), "error": str(error)}})
+                # The disk is smaller than the budget, or others use it too.
+                log.warning("disk full", extra={"fields": {"folder": str(self.folder), "error": str(error)}})
                 freed = 0
                 while freed < num_bytes and (evicted := await self._evict_one()):
                     freed += evicted
@@ -173,7 +172,7 @@ class DiskCache:
         self._changed([revision_id], [])
 
     async def remove(self, revision_id: str) -> bool:
-        """Delete a revision's file; False where there is none. Raises AdapterInUse and DiskCacheFull."""
+        """Delete a revision's file; False if there is none. Raises AdapterInUse and DiskCacheFull."""
         entry = self._entries.get(revision_id)
         if entry is None:
             return False
@@ -184,7 +183,7 @@ class DiskCache:
         return True
 
     async def drop_damaged(self, revision_id: str) -> None:
-        """Delete a file that is not what it should be, whoever reads it."""
+        """Delete a damaged file, even while others read it."""
         if (entry := self._entries.get(revision_id)) is not None and entry.is_written:
             await self._delete(entry, is_sound=False)
 
@@ -199,16 +198,16 @@ class DiskCache:
         await self._threads.run(write)
 
     def _take_uses(self) -> tuple[list[str], int]:
-        """Revisions whose times are to be set, in the order of use, and the first one's time [ns]."""
-        uses, self._touched = [each for each in self._touched if each in self], {}
-        begin_ns = max(time.time_ns(), self._newest_ns + 1)  # later than all others, wherever the clock has gone
+        """Revisions whose modification times are outdated, in the order of use, and the first one's new time [ns]."""
+        uses, self._unsaved_uses = [each for each in self._unsaved_uses if each in self], {}
+        begin_ns = max(time.time_ns(), self._newest_ns + 1)  # monotonic, even if the wall clock is set back
         self._newest_ns = begin_ns + len(uses)
         return uses, begin_ns
 
     async def _evict_one(self) -> int:
-        """Delete the least recently used file that may go; its bytes, 0 where there is none."""
-        for _ in range(_MOST_FAILURES):
-            victims = (entry for entry in self._entries.values() if self._may_go(entry))
+        """Delete the least recently used evictable file; the bytes freed, 0 if there is none."""
+        for _ in range(_MAX_FAILURES):
+            victims = (entry for entry in self._entries.values() if self._is_evictable(entry))
             if (entry := next(victims, None)) is None:
                 break
             if await self._delete(entry) is None:
@@ -216,13 +215,13 @@ class DiskCache:
                 return entry.num_bytes
         return 0
 
-    def _may_go(self, entry: DiskEntry) -> bool:
+    def _is_evictable(self, entry: DiskEntry) -> bool:
         return entry.is_written and not entry.num_readers and not self._is_pinned(entry.revision_id)
 
     async def _delete(self, entry: DiskEntry, *, is_sound: bool = True) -> OSError | None:
-        """Delete a file. Where the disk refuses that, why: a sound one is there as before, then, and used last."""
+        """Delete a file. On failure returns the error; a sound file is then usable again, and most recently used."""
         entry.settled.clear()
-        entry.is_written = False  # nobody finds it any more; its bytes count until they are free
+        entry.is_written = False  # no longer found, but its bytes count until it is deleted
         self._changed([], [entry.revision_id])
         errors: list[OSError] = []
 
@@ -236,16 +235,16 @@ class DiskCache:
             await self._threads.run_to_end(delete)
         finally:
             if errors:
-                self._keep(entry, errors[0], is_sound)
+                self._on_not_deleted(entry, errors[0], is_sound)
             else:
                 self._forget(entry)
         return errors[0] if errors else None
 
-    def _keep(self, entry: DiskEntry, error: OSError, is_sound: bool) -> None:
+    def _on_not_deleted(self, entry: DiskEntry, error: OSError, is_sound: bool) -> None:
         fields = {"revision": entry.revision_id, "error": str(error)}
-        log.warning("the disk does not delete a file", extra={"fields": fields})
-        self._on_failed()
-        self._entries.move_to_end(entry.revision_id)  # others are tried before it; once the disk is well, it goes, too
+        log.warning("disk cache delete failed", extra={"fields": fields})
+        self._on_delete_failed()
+        self._entries.move_to_end(entry.revision_id)  # others are tried first, it again later
         if is_sound:
             entry.is_written = True
             self._changed([entry.revision_id], [])
@@ -274,14 +273,14 @@ class DiskCache:
     # In a thread.
 
     def _scan(self, stop: Stop) -> list[tuple[str, int, int]]:
-        """Revisions, their bytes and times, the oldest first; left-overs of writers that died are deleted."""
+        """Revisions, their bytes and times, the oldest first. Deletes temporary files of agents that were killed."""
         self.folder.mkdir(parents=True, exist_ok=True)
         found = []
         with os.scandir(self.folder) as files:
             for number, file in enumerate(files):
                 if number % 1024 == 0:
                     stop.check()
-                if _LEFT_OVER_NAME.fullmatch(file.name):
+                if _TEMPORARY_NAME.fullmatch(file.name):
                     os.unlink(file.path)
                 elif match := _OBJECT_NAME.fullmatch(file.name):
                     status = file.stat(follow_symlinks=False)
@@ -299,5 +298,5 @@ class DiskCache:
 
     def _write_uses(self, revision_ids: list[str], begin_ns: int) -> None:
         for modified_ns, revision_id in enumerate(revision_ids, begin_ns):
-            with suppress(OSError):  # it was evicted since
+            with suppress(OSError):  # evicted meanwhile
                 os.utime(self._path(revision_id), ns=(modified_ns, modified_ns))

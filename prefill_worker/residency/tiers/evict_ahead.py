@@ -1,31 +1,31 @@
-"""How much of host memory is made free before anybody waits for it, and when: only while adapters do not fit.
+"""How many adapters to evict ahead of demand, while more are requested than fit in host memory.
 
-What is evicted ahead of need would otherwise still be here. It is remembered, for as long as it would be, and tells
-whether eviction ahead is worth it. Each adapter that lacks room, even if what is remembered is taken for being there,
-lets a little more go; one that comes back, which need not have left, ends that for a while. So adapters that just fit
-come back once and stay, and where they do not fit at all there is room before it is asked for.
+Evicting ahead lowers the memory's effective capacity, so it must stop where the working set just fits. Adapters evicted
+ahead are therefore remembered for as long as their bytes are still free (a ghost list). A request for one of them is a
+load that eviction ahead has caused: the goal falls back to zero. A request that would have lacked room in any case
+raises the goal. A working set that just fits is reloaded once and then stays.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
 
-_PART = 8  # one in so many of the bytes that can be evicted at all, at the most
-_MOST_ADAPTERS = 8  # of the size that was short last: about as many as are loaded side by side
-_PATIENCE = 2  # adapters that lack room before one goes for the next: of 33 that share the room of 32 most come back
+_MAX_FRACTION = 8  # at most one eighth of the evictable bytes
+_MAX_ADAPTERS = 8  # of the size that was short last: about as many as load concurrently
+_MIN_SHORT = 2  # shortages before the first eviction ahead: with 33 adapters and room for 32 most come back
 
 
 class EvictAhead:
-    """What has been evicted ahead of need."""
+    """The eviction-ahead goal, and the ghost list that bounds it."""
 
     def __init__(self) -> None:
-        self.num_bytes = 0  # of what is remembered, never more than are free
-        self._evicted: OrderedDict[str, int] = OrderedDict()  # revisions and their bytes, the first to go first
-        self._num_short = 0  # that lacked room since one came back
+        self.num_bytes = 0  # of the ghosts; never more than are free
+        self._ghosts: OrderedDict[str, int] = OrderedDict()  # revision -> bytes, the oldest first
+        self._num_short = 0  # shortages since the last ghost was requested
 
-    def take(self, revision_id: str, num_bytes: int, free_bytes: int) -> bool:
-        """A revision is about to take room, of so many free bytes; whether it lacked any without what went ahead."""
-        if revision_id in self._evicted:
+    def reserve(self, revision_id: str, num_bytes: int, free_bytes: int) -> bool:
+        """Note a reservation. True if it would lack room even without eviction ahead."""
+        if revision_id in self._ghosts:
             self._forget(revision_id)
             self._num_short = 0
         is_short = num_bytes > free_bytes - self.num_bytes
@@ -34,19 +34,19 @@ class EvictAhead:
         return is_short
 
     def goal_bytes(self, num_bytes: int, evictable_bytes: int) -> int:
-        """What is to be free for others now that one of so many bytes was short."""
-        num_adapters = min(self._num_short - _PATIENCE, _MOST_ADAPTERS, evictable_bytes // _PART // num_bytes)
+        """Bytes to keep free after a reservation of `num_bytes` was short."""
+        num_adapters = min(self._num_short - _MIN_SHORT, _MAX_ADAPTERS, evictable_bytes // _MAX_FRACTION // num_bytes)
         return max(num_adapters, 0) * num_bytes
 
     def add(self, revision_id: str, num_bytes: int) -> None:
-        """It was evicted ahead of need."""
-        self._evicted[revision_id] = num_bytes
+        """Remember an adapter that was evicted ahead."""
+        self._ghosts[revision_id] = num_bytes
         self.num_bytes += num_bytes
 
     def limit(self, free_bytes: int) -> None:
-        """Only so many bytes are free: the first that were evicted would have had to go by now."""
-        while self._evicted and self.num_bytes > free_bytes:
-            self._forget(next(iter(self._evicted)))
+        """Forget the oldest ghosts beyond the free bytes: demand would have evicted them by now."""
+        while self._ghosts and self.num_bytes > free_bytes:
+            self._forget(next(iter(self._ghosts)))
 
     def _forget(self, revision_id: str) -> None:
-        self.num_bytes -= self._evicted.pop(revision_id)
+        self.num_bytes -= self._ghosts.pop(revision_id)

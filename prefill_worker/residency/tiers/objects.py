@@ -1,7 +1,7 @@
-"""Copying a revision's bytes from tier to tier, checked on the way: each byte is read once.
+"""Copies a revision from tier to tier and verifies it on the way, so each byte is read once. Everything here blocks.
 
 In the store and on the worker's disk a revision is an object: an envelope with its digest, then the packed file. In
-host memory it is the packed file alone. All of this blocks.
+host memory it is the packed file alone.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
 def is_no_room(error: OSError) -> bool:
-    """True where a write failed for want of space."""
+    """True if a write failed for lack of space."""
     return error.errno in _NO_ROOM
 
 
 def chunks_of(path: Path) -> Iterator[bytes]:
-    """A file's bytes. Raises OSError, FileNotFoundError at the first chunk."""
+    """Read a file in chunks. Raises OSError, FileNotFoundError at the first chunk."""
     with path.open("rb", buffering=0) as file:
         while chunk := file.read(_CHUNK_BYTES):
             yield chunk
 
 
 def checked_content(path: Path, revision_id: str) -> Iterator[Part | Envelope]:
-    """The content of an object in a file, and its envelope. Raises StoreCorrupt, also where it cannot be read."""
+    """The content of an object in a file, then its envelope. Raises StoreCorrupt, also if it cannot be read."""
     return content_of(_read(path), str(path), revision_id)
 
 
@@ -46,10 +46,10 @@ def _read(path: Path) -> Iterator[bytes]:
 def write_content(
     parts: Iterable[Part | Envelope], target: Path, num_bytes: int, stop: Stop, *, as_object: bool
 ) -> Envelope:
-    """Write what `content_of` yields to a new file: the content, or the object that it is the content of.
+    """Write what `content_of` yields to a new file, as packed file or as object.
 
-    Raises StoreCorrupt where there is more of it than `num_bytes`, OSError, Stopped, and what `parts` raises; then the
-    file is to be deleted.
+    Raises StoreCorrupt if there is more of it than `num_bytes`, OSError, Stopped, and what `parts` raises; the caller
+    then deletes the file.
     """
     written, envelope = 0, None
     with target.open("xb", buffering=0) as file:
@@ -63,7 +63,7 @@ def write_content(
             written += len(part)
             if written > num_bytes:
                 raise StoreCorrupt(
-                    f"{target.name} has more than the {num_bytes} bytes that the store told of; try again"
+                    f"{target.name} has more than the {num_bytes} bytes that the store announced; try again"
                 )
             write_all(file, part)
         assert envelope is not None  # `content_of` ends with it, or raises
@@ -74,13 +74,13 @@ def write_content(
 
 
 def content_in_memory(path: Path, envelope: Envelope) -> Iterator[Part | Envelope]:
-    """A packed file that was checked when it came into host memory."""
+    """The content of a packed file in host memory, which was verified when it was loaded."""
     yield from chunks_of(path)
     yield envelope
 
 
 def write_all(file: FileIO, chunk: Part) -> None:
-    """Write a chunk to its end, which a raw file does not do by itself. Raises OSError."""
+    """Write a whole chunk: `FileIO.write` may stop short. Raises OSError."""
     view = memoryview(chunk)
     while view:
         view = view[file.write(view) :]

@@ -1,4 +1,4 @@
-"""A folder of this agent's own in shared memory, which does not outlive it for long."""
+"""This agent's folder in shared memory. The next agent removes it if this one is killed."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from adapters.files import locked_folder
 from adapters.files.locked_folder import LockedFolder
 
 SHARED_MEMORY = locked_folder.SHARED_MEMORY
-_PREFIX = "prelude-adapters-"  # another program's temporary files may lie there, too
+_PREFIX = "prelude-adapters-"  # other programs use shared memory too
 
 
 class SharedFolder(LockedFolder):
-    """Made at once, removed by `close`."""
+    """Created at once, removed by `close`."""
 
     def __init__(self, worker: str, parent: Path = SHARED_MEMORY) -> None:
         super().__init__(_PREFIX, worker, parent)
 
 
 def sweep_abandoned(parent: Path = SHARED_MEMORY) -> list[Path]:
-    """Remove the folders of agents of this user that have died; which ones."""
+    """Remove the folders that dead agents of this user left, and return them."""
     return locked_folder.sweep_abandoned(_PREFIX, parent)

@@ -294,7 +294,7 @@ def test_what_is_sent_wrongly_leaves_nothing(stored: StoredAdapters, tmp_path: P
                 ([], grpc.StatusCode.INVALID_ARGUMENT, "does not say what comes", None),
                 (whole[1:], grpc.StatusCode.INVALID_ARGUMENT, "does not say what comes", None),
                 (whole[:-1], grpc.StatusCode.FAILED_PRECONDITION, "send it again", "adapter_not_received"),
-                (whole[:1], grpc.StatusCode.FAILED_PRECONDITION, "but 0 bytes", "adapter_not_received"),
+                (whole[:1], grpc.StatusCode.FAILED_PRECONDITION, "received 0 bytes", "adapter_not_received"),
                 ([*whole, whole[-1]], grpc.StatusCode.FAILED_PRECONDITION, "more than", "adapter_not_received"),
                 ([whole[0], *whole[:0:-1]], grpc.StatusCode.FAILED_PRECONDITION, "SHA-256", "adapter_not_received"),
                 ([other, *whole[1:]], grpc.StatusCode.FAILED_PRECONDITION, f"holds {a}", "adapter_malformed"),

@@ -35,7 +35,7 @@ class Memory:
             self.held.move_to_end(name)
             return
         self.num_loads += 1
-        is_short = self.ahead.take(name, size, self.free)
+        is_short = self.ahead.reserve(name, size, self.free)
         self.num_waits += self.free < size
         while self.free < size:
             self.held.popitem(last=False)
@@ -102,8 +102,8 @@ def test_of_many_sizes(seed):
     sizes = {name: chance.randint(1, 12) for name in names(60)}
     for name in chance.choices(list(sizes), k=2000):
         memory.ask(name, sizes[name])
-        assert memory.ahead.num_bytes == sum(memory.ahead._evicted.values())
-        assert not memory.held.keys() & memory.ahead._evicted.keys()
+        assert memory.ahead.num_bytes == sum(memory.ahead._ghosts.values())
+        assert not memory.held.keys() & memory.ahead._ghosts.keys()
     fitting: list[str] = []
     for name, size in sizes.items():
         if sum(sizes[each] for each in fitting) + size <= 100:
@@ -224,7 +224,7 @@ def test_a_worker_stops_while_it_evicts_ahead(stored: StoredAdapters, tmp_path: 
             await asyncio.wait([asking])
             assert stored.ids[4] not in worker.hub.resident
             worker.residency._host._evict_ahead(1)
-            assert worker.residency._host._evicts_ahead.done()
+            assert worker.residency._host._ahead_task.done()
         # `running_worker` has seen that nothing is left
 
     asyncio.run(scenario())

@@ -145,10 +145,10 @@ def test_a_load_ends_with_its_last_waiter():
 
 def test_idle():
     async def scenario(queue: LoadQueue, _: Loader) -> None:
-        await queue.idle()
+        await queue.wait_until_idle()
         waiting = asyncio.gather(*(queue.wait(key, 5) for key in "abc"))
         await asyncio.sleep(0)
-        await queue.idle()
+        await queue.wait_until_idle()
         assert now() == 2.0
         await waiting
 

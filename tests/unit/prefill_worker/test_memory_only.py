@@ -222,8 +222,8 @@ def test_what_is_not_what_was_announced_leaves_nothing(stored: StoredAdapters, t
         stored.object_of(b).unlink()
         async with running_worker(stored, tmp_path, host=3) as worker:
             for wanted, bytes_sent, error, words in (
-                (envelope, content[:-1], AdapterNotReceived, f"should have come {len(content)} bytes"),
-                (envelope, content[: CHUNK_BYTES * 2], AdapterNotReceived, "but 2000 bytes"),
+                (envelope, content[:-1], AdapterNotReceived, f"expected {len(content)} bytes"),
+                (envelope, content[: CHUNK_BYTES * 2], AdapterNotReceived, "received 2000 bytes"),
                 (envelope, b"", AdapterNotReceived, "send it again"),
                 (envelope, content + b"x", AdapterNotReceived, "more than"),
                 (envelope, content[:500] + b"x" + content[501:], AdapterNotReceived, "SHA-256"),

@@ -1004,7 +1004,7 @@ def test_a_disk_that_does_not_delete(stored: StoredAdapters, tmp_path: Path, mon
                 await worker.residency.ensure(b, Tier.HOST, 5)
                 failures = "prelude_worker_adapter_disk_cache_failures_total"
                 # Once every attempt to delete has failed: between two of them the file is not usable.
-                await eventually(lambda: worker.value(failures) == disk_cache._MOST_FAILURES + 1)
+                await eventually(lambda: worker.value(failures) == disk_cache._MAX_FAILURES + 1)
                 assert not worker.residency._to_disk
                 assert worker.hub.resident == {b}
                 assert worker.hub.on_disk == {a}

@@ -32,7 +32,7 @@ def test_a_file_that_is_read_stays(stored: StoredAdapters, tmp_path: Path):
             is_pinned=lambda _: False,
             changed=lambda come, gone: changes.append((come, gone)),
             on_evicted=lambda: None,
-            on_failed=lambda: None,
+            on_delete_failed=lambda: None,
         )
         await cache.open()
 
