@@ -1,1 +1,1 @@
-"""All that touches SGLang: the pin, launch arguments, the hook ledger and CPU support."""
+"""Everything that depends on SGLang: the pin, launch arguments, the hook ledger and CPU support."""

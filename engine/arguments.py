@@ -1,4 +1,4 @@
-"""From configuration to the command line and environment of one SGLang server."""
+"""Builds the command line and the environment of one SGLang server."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from engine.plugin import DEVICE_VARIABLE, ROLE_VARIABLE
 
 @dataclass(frozen=True, slots=True)
 class AdapterSlots:
-    """What an engine that holds adapters reserves for them."""
+    """The adapter capacity that an engine reserves."""
 
     count: int  # distinct adapters in one prefill batch
     max_rank: int
@@ -22,9 +22,9 @@ class AdapterSlots:
 
 @dataclass(frozen=True, slots=True)
 class EngineSpec:
-    """All that determines how one SGLang server is started."""
+    """Everything that determines how one SGLang server starts."""
 
-    role: str  # "prefill", "decode", "unified", or "stock": SGLang as it is, to compare with
+    role: str  # "prefill", "decode", "unified", or "stock": unmodified SGLang, the baseline of benchmarks
     device: str  # "cpu" or "cuda"
     model_path: Path
     served_name: str
@@ -41,7 +41,7 @@ class EngineSpec:
     reasoning_parser: str | None
     adapters: AdapterSlots | None  # None: an engine without adapters
     extra_arguments: tuple[str, ...]
-    scratch: Path  # short-lived folder of this engine: temporary files and process reports
+    scratch: Path  # folder that lives as long as the engine: temporary files and process reports
 
     @property
     def url(self) -> str:
@@ -50,7 +50,7 @@ class EngineSpec:
 
     @property
     def report_dir(self) -> Path:
-        """Where the engine's processes leave their reports."""
+        """Folder that the engine's processes write their reports to."""
         return self.scratch / "reports"
 
 
@@ -67,13 +67,13 @@ def command(spec: EngineSpec) -> list[str]:
         "max-running-requests": spec.max_running_requests,
         "chunked-prefill-size": spec.chunked_prefill_tokens,
         "grammar-backend": "xgrammar",
-        # Small models given the choice emit white space until the length limit.
+        # Small models that may emit whitespace do so until the length limit.
         "constrained-json-disable-any-whitespace": True,
         "enable-cache-report": True,
         "enable-metrics": True,
-        "load-snapshot-publish-interval": 1,  # drain and cancel rely on what the engine says of its load
+        "load-snapshot-publish-interval": 1,  # drain and cancellation need current load reports
         "sleep-on-idle": True,
-        "skip-server-warmup": True,  # the agent warms the pair, which covers more
+        "skip-server-warmup": True,  # the agent's warm-up covers more
         "log-level": "info",
         "log-level-http": "warning",
     }
@@ -97,7 +97,7 @@ def command(spec: EngineSpec) -> list[str]:
     if spec.adapters is not None:
         arguments |= {
             "enable-lora": True,
-            # One more for the base model's tokens; SGLang as it is has to share.
+            # One extra slot for base tokens. Stock SGLang counts the base model among its slots.
             "max-loras-per-batch": spec.adapters.count + (spec.role != "stock"),
             "max-lora-rank": spec.adapters.max_rank,
             "lora-target-modules": spec.adapters.target_modules,
@@ -119,7 +119,7 @@ def _flags(arguments: dict[str, object]) -> list[str]:
 
 
 def environment(spec: EngineSpec, inherited: dict[str, str]) -> dict[str, str]:
-    """The server's environment."""
+    """The server's environment variables: the inherited ones, with ours on top."""
     ours = {
         ROLE_VARIABLE: spec.role,
         DEVICE_VARIABLE: spec.device,
@@ -128,10 +128,10 @@ def environment(spec: EngineSpec, inherited: dict[str, str]) -> dict[str, str]:
         "PYTHONUNBUFFERED": "1",
         "HF_HUB_OFFLINE": "1",
         "TOKENIZERS_PARALLELISM": "false",
-        # A scheduler that fails ends the engine at once; the agent starts a new one.
+        # A failed scheduler ends the engine at once, and the agent starts a new one.
         "SGLANG_CUDA_COREDUMP_BEFORE_CRASH": "0",
-        # A peer that died is noticed and its rooms are failed within seconds. The router's own
-        # deadlines are what a request waits for; these only free the engine's side.
+        # Detect a dead peer and fail its KV rooms within seconds. The router's deadlines bound how long a
+        # request waits; these only free resources in the engine.
         "SGLANG_DISAGGREGATION_HEARTBEAT_INTERVAL": "1",
         "SGLANG_DISAGGREGATION_BOOTSTRAP_TIMEOUT": "60",
         "SGLANG_DISAGGREGATION_WAITING_TIMEOUT": "60",
@@ -139,7 +139,7 @@ def environment(spec: EngineSpec, inherited: dict[str, str]) -> dict[str, str]:
     if spec.device == "cpu":
         # Two engines share the machine; more threads than cores starve both.
         ours |= {"SGLANG_USE_CPU_ENGINE": "1", "OMP_NUM_THREADS": inherited.get("OMP_NUM_THREADS", "1")}
-        if spec.tensor_parallel > 1:  # one core per rank, taken round robin
+        if spec.tensor_parallel > 1:  # one core per rank, round robin
             cores = [str(rank % (os.cpu_count() or 1)) for rank in range(spec.tensor_parallel)]
             ours |= {"SGLANG_CPU_OMP_THREADS_BIND": "|".join(cores)}
     return {**inherited, **ours}

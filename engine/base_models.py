@@ -1,4 +1,4 @@
-"""What of a base model the pinned engine does."""
+"""Checks that the pinned engine serves a base model, and fits the adapter slots to it."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from engine.pin import SGLANG_VERSION
 
 
 def fitted_to(spec: EngineSpec, base: BaseModel) -> EngineSpec:
-    """The spec with slots for those of its projections that engines adapt: of a mixture of experts, attention's.
+    """The spec with its target modules reduced to those that the engine adapts in this base model.
 
-    Raises BaseModelNotRun for a base model of which the engine would make something else, and for one without slots.
+    In a mixture of experts these are attention's projections. Raises BaseModelNotRun if the engine would not run the
+    model as its weights define it, or if no target module remains.
     """
     if (
         base.architecture == "Qwen3MoeForCausalLM"

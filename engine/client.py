@@ -1,4 +1,4 @@
-"""The engine's HTTP control surface, as its agent uses it."""
+"""HTTP client for an engine's control endpoints, used by its agent."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import aiohttp
 
 from engine.errors import AdapterNotTaken, EngineRefused, EngineUnreachable
 
-_IDLE_S = 2.0  # that a connection is kept: SGLang closes it after 5, and a load that meets that would look like a death
+_KEEPALIVE_S = 2.0  # SGLang closes idle connections after 5 s; a call on a closing one would look like an engine crash
 
-IN_USE = "is in use"  # in the reason of a refusal to unload (`engine/hooks/uses.py`)
+IN_USE = "is in use"  # in the engine's error when it refuses an unload (`engine/hooks/uses.py`)
 
 
 @dataclass(frozen=True, slots=True)
 class EngineLoad:
-    """What the scheduler says of itself after each batch; a batch that is being computed is in no count yet."""
+    """The scheduler's load, published after each batch; a batch that is still running is not counted."""
 
     running_requests: int
     queued_requests: int  # waiting, bootstrapping, transferring KV or retracted
@@ -26,12 +26,12 @@ class EngineLoad:
 
 
 class EngineClient:
-    """One engine's HTTP server. Every call has a deadline; close it with `aclose`."""
+    """Calls one engine's HTTP server. Every call has a deadline; close with `aclose`."""
 
     def __init__(self, url: str, timeout_s: float = 10.0) -> None:
         self._url = url
         self._timeout_s = timeout_s
-        connector = aiohttp.TCPConnector(keepalive_timeout=_IDLE_S)
+        connector = aiohttp.TCPConnector(keepalive_timeout=_KEEPALIVE_S)
         self._session = aiohttp.ClientSession(connector=connector)
 
     async def aclose(self) -> None:
@@ -59,20 +59,21 @@ class EngineClient:
         """Load a serving directory under the revision's id. Raises AdapterNotTaken with the engine's reason."""
         body = {"lora_name": revision_id, "lora_path": str(directory)}
         answer = await self._call("POST", "/load_lora_adapter", body, timeout_s)
-        # An earlier call that timed out here may still have succeeded there.
+        # An earlier call that timed out here may have succeeded in the engine.
         if not answer["success"] and revision_id not in await self.loaded_adapters():
             raise AdapterNotTaken(answer["error_message"])
 
     async def unload_adapter(self, revision_id: str, timeout_s: float) -> None:
-        """Take a revision out of the engine; one that it does not hold is fine.
+        """Unload a revision; does nothing if the engine does not hold it.
 
-        Raises EngineRefused with the engine's reason, with IN_USE in it where requests use the adapter.
+        Raises EngineRefused with the engine's reason, which contains IN_USE if requests use the adapter.
         """
         answer = await self._call("POST", "/unload_lora_adapter", {"lora_name": revision_id}, timeout_s)
         if answer["success"]:
             return
         reason = answer["error_message"]
-        if IN_USE in reason or revision_id in await self.loaded_adapters():  # the latter lists all: only when in doubt
+        # `loaded_adapters` lists every adapter, so it comes second.
+        if IN_USE in reason or revision_id in await self.loaded_adapters():
             raise EngineRefused(reason)
 
     async def loaded_adapters(self) -> frozenset[str]:
@@ -81,7 +82,7 @@ class EngineClient:
         return frozenset(model["id"] for model in models["data"] if model.get("parent"))
 
     async def complete(self, body: dict[str, Any], timeout_s: float) -> dict[str, Any]:
-        """One completion, not streamed."""
+        """Request one completion, not streamed."""
         return await self._call("POST", "/v1/completions", body, timeout_s)
 
     async def abort(self, request_id: str) -> None:

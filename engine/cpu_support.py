@@ -1,10 +1,10 @@
-"""What a CPU-only machine needs before `import sglang` works at all.
+"""Makes `import sglang` work on a CPU-only machine.
 
-`sgl_kernel` and `torchvision` have no build that imports beside a CPU torch. SGLang imports names from
-both at module level, but a text model on the torch-native path calls none of them, so modules that
-refuse to be called stand in. What can wait until SGLang is imported is in the hook ledger.
+`sgl_kernel` and `torchvision` have no build that imports with a CPU torch. SGLang imports names from both at module
+level, but a text model on the torch-native path calls none of them, so stub modules replace them; calling a stub
+raises. Patches that can wait until SGLang is imported are in the hook ledger.
 
-Only an engine process may call this: a process that computes a reference must not see stand-ins.
+Only engine processes may call this: a process that computes a reference must not see stubs.
 """
 
 from __future__ import annotations
@@ -16,43 +16,43 @@ import os
 import sys
 import types
 
-# Package -> the version it claims: transformers compares torchvision's before it registers image processors.
+# Package -> version that its stub reports: transformers checks torchvision's before it registers image processors.
 ABSENT_PACKAGES = {"sgl_kernel": "0.0.0", "torchvision": "0.28.0"}
 
 
 def install() -> None:
     """Make `import sglang` possible in this process on a CPU-only machine. Idempotent."""
     os.environ.setdefault("SGLANG_USE_CPU_ENGINE", "1")
-    if any(isinstance(finder, _StandInFinder) for finder in sys.meta_path):
+    if any(isinstance(finder, _StubFinder) for finder in sys.meta_path):
         return
     absent = frozenset(name for name in ABSENT_PACKAGES if importlib.util.find_spec(name) is None)
-    sys.meta_path.append(_StandInFinder(absent))
+    sys.meta_path.append(_StubFinder(absent))
 
 
-class _Absent:
-    """A name of an absent package: it can be passed about and looked into, but not called."""
+class _Stub:
+    """A name of an absent package: attribute access works, calls raise."""
 
     def __init__(self, path: str) -> None:
         self._path = path
 
-    def __getattr__(self, name: str) -> _Absent:
+    def __getattr__(self, name: str) -> _Stub:
         if name.startswith("__"):
             raise AttributeError(name)
-        return _Absent(f"{self._path}.{name}")
+        return _Stub(f"{self._path}.{name}")
 
     def __call__(self, *_args, **_kwargs):
         raise RuntimeError(f"{self._path} is not available in a CPU engine")
 
 
-class _StandInModule(types.ModuleType):
-    def __getattr__(self, name: str) -> _Absent:
+class _StubModule(types.ModuleType):
+    def __getattr__(self, name: str) -> _Stub:
         if name.startswith("__"):
             raise AttributeError(name)
-        return _Absent(f"{self.__name__}.{name}")
+        return _Stub(f"{self.__name__}.{name}")
 
 
-class _StandInFinder(importlib.abc.Loader):
-    """Finds any module of the absent packages, after every real finder has passed."""
+class _StubFinder(importlib.abc.Loader):
+    """Provides stubs for the modules of absent packages, after all other finders."""
 
     def __init__(self, packages: frozenset[str]) -> None:
         self._packages = packages
@@ -63,7 +63,7 @@ class _StandInFinder(importlib.abc.Loader):
         return importlib.machinery.ModuleSpec(fullname, self, is_package=True)
 
     def create_module(self, spec) -> types.ModuleType:
-        module = _StandInModule(spec.name)
+        module = _StubModule(spec.name)
         vars(module)["__version__"] = ABSENT_PACKAGES[spec.name.split(".")[0]]
         return module
 

@@ -1,25 +1,25 @@
-"""What can go wrong with an engine."""
+"""Errors of engines."""
 
 
 class EngineError(Exception):
-    """Any failure of an SGLang engine or of our place in it."""
+    """Base class: an SGLang engine or our hooks in it failed."""
 
 
 class HookMismatch(EngineError):
-    """A hook's target is missing, is not the pinned source, or did not take the hook."""
+    """A hook's target is missing, differs from the pinned source, or does not carry the hook after installation."""
 
 
 class EngineRefused(EngineError):
-    """The engine answered a control request with a refusal."""
+    """The engine refused a control request."""
 
 
 class AdapterNotTaken(EngineRefused):
-    """The engine has looked at an adapter and does not take it."""
+    """The engine refused to load an adapter."""
 
 
 class EngineUnreachable(EngineError):
-    """The engine's HTTP server does not answer."""
+    """The engine's HTTP server does not respond."""
 
 
 class BaseModelNotRun(EngineError):
-    """The pinned engine does not run this base model as it is."""
+    """The pinned engine cannot serve this base model as its weights define it."""

@@ -1,7 +1,7 @@
 """Starts one SGLang server: `python -m engine.launch <SGLang arguments>`.
 
-SGLang starts its schedulers by spawn, which imports this module again in each of them before anything
-else; so what stands at module level here runs first in every process of the engine.
+SGLang spawns its schedulers, and each imports this module before anything else. Code at module level here therefore
+runs first in every process of the engine.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if os.environ.get(DEVICE_VARIABLE) == "cpu":
 
 
 def main(argv: list[str]) -> None:
-    """Serve until told to stop. Exits at once when the plugin did not run in this process."""
+    """Serve until stopped. Exits at once if the plugin did not run in this process."""
     die_with_parent()
     from sglang.launch_server import run_server
     from sglang.srt.plugins import load_plugins

@@ -17,13 +17,13 @@ def load() -> None:
     role = os.environ.get(ROLE_VARIABLE)
     if not role:
         return
-    # SGLang's loader logs exceptions and goes on; only SystemExit gets through it.
+    # SGLang's plugin loader logs exceptions and continues; only SystemExit passes through.
     try:
         from engine.hooks.installation import install
         from engine.hooks.state import report
 
         report().hooks = install(role, os.environ[DEVICE_VARIABLE])
         report().write()
-    except Exception as error:  # noqa: BLE001 whatever it is, no engine may run without its hooks
+    except Exception as error:  # noqa: BLE001 no engine may run without its hooks
         logger.critical("Prelude's hooks could not be installed: %s", error)
         sys.exit(f"Prelude's hooks could not be installed: {error}")

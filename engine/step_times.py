@@ -1,4 +1,4 @@
-"""How long adapters kept the scheduler from its next batch: loading one, filling a slot. On the engine's /metrics."""
+"""Metric, on the engine's /metrics: how long adapter loads and slot fills delay the scheduler's next batch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _BUCKETS_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5)
 
 @contextmanager
 def timed(step: str) -> Iterator[None]:
-    """Count the time inside. Work that a GPU is given counts until it is given, not until it is done."""
+    """Record how long the block takes. GPU work counts until it is enqueued, not until it is done."""
     began_at = time.perf_counter()
     try:
         yield
@@ -23,8 +23,8 @@ def timed(step: str) -> Iterator[None]:
 
 @functools.cache
 def _histogram() -> Any:
-    # Imported at the first step: by then SGLang has said where the processes of its server bring metrics together.
+    # Imported at first use: by then SGLang has set prometheus_client's multiprocess directory.
     from prometheus_client import Histogram
 
-    what = "Time for which adapters kept the scheduler from its next batch"
-    return Histogram("prelude_engine_adapter_step_seconds", what, ["step"], buckets=_BUCKETS_S)
+    text = "Delay of the scheduler's next batch by an adapter's load or slot fill"
+    return Histogram("prelude_engine_adapter_step_seconds", text, ["step"], buckets=_BUCKETS_S)

@@ -1,4 +1,4 @@
-"""Keeps one SGLang server running: start, proof of its hooks, watch, restart with back-off, stop."""
+"""Keeps one SGLang server running: start, hook verification, watch, restart with back-off, stop."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ log = logging.getLogger(__name__)
 _POLL_S = 0.2
 _STOP_GRACE_S = 5.0
 _BACKOFF_S = (0.2, 1.0, 2.0, 5.0, 10.0, 30.0)
-_STABLE_S = 60.0  # an engine that lived this long starts again from the first back-off
+_STABLE_S = 60.0  # an engine that ran this long resets the back-off
 
 
 class EngineStatus(StrEnum):
-    """Where an engine is in its life."""
+    """An engine's state."""
 
     STARTING = "starting"
     UP = "up"
@@ -41,7 +41,7 @@ class EngineStatus(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class EngineSnapshot:
-    """The engine now. `incarnation` is new at each start, empty unless the engine is up."""
+    """The engine's current state. `incarnation` is new at each start, and empty unless the engine is up."""
 
     status: EngineStatus
     incarnation: str
@@ -51,11 +51,11 @@ class EngineSnapshot:
 
 
 class EngineStartFailed(EngineError):
-    """The engine ended, stayed silent or did not prove its hooks."""
+    """The engine exited, did not respond or lacks hooks."""
 
 
 class EngineSupervisor:
-    """Owner of one engine's processes. `on_change` is called, in the event loop, at every change of state."""
+    """Owns one engine's processes. Calls `on_change` in the event loop at every state change."""
 
     def __init__(self, spec: EngineSpec, start_timeout_s: float, on_change: Callable[[EngineSnapshot], None]) -> None:
         self._spec = spec
@@ -85,14 +85,14 @@ class EngineSupervisor:
             await asyncio.shield(self._stop())
 
     async def _run_once(self) -> None:
-        """One life of the engine. Always ends with EngineError or cancellation."""
+        """Run the engine once. Always ends with EngineError or cancellation."""
         self._set(EngineStatus.STARTING, reason="the engine is starting")
         await self._spawn()
         reports = await self._wait_until_up()
         log.info("engine up", extra={"fields": {"pids": [report.pid for report in reports]}})
         self._set(EngineStatus.UP, incarnation=uuid.uuid4().hex[:12], reports=reports)
         pids = [report.pid for report in reports]
-        while all(is_alive(pid) for pid in pids):  # noqa: ASYNC110 nothing tells us but /proc
+        while all(is_alive(pid) for pid in pids):  # noqa: ASYNC110 grandchildren: only /proc shows their end
             await asyncio.sleep(_POLL_S)
         dead = [report.process for report in reports if not is_alive(report.pid)]
         raise EngineError(f"the engine's {', '.join(dead)} process ended; last output: {self._output()}")
@@ -121,7 +121,7 @@ class EngineSupervisor:
         while True:
             try:
                 line = await process.stdout.readline()
-            except ValueError:  # a line beyond the limit: drop what was buffered
+            except ValueError:  # a line beyond the limit: its buffered part is dropped
                 continue
             if not line:
                 return
@@ -149,10 +149,13 @@ class EngineSupervisor:
         return self._proven_reports()
 
     def _proven_reports(self) -> tuple[ProcessReport, ...]:
-        """The reports of the server and of each scheduler, if they prove what must hold."""
+        """The reports of the server and of each scheduler.
+
+        Raises EngineStartFailed if one is missing, lacks hooks or holds adapters that it must not hold.
+        """
         expected_hooks = {hook.name for hook in hooks_for(self._spec.role, self._spec.device)}
         expected = {"server", *(f"scheduler-{rank}" for rank in range(self._spec.tensor_parallel))}
-        # A detokenizer reports as "server" too, and any process may have reported before it was forked.
+        # The detokenizer reports as "server" too, and a process may have reported before it forked.
         reports = tuple(report for report in read_reports(self._spec.report_dir) if is_alive(report.pid))
         missing = expected - {report.process for report in reports}
         if missing:

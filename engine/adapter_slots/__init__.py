@@ -1,1 +1,1 @@
-"""Adapters inside an engine: loaded, put into slots, applied."""
+"""Adapters inside an engine: loading, slots, and the kernels that apply them."""

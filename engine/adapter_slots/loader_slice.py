@@ -1,7 +1,8 @@
-"""What loading costs an engine: from a file in the page cache to an adapter in its memory, and on into a slot.
+"""Measures what an adapter's load costs an engine: from a file in the page cache to memory, and into a slot.
 
-SGLang's way, a PEFT file tensor by tensor, against the packed file. A process of its own, because it imports SGLang:
-`python -m engine.loader_slice MODEL NUM_SLOTS FOLDER…` prints JSON. Each folder has `peft/` and `packed/`.
+Compares SGLang's way, a PEFT file tensor by tensor, with the packed file. Runs in a separate process because it
+imports SGLang: `python -m engine.adapter_slots.loader_slice MODEL NUM_SLOTS FOLDER…` prints JSON. Each folder has
+`peft/` and `packed/`.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ def main(model: Path, num_slots: int, folders: list[Path]) -> dict[str, Any]:
 
     def load_peft(folder: Path) -> Any:
         adapter: Any = LoRAAdapter("x", LoRAConfig(str(folder / "peft")), hf_config, load_config, None)  # type: ignore[arg-type]
-        # Without SGLang's search for the file, which would only add to it.
+        # Skips SGLang's search for the file, which would only add time.
         adapter.initialize_weights_from_tensors(load_file(folder / "peft" / "adapter_model.safetensors"))
         return adapter
 
@@ -60,10 +61,14 @@ def main(model: Path, num_slots: int, folders: list[Path]) -> dict[str, Any]:
     times: dict[str, list[float]] = {"peft": [], "packed": [], "packed_to_slot": []}
     for folder in _REPEATS * folders:
         peft, adapter = _timed(times["peft"], load_peft, folder), _timed(times["packed"], load_packed, folder)
-        _timed(times["packed_to_slot"], lambda each: loader.filler.fill(0, each.image), adapter)
+        _timed(times["packed_to_slot"], lambda loaded: loader.filler.fill(0, loaded.image), adapter)
     num_tensors = len(load_file(folders[0] / "peft" / "adapter_model.safetensors"))
-    assert sum(len(layer.weights) for layer in peft.layers) == 2 * len(PARTS_OF) * base.num_layers  # it did its work
-    return {f"{name}_ms": statistics.median(each) for name, each in times.items()} | {"num_tensors": num_tensors}
+    assert (
+        sum(len(layer.weights) for layer in peft.layers) == 2 * len(PARTS_OF) * base.num_layers
+    )  # everything was loaded
+    return {f"{name}_ms": statistics.median(measured) for name, measured in times.items()} | {
+        "num_tensors": num_tensors
+    }
 
 
 def _timed(times: list[float], step: Callable[[Any], Any], argument: Any) -> Any:

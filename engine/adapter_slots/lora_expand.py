@@ -1,12 +1,12 @@
-"""The second product of a LoRA, added to its projection's output: a GPU kernel in place of SGLang's.
+"""GPU kernel for LoRA's expand step, B (A x), which it adds to the projection's output. Replaces SGLang's kernel.
 
 Shapes: T tokens, R the largest rank that the engine takes, n slices (q, k and v; gate and up; or one) of a projection
-with `OUTPUT_DIM` outputs in all. x [T, n R] has each token's first product at its start, its slices one behind the
-other at the adapter's own rank. Tokens of one adapter come in segments of at most `BLOCK_M`, through a permutation.
+with `OUTPUT_DIM` outputs in total. Row t of x [T, n R] begins with A x of token t: its n slices, contiguous, each of
+the adapter's own rank. Tokens of one adapter come in segments of at most `BLOCK_M`, through a permutation.
 
-It moves the output once in and once out and computes next to nothing, so it is as fast as its accesses are wide.
-SGLang's kernel does not know that slices start at multiples of 16 and accesses single elements: on an H200, at the
-sizes of Llama-3.1-8B, it takes eight times as long as memory needs for it, and a third of all prefill.
+The kernel is memory-bound: it reads and writes the output once and computes little, so the width of its accesses
+decides its speed. SGLang's kernel cannot assume that slices start at multiples of 16 and accesses single elements. On
+an H200 with Llama-3.1-8B it takes eight times as long as the memory traffic requires, a third of all prefill time.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 
 _BLOCK_N = 128
-_BLOCKS_PER_PROGRAM = 4  # of BLOCK_N columns: x is read once for them, and padded segments of a CUDA graph end sooner
+_BLOCKS_PER_PROGRAM = 4  # of BLOCK_N columns: they share one read of x, and a CUDA graph's empty segments cost less
 _NUM_WARPS = 4
 _LARGEST_BLOCK_K = 32
 
@@ -84,7 +84,7 @@ def _expand_kernel(
     is_row = tokens < end
     rows = tl.load(permutation + tokens, mask=is_row, other=0).to(tl.int64)
     weights += slot.to(tl.int64) * (OUTPUT_DIM * MAX_RANK)
-    # `// 16 * 16` tells the compiler of the multiple, in its own branch only: accesses are 16 bytes wide there.
+    # `// 16 * 16` tells the compiler that these are multiples of 16, so that it makes accesses 16 bytes wide.
     if (slice_start % 16 == 0) & (slice_end % 16 == 0) & (rank % 8 == 0) & (output_stride % 16 == 0):
         _add_product(
             x, weights, output, output_stride // 16 * 16, rows, is_row, number * (rank // 8 * 8),
@@ -113,9 +113,9 @@ def expand(
     max_slice_size: int,
     base_output: torch.Tensor | None,
 ) -> torch.Tensor:
-    """Adds each token's product of x [T, n R] and its adapter's B, of `weights` [S, OUTPUT_DIM, R], to the output.
+    """Multiply x [T, n R] by each token's B in `weights` [S, OUTPUT_DIM, R] and add the result to the output.
 
-    `batch_info` is SGLang's LoRABatchInfo of the batch, `slice_offsets` [n + 1] the slices' bounds in the output.
+    `batch_info` is the batch's SGLang LoRABatchInfo, `slice_offsets` [n + 1] the bounds of the slices in the output.
     """
     num_slices = len(slice_offsets) - 1
     _, output_dim, max_rank = weights.shape

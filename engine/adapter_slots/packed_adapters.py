@@ -1,7 +1,7 @@
-"""Packed adapters in an engine: mapped from a file in shared memory, placed in its slots' buffers.
+"""Packed adapters in an engine: mapped from a file in shared memory, copied into slots.
 
-Loading one reads its header and nothing else. Its tensors are read where the file is mapped, by every tensor-parallel
-rank from the same memory, when it gets a slot.
+A load reads only the file's header. Every tensor-parallel rank reads the tensors from the same mapped memory when the
+adapter gets a slot.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torc
 
 @dataclass(frozen=True, slots=True)
 class PackedAdapter:
-    """Stands for SGLang's `LoRAAdapter`: its manager and its pool read the configuration and the scaling of one."""
+    """Replaces SGLang's `LoRAAdapter`, of which its manager and pool read `config` and `scaling`."""
 
     config: Any  # SGLang's LoRAConfig
     image: SlotImage
     reft: ReftFactors | None
     mapped: torch.Tensor  # the whole file
-    scaling: float = 1.0  # folded in
+    scaling: float = 1.0  # it is folded into the weights
 
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """Which rows of B and which columns of A of an engine module are this tensor-parallel rank's."""
+    """The rows of B and the columns of A of an engine module that belong to this tensor-parallel rank."""
 
     rows: tuple[range, ...]
     columns: range
@@ -58,7 +58,7 @@ class PackedLoader:
         max_rank: int,
         shares: Mapping[str, Share] | None,
     ) -> None:
-        """`buffers`: (module, "a" or "b", layer) -> [S, rows, columns]. `shares`: None where one rank has all."""
+        """`buffers`: (module, "a" or "b", layer) -> [S, rows, columns]. `shares`: None without tensor parallelism."""
         self._number_of = {key: number for number, key in enumerate(buffers)}
         self._buffers = tuple(buffers.values())
         self._base = base
@@ -67,14 +67,14 @@ class PackedLoader:
         modules = {module for module, _, _ in buffers}
         widths = sum(len(PARTS_OF[module]) * base.shape_of(module)[1] + base.shape_of(module)[0] for module in modules)
         self.filler = SlotFiller(self._buffers, base.num_layers * max_rank * widths)
-        # Page-locking takes milliseconds per adapter; until it is done a GPU reads slowly, but it reads.
+        # Page-locking takes milliseconds per adapter, so a thread does it. Until then copies to the GPU are slow.
         device = self._buffers[0].device
         self._page_locker = (
             ThreadPoolExecutor(1, "page-lock", torch.cuda.set_device, (device,)) if device.type == "cuda" else None
         )
 
     def load(self, directory: Path, config: Any) -> PackedAdapter:
-        """Map a directory's packed file. Raises AdapterError for one that is not for this engine."""
+        """Map a directory's packed file. Raises AdapterError if this engine cannot serve it."""
         path = directory / PACKED_NAME
         packed = read_packed(path)
         packed.check_fits(self._base)
@@ -87,11 +87,11 @@ class PackedLoader:
         mapped = torch.from_file(str(path), shared=True, size=num_bytes, dtype=torch.uint8)
         data = mapped[num_bytes - packed.num_bytes :].view(dtype)
         places, begin = {}, 0
-        for name, array in sorted(packed.tensors.items()):  # as they are in the file
+        for name, array in sorted(packed.tensors.items()):  # in the order of the file
             places[name] = range(begin, begin + array.size)
             begin += array.size
         tensors = {name: data[p.start : p.stop].view(packed.tensors[name].shape) for name, p in places.items()}
-        # Sizes are the base model's: adapters of the same rank in the same modules and layers share their regions.
+        # Sizes follow from the base model, so adapters of the same rank, modules and layers share their regions.
         layout = (packed.metadata.lora_rank, *((name, m.layers) for name, m in packed.metadata.modules.items()))
         if layout not in self._regions:
             self._regions[layout] = tuple(self._regions_of(packed.metadata, tensors, places))
@@ -103,7 +103,7 @@ class PackedLoader:
         )
 
     def unload(self, adapter: PackedAdapter) -> None:
-        """Give back what `load` took."""
+        """Release what `load` acquired."""
         if self._page_locker is not None:
             self._page_locker.submit(_page_unlock, adapter.mapped)
 
@@ -126,7 +126,7 @@ class PackedLoader:
     def _placed(
         self, module: str, factor: str, buffer: int, begin: int, num_rows: int, num_columns: int
     ) -> Iterator[Region]:
-        """This rank's part of a matrix, in as many regions as it has ranges of rows."""
+        """This rank's part of a matrix: one region per range of rows."""
         rows: tuple[range, ...] = (range(num_rows),)
         columns = range(num_columns)
         if self._shares is not None and factor == "a":
@@ -147,7 +147,7 @@ def _reft_of(metadata: PackedMetadata, tensors: Mapping[str, torch.Tensor]) -> R
 
 
 def share_of(module: Any, num_rows: int, num_columns: int) -> Share:
-    """What SGLang's wrapper of a module takes of a B of so many rows and an A of so many columns on this rank."""
+    """This rank's share of a module, as SGLang's wrapper slices B of `num_rows` rows and A of `num_columns` columns."""
     rows = module.slice_lora_b_weights(torch.arange(num_rows).unsqueeze(1))[:, 0].tolist()
     columns = module.slice_lora_a_weights(torch.arange(num_columns).unsqueeze(0))[0].tolist()
     [column_range] = _ranges(columns)
@@ -155,7 +155,7 @@ def share_of(module: Any, num_rows: int, num_columns: int) -> Share:
 
 
 def _ranges(numbers: Sequence[int]) -> list[range]:
-    """Numbers as ranges that follow each other."""
+    """Numbers as a list of contiguous ranges."""
     found = []
     for _, group in groupby(enumerate(numbers), key=lambda pair: pair[1] - pair[0]):
         members = [number for _, number in group]
@@ -165,7 +165,7 @@ def _ranges(numbers: Sequence[int]) -> list[range]:
 
 def _page_lock(mapped: torch.Tensor) -> None:
     if error := int(torch.cuda.cudart().cudaHostRegister(mapped.data_ptr(), mapped.numel(), 0)):
-        log.warning("an adapter's memory is not page-locked: CUDA error %d; it gets to its slots slowly", error)
+        log.warning("page-locking of an adapter failed: CUDA error %d; its copies to slots will be slow", error)
 
 
 def _page_unlock(mapped: torch.Tensor) -> None:

@@ -1,8 +1,8 @@
-"""Which tokens of a batch an adapter touches: pure, so that it can be tested without an engine.
+"""Splits a batch into segments of adapted and base tokens. Pure, so tests need no engine.
 
-A request's prompt has p tokens. An adapter with positions "prefill" touches tokens [0, p); one with positions
-"all" touches every token. That holds wherever the token is computed: in a prefill chunk, in decode, or again in
-the prefill of a request that was retracted and now carries its own answer behind its prompt.
+A request's prompt has p tokens. An adapter with positions "prefill" acts on tokens [0, p), one with positions "all"
+on every token. This holds wherever the token is computed: in a prefill chunk, in decode, or in the prefill of a
+retracted request, which has its own answer behind its prompt.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """The tokens [begin, end) of one request that a batch computes, counted from the request's first token."""
+    """The tokens [begin, end) of one request that a batch computes; 0 is the request's first token."""
 
     adapter: str | None  # revision id
     is_everywhere: bool  # positions "all"
@@ -24,14 +24,14 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A run of a batch's tokens under one adapter, or under none."""
+    """Consecutive tokens of a batch with the same adapter, or with none."""
 
     adapter: str | None
     num_tokens: int
 
 
 def segments_of(spans: Iterable[Span]) -> tuple[Segment, ...]:
-    """The batch as segments, in token order; neighbours under the same adapter are one."""
+    """The batch as segments, in token order; adjacent segments of the same adapter are merged."""
     segments: list[Segment] = []
     for span in spans:
         num_tokens = span.end - span.begin

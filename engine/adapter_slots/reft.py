@@ -1,10 +1,10 @@
-"""ReFT inside an engine: h + B^T (A h + b) on the residual stream after a layer, for many adapters in one batch.
+"""ReFT inside an engine: h + B^T (A h + b) on the residual stream after a layer, for many adapters per batch.
 
 Shapes: T tokens, d hidden size, R the largest rank that the engine takes, S slots, L layers. The scale is folded
-into B. Every tensor-parallel rank holds whole factors: the residual stream after a layer is whole on each of them.
+into B. Every tensor-parallel rank holds the full factors, because each has the full residual stream after a layer.
 
-The two products are SGLang's segmented LoRA kernels: csgmv on GPU, loops over segments on a CPU. They run in a LoRA
-backend of our own, which knows the ReFT ranks of a batch as the LoRA manager's knows its LoRA ranks.
+SGLang's segmented LoRA kernels compute the two products: csgmv on GPU, loops over segments on a CPU. They run in a
+second LoRA backend, which has a batch's ReFT ranks as the LoRA manager's backend has its LoRA ranks.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class ReftFactors:
-    """One adapter's changes of the n layers that it changes, stacked; zeros beyond a layer's own rank."""
+    """One adapter's factors for the n layers that it changes, stacked and zero-padded to the same rank."""
 
     layers: torch.Tensor  # [n], their numbers
     a: torch.Tensor  # [n, rank, d]
@@ -31,12 +31,12 @@ class ReftFactors:
 
 
 class ReftPool:
-    """The factors of the adapters that are in slots. SGLang's memory pool owns the slots; this one follows it."""
+    """The ReFT factors of the adapters in slots. SGLang's memory pool owns the slots; this pool mirrors them."""
 
     def __init__(
         self, num_slots: int, num_layers: int, max_rank: int, hidden: int, dtype: torch.dtype, device: Any, backend: Any
     ) -> None:
-        """`backend`: an SGLang LoRA backend for `num_slots` adapters that nobody else prepares batches for."""
+        """`backend`: an SGLang LoRA backend for `num_slots` adapters, used by this pool only."""
 
         def zeros(*shape: int) -> torch.Tensor:
             return torch.zeros(num_layers, num_slots, *shape, dtype=dtype, device=device)
@@ -44,42 +44,42 @@ class ReftPool:
         self.a = zeros(max_rank, hidden)  # [L, S, R, d]
         self.b = zeros(hidden, max_rank)  # [L, S, d, R]
         self.bias = zeros(max_rank)  # [L, S, R]
-        self.is_active = False  # in the batch that runs
+        self.is_active = False  # in the current batch
         self._ranks = [0] * num_slots  # 0: no ReFT in this slot
         self._backend = backend
-        self._bounds = torch.tensor([0, hidden], dtype=torch.int32, device=device)  # one slice: the whole stream
+        self._bounds = torch.tensor([0, hidden], dtype=torch.int32, device=device)  # one slice: the full stream
         self._bounds_cpu = self._bounds.cpu()
         self._slot_of_token = self._bounds[:0]  # [T] or more
         self._slot_of_token_in_graphs = self._slot_of_token
 
     def fill(self, slot: int, factors: ReftFactors | None) -> None:
-        """Put an adapter's factors, or none, into a slot; nothing of the slot's former adapter stays."""
+        """Put an adapter's factors, or none, into a slot. Clears the previous adapter's factors."""
         if self._ranks[slot]:
             for buffer in (self.a, self.b, self.bias):
                 buffer[:, slot].zero_()
         self._ranks[slot] = 0 if factors is None else factors.rank
         if factors is not None:
             layers, a, b, bias = (
-                each.to(self.a.device, non_blocking=True)
-                for each in (factors.layers, factors.a, factors.b, factors.bias)
+                tensor.to(self.a.device, non_blocking=True)
+                for tensor in (factors.layers, factors.a, factors.b, factors.bias)
             )
             self.a[layers, slot, : factors.rank] = a
             self.b[layers, slot, :, : factors.rank] = b
             self.bias[layers, slot, : factors.rank] = bias
 
     def allow_graphs(self, max_num_tokens: int) -> None:
-        """Before prefill CUDA graphs are captured, which read a batch's slots where they were at capture."""
+        """Allocate, before capture, the fixed buffers that prefill CUDA graphs read a batch's slots from."""
         self._backend.init_prefill_cuda_graph_batch_info(max_num_tokens)
         self._slot_of_token_in_graphs = torch.zeros(max_num_tokens, dtype=torch.int64, device=self.a.device)
 
     def begin_batch(
         self, batch: Any, slots: Sequence[int] | None, lengths: Sequence[int], in_graph: bool = False
     ) -> None:
-        """Say which slot each segment of the batch that runs next is under, and of how many tokens it is.
+        """Set slot and length of each segment of the next batch.
 
-        `batch` is what a LoRA backend prepares itself for: an SGLang forward batch of these segments. Slots of None
-        stand for a batch of the base model's. `in_graph`: a prefill CUDA graph may run it, or is captured with it;
-        graphs have ReFT's kernels in them, so they must know that it has no ReFT, too.
+        `batch` is the SGLang forward batch of these segments, for the LoRA backend. `slots` is None for a batch of
+        base tokens. `in_graph`: a prefill CUDA graph may run this batch or is captured with it. A graph contains
+        ReFT's kernels, so the backend is prepared even for a batch without ReFT.
         """
         ranks = [0] * len(self._ranks) if slots is None else self._ranks
         slots = [0] * len(lengths) if slots is None else list(slots)
@@ -104,7 +104,7 @@ class ReftPool:
             self._slot_of_token = per_token.to(self.a.device, non_blocking=True)
 
     def end_batch(self) -> None:
-        """No ReFT acts until the next `begin_batch`."""
+        """Disable ReFT until the next `begin_batch`."""
         self.is_active = False
 
     def apply(self, layer: int, hidden: torch.Tensor, residual: torch.Tensor | None) -> None:

@@ -1,8 +1,8 @@
-"""Filling an adapter's slot at once.
+"""Fills an adapter's slot from one image.
 
-SGLang fills a slot tensor by tensor, hundreds of small steps in Python for each of which it looks up names, slices and
-page-locks memory: ten milliseconds and more, each time an adapter returns to a slot, while no batch runs. A packed
-adapter is an image of its slot: one transfer to the device and, there, grouped copies to where it belongs.
+SGLang fills a slot tensor by tensor: hundreds of small steps in Python that look up names, slice and page-lock memory.
+That takes 10 ms and more each time an adapter returns to a slot, and no batch runs meanwhile. A packed adapter is an
+image of its slot: one transfer to the device, then grouped copies into the slot's buffers.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from dataclasses import dataclass
 
 import torch
 
-_MOST_LAYOUTS = 8  # whose views into slots are kept: adapters of the same rank and modules share one
+_MAX_LAYOUTS = 8  # cached; adapters of the same rank and modules share one
 
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """A matrix of an image and its place: part of one buffer's slot. Sizes and steps are elements."""
+    """A matrix of an image and its destination in one buffer's slot. Sizes and steps count elements."""
 
     buffer: int
     shape: tuple[int, int]
@@ -30,46 +30,46 @@ class Region:
 
 @dataclass(frozen=True, slots=True)
 class SlotImage:
-    """All that an adapter has in a slot. Buffers without a region are zero."""
+    """An adapter's content of a slot. Buffers without a region become zero."""
 
     data: torch.Tensor  # flat, in host memory
-    regions: tuple[Region, ...]  # one object for all images that have the same
+    regions: tuple[Region, ...]  # images with the same regions share one object
 
 
 class SlotFiller:
-    """Fills slots of a pool: of buffers [S, …], each a tensor of its own, one place per slot in each."""
+    """Fills the slots of a pool of buffers, each a tensor [S, …] with one entry per slot."""
 
     def __init__(self, buffers: Sequence[torch.Tensor], max_image: int) -> None:
         """`max_image`: elements of the largest image."""
         self._buffers = tuple(buffers)
         [self.dtype] = {buffer.dtype for buffer in buffers}
-        self._layouts: OrderedDict[int, _Layout] = OrderedDict()  # by id of their regions; the last used is last
-        # Where an image arrives. Copies of one stream run in order: the next one comes when the last is in its slot.
-        self._arrival = torch.empty(max_image, dtype=self.dtype, device=buffers[0].device)
+        self._layouts: OrderedDict[int, _Layout] = OrderedDict()  # by id of their regions, in LRU order
+        # Staging buffer on the device. Copies of one stream run in order, so the next image may overwrite it.
+        self._staging = torch.empty(max_image, dtype=self.dtype, device=buffers[0].device)
 
     def fill(self, slot: int, image: SlotImage) -> None:
-        """Make the slot the image's adapter's, as far as kernels read it: up to the rank."""
+        """Copy an image into a slot, up to the adapter's rank; kernels read no further."""
         key = id(image.regions)
         if key not in self._layouts:
-            if len(self._layouts) >= _MOST_LAYOUTS:
+            if len(self._layouts) >= _MAX_LAYOUTS:
                 self._layouts.popitem(last=False)
-            self._layouts[key] = _Layout(self._buffers, image.regions, self._arrival)
+            self._layouts[key] = _Layout(self._buffers, image.regions, self._staging)
         self._layouts.move_to_end(key)
-        self._arrival[: len(image.data)].copy_(image.data, non_blocking=True)
+        self._staging[: len(image.data)].copy_(image.data, non_blocking=True)
         self._layouts[key].fill(slot)
 
 
 class _Layout:
-    """The views through which images with the same regions get from where they arrive into slots."""
+    """Views of the staging buffer and of slots, shared by images with the same regions."""
 
-    def __init__(self, buffers: Sequence[torch.Tensor], regions: tuple[Region, ...], arrival: torch.Tensor) -> None:
-        self.regions = regions  # kept, or another object could get its id
+    def __init__(self, buffers: Sequence[torch.Tensor], regions: tuple[Region, ...], staging: torch.Tensor) -> None:
+        self.regions = regions  # keeps the object alive: its id is the cache key
         self._buffers = buffers
         written = {region.buffer for region in regions}
         self._unwritten = [buffer for number, buffer in enumerate(buffers) if number not in written]
-        # One strided tensor makes a grouped copy one copy per tensor: B's columns up to a rank below the largest are.
+        # One strided tensor degrades a grouped copy to one copy per tensor. B is strided below the largest rank.
         self._groups = [
-            (group, [torch.as_strided(arrival, r.shape, (r.source_step, 1), r.source) for r in group])
+            (group, [torch.as_strided(staging, r.shape, (r.source_step, 1), r.source) for r in group])
             for is_dense in (True, False)
             if (group := [r for r in regions if _is_dense(r) == is_dense])
         ]
@@ -93,6 +93,6 @@ class _Layout:
 
 
 def _is_dense(region: Region) -> bool:
-    """True where the region is one piece of memory on both sides."""
+    """Whether the region is contiguous in the image and in the buffer."""
     rows, columns = region.shape
     return rows == 1 or region.source_step == region.target_step == columns

@@ -1,1 +1,1 @@
-"""Every place where Prelude reaches into SGLang, as data: `ledger` lists, `installation` applies and proves."""
+"""Hooks into SGLang: `ledger` lists them, `installation` applies and verifies them."""

@@ -7,7 +7,7 @@ from typing import Any
 
 
 class _UnpinnedTorch(types.ModuleType):
-    """`torch` as one module sees it, less page-locked memory, which a CPU-only build refuses."""
+    """`torch` for one module, without page-locked memory, which a CPU-only build refuses."""
 
     def __init__(self, torch: types.ModuleType) -> None:
         super().__init__("torch")
@@ -27,21 +27,21 @@ class _UnpinnedTorch(types.ModuleType):
 
 
 def unpinned_torch(torch: types.ModuleType) -> types.ModuleType:
-    """A stand-in for the name `torch` of one module."""
+    """A replacement for the name `torch` in one module."""
     return _UnpinnedTorch(torch)
 
 
 def pin_memory_is_identity(original, tensor, *_args, **_kwargs):
-    """On a machine without an accelerator every tensor is already where `pin_memory` would put it."""
+    """Return the tensor as it is: without an accelerator, page-locking has no use."""
     return tensor
 
 
 def register_kv_as_dram(original, _kinds, expected_len: int):
-    """Without a GPU all KV buffers are host memory, whatever they are labelled."""
+    """Label every KV buffer as host memory."""
     return original(["DRAM"] * expected_len, expected_len)
 
 
-# The thread is woken by UCX events; the delay only bounds how long a missed one can wait.
+# UCX events wake the thread; the delay only bounds the wait for an event that it missed.
 _PROGRESS_DELAY_US = 2000
 
 
@@ -59,7 +59,7 @@ def patient_nixl_bindings(bindings):
 
 
 def mask_vocabulary_on_cpu(original, *owner, logits, vocab_mask):
-    """Apply a grammar's token mask with xgrammar's own CPU kernel. `owner` is the grammar, or nothing."""
+    """Apply a grammar's token mask with xgrammar's CPU kernel. `owner` is the grammar, or empty."""
     if logits.device.type != "cpu":
         return original(*owner, logits=logits, vocab_mask=vocab_mask)
     from xgrammar import apply_token_bitmask_inplace

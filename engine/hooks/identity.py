@@ -1,13 +1,13 @@
-"""Body of the hook that gives an adapter its revision's identity inside SGLang."""
+"""Body of the hook that makes the revision id an adapter's id inside SGLang."""
 
 from __future__ import annotations
 
 
 def name_is_id(lora_ref_type):
-    """A maker of adapter records whose id is their name. We name adapters by their revision id.
+    """A constructor of adapter records whose id is their name. Adapters are named by their revision id.
 
-    SGLang appends the id to the prefix-cache key, so KV is shared exactly by requests of one revision,
-    also after the adapter was evicted and loaded again.
+    SGLang appends the id to the prefix-cache key, so requests share KV exactly if they use the same revision, even
+    after the adapter was evicted and loaded again.
     """
 
     def make(*, lora_name: str, **fields):

@@ -1,4 +1,4 @@
-"""Bodies of the hooks by which a scheduler shows what it holds and what waits in it."""
+"""Bodies of the hooks that publish a scheduler's adapter tensors and its load while requests wait."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from engine.hooks.state import report
 
 
 def report_scheduler(result, scheduler):
-    """Publish this scheduler's hooks and how many tensors of its model hold adapters."""
+    """Report this scheduler's hooks and its number of adapter tensors."""
     runner = scheduler.tp_worker.model_runner
-    this = report()
-    this.process = f"scheduler-{scheduler.ps.tp_rank}"
-    this.lora_enabled = getattr(runner, "lora_manager", None) is not None
-    this.adapter_tensors = count_adapter_tensors(runner)
-    this.write()
+    own = report()
+    own.process = f"scheduler-{scheduler.ps.tp_rank}"
+    own.lora_enabled = getattr(runner, "lora_manager", None) is not None
+    own.adapter_tensors = count_adapter_tensors(runner)
+    own.write()
     return result
 
 
-_PUBLISH_EVERY_S = 0.05
+_PUBLISH_EVERY_S = 0.05  # the idle loop runs many times per millisecond
 _published_at = 0.0
 
 
 def publish_while_waiting(_result, scheduler):
-    """Publish the load of a scheduler that has requests but no batch; it turns round many times a millisecond."""
+    """Publish the load of a scheduler that has requests but no batch to run."""
     global _published_at
     now = time.monotonic()
     if now - _published_at >= _PUBLISH_EVERY_S:
@@ -32,7 +32,7 @@ def publish_while_waiting(_result, scheduler):
 
 
 def count_adapter_tensors(runner) -> int:
-    """Tensors that hold adapter weights: SGLang's slot buffers, and LoRA layers wrapped round base layers."""
+    """Number of tensors for adapter weights: SGLang's slot buffers and the LoRA layers around base layers."""
     from sglang.srt.lora.layers import BaseLayerWithLoRA
 
     layers = sum(isinstance(module, BaseLayerWithLoRA) for module in runner.model.modules())

@@ -1,7 +1,7 @@
-"""Applies the ledger to this process and proves that it took, or ends the process.
+"""Applies the ledger's hooks to this process and verifies them.
 
-SGLang's plugin loader fails open: a hook that cannot be applied is only logged. So every step here is
-checked, and a mismatch is an error that the caller turns into an exit.
+SGLang's plugin loader fails open: it only logs a hook that it cannot apply. So every step is checked here, and the
+caller exits on HookMismatch.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ def install(role: str, device: str) -> list[str]:
 
 
 def source_sha256(hook: Hook) -> str:
-    """Digest of the source that the hook was written against."""
+    """Digest of the target's source as it is installed here."""
     owner, name = _resolve(hook)
     if hook.kind is HookKind.GLOBAL:
         source = inspect.getsource(owner)
     else:
-        original = inspect.unwrap(_plain(owner, name))
+        original = inspect.unwrap(_function_at(owner, name))
         if not inspect.isfunction(original):
             return BUILTIN
         source = inspect.getsource(original)
@@ -61,11 +61,11 @@ def source_sha256(hook: Hook) -> str:
 
 
 def is_installed(hook: Hook) -> bool:
-    """True when the target is ours: what sits there now carries this hook's mark."""
+    """Whether the target now carries this hook's mark."""
     owner, name = _resolve(hook)
     if hook.kind is HookKind.GLOBAL:
         return _installed_globals.get(hook.name) is getattr(owner, name)
-    target = _plain(owner, name)
+    target = _function_at(owner, name)
     while target is not None:
         for cell in getattr(target, "__closure__", None) or ():
             if getattr(cell.cell_contents, "prelude_hook", None) == hook.name:
@@ -112,13 +112,13 @@ def _resolve(hook: Hook) -> tuple[Any, str]:
         raise HookMismatch(f"hook {hook.name}: {path} cannot be found: {error}") from error
     if not hasattr(owner, name):
         raise HookMismatch(f"hook {hook.name}: {path} has no {name}")
-    # An inherited method would be wrapped on the subclass only, and a static one lose its kind.
+    # A hook would wrap an inherited method on the subclass only, and turn a static method into a plain one.
     if isinstance(owner, type) and name not in vars(owner) and hook.source_sha256 != BUILTIN:
         raise HookMismatch(f"hook {hook.name}: {name} is not defined on {path} itself")
     return owner, name
 
 
-def _plain(owner: Any, name: str) -> Any:
+def _function_at(owner: Any, name: str) -> Any:
     raw = vars(owner).get(name) if isinstance(owner, type) else getattr(owner, name)
     if isinstance(raw, (staticmethod, classmethod)):
         return raw.__func__

@@ -1,4 +1,4 @@
-"""Body of the hook that runs once SGLang has made its adapter slots, before it decides how much memory KV gets."""
+"""Body of the hook that runs after SGLang allocates its adapter slots and before it sizes the KV cache."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from collections.abc import Mapping
 from engine.hooks.packed import make_packed_loader
 from engine.hooks.reft import add_reft_to_layers
 
-# What our hooks are not written for: they would read stale or foreign metadata.
+# Options under which the hooks would read stale or foreign metadata.
 _UNSUPPORTED = {
     "enable_lora_overlap_loading": "slots are filled in order with the batches that read them",
-    "enable_dp_attention": "batches without tokens pass the hooks by",
-    "max_loaded_loras": "the engine would drop adapters of its own accord, which the agent takes for loaded",
-    "speculative_algorithm": "verified drafts are no part of a prompt or an answer yet",
+    "enable_dp_attention": "batches without tokens bypass the hooks",
+    "max_loaded_loras": "the engine would evict adapters on its own, and the agent would not know",
+    "speculative_algorithm": "the hooks do not tell verified draft tokens from prompt and answer",
 }
 
 
 def check_supported(server_args, backend_name: str, environment: Mapping[str, str]) -> None:
-    """Raises ValueError for settings under which adapters could get wrong."""
+    """Raise ValueError for settings under which adapters would give wrong results."""
     for name, why in _UNSUPPORTED.items():
         if getattr(server_args, name, None):
             option = name.replace("_", "-")
@@ -35,7 +35,7 @@ def check_supported(server_args, backend_name: str, environment: Mapping[str, st
 
 
 def complement_memory_pool(result, manager):
-    """Refuse what our hooks are not written for, then give the pool what they keep beside its slots."""
+    """Check the settings, then attach the packed loader and the ReFT pool to the memory pool."""
     from sglang.srt.runtime_context import get_server_args
 
     check_supported(get_server_args(), manager.lora_backend.name, os.environ)

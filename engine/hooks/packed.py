@@ -1,4 +1,4 @@
-"""Bodies of the hooks by which packed adapters come into the engine, get slots, and leave."""
+"""Bodies of the hooks that load packed adapters, fill slots with them and unload them."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from engine.step_times import timed
 
 
 def load_packed(original, manager, lora_ref) -> None:
-    """Map a packed file, where SGLang would read and stack hundreds of tensors while no batch runs."""
+    """Map a packed file. SGLang would read and stack hundreds of tensors while no batch runs."""
     loader = manager.memory_pool.prelude_packed
     with timed("load"):
         manager.loras[lora_ref.lora_id] = loader.load(Path(lora_ref.lora_path), manager.configs[lora_ref.lora_id])
 
 
 def load_once(original, manager, lora_ref):
-    """Leave a revision that is loaded as it is: its id says that its content is the same.
+    """Load a revision unless it is loaded: the same id means the same content.
 
-    Another one is loaded without the device's free memory in the log, for which SGLang empties torch's caches.
+    Bypasses SGLang's logging of free device memory, for which it empties torch's caches.
     """
     if lora_ref.lora_id in manager.loras:
         return manager.create_lora_update_result(success=True)
@@ -29,7 +29,7 @@ def load_once(original, manager, lora_ref):
 
 
 def unload(original, manager, lora_ref):
-    """As `load_once`, for the way out."""
+    """Unload a revision if it is loaded and release its file. Bypasses the same logging."""
     adapter = manager.loras.get(lora_ref.lora_id)
     if adapter is None:
         return manager.create_lora_update_result(success=True)
@@ -40,7 +40,7 @@ def unload(original, manager, lora_ref):
 
 
 def fill_slot(original, pool, uid, buffer_id, lora_adapter, *args, **kwargs) -> None:
-    """Fill a slot from an adapter's mapped file, and its ReFT with it."""
+    """Fill a slot's LoRA and ReFT factors from an adapter's mapped file."""
     with timed("fill"):
         if lora_adapter is None:  # the base model
             original(pool, uid, buffer_id, lora_adapter, *args, **kwargs)
@@ -50,22 +50,19 @@ def fill_slot(original, pool, uid, buffer_id, lora_adapter, *args, **kwargs) -> 
 
 
 def make_packed_loader(manager) -> None:
-    """Before KV is sized, since it takes device memory for one image."""
+    """Attach a loader to the memory pool. Runs before KV is sized, since it takes device memory for one image."""
     from sglang.srt.runtime_context import get_server_args
 
     from adapters.model.base_model import BaseModel
-    from engine.adapter_slots.packed_adapters import (
-        PackedLoader,
-        share_of,
-    )  # here, for the ledger is read without torch
+    from engine.adapter_slots.packed_adapters import PackedLoader, share_of  # the ledger is read without torch
 
     pool = manager.memory_pool
     base = BaseModel.read(get_server_args().model_path)
     buffers = {
         (module, factor, layer): buffer
         for factor, part in (("a", pool.A_buffer), ("b", pool.B_buffer))
-        for module, each in part.items()
-        for layer, buffer in enumerate(each)
+        for module, layers in part.items()
+        for layer, buffer in enumerate(layers)
     }
     shares = None
     if pool.tp_size > 1:

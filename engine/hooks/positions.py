@@ -1,8 +1,8 @@
-"""Bodies of the hooks by which SGLang applies an adapter to the positions it is for, and to no others.
+"""Bodies of the hooks that restrict an adapter to its positions.
 
-SGLang applies an adapter to every token of its requests. Here each batch is cut into segments by position first
-(`engine.positions`), and SGLang's LoRA manager sees the segments in place of the requests. A batch without adapted
-tokens takes the base model's path: decode costs what it costs without adapters.
+SGLang applies an adapter to every token of its requests. Here each batch is first split into segments by position
+(`engine.adapter_slots.positions`), and SGLang's LoRA manager sees segments instead of requests. A batch without
+adapted tokens takes the base model's path, so decode costs what it costs without adapters.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from typing import Any
 from engine.adapter_slots.positions import Segment, Span, segments_of
 from engine.hooks.reft import begin_batch, end_batch
 
-# Set while SGLang builds a forward batch, which asks the LoRA manager on its way; None at graph capture and dry runs.
+# The batch's segments while SGLang builds a forward batch, which calls the LoRA manager; None in captures and dry runs.
 _segments: tuple[Segment, ...] | None = None
 
 
 def adapter_of(req) -> str | None:
-    """The revision that a request was made with, also while it decodes."""
+    """The revision of a request, also while it decodes."""
     return getattr(req, "prelude_adapter", None) or req.lora_id
 
 
 def is_everywhere(manager, adapter: str | None) -> bool:
-    """True for adapters that act on every position."""
+    """Whether an adapter acts on every position."""
     config = manager.configs.get(adapter)
     return config is not None and config.hf_config.get("prelude", {}).get("positions") == "all"
 
@@ -31,13 +31,13 @@ def is_everywhere(manager, adapter: str | None) -> bool:
 
 
 def drop_adapter_for_decode(manager, req) -> None:
-    """From its first decode step on, a request is the base model's, to the scheduler too: it holds no slot."""
+    """Make a decoding request a base-model request, for the scheduler too, so that it holds no slot."""
     if req.lora_id is not None and not is_everywhere(manager, req.lora_id):
         req.prelude_adapter, req.lora_id = req.lora_id, None
 
 
 def free_slots_of_decoding(original, scheduler, *args, **kwargs):
-    """Before a prefill batch is built: requests that decode count no longer."""
+    """Drop the adapters of decoding requests before SGLang builds a prefill batch."""
     running = kwargs.get("running_batch") or scheduler.running_batch
     manager = scheduler.tp_worker.model_runner.lora_manager
     for req in running.reqs:
@@ -46,7 +46,7 @@ def free_slots_of_decoding(original, scheduler, *args, **kwargs):
 
 
 def take_adapter_back(result, req):
-    """A retracted request reads its prompt again, so it needs its adapter again."""
+    """Restore a retracted request's adapter: it prefills its prompt again."""
     req.lora_id = adapter_of(req)
     return result
 
@@ -55,9 +55,9 @@ def take_adapter_back(result, req):
 
 
 def cut_into_segments(original, cls, batch, model_runner, *args, **kwargs):
-    """Build the forward batch with its segments known to the LoRA manager's hooks."""
+    """Build the forward batch with `_segments` set for the LoRA manager's hooks."""
     global _segments
-    end_batch(model_runner.lora_manager)  # also for batches that SGLang does not prepare
+    end_batch(model_runner.lora_manager)  # also for batches that SGLang does not prepare LoRA for
     _segments = _segments_of(model_runner.lora_manager, batch)
     try:
         return original(cls, batch, model_runner, *args, **kwargs)
@@ -70,9 +70,9 @@ def _segments_of(manager, batch) -> tuple[Segment, ...]:
     if mode.is_decode():
         for req in batch.reqs:
             drop_adapter_for_decode(manager, req)
-        if not any(req.lora_id for req in batch.reqs):  # as good as always, and it is on every step's way
+        if not any(req.lora_id for req in batch.reqs):  # the common case, in every decode step
             return (Segment(None, len(batch.reqs)),)
-        # One token each, somewhere behind the prompt.
+        # One token each, behind the prompt; where exactly does not matter.
         bounds = [(len(req.origin_input_ids), len(req.origin_input_ids) + 1) for req in batch.reqs]
     elif mode.is_extend():
         bounds = [(begin, begin + n) for begin, n in zip(batch.prefix_lens, batch.extend_lens, strict=True)]
@@ -89,7 +89,7 @@ def _segments_of(manager, batch) -> tuple[Segment, ...]:
 
 
 def fetch_only_adapters_in_use(original, manager, new_loras, running_loras=frozenset()):
-    """Fill slots with the adapters of the batch's segments; none for a batch of the base model's."""
+    """Fill slots with the adapters of the batch's segments; none for a batch of base tokens."""
     if _segments is None:
         return original(manager, new_loras, running_loras)
     if any(segment.adapter is not None for segment in _segments):
@@ -98,13 +98,13 @@ def fetch_only_adapters_in_use(original, manager, new_loras, running_loras=froze
 
 
 def prepare_segments(original, manager, forward_batch):
-    """Hand the LoRA kernels the batch's segments; without adapted tokens have every layer take its base path."""
+    """Prepare the LoRA backend for the batch's segments; without adapted tokens every layer takes its base path."""
     end_batch(manager)
     adapters = {segment.adapter for segment in _segments or () if segment.adapter is not None}
     manager.prelude_batch_is_adapted = bool(adapters)
-    in_graph = manager.can_use_prefill_cuda_graph(forward_batch)  # whose kernels run in any case
-    if _segments is None:  # capture and dry runs
-        if forward_batch.forward_mode.is_decode():  # decode graphs are without adapter kernels
+    in_graph = manager.can_use_prefill_cuda_graph(forward_batch)  # a graph runs its LoRA kernels in any case
+    if _segments is None:  # captures and dry runs
+        if forward_batch.forward_mode.is_decode():  # decode graphs have no adapter kernels
             return manager.reset_lora_batch()
         if in_graph:
             begin_batch(manager, forward_batch, forward_batch.lora_ids, in_graph)
@@ -119,37 +119,37 @@ def prepare_segments(original, manager, forward_batch):
 
 
 def has_lora(manager, adapter: str) -> bool:
-    """False for adapters that change the residual stream only."""
+    """Whether an adapter has LoRA; ReFT alone changes the residual stream only."""
     return bool(manager.configs[adapter].hf_config.get("target_modules"))
 
 
 class _SegmentedBatch:
-    """A forward batch that has segments for requests; everything else is the batch's own."""
+    """A forward batch with segments instead of requests; all other attributes are the batch's."""
 
     def __init__(self, forward_batch, segments: tuple[Segment, ...]) -> None:
         import torch
 
-        if forward_batch.forward_mode.is_decode():  # kernels know decode batches by tokens, of which segments hold many
-            segments = tuple(Segment(each.adapter, 1) for each in segments for _ in range(each.num_tokens))
+        if forward_batch.forward_mode.is_decode():  # decode kernels expect one entry per token
+            segments = tuple(Segment(segment.adapter, 1) for segment in segments for _ in range(segment.num_tokens))
         lengths = [segment.num_tokens for segment in segments]
         self._forward_batch = forward_batch
         self.lora_ids = [segment.adapter for segment in segments]
         self.batch_size = len(segments)
         self.extend_seq_lens_cpu = lengths
-        self.return_logprob = False  # asked for LoRA on lm_head only, and by requests, which segments are not
-        self.extend_seq_lens = torch.tensor(lengths, dtype=torch.int32)  # on the host, where backends cut batches up
+        self.return_logprob = False  # read for LoRA on lm_head only, and per request
+        self.extend_seq_lens = torch.tensor(lengths, dtype=torch.int32)  # on the host, where backends split batches
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._forward_batch, name)
 
 
 def count_the_base_models_slot(original, manager, lora_ids):
-    """One slot is the base model's: a batch may need it even if no request of it is without adapter."""
+    """Count the base model's slot: a batch may need it even if all its requests have adapters."""
     return original(manager, set(lora_ids) | {None})
 
 
 def no_graph_for_adapted_decode(original, runner, forward_batch, *args, **kwargs):
-    """Graphs are captured without adapter kernels, so a decode batch with adapted tokens runs without graph."""
+    """Run a decode batch with adapted tokens without graph: graphs are captured without adapter kernels."""
     if runner.model_runner.lora_manager.prelude_batch_is_adapted:
         return False
     return original(runner, forward_batch, *args, **kwargs)
@@ -159,23 +159,23 @@ def no_graph_for_adapted_decode(original, runner, forward_batch, *args, **kwargs
 
 
 def keep_only_the_prompts_kv(original, cache, req, is_insert=True, *, kv_len_to_handle):
-    """KV that decode wrote with base weights must not be found as prefix by a next turn, in which it is prompt."""
+    """Do not cache the answer's KV: decode computed it with base weights, and in the next turn it is prompt."""
     if _has_base_kv(req, kv_len_to_handle):
-        is_insert = False  # the prompt's part was inserted when it had been read
+        is_insert = False  # the prompt's KV was inserted after prefill
     return original(cache, req, is_insert, kv_len_to_handle=kv_len_to_handle)
 
 
 def keep_no_answers_kv(original, cache, req, chunked=False):
-    """As `keep_only_the_prompts_kv`, for a retracted request that has read its prompt and its answer again."""
+    """As `keep_only_the_prompts_kv`, for a retracted request that recomputes prompt and answer in prefill."""
     if not _has_base_kv(req, req.extend_range.end):
         return original(cache, req, chunked=chunked)
     kv_indices = cache.req_to_token_pool.req_to_token[req.req_pool_idx, : req.extend_range.end]
-    req.prefix_indices = kv_indices.to(dtype=req.prefix_indices.dtype, copy=True)  # where its next chunk goes on
+    req.prefix_indices = kv_indices.to(dtype=req.prefix_indices.dtype, copy=True)  # the next chunk continues from here
     return None
 
 
 def match_the_prompt_only(original, req, input_len):
-    """A retracted request's answer is not to be found as somebody's prompt, whose KV would be adapted."""
+    """End a retracted request's prefix match at its prompt: cached KV of its answer's tokens may be adapted."""
     longest = original(req, input_len)
     if getattr(req, "prelude_adapter", None) is None:
         return longest
@@ -183,6 +183,6 @@ def match_the_prompt_only(original, req, input_len):
 
 
 def _has_base_kv(req, num_tokens: int) -> bool:
-    """True when, of an adapted request's first tokens, some were computed with base weights."""
-    # An adapter that acts everywhere never drops: its requests have no `prelude_adapter`.
+    """Whether KV of an adapted request's first `num_tokens` tokens was partly computed with base weights."""
+    # Adapters that act everywhere are never dropped: their requests have no `prelude_adapter`.
     return getattr(req, "prelude_adapter", None) is not None and num_tokens > len(req.origin_input_ids)

@@ -1,17 +1,17 @@
-"""Bodies of the hooks by which ReFT rides on SGLang's LoRA: its registry, slots and batches."""
+"""Bodies of the hooks that run ReFT on SGLang's LoRA registry, slots and batches."""
 
 from __future__ import annotations
 
 
 def fill_reft_slot(pool, buffer_id: int, lora_adapter) -> None:
-    """When an adapter, or the base model (None), gets a slot, its ReFT gets the same one."""
+    """Put an adapter's ReFT factors into its LoRA slot; none for the base model (None)."""
     reft = getattr(pool, "prelude_reft", None)
-    if reft is not None:  # not yet there while the pool itself is made, with the base model only
+    if reft is not None:  # absent while SGLang constructs the pool, which fills a slot for the base model
         reft.fill(buffer_id, None if lora_adapter is None else lora_adapter.reft)
 
 
 def add_reft_to_layers(manager) -> None:
-    """Make the pool of ReFT factors, and have every decoder layer add its change to the residual stream."""
+    """Create the ReFT pool and add its change to the residual stream after every decoder layer."""
     from engine.adapter_slots.reft import ReftPool
 
     layers = manager.base_model.model.layers
@@ -30,19 +30,19 @@ def add_reft_to_layers(manager) -> None:
 
 
 def _another_backend(manager):
-    """A second instance of the manager's LoRA backend, with batches of its own."""
+    """A second instance of the manager's LoRA backend, with separate batch state."""
     from sglang.srt.runtime_context import get_server_args
 
     backend = type(manager.lora_backend)(
         max_loras_per_batch=manager.max_loras_per_batch, device=manager.device, server_args=get_server_args()
     )
-    # For LoRA on lm_head only, and it waits for the device.
+    # Needed for LoRA on lm_head only, and it synchronizes with the device.
     backend._prepare_lm_head_batch_info = lambda *_args: (None, None)
     return backend
 
 
 def _layer_hook(reft, number: int):
-    """What runs after decoder layer `number`, whose output is (hidden, residual)."""
+    """The forward hook of decoder layer `number`, whose output is (hidden, residual)."""
 
     def hook(_layer, _args, output):
         if reft.is_active:
@@ -53,15 +53,15 @@ def _layer_hook(reft, number: int):
 
 
 def allow_reft_in_graphs(result, manager, max_num_tokens: int):
-    """Prefill CUDA graphs are about to be captured."""
+    """Prepare ReFT for the capture of prefill CUDA graphs."""
     manager.memory_pool.prelude_reft.allow_graphs(max_num_tokens)
     return result
 
 
 def begin_batch(manager, batch, adapters: list[str | None], in_graph: bool) -> None:
-    """Say which adapter each segment of the batch that runs next is under.
+    """Set the adapter of each segment of the next batch.
 
-    Adapters, and the base model beside any, are in slots by now; for batches of the base model's nothing is.
+    If there is any adapter, all of them and the base model are in slots by now; a batch of base tokens has no slots.
     """
     pool = manager.memory_pool
     slots = [pool.uid_to_buffer_id[adapter] for adapter in adapters] if any(adapters) else None
@@ -69,5 +69,5 @@ def begin_batch(manager, batch, adapters: list[str | None], in_graph: bool) -> N
 
 
 def end_batch(manager) -> None:
-    """No ReFT acts in the batch that runs next."""
+    """Disable ReFT for the next batch."""
     manager.memory_pool.prelude_reft.end_batch()

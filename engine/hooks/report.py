@@ -1,4 +1,4 @@
-"""What each engine process says about itself: one JSON file per process, read by the worker's agent."""
+"""Reports of engine processes: one JSON file per process, read by the worker's agent."""
 
 from __future__ import annotations
 
@@ -29,6 +29,6 @@ class ProcessReport:
 
 
 def read_reports(folder: Path) -> list[ProcessReport]:
-    """Every report in the folder, by process name."""
+    """Every report in the folder, sorted by process name."""
     reports = [ProcessReport(**json.loads(path.read_text())) for path in folder.glob("*.json")]
     return sorted(reports, key=lambda report: report.process)

@@ -1,4 +1,4 @@
-"""This process's own report, shared by the installer and the hooks that add to it."""
+"""This process's report, shared by the installer and the hooks that extend it."""
 
 from __future__ import annotations
 

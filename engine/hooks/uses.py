@@ -1,60 +1,60 @@
-"""Bodies of the hooks by which the engine's server knows which adapters its requests use.
+"""Bodies of the hooks that track which adapters the engine's requests use.
 
-SGLang counts, too, but its count does not go down for every request: not where a client leaves or a prompt is refused
-after the adapter was looked up, and twice for some that fail. An adapter that counts as used is never unloaded, and
-one that counts as unused is unloaded under its requests. So this is a book of requests: in it from before the adapter
-is looked up until the scheduler has said its last word on the request, or has never heard of it.
+SGLang's own count leaks: it is not decremented when a client disconnects or a prompt is refused after the adapter was
+looked up, and it is decremented twice for some failed requests. With too high a count an adapter is never unloaded,
+with too low a count it is unloaded under its requests. So the server records each request here: from before its
+adapter is looked up until the scheduler has finished it, or until it fails before the scheduler receives it.
 """
 
 from __future__ import annotations
 
 
 async def note_use(original, manager, obj) -> None:
-    """A request comes in."""
+    """Record a new request's adapters, then look them up."""
     if obj.lora_path:
-        rids, adapters = (each if isinstance(each, list) else [each] for each in (obj.rid, obj.lora_path))
+        rids, adapters = (field if isinstance(field, list) else [field] for field in (obj.rid, obj.lora_path))
         if any(adapters):
-            if getattr(obj, "parallel_sample_num", 1) > 1:  # its sequences get ids of their own only later
+            if getattr(obj, "parallel_sample_num", 1) > 1:  # its sequences get their own ids only later
                 raise ValueError("n above 1 cannot be used with an adapter; send a request for each sequence")
-            _book(manager).update((rid, adapter) for rid, adapter in zip(rids, adapters, strict=True) if adapter)
+            _uses(manager).update((rid, adapter) for rid, adapter in zip(rids, adapters, strict=True) if adapter)
     await original(manager, obj)
 
 
 async def forget_finished(original, manager, output):
-    """The scheduler has finished requests, also such as nobody waits for any more."""
+    """Remove the requests that the scheduler reports finished, also those whose client has left."""
     result = await original(manager, output)
     for rid, reason in zip(output.rids, output.finished_reasons, strict=True):
         if reason is not None:
-            _book(manager).pop(rid, None)
+            _uses(manager).pop(rid, None)
     return result
 
 
 def forget_aborted(original, manager, echo):
-    """The scheduler has thrown out a request that had not begun."""
-    _book(manager).pop(echo.rid, None)
+    """Remove a request that the scheduler aborted before it started."""
+    _uses(manager).pop(echo.rid, None)
     return original(manager, echo)
 
 
 def forget_undispatched(original, manager, obj, *args, **kwargs):
-    """A request fails before the scheduler has heard of it. Of others we wait for its word."""
+    """Remove a request that failed before dispatch. A dispatched one stays until the scheduler reports it."""
     for rid in obj.rid if isinstance(obj.rid, list) else [obj.rid]:
         state = manager.rid_to_state.get(rid)
         if state is None or not state.dispatched:
-            _book(manager).pop(rid, None)
+            _uses(manager).pop(rid, None)
     return original(manager, obj, *args, **kwargs)
 
 
 async def count_nothing(original, registry, lora_id) -> None:
-    """SGLang's count is not used, and its counter may be gone already."""
+    """Do nothing: SGLang's count is unused, and its counter may have been removed."""
 
 
 async def unload_only_what_is_idle(original, manager, obj):
-    """Refuse at once where SGLang would wait for requests to end, while nothing else can be loaded.
+    """Unload an idle adapter; refuse one in use, where SGLang would wait and block every other load.
 
-    Nothing is awaited between the look into the book and the adapter's removal from where requests look it up. And
-    where it was is forgotten: a request that comes too late must not load it again by itself.
+    There is no await between the check and the adapter's removal from the registry, so no request can come between.
+    SGLang's cache of adapter paths is cleared, too: a late request must not reload the adapter on its own.
     """
-    if num_requests := sum(adapter == obj.lora_name for adapter in _book(manager).values()):
+    if num_requests := sum(adapter == obj.lora_name for adapter in _uses(manager).values()):
         raise ValueError(f"adapter {obj.lora_name} is in use by {num_requests} requests")
     registry = manager.lora_registry
     if registry._registry.pop(obj.lora_name, None) is None:
@@ -66,6 +66,6 @@ async def unload_only_what_is_idle(original, manager, obj):
     return result
 
 
-def _book(manager) -> dict[str, str]:
-    """Request id -> adapter."""
+def _uses(manager) -> dict[str, str]:
+    """Adapter in use, by request id."""
     return manager.__dict__.setdefault("prelude_uses", {})

@@ -1,5 +1,5 @@
 # ruff: noqa: E402 the environment and the CPU support come first
-"""Run in a process of its own: loads the plugin with a ledger that is wrong in one way; 99 if it got through."""
+"""Loads the plugin, in a separate process, with one error in the ledger; exits with 99 if it is not detected."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # ruff: noqa: E402 the environment and the CPU support come first
-"""Run in a process of its own: prints what each hook's target does before and after installation, as JSON."""
+"""Prints, in a separate process, what each hook's target does before and after installation, as JSON."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ cpu_support.install()
 
 
 def outcome(action):
-    """What an action returns, or the name and text of what it raises."""
+    """An action's result, or the type and message of its exception."""
     try:
         return action()
     except Exception as error:  # noqa: BLE001 the point is to see it

@@ -1,4 +1,4 @@
-"""Every hook still meets the source that it was written for, and acts."""
+"""Every hook's target still has the source in the ledger, and every hook takes effect."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 from engine.hooks.ledger import HOOKS, hooks_for
 
-# What each target does: without our hook, and with it.
+# Checks of what each target does without our hook, and with it.
 EXPECTED = {
     "revision_is_adapter_id": (lambda ids: ids[0] != ids[1], lambda ids: ids == ["sha256:1", "sha256:1"]),
     "loading_twice_is_harmless": (lambda seen: "Error" in seen, lambda seen: seen == "success=True"),
@@ -29,7 +29,7 @@ EXPECTED = {
 }
 
 
-# Hooks whose act only a running engine shows, and the test that fails without each.
+# Hooks whose effect other tests show, and the test that fails without each.
 SHOWN_ELSEWHERE = {
     "batches_are_cut_by_position": "test_unified.py: every parity test",
     "slots_for_segments_only": "tests/unit/engine/test_position_hooks.py",
@@ -58,7 +58,7 @@ SHOWN_ELSEWHERE = {
 
 
 def run(role: str, folder: Path, script: str = "hooks_in_action.py", **variables: str) -> subprocess.CompletedProcess:
-    """A script beside this file, in a process of its own."""
+    """Run a script beside this file in a separate process."""
     path = Path(__file__).with_name(script)
     environment = {**os.environ, **variables}
     return subprocess.run(
@@ -116,7 +116,7 @@ def test_a_mismatch_ends_the_process(tmp_path: Path, damage: str, words: str):
 
 
 def test_an_engine_without_the_plugin_does_not_start(tmp_path: Path):
-    """SGLang leaves plugins out that SGLANG_PLUGINS does not name, and says nothing."""
+    """SGLang silently skips plugins that SGLANG_PLUGINS does not name."""
     done = subprocess.run(
         [sys.executable, "-m", "engine.launch", "--model-path", str(tmp_path)],
         capture_output=True,

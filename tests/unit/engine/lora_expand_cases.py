@@ -1,5 +1,5 @@
 # ruff: noqa: E402 Triton decides when it is imported whether it interprets
-"""Run in a process of its own: fails with what is wrong."""
+"""Checks of the expand kernel, run in a separate process; the first failed one ends it."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def batch_of(ranks, block_m: int, num_padded: int) -> tuple[SimpleNamespace, tor
 
 
 def check(max_rank: int, ranks, bounds, block_m: int, num_padded: int = 0, extra_columns: int = 0) -> None:
-    """Against the formula, token by token, for an output that may be part of a wider one."""
+    """Compare with the formula, token by token; the output may be a slice of a wider tensor."""
     batch, slots = batch_of(ranks, block_m, num_padded)
     num_slices = len(bounds) - 1
     x = torch.randn(len(slots), num_slices * max_rank)

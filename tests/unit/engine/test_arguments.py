@@ -1,4 +1,4 @@
-"""How an engine is started."""
+"""The command line and environment of an engine."""
 
 from __future__ import annotations
 

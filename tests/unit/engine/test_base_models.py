@@ -1,4 +1,4 @@
-"""What engines are started with for each kind of base model, and which they are not started for."""
+"""Target modules of engines for each kind of base model, and base models that are refused."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_slots_for_nothing_are_refused():
 
 @pytest.mark.parametrize("modules", [MODULES, None])
 def test_layers_without_experts_are_refused_in_every_role(modules):
-    """The engine would run them with random weights and say nothing."""
+    """The engine would serve them with random weights, without an error."""
     some = replace(MIXTURE, experts=Experts(5, 20, (0, 2)))
     with pytest.raises(BaseModelNotRun, match="layers without experts"):
         fitted_to(spec(modules), some)

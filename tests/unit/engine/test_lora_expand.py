@@ -1,4 +1,4 @@
-"""Our kernel of LoRA's second product, interpreted on a CPU; compiled with PRELUDE_TEST_DEVICE=cuda."""
+"""Our LoRA expand kernel, interpreted on a CPU; compiled with PRELUDE_TEST_DEVICE=cuda."""
 
 from __future__ import annotations
 

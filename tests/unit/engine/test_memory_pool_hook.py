@@ -1,4 +1,4 @@
-"""Settings that the adapter hooks are not written for are refused at start."""
+"""Settings that the adapter hooks do not support are refused at start."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is mapped from a packed file gets to the slots, whole on one rank and in parts on several."""
+"""A packed file's tensors reach the slots, in full on one rank and in shares on several."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def base(tmp_path_factory) -> BaseModel:
 def buffers_of(
     base: BaseModel, modules=tuple(PARTS_OF), num_ranks: int = 1
 ) -> dict[tuple[str, str, int], torch.Tensor]:
-    """As SGLang's pool has them: ranks share the columns of A of o_proj and down_proj, and the rows of other B."""
+    """Shaped as in SGLang's pool: ranks share the columns of A of o_proj and down_proj, and the rows of other B."""
     buffers = {}
     for module in modules:
         size_out, size_in = base.shape_of(module)
@@ -71,7 +71,7 @@ def directory(request, base, tmp_path):
 
 
 def expected(form: ServingForm, base: BaseModel, module: str, layer: int) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """A and B of an engine module as its parts say, one below the other; None where the adapter has nothing."""
+    """A and B of an engine module, stacked from its parts; None where the adapter has none."""
     block = "self_attn" if module in ("qkv_proj", "o_proj") else "mlp"
     pairs = [form.lora.get(f"model.layers.{layer}.{block}.{part}") for part in PARTS_OF[module]]
     if None in pairs:
@@ -103,7 +103,7 @@ def test_slots_get_what_the_file_has(base, directory):
 
 
 def test_loading_reads_no_tensor(tmp_path):
-    """What keeps the scheduler from its next batch does not grow with the adapter."""
+    """The delay of the scheduler's next batch does not grow with the adapter."""
     make_model(tmp_path / "model", hidden=512, num_layers=8)
     base = BaseModel.read(tmp_path / "model")
     source = write_random_lora(tmp_path / "source", base, 1, modules=MODULES, rank=MAX_RANK)
@@ -120,7 +120,7 @@ def test_loading_reads_no_tensor(tmp_path):
 
 
 def read_bytes(path: Path) -> int:
-    """How much of a file this process has read where it is mapped, at most."""
+    """Upper bound of the mapped bytes of a file that this process has read."""
     found, is_of_file = 0, False
     for line in Path("/proc/self/smaps").read_text().splitlines():
         if "-" in line.split(" ", 1)[0]:
@@ -195,7 +195,7 @@ def test_what_is_not_for_this_engine_is_refused(base, directory, tmp_path):
 
 
 class CudartStandIn:
-    """What CUDA is told of host memory, in order. It proves nothing of what page-locking does to copies."""
+    """The page-locking calls to CUDA, in order. Their effect on copies is not tested."""
 
     def __init__(self, error: int) -> None:
         self.calls: list[tuple[str, int]] = []
@@ -215,7 +215,7 @@ class CudartStandIn:
 
 @pytest.mark.parametrize("error", [0, 2])
 def test_pages_are_locked_in_order_and_loads_do_not_wait_for_it(base, tmp_path, monkeypatch, caplog, error: int):
-    """Nor do they need it: where CUDA refuses, that is told and the adapter is used all the same."""
+    """Where CUDA refuses, a warning is logged and the adapter is used all the same."""
     cudart = CudartStandIn(error)
     monkeypatch.setattr(torch.cuda, "cudart", lambda: cudart)
     adapter = read_adapter(WRITERS["lora"](tmp_path / "source", base), base, Limits())
@@ -232,7 +232,7 @@ def test_pages_are_locked_in_order_and_loads_do_not_wait_for_it(base, tmp_path, 
     addresses = [each.mapped.data_ptr() for each in (first, second)]
     assert cudart.calls == [("lock", addresses[0]), ("lock", addresses[1]), ("unlock", addresses[0])]
     assert [record.message for record in caplog.records] == 2 * bool(error) * [
-        "an adapter's memory is not page-locked: CUDA error 2; it gets to its slots slowly"
+        "page-locking of an adapter failed: CUDA error 2; its copies to slots will be slow"
     ]
     assert buffers["qkv_proj", "a", 0][1].any()
 

@@ -1,4 +1,4 @@
-"""How packed adapters leave the engine, call by call as SGLang's manager makes them."""
+"""Unloading packed adapters, with the calls that SGLang's manager makes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from engine.hooks import packed
 
 
 class Manager:
-    """What the hook needs of SGLang's LoRAManager."""
+    """The parts of SGLang's LoRAManager that the hook uses."""
 
     def __init__(self, success: bool) -> None:
         self.loras = {"sha256:a": "a's mapping"}
@@ -29,7 +29,7 @@ class Manager:
 
 @pytest.mark.parametrize("success", [True, False])
 def test_memory_is_given_back_once_the_adapter_is_gone(success: bool):
-    """And not where it stays: its slots are still filled from that memory."""
+    """A failed unload keeps the memory locked: slots are still filled from it."""
     manager, lora_ref = Manager(success), SimpleNamespace(lora_id="sha256:a")
     assert packed.unload(None, manager, lora_ref).success is success
     assert manager.given_back == (["a's mapping"] if success else [])

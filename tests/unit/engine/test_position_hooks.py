@@ -1,4 +1,4 @@
-"""What the position hooks decide, where an engine on a CPU cannot show it."""
+"""Decisions of the position hooks that a CPU engine cannot show."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_graphs_are_for_batches_without_adapted_tokens(is_adapted: bool, expecte
     [(True, False, "base path"), (False, False, "kernels"), (False, True, "kernels")],
 )
 def test_graphs_are_captured_with_adapter_kernels_in_prefill_only(is_decode: bool, in_graph: bool, expected: str):
-    """Capture and dry runs build their batches themselves, so there are no segments."""
+    """Captures and dry runs build their batches themselves, so there are no segments."""
     own = manager(in_graph)
     mode = SimpleNamespace(is_decode=lambda: is_decode)
     batch = SimpleNamespace(forward_mode=mode, lora_ids=[None, None], extend_seq_lens_cpu=[5, 6])

@@ -1,4 +1,4 @@
-"""Cutting a batch into segments by position."""
+"""Splitting a batch into segments by position."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ SPANS = st.builds(
 @settings(deadline=None)
 @given(st.lists(SPANS, max_size=6))
 def test_every_token_is_where_it_belongs(spans):
-    """Token by token, against the rule's own words."""
+    """Compare with the rule, applied token by token."""
     wanted = []
     for span in spans:
         for position in range(span.begin, span.end):

@@ -11,7 +11,7 @@ HIDDEN, LAYERS, SLOTS, MAX_RANK = 16, 3, 4, 8
 
 
 class SegmentedProducts:
-    """What the pool needs of an SGLang LoRA backend, as csgmv keeps it: rows and columns beyond a rank are garbage."""
+    """The parts of an SGLang LoRA backend that the pool uses. As with csgmv, values beyond a rank are garbage."""
 
     def init_prefill_cuda_graph_batch_info(self, max_num_tokens):
         self.max_num_tokens = max_num_tokens
@@ -53,7 +53,7 @@ def factors(seed: int, rank: int, layers=range(LAYERS)) -> ReftFactors:
 
 
 def change(own: ReftFactors, layer: int, stream: torch.Tensor) -> torch.Tensor:
-    """What the formula says, for one token or several."""
+    """The formula, for one token or several."""
     [place] = (own.layers == layer).nonzero().flatten().tolist()
     return (stream @ own.a[place].T + own.bias[place]) @ own.b[place].T
 
@@ -114,7 +114,7 @@ def test_it_acts_in_batches_with_reft_only(pool: ReftPool):
 
 
 def test_what_a_graph_recorded_acts_on_the_batch_at_hand(pool: ReftPool):
-    """Capture without ReFT, replay with it and without: kernels read from the same places each time."""
+    """Capture without ReFT, replay with and without it: kernels read the same addresses each time."""
     pool.allow_graphs(16)
     own = factors(0, 3)
     pool.fill(2, own)

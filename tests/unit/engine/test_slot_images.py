@@ -1,4 +1,4 @@
-"""A slot filled from an image is the image's adapter's, as far as kernels read it."""
+"""A filled slot holds the image's adapter, up to the rank that kernels read."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ SHAPES = ((RANK, 6), (10, RANK), (2 * RANK, 5), (7, RANK))  # A and B of two mod
 
 @pytest.fixture
 def buffers() -> list[torch.Tensor]:
-    """Full of what former adapters left."""
+    """Filled with values of earlier adapters."""
     return [torch.randn(SLOTS, *shape) for shape in SHAPES]
 
 
 def image(rank: int, numbers=(0, 1, 2, 3)) -> SlotImage:
-    """An adapter of a rank in some of the buffers."""
+    """An adapter with factors in some of the buffers."""
     regions, parts, start = [], [], 0
     for number in numbers:
         rows, columns = SHAPES[number]

@@ -1,4 +1,4 @@
-"""The book of which requests use which adapters, call by call as SGLang's server makes them."""
+"""Tracking which requests use which adapters, with the calls that SGLang's server makes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from engine.hooks import uses
 
 
 class Manager:
-    """What the hooks need of SGLang's TokenizerManager."""
+    """The parts of SGLang's TokenizerManager that the hooks use."""
 
     def __init__(self) -> None:
         self.rid_to_state: dict[str, SimpleNamespace] = {}
@@ -20,7 +20,7 @@ class Manager:
 
     def come(self, rid, adapter, dispatched: bool = True) -> SimpleNamespace:
         async def resolve(_manager, _obj):
-            assert "sha256:a" in uses._book(self).values()  # noted before it is looked up
+            assert "sha256:a" in uses._uses(self).values()  # noted before it is looked up
 
         obj = SimpleNamespace(rid=rid, lora_path=adapter)
         for each in rid if isinstance(rid, list) else [rid]:
@@ -38,7 +38,7 @@ class Manager:
         return asyncio.run(uses.unload_only_what_is_idle(None, self, SimpleNamespace(lora_name="sha256:a")))
 
     def says(self, **reasons) -> None:
-        """The scheduler's word on requests; a reason of None: they go on."""
+        """The scheduler's output for requests; a reason of None: not finished."""
 
         async def handled(_manager, _output):
             for rid in reasons:
@@ -84,7 +84,7 @@ def test_what_the_scheduler_never_heard_of_uses_nothing(rid):
 
 @pytest.mark.parametrize("adapters", [["sha256:a"] * 2, [None] * 2])
 def test_several_answers_to_one_prompt_are_not_booked(adapters):
-    """SGLang gives them ids of their own after the adapter is looked up."""
+    """SGLang gives each its own id only after the adapter is looked up."""
     manager, looked_up = Manager(), []
 
     async def resolve(_manager, obj):
