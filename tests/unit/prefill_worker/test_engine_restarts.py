@@ -1,0 +1,127 @@
+"""Residency when the engine ends, restarts, loses an adapter or refuses one."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from support.held_adapters import (
+    StoredAdapters,
+    eventually,
+    running_worker,
+)
+
+from engine.errors import EngineUnreachable
+from prefill_worker.residency import Tier
+from prefill_worker.residency.errors import (
+    AdapterRefusedByEngine,
+)
+
+
+def test_an_engine_load_that_was_given_up_is_undone_on_eviction(stored: StoredAdapters, tmp_path: Path):
+    async def scenario() -> None:
+        async with running_worker(stored, tmp_path, host=1) as worker:
+            first, second = stored.ids[:2]
+            worker.engine.may_answer.clear()
+            with pytest.raises(TimeoutError):
+                await worker.residency.ensure(first, Tier.HOST, 0.3)
+            assert worker.hub.resident == set()
+            worker.engine.may_answer.set()
+            await eventually(lambda: first in worker.engine.held)
+            await worker.residency.ensure(second, Tier.HOST, 5)
+            assert set(worker.engine.held) == {second}
+
+    asyncio.run(scenario())
+
+
+def test_what_the_engine_lost_by_itself_is_loaded_again_when_a_router_says_so(stored: StoredAdapters, tmp_path: Path):
+    async def scenario() -> None:
+        a = stored.ids[0]
+        async with running_worker(stored, tmp_path) as worker:
+            await worker.residency.ensure(a, Tier.HOST, 5)
+            worker.engine.held.clear()
+            assert (await worker.residency.ensure(a, Tier.HOST, 5)).load_s == 0
+            assert set(worker.engine.held) == set()  # nobody here can know
+            assert (await worker.residency.ensure(a, Tier.HOST, 5, not_in_engine=True)).load_s > 0
+            assert set(worker.engine.held) == worker.hub.resident == {a}
+            assert worker.reads == [a]
+            await worker.residency.ensure(a, Tier.HOST, 5, not_in_engine=True)  # it has it: no harm
+            assert set(worker.engine.held) == worker.hub.resident == {a}
+            await worker.residency.ensure(stored.ids[1], Tier.HOST, 5, not_in_engine=True)
+
+    asyncio.run(scenario())
+
+
+def test_a_new_engine_gets_what_was_in_memory_without_another_fetch(stored: StoredAdapters, tmp_path: Path):
+    async def scenario() -> None:
+        pinned, used = stored.ids[:2]
+        async with running_worker(stored, tmp_path) as worker:
+            await worker.residency.pin(pinned, 5)
+            await worker.residency.ensure(used, Tier.HOST, 5)
+            await worker.engine_ends()
+            with pytest.raises(EngineUnreachable):
+                await worker.residency.ensure(used, Tier.HOST, 5)
+            assert worker.hub.resident == set()
+            await worker.engine.start()
+            worker.residency.engine_up()
+            await eventually(lambda: worker.hub.resident == {pinned})
+            await worker.residency.ensure(used, Tier.HOST, 5)
+            assert set(worker.engine.held) == {pinned, used}
+            assert sorted(worker.reads) == sorted([pinned, used])
+            assert worker.value("prelude_worker_adapter_loads_total", source="host", result="ok") == 2
+
+    asyncio.run(scenario())
+
+
+def test_pins_are_tried_again_until_the_engine_takes_them(stored: StoredAdapters, tmp_path: Path, monkeypatch):
+    from prefill_worker.residency import residency
+
+    monkeypatch.setattr(residency, "_PIN_RETRY_S", 0.05)
+
+    async def scenario() -> None:
+        pinned = stored.ids[0]
+        async with running_worker(stored, tmp_path) as worker:
+            await worker.residency.pin(pinned, 5)
+            await worker.engine_ends()
+            worker.residency.engine_up()  # it says so, but it is not there yet
+            await asyncio.sleep(0.2)
+            await worker.engine.start()
+            await eventually(lambda: worker.hub.resident == {pinned})
+
+    asyncio.run(scenario())
+
+
+def test_an_engine_that_ends_while_it_loads(stored: StoredAdapters, tmp_path: Path):
+    async def scenario() -> None:
+        a = stored.ids[0]
+        async with running_worker(stored, tmp_path) as worker:
+            worker.engine.may_answer.clear()
+            waiting = asyncio.create_task(worker.residency.ensure(a, Tier.HOST, 5))
+            await eventually(lambda: worker.engine.calls)
+            worker.residency.engine_gone()
+            worker.engine.may_answer.set()  # its last word, too late
+            with pytest.raises(EngineUnreachable, match="ended while"):
+                await waiting
+            assert worker.hub.resident == set()
+            worker.engine.held.clear()
+            await worker.residency.ensure(a, Tier.HOST, 5)
+            assert worker.reads == [a]
+
+    asyncio.run(scenario())
+
+
+def test_what_the_engine_refuses_is_told_and_leaves_memory(stored: StoredAdapters, tmp_path: Path):
+    async def scenario() -> None:
+        a, b = stored.ids[:2]
+        async with running_worker(stored, tmp_path) as worker:
+            worker.engine.refused[a] = "the rank is too large"
+            with pytest.raises(AdapterRefusedByEngine, match=f"does not take {a}: the rank is too large") as caught:
+                await worker.residency.ensure(a, Tier.HOST, 5)
+            assert (caught.value.code, caught.value.http_status) == ("adapter_refused_by_engine", 422)
+            [folder] = worker.engine.refused_folders
+            assert str(folder) not in str(caught.value)
+            assert worker.folders() == []
+            await worker.residency.ensure(b, Tier.HOST, 5)
+
+    asyncio.run(scenario())

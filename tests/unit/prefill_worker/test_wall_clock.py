@@ -1,0 +1,110 @@
+"""Leases and LRU order do not depend on the wall clock."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from support.engine_stand_in import engine_stand_in
+from support.held_adapters import (
+    StoredAdapters,
+    Worker,
+    running_worker,
+)
+
+from prefill_worker.residency import Tier
+from prefill_worker.residency.errors import (
+    HostMemoryFull,
+)
+
+
+def the_clock_of_the_wall_jumps(monkeypatch: pytest.MonkeyPatch, first: int = 0) -> None:
+    """Whenever somebody looks at it, forwards and backwards by decades; `first` is the jump that it begins with."""
+    around = [0, 1e9, -1e9, 5, -1e9, 0]
+    jumps = itertools.cycle(around[first:] + around[:first])
+    monkeypatch.setattr(time, "time", lambda: 1.7e9 + next(jumps))
+    monkeypatch.setattr(time, "time_ns", lambda: int(1.7e18 + 1e9 * next(jumps)))
+
+
+@pytest.mark.parametrize("first", [1, 2], ids=["forwards", "backwards"])
+def test_leases_and_the_order_of_uses_go_by_no_clock_of_the_wall(
+    stored: StoredAdapters, tmp_path: Path, monkeypatch, first: int
+):
+    the_clock_of_the_wall_jumps(monkeypatch, first)
+    lease_s = 1.0
+
+    def series(worker: Worker) -> float:
+        [family] = [each for each in worker.registry.collect() if each.name == "vllm:lora_requests_info"]
+        [sample] = family.samples
+        return sample.value
+
+    async def scenario() -> None:
+        a, b, c, d = stored.ids[:4]
+        async with running_worker(stored, tmp_path, host=2, lease_s=lease_s) as worker:
+            ensure = worker.residency.ensure
+            await ensure(b, Tier.HOST, 5)
+            await ensure(a, Tier.HOST, 5)
+            shown = series(worker)
+            used_at = time.monotonic()
+            await ensure(b, Tier.HOST, 5)  # now a is the least recently used one
+            with pytest.raises(HostMemoryFull):
+                await ensure(c, Tier.HOST, 0.3)
+            assert worker.hub.resident == {a, b}
+            await ensure(c, Tier.HOST, 5)  # when the first lease is over
+            assert 0.5 * lease_s < time.monotonic() - used_at < 3
+            assert worker.hub.resident == {b, c}
+            await asyncio.sleep(lease_s)
+            await ensure(b, Tier.HOST, 5)
+            await asyncio.sleep(lease_s)  # no lease is left, only the order of uses
+            await ensure(d, Tier.HOST, 5)
+            assert worker.hub.resident == set(worker.engine.held) == {b, d}
+            assert series(worker) >= shown  # its value is a time of the wall, which never goes back there
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("first", range(6))
+def test_the_order_of_uses_on_disk_goes_by_no_clock_of_the_wall(
+    stored: StoredAdapters, tmp_path: Path, monkeypatch, first: int
+):
+    """Not over restarts either, which find it in the files' times."""
+    the_clock_of_the_wall_jumps(monkeypatch, first)
+
+    async def scenario() -> None:
+        a, b, c, d, e, f = stored.ids[:6]
+        async with engine_stand_in() as engine:
+
+            @asynccontextmanager
+            async def worker_with(disk: int) -> AsyncIterator[Worker]:
+                engine.held.clear()
+                async with running_worker(stored, tmp_path, disk=disk, engine=engine) as worker:
+                    yield worker
+
+            async def use(worker: Worker, *revision_ids: str) -> None:
+                for each in revision_ids:
+                    await worker.residency.ensure(each, Tier.HOST, 5)
+                    await worker.on_disk(each)
+
+            async with worker_with(disk=5) as worker:
+                await use(worker, a, b, c, d, e)
+                await use(worker, c, a)
+            async with worker_with(disk=4) as worker:
+                assert worker.hub.on_disk == {d, e, c, a}  # b was used least recently
+                await use(worker, d)
+                assert worker.reads == []
+            async with worker_with(disk=3) as worker:
+                assert worker.hub.on_disk == {c, a, d}
+                await use(worker, c, f)  # in the place of a
+                assert worker.hub.on_disk == {d, c, f}
+                await use(worker, d)
+            async with worker_with(disk=2) as worker:
+                assert worker.hub.on_disk == {f, d}
+            async with worker_with(disk=1) as worker:
+                assert worker.hub.on_disk == {d}
+
+    asyncio.run(scenario())
