@@ -18,7 +18,8 @@ from adapters.identity import split_adapter_name
 from router.errors import InvalidField, UnknownModel
 from router.generation.backends import Backends
 from router.generation.request_state import Requests
-from router.placement.placement import PlacementRequest, lacks_unified_worker, rank_placements
+from router.placement.placement import PlacementRequest, all_placements
+from router.placement.unplaceable import lacks_unified_worker
 from router.protocol.json_answer import json_answer
 from router.revisions.adapter_service import AdapterService
 from router.revisions.resolve import reference_in
@@ -91,7 +92,7 @@ class Pages:
     async def ready(self, _: Request) -> Response:
         """200 when some placement can take a request, else 503; with what each worker waits for."""
         fleet = self._backends.fleet.state
-        placements = [str(placement) for placement in rank_placements(PlacementRequest(None), fleet)]
+        placements = [str(placement) for placement in all_placements(PlacementRequest(None), fleet)]
         workers = {
             name: {"role": view.role, "ready": view.is_placeable, "reason": view.why_not_placeable}
             for name, view in fleet.workers.items()

@@ -16,8 +16,6 @@ from router.errors import (
     AdapterRefused,
     AdapterRevisionGone,
     AttemptError,
-    NeedsUnifiedWorker,
-    NoWorkerAvailable,
     RouterError,
 )
 from router.fleet.fleet_state import WorkerView
@@ -28,7 +26,8 @@ from router.generation.engine_bodies import KvHandoff, decode_body, prefill_body
 from router.generation.engine_calls import EngineCall
 from router.generation.pair_attempt import PairAttempt
 from router.generation.request_state import Phase, RequestState, SequenceState
-from router.placement.placement import Placement, PlacementRequest, is_gone, lacks_unified_worker, rank_placements
+from router.placement.placement import FailedAttempts, Placement, PlacementRequest, place
+from router.placement.unplaceable import unplaceable_error
 from router.protocol.prompt_logprobs import with_prompt_logprobs, without_alternatives
 from router.protocol.validation import Sequence, ValidatedRequest
 
@@ -67,8 +66,7 @@ class SequenceRun:
         self._state = SequenceState()
         self._attempt: Attempt | None = None
         self._holds: list[Hold] = []  # this sequence's places on its workers
-        self._tried: set[tuple[str, str, str, str]] = set()  # placements, by names and incarnations
-        self._suspects: set[str] = set()  # workers that failed
+        self._failed = FailedAttempts()
         self._lacking: set[str] = set()  # workers whose engine has said that it does not have the adapter
         request.sequences.append(self._state)
 
@@ -92,7 +90,8 @@ class SequenceRun:
                 if not self._is_only_here(error):
                     raise
                 await self._end_attempt()
-                self._tried.add(_key(placement))  # it has just lost what no store has; another one may have it
+                # It has just lost what no store has. Another worker may still have it.
+                self._failed = self._failed.with_placement(placement).with_worker(placement.prefill.name)
             except AttemptError as error:
                 await self._end_attempt()
                 self._note(error, placement)
@@ -129,10 +128,9 @@ class SequenceRun:
             await asyncio.sleep(_LOOK_AGAIN_S)
 
     def _place(self) -> Placement:
-        placements = self._untried()
-        if not placements:
-            raise self._why_none()
-        placement = placements[0]
+        placement = self._next_placement()
+        if placement is None:
+            raise unplaceable_error(self._wanted.revision, self._backends.fleet.state)
         self._state.phase = Phase.PLACED
         self._state.placement = placement
         self._state.num_attempts += 1
@@ -217,30 +215,8 @@ class SequenceRun:
 
     # ---- trying again -------------------------------------------------------------------------------------------
 
-    def _untried(self) -> list[Placement]:
-        """Ranked placements that did not fail this sequence; those with workers that did come last."""
-        ranked = rank_placements(PlacementRequest.of(self._wanted.revision), self._backends.fleet.state)
-        untried = [placement for placement in ranked if _key(placement) not in self._tried]
-        return sorted(untried, key=lambda each: len(self._suspects & {worker.name for worker in each.workers}))
-
-    def _why_none(self) -> RouterError:
-        """Why nobody takes the request: nobody ever could, or nobody can now."""
-        request, revision = PlacementRequest.of(self._wanted.revision), self._wanted.revision
-        if revision is not None and lacks_unified_worker(request, self._backends.fleet.state):
-            return NeedsUnifiedWorker(
-                f"the adapter {revision.full_name!r} acts on {request.positions!r} positions, which only a unified "
-                "worker can serve; this cluster has none",
-                param="adapter",
-            )
-        if revision is not None and is_gone(request, self._backends.fleet.state):
-            name = revision.full_name
-            return AdapterRevisionGone(
-                f"{name}@r{revision.number} ({revision.revision_id}) was kept in workers' memory only, and no worker "
-                f"has it any more; push it again, or go back to an earlier one: `prelude adapters rollback {name}`",
-                param="adapter",
-            )
-        what = "unified worker" if request.positions == "all" else "worker"
-        return NoWorkerAvailable(f"no {what} can take the request now; try again soon")
+    def _next_placement(self) -> Placement | None:
+        return place(PlacementRequest.of(self._wanted.revision), self._backends.fleet.state, self._failed)
 
     def _is_only_here(self, error: AdapterRefused) -> bool:
         """True where a worker says that it cannot get a revision that is in no store."""
@@ -251,19 +227,13 @@ class SequenceRun:
         if isinstance(error, AdapterNotResident):  # loading it again, on the same workers, is the cure for that
             self._lacking.add(error.worker)
         else:
-            self._tried.add(_key(placement))
-            self._suspects.add(error.worker)
+            self._failed = self._failed.with_placement(placement).with_worker(error.worker)
 
     def _can_retry(self, error: AttemptError) -> bool:
         has_tries = self._state.num_attempts < self._backends.config.max_attempts
-        can_retry = error.retryable and has_tries and bool(self._untried())
+        can_retry = error.retryable and has_tries and self._next_placement() is not None
         if can_retry:
             self._backends.metrics.retries.labels(error.code).inc()
         fields = {"request_id": self._request.request_id, "reason": str(error), "code": error.code, "retry": can_retry}
         log.info("attempt failed", extra={"fields": fields})
         return can_retry
-
-
-def _key(placement: Placement) -> tuple[str, str, str, str]:
-    prefill, decode = placement.prefill, placement.decode
-    return prefill.name, prefill.incarnation, decode.name, decode.incarnation

@@ -1,8 +1,9 @@
-"""Which workers a request goes to: a pure function, so that it can be simulated and tested without a fleet."""
+"""Picks the workers that serve a request: a pure function, so it can be simulated and tested without a fleet."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from adapters.catalog.records import AdapterRevision
 from router.fleet.fleet_state import FleetState, WorkerView
@@ -13,8 +14,8 @@ class PlacementRequest:
     """What placement may know of a request."""
 
     revision_id: str | None  # None: the base model
-    positions: str = "prefill"  # of the tokens that the revision acts on; "all": what no pair can serve
-    is_stored: bool = True  # False: a worker that does not have the revision cannot get it
+    positions: str = "prefill"  # of the tokens that the revision acts on; "all" needs a unified worker
+    is_stored: bool = True  # False: only workers that hold the revision can serve it
 
     @classmethod
     def of(cls, revision: AdapterRevision | None) -> PlacementRequest:
@@ -23,13 +24,16 @@ class PlacementRequest:
         return cls(revision.revision_id, revision.manifest.positions, revision.stored)
 
     def can_be_read_by(self, worker: WorkerView) -> bool:
-        """Whether the worker has the revision or can get it, as far as stores go."""
+        """Whether the worker holds the revision or can fetch it, as far as the store is concerned."""
         return self.is_stored or self.revision_id is None or worker.residency.can_use_unstored(self.revision_id)
+
+
+PlacementKey = tuple[str, str, str, str]
 
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Who reads the prompt and who generates: a pair, which ships KV, or one unified worker in both places."""
+    """A pair, whose prefill worker sends KV to its decode worker, or one unified worker in both roles."""
 
     prefill: WorkerView
     decode: WorkerView
@@ -43,12 +47,78 @@ class Placement:
         """Each worker once; the one that reads the prompt is the first."""
         return (self.prefill,) if self.is_unified else (self.prefill, self.decode)
 
+    @property
+    def key(self) -> PlacementKey:
+        """Equal for the same two engines only: a restarted engine has another incarnation."""
+        return self.prefill.name, self.prefill.incarnation, self.decode.name, self.decode.incarnation
+
     def __str__(self) -> str:
         return ">".join(worker.name for worker in self.workers)
 
 
-def rank_placements(request: PlacementRequest, fleet: FleetState) -> list[Placement]:
-    """Those that can take the request now, best first: fewest of this router's requests in flight, then by name."""
+@dataclass(frozen=True, slots=True)
+class FailedAttempts:
+    """What failed for one sequence so far."""
+
+    placements: frozenset[PlacementKey] = frozenset()  # never tried again
+    workers: frozenset[str] = frozenset()  # used only where nothing else is left
+
+    def with_placement(self, placement: Placement) -> FailedAttempts:
+        return replace(self, placements=self.placements | {placement.key})
+
+    def with_worker(self, name: str) -> FailedAttempts:
+        return replace(self, workers=self.workers | {name})
+
+
+def place(request: PlacementRequest, fleet: FleetState, failed: FailedAttempts | None = None) -> Placement | None:
+    """The best placement that can take the request now, None if there is none.
+
+    Placements without a failed worker come first. Then the fewest of this router's requests in flight decides, then
+    the name: for the prefill worker, for the decode worker given the prefill worker, and between the best pair and the
+    best unified worker. Linear in the number of workers, as long as most pairs are warm.
+    """
+    failed = failed or FailedAttempts()
+    placeable = [worker for worker in fleet.workers.values() if worker.is_placeable]
+    if failed.workers:
+        trusted = [worker for worker in placeable if worker.name not in failed.workers]
+        if (placement := _best_of(trusted, request, fleet, failed)) is not None:
+            return placement
+    return _best_of(placeable, request, fleet, failed)
+
+
+def _best_of(
+    workers: Sequence[WorkerView], request: PlacementRequest, fleet: FleetState, failed: FailedAttempts
+) -> Placement | None:
+    def cost(worker: WorkerView) -> tuple[bool, int, str]:
+        return worker.name in failed.workers, fleet.in_flight.get(worker.name, 0), worker.name
+
+    def total_cost(placement: Placement) -> tuple[int, int, str, str]:
+        names = [worker.name for worker in placement.workers]
+        num_failed = sum(name in failed.workers for name in names)
+        in_flight = sum(fleet.in_flight.get(name, 0) for name in names)
+        return num_failed, in_flight, placement.prefill.name, placement.decode.name
+
+    def can_serve(prefill: WorkerView, decode: WorkerView) -> bool:
+        has_failed = failed.placements and Placement(prefill, decode).key in failed.placements
+        return not has_failed and (prefill is decode or prefill.is_warm_with(decode))
+
+    readers = [worker for worker in workers if request.can_be_read_by(worker)]
+    decodes = [worker for worker in workers if worker.role == "decode"] if request.positions != "all" else []
+    unified = min((u for u in readers if u.role == "unified" and can_serve(u, u)), key=cost, default=None)
+    prefills = (p for p in readers if p.role == "prefill" and any(can_serve(p, decode) for decode in decodes))
+    prefill = min(prefills, key=cost, default=None)
+
+    candidates = []
+    if unified is not None:
+        candidates.append(Placement(unified, unified))
+    if prefill is not None:
+        decode = min((decode for decode in decodes if can_serve(prefill, decode)), key=cost)
+        candidates.append(Placement(prefill, decode))
+    return min(candidates, key=total_cost, default=None)
+
+
+def all_placements(request: PlacementRequest, fleet: FleetState) -> list[Placement]:
+    """Every placement that can take the request now, fewest requests in flight first. Quadratic: for status pages."""
     placeable = [worker for worker in fleet.workers.values() if worker.is_placeable]
     readers = [worker for worker in placeable if request.can_be_read_by(worker)]
     placements = [Placement(worker, worker) for worker in readers if worker.role == "unified"]
@@ -61,22 +131,8 @@ def rank_placements(request: PlacementRequest, fleet: FleetState) -> list[Placem
             if decode.role == "decode" and prefill.is_warm_with(decode)
         ]
 
-    def load(placement: Placement) -> tuple[int, str, str]:
+    def order(placement: Placement) -> tuple[int, str, str]:
         in_flight = sum(fleet.in_flight.get(worker.name, 0) for worker in placement.workers)
         return in_flight, placement.prefill.name, placement.decode.name
 
-    return sorted(placements, key=load)
-
-
-def is_gone(request: PlacementRequest, fleet: FleetState) -> bool:
-    """True when a revision that no store has is in no worker's memory either: all that could have it say so."""
-    if request.is_stored:
-        return False
-    roles = ("unified",) if request.positions == "all" else ("prefill", "unified")
-    able = [worker for worker in fleet.workers.values() if worker.role in roles]
-    return all(worker.is_connected and not request.can_be_read_by(worker) for worker in able)
-
-
-def lacks_unified_worker(request: PlacementRequest, fleet: FleetState) -> bool:
-    """True when the cluster can never take the request: it needs a role that no worker has, ready or not."""
-    return request.positions == "all" and all(worker.role != "unified" for worker in fleet.workers.values())
+    return sorted(placements, key=order)

@@ -1,0 +1,42 @@
+"""Says why no placement can take a request: never in this cluster, its revision is lost, or not at this moment."""
+
+from __future__ import annotations
+
+from adapters.catalog.records import AdapterRevision
+from router.errors import AdapterRevisionGone, NeedsUnifiedWorker, NoWorkerAvailable, RouterError
+from router.fleet.fleet_state import FleetState
+from router.placement.placement import PlacementRequest
+
+
+def unplaceable_error(revision: AdapterRevision | None, fleet: FleetState) -> RouterError:
+    """The error for a request that `place` finds nothing for."""
+    request = PlacementRequest.of(revision)
+    if revision is not None and lacks_unified_worker(request, fleet):
+        return NeedsUnifiedWorker(
+            f"the adapter {revision.full_name!r} acts on {request.positions!r} positions, which only a unified "
+            "worker can serve; this cluster has none",
+            param="adapter",
+        )
+    if revision is not None and is_gone(request, fleet):
+        name = revision.full_name
+        return AdapterRevisionGone(
+            f"{name}@r{revision.number} ({revision.revision_id}) was kept in workers' memory only, and no worker "
+            f"has it any more; push it again, or go back to an earlier one: `prelude adapters rollback {name}`",
+            param="adapter",
+        )
+    what = "unified worker" if request.positions == "all" else "worker"
+    return NoWorkerAvailable(f"no {what} can take the request now; try again soon")
+
+
+def is_gone(request: PlacementRequest, fleet: FleetState) -> bool:
+    """True if a revision that is in no store is in no worker's memory either: all that could hold it are connected."""
+    if request.is_stored:
+        return False
+    roles = ("unified",) if request.positions == "all" else ("prefill", "unified")
+    holders = [worker for worker in fleet.workers.values() if worker.role in roles]
+    return all(worker.is_connected and not request.can_be_read_by(worker) for worker in holders)
+
+
+def lacks_unified_worker(request: PlacementRequest, fleet: FleetState) -> bool:
+    """True if this cluster can never serve the request: no worker has the role that it needs, ready or not."""
+    return request.positions == "all" and all(worker.role != "unified" for worker in fleet.workers.values())
