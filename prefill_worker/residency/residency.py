@@ -33,7 +33,7 @@ from prefill_worker.residency.tiers.shared_folder import SHARED_MEMORY, SharedFo
 log = logging.getLogger(__name__)
 
 _UNLOAD_TIMEOUT_S = 30.0
-_MAX_WRITE_DELAY_S = 1.0  # per batch of writes: per write, a loaded worker would write one a second
+_MAX_WRITE_DELAY_S = 1.0  # of the write-behind while loads run; for all queued adapters together
 _PIN_TIMEOUT_S = 300.0
 _PIN_RETRY_S = 2.0
 
@@ -103,7 +103,7 @@ class Residency:
             self._threads,
             metrics,
             settings.lease_s,
-            self._is_resident,
+            self._on_resident,
             self._receiver.wait_until_ended,
         )
         self._queue = LoadQueue(self._loader, parallel=settings.parallel_loads, queued=settings.queued_loads)
@@ -280,7 +280,7 @@ class Residency:
             return self._host.resident(revision_id) is not None
         return revision_id in self._disk
 
-    def _is_resident(self, revision_id: str) -> None:
+    def _on_resident(self, revision_id: str) -> None:
         self._hub.add_resident(revision_id)
         if self._settings.disk_bytes and revision_id not in self._disk:
             self._to_disk[revision_id] = None

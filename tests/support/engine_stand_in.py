@@ -1,7 +1,7 @@
-"""A stand-in of an engine's adapter routes: a real HTTP server with the shapes of SGLang 0.5.17's answers.
+"""A stand-in for an engine's adapter routes: an HTTP server that answers in the format of SGLang 0.5.17.
 
-It proves what the agent asks for, in which order, and that the folders it is given are whole and can be mapped. It
-proves nothing of what SGLang does with them: not that it loads packed files, nor how long that blocks its scheduler.
+It shows which calls the agent makes, in which order, and that the folders are complete and can be mapped. It does not
+show that SGLang loads packed files, nor for how long that blocks its scheduler.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from adapters.packed import PackedRevision, read_packed
 
 
 class EngineStandIn:
-    """Holds what was loaded into it mapped, as an engine does."""
+    """Maps the adapters that are loaded into it, as an engine does."""
 
     def __init__(self) -> None:
         self.held: dict[str, PackedRevision] = {}
         self.in_use: set[str] = set()
-        self.refused: dict[str, str] = {}  # revisions that it does not load, and why
+        self.refused: dict[str, str] = {}  # revision -> reason
         self.refused_folders: list[str] = []
-        self.connections: set[tuple[str, int]] = set()  # on which it was asked what it holds
+        self.connections: set[tuple[str, int]] = set()  # clients that requested the list of models
         self.calls: list[tuple[str, str]] = []
         self.load_s = 0.0
         self.num_loading = 0
@@ -57,7 +57,7 @@ class EngineStandIn:
         self.is_up = True
 
     async def stop(self) -> None:
-        """As if the engine was killed: all that it held is gone."""
+        """Simulate a kill: it holds nothing afterwards."""
         assert self._runner is not None
         self.is_up = False
         await self._runner.cleanup()

@@ -1,4 +1,4 @@
-"""A worker's residency over a real store, real packed files and real shared memory; only the engine is a stand-in."""
+"""A worker's residency with a real store, packed files and shared memory; only the engine is a stand-in."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ SIZES = {
 
 
 class StoredAdapters:
-    """A store in a folder."""
+    """A store in a folder, and the packed files that it holds."""
 
     def __init__(self, base: BaseModel, packed: dict[str, Path], folder: Path) -> None:
         self.base = base
@@ -62,10 +62,10 @@ class StoredAdapters:
         self.store.publish(revision_id, path)
         return revision_id
 
-    def go_away(self) -> None:
+    def move_away(self) -> None:
         self.folder.rename(self.folder.with_name("store-away"))
 
-    def come_back(self) -> None:
+    def move_back(self) -> None:
         self.folder.with_name("store-away").rename(self.folder)
 
     def object_of(self, revision_id: str) -> Path:
@@ -88,7 +88,7 @@ def reft_directory(base: BaseModel, folder: Path, positions: str = "prefill") ->
 
 @dataclass
 class Worker:
-    """One residency and what it works with."""
+    """A residency and its collaborators."""
 
     residency: Residency
     engine: EngineStandIn
@@ -103,14 +103,14 @@ class Worker:
         return self.residency._folder.path
 
     def folders(self) -> list[Path]:
-        """Of adapters in host memory."""
+        """Folders of adapters in host memory."""
         return [path for path in self.shared.iterdir() if path.is_dir()]
 
     def host_bytes(self) -> int:
         return sum(path.lstat().st_blocks * 512 for path in self.shared.rglob("*") if path.is_file())
 
     def num_mappings(self) -> int:
-        """Of files of this worker, in this process."""
+        """Mappings of this worker's files in this process."""
         return Path("/proc/self/maps").read_text().count(str(self.shared))
 
     async def engine_ends(self) -> None:
@@ -135,11 +135,11 @@ class Worker:
 
 
 def bytes_at_one_moment(folder: Path) -> int:
-    """A bound from below of what lay in a folder between two looks at it: files that both looks saw."""
+    """Lower bound of the bytes in a folder at one moment: files that two scans in a row have seen."""
 
     def look() -> dict[int, int]:
         found = {}
-        for parent, _, names in os.walk(folder):  # which does not mind folders that go meanwhile
+        for parent, _, names in os.walk(folder):  # tolerates folders that are removed meanwhile
             for name in names:
                 with suppress(OSError):
                     status = os.lstat(os.path.join(parent, name))
@@ -169,7 +169,7 @@ async def running_worker(
     shared_memory: Path = SHARED_MEMORY,
     **settings,
 ) -> AsyncIterator[Worker]:
-    """A worker with room for so many adapters on each tier. Leaves nothing: no file, reservation, task or thread."""
+    """A worker with room for `host` and `disk` adapters. Checks that no file, reservation, task or thread is left."""
     if engine is None:
         async with (
             engine_stand_in() as own,

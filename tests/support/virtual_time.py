@@ -1,4 +1,4 @@
-"""An event loop whose clock jumps to the next timer when nothing else is to be done: hours of waiting in no time."""
+"""An event loop whose clock jumps to the next timer when it would otherwise sleep."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         timers = [timer.when() for timer in self._scheduled if not timer.cancelled()]  # type: ignore[attr-defined]
         if not self._ready:  # type: ignore[attr-defined]
             if not timers:
-                raise RuntimeError("everything waits for something that nothing will do")
+                raise RuntimeError("deadlock: no task is ready and no timer is set")
             self._now = max(self._now, min(timers))
         super()._run_once()  # type: ignore[misc]
 

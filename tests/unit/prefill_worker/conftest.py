@@ -1,4 +1,4 @@
-"""Adapters in a store, as workers find them."""
+"""Fixtures: a base model, packed adapters and a store that holds them."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ def packed_adapters(base: BaseModel, tmp_path_factory: pytest.TempPathFactory) -
 
 @pytest.fixture
 def stored(base: BaseModel, packed_adapters: dict[str, Path], tmp_path: Path) -> StoredAdapters:
-    """A store of the test's own that holds all of them."""
+    """A store that holds all of them, one per test."""
     return StoredAdapters(base, packed_adapters, tmp_path / "store")
 
 
 @pytest.fixture
 def small_disk(tmp_path: Path, packed_adapters: dict[str, Path]) -> Iterator[Path]:
-    """A file system with room for two of the adapters and a bit."""
+    """A file system with room for a little more than two adapters."""
     folder = tmp_path / "small"
     folder.mkdir()
     size = 2 * next(iter(packed_adapters.values())).stat().st_size + 16_000

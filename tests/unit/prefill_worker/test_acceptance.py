@@ -1,4 +1,4 @@
-"""What a worker of a mixture of experts takes and what it refuses, by a packed file's header."""
+"""Which packed adapters a worker with a mixture of experts accepts."""
 
 from __future__ import annotations
 

@@ -95,7 +95,7 @@ async def running_agent(
 
 @asynccontextmanager
 async def refused(status: grpc.StatusCode, words: str = "") -> AsyncIterator[dict[str, str]]:
-    """What is inside fails with the status; the trailing metadata."""
+    """Expect a call to fail with the status. Yields the trailing metadata."""
     metadata: dict[str, str] = {}
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         yield metadata
@@ -137,7 +137,7 @@ def test_adapters_over_grpc(stored: StoredAdapters, tmp_path: Path):
     asyncio.run(scenario())
 
 
-def test_what_goes_wrong_says_whether_and_when_to_try_again(stored: StoredAdapters, tmp_path: Path):
+def test_errors_carry_a_code_and_retry_after(stored: StoredAdapters, tmp_path: Path):
     async def scenario() -> None:
         a, b, c, d = stored.ids[:4]
         async with running_agent(stored, tmp_path, parallel_loads=1, queued_loads=1) as running:
@@ -156,12 +156,12 @@ def test_what_goes_wrong_says_whether_and_when_to_try_again(stored: StoredAdapte
             async with refused(grpc.StatusCode.FAILED_PRECONDITION, "has no sha256:0000") as metadata:
                 await running.ensure("sha256:" + "0" * 64)
             assert (metadata[ERROR_CODE_KEY], metadata[HTTP_STATUS_KEY]) == ("adapter_revision_not_stored", "404")
-            stored.go_away()
+            stored.move_away()
             async with refused(grpc.StatusCode.UNAVAILABLE, "is not there") as metadata:
                 await running.ensure(c, deadline_s=0.3)
             assert (metadata[ERROR_CODE_KEY], metadata[HTTP_STATUS_KEY]) == ("adapter_store_unavailable", "503")
             assert (await running.ensure(a)).load_s == 0
-            stored.come_back()
+            stored.move_back()
             await running.ensure(c)
 
             running.engine.refused[d] = "no"
@@ -185,7 +185,7 @@ def test_what_goes_wrong_says_whether_and_when_to_try_again(stored: StoredAdapte
     asyncio.run(scenario())
 
 
-def test_a_client_that_leaves_ends_the_load_that_it_alone_waits_for(stored: StoredAdapters, tmp_path: Path):
+def test_a_load_ends_when_its_last_client_leaves(stored: StoredAdapters, tmp_path: Path):
     async def scenario() -> None:
         async with running_agent(stored, tmp_path) as running:
             queue = running.agent._residency._queue  # type: ignore[union-attr]
@@ -224,7 +224,7 @@ def test_engines_come_and_go(stored: StoredAdapters, tmp_path: Path):
 def parts_of(
     stored: StoredAdapters, revision_id: str, sent_bytes: int | None = None, chunk_bytes: int = 1000
 ) -> list[pb.PutAdapterRequest]:
-    """What a router sends of a revision, which the store has not."""
+    """The messages of a push of a revision that the store does not have."""
     stored.object_of(revision_id).unlink(missing_ok=True)
     content = stored.packed[revision_id].read_bytes()
     begin = pb.PutAdapterBegin(
@@ -238,7 +238,7 @@ def parts_of(
     return [pb.PutAdapterRequest(begin=begin), *(pb.PutAdapterRequest(chunk=chunk) for chunk in chunks)]
 
 
-def test_an_adapter_that_no_store_has_is_sent(stored: StoredAdapters, tmp_path: Path):
+def test_a_pushed_adapter(stored: StoredAdapters, tmp_path: Path):
     async def scenario() -> None:
         a, b = stored.ids[:2]
         async with running_agent(stored, tmp_path) as running:
@@ -248,9 +248,9 @@ def test_an_adapter_that_no_store_has_is_sent(stored: StoredAdapters, tmp_path: 
             assert answer.load_s > 0
             assert not answer.was_pinned
             assert running.engine.held[a].path.read_bytes() == stored.packed[a].read_bytes()
-            told = [(await states.read()).residency for _ in range(2)]
-            assert [list(each.in_memory_only) + list(each.resident) for each in told] == [[a], [a]]
-            # What comes after the first message is not waited for where the worker has the adapter.
+            deltas = [(await states.read()).residency for _ in range(2)]
+            assert [list(each.in_memory_only) + list(each.resident) for each in deltas] == [[a], [a]]
+            # The content is not awaited if the worker has the adapter.
             again = await running.control.PutAdapter(iter(parts_of(stored, a, chunk_bytes=10)), timeout=20)
             assert (again.load_s, again.was_pinned) == (0, True)
             assert (await running.ensure(a)).load_s == 0
@@ -263,8 +263,8 @@ def test_an_adapter_that_no_store_has_is_sent(stored: StoredAdapters, tmp_path: 
             await running.control.PinAdapter(pb.PinAdapterRequest(revision_id=a, memory_only=True))
             await asyncio.sleep(0.06)
             assert (await running.control.EvictAdapter(pb.EvictAdapterRequest(revision_id=a))).evicted
-            told = [(await states.read()).residency for _ in range(2)]
-            assert [list(each.evicted) + list(each.not_in_memory_only) for each in told] == [[a], [a]]
+            deltas = [(await states.read()).residency for _ in range(2)]
+            assert [list(each.evicted) + list(each.not_in_memory_only) for each in deltas] == [[a], [a]]
             async with refused(grpc.StatusCode.FAILED_PRECONDITION, "does not have") as metadata:
                 await running.control.PinAdapter(pb.PinAdapterRequest(revision_id=a, pinned=True, memory_only=True))
             assert metadata[ERROR_CODE_KEY] == "adapter_revision_not_stored"
@@ -277,7 +277,7 @@ def test_an_adapter_that_no_store_has_is_sent(stored: StoredAdapters, tmp_path: 
     asyncio.run(scenario())
 
 
-def test_what_is_sent_wrongly_leaves_nothing(stored: StoredAdapters, tmp_path: Path):
+def test_an_invalid_push_leaves_nothing(stored: StoredAdapters, tmp_path: Path):
     async def scenario() -> None:
         a, b, c = stored.ids[:3]
         async with running_agent(stored, tmp_path) as running:
@@ -333,7 +333,7 @@ def test_what_is_sent_wrongly_leaves_nothing(stored: StoredAdapters, tmp_path: P
     asyncio.run(scenario())
 
 
-def test_a_prefill_worker_refuses_adapters_that_act_everywhere(stored: StoredAdapters, tmp_path: Path):
+def test_a_prefill_worker_refuses_adapters_for_all_positions(stored: StoredAdapters, tmp_path: Path):
     everywhere = stored.add(reft_directory(stored.base, tmp_path / "everywhere", "all"))
 
     async def scenario() -> None:
@@ -350,8 +350,8 @@ def test_a_prefill_worker_refuses_adapters_that_act_everywhere(stored: StoredAda
 
 
 def test_an_agent_starts_without_its_store(stored: StoredAdapters, tmp_path: Path):
-    """It has no adapters then, and no other trouble; the store is opened when it can be."""
-    stored.go_away()
+    """The store is opened once it can be; until then only loads fail."""
+    stored.move_away()
     stored.folder.write_text("no folder")
 
     async def scenario() -> None:
@@ -359,7 +359,7 @@ def test_an_agent_starts_without_its_store(stored: StoredAdapters, tmp_path: Pat
             async with refused(grpc.StatusCode.UNAVAILABLE):
                 await running.ensure(stored.ids[0], deadline_s=0.3)
             stored.folder.unlink()
-            stored.come_back()
+            stored.move_back()
             await running.ensure(stored.ids[0])
 
     asyncio.run(scenario())
@@ -394,7 +394,7 @@ def test_prewarms_come_after_requests(stored: StoredAdapters, tmp_path: Path):
     asyncio.run(scenario())
 
 
-def test_a_folder_that_cannot_be_used_is_told_at_the_start(stored: StoredAdapters, tmp_path: Path):
+def test_an_unusable_disk_directory_is_reported_at_start(stored: StoredAdapters, tmp_path: Path):
     (tmp_path / "file").write_text("no folder")
 
     async def scenario() -> None:
@@ -406,7 +406,7 @@ def test_a_folder_that_cannot_be_used_is_told_at_the_start(stored: StoredAdapter
 
 
 def test_the_whole_agent_starts_serves_and_stops(stored: StoredAdapters, tmp_path: Path, monkeypatch):
-    """All of `WorkerAgent.run` but the engine's process; after it nothing of it is left in shared memory."""
+    """All of `WorkerAgent.run` but the engine's process. It leaves nothing in shared memory."""
     incarnations = itertools.count()
 
     class SupervisorStandIn:
@@ -436,9 +436,7 @@ def test_the_whole_agent_starts_serves_and_stops(stored: StoredAdapters, tmp_pat
     asyncio.run(scenario())
 
 
-def test_an_agent_whose_own_task_fails_does_not_wait_for_the_others_for_ever(
-    stored: StoredAdapters, tmp_path: Path, monkeypatch
-):
+def test_an_agent_whose_task_fails_does_not_wait_forever(stored: StoredAdapters, tmp_path: Path, monkeypatch):
     exits: list[int] = []
 
     class SupervisorStandIn:

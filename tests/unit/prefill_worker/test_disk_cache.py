@@ -95,7 +95,7 @@ def test_the_disk_tier_alone(stored: StoredAdapters, tmp_path: Path):
     asyncio.run(scenario())
 
 
-def test_the_disk_is_written_when_no_load_is_under_way_or_after_a_while(stored: StoredAdapters, tmp_path: Path):
+def test_write_behind_waits_for_loads_with_a_bound(stored: StoredAdapters, tmp_path: Path):
     async def scenario() -> None:
         a, b = stored.ids[:2]
         async with running_worker(stored, tmp_path) as worker:
@@ -104,7 +104,7 @@ def test_the_disk_is_written_when_no_load_is_under_way_or_after_a_while(stored: 
             await eventually(lambda: worker.engine.calls)
             loads.append(asyncio.create_task(worker.residency.ensure(b, Tier.HOST, 5)))
             await eventually(lambda: len(worker.engine.calls) == 2)
-            worker.residency._is_resident(a)
+            worker.residency._on_resident(a)
             await asyncio.sleep(0.2)
             assert worker.hub.on_disk == set()
             await worker.on_disk(a)  # b is still being loaded
@@ -129,7 +129,7 @@ def test_without_a_disk_tier(stored: StoredAdapters, tmp_path: Path):
 
 
 def test_a_real_full_disk(stored: StoredAdapters, tmp_path: Path, small_disk: Path):
-    """It is smaller than its budget: old ones go; where none is left to go, adapters load without it."""
+    """It is smaller than its budget: old files are evicted, and adapters load without it if none can be."""
 
     async def scenario() -> None:
         a, b, c = stored.ids[:3]
@@ -155,7 +155,7 @@ def test_a_real_full_disk(stored: StoredAdapters, tmp_path: Path, small_disk: Pa
     asyncio.run(scenario())
 
 
-def test_a_sound_file_on_disk_outlives_trouble_in_host_memory(stored: StoredAdapters, tmp_path: Path):
+def test_an_intact_file_survives_failures_in_host_memory(stored: StoredAdapters, tmp_path: Path):
     async def scenario() -> None:
         a = stored.ids[0]
         async with running_worker(stored, tmp_path) as worker:
@@ -181,8 +181,8 @@ def test_a_sound_file_on_disk_outlives_trouble_in_host_memory(stored: StoredAdap
     asyncio.run(scenario())
 
 
-def test_a_disk_that_does_not_delete(stored: StoredAdapters, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Its files stay usable and keep their place in the budget; adapters load, and the agent lives."""
+def test_a_disk_that_cannot_delete(stored: StoredAdapters, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Its files stay usable and count against the budget; adapters still load."""
     unlink = Path.unlink
 
     def refuse(path: Path, missing_ok: bool = False) -> None:

@@ -13,7 +13,7 @@ from engine.client import EngineClient
 from engine.errors import EngineRefused, EngineUnreachable
 
 
-def test_twice_is_as_good_as_once(stored: StoredAdapters, tmp_path: Path):
+def test_loads_and_unloads_are_idempotent(stored: StoredAdapters, tmp_path: Path):
     revision_id = stored.ids[0]
     (tmp_path / "adapter").mkdir()
     (tmp_path / "adapter" / "adapter_config.json").write_text("{}")
@@ -43,8 +43,8 @@ def test_twice_is_as_good_as_once(stored: StoredAdapters, tmp_path: Path):
     asyncio.run(scenario())
 
 
-def test_a_connection_is_given_up_before_the_engine_closes_it():
-    """Which it does after 5 s: a load that is sent meanwhile would look like the engine's death."""
+def test_idle_connections_are_closed_before_the_engine_closes_them():
+    """The engine does so after 5 s. A load sent at that moment would look like the engine's death."""
 
     async def scenario() -> None:
         async with engine_stand_in() as engine:

@@ -19,7 +19,7 @@ from prefill_worker.residency.errors import (
 )
 
 
-def test_an_engine_load_that_was_given_up_is_undone_on_eviction(stored: StoredAdapters, tmp_path: Path):
+def test_an_abandoned_engine_load_is_unloaded_on_eviction(stored: StoredAdapters, tmp_path: Path):
     async def scenario() -> None:
         async with running_worker(stored, tmp_path, host=1) as worker:
             first, second = stored.ids[:2]
@@ -35,25 +35,25 @@ def test_an_engine_load_that_was_given_up_is_undone_on_eviction(stored: StoredAd
     asyncio.run(scenario())
 
 
-def test_what_the_engine_lost_by_itself_is_loaded_again_when_a_router_says_so(stored: StoredAdapters, tmp_path: Path):
+def test_an_adapter_that_the_engine_lost_is_reloaded_once_reported(stored: StoredAdapters, tmp_path: Path):
     async def scenario() -> None:
         a = stored.ids[0]
         async with running_worker(stored, tmp_path) as worker:
             await worker.residency.ensure(a, Tier.HOST, 5)
             worker.engine.held.clear()
             assert (await worker.residency.ensure(a, Tier.HOST, 5)).load_s == 0
-            assert set(worker.engine.held) == set()  # nobody here can know
+            assert set(worker.engine.held) == set()  # which the worker cannot know
             assert (await worker.residency.ensure(a, Tier.HOST, 5, not_in_engine=True)).load_s > 0
             assert set(worker.engine.held) == worker.hub.resident == {a}
             assert worker.reads == [a]
-            await worker.residency.ensure(a, Tier.HOST, 5, not_in_engine=True)  # it has it: no harm
+            await worker.residency.ensure(a, Tier.HOST, 5, not_in_engine=True)  # harmless if the engine does hold it
             assert set(worker.engine.held) == worker.hub.resident == {a}
             await worker.residency.ensure(stored.ids[1], Tier.HOST, 5, not_in_engine=True)
 
     asyncio.run(scenario())
 
 
-def test_a_new_engine_gets_what_was_in_memory_without_another_fetch(stored: StoredAdapters, tmp_path: Path):
+def test_a_new_engine_loads_from_memory_without_a_fetch(stored: StoredAdapters, tmp_path: Path):
     async def scenario() -> None:
         pinned, used = stored.ids[:2]
         async with running_worker(stored, tmp_path) as worker:
@@ -74,7 +74,7 @@ def test_a_new_engine_gets_what_was_in_memory_without_another_fetch(stored: Stor
     asyncio.run(scenario())
 
 
-def test_pins_are_tried_again_until_the_engine_takes_them(stored: StoredAdapters, tmp_path: Path, monkeypatch):
+def test_pinned_adapters_are_retried_until_the_engine_loads_them(stored: StoredAdapters, tmp_path: Path, monkeypatch):
     from prefill_worker.residency import residency
 
     monkeypatch.setattr(residency, "_PIN_RETRY_S", 0.05)
@@ -84,7 +84,7 @@ def test_pins_are_tried_again_until_the_engine_takes_them(stored: StoredAdapters
         async with running_worker(stored, tmp_path) as worker:
             await worker.residency.pin(pinned, 5)
             await worker.engine_ends()
-            worker.residency.engine_up()  # it says so, but it is not there yet
+            worker.residency.engine_up()  # reported before it answers
             await asyncio.sleep(0.2)
             await worker.engine.start()
             await eventually(lambda: worker.hub.resident == {pinned})
@@ -92,7 +92,7 @@ def test_pins_are_tried_again_until_the_engine_takes_them(stored: StoredAdapters
     asyncio.run(scenario())
 
 
-def test_an_engine_that_ends_while_it_loads(stored: StoredAdapters, tmp_path: Path):
+def test_an_engine_that_ends_during_a_load(stored: StoredAdapters, tmp_path: Path):
     async def scenario() -> None:
         a = stored.ids[0]
         async with running_worker(stored, tmp_path) as worker:
@@ -100,7 +100,7 @@ def test_an_engine_that_ends_while_it_loads(stored: StoredAdapters, tmp_path: Pa
             waiting = asyncio.create_task(worker.residency.ensure(a, Tier.HOST, 5))
             await eventually(lambda: worker.engine.calls)
             worker.residency.engine_gone()
-            worker.engine.may_answer.set()  # its last word, too late
+            worker.engine.may_answer.set()  # its answer comes too late
             with pytest.raises(EngineUnreachable, match="ended while"):
                 await waiting
             assert worker.hub.resident == set()
@@ -111,7 +111,7 @@ def test_an_engine_that_ends_while_it_loads(stored: StoredAdapters, tmp_path: Pa
     asyncio.run(scenario())
 
 
-def test_what_the_engine_refuses_is_told_and_leaves_memory(stored: StoredAdapters, tmp_path: Path):
+def test_an_adapter_refused_by_the_engine_leaves_memory(stored: StoredAdapters, tmp_path: Path):
     async def scenario() -> None:
         a, b = stored.ids[:2]
         async with running_worker(stored, tmp_path) as worker:

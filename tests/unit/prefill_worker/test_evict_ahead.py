@@ -1,4 +1,4 @@
-"""Room that is made before anybody waits for it: those that do not fit come faster, those that fit are left alone."""
+"""Eviction ahead of demand: loads that do not fit find room free, and a working set that fits stays."""
 
 import asyncio
 import random
@@ -76,7 +76,7 @@ class TestOfOneSize:
 
     @pytest.mark.parametrize(("count", "loads", "waits"), [(33, 1.45, 0.6), (40, 1.25, 0.25), (64, 1.1, 0.05)])
     def test_a_few_too_many(self, count, loads, waits):
-        """At random. The fewer they are, the more of those that went ahead come back, and the fewer go."""
+        """Uniform requests. The closer the set is to fitting, the fewer are evicted ahead."""
         asked = random.Random(1).choices(names(count), k=20_000)
         with_ahead, without = Memory(32), Memory(32, is_ahead=False)
         assert with_ahead.loads_of(asked) < loads * without.loads_of(asked)
@@ -96,7 +96,7 @@ class TestOfOneSize:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_of_many_sizes(seed):
-    """What fits is left alone in the end."""
+    """A working set that fits ends up resident."""
     chance = random.Random(seed)
     memory = Memory(100)
     sizes = {name: chance.randint(1, 12) for name in names(60)}
@@ -118,11 +118,11 @@ def test_of_many_sizes(seed):
 
 @asynccontextmanager
 async def full_worker(stored: StoredAdapters, tmp_path: Path, num_pinned: int = 0) -> AsyncIterator[Worker]:
-    """One whose memory holds eight of the twelve adapters, 4 to 11, and which has just let one go ahead: number 3."""
+    """A worker with room for eight adapters that has evicted number 3 ahead and holds 4 to 10."""
     async with running_worker(stored, tmp_path, host=8 + num_pinned) as worker:
         for number in range(11):
             await worker.residency.ensure(stored.ids[number], Tier.HOST, 5)
-            await worker.on_disk(stored.ids[number])  # until then it is held
+            await worker.on_disk(stored.ids[number])  # held until then
         assert worker.hub.resident == set(stored.ids[4:11])
         yield worker
 
@@ -142,7 +142,7 @@ def test_a_load_does_not_wait_for_an_eviction(stored: StoredAdapters, tmp_path: 
     asyncio.run(scenario())
 
 
-def test_one_that_was_evicted_ahead_comes_back_to_stay(stored: StoredAdapters, tmp_path: Path):
+def test_one_evicted_ahead_and_requested_again_stays(stored: StoredAdapters, tmp_path: Path):
     async def scenario() -> None:
         async with full_worker(stored, tmp_path) as worker:
             worker.engine.calls.clear()
@@ -154,7 +154,7 @@ def test_one_that_was_evicted_ahead_comes_back_to_stay(stored: StoredAdapters, t
     asyncio.run(scenario())
 
 
-def test_one_that_is_asked_for_while_it_goes_is_not_remembered(stored: StoredAdapters, tmp_path: Path):
+def test_one_requested_during_its_eviction_is_no_ghost(stored: StoredAdapters, tmp_path: Path):
     async def scenario() -> None:
         async with full_worker(stored, tmp_path) as worker:
             worker.engine.may_answer.clear()
@@ -172,7 +172,7 @@ def test_one_that_is_asked_for_while_it_goes_is_not_remembered(stored: StoredAda
     asyncio.run(scenario())
 
 
-def test_pinned_ones_are_no_room_to_evict(stored: StoredAdapters, tmp_path: Path):
+def test_pinned_bytes_do_not_count_as_evictable(stored: StoredAdapters, tmp_path: Path):
     async def scenario() -> None:
         async with running_worker(stored, tmp_path, host=9) as worker:
             for each in stored.ids[:2]:
@@ -186,7 +186,7 @@ def test_pinned_ones_are_no_room_to_evict(stored: StoredAdapters, tmp_path: Path
     asyncio.run(scenario())
 
 
-def test_a_large_one_does_not_go_for_what_small_ones_may_need(stored: StoredAdapters, tmp_path: Path):
+def test_a_large_adapter_is_not_evicted_ahead_for_small_ones(stored: StoredAdapters, tmp_path: Path):
     async def scenario() -> None:
         large = stored.add(write_random_lora(tmp_path / "large", stored.base, 1, rank=16))
         async with running_worker(stored, tmp_path, host=10) as worker:
@@ -225,6 +225,6 @@ def test_a_worker_stops_while_it_evicts_ahead(stored: StoredAdapters, tmp_path: 
             assert stored.ids[4] not in worker.hub.resident
             worker.residency._host._evict_ahead(1)
             assert worker.residency._host._ahead_task.done()
-        # `running_worker` has seen that nothing is left
+        # `running_worker` checks that nothing is left
 
     asyncio.run(scenario())

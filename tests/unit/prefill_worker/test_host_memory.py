@@ -48,7 +48,7 @@ def test_least_recently_used_ones_make_room(stored: StoredAdapters, tmp_path: Pa
     asyncio.run(scenario())
 
 
-def test_one_that_requests_use_stays_and_another_one_goes(stored: StoredAdapters, tmp_path: Path):
+def test_an_adapter_in_use_is_not_evicted(stored: StoredAdapters, tmp_path: Path):
     async def scenario() -> None:
         a, b, c = stored.ids[:3]
         async with running_worker(stored, tmp_path, host=2) as worker:
@@ -77,7 +77,7 @@ def test_one_that_requests_use_stays_and_another_one_goes(stored: StoredAdapters
     asyncio.run(scenario())
 
 
-def test_a_lease_keeps_it(stored: StoredAdapters, tmp_path: Path):
+def test_a_leased_adapter_is_not_evicted(stored: StoredAdapters, tmp_path: Path):
     async def scenario() -> None:
         a, b = stored.ids[:2]
         async with running_worker(stored, tmp_path, host=1, lease_s=0.6) as worker:
@@ -95,7 +95,7 @@ def test_a_lease_keeps_it(stored: StoredAdapters, tmp_path: Path):
     asyncio.run(scenario())
 
 
-def test_one_that_is_being_evicted_is_loaded_again(stored: StoredAdapters, tmp_path: Path):
+def test_a_load_during_its_eviction(stored: StoredAdapters, tmp_path: Path):
     async def scenario() -> None:
         a = stored.ids[0]
         async with running_worker(stored, tmp_path) as worker:
@@ -159,8 +159,8 @@ def test_evict(stored: StoredAdapters, tmp_path: Path):
     asyncio.run(scenario())
 
 
-def test_a_folder_that_somebody_has_removed(stored: StoredAdapters, tmp_path: Path):
-    """It is evicted all the same, and loaded again; the engine's mapping of it outlives it."""
+def test_a_folder_removed_by_others(stored: StoredAdapters, tmp_path: Path):
+    """It can be evicted and reloaded; the engine's mapping stays valid."""
 
     async def scenario() -> None:
         a, b = stored.ids[:2]
@@ -181,14 +181,14 @@ def test_a_folder_that_somebody_has_removed(stored: StoredAdapters, tmp_path: Pa
             await worker.engine_ends()
             shutil.rmtree(worker.folders()[0])
             await worker.engine.start()
-            with pytest.raises(EngineError):  # which is no word against the adapter
+            with pytest.raises(EngineError):  # the adapter itself is not refused
                 await worker.residency.ensure(a, Tier.HOST, 5)
             await worker.residency.ensure(a, Tier.HOST, 5)
 
     asyncio.run(scenario())
 
 
-def test_an_eviction_that_fails_in_an_unknown_way_is_over(stored: StoredAdapters, tmp_path: Path):
+def test_an_eviction_that_fails_unexpectedly_ends(stored: StoredAdapters, tmp_path: Path):
     async def scenario() -> None:
         a = stored.ids[0]
         async with running_worker(stored, tmp_path) as worker:
@@ -202,7 +202,7 @@ def test_an_eviction_that_fails_in_an_unknown_way_is_over(stored: StoredAdapters
             with pytest.raises(KeyError):
                 await worker.residency.evict(a, from_disk=False)
             worker.residency._host._unload = works
-            assert worker.hub.resident == set()  # nobody knows
+            assert worker.hub.resident == set()  # unknown, so not resident
             await worker.residency.ensure(a, Tier.HOST, 5)
             assert worker.hub.resident == {a}
             worker.engine.held[a].check_digest()
@@ -221,7 +221,7 @@ def test_larger_than_all_of_host_memory(stored: StoredAdapters, tmp_path: Path):
 
 
 def test_shared_memory_with_less_room_than_the_budget(stored: StoredAdapters, tmp_path: Path):
-    """The real thing is smaller than was configured: a clear error, and recovery by itself. Here a limit plays it."""
+    """A clear error, and recovery without help. A file size limit simulates it."""
 
     async def scenario() -> None:
         a, b = stored.ids[:2]
@@ -244,7 +244,7 @@ def test_shared_memory_with_less_room_than_the_budget(stored: StoredAdapters, tm
 def test_shared_memory_that_is_really_smaller_than_the_budget(
     stored: StoredAdapters, tmp_path: Path, small_disk: Path, caplog: pytest.LogCaptureFixture
 ):
-    """What was used least recently makes room, as if the budget was smaller."""
+    """The least recently used adapters are evicted, as if the budget was smaller."""
 
     async def scenario() -> None:
         async with running_worker(stored, tmp_path, shared_memory=small_disk) as worker:
@@ -265,7 +265,7 @@ def test_nothing_stays_mapped(stored: StoredAdapters, tmp_path: Path):
             await worker.residency.ensure(stored.ids[0], Tier.HOST, 5)
             with pytest.raises(AdapterIncompatible):
                 await worker.residency.ensure(wide, Tier.HOST, 5)
-            gc.collect()  # the refusal's frames knew the file
+            gc.collect()  # the refusal's frames refer to the file
             assert worker.num_mappings() == 1  # the stand-in's
             await worker.on_disk(stored.ids[0])
             await worker.residency.evict(stored.ids[0], from_disk=False)
@@ -274,8 +274,8 @@ def test_nothing_stays_mapped(stored: StoredAdapters, tmp_path: Path):
     asyncio.run(scenario())
 
 
-def test_wanted_by_the_engine_after_all_while_it_is_evicted(stored: StoredAdapters, tmp_path: Path):
-    """A load for the disk that becomes one for the engine meets an eviction half way."""
+def test_a_goal_that_rises_during_an_eviction(stored: StoredAdapters, tmp_path: Path):
+    """A load for the disk cache whose goal rises to the engine finds its adapter being evicted."""
 
     async def scenario() -> None:
         a = stored.ids[0]

@@ -1,4 +1,4 @@
-"""Loads as scheduled work, in virtual time."""
+"""The load queue, in virtual time."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from prefill_worker.residency.loading.load_queue import Backoff, Load, LoadQueue
 
 
 class Loader:
-    """Loads for `load_s` seconds; what it does then, `outcomes` may say."""
+    """Takes `load_s`, then raises the key's entry in `outcomes`, if any."""
 
     def __init__(self, load_s: float = 1.0) -> None:
         self.load_s = load_s
@@ -54,7 +54,7 @@ def run(scenario: Callable[[LoadQueue, Loader], Awaitable[None]], parallel: int 
     async def whole() -> None:
         queue = LoadQueue(loader, parallel=parallel, queued=queued, seed=1)
         await scenario(queue, loader)
-        await asyncio.sleep(0.001)  # what was given up ends
+        await asyncio.sleep(0.001)  # abandoned loads end
         assert (queue.num_running, queue.num_queued, queue.num_waiters, queue.keys) == (0, 0, 0, [])
         await queue.aclose()
         assert len(asyncio.all_tasks()) == 1
@@ -71,7 +71,7 @@ def test_one_load_for_all_who_wait():
     assert run(scenario).started == ["a"]
 
 
-def test_so_many_at_once_and_in_the_order_of_arrival():
+def test_bounded_concurrency_in_order_of_arrival():
     async def scenario(queue: LoadQueue, _: Loader) -> None:
         await asyncio.gather(*(queue.wait(key, 5) for key in "abcdef"))
         assert now() == 3.0
@@ -81,21 +81,21 @@ def test_so_many_at_once_and_in_the_order_of_arrival():
     assert loader.most_running == 2
 
 
-def test_a_full_queue_says_when_to_come_again():
+def test_a_full_queue_answers_with_retry_after():
     async def scenario(queue: LoadQueue, loader: Loader) -> None:
         loader.load_s = 4.0
         waiting = [asyncio.create_task(queue.wait(key, 50)) for key in "abcdef"]
         await asyncio.sleep(0.1)
         with pytest.raises(LoadQueueFull, match=r"6 adapters are being loaded .* try again in 3\.0 s") as first:
             await queue.wait("g", 5)
-        assert first.value.retry_after_s == 3.0  # of the first guess
-        joined = asyncio.create_task(queue.wait("f", 50))  # no load of its own
+        assert first.value.retry_after_s == 3.0  # from the initial mean
+        joined = asyncio.create_task(queue.wait("f", 50))  # shares the load
         await asyncio.gather(*waiting, joined)
         waiting = [asyncio.create_task(queue.wait(key, 50)) for key in "abcdef"]
         await asyncio.sleep(0.1)
         with pytest.raises(LoadQueueFull) as second:
             await queue.wait("g", 5)
-        assert 3.0 < second.value.retry_after_s <= 12.0  # they took longer than was thought
+        assert 3.0 < second.value.retry_after_s <= 12.0  # loads took longer than the initial mean
         await asyncio.gather(*waiting)
 
     assert "g" not in run(scenario).started
@@ -112,7 +112,7 @@ def test_requests_come_before_prewarms():
     assert run(scenario, parallel=1).started == ["running", "both", "request", "warm1", "warm2"]
 
 
-def test_a_request_takes_the_place_of_the_latest_prewarm():
+def test_a_request_displaces_the_latest_prewarm():
     async def scenario(queue: LoadQueue, _: Loader) -> None:
         prewarms = [asyncio.create_task(queue.wait(key, 9, is_prewarm=True)) for key in ("w1", "w2", "w3")]
         await asyncio.sleep(0)
@@ -169,7 +169,7 @@ def test_deadlines():
     assert run(scenario).ended == [("a", "ok"), ("b", "cancelled")]
 
 
-def test_who_comes_while_a_load_is_given_up_gets_another():
+def test_a_waiter_that_arrives_while_a_load_is_abandoned_gets_a_new_one():
     async def scenario(queue: LoadQueue, loader: Loader) -> None:
         async def slow_to_end(load: Load) -> None:
             try:
@@ -190,14 +190,14 @@ def test_who_comes_while_a_load_is_given_up_gets_another():
     assert run(scenario).started == ["a", "a"]
 
 
-def test_what_passes_is_tried_again_until_the_deadlines():
+def test_transient_errors_are_retried_until_the_deadlines():
     async def scenario(queue: LoadQueue, loader: Loader) -> None:
         loader.load_s = 0.1
         loader.outcomes["a"] = StoreUnavailable("away")
         short, long, longer = (asyncio.create_task(queue.wait("a", s)) for s in (0.15, 3, 20))
         with pytest.raises(StoreUnavailable, match="away"):
             await short
-        assert now() == 0.1  # its deadline did not allow for another attempt
+        assert now() == 0.1  # its deadline did not permit a retry
         with pytest.raises(StoreUnavailable, match="away"):
             await long
         assert 1 < now() <= 3
@@ -209,7 +209,7 @@ def test_what_passes_is_tried_again_until_the_deadlines():
     assert 4 <= len(loader.started) <= 8
 
 
-def test_between_attempts_others_run():
+def test_other_loads_run_during_a_retry_pause():
     async def scenario(queue: LoadQueue, loader: Loader) -> None:
         loader.outcomes["a"] = StoreUnavailable("away")
         failing = asyncio.create_task(queue.wait("a", 60))
@@ -221,7 +221,7 @@ def test_between_attempts_others_run():
     run(scenario, parallel=1)
 
 
-def test_what_does_not_pass_is_told_at_once_to_each():
+def test_a_permanent_error_reaches_every_waiter_at_once():
     async def scenario(queue: LoadQueue, loader: Loader) -> None:
         loader.outcomes["a"] = AdapterMalformed("odd")
         errors = await asyncio.gather(*(queue.wait("a", 5) for _ in range(3)), return_exceptions=True)
@@ -271,7 +271,7 @@ def test_closing_ends_everything():
     assert run(scenario, parallel=1).ended == [("a", "cancelled")]
 
 
-def test_pauses_grow_to_a_bound_and_are_never_the_same_for_all():
+def test_retry_pauses_double_up_to_a_bound_with_jitter():
     chance = random.Random(5)
     pauses = [Backoff(0.1, 2.0).pause_s(attempt, chance) for attempt in (1, 2, 3, 4, 5, 6, 50, 10_000)]
     for pause, whole in zip(pauses, (0.1, 0.2, 0.4, 0.8, 1.6, 2.0, 2.0, 2.0), strict=True):
@@ -281,7 +281,7 @@ def test_pauses_grow_to_a_bound_and_are_never_the_same_for_all():
 
 @pytest.mark.parametrize("seed", range(60))
 def test_random_requests_keep_the_bounds(seed: int):
-    """Whatever comes: one load per key, so many at once and in all, everyone gets an answer within the deadline."""
+    """One load per key, bounded concurrency and queue, and an answer to every waiter within its deadline."""
     chance = random.Random(seed)
     parallel, queued = chance.randint(1, 4), chance.randint(1, 6)
     answers: Counter[str] = Counter()

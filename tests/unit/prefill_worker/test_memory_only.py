@@ -1,4 +1,4 @@
-"""Adapters that no store has: a router sends them, and the worker keeps them in memory only."""
+"""Pushed adapters that no store has: the worker keeps them in memory only."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ CHUNK_BYTES = 1000
 
 
 def unstored(stored: StoredAdapters, revision_id: str) -> tuple[Envelope, bytes]:
-    """A revision that the store has no longer: what a router says of it, and its packed file."""
+    """A revision removed from the store: its announcement and its packed file."""
     stored.object_of(revision_id).unlink()
     return announced(revision_id, stored.packed[revision_id])
 
@@ -47,7 +47,7 @@ def announced(revision_id: str, path: Path) -> tuple[Envelope, bytes]:
 
 
 async def sent(content: bytes, gate: asyncio.Event | None = None) -> AsyncIterator[bytes]:
-    """The content in chunks; the second half of it when the gate opens."""
+    """The content in chunks, the second half once the gate opens."""
     for begin in range(0, len(content), CHUNK_BYTES):
         if gate is not None and begin >= len(content) // 2:
             await gate.wait()
@@ -82,7 +82,7 @@ def test_it_is_resident_and_pinned_and_on_no_disk(stored: StoredAdapters, tmp_pa
             assert worker.hub.resident == worker.hub.in_memory_only == {a}
             again = await worker.residency.put(envelope, nothing(), 5)
             assert (again.load_s, again.was_pinned) == (0, True)
-            for other in others[:4]:  # which must make room for each other
+            for other in others[:4]:  # which evict each other
                 await worker.residency.ensure(other, Tier.HOST, 5)
             await worker.on_disk(*others[:4])
             assert a in worker.hub.resident
@@ -114,7 +114,7 @@ def test_a_new_engine_gets_it_from_memory(stored: StoredAdapters, tmp_path: Path
     asyncio.run(scenario())
 
 
-def test_unpinned_it_goes_when_room_is_wanted_and_does_not_come_back(stored: StoredAdapters, tmp_path: Path):
+def test_once_unpinned_and_evicted_it_is_lost(stored: StoredAdapters, tmp_path: Path):
     async def scenario() -> None:
         a, b, c = stored.ids[:3]
         envelope, content = unstored(stored, a)
@@ -139,7 +139,7 @@ def test_unpinned_it_goes_when_room_is_wanted_and_does_not_come_back(stored: Sto
     asyncio.run(scenario())
 
 
-def test_operators_pins_are_their_own(stored: StoredAdapters, tmp_path: Path):
+def test_pins_of_operators_and_pushes_are_independent(stored: StoredAdapters, tmp_path: Path):
     async def scenario() -> None:
         a = stored.ids[0]
         envelope, content = unstored(stored, a)
@@ -149,7 +149,7 @@ def test_operators_pins_are_their_own(stored: StoredAdapters, tmp_path: Path):
             worker.residency.unpin(a, memory_only=True)
             assert set(worker.residency._host.pins) == {a}
             await worker.residency.pin(a, 5, memory_only=True)
-            worker.residency.unpin(a)  # an operator's word is for both
+            worker.residency.unpin(a)  # an operator releases both
             assert worker.residency._host.pins == {}
             await worker.residency.pin(a, 5, memory_only=True)
             assert (await worker.residency.put(envelope, nothing(), 5)).was_pinned
@@ -163,7 +163,7 @@ def test_operators_pins_are_their_own(stored: StoredAdapters, tmp_path: Path):
 
 
 def test_a_push_that_fails_leaves_an_operators_pin(stored: StoredAdapters, tmp_path: Path):
-    """Also one that was made while the push was under way."""
+    """Also one that is made during the push."""
 
     async def scenario() -> None:
         a = stored.ids[0]
@@ -210,7 +210,7 @@ def test_a_push_that_succeeds_outlives_a_pin_that_fails(stored: StoredAdapters, 
     asyncio.run(scenario())
 
 
-def test_what_is_not_what_was_announced_leaves_nothing(stored: StoredAdapters, tmp_path: Path):
+def test_content_that_was_not_announced_leaves_nothing(stored: StoredAdapters, tmp_path: Path):
     extra, base = tmp_path / "packed", stored.base
     everywhere = announced(*pack(base, reft_directory(base, tmp_path / "everywhere", "all"), extra))
     other_dtype = announced(*pack(base, write_random_lora(tmp_path / "half", base, 99, rank=8), extra, "bfloat16"))
@@ -244,7 +244,7 @@ def test_what_is_not_what_was_announced_leaves_nothing(stored: StoredAdapters, t
     asyncio.run(scenario())
 
 
-def test_a_sender_that_leaves_leaves_nothing(stored: StoredAdapters, tmp_path: Path):
+def test_a_cancelled_push_leaves_nothing(stored: StoredAdapters, tmp_path: Path):
     async def scenario() -> None:
         a = stored.ids[0]
         envelope, content = unstored(stored, a)
@@ -260,7 +260,7 @@ def test_a_sender_that_leaves_leaves_nothing(stored: StoredAdapters, tmp_path: P
             with pytest.raises(TimeoutError):
                 await worker.residency.put(envelope, sent(content, gate), 0.2)
             assert is_empty(worker)
-            # While the engine loads it, it is whole, and stays as any load that was given up: until room is wanted.
+            # Cancelled during the engine's load, the complete adapter stays in memory until it is evicted.
             worker.engine.may_answer.clear()
             putting = asyncio.create_task(worker.residency.put(envelope, sent(content), 5))
             await eventually(lambda: worker.engine.num_loading == 1)
@@ -338,7 +338,7 @@ def test_a_revision_is_received_or_loaded_but_not_both_at_once(stored: StoredAda
     asyncio.run(scenario())
 
 
-def test_a_load_waits_for_a_sender_that_fails_and_goes_its_own_way(stored: StoredAdapters, tmp_path: Path):
+def test_a_load_waits_for_a_push_that_fails_then_reads_the_store(stored: StoredAdapters, tmp_path: Path):
     async def scenario() -> None:
         a = stored.ids[0]
         envelope, content = announced(a, stored.packed[a])
@@ -358,7 +358,7 @@ def test_a_load_waits_for_a_sender_that_fails_and_goes_its_own_way(stored: Store
     asyncio.run(scenario())
 
 
-def test_a_disk_gets_it_from_the_store_alone(stored: StoredAdapters, tmp_path: Path):
+def test_only_the_store_fills_the_disk_cache(stored: StoredAdapters, tmp_path: Path):
     async def scenario() -> None:
         a = stored.ids[0]
         envelope, content = unstored(stored, a)
@@ -377,7 +377,7 @@ def test_a_disk_gets_it_from_the_store_alone(stored: StoredAdapters, tmp_path: P
 
 
 @pytest.mark.parametrize("how", ["refused", "removed"])
-def test_one_that_is_lost_is_not_tried_for_ever(stored: StoredAdapters, tmp_path: Path, monkeypatch, how: str):
+def test_a_lost_revision_is_not_retried_forever(stored: StoredAdapters, tmp_path: Path, monkeypatch, how: str):
     monkeypatch.setattr(residency, "_PIN_RETRY_S", 0.05)
 
     async def scenario() -> None:
@@ -404,7 +404,7 @@ def test_one_that_is_lost_is_not_tried_for_ever(stored: StoredAdapters, tmp_path
     asyncio.run(scenario())
 
 
-def test_what_the_engine_refuses_is_not_kept(stored: StoredAdapters, tmp_path: Path):
+def test_a_push_refused_by_the_engine_leaves_nothing(stored: StoredAdapters, tmp_path: Path):
     async def scenario() -> None:
         a = stored.ids[0]
         envelope, content = unstored(stored, a)

@@ -31,7 +31,7 @@ def test_pinned_ones_stay(stored: StoredAdapters, tmp_path: Path):
         a, b, c, d = stored.ids[:4]
         async with running_worker(stored, tmp_path, host=3) as worker:
             await worker.residency.pin(a, 5)
-            await worker.residency.pin(a, 5)  # again is nothing new
+            await worker.residency.pin(a, 5)  # idempotent
             for each in (b, c, d, b, c, d):
                 await worker.residency.ensure(each, Tier.HOST, 5)
                 assert a in worker.hub.resident
@@ -61,10 +61,8 @@ def test_pinned_ones_stay(stored: StoredAdapters, tmp_path: Path):
 
 
 @pytest.mark.parametrize("deadline_s", [0.1, 0.3])
-def test_a_pin_that_ends_well_is_kept_whatever_became_of_others(
-    stored: StoredAdapters, tmp_path: Path, deadline_s: float
-):
-    """Of two calls for a new revision one has the earlier deadline, and takes back what it has done."""
+def test_a_pin_outlives_an_overlapping_one_that_fails(stored: StoredAdapters, tmp_path: Path, deadline_s: float):
+    """Of two calls for a new revision the one with the earlier deadline fails."""
 
     async def scenario() -> None:
         a, b = stored.ids[:2]
@@ -98,7 +96,7 @@ def test_a_pin_that_ends_well_is_kept_whatever_became_of_others(
 
 @pytest.mark.parametrize("is_unpinned", [True, False])
 def test_a_pin_holds_while_an_overlapping_one_fails(stored: StoredAdapters, tmp_path: Path, is_unpinned: bool):
-    """And while the operator's pin from before is released."""
+    """Also while the earlier pin of an operator is released."""
 
     async def scenario() -> None:
         a, b = stored.ids[:2]

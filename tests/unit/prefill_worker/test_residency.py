@@ -102,7 +102,7 @@ def test_different_adapters_load_at_once_up_to_a_bound(stored: StoredAdapters, t
 
 
 def test_a_load_that_nobody_waits_for_leaves_nothing(stored: StoredAdapters, tmp_path: Path):
-    """Given up in its first milliseconds or while the engine loads: no reservation stays, it can be asked for again."""
+    """Abandoned at once or during the engine's load, it leaves no reservation and can be loaded again."""
 
     async def scenario() -> None:
         async with running_worker(stored, tmp_path) as worker:
@@ -140,8 +140,8 @@ def test_roles_take_the_adapters_that_they_can_apply(stored: StoredAdapters, tmp
     asyncio.run(scenario())
 
 
-def test_what_is_never_served_costs_others_nothing_when_it_is_asked_for_again(stored: StoredAdapters, tmp_path: Path):
-    """It may be gigabytes, as LoRA on experts is: it is read once, and no adapter goes for it again."""
+def test_an_unsupported_adapter_is_read_once(stored: StoredAdapters, tmp_path: Path):
+    """LoRA on experts can be gigabytes: a second request must not read it or evict for it again."""
     directory = reft_directory(stored.base, tmp_path / "everywhere", "all")
     revision_id = stored.add(directory)
 
@@ -228,13 +228,13 @@ def test_a_damaged_object_in_the_store_is_refused_and_can_be_repaired(stored: St
     asyncio.run(scenario())
 
 
-def test_the_store_goes_away_and_comes_back(stored: StoredAdapters, tmp_path: Path):
+def test_a_store_outage(stored: StoredAdapters, tmp_path: Path):
     async def scenario() -> None:
         resident, on_disk, cold = stored.ids[:3]
         async with running_worker(stored, tmp_path) as worker:
             await worker.residency.ensure(resident, Tier.HOST, 5)
             await worker.residency.ensure(on_disk, Tier.DISK, 5)
-            stored.go_away()
+            stored.move_away()
             try:
                 assert (await worker.residency.ensure(resident, Tier.HOST, 5)).load_s == 0
                 await worker.residency.ensure(on_disk, Tier.HOST, 5)
@@ -244,7 +244,7 @@ def test_the_store_goes_away_and_comes_back(stored: StoredAdapters, tmp_path: Pa
                 await asyncio.sleep(0.4)
                 assert not waiting.done()
             finally:
-                stored.come_back()
+                stored.move_back()
             await waiting
             assert worker.hub.resident == {resident, on_disk, cold}
 
@@ -254,7 +254,7 @@ def test_the_store_goes_away_and_comes_back(stored: StoredAdapters, tmp_path: Pa
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(8))
 def test_random_operations_keep_the_budgets(stored: StoredAdapters, tmp_path: Path, seed: int):
-    """Whatever is asked for in whatever order, what lies in shared memory and on disk is within the budgets."""
+    """Files in shared memory and on disk never exceed the budgets."""
     chance = random.Random(seed)
     host, disk = chance.randint(2, 5), chance.randint(1, 6)
     too_much: list[str] = []

@@ -1,4 +1,4 @@
-"""Folders in shared memory, and what is left of those whose agents were killed."""
+"""Folders in shared memory, and the sweep of those that killed agents left."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_a_killed_agents_folder_is_swept_and_a_living_ones_is_not():
         agent.stdout.close()  # type: ignore[union-attr]
 
 
-def test_what_is_no_folder_of_ours_is_left_alone(tmp_path: Path):
+def test_folders_of_other_programs_stay(tmp_path: Path):
     (tmp_path / "prelude-adapters-file").write_text("a file")
     (tmp_path / "other").mkdir()
     (tmp_path / "target").mkdir()
@@ -55,13 +55,13 @@ def test_what_is_no_folder_of_ours_is_left_alone(tmp_path: Path):
     assert len(list(tmp_path.rglob("*"))) == 10
 
 
-def test_one_that_was_never_marked_is_swept(tmp_path: Path):
+def test_an_unmarked_folder_is_swept(tmp_path: Path):
     (tmp_path / "prelude-adapters-w-0123456789ab").mkdir()
     assert len(sweep_abandoned(tmp_path)) == 1
     assert list(tmp_path.iterdir()) == []
 
 
-def test_it_is_for_this_user_only(tmp_path: Path):
+def test_permissions(tmp_path: Path):
     folder = SharedFolder("w", tmp_path)
     assert os.stat(folder.path).st_mode & 0o777 == 0o700
     folder.close()

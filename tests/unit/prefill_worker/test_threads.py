@@ -1,4 +1,4 @@
-"""Blocking work in threads, and what becomes of it when nobody wants it any more."""
+"""Blocking work in threads, and its cancellation."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_cancelled_work_has_ended_before_the_cancellation_is_seen():
         await begun.wait()
         task.cancel()
         await asyncio.sleep(0)
-        task.cancel()  # whoever is impatient waits as well
+        task.cancel()  # a second cancellation waits as well
         with pytest.raises(asyncio.CancelledError):
             await task
         assert ended == ["stopped"]
@@ -41,7 +41,7 @@ def test_cancelled_work_has_ended_before_the_cancellation_is_seen():
     asyncio.run(scenario())
 
 
-def test_what_must_be_done_is_done():
+def test_run_to_end_outlasts_cancellation():
     async def scenario() -> None:
         threads = WorkThreads(1)
         done: list[str] = []

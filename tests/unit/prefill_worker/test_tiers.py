@@ -1,4 +1,4 @@
-"""Single tiers: what the disk cache does while files are read, and what copying costs in memory."""
+"""Single tiers: a disk cache while files are read, and memory use and bounds of copies."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_copies_do_not_hold_the_file_in_memory(tmp_path: Path):
 
 
 def test_never_more_is_written_than_there_is_room_reserved_for(tmp_path: Path):
-    """Also where the envelope itself says that there is more."""
+    """Even if the envelope claims more."""
     content = bytes(1000)
     envelope = Envelope(REVISION_ID, hashlib.sha256(content).hexdigest(), len(content))
     chunks = [envelope.encode(), *(content[begin : begin + 100] for begin in range(0, 1000, 100))]

@@ -27,7 +27,7 @@ MODEL = {
 
 
 class EngineStandIn:
-    """Answers completions; `statuses` are used up first. It says nothing until it `may_answer`."""
+    """Answers completions, with `statuses` first, once it `may_answer`."""
 
     def __init__(self, *statuses: int) -> None:
         self.statuses = list(statuses)
@@ -56,7 +56,7 @@ def config(tmp_path: Path) -> ClusterConfig:
 
 @asynccontextmanager
 async def running_agent(config: ClusterConfig, scratch: Path, engine: EngineStandIn) -> AsyncIterator[UnifiedAgent]:
-    """The agent's own tasks, without a supervisor: tests say what it would."""
+    """The agent's tasks without a supervisor, whose part the tests play."""
     app = web.Application()
     app.add_routes([web.post("/v1/completions", engine.complete), web.post("/abort_request", engine.abort)])
     runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0)
@@ -99,7 +99,7 @@ def test_it_describes_itself(config: ClusterConfig, tmp_path: Path):
     assert agent.peers == {}
 
 
-def test_ready_after_a_completion_of_its_own(config: ClusterConfig, tmp_path: Path):
+def test_ready_after_its_warm_up(config: ClusterConfig, tmp_path: Path):
     async def scenario() -> None:
         engine = EngineStandIn()
         engine.may_answer.clear()
@@ -129,7 +129,7 @@ def test_ready_after_a_completion_of_its_own(config: ClusterConfig, tmp_path: Pa
     asyncio.run(scenario())
 
 
-def test_a_failed_warm_up_is_aborted_and_tried_again(
+def test_a_failed_warm_up_is_aborted_and_retried(
     config: ClusterConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(unified_agent, "_RETRY_S", 0.01)

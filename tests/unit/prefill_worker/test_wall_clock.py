@@ -23,8 +23,8 @@ from prefill_worker.residency.errors import (
 )
 
 
-def the_clock_of_the_wall_jumps(monkeypatch: pytest.MonkeyPatch, first: int = 0) -> None:
-    """Whenever somebody looks at it, forwards and backwards by decades; `first` is the jump that it begins with."""
+def jumping_wall_clock(monkeypatch: pytest.MonkeyPatch, first: int = 0) -> None:
+    """Let every reading jump by decades, forwards and backwards. `first` selects the first jump."""
     around = [0, 1e9, -1e9, 5, -1e9, 0]
     jumps = itertools.cycle(around[first:] + around[:first])
     monkeypatch.setattr(time, "time", lambda: 1.7e9 + next(jumps))
@@ -32,10 +32,8 @@ def the_clock_of_the_wall_jumps(monkeypatch: pytest.MonkeyPatch, first: int = 0)
 
 
 @pytest.mark.parametrize("first", [1, 2], ids=["forwards", "backwards"])
-def test_leases_and_the_order_of_uses_go_by_no_clock_of_the_wall(
-    stored: StoredAdapters, tmp_path: Path, monkeypatch, first: int
-):
-    the_clock_of_the_wall_jumps(monkeypatch, first)
+def test_leases_and_lru_order_in_memory(stored: StoredAdapters, tmp_path: Path, monkeypatch, first: int):
+    jumping_wall_clock(monkeypatch, first)
     lease_s = 1.0
 
     def series(worker: Worker) -> float:
@@ -60,20 +58,18 @@ def test_leases_and_the_order_of_uses_go_by_no_clock_of_the_wall(
             assert worker.hub.resident == {b, c}
             await asyncio.sleep(lease_s)
             await ensure(b, Tier.HOST, 5)
-            await asyncio.sleep(lease_s)  # no lease is left, only the order of uses
+            await asyncio.sleep(lease_s)  # all leases have expired
             await ensure(d, Tier.HOST, 5)
             assert worker.hub.resident == set(worker.engine.held) == {b, d}
-            assert series(worker) >= shown  # its value is a time of the wall, which never goes back there
+            assert series(worker) >= shown  # a wall-clock time, kept monotonic
 
     asyncio.run(scenario())
 
 
 @pytest.mark.parametrize("first", range(6))
-def test_the_order_of_uses_on_disk_goes_by_no_clock_of_the_wall(
-    stored: StoredAdapters, tmp_path: Path, monkeypatch, first: int
-):
-    """Not over restarts either, which find it in the files' times."""
-    the_clock_of_the_wall_jumps(monkeypatch, first)
+def test_lru_order_on_disk(stored: StoredAdapters, tmp_path: Path, monkeypatch, first: int):
+    """Also across restarts, which read it from modification times."""
+    jumping_wall_clock(monkeypatch, first)
 
     async def scenario() -> None:
         a, b, c, d, e, f = stored.ids[:6]
