@@ -1,1 +1,1 @@
-"""What Prelude's processes share: configuration, control protocol, telemetry, local supervisor, command line."""
+"""What Prelude's processes share: configuration, control protocol, agent core, local supervisor."""

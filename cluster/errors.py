@@ -1,33 +1,33 @@
-"""What can go wrong between Prelude's processes, and how it is said over gRPC."""
+"""Errors of the parts that processes share, and how gRPC calls carry them."""
 
 from __future__ import annotations
 
 from adapters.errors import AdapterError
 
-# Trailing metadata of calls about adapters, by which an agent says which AdapterError it was.
+# Trailing metadata of failed adapter calls: it identifies the AdapterError.
 ERROR_CODE_KEY = "prelude-error-code"
 HTTP_STATUS_KEY = "prelude-http-status"
-RETRY_AFTER_KEY = "prelude-retry-after-s"  # of errors that pass: when to try again, in seconds
+RETRY_AFTER_KEY = "prelude-retry-after-s"  # of transient errors: seconds until a retry makes sense
 
-# Who gives an agent a deadline waits so much longer: at the deadline the agent says what it has met, such as a store
-# that does not answer, and a caller that gives up at that instant does not hear it.
+# Callers wait this long past the deadline that they set: at the deadline the agent reports what it was waiting for,
+# such as a store that does not respond.
 ANSWER_MARGIN_S = 5.0
 
 
 class ClusterError(Exception):
-    """Any failure of the parts that the processes share."""
+    """Base class of errors of the parts that processes share."""
 
 
 class ConfigError(ClusterError):
-    """`cluster.yaml` cannot be used. The message has a line per problem, each with file and line."""
+    """`cluster.yaml` is invalid. The message has a line per problem, each with file and line."""
 
 
 class StartError(ClusterError):
-    """A process of the cluster did not come up."""
+    """A process of the cluster did not start."""
 
 
 class AdapterHolderBusy(AdapterError):
-    """A worker that holds adapters has no room or no hands for one more just now. Another worker may have."""
+    """A worker has no capacity for another adapter now: host memory or load queue. Another worker may have."""
 
     code = "adapter_holder_busy"
     http_status = 503

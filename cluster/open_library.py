@@ -1,4 +1,4 @@
-"""The catalog, the store and the library that a cluster.yaml names."""
+"""Opens the catalog, the store and the library of a cluster.yaml."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from cluster.config.schema import ClusterConfig
 
 
 def open_library(config: ClusterConfig, catalog: SqlCatalog | None = None) -> AdapterLibrary:
-    """The library over a catalog, which is opened if it is not given.
+    """Open the library, and the catalog if none is given.
 
-    Removes what killed imports, exports and uploads have left among this machine's temporary files. Raises as
+    Removes temporary files of killed imports, exports and uploads on this machine. Raises as
     `open_configured_catalog`, and AdapterError.
     """
     sweep_abandoned()
@@ -35,12 +35,12 @@ def open_library(config: ClusterConfig, catalog: SqlCatalog | None = None) -> Ad
 
 
 def open_configured_catalog(config: ClusterConfig) -> SqlCatalog:
-    """The catalog alone, its tables brought up to date, its folder made where it is a file.
+    """Open the catalog alone: create the folder of a SQLite file, migrate the tables.
 
     Raises CatalogUnavailable, CatalogTooNew, and ValueError for a wrong URL.
     """
     assert config.catalog.url is not None
-    catalog = SqlCatalog(config.catalog.url)  # which says what is wrong with the URL
+    catalog = SqlCatalog(config.catalog.url)  # validates the URL
     catalog.close()
     url = make_url(config.catalog.url)
     if url.get_backend_name() == "sqlite" and url.database:
@@ -55,13 +55,13 @@ def open_configured_catalog(config: ClusterConfig) -> SqlCatalog:
 
 
 def open_configured_store(config: ClusterConfig) -> AdapterStore:
-    """The store alone, which is all that workers need. Raises StoreUnavailable, and ValueError for a wrong URL."""
+    """Open the store alone, as workers do. Raises StoreUnavailable, and ValueError for a wrong URL."""
     assert config.store.url is not None
     access = S3Access(endpoint_url=config.store.s3_endpoint_url, region=config.store.s3_region)
     return open_store(config.store.url, access)
 
 
 def limits_of(config: ClusterConfig) -> Limits:
-    """What this deployment accepts of an adapter."""
+    """The deployment's limits on adapters."""
     bounds = config.adapter_limits
     return Limits(max_rank=bounds.max_rank, max_bytes=bounds.max_bytes, target_modules=bounds.target_modules)

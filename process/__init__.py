@@ -1,1 +1,1 @@
-"""What every process needs: how long it lives, how it logs."""
+"""What every process needs: lifetime and logging."""

@@ -1,4 +1,4 @@
-"""How processes end: none outlives the one that started it."""
+"""Lifetimes of processes: none outlives the one that started it."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ def die_with_parent() -> None:
     parent = os.getppid()
     if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
-    if os.getppid() != parent:  # it died before the request took
+    if os.getppid() != parent:  # the parent died before prctl took effect
         os.kill(os.getpid(), signal.SIGKILL)
 
 
 def is_alive(pid: int) -> bool:
-    """True while the process runs; a zombie does not."""
+    """Whether the process runs; a zombie does not."""
     try:
         with open(f"/proc/{pid}/stat") as stat:
             return stat.read().rsplit(")", 1)[1].split()[0] not in "ZX"
@@ -31,19 +31,19 @@ def is_alive(pid: int) -> bool:
 
 
 def kill_group(group: int, number: signal.Signals) -> None:
-    """Signal every process of a group; a group that is gone is no error."""
+    """Signal every process of a group; does nothing if the group is gone."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(group, number)
 
 
 @contextlib.contextmanager
 def ctrl_c_ends_process() -> Iterator[None]:
-    """Inside, Ctrl-C ends the process at once, until `stop_signal` takes over: for where nothing is to be cleaned up.
+    """Inside, Ctrl-C ends the process at once, until `stop_signal` takes over. For code with nothing to clean up.
 
-    As a KeyboardInterrupt it would sometimes be lost: an import that it meets may swallow it.
+    A KeyboardInterrupt could be lost: imports may swallow one that is raised inside them.
     """
     before = signal.getsignal(signal.SIGINT)
-    if before is not signal.default_int_handler:  # ignored, or somebody else's
+    if before is not signal.default_int_handler:  # ignored, or another handler
         yield
         return
     signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -54,7 +54,7 @@ def ctrl_c_ends_process() -> Iterator[None]:
 
 
 def stop_signal() -> asyncio.Future[signal.Signals]:
-    """Done at SIGTERM or SIGINT, from this call on; the next one ends the process as usual."""
+    """A future that the next SIGTERM or SIGINT completes. The one after it ends the process as usual."""
     loop = asyncio.get_running_loop()
     arrived: asyncio.Future[signal.Signals] = loop.create_future()
 

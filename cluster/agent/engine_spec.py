@@ -1,4 +1,4 @@
-"""How cluster.yaml says that a worker's engine is started, and whether that engine runs the base model."""
+"""Builds a worker's engine spec from cluster.yaml, and checks that the engine can serve the base model."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from engine.errors import BaseModelNotRun
 
 
 def base_model_of(config: ClusterConfig) -> BaseModel:
-    """The base model's sizes. Raises ConfigError."""
+    """Read the base model's configuration. Raises ConfigError."""
     try:
         return BaseModel.read(config.model.path)
     except BaseModelInvalid as error:
@@ -22,7 +22,7 @@ def base_model_of(config: ClusterConfig) -> BaseModel:
 
 
 def fitted_spec(config: ClusterConfig, name: str, scratch: Path, base: BaseModel) -> EngineSpec:
-    """How the engine of one worker is started for this base model. Raises ConfigError where it cannot be."""
+    """One worker's engine spec, fitted to the base model. Raises ConfigError if the engine cannot serve it."""
     try:
         return fitted_to(engine_spec(config, name, scratch), base)
     except BaseModelNotRun as error:
@@ -30,7 +30,7 @@ def fitted_spec(config: ClusterConfig, name: str, scratch: Path, base: BaseModel
 
 
 def engine_spec(config: ClusterConfig, name: str, scratch: Path) -> EngineSpec:
-    """How the engine of one worker is started."""
+    """One worker's engine spec as configured."""
     worker, engine, limits = config.workers[name], config.engine_of(name), config.adapter_limits
     return EngineSpec(
         role=worker.role,

@@ -1,6 +1,6 @@
-"""The agent that every worker runs: it supervises one engine and answers for it.
+"""The agent that every worker runs: it supervises one engine and reports the worker's state.
 
-Roles add to it: prefill workers load adapters and warm pairs, decode workers wait to be warmed, unified workers load
+Roles extend it: prefill workers load adapters and warm pairs, decode workers wait to be warmed, unified workers load
 adapters and warm themselves.
 """
 
@@ -45,17 +45,17 @@ _ENGINE_STATES = {
     EngineStatus.STOPPED: pb.ENGINE_STATE_STOPPED,
 }
 _LOAD_POLL_IDLE_S = 1.0
-_STOP_LIMIT_S = 12.0  # for an agent to end once it is drained; the local supervisor gives it 15
+_STOP_LIMIT_S = 12.0  # for the shutdown after the drain; the local supervisor kills after 15 s
 _LOAD_POLL_BUSY_S = 0.2
-_IDLE_FOR_S = 1.0  # that an engine must have been idle to count as drained
+_IDLE_FOR_S = 1.0  # without load, after which an engine counts as drained
 
 
 class WorkerAgent:
-    """One worker. Subclasses set `role`, and say in `why_not_warm` what keeps an engine that is up from ready."""
+    """One worker. Subclasses set `role` and implement `why_not_warm`."""
 
     role: str
-    peer_role: str | None  # of the workers that KV is shipped to or comes from
-    adapters: AdapterOperations | None = None  # of roles whose engine has slots for them
+    peer_role: str | None  # of the workers at the other end of KV transfers
+    adapters: AdapterOperations | None = None  # set by roles whose engine has adapter slots
 
     def __init__(self, config: ClusterConfig, name: str, scratch: Path) -> None:
         self.config = config
@@ -70,28 +70,28 @@ class WorkerAgent:
             peer: WorkerWatch(peer, f"{worker.host}:{worker.control_port}", self._peer_changed)
             for peer, worker in (config.workers_of(self.peer_role) if self.peer_role else {}).items()
         }
-        self.engine: EngineClient  # made when the event loop runs
+        self.engine: EngineClient  # created in `run`, where the event loop runs
         self._changed = asyncio.Event()
         self._ready_incarnation = ""
 
-    # What roles add.
+    # Extended by roles.
 
     def why_not_warm(self) -> str:
-        """What this worker's engine, which is up, waits for before users may come; empty when for nothing."""
+        """Why the engine, which is up, is not warm yet; empty once it is."""
         raise NotImplementedError
 
     def engine_gone(self) -> None:
-        """Called when the engine ended, with all that it held."""
+        """Called when the engine has ended. Its adapters and KV are lost."""
 
     def engine_up(self) -> None:
-        """Called when a new engine, which holds nothing, begins to answer."""
+        """Called when a new engine is up. It holds no adapters."""
 
     async def run_role(self) -> None:
         """The role's own background work; runs until cancelled."""
 
     @contextlib.asynccontextmanager
     async def resources(self) -> AsyncIterator[None]:
-        """What the role needs besides its engine, for as long as the agent runs."""
+        """Hold the role's resources for as long as the agent runs."""
         yield
 
     async def run_resources(self) -> None:
@@ -126,7 +126,7 @@ class WorkerAgent:
             if stop in done:
                 log.info("stopping")
                 await self.drain(self.config.router.drain_timeout_s)
-            # Whatever does not end in time ends with the process, the engine included.
+            # Bounds the shutdown. The end of this process ends the engine, too.
             asyncio.get_running_loop().call_later(_STOP_LIMIT_S, os._exit, 1)
             for each in running:
                 each.cancel()
@@ -138,11 +138,12 @@ class WorkerAgent:
                 raise SystemExit(1)
 
     async def drain(self, deadline_s: float) -> bool:
-        """Take no more requests; true when those in flight finished within the deadline."""
+        """Stop taking requests; true if those in flight finished within the deadline."""
         self.hub.update(draining=True)
         self._changed.set()
         deadline = time.monotonic() + deadline_s
-        idle_since: float | None = None  # the engine tells its load between batches, and routers hear of us in a moment
+        # The engine publishes its load between batches, and routers may send requests for a moment longer.
+        idle_since: float | None = None
         while time.monotonic() < deadline:
             if self.hub.state.engine_state != pb.ENGINE_STATE_UP:
                 return True
@@ -161,7 +162,7 @@ class WorkerAgent:
         return False
 
     def describe(self) -> pb.WorkerDescription:
-        """What does not change while this agent lives."""
+        """The worker's properties, constant for the agent's lifetime."""
         adapters = self.spec.adapters
         return pb.WorkerDescription(
             name=self.name,
@@ -183,11 +184,11 @@ class WorkerAgent:
 
     @property
     def incarnation(self) -> str:
-        """Of the running engine; empty while there is none."""
+        """The running engine's incarnation; empty if none runs."""
         return self.hub.state.incarnation
 
     def reconsider(self) -> None:
-        """Something that readiness depends on has changed."""
+        """Re-evaluate readiness."""
         self._changed.set()
 
     def _peer_changed(self, _peer: WorkerWatch) -> None:
@@ -209,9 +210,9 @@ class WorkerAgent:
         self._changed.set()
 
     async def _follow_readiness(self) -> None:
-        """Ready once the engine is up and warm; then for as long as that engine lives.
+        """Become ready once the engine is up and warm, and stay ready for that engine's lifetime.
 
-        A peer that starts later is itself not ready before its pairs are warm, so it takes nothing away from us.
+        A peer that starts later does not affect this worker: the peer is not ready before its pairs are warm.
         """
         while True:
             await self._changed.wait()
@@ -250,6 +251,6 @@ class WorkerAgent:
 
 
 def run_agent(agent: WorkerAgent) -> None:
-    """The process's main: serve until told to stop."""
+    """Run the agent in this process until it is stopped."""
     grpc.aio.init_grpc_aio()
     uvloop.run(agent.run())

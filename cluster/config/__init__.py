@@ -1,1 +1,1 @@
-"""cluster.yaml: its fields, and how it is read."""
+"""cluster.yaml: its schema and its reader."""

@@ -1,4 +1,4 @@
-"""Reads `cluster.yaml`. Every complaint names the file, the line and what would be right."""
+"""Reads `cluster.yaml`. Every error names the file, the line and what would be valid."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def load_cluster_config(path: Path) -> ClusterConfig:
 
 
 def dump_cluster_config(config: ClusterConfig, path: Path) -> None:
-    """Write a configuration that `load_cluster_config` reads back as the same."""
+    """Write a configuration, which `load_cluster_config` reads back unchanged."""
     path.write_text(yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False), encoding="utf-8")
 
 
@@ -50,7 +50,7 @@ def _describe(path: Path, root: yaml.Node, problem) -> str:
 
 
 def _line_of(node: yaml.Node, location: tuple) -> int:
-    """Line of the deepest node on the way to `location` that the file has."""
+    """Line of the deepest node on the path `location` that exists in the file."""
     line = node.start_mark.line
     for part in location:
         if isinstance(node, yaml.MappingNode):

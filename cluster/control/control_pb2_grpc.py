@@ -75,52 +75,52 @@ class WorkerControlServicer:
     """Missing associated documentation comment in .proto file."""
 
     def Describe(self, request, context):
-        """What does not change while the agent lives.
+        """Returns the worker's properties, constant for the agent's lifetime.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def WatchState(self, request, context):
-        """The worker's state now, then again at every change and at least every `heartbeat_s` seconds.
-        The first message of a stream carries the whole residency, later ones what changed.
+        """Streams the worker's state: now, at every change, and at least every `heartbeat_s` seconds.
+        A stream begins with a snapshot of the residency; later messages carry changes.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def EnsureAdapter(self, request, context):
-        """Makes a revision usable by the next request, or fails with the reason. Idempotent. It stays usable for `lease_s`.
-        RESOURCE_EXHAUSTED: too many loads wait; the trailing metadata `prelude-retry-after-s` says when to try again.
+        """Loads a revision so that the next request can use it, or fails with the reason. Idempotent. It is not evicted for
+        `lease_s`. RESOURCE_EXHAUSTED: no capacity; the trailing metadata `prelude-retry-after-s` has the seconds to wait.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def PinAdapter(self, request, context):
-        """Makes a revision resident and keeps it from eviction, or gives it up to eviction again.
+        """Loads and pins a revision, so that it is not evicted, or unpins it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def PutAdapter(self, request_iterator, context):
-        """Gives a worker a revision that no store has. The first message says what comes, the others are its packed file, in
-        order. It is loaded and pinned, and written to no disk. Where the worker has the revision, the rest is not needed.
+        """Sends a worker a revision that no store has: first `begin`, then the chunks of its packed file in order. The worker
+        loads and pins it, and writes it to no disk. If it has the revision already, it returns without reading the chunks.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def EvictAdapter(self, request, context):
-        """Takes a revision out of host memory, and off the disk if asked. FAILED_PRECONDITION while it is used or pinned.
+        """Evicts a revision from host memory and, if `from_disk`, from disk. FAILED_PRECONDITION if it is in use or pinned.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Drain(self, request, context):
-        """Stop taking requests, let those in flight finish, return when idle or at the deadline.
+        """Stops taking requests. Returns when those in flight have finished, or at the deadline.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

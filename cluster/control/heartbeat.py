@@ -1,4 +1,4 @@
-"""Reading a worker's control stream, and telling silence from having been away."""
+"""Reads a worker's control stream and detects a silent worker."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ MISSED_HEARTBEATS = 3
 
 
 async def next_state(stream, heartbeat_s: float) -> pb.WorkerState:
-    """The stream's next message, `grpc.aio.EOF` at its end. Raises TimeoutError when the worker is silent.
+    """The stream's next message, or `grpc.aio.EOF` at its end. Raises TimeoutError if the worker is silent.
 
-    Silence is counted in heartbeats that we were awake for: when this process, or the whole machine, has been
-    stopped for a while, one long wait would be over before the messages that are already here are read.
+    Waits several heartbeats instead of one long timeout: after this process or the machine was suspended, a single
+    timeout would expire before the messages that have already arrived are read.
     """
     read = asyncio.ensure_future(stream.read())
     try:

@@ -1,4 +1,4 @@
-"""An agent's plain HTTP: /metrics, /health (the agent lives) and /ready (the worker takes requests)."""
+"""An agent's HTTP endpoints: /metrics, /health (the agent runs) and /ready (the worker takes requests)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The gRPC face of an agent: control service and standard health."""
+"""An agent's gRPC server: the control service and the standard health service."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from engine.errors import EngineError
 
 SERVICE = "prelude.control.v1.WorkerControl"
 _STOP_GRACE_S = 1.0
-_DEADLINE_S = 60.0  # of calls that name none
+_DEADLINE_S = 60.0  # of calls that set none
 
 
 class ControlService(WorkerControlServicer):
-    """Translates control calls into the agent's words."""
+    """Serves the control protocol for one worker."""
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
@@ -36,7 +36,7 @@ class ControlService(WorkerControlServicer):
             yield state
 
     async def EnsureAdapter(self, request, context) -> pb.EnsureAdapterResponse:
-        adapters = await self._adapters(context, takes_more=True)
+        adapters = await self._adapters(context, refuse_if_draining=True)
         deadline_s = request.deadline_s or _DEADLINE_S
         async with _errors_as_grpc_status(context, f"the adapter was not resident within {deadline_s:g} s"):
             return await adapters.ensure_adapter(
@@ -48,14 +48,14 @@ class ControlService(WorkerControlServicer):
             )
 
     async def PinAdapter(self, request, context) -> pb.PinAdapterResponse:
-        adapters = await self._adapters(context, takes_more=request.pinned)
+        adapters = await self._adapters(context, refuse_if_draining=request.pinned)
         deadline_s = request.deadline_s or _DEADLINE_S
         async with _errors_as_grpc_status(context, f"the adapter was not resident within {deadline_s:g} s"):
             await adapters.pin_adapter(request.revision_id, request.pinned, request.memory_only, deadline_s)
         return pb.PinAdapterResponse()
 
     async def PutAdapter(self, request_iterator, context) -> pb.PutAdapterResponse:
-        adapters = await self._adapters(context, takes_more=True)
+        adapters = await self._adapters(context, refuse_if_draining=True)
         parts = aiter(request_iterator)
         first = await anext(parts, pb.PutAdapterRequest())
         if first.WhichOneof("part") != "begin":
@@ -66,17 +66,17 @@ class ControlService(WorkerControlServicer):
             return await adapters.put_adapter(envelope, _chunks(parts), deadline_s)
 
     async def EvictAdapter(self, request, context) -> pb.EvictAdapterResponse:
-        adapters = await self._adapters(context, takes_more=False)
+        adapters = await self._adapters(context, refuse_if_draining=False)
         async with _errors_as_grpc_status(context, "the engine did not unload the adapter in time"):
             return pb.EvictAdapterResponse(evicted=await adapters.evict_adapter(request.revision_id, request.from_disk))
 
-    async def _adapters(self, context, *, takes_more: bool) -> AdapterOperations:
-        """The worker's adapters. Ends the call where it holds none, or `takes_more` while it drains."""
+    async def _adapters(self, context, *, refuse_if_draining: bool) -> AdapterOperations:
+        """The worker's adapter operations. Aborts the call if it has none, or drains and `refuse_if_draining`."""
         adapters = self._worker.adapters
         if adapters is None:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, f"worker {self._worker.name} holds no adapters")
             raise AssertionError("abort raises")
-        if takes_more and self._worker.hub.state.draining:
+        if refuse_if_draining and self._worker.hub.state.draining:
             await context.abort(grpc.StatusCode.UNAVAILABLE, f"worker {self._worker.name} is draining")
         return adapters
 
@@ -91,11 +91,11 @@ async def _chunks(parts: AsyncIterable[pb.PutAdapterRequest]) -> AsyncIterator[b
 
 @contextlib.asynccontextmanager
 async def _errors_as_grpc_status(context, on_timeout: str) -> AsyncIterator[None]:
-    """What goes wrong inside is said with a status that tells whether, when and where to try again.
+    """Abort the call on an error, with a status that says whether, when and where to retry.
 
-    RESOURCE_EXHAUSTED: this worker has no room or no hands now. UNAVAILABLE: something that passes, with its code in
-    the metadata where it is the adapter's store, without one where it is this worker's engine. FAILED_PRECONDITION:
-    the adapter or the request is wrong, and is so everywhere.
+    RESOURCE_EXHAUSTED: this worker is out of capacity. UNAVAILABLE: a transient error of the adapter's store, with its
+    code in the metadata, or of this worker's engine, without a code. FAILED_PRECONDITION: the adapter or the request
+    is wrong, for every worker. DEADLINE_EXCEEDED: the call's deadline passed.
     """
     try:
         yield

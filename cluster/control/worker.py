@@ -1,4 +1,4 @@
-"""What an agent's servers need to know of the worker that they answer for."""
+"""The interface between an agent's servers and its worker."""
 
 from __future__ import annotations
 
@@ -14,33 +14,33 @@ from cluster.control.worker_state import WorkerStateHub
 
 
 class AdapterOperations(Protocol):
-    """What the control service asks of workers that hold adapters."""
+    """Operations of workers that hold adapters."""
 
     async def ensure_adapter(
         self, revision_id: str, tier: pb.Tier, deadline_s: float, *, is_prewarm: bool, not_in_engine: bool
     ) -> pb.EnsureAdapterResponse:
-        """Bring a revision to a tier, again if the engine was found not to have it.
+        """Load a revision into a tier; into the engine again if `not_in_engine`.
 
         Raises AdapterError, EngineError or TimeoutError.
         """
 
     async def pin_adapter(self, revision_id: str, pinned: bool, memory_only: bool, deadline_s: float) -> None:
-        """Make a revision resident and keep it so, or stop keeping it. Raises as `ensure_adapter`.
+        """Load and pin a revision, or unpin it. Raises as `ensure_adapter`.
 
-        `memory_only`: it is the pin of `put_adapter` that is meant.
+        `memory_only`: the pin made by `put_adapter`, not the operator's.
         """
 
     async def put_adapter(
         self, envelope: Envelope, content: AsyncIterator[bytes], deadline_s: float
     ) -> pb.PutAdapterResponse:
-        """Take in a revision that no store has, and keep it resident. Raises as `ensure_adapter`."""
+        """Receive, load and pin a revision that no store has. Raises as `ensure_adapter`."""
 
     async def evict_adapter(self, revision_id: str, from_disk: bool) -> bool:
-        """Take a revision out; False where there is none. Raises AdapterError or EngineError."""
+        """Evict a revision; False if it was not present. Raises AdapterError or EngineError."""
 
 
 class Worker(Protocol):
-    """One worker, as the control service and its plain HTTP see it."""
+    """A worker, as the control service and the HTTP endpoints use it."""
 
     name: str
     worker: WorkerConfig
@@ -49,10 +49,10 @@ class Worker(Protocol):
 
     @property
     def registry(self) -> CollectorRegistry:
-        """Its metrics."""
+        """The worker's metrics."""
 
     def describe(self) -> pb.WorkerDescription:
-        """What does not change while this agent lives."""
+        """The worker's properties, constant for the agent's lifetime."""
 
     async def drain(self, deadline_s: float) -> bool:
-        """Take no more requests; true when those in flight finished within the deadline."""
+        """Stop taking requests; true if those in flight finished within the deadline."""

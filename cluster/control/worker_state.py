@@ -1,4 +1,4 @@
-"""A worker's state inside its agent: one owner, many watchers."""
+"""A worker's state inside its agent, published to any number of watchers."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 
 from cluster.control import control_pb2 as pb
 
-_MOST_IDS = 10_000  # of a message: gRPC takes at most 4 MiB, and an id has 71 bytes
-_MAX_QUEUED_STATES = 256  # a watcher further behind is cut off and comes back for a snapshot
+_MAX_IDS = 10_000  # per message: gRPC's limit is 4 MiB, and an id has 71 bytes
+_MAX_QUEUED_STATES = 256  # a slower watcher is disconnected and reconnects for a snapshot
 
 
 class WorkerStateHub:
-    """Holds the current state and residency, and hands every change to each watcher."""
+    """Owns the worker's state and residency, and publishes every change to each watcher."""
 
     def __init__(self) -> None:
         self.state = pb.WorkerState(
@@ -20,11 +20,11 @@ class WorkerStateHub:
         )
         self.resident: set[str] = set()
         self.on_disk: set[str] = set()
-        self.in_memory_only: set[str] = set()  # in host memory, in the engine or not, and from no store
+        self.in_memory_only: set[str] = set()  # in host memory and in no store, whether the engine holds them or not
         self._watchers: set[asyncio.Queue[pb.WorkerState]] = set()
 
     def update(self, **fields) -> None:
-        """Change fields of the state; watchers hear of it when something did change."""
+        """Set fields of the state; publishes it if any value changed."""
         changed = pb.WorkerState()
         changed.CopyFrom(self.state)
         for name, value in fields.items():
@@ -40,52 +40,52 @@ class WorkerStateHub:
             self._publish(pb.ResidencyDelta())
 
     def add_resident(self, revision_id: str) -> None:
-        """A revision became usable."""
+        """Publish that a revision is usable."""
         if revision_id not in self.resident:
             self.resident.add(revision_id)
             self._publish(pb.ResidencyDelta(resident=[revision_id]))
 
     def remove_resident(self, revision_id: str) -> None:
-        """A revision is not usable any more."""
+        """Publish that a revision is no longer usable."""
         if revision_id in self.resident:
             self.resident.remove(revision_id)
             self._publish(pb.ResidencyDelta(evicted=[revision_id]))
 
     def clear_resident(self) -> None:
-        """The engine, and with it all residency, is gone. What is on disk stays."""
+        """Publish the loss of all residency with the engine. The disk cache is unaffected."""
         evicted = sorted(self.resident)
         self.resident.clear()
         for delta in _deltas(evicted=evicted):
             self._publish(delta)
 
-    def change_on_disk(self, come: Iterable[str], gone: Iterable[str]) -> None:
-        """Revisions came to the worker's disk or left it."""
-        come, gone = set(come) - self.on_disk, set(gone) & self.on_disk
-        self.on_disk |= come
-        self.on_disk -= gone
-        for delta in _deltas(on_disk=sorted(come), off_disk=sorted(gone)):
+    def change_on_disk(self, added: Iterable[str], removed: Iterable[str]) -> None:
+        """Publish changes of the worker's disk cache."""
+        added, removed = set(added) - self.on_disk, set(removed) & self.on_disk
+        self.on_disk |= added
+        self.on_disk -= removed
+        for delta in _deltas(on_disk=sorted(added), off_disk=sorted(removed)):
             self._publish(delta)
 
     def add_in_memory_only(self, revision_id: str) -> None:
-        """A revision that no store has came to host memory."""
+        """Publish that host memory holds a revision that no store has."""
         if revision_id not in self.in_memory_only:
             self.in_memory_only.add(revision_id)
             self._publish(pb.ResidencyDelta(in_memory_only=[revision_id]))
 
     def remove_in_memory_only(self, revision_id: str) -> None:
-        """It left it, and is not here any more."""
+        """Publish that host memory no longer holds it."""
         if revision_id in self.in_memory_only:
             self.in_memory_only.remove(revision_id)
             self._publish(pb.ResidencyDelta(not_in_memory_only=[revision_id]))
 
     async def watch(self, heartbeat_s: float) -> AsyncIterator[pb.WorkerState]:
-        """The state with all residency now, then every change, and the state again after each silent `heartbeat_s`."""
+        """Yield a snapshot, then every change, and the state again whenever `heartbeat_s` pass without one."""
         queue: asyncio.Queue[pb.WorkerState] = asyncio.Queue(_MAX_QUEUED_STATES)
         self._watchers.add(queue)
         try:
-            # All of it as of now: what changes while it is being sent comes after it.
-            here = {"resident": self.resident, "on_disk": self.on_disk, "in_memory_only": self.in_memory_only}
-            snapshot = list(_deltas(**{name: sorted(ids) for name, ids in here.items()}))
+            # Taken as a whole before the first message is sent: later changes are in the queue.
+            residency = {"resident": self.resident, "on_disk": self.on_disk, "in_memory_only": self.in_memory_only}
+            snapshot = list(_deltas(**{name: sorted(ids) for name, ids in residency.items()}))
             snapshot = snapshot or [pb.ResidencyDelta()]
             snapshot[0].snapshot = True
             for state in [self._with(delta) for delta in snapshot]:
@@ -114,16 +114,16 @@ class WorkerStateHub:
 
 
 def _deltas(**revision_ids: Sequence[str]) -> Iterator[pb.ResidencyDelta]:
-    """What is said of these revisions, in as few messages as may be; none for none."""
-    delta, room = pb.ResidencyDelta(), _MOST_IDS
+    """These revision ids, in as few messages as possible; no message for no ids."""
+    delta, room = pb.ResidencyDelta(), _MAX_IDS
     for name, ids in revision_ids.items():
         begin = 0
         while begin < len(ids):
             if not room:
                 yield delta
-                delta, room = pb.ResidencyDelta(), _MOST_IDS
+                delta, room = pb.ResidencyDelta(), _MAX_IDS
             taken = ids[begin : begin + room]
             getattr(delta, name).extend(taken)
             begin, room = begin + len(taken), room - len(taken)
-    if room < _MOST_IDS:
+    if room < _MAX_IDS:
         yield delta

@@ -1,4 +1,4 @@
-"""One worker seen from outside, over its control stream: kept current, or known to be out of date."""
+"""Client of one worker's control stream: keeps its state current and detects its loss."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _CHANNEL_OPTIONS = (
 
 
 class WorkerWatch:
-    """`description` and `state` are None while the worker cannot be seen."""
+    """Follows one worker. `state` is None while it is unreachable, `description` until it was reached once."""
 
     def __init__(self, name: str, address: str, on_change: Callable[[WorkerWatch], None]) -> None:
         self.name = name
@@ -34,7 +34,7 @@ class WorkerWatch:
         self.state: pb.WorkerState | None = None
         self.resident: frozenset[str] = frozenset()
         self._on_change = on_change
-        self.control: WorkerControlStub  # there once `run` has begun: a channel belongs to an event loop
+        self.control: WorkerControlStub  # created in `run`: a channel belongs to an event loop
 
     async def run(self) -> None:
         """Follow the worker until cancelled, reconnecting whenever the stream ends or falls silent."""
@@ -58,7 +58,7 @@ class WorkerWatch:
             await channel.close()
 
     async def _follow(self) -> None:
-        """Take over every state until the stream ends. Raises TimeoutError when the worker falls silent."""
+        """Apply states until the stream ends. Raises TimeoutError if the worker is silent."""
         call = self.control.WatchState(pb.WatchStateRequest(heartbeat_s=HEARTBEAT_S))
         try:
             while True:

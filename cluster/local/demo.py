@@ -1,7 +1,7 @@
-"""Makes a small model with random weights and a few random adapters: enough to see a cluster work.
+"""Creates a small model with random weights and a few random adapters, to try a cluster with.
 
-Nothing is downloaded. The model has learned nothing, so it answers with word salad; what can be seen is that
-each adapter gives its own answer, always the same one, and that the base model's is not disturbed.
+Nothing is downloaded. The model is untrained, so its answers are meaningless. But each adapter gives its own answer,
+always the same, and the base model's answer does not change.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _TEMPLATE = (
     "{%- for message in messages %}<|{{ message['role'] }}|>{{ message['content'] or '' }}<|end|>{% endfor -%}"
     "{%- if add_generation_prompt %}<|assistant|>{% endif -%}"
 )
-# The tokenizer learns its words here, so that what the model says are words.
+# The tokenizer is trained on this text, so that the model's answers are words.
 _TEXT = """
 A model that has read the whole library still speaks with one voice. An adapter is a small lesson that changes the
 voice without changing the library. When the lesson is heard only while the question is read, the answer keeps its
@@ -37,7 +37,7 @@ What is the capital of the country where the tallest trees grow? Count from one 
 
 
 def make_demo(folder: Path) -> Path:
-    """Create model, adapters and `cluster.yaml` in the folder unless they are there; returns the latter's path."""
+    """Create model, adapters and `cluster.yaml` in the folder unless it has them. Returns cluster.yaml's path."""
     config = folder / "cluster.yaml"
     if config.exists():
         return config
@@ -58,7 +58,7 @@ def make_demo(folder: Path) -> Path:
 
 
 def demo_config() -> dict:
-    """A cluster of one prefill and one decode worker on a CPU."""
+    """A cluster.yaml with one prefill and one decode worker on a CPU."""
     return {
         "model": {"path": "model", "name": MODEL_NAME, "dtype": "float32", "tool_call_parser": "qwen25"},
         "engine": {
@@ -67,7 +67,7 @@ def demo_config() -> dict:
             "max_running_requests": 32,
             "chunked_prefill_tokens": 256,
         },
-        "router": {"management": True},  # it listens on this machine only
+        "router": {"management": True},  # the router listens on localhost only
         "workers": {"prefill-0": {"role": "prefill"}, "decode-0": {"role": "decode"}},
         "adapters": {f"a{number}": {"path": f"adapters/a{number}"} for number in range(NUM_ADAPTERS)},
     }
@@ -99,13 +99,13 @@ def make_model(folder: Path, *, hidden: int = 128, num_layers: int = 4, seed: in
         for weight in model.parameters():
             if weight.dim() > 1:
                 weight.normal_(std=0.08)
-        # Say words rather than bytes and markers.
+        # Favour words over single bytes and special tokens.
         words = [len(tokenizer.decode([token]).strip()) > 2 for token in range(len(tokenizer))]
         words[: len(_SPECIAL)] = [False] * len(_SPECIAL)
         model.lm_head.weight[~torch.tensor(words)] *= 0.25
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    # Left to itself transformers writes sampling defaults, which would make answers random.
+    # transformers would write sampling defaults, which make answers random.
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": tokenizer.eos_token_id}))
 
 

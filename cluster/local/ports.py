@@ -1,4 +1,4 @@
-"""Free ports for processes of this machine."""
+"""Free ports for the processes of a cluster on this machine."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ _PORT_FIELDS = ("control_port", "metrics_port", "engine_port")
 
 
 def with_ports(config: ClusterConfig) -> ClusterConfig:
-    """The configuration with every port that was left open (0) replaced by a free one."""
-    with contextlib.ExitStack() as held:  # held until all are chosen, so that no two are the same
+    """The configuration with every port of 0 replaced by a free port."""
+    with contextlib.ExitStack() as held:  # kept open until all are chosen, so that they differ
 
         def free_port(host: str) -> int:
             listener = held.enter_context(socket.socket())
@@ -33,7 +33,7 @@ def with_ports(config: ClusterConfig) -> ClusterConfig:
 
 
 def check_free(config: ClusterConfig) -> None:
-    """Raise StartError for the first port of the cluster that another process of this machine has."""
+    """Raise StartError for the first port of the cluster that is in use on this machine."""
     wanted = [("router.port", config.router.host, config.router.port)]
     for name, worker in config.workers.items():
         wanted += [
@@ -47,4 +47,6 @@ def check_free(config: ClusterConfig) -> None:
             try:
                 listener.bind((host, port))
             except OSError as error:
-                raise StartError(f"{field}: {host}:{port} cannot be had ({error.strerror}); choose another") from error
+                raise StartError(
+                    f"{field}: {host}:{port} is not available ({error.strerror}); choose another"
+                ) from error

@@ -1,4 +1,4 @@
-"""Shared memory that engines leave when they are killed, and its removal. Linux only."""
+"""Finds and removes shared memory of killed engines. Linux only."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ _SHARED_MEMORY = Path("/dev/shm")
 
 
 def segments() -> set[Path]:
-    """Segments and semaphores of the kinds that engines make: SGLang's load reports, Python's, UCX's."""
+    """Existing segments and semaphores of the kinds that engines create: SGLang's load reports, Python's, UCX's."""
     kinds = ("sglang_*", "sem.mp-*", "psm_*", "ucx_*")
     return {path for kind in kinds for path in _SHARED_MEMORY.glob(kind)}
 
 
 def remove_if_abandoned(path: Path) -> None:
-    """Remove a segment of ours that no living process maps: what a killed engine left."""
+    """Remove a segment of this user that no live process maps."""
     with contextlib.suppress(OSError):
         if path.stat().st_uid != os.getuid():
             return

@@ -1,4 +1,4 @@
-"""The local supervisor behind `prelude up`: every process of a cluster on this machine, started and ended together."""
+"""The local supervisor behind `prelude up`: starts and stops all processes of a cluster on this machine."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from cluster.local import shared_memory
 from cluster.local.ports import check_free, with_ports
 from process.lifetime import kill_group, stop_signal
 
-_FOLDER_PREFIX = "prelude-run"  # short: engines have sockets in it, whose paths are bounded
+_FOLDER_PREFIX = "prelude-run"  # short: it holds engines' sockets, whose paths have a length limit
 _RESTART_S = 1.0
 _STOP_GRACE_S = 15.0
 _READY_TIMEOUT_S = 600.0
@@ -33,27 +33,27 @@ _READY_TIMEOUT_S = 600.0
 class LocalCluster:
     """One router, the workers of `cluster.yaml` and their engines. `config` has every port filled in."""
 
-    def __init__(self, config: ClusterConfig, logs: Path, say: Callable[[str], None] = lambda _line: None) -> None:
+    def __init__(self, config: ClusterConfig, logs: Path, report: Callable[[str], None] = lambda _line: None) -> None:
         temporary = Path(tempfile.gettempdir())
-        sweep_abandoned(_FOLDER_PREFIX, temporary)  # of a supervisor that was killed
+        sweep_abandoned(_FOLDER_PREFIX, temporary)  # left by killed supervisors
         self._folder = LockedFolder(_FOLDER_PREFIX, "", temporary)
         self._run_dir = self._folder.path
-        self.config = with_ports(config).with_default_places(self._run_dir)  # they end with the cluster
+        self.config = with_ports(config).with_default_places(self._run_dir)  # removed with the cluster
         self.logs = logs
-        self._say = say
+        self._report = report
         self._processes: dict[str, asyncio.subprocess.Process] = {}
         self._keepers: list[asyncio.Task[None]] = []
         self._segments_before = shared_memory.segments()
 
     @property
     def url(self) -> str:
-        """Where the router listens."""
+        """The router's base URL."""
         return f"http://{self.config.router.host}:{self.config.router.port}"
 
     async def start(self) -> None:
-        """Start every process; returns when the router can serve a request. Raises StartError and ConfigError."""
+        """Start every process and wait until the router can serve requests. Raises StartError and ConfigError."""
         base = base_model_of(self.config)
-        for name in self.config.workers:  # or they would only be started again and again
+        for name in self.config.workers:  # a worker that cannot start would be restarted forever
             fitted_spec(self.config, name, self._run_dir, base)
         check_free(self.config)
         self.logs.mkdir(parents=True, exist_ok=True)
@@ -65,7 +65,7 @@ class LocalCluster:
         await self._wait_until_ready()
 
     async def stop(self) -> None:
-        """End every process, router first, and remove what they left."""
+        """Stop every process, router first, and remove their temporary files and shared memory."""
         for keeper in self._keepers:
             keeper.cancel()
         await asyncio.gather(*self._keepers, return_exceptions=True)
@@ -96,18 +96,16 @@ class LocalCluster:
             )
 
     async def _keep(self, name: str) -> None:
-        """Start a process again whenever it ends by itself."""
+        """Restart a process whenever it exits."""
         arguments = ["router"] if name == "router" else [f"{self.config.workers[name].role}-worker", "--name", name]
         while True:
             code = await self._processes[name].wait()
-            self._say(f"{name} ended with code {code} (see {self.logs / name}.log); starting it again")
+            self._report(f"{name} ended with code {code} (see {self.logs / name}.log); restarting it")
             await asyncio.sleep(_RESTART_S)
             try:
                 await self._launch(name, arguments)
-            except (
-                OSError
-            ) as error:  # no memory, no process or no file to be had now; the ended process is waited for again
-                self._say(f"{name} could not be started: {error}")
+            except OSError as error:  # out of memory, processes or files: the loop retries
+                self._report(f"{name} could not be started: {error}")
 
     async def _wait_until_ready(self) -> None:
         started_at = time.monotonic()
@@ -118,7 +116,7 @@ class LocalCluster:
                     status = await _status_of(session, self._ready_url(name))
                     if status != seen.get(name):
                         seen[name] = status
-                        self._say(f"  {time.monotonic() - started_at:5.1f} s  {name}: {status}")
+                        self._report(f"  {time.monotonic() - started_at:5.1f} s  {name}: {status}")
                 if all(status == "ready" for status in seen.values()):
                     return
                 await asyncio.sleep(0.25)
@@ -157,10 +155,10 @@ async def _status_of(session: aiohttp.ClientSession, url: str) -> str:
 
 @contextlib.asynccontextmanager
 async def local_cluster(
-    config: ClusterConfig, logs: Path, say: Callable[[str], None] = lambda _line: None
+    config: ClusterConfig, logs: Path, report: Callable[[str], None] = lambda _line: None
 ) -> AsyncIterator[LocalCluster]:
-    """A cluster that is ready, for as long as the context lasts."""
-    cluster = LocalCluster(config, logs, say)
+    """Run a cluster during the context; it is ready on entry."""
+    cluster = LocalCluster(config, logs, report)
     try:
         await cluster.start()
         yield cluster
@@ -168,19 +166,19 @@ async def local_cluster(
         await cluster.stop()
 
 
-async def run_until_stopped(config: ClusterConfig, logs: Path, say: Callable[[str], None]) -> None:
-    """Start, announce, and end at SIGINT or SIGTERM, also in the middle of the start."""
+async def run_until_stopped(config: ClusterConfig, logs: Path, report: Callable[[str], None]) -> None:
+    """Start a cluster, report its URL, and stop it at SIGINT or SIGTERM, even while it starts."""
     stop = stop_signal()  # before there is anything to clean up
-    cluster = LocalCluster(config, logs, say)
+    cluster = LocalCluster(config, logs, report)
     start = asyncio.create_task(cluster.start(), name="start")
     either: set[asyncio.Future[Any]] = {stop, start}
     try:
         await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
         if start.done():
             await start
-            say(_welcome(cluster))
+            report(_welcome(cluster))
             await stop
-        say("Stopping.")
+        report("Stopping.")
     finally:
         start.cancel()
         await asyncio.gather(start, return_exceptions=True)
