@@ -7,11 +7,10 @@ from collections.abc import Callable, Collection, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from types import MappingProxyType
 
-from adapters.library import PackedAdapter
 from router.errors import WorkerLost
 from router.fleet.fleet_state import FleetState, WorkerView
 from router.fleet.in_flight import InFlightState
-from router.fleet.worker_link import Tier, WorkerLink
+from router.fleet.worker_link import WorkerLink
 from router.fleet.worker_residency import WorkerResidency
 
 Loss = Callable[[WorkerLost], None]
@@ -57,7 +56,7 @@ class Fleet:
         connect_timeout_s: float,
     ) -> None:
         self._in_flight = in_flight
-        self._changed = asyncio.Event()  # set and replaced by every view
+        self._changed = asyncio.Event()  # set and replaced whenever a view changes
         self._views = {name: WorkerView(name, role) for name, (role, _) in addresses.items()}
         self._watches: dict[str, set[Watch]] = {name: set() for name in addresses}
         self._links = {
@@ -90,45 +89,9 @@ class Fleet:
         watch.check(self._views[view.name])
         return watch
 
-    async def ensure_adapter(
-        self,
-        worker: str,
-        revision_id: str,
-        timeout_s: float,
-        *,
-        prewarm: bool = False,
-        not_in_engine: bool = False,
-        tier: Tier = "host",
-    ) -> float:
-        """Makes a revision resident on a worker, or brings it to the tier; seconds that loading took.
-
-        A prewarm comes after what requests await. `not_in_engine`: the worker's engine has just said that it does not
-        have it. Raises RouterError.
-        """
-        link = self._links[worker]
-        return await link.ensure_adapter(
-            revision_id, timeout_s, prewarm=prewarm, not_in_engine=not_in_engine, tier=tier
-        )
-
-    async def put_adapter(self, worker: str, packed: PackedAdapter, timeout_s: float) -> bool:
-        """Sends a worker a revision that no store has; True where it kept it already. Raises RouterError."""
-        return await self._links[worker].put_adapter(packed, timeout_s)
-
-    async def pin_adapter(
-        self, worker: str, revision_id: str, pinned: bool, timeout_s: float, *, memory_only: bool = False
-    ) -> None:
-        """Makes a revision resident on a worker and keeps it there, or lets it go again. Raises RouterError.
-
-        `memory_only`: it is the pin of `put_adapter` that is meant.
-        """
-        await self._links[worker].pin_adapter(revision_id, pinned, timeout_s, memory_only=memory_only)
-
-    async def evict_adapter(self, worker: str, revision_id: str, from_disk: bool, timeout_s: float) -> bool:
-        """Takes a revision out of a worker's host memory, if asked off its disk too; False where it was nowhere.
-
-        Raises RouterError, also while the revision is used or pinned.
-        """
-        return await self._links[worker].evict_adapter(revision_id, from_disk, timeout_s)
+    def link(self, worker: str) -> WorkerLink:
+        """The link to one worker, for calls to its agent. Raises KeyError for a name that is not in cluster.yaml."""
+        return self._links[worker]
 
     def workers_with(self, revision_id: str) -> tuple[str, ...]:
         """The connected workers that have a revision in host memory, by name."""
@@ -146,20 +109,28 @@ class Fleet:
                 found.setdefault(revision_id, []).append(name)
         return found
 
-    async def wait_until_resident(self, revision_id: str, workers: Collection[str], within_s: float) -> None:
-        """Returns when these workers have told that the revision is resident, at the latest after so many seconds."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(within_s):
-                while not set(workers) <= set(self.workers_with(revision_id)):
+    async def wait_until(self, condition: Callable[[], bool], timeout_s: float) -> bool:
+        """Wait until `condition` holds; False after `timeout_s`. Checked when a worker changes in more than load."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                while not condition():
                     await self._changed.wait()
+        except TimeoutError:
+            return condition()
+        return True
+
+    async def wait_until_resident(self, revision_id: str, workers: Collection[str], timeout_s: float) -> bool:
+        """Wait until these workers have reported the revision as resident. False after `timeout_s`."""
+        return await self.wait_until(lambda: set(workers) <= set(self.workers_with(revision_id)), timeout_s)
 
     def _where(self, has_it: Callable[[WorkerResidency], bool]) -> tuple[str, ...]:
         return tuple(sorted(name for name, view in self._views.items() if view.is_connected and has_it(view.residency)))
 
     def _see(self, view: WorkerView) -> None:
-        self._views[view.name] = view
-        changed, self._changed = self._changed, asyncio.Event()
-        changed.set()
+        before, self._views[view.name] = self._views[view.name], view
+        if view != before:  # not for every heartbeat: each waiter looks at the whole fleet
+            changed, self._changed = self._changed, asyncio.Event()
+            changed.set()
         for watch in tuple(self._watches[view.name]):
             watch.check(view)
 

@@ -25,12 +25,14 @@ class WorkerView:
     is_engine_up: bool = False
     is_ready: bool = False
     is_draining: bool = False
-    num_running: int = 0
-    num_queued: int = 0
-    used_kv_tokens: int = 0
-    max_kv_tokens: int = 0
     warm_pairs: frozenset[tuple[str, str]] = frozenset()  # (decode name, its incarnation); prefill only
-    residency: WorkerResidency = field(default_factory=WorkerResidency, compare=False)  # goes on changing; see there
+    residency: WorkerResidency = field(default_factory=WorkerResidency, compare=False)  # shared and mutable; see there
+    num_residency_changes: int = 0  # since the router started
+    # The load is not compared: views that differ in it alone can serve the same requests.
+    num_running: int = field(default=0, compare=False)
+    num_queued: int = field(default=0, compare=False)
+    used_kv_tokens: int = field(default=0, compare=False)
+    max_kv_tokens: int = field(default=0, compare=False)
 
     @property
     def is_placeable(self) -> bool:

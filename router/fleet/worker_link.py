@@ -161,7 +161,8 @@ class WorkerLink:
                 if state is grpc.aio.EOF:
                     return
                 self._view.residency.apply(state.residency)
-                self._publish(_view_after(self._view, state))
+                num_changes = self._view.num_residency_changes + bool(state.residency.ByteSize())
+                self._publish(replace(_view_after(self._view, state), num_residency_changes=num_changes))
         finally:
             stream.cancel()
 

@@ -32,7 +32,6 @@ from router.protocol.prompt_logprobs import with_prompt_logprobs, without_altern
 from router.protocol.validation import Sequence, ValidatedRequest
 
 _RESIDENCY_LAG_S = 1.0  # a push may be in the catalog before its residency reaches this router
-_LOOK_AGAIN_S = 0.05
 
 log = logging.getLogger(__name__)
 
@@ -81,8 +80,9 @@ class SequenceRun:
 
     async def begin(self) -> bytes:
         """The first events, or the whole answer, from the first placement that gives one. Raises RouterError."""
+        placement = await self._first_placement()
         while True:
-            placement = await self._placed()
+            self._take(placement)
             try:
                 await self._ensure_adapter(placement)
                 return await self._send(placement)
@@ -92,11 +92,11 @@ class SequenceRun:
                 await self._end_attempt()
                 # It has just lost what no store has. Another worker may still have it.
                 self._failed = self._failed.with_placement(placement).with_worker(placement.prefill.name)
+                placement = await self._first_placement()
             except AttemptError as error:
                 await self._end_attempt()
                 self._note(error, placement)
-                if not self._can_retry(error):
-                    raise
+                placement = self._retry_placement(error)
 
     async def relay(self, first: bytes, write: Callable[[bytes], Awaitable[None]]) -> None:
         """Hand `first` and all events after it to `write`. Raises RouterError."""
@@ -116,26 +116,39 @@ class SequenceRun:
 
     # ---- the steps ----------------------------------------------------------------------------------------------
 
-    async def _placed(self) -> Placement:
-        """As `_place`. That nobody has a revision is believed when workers' word of a push has had time to come."""
-        deadline = asyncio.get_running_loop().time() + _RESIDENCY_LAG_S
-        while True:
-            try:
-                return self._place()
-            except AdapterRevisionGone:
-                if asyncio.get_running_loop().time() >= deadline:
-                    raise
-            await asyncio.sleep(_LOOK_AGAIN_S)
+    async def _first_placement(self) -> Placement:
+        """A placement that can serve the sequence now. Raises RouterError."""
 
-    def _place(self) -> Placement:
-        placement = self._next_placement()
+        def is_gone() -> bool:
+            return isinstance(self._unplaceable_error(), AdapterRevisionGone)
+
+        # A push may be in the catalog before this router knows that its workers have the revision.
+        placement = await self._placement(is_gone, _RESIDENCY_LAG_S)
         if placement is None:
-            raise unplaceable_error(self._wanted.revision, self._backends.fleet.state)
+            raise self._unplaceable_error()
+        return placement
+
+    async def _placement(self, can_come: Callable[[], bool], timeout_s: float) -> Placement | None:
+        """The best placement. Where there is none, wait for one until `can_come` is false or the time is over."""
+        placement = self._best_placement()
+        if placement is None and can_come():
+            await self._backends.fleet.wait_until(
+                lambda: self._best_placement() is not None or not can_come(), timeout_s
+            )
+            placement = self._best_placement()
+        return placement
+
+    def _best_placement(self) -> Placement | None:
+        return place(PlacementRequest.of(self._wanted.revision), self._backends.fleet.state, self._failed)
+
+    def _unplaceable_error(self) -> RouterError:
+        return unplaceable_error(self._wanted.revision, self._backends.fleet.state)
+
+    def _take(self, placement: Placement) -> None:
         self._state.phase = Phase.PLACED
         self._state.placement = placement
         self._state.num_attempts += 1
         self._holds = [self._backends.in_flight.hold(worker.name) for worker in placement.workers]
-        return placement
 
     async def _ensure_adapter(self, placement: Placement) -> None:
         """Make the revision resident before any KV room exists: a room that waits for a load blocks its workers."""
@@ -148,8 +161,8 @@ class SequenceRun:
         outcomes = self._backends.metrics.ensured_adapters
         try:
             name = placement.prefill.name
-            load_s = await self._backends.fleet.ensure_adapter(
-                name, self._wanted.revision_id, timeout_s, not_in_engine=name in self._lacking
+            load_s = await self._backends.fleet.link(name).ensure_adapter(
+                self._wanted.revision_id, timeout_s, not_in_engine=name in self._lacking
             )
         except RouterError as error:
             outcomes.labels(error.code).inc()
@@ -215,9 +228,6 @@ class SequenceRun:
 
     # ---- trying again -------------------------------------------------------------------------------------------
 
-    def _next_placement(self) -> Placement | None:
-        return place(PlacementRequest.of(self._wanted.revision), self._backends.fleet.state, self._failed)
-
     def _is_only_here(self, error: AdapterRefused) -> bool:
         """True where a worker says that it cannot get a revision that is in no store."""
         revision = self._wanted.revision
@@ -229,11 +239,13 @@ class SequenceRun:
         else:
             self._failed = self._failed.with_placement(placement).with_worker(error.worker)
 
-    def _can_retry(self, error: AttemptError) -> bool:
-        has_tries = self._state.num_attempts < self._backends.config.max_attempts
-        can_retry = error.retryable and has_tries and self._next_placement() is not None
-        if can_retry:
-            self._backends.metrics.retries.labels(error.code).inc()
-        fields = {"request_id": self._request.request_id, "reason": str(error), "code": error.code, "retry": can_retry}
-        log.info("attempt failed", extra={"fields": fields})
-        return can_retry
+    def _retry_placement(self, error: AttemptError) -> Placement:
+        """The placement for the attempt after one that ended with `error`. Raises `error` if there is to be none."""
+        has_attempts = self._state.num_attempts < self._backends.config.max_attempts
+        placement = self._best_placement() if error.retryable and has_attempts else None
+        fields = {"request_id": self._request.request_id, "reason": str(error), "code": error.code}
+        log.info("attempt failed", extra={"fields": {**fields, "retry": placement is not None}})
+        if placement is None:
+            raise error
+        self._backends.metrics.retries.labels(error.code).inc()
+        return placement

@@ -93,7 +93,9 @@ class ImportEndpoint:
         """The revision on every worker that has the old one. Raises PushFailed."""
         fleet = self._management.backends.fleet
         holders = () if old is None else fleet.workers_with(old.revision_id)
-        outcomes = await on_each(holders, lambda worker: fleet.ensure_adapter(worker, revision.revision_id, wait_s))
+        outcomes = await on_each(
+            holders, lambda worker: fleet.link(worker).ensure_adapter(revision.revision_id, wait_s)
+        )
         if outcomes.all_failed:
             first = next(iter(outcomes.errors.values()))
             raise PushFailed(
@@ -113,11 +115,11 @@ class ImportEndpoint:
         kept_before: set[str] = set()
 
         async def send(worker: str) -> None:
-            if await fleet.put_adapter(worker, packed, wait_s):
+            if await fleet.link(worker).put_adapter(packed, wait_s):
                 kept_before.add(worker)
 
         async def give_up(worker: str) -> None:
-            await fleet.pin_adapter(worker, packed.revision_id, False, _GIVE_UP_S, memory_only=True)
+            await fleet.link(worker).pin_adapter(packed.revision_id, False, _GIVE_UP_S, memory_only=True)
 
         async with memory_only.pushing(packed.revision_id):
             outcomes = await on_each(holders, send)

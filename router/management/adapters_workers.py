@@ -10,7 +10,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from router.errors import InvalidField
-from router.fleet.worker_link import Tier
+from router.fleet.worker_link import Tier, WorkerLink
 from router.management.management import Handler, Management, field, on_each
 from router.metrics import AdapterChange
 from router.protocol.json_answer import json_answer
@@ -42,53 +42,46 @@ class WorkersEndpoint:
 
     async def prewarm(self, request: Request) -> Response:
         """Makes a revision resident, or brings it to the disk, so that its first request does not wait for it."""
-        fleet, timeout_s = self._fleet, self._timeout_s
+        timeout_s = self._timeout_s
         fields = await self._management.fields(request, *_FIELDS, "tier")
         tier = _tier(fields)
         return await self._each(
             request,
             fields,
-            lambda worker, revision: fleet.ensure_adapter(worker, revision, timeout_s, prewarm=True, tier=tier),
+            lambda link, revision: link.ensure_adapter(revision, timeout_s, prewarm=True, tier=tier),
         )
 
     async def pin(self, request: Request) -> Response:
         """Makes a revision resident and keeps it from eviction."""
-        fleet, timeout_s = self._fleet, self._timeout_s
+        timeout_s = self._timeout_s
         fields = await self._management.fields(request, *_FIELDS)
-        return await self._each(
-            request, fields, lambda worker, revision: fleet.pin_adapter(worker, revision, True, timeout_s)
-        )
+        return await self._each(request, fields, lambda link, revision: link.pin_adapter(revision, True, timeout_s))
 
     async def unpin(self, request: Request) -> Response:
         """Gives a revision up to eviction again."""
-        fleet, timeout_s = self._fleet, self._timeout_s
+        timeout_s = self._timeout_s
         fields = await self._management.fields(request, *_FIELDS)
-        return await self._each(
-            request, fields, lambda worker, revision: fleet.pin_adapter(worker, revision, False, timeout_s)
-        )
+        return await self._each(request, fields, lambda link, revision: link.pin_adapter(revision, False, timeout_s))
 
     async def evict(self, request: Request) -> Response:
         """Takes a revision out of host memory and off the disk, unless it is used or pinned."""
-        fleet, timeout_s = self._fleet, self._timeout_s
+        timeout_s = self._timeout_s
         fields = await self._management.fields(request, *_FIELDS)
-        return await self._each(
-            request, fields, lambda worker, revision: fleet.evict_adapter(worker, revision, True, timeout_s)
-        )
-
-    @property
-    def _fleet(self):
-        return self._management.backends.fleet
+        return await self._each(request, fields, lambda link, revision: link.evict_adapter(revision, True, timeout_s))
 
     @property
     def _timeout_s(self) -> float:
         return self._management.backends.config.adapter_timeout_s
 
-    async def _each(self, request: Request, fields: Fields, call: Callable[[str, str], Awaitable[object]]) -> Response:
+    async def _each(
+        self, request: Request, fields: Fields, call: Callable[[WorkerLink, str], Awaitable[object]]
+    ) -> Response:
         names = field(fields, "workers", list[str], "a list of workers' names, or null for all")
         pin = field(fields, "reference", str, "an alias, 'r' and a number, or a revision id")
         revision = await self._management.resolved(request.path_params["name"], pin)
         workers = [view.name for view in self._management.holders(names, revision.manifest.positions)]
-        outcomes = await on_each(workers, lambda worker: call(worker, revision.revision_id))
+        fleet = self._management.backends.fleet
+        outcomes = await on_each(workers, lambda worker: call(fleet.link(worker), revision.revision_id))
         if outcomes.all_failed:
             raise next(iter(outcomes.errors.values()))
         answer = {"name": revision.full_name, "number": revision.number, "revision": revision.revision_id}

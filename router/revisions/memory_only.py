@@ -81,7 +81,7 @@ class MemoryOnlyRevisions:
 
     async def _tell(self, worker: str, revision_id: str, is_wanted: bool) -> None:
         try:
-            await self._fleet.pin_adapter(worker, revision_id, is_wanted, _CALL_TIMEOUT_S, memory_only=True)
+            await self._fleet.link(worker).pin_adapter(revision_id, is_wanted, _CALL_TIMEOUT_S, memory_only=True)
         except RouterError as error:
             fields = {"worker": worker, "revision": revision_id, "wanted": is_wanted, "reason": str(error)}
             log.info("worker was not told what to keep in memory only", extra={"fields": fields})

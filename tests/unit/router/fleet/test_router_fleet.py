@@ -1,0 +1,58 @@
+"""The fleet as the router sees it: waiting for changes."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from support.router_stand_ins import eventually, running_cluster
+
+REVISION = f"sha256:{1:064x}"
+
+
+def test_wait_until_looks_again_after_each_change_but_not_after_heartbeats() -> None:
+    async def scenario() -> None:
+        async with running_cluster() as cluster:
+            (worker,) = cluster.prefill
+            fleet, looks = cluster.fleet, []
+
+            def is_resident() -> bool:
+                looks.append(fleet.workers_with(REVISION))
+                return bool(looks[-1])
+
+            waiting = asyncio.create_task(fleet.wait_until(is_resident, 5))
+            await asyncio.sleep(0)
+            assert looks == [()]
+            worker.state.load.running_requests = 3
+            await worker.change()
+            await eventually(lambda: asyncio.sleep(0, fleet.state.workers["p0"].num_running), lambda n: n == 3)
+            await asyncio.sleep(0)
+            assert looks == [()]
+            await worker.change(draining=True)
+            await eventually(lambda: asyncio.sleep(0, looks), lambda each: each == [(), ()])
+            await worker.becomes_resident(REVISION)
+            assert await waiting
+            assert looks == [(), (), ("p0",)]
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("timeout_s", [0.0, 0.05])
+def test_wait_until_has_an_end(timeout_s: float) -> None:
+    async def scenario() -> None:
+        async with running_cluster() as cluster:
+            assert not await cluster.fleet.wait_until(lambda: False, timeout_s)
+            assert await cluster.fleet.wait_until(lambda: True, timeout_s)
+
+    asyncio.run(scenario())
+
+
+def test_a_link_for_each_worker() -> None:
+    async def scenario() -> None:
+        async with running_cluster() as cluster:
+            assert await cluster.fleet.link("p0").ensure_adapter(REVISION, 5) > 0
+            assert cluster.prefill[0].ensured == [REVISION]
+            with pytest.raises(KeyError):
+                cluster.fleet.link("p9")
+
+    asyncio.run(scenario())
