@@ -9,9 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-# As bench.systems.SYSTEMS, which is not imported before it is needed.
+# Copies of bench.systems.systems.SYSTEMS and bench.systems.models.MODELS, which take long to import.
 _SYSTEMS = ("none", "stock", "unified_lora", "unified_direft", "pd")
-_MODELS = ("tiny", "qwen2.5-0.5b", "llama-3.1-8b")  # as bench.models.MODELS
+_MODELS = ("tiny", "qwen2.5-0.5b", "llama-3.1-8b")
 
 
 def add_commands(commands: Any) -> None:
@@ -19,48 +19,48 @@ def add_commands(commands: Any) -> None:
     text = "Run a benchmark on this machine."
     group = commands.add_parser("bench", help=text, description=text)
     benchmarks = group.add_subparsers(required=True, metavar="benchmark")
-    text = "Requests/s over the number of adapters: no adapters, SGLang's own LoRA, Prelude in one engine and in two."
+    text = (
+        "Requests/s over the number of adapters: without adapters, SGLang's LoRA, Prelude with one engine and with two."
+    )
     tax = benchmarks.add_parser("adapter-tax", help=text, description=text)
     tax.add_argument("--systems", type=_names, default=_SYSTEMS, help=f"default: {','.join(_SYSTEMS)}")
     tax.add_argument("--adapters", type=_numbers, help="numbers of adapters in use; default: 1,8,32,64")
     tax.add_argument("--repeats", type=_positive, help="default: 3")
-    tax.add_argument("--requests", type=_positive, help="of one load; default: 192")
-    tax.add_argument("--concurrency", type=_positive, default=16, help="requests at a time; default: 16")
+    tax.add_argument("--requests", type=_positive, help="requests per load; default: 192")
+    tax.add_argument("--concurrency", type=_positive, default=16, help="concurrent requests; default: 16")
     tax.add_argument("--prompt-tokens", type=_positive, default=128, help="default: 128")
     tax.add_argument("--generated-tokens", type=_positive, default=32, help="default: 32")
     tax.add_argument("--slots", type=_positive, default=8, help="adapter slots of each engine; default: 8")
-    tax.add_argument("--model", choices=_MODELS, default="tiny", help="whose sizes to take; default: tiny")
+    tax.add_argument("--model", choices=_MODELS, default="tiny", help="sizes of the model; default: tiny")
     tax.add_argument("--lora-rank", type=_positive, default=16, help="default: 16")
     tax.add_argument("--reft-rank", type=_positive, default=8, help="default: 8")
     tax.add_argument(
         "--pd-through",
         choices=("engines", "router"),
         default="engines",
-        help="send the requests for pd to its two engines, as for the others, or through a router; default: engines",
+        help="send pd's requests to its two engines directly, or through a router; default: engines",
     )
     _add_engine_options(tax)
-    tax.add_argument(
-        "--quick", action="store_true", help="1 and 8 adapters, one repeat, 32 requests: only to see it run"
-    )
+    tax.add_argument("--quick", action="store_true", help="a smoke test: 1 and 8 adapters, one repeat, 32 requests")
     tax.add_argument("--json", type=Path, metavar="FILE", help="write the numbers")
     tax.add_argument("--plot", type=Path, metavar="FILE", help="draw a plot, .png or .svg")
     tax.set_defaults(run=_adapter_tax)
-    text = "Latencies of a full catalog: resolving from the database and from memory, listing, importing."
+    text = "Latency of a full catalog: resolving from the database and from memory, listing, importing."
     catalog = benchmarks.add_parser("catalog", help=text, description=text)
     catalog.add_argument("--revisions", type=_positive, default=1_000_000, help="default: 1000000")
     catalog.add_argument("--adapters", type=_positive, default=100_000, help="default: 100000")
     catalog.add_argument("--database", metavar="URL", help="an empty database; default: a temporary SQLite file")
     catalog.add_argument("--json", type=Path, metavar="FILE", help="write the numbers")
     catalog.set_defaults(run=_catalog)
-    text = "Cold adapters: loading one and many at once, what residents notice of it, more adapters than memory."
+    text = "Cold adapters: one load, concurrent loads, their effect on resident adapters, more adapters than memory."
     cold = benchmarks.add_parser("cold-load", help=text, description=text)
-    cold.add_argument("--quick", action="store_true", help="few adapters of a small model: only to see it run")
+    cold.add_argument("--quick", action="store_true", help="a smoke test: few adapters of a small model")
     cold.add_argument(
         "--store-delay-ms",
         type=float,
         default=0.0,
         metavar="MS",
-        help="a store over S3's protocol that answers so late; default: a folder",
+        help="latency of the store, which is then an S3 server; default: a folder as store",
     )
     _add_engine_options(cold)
     cold.add_argument("--json", type=Path, metavar="FILE", help="write the numbers")
@@ -74,7 +74,7 @@ def _add_engine_options(benchmark: argparse.ArgumentParser) -> None:
         type=shlex.split,
         default=(),
         metavar="TEXT",
-        help="more SGLang arguments for every engine",
+        help="additional SGLang arguments for every engine",
     )
 
 
@@ -144,7 +144,7 @@ def _cold_load(arguments: argparse.Namespace) -> None:
 
 
 def _command(words: list[str]) -> str:
-    """The command line without the folders of its files, which are the machine's own."""
+    """The command line with file names instead of paths, which are specific to this machine."""
     return " ".join(["prelude", *(Path(word).name if "/" in word else word for word in words)])
 
 
@@ -152,7 +152,7 @@ def _names(text: str) -> tuple[str, ...]:
     names = tuple(dict.fromkeys(text.split(",")))
     if unknown := set(names) - set(_SYSTEMS):
         raise argparse.ArgumentTypeError(
-            f"there is no system {', '.join(sorted(unknown))}; there is {', '.join(_SYSTEMS)}"
+            f"unknown system {', '.join(sorted(unknown))}; choose from {', '.join(_SYSTEMS)}"
         )
     return tuple(name for name in _SYSTEMS if name in names)
 

@@ -54,9 +54,9 @@ def _parser() -> argparse.ArgumentParser:
     def add_config(command: argparse.ArgumentParser) -> None:
         command.add_argument("--config", type=Path, default=Path("cluster.yaml"), help="default: ./cluster.yaml")
 
-    up = add("up", _up, "Start a whole cluster on this machine; Ctrl-C ends it.")
+    up = add("up", _up, "Start a whole cluster on this machine; Ctrl-C stops it.")
     add_config(up)
-    up.add_argument("--logs", type=Path, help="default: the folder `logs` beside the configuration")
+    up.add_argument("--logs", type=Path, help="folder for log files; default: `logs` beside the configuration")
 
     router = add("router", _router, "Run the router of a cluster.")
     router.set_defaults(writes_log=True)
@@ -67,7 +67,7 @@ def _parser() -> argparse.ArgumentParser:
         worker.set_defaults(role=role, writes_log=True)
         add_config(worker)
         worker.add_argument("--name", required=True, help="the worker's name in the configuration")
-        worker.add_argument("--scratch", type=Path, help="folder for temporary files; default: a new one")
+        worker.add_argument("--scratch", type=Path, help="folder for temporary files; default: a temporary one")
 
     from cli import bench
     from cli.adapters import commands as adapters
@@ -75,7 +75,7 @@ def _parser() -> argparse.ArgumentParser:
     adapters.add_commands(commands)
     bench.add_commands(commands)
 
-    demo = add("demo", _demo, "Make a small random model, adapters and a cluster.yaml to try Prelude with.")
+    demo = add("demo", _demo, "Create a small random model, adapters and a cluster.yaml to try Prelude with.")
     demo.add_argument("folder", type=Path)
     return parser
 
@@ -128,8 +128,10 @@ def _worker(arguments: argparse.Namespace) -> None:
     from adapters.files.locked_folder import LockedFolder, sweep_abandoned
 
     temporary = Path(tempfile.gettempdir())
-    sweep_abandoned(_SCRATCH_PREFIX, temporary)  # of workers that were killed
-    folder = LockedFolder(_SCRATCH_PREFIX, arguments.role, temporary)  # short: sockets of the engine lie in it
+    sweep_abandoned(_SCRATCH_PREFIX, temporary)  # left by killed workers
+    folder = LockedFolder(
+        _SCRATCH_PREFIX, arguments.role, temporary
+    )  # short: it holds engines' sockets, whose paths have a length limit
     try:
         run_agent(agent(config, arguments.name, folder.path))
     finally:
@@ -137,7 +139,7 @@ def _worker(arguments: argparse.Namespace) -> None:
 
 
 def _agent_class(role: str) -> type[WorkerAgent]:
-    """A role's agent. Nothing of the other roles is imported."""
+    """The agent class of a role. Imports no other role."""
     match role:
         case "prefill":
             from prefill_worker.agent import PrefillAgent

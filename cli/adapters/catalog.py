@@ -1,5 +1,7 @@
-"""`prelude adapters import | list | show | alias | rollback | history | delete | restore | export`. They use catalog
-and store themselves, with or without a running cluster; running routers see a change within a second.
+"""`prelude adapters import | list | show | alias | rollback | history | delete | restore | export`.
+
+The commands access catalog and store directly, with or without a running cluster. Running routers see a change within
+a second.
 """
 
 from __future__ import annotations
@@ -36,44 +38,44 @@ _STEPS = {"reading": "reading and checking", "packing": "packing", "storing": "s
 
 def add_commands(commands: Any) -> None:
     """Add the commands of this module."""
-    text = "Make a directory's content a revision of an adapter, its latest one."
+    text = "Import a directory as the latest revision of an adapter."
     command = add_command(commands, "import", _import, text)
     _add_name(command)
-    command.add_argument("directory", type=Path, help="the adapter; docs/adapter-formats.md lists what is read")
+    command.add_argument("directory", type=Path, help="the adapter, in a format of docs/adapter-formats.md")
     command.add_argument("--tag", metavar="ALIAS", help="point this alias at the revision, too")
-    command.add_argument("--keep-latest", action="store_true", help="leave `latest` where it is, if it is anywhere")
+    command.add_argument("--keep-latest", action="store_true", help="do not move the alias `latest` if it exists")
 
     command = add_command(commands, "list", _list, "List adapters by tenant and name.")
-    command.add_argument("--tenant", help="only this tenant's")
-    command.add_argument("--prefix", help="only those whose name begins so")
-    command.add_argument("--deleted", action="store_true", help="those that are deleted and can still be restored")
+    command.add_argument("--tenant", help="only this tenant's adapters")
+    command.add_argument("--prefix", help="only names with this prefix")
+    command.add_argument("--deleted", action="store_true", help="list the deleted adapters that can still be restored")
 
     command = add_command(commands, "show", _show, "Show an adapter's aliases and its newest revisions.")
     _add_name(command)
 
     command = add_command(commands, "alias", _alias, "Point an alias at a revision.")
     command.add_argument("alias", metavar="NAME@ALIAS")
-    command.add_argument("revision", metavar="rN", help="a revision's number; an alias or sha256:… of it do, too")
+    command.add_argument("revision", metavar="rN", help="a revision's number; or an alias or sha256:…")
 
-    command = add_command(commands, "rollback", _rollback, "Point an alias at what it stood for before its last move.")
+    command = add_command(commands, "rollback", _rollback, "Point an alias back at the revision before its last move.")
     command.add_argument("alias", metavar="NAME[@ALIAS]", help=f"default: the alias {LATEST!r}")
 
     text = "Show when an alias moved, from which revision to which, and by whom; newest first."
     command = add_command(commands, "history", _history, text)
     _add_name(command)
     command.add_argument("--alias", default=LATEST, help=f"default: {LATEST!r}")
-    command.add_argument("--limit", type=_limit, default=_SHOWN_MOVES, help=f"moves; default: {_SHOWN_MOVES}")
+    command.add_argument("--limit", type=_limit, default=_SHOWN_MOVES, help=f"number of moves; default: {_SHOWN_MOVES}")
 
     command = add_command(commands, "delete", _delete, "Delete an adapter. It can be restored until `gc` purges it.")
     _add_name(command)
 
-    command = add_command(commands, "restore", _restore, "Bring a deleted adapter back, its aliases included.")
+    command = add_command(commands, "restore", _restore, "Restore a deleted adapter and its aliases.")
     _add_name(command)
 
-    text = "Write a revision into a new directory in Prelude's own layout, in the precision of the serving dtype."
+    text = "Write a revision to a new directory, in Prelude's own layout and in the serving dtype."
     command = add_command(commands, "export", _export, text)
     command.add_argument("reference", metavar="REFERENCE", help="name, name@alias, name@rN or name@sha256:…")
-    command.add_argument("directory", type=Path, help="is made; must not exist")
+    command.add_argument("directory", type=Path, help="created by the export; must not exist")
 
 
 def _add_name(command: Any) -> None:
@@ -106,19 +108,19 @@ def _import(arguments: argparse.Namespace) -> None:
 
 
 class _Progress:
-    """What an import is doing, on one line of a terminal; nothing elsewhere."""
+    """Shows an import's current step on one line of a terminal; nothing elsewhere."""
 
     def __enter__(self) -> _Progress:
         self._is_shown = sys.stderr.isatty()
         return self
 
     def __call__(self, step: ImportStep) -> None:
-        self._say(f"{_STEPS[step]} …")
+        self._print(f"{_STEPS[step]} …")
 
     def __exit__(self, *_: object) -> None:
-        self._say("")
+        self._print("")
 
-    def _say(self, text: str) -> None:
+    def _print(self, text: str) -> None:
         if self._is_shown:
             print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
 

@@ -1,4 +1,4 @@
-"""`prelude adapters …`: checks of directories, the managed adapters of a cluster, and where they are resident."""
+"""`prelude adapters …`: verify directories, manage a cluster's adapters, control their residency."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from cli.adapters import workers as adapters_workers
 
 
 def add_commands(commands: Any) -> None:
-    """Add `adapters` and what is below it to the command line."""
-    text = "Work with adapters: their directories, their revisions and aliases, and workers that hold them."
+    """Add `adapters` and its subcommands to the command line."""
+    text = "Verify adapter directories, manage revisions and aliases, load and pin them on workers."
     group = commands.add_parser("adapters", help=text, description=text)
     subcommands = group.add_subparsers(required=True, metavar="command")
     for module in (adapters_verify, adapters_catalog, adapters_store, adapters_workers):

@@ -1,4 +1,4 @@
-"""What a command works on: the catalog and the library of the cluster.yaml that it was given."""
+"""Opens the catalog and the library for a command."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def opened_catalog(arguments: argparse.Namespace) -> Iterator[SqlCatalog]:
-    """The catalog, for what needs neither the store nor the base model. Raises ConfigError and AdapterError."""
+    """The catalog alone, without store and base model. Raises ConfigError and AdapterError."""
     from cluster.config.load import load_cluster_config
     from cluster.open_library import open_configured_catalog
 
@@ -36,7 +36,7 @@ def opened_catalog(arguments: argparse.Namespace) -> Iterator[SqlCatalog]:
 
 @contextmanager
 def opened_library(arguments: argparse.Namespace) -> Iterator[AdapterLibrary]:
-    """Catalog and store. Raises ConfigError and AdapterError."""
+    """The library: catalog, store and base model. Raises ConfigError and AdapterError."""
     from cluster.config.load import load_cluster_config
     from cluster.open_library import open_library
 
@@ -60,8 +60,8 @@ def split_name(name: str) -> tuple[str, str]:
 
 
 def this_user() -> str:
-    """Who is said to have moved an alias from the command line."""
+    """The user who is recorded for alias moves."""
     try:
         return f"{getpass.getuser()} (command line)"
-    except (KeyError, OSError):  # of a user id without a name, as in containers
+    except (KeyError, OSError):  # a user id without a name, as in containers
         return "command line"

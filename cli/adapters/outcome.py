@@ -1,4 +1,4 @@
-"""What all `prelude adapters` commands share: their common options, how they print and how they end."""
+"""Common options, output and exit statuses of the `prelude adapters` commands."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ WRONG_USAGE = 2
 
 
 def add_command(commands: Any, name: str, run: Callable[[argparse.Namespace], None], text: str) -> Any:
-    """A command on a cluster's adapters, with the options that all of them have."""
+    """Add a command with the common options."""
     command = commands.add_parser(
         name,
         help=text,
         description=text,
-        epilog="Exits with 0 when it is done, 1 when it is refused or fails, 2 on wrong usage.",
+        epilog="Exit status: 0 on success, 1 if refused or failed, 2 on wrong usage.",
     )
     command.add_argument("--config", type=Path, default=Path("cluster.yaml"), help="default: ./cluster.yaml")
     command.add_argument("--json", action="store_true", help="print JSON")
@@ -34,7 +34,7 @@ def add_command(commands: Any, name: str, run: Callable[[argparse.Namespace], No
 
 @contextmanager
 def failures_end(arguments: argparse.Namespace) -> Iterator[None]:
-    """Inside, what the user did wrong ends the command with 2, and what is refused or fails, with 1."""
+    """Exit with 2 on wrong usage in the block, with 1 on a refusal or failure."""
     try:
         yield
     except (ConfigError, FileExistsError) as error:
@@ -46,7 +46,7 @@ def failures_end(arguments: argparse.Namespace) -> Iterator[None]:
 
 
 def fail(arguments: argparse.Namespace, status: int, code: str, message: str, **fields: Any) -> NoReturn:
-    """Say why and end with the status. `fields` are of the JSON."""
+    """Print the error and exit with the status. `fields` are added to the JSON."""
     if arguments.json:
         _print_json({**fields, "error": {"code": code, "message": message}})
     print(f"prelude: {code}: {message}", file=sys.stderr)
@@ -54,7 +54,7 @@ def fail(arguments: argparse.Namespace, status: int, code: str, message: str, **
 
 
 def print_result(arguments: argparse.Namespace, as_json: Any, lines: Iterable[str]) -> None:
-    """Print the one or the other."""
+    """Print JSON or lines, as the arguments request."""
     if arguments.json:
         _print_json(as_json)
         return

@@ -1,4 +1,4 @@
-"""`prelude adapters gc | fsck`: what keeps the store in step with the catalog."""
+"""`prelude adapters gc | fsck`: keep the store consistent with the catalog."""
 
 from __future__ import annotations
 
@@ -22,25 +22,25 @@ _SHOWN = 20  # of each kind of finding
 
 def add_commands(commands: Any) -> None:
     """Add the commands of this module."""
-    text = "Purge adapters that were deleted a while ago, and remove the bytes that no adapter needs any more."
+    text = "Purge adapters that were deleted some time ago, and remove unreferenced files from the store."
     command = add_command(commands, "gc", _gc, text)
     command.add_argument(
         "--older-than",
         type=_seconds,
         default="7d",
         metavar="AGE",
-        help="deleted before that, as 7d or 12h; default: 7d",
+        help="least time since the deletion, such as 7d or 12h; default: 7d",
     )
 
-    text = "Compare the store with the catalog: what is missing, damaged, not referred to, or left over."
+    text = "Compare the store with the catalog: find missing, damaged, unreferenced and left-over objects."
     command = add_command(commands, "fsck", _fsck, text)
     command.add_argument(
-        "--repair", action="store_true", help="move damaged objects to quarantine/, delete what nothing refers to"
+        "--repair", action="store_true", help="move damaged objects to quarantine/, delete unreferenced ones"
     )
-    command.add_argument("--no-content", action="store_true", help="compare what is there, without reading it")
+    command.add_argument("--no-content", action="store_true", help="do not read the objects' content")
     command.add_argument(
         "--min-age", type=_seconds, default="1h", metavar="AGE",
-        help="leave alone what is younger, since its import may be under way; default: 1h",
+        help="ignore younger objects, whose import may still run; default: 1h",
     )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""`prelude adapters verify`: what can be said of an adapter's directory without a running cluster."""
+"""`prelude adapters verify`: checks an adapter's directory without a running cluster."""
 
 from __future__ import annotations
 
@@ -22,20 +22,18 @@ if TYPE_CHECKING:
 def add_commands(commands: Any) -> None:
     """Add `verify`."""
     text = (
-        "Say what an adapter's directory is, whether it loads here, its bytes, and whether it computes the right thing."
+        "Show what an adapter directory contains, whether it loads here, its size, and whether it computes correctly."
     )
     verify = commands.add_parser(
         "verify",
         help=text,
         description=text,
-        epilog="Exits with 0 when the adapter is fine, 1 when it is refused, not served or fails the check, "
+        epilog="Exit status: 0 if the adapter is fine, 1 if it is refused, not served or fails the check, "
         "2 on wrong usage.",
     )
-    verify.add_argument("directory", type=Path, help="the adapter; docs/adapter-formats.md lists what is read")
+    verify.add_argument("directory", type=Path, help="the adapter, in a format of docs/adapter-formats.md")
     verify.add_argument("--model", type=Path, help="the base model's directory; default: that of --config")
-    verify.add_argument(
-        "--config", type=Path, help="a cluster.yaml whose limits and dtype count; default: the defaults"
-    )
+    verify.add_argument("--config", type=Path, help="a cluster.yaml for limits and dtype; default: the built-in ones")
     verify.add_argument(
         "--allow-pickle", type=Path, metavar="OUT", help="convert pickled weights into OUT, then verify OUT"
     )

@@ -1,4 +1,4 @@
-"""`prelude adapters pin | unpin | prewarm`: asks the agents of a running cluster to hold a revision."""
+"""`prelude adapters pin | unpin | prewarm`: control the residency of a revision on running workers."""
 
 from __future__ import annotations
 
@@ -26,23 +26,23 @@ _Call = Callable[["WorkerControlStub"], Awaitable[Any]]
 def add_commands(commands: Any) -> None:
     """Add the commands of this module."""
     for name, run, text in (
-        ("pin", _pin, "Make workers load a revision and keep it in host memory, whatever else comes."),
+        ("pin", _pin, "Load a revision into workers' host memory and protect it from eviction."),
         ("unpin", _unpin, "Let workers evict a pinned revision again."),
         (
             "prewarm",
             _prewarm,
-            "Make workers load a revision before the first request for it; what requests wait for goes before.",
+            "Load a revision into workers before its first request; loads that requests wait for come first.",
         ),
     ):
         command = add_command(commands, name, run, text)
         command.add_argument("reference", metavar="REFERENCE", help="name, name@alias, name@rN or name@sha256:…")
-        command.add_argument("--worker", metavar="NAME", help="only this one; default: all that hold adapters")
+        command.add_argument("--worker", metavar="NAME", help="only this worker; default: all that hold adapters")
         if run is not _unpin:
             command.add_argument(
                 "--deadline", type=float, default=_DEADLINE_S, metavar="SECONDS", help=f"default: {_DEADLINE_S:g}"
             )
         if run is _prewarm:
-            command.add_argument("--tier", choices=("host", "disk"), default="host", help="disk: fetch it only")
+            command.add_argument("--tier", choices=("host", "disk"), default="host", help="disk: fetch without loading")
 
 
 def _pin(arguments: argparse.Namespace) -> None:
@@ -52,7 +52,7 @@ def _pin(arguments: argparse.Namespace) -> None:
         request = PinAdapterRequest(revision_id=revision_id, pinned=True, deadline_s=arguments.deadline)
         return lambda stub: stub.PinAdapter(request, timeout=arguments.deadline + ANSWER_MARGIN_S)
 
-    _ask(arguments, call, "pinned")
+    _call_workers(arguments, call, "pinned")
 
 
 def _unpin(arguments: argparse.Namespace) -> None:
@@ -62,7 +62,7 @@ def _unpin(arguments: argparse.Namespace) -> None:
         request = PinAdapterRequest(revision_id=revision_id, pinned=False)
         return lambda stub: stub.PinAdapter(request, timeout=_DEADLINE_S + ANSWER_MARGIN_S)
 
-    _ask(arguments, call, "unpinned")
+    _call_workers(arguments, call, "unpinned")
 
 
 def _prewarm(arguments: argparse.Namespace) -> None:
@@ -73,11 +73,11 @@ def _prewarm(arguments: argparse.Namespace) -> None:
         request = EnsureAdapterRequest(revision_id=revision_id, deadline_s=arguments.deadline, tier=tier, prewarm=True)
         return lambda stub: stub.EnsureAdapter(request, timeout=arguments.deadline + ANSWER_MARGIN_S)
 
-    _ask(arguments, call, "on disk" if arguments.tier == "disk" else "in host memory")
+    _call_workers(arguments, call, "on disk" if arguments.tier == "disk" else "in host memory")
 
 
-def _ask(arguments: argparse.Namespace, call: Callable[[str], _Call], done: str) -> None:
-    """Resolve the reference, ask the workers at the same time, print what each said; ends with 1 if one refused."""
+def _call_workers(arguments: argparse.Namespace, call: Callable[[str], _Call], done: str) -> None:
+    """Resolve the reference, call the workers concurrently, print the results; exit with 1 if one failed."""
     from cluster.config.load import load_cluster_config
 
     with failures_end(arguments):
@@ -85,7 +85,7 @@ def _ask(arguments: argparse.Namespace, call: Callable[[str], _Call], done: str)
         addresses = _addresses(load_cluster_config(arguments.config), arguments)
         with opened_catalog(arguments) as catalog:
             revision = catalog.resolve(arguments.reference)
-    seconds, errors = asyncio.run(_ask_all(addresses, call(revision.revision_id)))
+    seconds, errors = asyncio.run(_call_all(addresses, call(revision.revision_id)))
     as_json = {
         "name": revision.full_name,
         "number": revision.number,
@@ -100,7 +100,7 @@ def _ask(arguments: argparse.Namespace, call: Callable[[str], _Call], done: str)
 
 
 def _addresses(config: ClusterConfig, arguments: argparse.Namespace) -> dict[str, str]:
-    """Where the agents listen, by worker. Raises ConfigError."""
+    """The agents' addresses, by worker. Raises ConfigError."""
     workers = {name: worker for name, worker in config.workers.items() if worker.holds_adapters}
     if arguments.worker is not None:
         if arguments.worker not in workers:
@@ -117,9 +117,9 @@ def _addresses(config: ClusterConfig, arguments: argparse.Namespace) -> dict[str
     return {name: f"{worker.host}:{worker.control_port}" for name, worker in workers.items()}
 
 
-async def _ask_all(addresses: dict[str, str], call: _Call) -> tuple[dict[str, float], dict[str, dict[str, str]]]:
-    """By worker the seconds that it took, and the errors of the others."""
-    answers = await asyncio.gather(*(_ask_one(address, call) for address in addresses.values()))
+async def _call_all(addresses: dict[str, str], call: _Call) -> tuple[dict[str, float], dict[str, dict[str, str]]]:
+    """Seconds by worker that succeeded, and errors by worker that failed."""
+    answers = await asyncio.gather(*(_call_one(address, call) for address in addresses.values()))
     by_worker = dict(zip(addresses, answers, strict=True))
     return (
         {name: answer for name, answer in by_worker.items() if isinstance(answer, float)},
@@ -127,7 +127,7 @@ async def _ask_all(addresses: dict[str, str], call: _Call) -> tuple[dict[str, fl
     )
 
 
-async def _ask_one(address: str, call: _Call) -> float | dict[str, str]:
+async def _call_one(address: str, call: _Call) -> float | dict[str, str]:
     import grpc
 
     from cluster.control.control_pb2_grpc import WorkerControlStub
@@ -139,5 +139,5 @@ async def _ask_one(address: str, call: _Call) -> float | dict[str, str]:
         except grpc.aio.AioRpcError as error:
             metadata = dict(error.trailing_metadata() or ())
             code = metadata.get(ERROR_CODE_KEY) or error.code().name.lower()
-            return {"code": str(code), "message": error.details() or f"{address} says no more"}
+            return {"code": str(code), "message": error.details() or f"{address} gave no details"}
     return round(time.monotonic() - began_at, 4)
