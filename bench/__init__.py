@@ -1,1 +1,1 @@
-"""Benchmarks. Each one is a command, `prelude bench …`, that prints its numbers and writes them with --json."""
+"""Benchmarks: commands `prelude bench …` that print their numbers and write them with --json."""

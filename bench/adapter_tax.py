@@ -1,8 +1,8 @@
-"""What adapters cost: requests/s over the number of adapters in use, for Prelude and for SGLang as it is.
+"""Benchmark of what adapters cost: requests/s over the number of adapters in use, for Prelude and for stock SGLang.
 
-Every engine is started once and stays up; idle ones sleep. Loads alternate between the systems: for each repeat and
-each number of adapters every system gets the same requests, one system after the other, and every second repeat
-goes through all of it the other way around, so that whatever else the machine does falls on all of them alike.
+Every engine starts once and stays up; idle ones sleep. In each repeat and for each number of adapters every system
+gets the same requests, one system after the other. Every second repeat runs in reverse order, so that drift of the
+machine's speed affects all systems alike.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ from bench.systems.start import Starter
 from bench.systems.systems import HAVE_BASELINE, System
 
 _REQUEST_TIMEOUT_S = 300.0
-_KEEP_ALIVE_S = 1.0  # less than a server's: a connection that it closes just when we use it again is an error
-_MAX_CACHED_SHARE = 0.02  # of prompt tokens: random prompts may begin alike by chance
+_KEEP_ALIVE_S = 1.0  # below the servers' timeout: reusing a connection that the server just closed is an error
+_MAX_CACHED_SHARE = 0.02  # of prompt tokens: random prompts may share a prefix by chance
 _CHECK_TOKENS = 4
 _CHECK_SEED, _WARM_UP_SEED, _LOAD_SEED = 0, 1, 2
 
 
 def run(
-    options: Options, command: str, json_path: Path | None, plot_path: Path | None, say: Callable[[str], None]
+    options: Options, command: str, json_path: Path | None, plot_path: Path | None, progress: Callable[[str], None]
 ) -> None:
-    """Measure, print the table, write the files. Raises BenchError: half a result is none."""
+    """Measure, print the table, write the files. Raises BenchError rather than report half a result."""
     for path in (json_path, plot_path):
         if path is not None and not path.absolute().parent.is_dir():
             raise BenchError(f"{path}: there is no folder {path.parent}")
@@ -67,7 +67,7 @@ def run(
 
     def publish(measurements: list[report.Measurement]) -> None:
         ratios = report.RATIOS[options.device]
-        say("\n" + report.table(measurements, ratios, _footnotes(options)))
+        progress("\n" + report.table(measurements, ratios, _footnotes(options)))
         if json_path is not None:
             json_path.write_text(json.dumps(report.document(measurements, ratios, **facts), indent=2) + "\n")
         if plot_path is not None:
@@ -75,31 +75,31 @@ def run(
 
     with tempfile.TemporaryDirectory(prefix="prelude-bench-") as folder:
         try:
-            asyncio.run(_measure_all(options, Path(folder), say, publish))
+            asyncio.run(_measure_all(options, Path(folder), progress, publish))
         except asyncio.CancelledError:
-            raise BenchError("it was told to stop before it had measured everything") from None
+            raise BenchError("stopped before all measurements were done") from None
 
 
 async def _measure_all(
     options: Options,
     folder: Path,
-    say: Callable[[str], None],
+    progress: Callable[[str], None],
     publish: Callable[[list[report.Measurement]], None],
 ) -> None:
     measurements: list[report.Measurement] = []
-    this = asyncio.current_task()
-    assert this is not None
-    # As Ctrl-C: the engines are stopped in order, which removes their shared memory.
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, this.cancel)
+    task = asyncio.current_task()
+    assert task is not None
+    # SIGTERM acts as Ctrl-C: the engines are stopped in order, which removes their shared memory.
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     async with contextlib.AsyncExitStack() as stack:
         timeout = aiohttp.ClientTimeout(total=_REQUEST_TIMEOUT_S)
         connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_ALIVE_S)
         session = await stack.enter_async_context(aiohttp.ClientSession(timeout=timeout, connector=connector))
-        base, systems = await Starter(options, folder, session, stack).start_all(say)
+        base, systems = await Starter(options, folder, session, stack).start_all(progress)
         count, shape = max(options.adapters), options.shape
         for system in systems:
             await check_that_adapters_act(system, count, shape, base.vocabulary)
-        say("Every adapter has an answer of its own on every system.")
+        progress("Every adapter gives its own answer on every system.")
         loads = [
             (adapters, system)
             for adapters in sorted({0, *options.adapters})
@@ -110,7 +110,7 @@ async def _measure_all(
             for adapters, system in reversed(loads) if repeat % 2 else loads:
                 measured = await _measure(system, adapters, repeat, options.shape, base.vocabulary)
                 measurements.append(measured)
-                say(
+                progress(
                     f"  repeat {repeat + 1}/{options.repeats}  n = {adapters:<3} {system.name:<15}"
                     f"{measured.requests_per_s:7.1f} requests/s"
                 )
@@ -143,7 +143,7 @@ async def _measure(system: System, adapters: int, repeat: int, shape: Shape, voc
 async def _load(
     system: System, seed: tuple[int, ...], num_requests: int, adapters: int, shape: Shape, vocabulary: int
 ) -> tuple[LoadResult, int]:
-    """How the load went, and how many prompt tokens came from the prefix cache."""
+    """Run a load; its result and the number of prompt tokens that came from the prefix cache."""
     requests = [request(seed, number, adapters, shape.prompt_tokens, vocabulary) for number in range(num_requests)]
     num_cached_tokens = 0
 
@@ -156,10 +156,10 @@ async def _load(
 
 
 async def check_that_adapters_act(system: System, count: int, shape: Shape, vocabulary: int) -> None:
-    """The same prompt under the base model and under every adapter gives that many different answers.
+    """Check that the base model and every adapter give different answers to one prompt. Raises WrongAnswer.
 
-    An adapter that is silently dropped would look fast. One request at a time, and log-probabilities with the tokens:
-    alone, a prompt gives the same numbers to the last bit unless an adapter changes them. Raises WrongAnswer.
+    A silently dropped adapter would look fast. Requests run one at a time and the answers include log-probabilities:
+    without batching they are the same to the last bit unless an adapter changes them.
     """
     if system.name == "none":
         return
@@ -190,7 +190,7 @@ def _footnotes(options: Options) -> list[str]:
         notes.append(
             "pd goes through the router, which costs the same CPU cores too."
             if options.pd_through == "router"
-            else "pd is measured at its two engines: the load client sends both legs, there is no router."
+            else "pd is measured without a router: the load client calls its two engines itself."
         )
         notes.append("pd's two engines share the machine: compare it with itself, not with the others.")
     return notes

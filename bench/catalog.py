@@ -1,7 +1,7 @@
-"""What a full catalog costs: resolving from the database and from memory, pages of a listing, imports.
+"""Benchmark of a full catalog: latency of resolving from the database and from memory, of listing and importing.
 
-The database is filled by multi-row inserts straight into the tables, then used through `SqlCatalog`, by one thread.
-Every latency is the median of five rounds', so that what else the machine does for a moment does not count.
+The database is filled by multi-row inserts into its tables, then used through `SqlCatalog` by one thread. Every
+latency is the median of five rounds, so that short disturbances do not count.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ from bench.measuring.quantile import quantile
 
 NUM_TENANTS = 100
 PAGE = 100
-_RANKS = (4, 8, 16, 32, 64)  # as many different manifests
+_RANKS = (4, 8, 16, 32, 64)  # one manifest each
 _ADAPTERS_AT_A_TIME = 1000
 _NUM_ROUNDS = 5
-_NUM_RESOLVED, _NUM_CACHED, _NUM_PAGES, _NUM_IMPORTS = 20_000, 200_000, 1000, 300  # in all rounds
+_NUM_RESOLVED, _NUM_CACHED, _NUM_PAGES, _NUM_IMPORTS = 20_000, 200_000, 1000, 300  # over all rounds
 _SEED = 1
 
 
@@ -46,9 +46,9 @@ def run(
     database: str | None,
     command: str,
     json_path: Path | None,
-    say: Callable[[str], None],
+    progress: Callable[[str], None],
 ) -> dict[str, Any]:
-    """Fill, measure, print, write the file; what was written. Raises BenchError."""
+    """Fill, measure, print, write the file; returns its content. Raises BenchError."""
     if json_path is not None and not json_path.absolute().parent.is_dir():
         raise BenchError(f"{json_path}: there is no folder {json_path.parent}")
     if adapters > revisions:
@@ -63,19 +63,19 @@ def run(
     with tempfile.TemporaryDirectory(prefix="prelude-bench-") as folder:
         url = database or f"sqlite:///{folder}/catalog.db"
         try:
-            measured = _measure(_Shape(revisions, adapters), url, say)
+            measured = _measure(_Shape(revisions, adapters), url, progress)
         except (AdapterError, ValueError) as error:
             raise BenchError(str(error)) from error
     document = {**facts, **measured}
     for key, value in measured.items():
-        say(f"  {key:<24} {value}")
+        progress(f"  {key:<24} {value}")
     if json_path is not None:
         json_path.write_text(json.dumps(document, indent=2) + "\n")
     return document
 
 
 class _Shape:
-    """Who has what. Adapters have numbers from 0; revisions, from 1; those of one adapter follow each other."""
+    """Assigns revisions, numbered from 1, to adapters, numbered from 0. Those of one adapter are consecutive."""
 
     def __init__(self, num_revisions: int, num_adapters: int):
         self.num_revisions, self.num_adapters = num_revisions, num_adapters
@@ -98,16 +98,16 @@ class _Shape:
         return f"sha256:{hashlib.sha256(f'content {content}'.encode()).hexdigest()}"
 
 
-def _measure(shape: _Shape, url: str, say: Callable[[str], None]) -> dict[str, Any]:
+def _measure(shape: _Shape, url: str, progress: Callable[[str], None]) -> dict[str, Any]:
     catalog = SqlCatalog.open(url)
     if catalog.last_change():
-        raise BenchError(f"{make_url(url).render_as_string(hide_password=True)} has a catalog in it; name an empty one")
-    say(f"Filling with {shape.num_revisions} revisions of {shape.num_adapters} adapters.")
+        raise BenchError(f"{make_url(url).render_as_string(hide_password=True)} is not empty; name an empty database")
+    progress(f"Filling with {shape.num_revisions} revisions of {shape.num_adapters} adapters.")
     started = time.perf_counter()
     filling = Database(url)
     _fill(filling, shape)
     fill_s = time.perf_counter() - started
-    say("Measuring.")
+    progress("Measuring.")
     generator = random.Random(_SEED)
     rounds = [_measure_round(catalog, shape, generator, number) for number in range(_NUM_ROUNDS)]
     server = filling.read(_server)
@@ -174,7 +174,7 @@ def _cached(catalog: SqlCatalog, references: Sequence[str], generator: random.Ra
 
 
 def _references(shape: _Shape, generator: random.Random, count: int) -> Iterator[str]:
-    """Seven of ten name an adapter, the others an alias, a number or a revision id; all adapters alike often."""
+    """70 % adapter names; aliases, revision numbers and revision ids. Adapters are uniformly distributed."""
     for _ in range(count):
         adapter = generator.randrange(shape.num_adapters)
         contents, full_name = shape.contents(adapter), shape.full_name(adapter)
@@ -199,7 +199,7 @@ def _import(catalog: SqlCatalog, shape: _Shape, number: int) -> None:
 
 
 def _manifest(rank: int) -> Manifest:
-    """That of a LoRA on four projections of 32 layers."""
+    """The manifest of a LoRA on four projections of 32 layers."""
     modules = ("k_proj", "o_proj", "q_proj", "v_proj")
     entries = (LoraEntry(layer, each, rank, 4096, 4096, 2.0, "bfloat16") for layer in range(32) for each in modules)
     return Manifest("sha256:" + "0" * 64, ("lora",), "prefill", tuple(entries), ())
@@ -228,7 +228,7 @@ def _fill(database: Database, shape: _Shape) -> None:
 
 
 def _insert_adapters(shape: _Shape, numbers: range, now: datetime, connection: Connection) -> None:
-    """As imports one by one would have left them, with `prod` at every adapter's first revision."""
+    """Insert the rows that single imports would create, with `prod` at every adapter's first revision."""
     contents = [(number, content) for number in numbers for content in shape.contents(number)]
     firsts = {number: shape.contents(number)[0] for number in numbers}
     _insert(
@@ -323,7 +323,7 @@ def _finish(connection: Connection, shape: _Shape) -> None:
             ("manifests", len(_RANKS)),
         ):
             connection.execute(text(f"SELECT setval(pg_get_serial_sequence('{table}', 'id'), {last})"))
-        connection.execute(text("ANALYZE"))  # as the server does itself a minute later
+        connection.execute(text("ANALYZE"))  # autovacuum would do it a minute later
 
 
 def _server(connection: Connection) -> str:

@@ -1,7 +1,7 @@
-"""What cold adapters cost: loading one, sixteen at once, the residents' first tokens meanwhile, four times too many.
+"""Benchmark of cold adapters: one load, sixteen concurrent loads, residents' TTFT meanwhile, too little host memory.
 
-A unified worker behind its router, a model of 32 layers, LoRA on seven projections: 448 tensors in a PEFT file. All
-adapters are in the store; what is cold has never been asked for.
+A unified worker behind its router serves a model of 32 layers with LoRA on seven projections: 448 tensors per PEFT
+file. All adapters are in the store; a cold one has not been requested before.
 """
 
 from __future__ import annotations
@@ -57,26 +57,26 @@ class Options:
     num_layers: int = 32
     rank: int = 16
     num_slots: int = 8
-    at_once: int = 16
+    at_once: int = 16  # concurrent cold loads
     repeats: int = 3
-    num_single: int = 8  # cold loads one after the other, for each repeat
-    num_resident: int = 4  # adapters whose first tokens are watched
-    num_cold: int = 64  # that arrive meanwhile
-    requests_per_cold: int = 2  # of residents, for each cold one that arrives
+    num_single: int = 8  # cold loads one after the other, per repeat
+    num_resident: int = 4  # adapters whose TTFT is measured
+    num_cold: int = 64  # adapters that arrive meanwhile
+    requests_per_cold: int = 2  # requests for residents per cold arrival
     budget: int = 32  # adapters that fit in host memory
-    overcommit: int = 4  # times as many are asked for
+    overcommit: int = 4  # adapters in use, as a multiple of the budget
     concurrency: int = 8
-    num_requests: int = 96  # of one throughput measurement
+    num_requests: int = 96  # per throughput measurement
     prompt_tokens: int = 32
     generated_tokens: int = 8
-    store_delay_ms: float = 0.0  # 0: the store is a folder; else one over HTTP that answers so late
-    use: float = 0.5  # of the throughput that was measured, while first tokens are watched
+    store_delay_ms: float = 0.0  # latency of an S3 store; 0: the store is a folder
+    use: float = 0.5  # share of the measured throughput that is offered while TTFT is measured
     device: str = "cpu"  # or "cuda"
     engine_arguments: tuple[str, ...] = ()
 
     @property
     def num_adapters(self) -> int:
-        """Each part has its own, which are cold when it begins."""
+        """Every part of the benchmark has its own adapters, which are cold when it starts."""
         return self.num_for_ready + self.budget * self.overcommit + self.num_resident + self.repeats * self.num_cold
 
     @property
@@ -89,13 +89,13 @@ QUICK = Options(
 )
 
 
-def run(options: Options, command: str, json_path: Path | None, say: Callable[[str], None]) -> dict[str, Any]:
-    """Measure, print, write the file; what was written. Raises BenchError."""
+def run(options: Options, command: str, json_path: Path | None, progress: Callable[[str], None]) -> dict[str, Any]:
+    """Measure, print, write the file; returns its content. Raises BenchError."""
     if json_path is not None and not json_path.absolute().parent.is_dir():
         raise BenchError(f"{json_path}: there is no folder {json_path.parent}")
     with tempfile.TemporaryDirectory(prefix="prelude-bench-") as folder:
         try:
-            measured = asyncio.run(_measure(options, Path(folder), say))
+            measured = asyncio.run(_measure(options, Path(folder), progress))
         except (AdapterError, StartError) as error:
             raise SystemFailed(str(error)) from error
     document = {
@@ -108,18 +108,18 @@ def run(options: Options, command: str, json_path: Path | None, say: Callable[[s
         **measured,
     }
     for key, value in measured.items():
-        say(f"  {key:<34} {value}")
+        progress(f"  {key:<34} {value}")
     if json_path is not None:
         json_path.write_text(json.dumps(document, indent=2) + "\n")
     return document
 
 
-async def _measure(options: Options, folder: Path, say: Callable[[str], None]) -> dict[str, Any]:
-    say(f"Making a model of {options.num_layers} layers and {options.num_adapters} adapters.")
+async def _measure(options: Options, folder: Path, progress: Callable[[str], None]) -> dict[str, Any]:
+    progress(f"Creating a model of {options.num_layers} layers and {options.num_adapters} adapters.")
     config = await asyncio.to_thread(_prepare, options, folder)
-    # Of a CPU engine's loader.
+    # It measures a CPU engine's loader.
     slices = await asyncio.to_thread(_loader_slice, options, folder) if options.device == "cpu" else {}
-    say("Starting a unified worker and its router.")
+    progress("Starting a unified worker and its router.")
     async with AsyncExitStack() as stack:
         if options.store_delay_ms:
             endpoint = stack.enter_context(slow_store(folder / "store", options.store_delay_ms / 1000))
@@ -131,14 +131,14 @@ async def _measure(options: Options, folder: Path, say: Callable[[str], None]) -
         async with grpc.aio.insecure_channel(address) as channel:
             lease_s = config.residency.lease_s
             bench = _Bench(options, session, cluster.url, WorkerControlStub(channel), lease_s)
-            ready = await bench.time_to_ready(say)
-            throughput = await bench.throughput(say)
-            first_tokens = await bench.first_tokens(throughput["all_resident_requests_per_s"], say)
+            ready = await bench.time_to_ready(progress)
+            throughput = await bench.throughput(progress)
+            first_tokens = await bench.first_tokens(throughput["all_resident_requests_per_s"], progress)
     return slices | ready | throughput | first_tokens
 
 
 def _prepare(options: Options, folder: Path) -> ClusterConfig:
-    """The model, the adapters in catalog and store, and the cluster that serves them."""
+    """Create the model, import the adapters, and return the cluster's configuration."""
     make_model(folder / "model", hidden=options.hidden, num_layers=options.num_layers)
     base = BaseModel.read(folder / "model")
     config = ClusterConfig.model_validate(
@@ -197,7 +197,7 @@ def _name(number: int) -> str:
 
 
 class _Bench:
-    """A cluster under load, and who is still cold in it."""
+    """A cluster under load, and its adapters that are still cold."""
 
     def __init__(
         self,
@@ -212,22 +212,24 @@ class _Bench:
         self._session = session
         self._url = url
         self._stub = stub
-        self._cold = itertools.count()  # numbers of adapters that nobody has asked for
+        self._cold = itertools.count()  # numbers of adapters that were not requested yet
         self._seeds = itertools.count()
 
-    async def time_to_ready(self, say: Callable[[str], None]) -> dict[str, Any]:
-        """One cold adapter after the other, then many at once: until each can be used."""
+    async def time_to_ready(self, progress: Callable[[str], None]) -> dict[str, Any]:
+        """Time until cold adapters are usable: loaded one after the other, then concurrently."""
         ratios, singles, lasts = [], [], []
         for _ in range(self._options.repeats):
             alone = [await self._revision_of(next(self._cold)) for _ in range(self._options.num_single)]
             together = [await self._revision_of(next(self._cold)) for _ in range(self._options.at_once)]
             one = statistics.median([await self._ready_s(revision_id) for revision_id in alone])
-            await asyncio.sleep(2 * self._lease_s)  # else it is measured how long those that make room are leased
+            await asyncio.sleep(2 * self._lease_s)  # or leases of the adapters to evict would be measured, too
             last = max(await asyncio.gather(*(self._ready_s(revision_id) for revision_id in together)))
             singles.append(one)
             lasts.append(last)
             ratios.append(last / one)
-            say(f"  one cold adapter {1000 * one:.1f} ms, the last of {self._options.at_once} {1000 * last:.1f} ms")
+            progress(
+                f"  one cold adapter {1000 * one:.1f} ms, the last of {self._options.at_once} {1000 * last:.1f} ms"
+            )
         return {
             "one_cold_ms": round(1000 * statistics.median(singles), 2),
             "last_of_many_ms": round(1000 * statistics.median(lasts), 2),
@@ -244,18 +246,18 @@ class _Bench:
         async with self._session.get(f"{self._url}/v1/models/{_name(number)}") as answer:
             return (await answer.json())["root"]
 
-    async def throughput(self, say: Callable[[str], None]) -> dict[str, Any]:
-        """As many adapters as host memory holds, against several times as many in turn: each comes back cold."""
+    async def throughput(self, progress: Callable[[str], None]) -> dict[str, Any]:
+        """Throughput with as many adapters as fit in host memory, and with several times as many, always cold."""
         options = self._options
         few = [next(self._cold) for _ in range(options.budget)]
         many = few + [next(self._cold) for _ in range(options.budget * (options.overcommit - 1))]
         measured: dict[int, list[float]] = {len(few): [], len(many): []}
         for _ in range(options.repeats):
             for adapters in (few, many):
-                for _ in range(2):  # so that all have been on the disk, and of the few all are in memory again
+                for _ in range(2):  # puts all on the worker's disk, and the few back in memory
                     await self._requests_per_s(adapters, len(adapters))
                 measured[len(adapters)].append(await self._requests_per_s(adapters, options.num_requests))
-                say(f"  {len(adapters)} adapters in turn: {measured[len(adapters)][-1]:.2f} requests/s")
+                progress(f"  {len(adapters)} adapters in turn: {measured[len(adapters)][-1]:.2f} requests/s")
         resident, overcommitted = measured.values()
         ratios = [over / all_resident for over, all_resident in zip(overcommitted, resident, strict=True)]
         return {
@@ -272,27 +274,29 @@ class _Bench:
 
         return (await closed_loop(send, count, self._options.concurrency)).requests_per_s
 
-    async def first_tokens(self, requests_per_s: float, say: Callable[[str], None]) -> dict[str, Any]:
-        """Residents' first tokens while cold adapters arrive, against the same arrivals without a cold one."""
+    async def first_tokens(self, requests_per_s: float, progress: Callable[[str], None]) -> dict[str, Any]:
+        """Residents' TTFT while cold adapters arrive, relative to arrivals of resident ones."""
         options = self._options
         residents = [next(self._cold) for _ in range(options.num_resident)]
         await self._requests_per_s(residents, 2 * options.num_resident)
         gap_s = 1 / (options.use * requests_per_s)
-        baselines, withs, ratios = [], [], []
+        baselines, with_cold, ratios = [], [], []
         for _ in range(options.repeats):
             warm = [residents[number % len(residents)] for number in range(options.num_cold)]
             baselines.append(await self._watch(residents, warm, gap_s))
-            withs.append(await self._watch(residents, [next(self._cold) for _ in range(options.num_cold)], gap_s))
-            ratios.append(withs[-1] / baselines[-1])
-            say(f"  residents' p95 first token {1000 * baselines[-1]:.1f} ms, with cold ones {1000 * withs[-1]:.1f} ms")
+            with_cold.append(await self._watch(residents, [next(self._cold) for _ in range(options.num_cold)], gap_s))
+            ratios.append(with_cold[-1] / baselines[-1])
+            progress(
+                f"  residents' p95 TTFT {1000 * baselines[-1]:.1f} ms, with cold arrivals {1000 * with_cold[-1]:.1f} ms"
+            )
         return {
             "resident_first_token_p95_ms": round(1000 * statistics.median(baselines), 2),
-            "resident_first_token_p95_with_cold_ms": round(1000 * statistics.median(withs), 2),
+            "resident_first_token_p95_with_cold_ms": round(1000 * statistics.median(with_cold), 2),
             "resident_first_token_p95_ratio": round(statistics.median(ratios), 3),
         }
 
     async def _watch(self, residents: Sequence[int], others: Sequence[int], gap_s: float) -> float:
-        """The p95 of the residents' first tokens, in seconds: a request each `gap_s`, every so many one of `others`."""
+        """The residents' p95 TTFT in seconds, with a request every `gap_s`, some of them for `others`."""
         seed = next(self._seeds)
         began_at = asyncio.get_running_loop().time()
         watched: list[asyncio.Task[float]] = []
@@ -310,10 +314,10 @@ class _Bench:
         return quantile((task.result() for task in watched), 0.95)
 
     async def _first_token_s(self, seed: int, number: int, adapter: int) -> float:
-        """Send a request and read its whole answer; the seconds to its first token. Raises SystemFailed."""
+        """Send a request and read its whole answer; returns its TTFT. Raises SystemFailed."""
         options = self._options
-        asked = request((seed,), number, 0, options.prompt_tokens, 600)
-        body = completion(asked, options.generated_tokens, False) | {"adapter": _name(adapter), "stream": True}
+        prompt = request((seed,), number, 0, options.prompt_tokens, 600)
+        body = completion(prompt, options.generated_tokens, False) | {"adapter": _name(adapter), "stream": True}
         began_at, first_s, is_done = time.perf_counter(), None, False
         async with self._session.post(f"{self._url}/v1/completions", json=body) as answer:
             if answer.status != 200:

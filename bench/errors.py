@@ -1,13 +1,13 @@
-"""What can go wrong with a benchmark. None of it may end in a number."""
+"""Errors of benchmarks. A benchmark that fails reports no number."""
 
 
 class BenchError(Exception):
-    """Any failure of a benchmark."""
+    """Base class: a benchmark failed."""
 
 
 class SystemFailed(BenchError):
-    """A system that should be measured did not start, refused a request or died."""
+    """A system under test did not start, refused a request or died."""
 
 
 class WrongAnswer(BenchError):
-    """An answer is not what was asked for, so its speed means nothing."""
+    """An answer is not as requested, so its speed means nothing."""

@@ -1,4 +1,4 @@
-"""What the adapter-tax benchmark is asked to measure."""
+"""Options of the adapter-tax benchmark."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ DTYPE: EngineDtype = "bfloat16"
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """The size of every request, and how many."""
+    """The size and number of requests."""
 
     prompt_tokens: int
     generated_tokens: int
     concurrency: int
-    num_requests: int  # of one measurement
+    num_requests: int  # per measurement
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,13 +24,13 @@ class Options:
     """One run of the benchmark."""
 
     systems: tuple[str, ...]
-    adapters: tuple[int, ...]  # numbers of adapters in use; 0 is added where there is a baseline
+    adapters: tuple[int, ...]  # numbers of adapters in use; 0 is added for systems with a baseline
     repeats: int
     shape: Shape
     num_slots: int
     pd_through: str  # "engines" or "router"
-    model: str = "tiny"  # of bench.models.MODELS
+    model: str = "tiny"  # a key of bench.systems.models.MODELS
     device: str = "cpu"  # or "cuda"
     lora_rank: int = 16
     reft_rank: int = 8
-    engine_arguments: tuple[str, ...] = ()  # for every engine alike
+    engine_arguments: tuple[str, ...] = ()  # for every engine

@@ -129,9 +129,8 @@ def _worker(arguments: argparse.Namespace) -> None:
 
     temporary = Path(tempfile.gettempdir())
     sweep_abandoned(_SCRATCH_PREFIX, temporary)  # left by killed workers
-    folder = LockedFolder(
-        _SCRATCH_PREFIX, arguments.role, temporary
-    )  # short: it holds engines' sockets, whose paths have a length limit
+    # The prefix is short: the folder holds engines' sockets, whose paths have a length limit.
+    folder = LockedFolder(_SCRATCH_PREFIX, arguments.role, temporary)
     try:
         run_agent(agent(config, arguments.name, folder.path))
     finally:

@@ -1,1 +1,1 @@
-"""Loads, times and reports."""
+"""Load generation, timing and reports."""

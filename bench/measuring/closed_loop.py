@@ -1,4 +1,4 @@
-"""A closed loop of load: so many requests at a time, the next one when one has been answered."""
+"""Closed-loop load: a fixed number of concurrent requests; an answer starts the next one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from bench.measuring.quantile import quantile
 
 @dataclass(frozen=True, slots=True)
 class LoadResult:
-    """How a load went. Times are seconds since its start."""
+    """The result of a load. Times are seconds since its start."""
 
     started_s: tuple[float, ...]  # by request
     ended_s: tuple[float, ...]
@@ -41,14 +41,14 @@ async def closed_loop(
     concurrency: int,
     now: Callable[[], float] = time.perf_counter,
 ) -> LoadResult:
-    """Send requests 0, 1, 2, …, at most `concurrency` at a time. The first failure ends it and is raised."""
+    """Send requests 0, 1, 2, …, at most `concurrency` at a time. Stops at the first failure and raises it."""
     started: list[float] = [0.0] * num_requests
     ended: list[float] = [0.0] * num_requests
-    waiting = iter(range(num_requests))
+    numbers = iter(range(num_requests))
     began = now()
 
     async def client() -> None:
-        for number in waiting:  # shared: each client takes the next one
+        for number in numbers:  # shared: each client takes the next one
             started[number] = now() - began
             await send(number)
             ended[number] = now() - began

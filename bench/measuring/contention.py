@@ -1,4 +1,4 @@
-"""How much of the machine somebody else used while we measured. Linux only."""
+"""Measures how much CPU other processes use during a measurement. Linux only."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _GUEST_FIELDS = (8, 9)  # counted in user and nice as well
 
 @dataclass(frozen=True, slots=True)
 class CpuUse:
-    """CPU seconds since some moment before."""
+    """CPU seconds since a fixed moment; only differences have a meaning."""
 
-    machine_s: float  # of all processes, and what a hypervisor took away
+    machine_s: float  # of all processes, including time that a hypervisor stole
     own_s: float  # of this process and its descendants
 
 
@@ -25,9 +25,9 @@ def cpu_use() -> CpuUse:
     """CPU seconds so far."""
     fields = [int(word) for word in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]]
     busy = sum(ticks for number, ticks in enumerate(fields) if number not in _IDLE_FIELDS + _GUEST_FIELDS)
-    this = psutil.Process()
+    current = psutil.Process()
     own = 0.0
-    for process in (this, *this.children(recursive=True)):
+    for process in (current, *current.children(recursive=True)):
         try:
             times = process.cpu_times()
         except psutil.NoSuchProcess:
@@ -37,6 +37,6 @@ def cpu_use() -> CpuUse:
 
 
 def foreign_cores(before: CpuUse, after: CpuUse, duration_s: float) -> float:
-    """The cores that others kept busy in between, on average."""
+    """Cores that other processes kept busy in between, on average."""
     foreign_s = (after.machine_s - before.machine_s) - (after.own_s - before.own_s)
     return max(0.0, foreign_s / duration_s)

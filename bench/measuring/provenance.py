@@ -1,4 +1,4 @@
-"""Where a number comes from: commit, machine, versions."""
+"""Provenance of results: commit, machine, versions."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import sys
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-COMMIT_VARIABLE = "PRELUDE_COMMIT"  # says the commit where only the files were copied
+COMMIT_VARIABLE = "PRELUDE_COMMIT"  # the commit, for copies without a git checkout
 _ROOT = Path(__file__).parents[2]
 _PACKAGES = ("sglang", "torch", "transformers", "nixl", "aiohttp", "numpy")
 
@@ -29,7 +29,7 @@ def commit() -> str:
 
 
 def hardware(device: str) -> dict[str, object]:
-    """The machine, as far as speed depends on it."""
+    """Properties of the machine that affect speed."""
     return {
         "cpu": _cpu_model(),
         "cores": len(os.sched_getaffinity(0)),
@@ -41,7 +41,7 @@ def hardware(device: str) -> dict[str, object]:
 
 
 def gpu_name() -> str:
-    """What the driver calls the first GPU; "unknown GPU" where there is no driver to ask."""
+    """The first GPU's name from its driver; "unknown GPU" without a driver."""
     command = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
     try:
         lines = subprocess.run(command, check=True, capture_output=True, text=True, timeout=30).stdout.splitlines()
@@ -51,7 +51,7 @@ def gpu_name() -> str:
 
 
 def versions() -> dict[str, str]:
-    """Of Python and of the packages that do the work."""
+    """Versions of Python and of the packages that affect speed."""
     found = {"python": sys.version.split()[0]}
     for package in _PACKAGES:
         try:

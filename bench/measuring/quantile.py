@@ -1,4 +1,4 @@
-"""Quantiles that are values which were seen."""
+"""Quantiles without interpolation: always one of the values."""
 
 from __future__ import annotations
 

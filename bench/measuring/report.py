@@ -1,4 +1,4 @@
-"""From measurements to medians, ratios, a table, JSON and a plot. Pure but for the plot."""
+"""Turns measurements into medians, ratios, a table, JSON and a plot. Pure except for the plot."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Measurement:
         return self.num_requests / self.duration_s
 
 
-QUIET_CORES = 0.2  # what others may use without being mentioned
+QUIET_CORES = 0.2  # other processes' use of CPU up to which the machine counts as quiet
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +44,9 @@ class Ratio:
     goal_at: int | None = None  # None: at every number of adapters
 
     def at(self, measurements: Sequence[Measurement], adapters: int) -> float | None:
-        """The median of the repeats' own ratios; None where one side was not measured.
+        """The median of the per-repeat ratios; None if one side was not measured.
 
-        Within a repeat the loads are close together, so that a machine whose speed drifts changes both sides.
+        Loads of one repeat run close together, so drift of the machine's speed affects both sides.
         """
         rates = {(each.system, each.adapters, each.repeat): each.requests_per_s for each in measurements}
         to_adapters = adapters if self.to_adapters is None else self.to_adapters
@@ -97,7 +97,7 @@ def medians_of(measurements: Sequence[Measurement]) -> dict[tuple[str, int], flo
 
 
 def rows_of(measurements: Sequence[Measurement]) -> list[dict[str, Any]]:
-    """What `--json` has under "rows"."""
+    """The "rows" of `--json`."""
     return [
         {"system": system, "adapters": adapters, "requests_per_s": round(value, 3)}
         for (system, adapters), value in sorted(
@@ -107,7 +107,7 @@ def rows_of(measurements: Sequence[Measurement]) -> list[dict[str, Any]]:
 
 
 def ratios_of(measurements: Sequence[Measurement], ratios: Sequence[Ratio]) -> dict[str, dict[str, float]]:
-    """Every ratio that can be had: label -> number of adapters -> ratio."""
+    """Every ratio whose sides were measured: label -> number of adapters -> ratio."""
     counts = sorted({each.adapters for each in measurements})
     found: dict[str, dict[str, float]] = {}
     for ratio in ratios:
@@ -150,7 +150,7 @@ def _cell(value: float | None, form: str) -> str:
 
 
 def _spread_text(measurements: Sequence[Measurement], system: str) -> str:
-    """How far a repeat is from its median at most, relative to it; nothing where there is one repeat."""
+    """The largest relative deviation of a repeat from its median; empty for a single repeat."""
     if len({each.repeat for each in measurements}) < 2:
         return ""
     medians = medians_of(measurements)
@@ -160,13 +160,13 @@ def _spread_text(measurements: Sequence[Measurement], system: str) -> str:
 
 
 def document(measurements: Sequence[Measurement], ratios: Sequence[Ratio], **facts: Any) -> dict[str, Any]:
-    """What `--json` writes."""
+    """The content of `--json`."""
     raw = [{**asdict(each), "requests_per_s": round(each.requests_per_s, 3)} for each in measurements]
     return {"rows": rows_of(measurements), "ratios": ratios_of(measurements, ratios), **facts, "repeats": raw}
 
 
 def require_plotting() -> None:
-    """Raises BenchError where a plot could not be drawn: to be asked before hours of measuring."""
+    """Raise BenchError if plots cannot be drawn. Called before hours of measuring."""
     try:
         import matplotlib  # noqa: F401
     except ImportError as error:
@@ -174,7 +174,7 @@ def require_plotting() -> None:
 
 
 def draw(measurements: Sequence[Measurement], title: str, path: Path) -> None:
-    """Write a plot of requests/s over the number of adapters; the suffix says which format."""
+    """Write a plot of requests/s over the number of adapters, in the format of the suffix."""
     import matplotlib
 
     matplotlib.use("Agg")

@@ -1,4 +1,4 @@
-"""What the adapter-tax benchmark sends: prompts that are all different, adapters in turn."""
+"""Requests of the adapter-tax benchmark: all prompts differ, adapters take turns."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-_FIRST_ORDINARY_TOKEN = 16  # below are markers of the demo model's chat template
+_FIRST_ORDINARY_TOKEN = 16  # smaller ids are special tokens of the demo model
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +19,7 @@ class Request:
 
 
 def request(seed: tuple[int, ...], number: int, num_adapters: int, num_tokens: int, vocabulary: int) -> Request:
-    """Request `number` of the load that the seed names: the same for every system that is measured with it."""
+    """Request `number` of the load with this seed; the same for every system."""
     generator = np.random.default_rng((*seed, number))
     prompt = generator.integers(_FIRST_ORDINARY_TOKEN, vocabulary, num_tokens).tolist()
     return Request(prompt, number % num_adapters if num_adapters else None)

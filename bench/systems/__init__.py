@@ -1,1 +1,1 @@
-"""The systems that are measured."""
+"""The systems under test."""

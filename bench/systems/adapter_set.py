@@ -1,4 +1,4 @@
-"""Random adapters in numbers, ready for an engine to load."""
+"""Creates many random adapters in the forms that engines load."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from adapters.model.serving import EngineDtype
 from adapters.packed import write_for_engine
 from samples.random_adapters import write_random_direft, write_random_lora
 
-_REFT_STD = 4.0  # each layer moves the residual stream by about a quarter, so that every answer is another one
+_REFT_STD = 4.0  # each layer changes the residual stream by about a quarter, so that all answers differ
 
 
 @dataclass(frozen=True, slots=True)
 class PreparedAdapter:
-    """One adapter."""
+    """One adapter on disk."""
 
     name: str
-    source: Path  # as its owner has it
-    serving: Path  # as an engine of ours loads it
+    source: Path  # its original directory
+    serving: Path  # its packed directory, which our engines load
     revision_id: str
 
 
@@ -35,7 +35,7 @@ def prepare_adapters(
 ) -> list[PreparedAdapter]:
     """Write `count` different adapters: "lora" on all seven projections or "direft" on every layer.
 
-    Only the `forms` that are named, "source" or "serving" or both, are left: hundreds of large adapters fill a disk.
+    Keeps only the given `forms`, "source", "serving" or both: hundreds of large adapters fill a disk.
     """
     prepare = functools.partial(_prepare, kind, rank, base, dtype, folder, forms)
     with ProcessPoolExecutor(os.cpu_count(), multiprocessing.get_context("spawn")) as pool:

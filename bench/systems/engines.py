@@ -1,4 +1,4 @@
-"""Engines for a benchmark: started as workers start them, without agents, ended with the benchmark."""
+"""Runs engines for a benchmark, started as workers start them but without agents."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ HOST = "127.0.0.1"
 
 
 def free_port() -> int:
-    """A port that nobody listens on now."""
+    """A port that is free now."""
     with socket.socket() as listener:
         listener.bind((HOST, 0))
         return listener.getsockname()[1]
@@ -33,7 +33,7 @@ def free_port() -> int:
 def engine_spec(
     role: str, model_path: Path, adapters: AdapterSlots | None, options: Options, scratch: Path
 ) -> EngineSpec:
-    """The same settings for every engine that is compared, but for its role and its adapters."""
+    """An engine's settings. Compared engines differ in role and adapters only."""
     shape = options.shape
     return EngineSpec(
         role=role,
@@ -44,7 +44,7 @@ def engine_spec(
         host=HOST,
         port=free_port(),
         bootstrap_port=free_port() if role == "prefill" else None,
-        # All requests at once, and what the prefix cache holds.
+        # Room for all concurrent requests and for the prefix cache.
         max_total_tokens=max(16384, 5 * shape.concurrency * (shape.prompt_tokens + shape.generated_tokens) // 4),
         max_running_requests=2 * shape.concurrency,
         chunked_prefill_tokens=2048 if options.device == "cpu" else 8192,
@@ -60,7 +60,7 @@ def engine_spec(
 
 @contextlib.asynccontextmanager
 async def running_engine(spec: EngineSpec) -> AsyncIterator[EngineSnapshot]:
-    """An engine that is up. Raises SystemFailed when it does not start; it is not started again when it dies."""
+    """Run an engine during the context. Raises SystemFailed if it does not start, or dies."""
     settled: asyncio.Future[EngineSnapshot] = asyncio.get_running_loop().create_future()
 
     def on_change(snapshot: EngineSnapshot) -> None:
@@ -78,7 +78,7 @@ async def running_engine(spec: EngineSpec) -> AsyncIterator[EngineSnapshot]:
         incarnation = settled.result().incarnation
         try:
             yield settled.result()
-        except SystemFailed as error:  # perhaps because of what the supervisor is about to notice
+        except SystemFailed as error:  # perhaps the engine died, and the supervisor has not noticed yet
             await asyncio.sleep(_NOTICE_S)
             if supervisor.snapshot.incarnation != incarnation:
                 raise _died(spec, supervisor) from error
@@ -93,11 +93,11 @@ async def running_engine(spec: EngineSpec) -> AsyncIterator[EngineSnapshot]:
 
 
 def _died(spec: EngineSpec, supervisor: EngineSupervisor) -> SystemFailed:
-    return SystemFailed(f"the {spec.role} engine died on the way: {supervisor.snapshot.reason}")
+    return SystemFailed(f"the {spec.role} engine died during the benchmark: {supervisor.snapshot.reason}")
 
 
 async def load_adapters(spec: EngineSpec, revisions: dict[str, Path]) -> None:
-    """Make the engine hold every revision in host memory. Raises SystemFailed."""
+    """Load every revision into the engine's host memory. Raises SystemFailed."""
     client = EngineClient(spec.url)
     try:
         for revision_id, directory in revisions.items():

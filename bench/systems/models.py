@@ -1,6 +1,6 @@
-"""The models that benchmarks run: sizes of published ones, random weights. What weights are does not change the cost.
+"""Models for benchmarks: sizes of published models, random weights, whose values do not affect the cost.
 
-Sizes are those of the models' own config.json on the Hugging Face hub: meta-llama/Llama-3.1-8B, Qwen/Qwen2.5-0.5B.
+Sizes are from the models' config.json on the Hugging Face hub: meta-llama/Llama-3.1-8B, Qwen/Qwen2.5-0.5B.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from typing import Any
 
 from cluster.local.demo import make_model, make_tokenizer
 
-_WEIGHTS_STD = 0.02  # as most models start their training
+_WEIGHTS_STD = 0.02  # the usual initialization
 
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """One model's sizes; `config` is what transformers takes, and None for the demonstration's model."""
+    """One model's sizes. `config` has the fields of transformers' config; None for the demo model."""
 
     hidden: int
     num_layers: int
@@ -68,7 +68,7 @@ MODELS: Mapping[str, Model] = MappingProxyType(
 
 
 def write_model(name: str, folder: Path, device: str) -> None:
-    """Write the model with random weights, made on `device`, and a tokenizer as a Hugging Face directory."""
+    """Write a model with random weights, created on `device`, and a tokenizer as a Hugging Face directory."""
     model = MODELS[name]
     if model.config is None:
         make_model(folder, hidden=model.hidden, num_layers=model.num_layers)
@@ -80,15 +80,15 @@ def write_model(name: str, folder: Path, device: str) -> None:
     config = AutoConfig.for_model(fields.pop("model_type"), **fields, bos_token_id=None, eos_token_id=None)
     torch.manual_seed(0)
     with torch.device(device):
-        made = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+        network = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
     with torch.no_grad():
-        for weight in made.parameters():
+        for weight in network.parameters():
             if weight.dim() > 1:
                 weight.normal_(std=_WEIGHTS_STD)
-    made.save_pretrained(folder)
-    del made
+    network.save_pretrained(folder)
+    del network
     if device == "cuda":
         torch.cuda.empty_cache()  # engines need the memory
-    # Its vocabulary is smaller than the model's: requests and answers are compared as tokens.
+    # Its vocabulary is smaller than the model's, which is fine: requests and answers are token ids.
     make_tokenizer().save_pretrained(folder)
     (folder / "generation_config.json").write_text(json.dumps({}))

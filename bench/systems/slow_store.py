@@ -1,8 +1,8 @@
-"""A store that answers late, as object storage elsewhere does: a folder's files over S3's protocol, read only.
+"""Simulates remote object storage: serves a folder read-only over S3's protocol, with a delay.
 
-    python -m bench.slow_store FOLDER DELAY_S
+    python -m bench.systems.slow_store FOLDER DELAY_S
 
-serves FOLDER as the bucket `BUCKET` on loopback and prints its port. It speaks as much of the protocol as reading
+serves FOLDER as the bucket `BUCKET` on loopback and prints its port. Implements the part of the protocol that reading
 needs.
 """
 
@@ -24,7 +24,7 @@ BUCKET = "adapters"
 
 
 def make_app(folder: Path, delay_s: float) -> web.Application:
-    """Every answer comes after `delay_s`; then it is as fast as the machine."""
+    """An app that delays every answer by `delay_s`."""
 
     @web.middleware
     async def late(
@@ -37,16 +37,16 @@ def make_app(folder: Path, delay_s: float) -> web.Application:
         return web.Response()
 
     app = web.Application(middlewares=[late])
-    app.router.add_get(f"/{BUCKET}", bucket)  # and HEAD: it is there
+    app.router.add_get(f"/{BUCKET}", bucket)  # also answers HEAD: the bucket exists
     app.router.add_static(f"/{BUCKET}", folder)
     return app
 
 
 @contextmanager
 def slow_store(folder: Path, delay_s: float) -> Iterator[str]:
-    """The endpoint's URL, for as long as the context lasts. In a process of its own. Raises SystemFailed.
+    """Run the store in a separate process during the context; yields its URL. Raises SystemFailed.
 
-    Clients that are started meanwhile find keys in their environment: they need some, the store asks for none.
+    Sets placeholder AWS keys in the environment if it has none: clients need keys, the store checks none.
     """
     os.environ.setdefault("AWS_ACCESS_KEY_ID", "none")
     os.environ.setdefault("AWS_SECRET_ACCESS_KEY", "none")

@@ -24,23 +24,23 @@ from cluster.local.supervisor import local_cluster
 from engine.arguments import AdapterSlots
 
 _KINDS = {"stock": "lora", "unified_lora": "lora", "unified_direft": "direft", "pd": "lora"}
-# An engine for ReFT only needs LoRA buffers for some projection, since SGLang insists on it.
+# SGLang requires LoRA buffers for at least one projection, even for ReFT only.
 _MODULES = {"lora": MODULES, "direft": ("o_proj",)}
 _ROLES = {"none": "stock", "stock": "stock", "unified_lora": "unified", "unified_direft": "unified"}
 
 
 @dataclass(frozen=True, slots=True)
 class Starter:
-    """Starts systems; the stack ends them."""
+    """Starts systems, which the stack stops."""
 
     options: Options
     folder: Path
     session: aiohttp.ClientSession
     stack: contextlib.AsyncExitStack
 
-    async def start_all(self, say: Callable[[str], None]) -> tuple[BaseModel, list[System]]:
-        """Every system that is asked for, up, with its adapters in host memory. Raises SystemFailed."""
-        say("Making the model and the adapters.")
+    async def start_all(self, progress: Callable[[str], None]) -> tuple[BaseModel, list[System]]:
+        """Start every requested system, with its adapters in host memory. Raises SystemFailed."""
+        progress("Creating the model and the adapters.")
         await asyncio.to_thread(write_model, self.options.model, self._model, self.options.device)
         base = BaseModel.read(self._model)
         adapters: dict[str, list[PreparedAdapter]] = {}
@@ -52,15 +52,15 @@ class Starter:
                     prepare_adapters, kind, self._rank(kind), count, base, DTYPE, folder, forms
                 )
             except AdapterError as error:
-                raise SystemFailed(f"the {kind} adapters cannot be made: {error}") from error
+                raise SystemFailed(f"the {kind} adapters cannot be created: {error}") from error
         systems: dict[str, System] = {}
 
         async def start(name: str) -> None:
-            say(f"Starting {name}.")
+            progress(f"Starting {name}.")
             systems[name] = await self._start(name, adapters[_KINDS[name]] if name in _KINDS else [])
 
         first, *others = self.options.systems
-        await start(first)  # on a GPU it compiles kernels, which the others find
+        await start(first)  # on a GPU it compiles kernels, which the others reuse
         if self.options.device == "cpu":
             for name in others:
                 await start(name)
@@ -72,7 +72,7 @@ class Starter:
         return self.options.lora_rank if kind == "lora" else self.options.reft_rank
 
     def _form_for(self, system: str) -> str:
-        """SGLang as it is reads what peft writes, as agents do, which pack it; our engines read packed files."""
+        """Stock SGLang reads PEFT files, and so do agents, which pack them; our engines read packed files."""
         through_agents = system == "pd" and self.options.pd_through == "router"
         return "source" if system == "stock" or through_agents else "serving"
 
@@ -89,7 +89,7 @@ class Starter:
         return Pair(name, self.session, prefill_url, decode_url, HOST, kv_port, revisions)
 
     async def _engine(self, role: str, name: str, adapters: list[PreparedAdapter]) -> tuple[str, int | None]:
-        """The engine's URL and, for a prefill engine, its bootstrap port."""
+        """Start an engine with its adapters; its URL and, for a prefill engine, its bootstrap port."""
         kind = _KINDS.get(name, "lora")
         slots = AdapterSlots(self.options.num_slots, self._rank(kind), _MODULES[kind]) if adapters else None
         spec = engine_spec(role, self._model, slots, self.options, self.folder / f"engine-{name}")
@@ -99,7 +99,7 @@ class Starter:
         return spec.url, spec.bootstrap_port
 
     async def _cluster(self, adapters: list[PreparedAdapter]) -> str:
-        """The URL of the router of a whole cluster, adapters in its `cluster.yaml`."""
+        """Start a whole cluster with the adapters in its `cluster.yaml`; its router's URL."""
         like = engine_spec("decode", self._model, None, self.options, self.folder)
         config = ClusterConfig.model_validate(
             {

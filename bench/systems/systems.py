@@ -1,4 +1,4 @@
-"""The systems that the adapter-tax benchmark compares, as a load client sees them. Every answer is checked."""
+"""Clients of the systems that the adapter-tax benchmark compares. Every answer is checked."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ HAVE_BASELINE = ("none", "pd")  # measured with requests for the base model, too
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What came back, of the right size."""
+    """A checked answer."""
 
     tokens: tuple[int, ...]
-    logprobs: tuple[float, ...]  # of the tokens; empty unless asked for
+    logprobs: tuple[float, ...]  # of the tokens; empty unless requested
     num_cached_tokens: int  # of the prompt, found in the prefix cache
 
 
@@ -33,12 +33,12 @@ class System(Protocol):
     def name(self) -> str: ...
 
     async def send(self, request: Request, num_tokens: int, with_logprobs: bool = False) -> Answer:
-        """Have `num_tokens` generated. Raises SystemFailed or WrongAnswer."""
+        """Generate `num_tokens` tokens. Raises SystemFailed or WrongAnswer."""
 
 
 @dataclass(frozen=True, slots=True)
 class OneEngine:
-    """One engine, asked directly. Without revisions it has no adapters, and requests for one go to the base model."""
+    """One engine, called directly. Without revisions, requests for adapters go to the base model."""
 
     name: str
     session: aiohttp.ClientSession
@@ -54,7 +54,7 @@ class OneEngine:
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """A prefill and a decode engine, both asked directly, as the router does it. The answer is decode's."""
+    """A prefill and a decode engine, both called directly, as the router calls them. Decode gives the answer."""
 
     name: str
     session: aiohttp.ClientSession
@@ -65,17 +65,17 @@ class Pair:
     revisions: Sequence[str]
 
     async def send(self, request: Request, num_tokens: int, with_logprobs: bool = False) -> Answer:
-        decode_leg = completion(request, num_tokens, with_logprobs) | {
+        decode_body = completion(request, num_tokens, with_logprobs) | {
             "bootstrap_host": self.kv_host,
             "bootstrap_port": self.kv_bootstrap_port,
             "bootstrap_room": secrets.randbits(63),
         }
-        prefill_leg = dict(decode_leg)
+        prefill_body = dict(decode_body)
         if request.adapter is not None:
-            prefill_leg["lora_path"] = self.revisions[request.adapter]
-        prefill = asyncio.create_task(_post(self.session, self.prefill_url, prefill_leg), name="prefill leg")
+            prefill_body["lora_path"] = self.revisions[request.adapter]
+        prefill = asyncio.create_task(_post(self.session, self.prefill_url, prefill_body), name="prefill call")
         try:
-            answer = await _complete(self.session, self.decode_url, decode_leg)
+            answer = await _complete(self.session, self.decode_url, decode_body)
             await prefill
         finally:
             prefill.cancel()
@@ -127,7 +127,7 @@ async def _post(session: aiohttp.ClientSession, url: str, body: dict[str, Any]) 
 
 
 def checked(answer: dict[str, Any], prompt_tokens: int, generated_tokens: int) -> Answer:
-    """The answer, if it is as long as was asked for. Raises WrongAnswer."""
+    """The answer, if it has the requested length. Raises WrongAnswer."""
     usage = answer.get("usage") or {}
     found = (usage.get("prompt_tokens"), usage.get("completion_tokens"))
     if found != (prompt_tokens, generated_tokens):

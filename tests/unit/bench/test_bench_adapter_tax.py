@@ -1,4 +1,4 @@
-"""The benchmark as a whole, on systems that are pretended."""
+"""The whole benchmark, on simulated systems."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Pretended:
 
 @pytest.fixture
 def systems(monkeypatch):
-    """The five systems, pretended."""
+    """The five systems, simulated."""
     made = [Pretended(name) for name in SYSTEMS]
 
     class Base:
@@ -118,7 +118,7 @@ def test_the_command(systems, monkeypatch, tmp_path, capsys):
 
 
 class PretendedSupervisor:
-    """An engine that comes up and dies, or does not come up."""
+    """An engine that starts and dies, or does not start."""
 
     comes_up = True
 
@@ -139,7 +139,7 @@ class PretendedSupervisor:
 
 
 @pytest.mark.parametrize(
-    ("comes_up", "complaint"), [(False, "did not start: it ran"), (True, "died on the way: it ran")]
+    ("comes_up", "complaint"), [(False, "did not start: it ran"), (True, "died during the benchmark: it ran")]
 )
 def test_an_engine_that_fails_fails_the_benchmark(monkeypatch, comes_up, complaint):
     monkeypatch.setattr(engines, "EngineSupervisor", PretendedSupervisor)
@@ -161,6 +161,6 @@ def test_a_request_that_fails_because_the_engine_died_says_so(monkeypatch):
         async with engines.running_engine(engines.engine_spec("stock", Path("m"), None, OPTIONS, Path("s"))):
             raise SystemFailed("server disconnected")
 
-    with pytest.raises(SystemFailed, match="died on the way: it ran out of luck") as caught:
+    with pytest.raises(SystemFailed, match="died during the benchmark: it ran out of luck") as caught:
         asyncio.run(use())
     assert "disconnected" in str(caught.value.__context__ or caught.value.__cause__)

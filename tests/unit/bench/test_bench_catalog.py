@@ -65,7 +65,7 @@ def test_what_it_refuses(tmp_path, few):
     with pytest.raises(BenchError, match="40 adapters cannot have 30 revisions"):
         run(tmp_path, 30, 40)
     run(tmp_path, 30, 30)
-    with pytest.raises(BenchError, match="has a catalog in it; name an empty one"):
+    with pytest.raises(BenchError, match="is not empty; name an empty database"):
         run(tmp_path, 30, 30)
     with pytest.raises(BenchError, match="there is no folder"):
         catalog_bench.run(1, 1, None, "", tmp_path / "no" / "out.json", print)

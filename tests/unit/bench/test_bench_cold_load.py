@@ -1,4 +1,4 @@
-"""What the cold-load benchmark counts and what it refuses to count; a server of ours stands for the router."""
+"""What the cold-load benchmark counts and what it rejects; a small server replaces the router."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ async def answer(request: web.Request) -> web.StreamResponse:
 
 
 def with_bench(use: Any, **changes: Any) -> list[str]:
-    """Run `use(bench)` against the server; the adapters that were asked for."""
+    """Run `use(bench)` against the server; returns the requested adapters."""
     seen: list[str] = []
 
     async def run() -> None:
@@ -61,7 +61,7 @@ def with_bench(use: Any, **changes: Any) -> list[str]:
 
 
 @pytest.mark.parametrize(("number", "words"), [(1, "it went away"), (2, "before its end"), (3, "its end"), (4, "404")])
-def test_an_answer_that_is_none_is_not_timed(number: int, words: str):
+def test_an_invalid_answer_is_not_timed(number: int, words: str):
     async def use(bench: Any) -> None:
         with pytest.raises(SystemFailed, match=words):
             await bench._first_token_s(0, 0, number)
@@ -89,6 +89,6 @@ def test_each_part_has_adapters_of_its_own():
     assert options.num_adapters == 2 * (3 + 5) + 4 * 4 + 2 + 2 * 7
 
 
-def test_a_file_that_cannot_be_written_is_told_first(tmp_path: Path):
+def test_a_file_that_cannot_be_written_is_refused_first(tmp_path: Path):
     with pytest.raises(BenchError, match="there is no folder"):
         cold_load.run(cold_load.QUICK, "prelude bench cold-load", tmp_path / "none" / "x.json", print)

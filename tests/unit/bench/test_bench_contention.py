@@ -1,4 +1,4 @@
-"""What others do with the machine is seen, what we do is not."""
+"""Other processes' CPU use is measured, our own is not counted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The closed loop: how many at a time, in which order, and what a failure does."""
+"""The closed loop: concurrency, order and failures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From measurements to what is printed and written."""
+"""Tables, documents and plots of measurements."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What each system is sent, and that wrong answers do not count. The engines are a small HTTP server."""
+"""Requests to each system, and rejection of wrong answers. A small HTTP server replaces the engines."""
 
 from __future__ import annotations
 

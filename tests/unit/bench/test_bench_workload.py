@@ -1,4 +1,4 @@
-"""What is sent: the same for every system, nothing twice."""
+"""Requests: the same for every system, none twice."""
 
 from __future__ import annotations
 

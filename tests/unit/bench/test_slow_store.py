@@ -1,4 +1,4 @@
-"""The benchmark's slow store: what a folder's store has, late."""
+"""The benchmark's slow store: the content of a folder's store, with a delay."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`prelude adapters …` on a catalog and a store: what is done, what is printed, how it ends."""
+"""`prelude adapters …` on a catalog and a store: effects, output and exit statuses."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def prelude(capsys):
-    """Runs `prelude adapters …`; (exit status, stdout, stderr)."""
+    """Run `prelude adapters …`; returns (exit status, stdout, stderr)."""
 
     def run(*arguments: str) -> tuple[int, str, str]:
         status = 0
@@ -64,7 +64,7 @@ def prelude(capsys):
 
 @pytest.fixture
 def ask(prelude):
-    """Runs a command that must succeed with --json; what it printed."""
+    """Run a command that must succeed with --json; returns its parsed output."""
 
     def run(*arguments: str):
         status, out, _ = prelude(*arguments, "--json")

@@ -1,4 +1,4 @@
-"""`prelude adapters pin | unpin | prewarm` against agents that only write down what they are asked."""
+"""`prelude adapters pin | unpin | prewarm` against agents that record their calls."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MODEL = {
 
 
 class Agent(WorkerControlServicer):
-    """Writes down what it is asked, and does it or refuses it."""
+    """Records its calls, and accepts or refuses them."""
 
     def __init__(self) -> None:
         self.asked: list[Any] = []
@@ -50,7 +50,7 @@ class Agent(WorkerControlServicer):
 
 @contextmanager
 def served(agent: Agent) -> Iterator[int]:
-    """The port of an agent that listens in a thread of its own."""
+    """The port of an agent that listens in its own thread."""
     started, ports = threading.Event(), []
 
     async def serve() -> None:
@@ -82,7 +82,7 @@ def agents() -> Iterator[dict[str, tuple[Agent, int]]]:
 
 @pytest.fixture
 def revision_id(agents, tmp_path: Path, monkeypatch, capsys) -> str:
-    """That of the adapter `bot` in the cluster of the working directory."""
+    """The revision id of the adapter `bot` in the cluster of the working directory."""
     (tmp_path / "config.json").write_text(json.dumps(MODEL))
     write(tmp_path, agents["p"][1], agents["u"][1])
     monkeypatch.chdir(tmp_path)

@@ -1,4 +1,4 @@
-"""What commands print is theirs alone: libraries' warnings, notices and progress stay out, their errors do not."""
+"""Commands print no warnings, notices or progress of libraries and of pip, but their errors."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[3]
 
 
 def test_the_commands_that_import_the_most(tmp_path: Path):
-    """transformers, torchao, torch and peft have much to say when `demo` and `verify` import and use them."""
+    """transformers, torchao, torch and peft print a lot when `demo` and `verify` use them."""
     folder = tmp_path / "demo"
     script = (
         "from cli.main import main; import sys; folder = sys.argv[1]; main(['demo', folder]); "
@@ -36,7 +36,7 @@ def test_the_commands_that_import_the_most(tmp_path: Path):
     assert (first, second) == (f"{folder}/cluster.yaml", f"{folder}/adapters/a0 loads here")
 
 
-def test_a_bad_configuration_is_all_that_a_server_prints(tmp_path: Path):
+def test_a_server_with_a_bad_configuration_prints_one_line(tmp_path: Path):
     path = tmp_path / "bad.yaml"
     path.write_text("model: {")
     done = subprocess.run(
@@ -82,8 +82,8 @@ def test_servers_log_warnings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_pip_is_heard_when_it_fails(tmp_path: Path, fails: bool):
-    """`make setup` with a pip that warns: nothing of it shows, unless it fails; then all of it does."""
+def test_pip_output_is_shown_when_it_fails(tmp_path: Path, fails: bool):
+    """`make setup` with a pip that warns: nothing is shown unless pip fails, then everything."""
     tools = tmp_path / "venv" / "bin"
     tools.mkdir(parents=True)
     pip = f"#!/bin/sh\necho 'WARNING: running pip as root' >&2\n{'echo ERROR: no space >&2; exit 1' if fails else ''}\n"

@@ -108,7 +108,7 @@ def test_wrong_usage(capsys, lora, tmp_path):
     assert verify(capsys)[0] == 2
 
 
-def test_experts_are_checked_and_said_not_to_be_served(capsys, moe_base, moe_dir, tmp_path):
+def test_experts_are_checked_but_not_served(capsys, moe_base, moe_dir, tmp_path):
     source = write_random_expert_lora(tmp_path / "lora", moe_base, 1, attention=["q_proj"], rank=4)
     code, text, _ = verify(capsys, source, "--model", moe_dir)
     assert code == 1

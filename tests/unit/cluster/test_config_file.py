@@ -1,4 +1,4 @@
-"""cluster.yaml: what is right is taken over, what is wrong is said with file, line and remedy."""
+"""cluster.yaml: valid files are read as written, errors name file, line and remedy."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_engine_overrides_hold_no_path():
 
 
 def test_the_disk_cache_outlives_a_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Whether or not it is named, it is in no folder that is removed at the end."""
+    """Whether it is configured or not, its folder is not removed with the cluster."""
     assert load(tmp_path, GOOD).residency.disk_directory == tmp_path / ".prelude" / "cache"
     named = load(tmp_path, GOOD + "residency: {disk_directory: fast/disk}\n")
     assert named.residency.disk_directory == tmp_path / "fast" / "disk"
@@ -198,7 +198,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_what_is_wrong_is_said(tmp_path: Path, name: str):
+def test_errors_name_line_and_remedy(tmp_path: Path, name: str):
     text, words = BAD[name]
     path = tmp_path / "cluster.yaml"
     if text is not None:

@@ -64,7 +64,7 @@ def test_what_is_in_memory_only_outlives_the_engine():
     assert hub.in_memory_only == set()
 
 
-def test_an_update_that_changes_nothing_is_not_told():
+def test_an_update_that_changes_nothing_is_not_published():
     hub = WorkerStateHub()
 
     def changes() -> None:
@@ -75,7 +75,7 @@ def test_an_update_that_changes_nothing_is_not_told():
     assert collect(hub, changes, 2)[1].load.running_requests == 1
 
 
-def test_a_silent_worker_beats():
+def test_an_idle_worker_sends_heartbeats():
     states = collect(WorkerStateHub(), lambda: None, 3, heartbeat_s=0.01)
     assert [state.residency.snapshot for state in states] == [True, False, False]
 

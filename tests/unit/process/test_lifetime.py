@@ -1,4 +1,4 @@
-"""Ctrl-C is never lost: not in an import, and not on the way to whoever stops things in order."""
+"""Ctrl-C is never lost: not during imports, and not before the handler that stops things in order."""
 
 from __future__ import annotations
 
