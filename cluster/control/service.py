@@ -59,7 +59,7 @@ class ControlService(WorkerControlServicer):
         parts = aiter(request_iterator)
         first = await anext(parts, pb.PutAdapterRequest())
         if first.WhichOneof("part") != "begin":
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the first message does not say what comes")
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the first message must be `begin`")
         deadline_s = first.begin.deadline_s or _DEADLINE_S
         envelope = Envelope(first.begin.revision_id, first.begin.content_sha256, first.begin.content_bytes)
         async with _errors_as_grpc_status(context, f"the adapter was not received and loaded within {deadline_s:g} s"):

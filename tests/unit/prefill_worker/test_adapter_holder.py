@@ -291,8 +291,8 @@ def test_an_invalid_push_leaves_nothing(stored: StoredAdapters, tmp_path: Path):
             nobody.CopyFrom(whole[0])
             nobody.begin.revision_id = "../../etc"
             for parts, status, words, code in (
-                ([], grpc.StatusCode.INVALID_ARGUMENT, "does not say what comes", None),
-                (whole[1:], grpc.StatusCode.INVALID_ARGUMENT, "does not say what comes", None),
+                ([], grpc.StatusCode.INVALID_ARGUMENT, "must be `begin`", None),
+                (whole[1:], grpc.StatusCode.INVALID_ARGUMENT, "must be `begin`", None),
                 (whole[:-1], grpc.StatusCode.FAILED_PRECONDITION, "send it again", "adapter_not_received"),
                 (whole[:1], grpc.StatusCode.FAILED_PRECONDITION, "received 0 bytes", "adapter_not_received"),
                 ([*whole, whole[-1]], grpc.StatusCode.FAILED_PRECONDITION, "more than", "adapter_not_received"),
