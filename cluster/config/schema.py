@@ -142,7 +142,7 @@ class RouterConfig(_Section):
     max_attempts: Annotated[int, Field(ge=1)] = 3  # placements tried per sequence
     drain_timeout_s: Seconds = 30.0  # to finish requests in flight at shutdown
     management: bool = False  # serve /v1/adapters; anyone who reaches the router can then change adapters
-    adapter_root: ConfigPath | None = None  # /v1/load_lora_adapter reads directories below it; None: it is disabled
+    adapter_root: ConfigPath | None = None  # /v1/load_lora_adapter reads directories below it; None: it reads none
     upload_timeout_s: Seconds = 600.0  # per step: receive an upload, store it; prepare an export, send it
 
 
