@@ -176,6 +176,10 @@ class AttemptError(RouterError):
 class WorkerLost(AttemptError):
     code = "worker_lost"
 
+    def __init__(self, message: str, *, worker: str, was_reached: bool = True) -> None:
+        super().__init__(message, worker=worker)
+        self.was_reached = was_reached  # False: no connection in time, so the engine has not seen the request
+
 
 class EngineFailure(AttemptError):
     """The engine's own trouble; 503 when it is only that it has too much to do."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Set
+from dataclasses import dataclass, field, replace
 
 from router.fleet.worker_residency import WorkerResidency
 
@@ -15,6 +15,7 @@ class WorkerView:
     name: str
     role: str  # "prefill", "decode" or "unified"; cluster.yaml's until the worker has described itself
     is_connected: bool = False  # its agent speaks to us, the last word is younger than three heartbeats
+    is_late: bool = False  # not connected, but was placeable less than three heartbeats ago: expected back
     reason: str = "not reached yet"  # why it gets no requests, for people; empty when it may
     # from Describe, once per connection
     engine_url: str = ""
@@ -58,3 +59,11 @@ class FleetState:
 
     workers: Mapping[str, WorkerView]
     in_flight: Mapping[str, int]
+
+    def with_late_workers(self, except_for: Set[str]) -> FleetState:
+        """The state as it will be if the late workers, `except_for` some, come back as they were."""
+        workers = {
+            name: replace(view, is_connected=True, is_ready=True) if view.is_late and name not in except_for else view
+            for name, view in self.workers.items()
+        }
+        return FleetState(workers, self.in_flight)

@@ -49,6 +49,7 @@ class WorkerLink:
         self._connect_timeout_s = connect_timeout_s
         self._on_view = on_view
         self._stub: WorkerControlStub | None = None
+        self._late_until = 0.0  # by the loop's clock
 
     async def run(self) -> None:
         """Connect, follow, and when that ends say so and connect again."""
@@ -69,7 +70,7 @@ class WorkerLink:
                 except Exception:  # the edge of this worker's task: it must not take the router along
                     log.exception("following a worker failed", extra={"fields": {"worker": self._view.name}})
                     reason = "the router failed to follow it; see its log"
-                self._publish(replace(self._view, is_connected=False, is_ready=False, reason=reason))
+                self._publish(self._view_without_contact(reason))
                 await asyncio.sleep(_RETRY_S[min(num_failures, len(_RETRY_S) - 1)])
                 num_failures += 1
 
@@ -166,6 +167,14 @@ class WorkerLink:
         finally:
             stream.cancel()
 
+    def _view_without_contact(self, reason: str) -> WorkerView:
+        now = asyncio.get_running_loop().time()
+        if self._view.is_connected:
+            grace_s = MISSED_HEARTBEATS * self._heartbeat_s if self._view.is_placeable else 0.0
+            self._late_until = now + grace_s
+        is_late = now < self._late_until
+        return replace(self._view, is_connected=False, is_ready=False, is_late=is_late, reason=reason)
+
     def _publish(self, view: WorkerView) -> None:
         before, self._view = self._view, view
         if (before.is_placeable, before.incarnation) != (view.is_placeable, view.incarnation):
@@ -193,6 +202,7 @@ def _view_after(view: WorkerView, state: control.WorkerState) -> WorkerView:
     return replace(
         view,
         is_connected=True,
+        is_late=False,
         reason=state.reason,
         incarnation=state.incarnation,
         is_engine_up=state.engine_state == control.ENGINE_STATE_UP,

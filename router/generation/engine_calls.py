@@ -164,7 +164,11 @@ class EngineCall:
     def _lost(self, error: Exception) -> WorkerLost:
         fields = {"worker": self.worker.name, "rid": self.rid, "reason": str(error) or type(error).__name__}
         log.info("call lost", extra={"fields": fields})
-        return WorkerLost(f"the connection to worker {self.worker.name} broke", worker=self.worker.name)
+        return WorkerLost(
+            f"the connection to worker {self.worker.name} broke",
+            worker=self.worker.name,
+            was_reached=not isinstance(error, aiohttp.ConnectionTimeoutError),
+        )
 
 
 def _socket(address: tuple) -> socket.socket:

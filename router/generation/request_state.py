@@ -15,7 +15,7 @@ from router.placement.placement import Placement
 
 
 class Phase(StrEnum):
-    """The life of a sequence, in order. After `waiting_first_event` comes `relaying`, or `placed` again on a retry."""
+    """The life of a sequence, in order. A retry goes back to `placed`, or to `admitted` while it waits for a worker."""
 
     ADMITTED = "admitted"
     PLACED = "placed"

@@ -17,8 +17,9 @@ from router.errors import (
     AdapterRevisionGone,
     AttemptError,
     RouterError,
+    WorkerLost,
 )
-from router.fleet.fleet_state import WorkerView
+from router.fleet.fleet_state import FleetState, WorkerView
 from router.fleet.in_flight import Hold
 from router.generation.attempt import Attempt
 from router.generation.backends import Backends
@@ -66,6 +67,7 @@ class SequenceRun:
         self._attempt: Attempt | None = None
         self._holds: list[Hold] = []  # this sequence's places on its workers
         self._failed = FailedAttempts()
+        self._began_at = 0.0  # by the loop's clock
         self._lacking: set[str] = set()  # workers whose engine has said that it does not have the adapter
         request.sequences.append(self._state)
 
@@ -80,6 +82,7 @@ class SequenceRun:
 
     async def begin(self) -> bytes:
         """The first events, or the whole answer, from the first placement that gives one. Raises RouterError."""
+        self._began_at = asyncio.get_running_loop().time()
         placement = await self._first_placement()
         while True:
             self._take(placement)
@@ -96,7 +99,7 @@ class SequenceRun:
             except AttemptError as error:
                 await self._end_attempt()
                 self._note(error, placement)
-                placement = self._retry_placement(error)
+                placement = await self._retry_placement(error)
 
     async def relay(self, first: bytes, write: Callable[[bytes], Awaitable[None]]) -> None:
         """Hand `first` and all events after it to `write`. Raises RouterError."""
@@ -132,6 +135,7 @@ class SequenceRun:
         """The best placement. Where there is none, wait for one until `can_come` is false or the time is over."""
         placement = self._best_placement()
         if placement is None and can_come():
+            self._state.phase = Phase.ADMITTED
             await self._backends.fleet.wait_until(
                 lambda: self._best_placement() is not None or not can_come(), timeout_s
             )
@@ -139,7 +143,10 @@ class SequenceRun:
         return placement
 
     def _best_placement(self) -> Placement | None:
-        return place(PlacementRequest.of(self._wanted.revision), self._backends.fleet.state, self._failed)
+        return self._best_placement_in(self._backends.fleet.state)
+
+    def _best_placement_in(self, fleet: FleetState) -> Placement | None:
+        return place(PlacementRequest.of(self._wanted.revision), fleet, self._failed)
 
     def _unplaceable_error(self) -> RouterError:
         return unplaceable_error(self._wanted.revision, self._backends.fleet.state)
@@ -236,13 +243,25 @@ class SequenceRun:
     def _note(self, error: AttemptError, placement: Placement) -> None:
         if isinstance(error, AdapterNotResident):  # loading it again, on the same workers, is the cure for that
             self._lacking.add(error.worker)
-        else:
-            self._failed = self._failed.with_placement(placement).with_worker(error.worker)
+            return
+        self._failed = self._failed.with_worker(error.worker)
+        if not isinstance(error, WorkerLost) or error.was_reached:
+            self._failed = self._failed.with_placement(placement)
 
-    def _retry_placement(self, error: AttemptError) -> Placement:
-        """The placement for the attempt after one that ended with `error`. Raises `error` if there is to be none."""
-        has_attempts = self._state.num_attempts < self._backends.config.max_attempts
-        placement = self._best_placement() if error.retryable and has_attempts else None
+    async def _retry_placement(self, error: AttemptError) -> Placement:
+        """The placement for the attempt after one that ended with `error`. Raises `error` if there is to be none.
+
+        Waits for a worker that has just lost contact, as long as the first event is not overdue.
+        """
+
+        def can_come() -> bool:
+            fleet = self._backends.fleet.state.with_late_workers(except_for=self._failed.workers)
+            return self._best_placement_in(fleet) is not None
+
+        config, placement = self._backends.config, None
+        if error.retryable and self._state.num_attempts < config.max_attempts:
+            elapsed_s = asyncio.get_running_loop().time() - self._began_at
+            placement = await self._placement(can_come, max(0.0, config.first_event_timeout_s - elapsed_s))
         fields = {"request_id": self._request.request_id, "reason": str(error), "code": error.code}
         log.info("attempt failed", extra={"fields": {**fields, "retry": placement is not None}})
         if placement is None:

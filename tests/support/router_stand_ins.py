@@ -566,8 +566,7 @@ async def running_cluster(
     **config: Any,
 ) -> AsyncIterator[ClusterStandIn]:
     """A router on a free port before as many workers, ready. Its catalog and store are in `folder`, or end with it."""
-    settings = {"heartbeat_s": 2.0, "connect_timeout_s": 1.0, **config}
-    router_config = RouterConfig(port=0, **settings)
+    router_config = RouterConfig(port=0, **config)
     prefill = [WorkerStandIn(f"p{i}", "prefill") for i in range(num_prefill)]
     decode = [WorkerStandIn(f"d{i}", "decode") for i in range(num_decode)]
     unified = [WorkerStandIn(f"u{i}", "unified") for i in range(num_unified)]
