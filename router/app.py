@@ -1,4 +1,4 @@
-"""The router as an ASGI application: what is built at start, and which path leads where."""
+"""The router as an ASGI application: builds its parts and routes paths to endpoints."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from router.protocol.validation import Endpoint, Limits
 from router.revisions.adapter_service import AdapterService
 from router.revisions.memory_only import MemoryOnlyRevisions
 
-_LEAVE_S = 2.0
+_ABORT_S = 2.0  # for requests that the server cancelled to abort their engine calls
 
 
 def build_app(
@@ -48,7 +48,7 @@ def build_app(
     max_adapter_bytes: int,
     workers: Mapping[str, tuple[str, str]],  # name -> (role, host:port of the agent)
 ) -> RequestIds:
-    """The whole router. It begins to follow the workers when the server starts it."""
+    """The whole router. It connects to the workers when the server starts it."""
     in_flight, requests = InFlightState(), Requests()
     metrics.read_in_flight(lambda: len(requests))
     fleet = Fleet(workers, in_flight, heartbeat_s=config.heartbeat_s, connect_timeout_s=config.connect_timeout_s)
@@ -60,13 +60,13 @@ def build_app(
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
         async with fleet.following(), engines.open(), adapters.following():
-            keeping = asyncio.create_task(memory_only.run(), name="adapters in memory only")
+            reconciling = asyncio.create_task(memory_only.run(), name="memory-only revisions")
             try:
                 yield
             finally:
-                keeping.cancel()
-                await asyncio.gather(keeping, return_exceptions=True)
-            await requests.ended(_LEAVE_S)  # those that the server cancelled still tell their engines
+                reconciling.cancel()
+                await asyncio.gather(reconciling, return_exceptions=True)
+            await requests.wait_until_empty(_ABORT_S)
 
     completions = [
         Route(
@@ -77,15 +77,15 @@ def build_app(
         for endpoint in Endpoint
     ]
     management = Management(backends, adapters, memory_only, max_adapter_bytes)
-    # Paths that end in a verb come before those that end in an adapter's name.
-    managing: list[Route] = []
+    # An adapter's name may contain slashes, so paths that end in a verb must match before it does.
+    management_routes: list[Route] = []
     for endpoint_kind in (ImportEndpoint, ExportEndpoint, WorkersEndpoint, VllmEndpoint, AdaptersEndpoint):
-        managing += endpoint_kind(management).routes
+        management_routes += endpoint_kind(management).routes
     app = Starlette(
-        routes=[*completions, *managing, *Pages(backends, adapters, requests).routes],
+        routes=[*completions, *management_routes, *Pages(backends, adapters, requests).routes],
         lifespan=lifespan,
         exception_handlers={
-            HTTPException: _no_such_page,
+            HTTPException: _routing_error,
             RouterError: _error_response,
             AdapterError: _error_response,
             Exception: _error_response,
@@ -96,7 +96,7 @@ def build_app(
 
 
 class RequestIds:
-    """Gives every request an id of ours and names it in its answer."""
+    """Gives every request an id and returns it as `x-request-id`."""
 
     def __init__(self, app: Any, fleet: Fleet) -> None:
         self.fleet = fleet
@@ -122,12 +122,12 @@ def _error_response(_: Request, error: Exception) -> Response:
     return Response(answer.body, answer.status, answer.headers)
 
 
-def _no_such_page(request: Request, error: Exception) -> Response:
+def _routing_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    told: RouterError
+    routing_error: RouterError
     if error.status_code == 405:
-        told = WrongMethod(f"{request.url.path} does not take {request.method}")
+        routing_error = WrongMethod(f"{request.url.path} does not take {request.method}")
     else:
-        told = UnknownPath(f"there is nothing at {request.url.path}")
-    answer = answer_of(told)
+        routing_error = UnknownPath(f"there is nothing at {request.url.path}")
+    answer = answer_of(routing_error)
     return Response(answer.body, answer.status, {**answer.headers, **(error.headers or {})})

@@ -1,37 +1,37 @@
-"""What can go wrong on a request's way, and the one place that turns it into an answer.
+"""The router's error tree, and the one place that turns errors into answers.
 
     RouterError
-    ├── RequestError                 the client's request cannot be served as it is
+    ├── RequestError                 the client's mistake, or a request that this cluster cannot serve
     │   ├── InvalidBody              not a JSON object in UTF-8
     │   ├── InvalidField             a field that routes has a wrong type or value
     │   ├── RefusedField             a field that only Prelude may give an engine
-    │   ├── InvalidUpload            an adapter's files in another form than they are taken in
+    │   ├── InvalidUpload            an adapter's files in an unsupported form
     │   ├── BodyTooLarge, BodyTooSlow
     │   ├── UnknownPath, WrongMethod
-    │   ├── ManagementOff            this router manages no adapters
+    │   ├── ManagementOff            adapter management is disabled
     │   ├── UnknownWorker            no such worker, or one that holds no adapters
     │   ├── UnknownModel             neither the base model nor an adapter
     │   ├── ConflictingAdapters      `adapter` and `model` name different adapters
-    │   ├── AdapterRevisionGone      it was in workers' memory only, and no worker has it any more
+    │   ├── AdapterRevisionGone      a memory-only revision that no worker has any more
     │   └── NeedsUnifiedWorker       an adapter that no worker of this cluster can ever apply
-    ├── TooManyUploads               as many as are taken at a time are under way
-    ├── TooManyExports               likewise
-    ├── PushFailed                   no worker that should have could load the new revision
-    ├── NoWorkerAvailable            no worker that could take a request can do so now
-    ├── AdapterRefused               the worker will never load this adapter; says why
-    ├── AttemptError                a placement was tried and failed
-    │   ├── WorkerLost               its connection or its engine went away
-    │   ├── EngineFailure            it answered 5xx, or that it is busy
-    │   ├── EngineAborted            it gave the request up
-    │   ├── EngineRefusal            it answered 4xx: the request is wrong
+    ├── TooManyUploads               the limit of concurrent uploads is reached
+    ├── TooManyExports               the limit of concurrent exports is reached
+    ├── PushFailed                   no worker could load the new revision
+    ├── NoWorkerAvailable            no suitable worker is placeable now
+    ├── AdapterRefused               the worker will never load this adapter
+    ├── AttemptError                 an attempt at one placement failed
+    │   ├── WorkerLost               the connection or the engine was lost
+    │   ├── EngineFailure            a 5xx, or the engine is busy
+    │   ├── EngineAborted            the engine aborted the request
+    │   ├── EngineRefusal            a 4xx: the request is wrong
     │   ├── AdapterUnavailable       the worker could not load the adapter now
     │   ├── AdapterNotResident       the adapter left the engine between loading and use
-    │   └── BrokenAnswer             it sent what cannot be read
-    ├── DeadlineExceeded             somebody took too long
+    │   └── BrokenAnswer             the answer is incomplete or unreadable
+    ├── DeadlineExceeded             a worker missed a deadline
     └── Stopping                     this router is shutting down
 
 Errors of `adapters.errors` carry the same three attributes and are answered in the same place.
-`retryable` says that the same request may succeed on other workers or a moment later.
+`retryable`: the same request may succeed on other workers or later.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ import msgspec
 
 from adapters.errors import AdapterError
 
-RETRY_AFTER_S = 1  # what clients are told when trying again may help
+RETRY_AFTER_S = 1  # the default of the header
 
 
 class RouterError(Exception):
@@ -56,7 +56,7 @@ class RouterError(Exception):
     def __init__(self, message: str, *, param: str | None = None) -> None:
         super().__init__(message)
         self.param = param
-        self.retry_after_s: float | None = None  # where somebody knows when to try again
+        self.retry_after_s: float | None = None  # overrides RETRY_AFTER_S
 
 
 class RequestError(RouterError):
@@ -153,7 +153,7 @@ class NoWorkerAvailable(RouterError):
 
 
 class AdapterRefused(RouterError):
-    """The worker's AdapterError, in its own words."""
+    """An AdapterError of the worker, with its code, status and message."""
 
     def __init__(self, message: str, *, code: str, http_status: int) -> None:
         super().__init__(message, param="adapter")
@@ -162,7 +162,7 @@ class AdapterRefused(RouterError):
 
 
 class AttemptError(RouterError):
-    """A try failed. `worker` is the one at fault."""
+    """An attempt failed. `worker` is the one at fault."""
 
     code = "worker_failed"
     http_status = 502
@@ -182,7 +182,7 @@ class WorkerLost(AttemptError):
 
 
 class EngineFailure(AttemptError):
-    """The engine's own trouble; 503 when it is only that it has too much to do."""
+    """The engine failed, or is overloaded (503)."""
 
     code = "engine_failure"
 
@@ -198,7 +198,7 @@ class EngineAborted(AttemptError):
 
 
 class EngineRefusal(AttemptError):
-    """The engine found the request wrong. Carries the engine's status and message."""
+    """The engine rejected the request. Carries the engine's status and message."""
 
     code = "invalid_request"
     retryable = False
@@ -207,7 +207,7 @@ class EngineRefusal(AttemptError):
         super().__init__(message, worker=worker, param=param)
         self.http_status = http_status
         if "context length" in message:
-            self.code = "context_length_exceeded"  # the code that OpenAI clients look for
+            self.code = "context_length_exceeded"  # OpenAI's code, which clients check
 
 
 class AdapterNotResident(AttemptError):
@@ -216,9 +216,9 @@ class AdapterNotResident(AttemptError):
 
 
 class AdapterUnavailable(AttemptError):
-    """The worker's word on when to try again, and its own code where it gave one.
+    """A transient failure of a worker to load an adapter, with the worker's own code and retry-after if it gave them.
 
-    503, not 429: it is the workers that have too much to do, whatever this client has asked for.
+    503 and not 429, because the workers are overloaded and not this client.
     """
 
     code = "adapter_unavailable"
@@ -272,12 +272,12 @@ class ErrorAnswer:
 
     @property
     def event(self) -> bytes:
-        """The same as the last event of a stream that had begun."""
+        """The error as the last event of a stream."""
         return b"data: " + self.body + b"\n\n"
 
 
 def answer_of(error: BaseException) -> ErrorAnswer:
-    """How `error` is told to the client. What neither tree knows tells nothing but that it happened."""
+    """The answer to the client. The text of an error outside both trees is not passed on."""
     if not isinstance(error, RouterError | AdapterError):
         error = RouterError("the router failed; its log has the reason under this request's id")
     status, code = error.http_status, error.code

@@ -1,4 +1,4 @@
-"""What clients are told of adapters' errors whose own words name addresses and folders of this deployment."""
+"""Removes addresses and paths of this deployment from the messages of adapter errors."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from pathlib import Path
 from adapters.errors import AdapterError, CatalogUnavailable
 from adapters.store.errors import RevisionNotStored, StoreConflict, StoreCorrupt, StoreFull, StoreUnavailable
 
-# By code, since workers' errors come as codes.
-_FIXED_WORDS: Mapping[str, str] = {
+# By code, because workers report errors by code.
+_PUBLIC_MESSAGES: Mapping[str, str] = {
     CatalogUnavailable.code: "the catalog does not answer; try again",
     StoreUnavailable.code: "the adapter store does not answer; try again",
     StoreFull.code: "there is no room for the adapter; the operator must free or add space",
@@ -20,21 +20,19 @@ _FIXED_WORDS: Mapping[str, str] = {
 
 
 def redact_addresses(error: AdapterError) -> AdapterError:
-    """The error, or one of its kind in words that clients may read. The caller logs the first one's."""
-    said = str(error)
-    if (words := _FIXED_WORDS.get(error.code, said)) == said:
-        return error
-    return type(error)(words)
+    """The error, or one of the same class with a public message. The caller logs the original."""
+    message = str(error)
+    public = _PUBLIC_MESSAGES.get(error.code, message)
+    return error if public == message else type(error)(public)
 
 
 def without_path(error: AdapterError, path: Path, shown: str) -> AdapterError:
-    """The error, or one of its kind that says `shown` where it named a path of the router's machine."""
-    said = str(error)
-    if (words := said.replace(str(path), shown)) == said:
-        return error
-    return type(error)(words)
+    """The error, or one of the same class with `shown` in place of a path of the router's machine."""
+    message = str(error)
+    public = message.replace(str(path), shown)
+    return error if public == message else type(error)(public)
 
 
-def public_message(code: str, said: str) -> str:
-    """What a client may read of an error that a worker told with this code."""
-    return _FIXED_WORDS.get(code, said)
+def public_message(code: str, message: str) -> str:
+    """The message for clients of a worker's error with this code."""
+    return _PUBLIC_MESSAGES.get(code, message)

@@ -1,4 +1,4 @@
-"""The router as a process: start, serve, stop accepting, drain within bounds, leave."""
+"""The router as a process: start, serve, stop accepting, drain, exit."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 
 def run(config: ClusterConfig) -> NoReturn:
-    """Serve until SIGTERM or SIGINT; end the process when the last request has ended or the drain's time is over.
+    """Serve until SIGTERM or SIGINT, then end the process after the last request or the drain timeout.
 
     Raises ConfigError and AdapterError before it serves.
     """
@@ -55,13 +55,13 @@ def run(config: ClusterConfig) -> NoReturn:
     log.info("router starting", extra={"fields": {"host": config.router.host, "port": config.router.port}})
     server.run()
     log.info("router stopped")
-    _leave()
+    _exit()
 
 
-def _leave() -> NoReturn:
-    """Ends the process without waiting for threads: one that imports, or asks a database that hangs, may take minutes.
+def _exit() -> NoReturn:
+    """End the process without waiting for threads: an import or a query to a database that hangs may take minutes.
 
-    What it was doing is undone or finished like that of a process that was killed.
+    Their work is recovered as after a kill.
     """
     logging.shutdown()
     sys.stdout.flush()
@@ -92,7 +92,7 @@ def uvicorn_config(app: object, config: ClusterConfig) -> uvicorn.Config:
 
 
 class RouterServer(uvicorn.Server):
-    """A server for which a signal to stop is the normal end: the process returns instead of dying by it."""
+    """A server that returns after a stop signal, where uvicorn's raises the signal again."""
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:

@@ -48,7 +48,7 @@ class CompletionsEndpoint:
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         headers = dict(scope["headers"])
-        with self._requests.entered(scope["request_id"], self._endpoint.label, _client_request_id(headers)) as request:
+        with self._requests.record(scope["request_id"], self._endpoint.label, _client_request_id(headers)) as request:
             client = ClientAnswer(send, request, timeout_s=self._backends.config.event_gap_timeout_s)
             has_left = False
             try:

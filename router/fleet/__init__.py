@@ -1,1 +1,1 @@
-"""What the router knows about workers, and the calls that it makes to their agents."""
+"""The router's view of the workers, and its calls to their agents."""

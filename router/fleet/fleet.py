@@ -1,4 +1,4 @@
-"""The router's picture of all workers, kept current by one control stream each."""
+"""The router's view of all workers, kept current by one control stream per worker."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ Loss = Callable[[WorkerLost], None]
 
 
 class Watch:
-    """Tells one waiter when the engine that it relies on is gone. Ended by `end`."""
+    """Reports the loss of one engine to its user, once. Lasts until `end`."""
 
     def __init__(self, watches: set[Watch], view: WorkerView, on_loss: Loss) -> None:
-        self.needs_contact = True  # also lost when the worker falls silent, not only when its engine is gone
+        self.needs_contact = True  # losing contact with the agent counts as a loss, too
         self._watches = watches
         self._incarnation = view.incarnation
         self._on_loss = on_loss
@@ -30,9 +30,9 @@ class Watch:
         self._watches.discard(self)
 
     def check(self, view: WorkerView) -> None:
-        """Report a loss if `view` says that the engine is not the one that was running.
+        """Report a loss if the engine is down or has another incarnation.
 
-        What streams already need not stop because an agent fell silent: set `needs_contact` to False then.
+        A running stream does not need the agent: set `needs_contact` to False for it.
         """
         if view.is_connected:
             is_lost = not (view.is_engine_up and view.incarnation == self._incarnation)
@@ -45,7 +45,7 @@ class Watch:
 
 
 class Fleet:
-    """All workers of cluster.yaml. `state` is safe to keep: it never changes."""
+    """All workers of cluster.yaml."""
 
     def __init__(
         self,
@@ -65,26 +65,27 @@ class Fleet:
                 address,
                 heartbeat_s=heartbeat_s,
                 connect_timeout_s=connect_timeout_s,
-                on_view=self._see,
+                on_view=self._update,
             )
             for name, (_, address) in addresses.items()
         }
 
     @asynccontextmanager
     async def following(self):
-        """Keeps every control stream open inside this block."""
+        """Keep every control stream open inside the block."""
         async with AsyncExitStack() as stack:
             tasks = [asyncio.create_task(link.run(), name=f"follow {name}") for name, link in self._links.items()]
             for task in tasks:
-                stack.push_async_callback(_stopped, task)
+                stack.push_async_callback(_stop, task)
             yield self
 
     @property
     def state(self) -> FleetState:
+        """A snapshot."""
         return FleetState(MappingProxyType(dict(self._views)), self._in_flight.counts)
 
     def watch(self, view: WorkerView, on_loss: Loss) -> Watch:
-        """Calls `on_loss` once when the engine of `view` is gone, at once if it already is."""
+        """Call `on_loss` once when the engine of `view` is lost, at once if it already is."""
         watch = Watch(self._watches[view.name], view, on_loss)
         watch.check(self._views[view.name])
         return watch
@@ -95,14 +96,14 @@ class Fleet:
 
     def workers_with(self, revision_id: str) -> tuple[str, ...]:
         """The connected workers that have a revision in host memory, by name."""
-        return self._where(lambda residency: revision_id in residency.host)
+        return self._connected(lambda residency: revision_id in residency.host)
 
     def workers_with_on_disk(self, revision_id: str) -> tuple[str, ...]:
         """The connected workers that have a revision on their disk, by name."""
-        return self._where(lambda residency: revision_id in residency.disk)
+        return self._connected(lambda residency: revision_id in residency.disk)
 
     def workers_with_in_memory_only(self) -> dict[str, list[str]]:
-        """The connected workers that have a revision that they could not get anywhere, by revision id."""
+        """By revision id, the connected workers that have a revision that is in no store."""
         found: dict[str, list[str]] = {}
         for name, view in sorted(self._views.items()):
             for revision_id in view.residency.memory_only if view.is_connected else ():
@@ -110,7 +111,7 @@ class Fleet:
         return found
 
     async def wait_until(self, condition: Callable[[], bool], timeout_s: float) -> bool:
-        """Wait until `condition` holds; False after `timeout_s`. Checked when a worker changes in more than load."""
+        """Wait until `condition` holds; False after `timeout_s`. Evaluated at every change but of a worker's load."""
         try:
             async with asyncio.timeout(timeout_s):
                 while not condition():
@@ -123,19 +124,21 @@ class Fleet:
         """Wait until these workers have reported the revision as resident. False after `timeout_s`."""
         return await self.wait_until(lambda: set(workers) <= set(self.workers_with(revision_id)), timeout_s)
 
-    def _where(self, has_it: Callable[[WorkerResidency], bool]) -> tuple[str, ...]:
-        return tuple(sorted(name for name, view in self._views.items() if view.is_connected and has_it(view.residency)))
+    def _connected(self, has_revision: Callable[[WorkerResidency], bool]) -> tuple[str, ...]:
+        """Names of the connected workers whose residency fulfils the condition."""
+        names = (name for name, view in self._views.items() if view.is_connected and has_revision(view.residency))
+        return tuple(sorted(names))
 
-    def _see(self, view: WorkerView) -> None:
+    def _update(self, view: WorkerView) -> None:
         before, self._views[view.name] = self._views[view.name], view
-        if view != before:  # not for every heartbeat: each waiter looks at the whole fleet
+        if view != before:  # not at every heartbeat, since each waiter looks at the whole fleet
             changed, self._changed = self._changed, asyncio.Event()
             changed.set()
         for watch in tuple(self._watches[view.name]):
             watch.check(view)
 
 
-async def _stopped(task: asyncio.Task[None]) -> None:
+async def _stop(task: asyncio.Task[None]) -> None:
     task.cancel()
     with suppress(asyncio.CancelledError):
         await task

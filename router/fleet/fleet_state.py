@@ -1,4 +1,4 @@
-"""What the router knows of its workers at one moment: immutable but for residency, so a decision has one picture."""
+"""A snapshot of all workers. Immutable except for residency, so one decision sees one state."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from router.fleet.worker_residency import WorkerResidency
 
 @dataclass(frozen=True, slots=True)
 class WorkerView:
-    """One worker, as it last described itself."""
+    """The last known state of one worker."""
 
     name: str
-    role: str  # "prefill", "decode" or "unified"; cluster.yaml's until the worker has described itself
-    is_connected: bool = False  # its agent speaks to us, the last word is younger than three heartbeats
+    role: str  # "prefill", "decode" or "unified"; from cluster.yaml until the first Describe
+    is_connected: bool = False  # the last message of its agent is younger than three heartbeats
     is_late: bool = False  # not connected, but was placeable less than three heartbeats ago: expected back
-    reason: str = "not reached yet"  # why it gets no requests, for people; empty when it may
+    reason: str = "not reached yet"  # why it gets no requests, in words; may be empty
     # from Describe, once per connection
     engine_url: str = ""
     kv_host: str = ""
     kv_bootstrap_port: int = 0
     # from WatchState
-    incarnation: str = ""  # of the engine; empty while there is none
+    incarnation: str = ""  # of the engine; empty without one
     is_engine_up: bool = False
     is_ready: bool = False
     is_draining: bool = False
@@ -40,12 +40,12 @@ class WorkerView:
         return self.is_connected and self.is_engine_up and self.is_ready and not self.is_draining
 
     def is_warm_with(self, decode: WorkerView) -> bool:
-        """KV has crossed between these two engines, both as they run now."""
+        """True if a warm-up request has passed through these two incarnations of the engines."""
         return (decode.name, decode.incarnation) in self.warm_pairs
 
     @property
     def why_not_placeable(self) -> str:
-        """For people. Empty when it is placeable."""
+        """The reason in words. Empty if it is placeable."""
         if self.is_placeable:
             return ""
         if self.is_connected and self.is_draining:
@@ -55,7 +55,7 @@ class WorkerView:
 
 @dataclass(frozen=True, slots=True)
 class FleetState:
-    """All workers of the cluster, and how many of this router's requests each has."""
+    """All workers, and the number of this router's engine calls in flight at each."""
 
     workers: Mapping[str, WorkerView]
     in_flight: Mapping[str, int]

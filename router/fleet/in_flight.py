@@ -1,4 +1,4 @@
-"""How many of this router's requests each worker has. The one owner of these counts."""
+"""Counts this router's sequences in flight at each worker."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from collections.abc import Mapping
 
 
 class InFlightState:
-    """Counts what was placed on a worker and has not ended there."""
+    """The only owner of these counts: what was placed on a worker and has not ended there."""
 
     def __init__(self) -> None:
         self._counts: dict[str, int] = {}
 
     def hold(self, worker: str) -> Hold:
-        """Counts one more on a worker, until the hold is released."""
+        """Count one more at a worker until the hold is released."""
         self._counts[worker] = self._counts.get(worker, 0) + 1
         return Hold(self._counts, worker)
 
@@ -22,14 +22,14 @@ class InFlightState:
 
 
 class Hold:
-    """One sequence's place on one worker."""
+    """One sequence counted at one worker."""
 
     def __init__(self, counts: dict[str, int], worker: str) -> None:
         self._counts = counts
         self._worker: str | None = worker
 
     def release(self) -> None:
-        """Idempotent: a place is given back once, whoever notices first that it is free."""
+        """Idempotent, because several paths notice the end of a sequence."""
         if self._worker is not None:
             self._counts[self._worker] -= 1
             self._worker = None

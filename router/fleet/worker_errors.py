@@ -1,4 +1,4 @@
-"""What workers say went wrong, as errors of ours: answers of engines, and gRPC statuses of agents."""
+"""Maps failures of workers to router errors: HTTP answers of engines and gRPC statuses of agents."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from router.public_errors import public_message
 def ensure_adapter_error(
     status: grpc.StatusCode, details: str, metadata: Mapping[str, str], worker: str
 ) -> AdapterRefused | DeadlineExceeded | AttemptError:
-    """What a failed EnsureAdapter means for the request that waited for it."""
+    """The error of a request whose call to an agent failed."""
     if ERROR_CODE_KEY in metadata:
         code, http_status = metadata[ERROR_CODE_KEY], int(metadata[HTTP_STATUS_KEY])
         if http_status < 500:
             return AdapterRefused(public_message(code, details), code=code, http_status=http_status)
-        # The worker's own trouble, such as a store that it does not reach or a full disk: another one may do. Its words
-        # stay inside, since they name its addresses and folders.
+        # A problem of this worker, such as an unreachable store or a full disk, so another worker may succeed. The
+        # details are not passed on because they name addresses and folders.
         return AdapterUnavailable(
             f"worker {worker} cannot load the adapter now ({code}); try again",
             worker=worker,
@@ -83,21 +83,21 @@ _NOT_RESIDENT = ("LoRA adapters are not loaded", "Got LoRA adapter that has neve
 
 
 def engine_error(status: int, body: bytes, worker: str) -> AttemptError:
-    """What an engine's answer other than 200 means. `body` is the answer, or the data of an error event.
+    """The error for an engine's answer that is not a 200. `body` is the answer, or the data of an error event.
 
-    Texts of 5xx answers stay inside: they are the engine's own trouble and may quote anything.
+    The texts of 5xx answers are not passed on: they are internal to the engine and may quote anything.
     """
     try:
         parsed = msgspec.json.decode(body, type=_EngineErrorBody)
     except msgspec.MsgspecError:
         parsed = _EngineErrorBody(message=body[:200].decode("utf-8", "replace"))
-    said = parsed.error or parsed
-    if status == 200 and isinstance(said.code, int):
-        status = said.code
-    if any(text in said.message for text in _NOT_RESIDENT):  # the texts go on with other tenants' revisions
+    reported = parsed.error or parsed
+    if status == 200 and isinstance(reported.code, int):
+        status = reported.code
+    if any(text in reported.message for text in _NOT_RESIDENT):  # the texts list other tenants' revisions
         return AdapterNotResident(f"the adapter left worker {worker} before it was used", worker=worker)
     if 400 <= status < 500 and status not in (408, 429, 499):
-        message, param = _readable(said.message, said.param)
+        message, param = _readable(reported.message, reported.param)
         return EngineRefusal(
             message or "the engine refused the request", worker=worker, http_status=status, param=param
         )

@@ -1,4 +1,4 @@
-"""One worker's control stream: keeps it open, and turns what it says into a WorkerView."""
+"""The link to one worker's agent: its control stream, as WorkerViews, and calls about adapters."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from router.fleet.fleet_state import WorkerView
 from router.fleet.worker_errors import ensure_adapter_error
 from router.fleet.worker_residency import WorkerResidency
 
-Tier = Literal["host", "disk"]  # "disk": fetched, and no further
+Tier = Literal["host", "disk"]  # "disk": fetched but not loaded
 
-_RETRY_S = (0.1, 0.2, 0.4, 0.8)  # between connections; the last one for good
-_CHUNK_BYTES = 1024**2  # of an adapter that is sent
+_RETRY_S = (0.1, 0.2, 0.4, 0.8)  # back-off between connections; the last one repeats
+_CHUNK_BYTES = 1024**2  # of PutAdapter
 _CHANNEL_OPTIONS = (("grpc.initial_reconnect_backoff_ms", 100), ("grpc.max_reconnect_backoff_ms", 800))
 _TIERS: dict[Tier, control.Tier] = {"host": control.TIER_HOST, "disk": control.TIER_DISK}
 _ROLES = {control.ROLE_PREFILL: "prefill", control.ROLE_DECODE: "decode", control.ROLE_UNIFIED: "unified"}
@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 
 
 class WorkerLink:
-    """Follows one worker. `on_view` is called with every new view; `run` ends only by cancellation."""
+    """Calls `on_view` with every new view while `run` runs."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class WorkerLink:
         self._late_until = 0.0  # by the loop's clock
 
     async def run(self) -> None:
-        """Connect, follow, and when that ends say so and connect again."""
+        """Connect, follow the control stream, publish the loss of contact, reconnect. Ends only by cancellation."""
         num_failures = 0
         async with grpc.aio.insecure_channel(self._address, options=_CHANNEL_OPTIONS) as channel:
             self._stub = WorkerControlStub(channel)
@@ -61,15 +61,15 @@ class WorkerLink:
                     await self._describe()
                     num_failures = 0
                     await self._follow()
-                    await asyncio.sleep(_RETRY_S[0])  # the agent ended the stream in good order: begin another
+                    await asyncio.sleep(_RETRY_S[0])  # the agent closed the stream normally
                     continue
                 except TimeoutError:
                     reason = f"silent for {MISSED_HEARTBEATS} heartbeats"
                 except grpc.aio.AioRpcError as error:
                     reason = f"its agent cannot be reached at {self._address}: {error.code().name.lower()}"
-                except Exception:  # the edge of this worker's task: it must not take the router along
-                    log.exception("following a worker failed", extra={"fields": {"worker": self._view.name}})
-                    reason = "the router failed to follow it; see its log"
+                except Exception:  # the edge of this worker's task; other workers must go on
+                    log.exception("worker link failed", extra={"fields": {"worker": self._view.name}})
+                    reason = "the router's link to it failed; see the router's log"
                 self._publish(self._view_without_contact(reason))
                 await asyncio.sleep(_RETRY_S[min(num_failures, len(_RETRY_S) - 1)])
                 num_failures += 1
@@ -83,10 +83,10 @@ class WorkerLink:
         not_in_engine: bool = False,
         tier: Tier = "host",
     ) -> float:
-        """Makes a revision resident, or brings it to the tier; seconds that loading took.
+        """Make a revision resident, or fetch it to the tier. Returns the seconds that loading took.
 
-        A prewarm comes after what requests wait for. `not_in_engine`: the engine has just said that it does not have
-        it. Raises RouterError.
+        A prewarm has a lower priority than loads that requests wait for. `not_in_engine`: the engine has just reported
+        that it does not have the revision. Raises RouterError.
         """
         request = control.EnsureAdapterRequest(
             revision_id=revision_id,
@@ -95,33 +95,33 @@ class WorkerLink:
             prewarm=prewarm,
             not_in_engine=not_in_engine,
         )
-        return (await self._asked("EnsureAdapter", request, revision_id, timeout_s)).load_s
+        return (await self._call("EnsureAdapter", request, revision_id, timeout_s)).load_s
 
     async def put_adapter(self, packed: PackedAdapter, timeout_s: float) -> bool:
-        """Sends a revision that no store has, for the worker to keep; True where it did already. Raises RouterError."""
-        parts = _parts_of(packed, timeout_s)
-        return (await self._asked("PutAdapter", parts, packed.revision_id, timeout_s)).was_pinned
+        """Send a memory-only revision and pin it. True if it was pinned before. Raises RouterError."""
+        messages = _put_messages(packed, timeout_s)
+        return (await self._call("PutAdapter", messages, packed.revision_id, timeout_s)).was_pinned
 
     async def pin_adapter(self, revision_id: str, pinned: bool, timeout_s: float, *, memory_only: bool = False) -> None:
-        """Makes a revision resident and keeps it from eviction, or gives it up to that again. Raises RouterError.
+        """Make a revision resident and pin it, or unpin it. Raises RouterError.
 
-        `memory_only`: it is the pin of `put_adapter` that is meant.
+        `memory_only`: set or release the pin of `put_adapter` instead of the operator's.
         """
         request = control.PinAdapterRequest(
             revision_id=revision_id, pinned=pinned, deadline_s=timeout_s, memory_only=memory_only
         )
-        await self._asked("PinAdapter", request, revision_id, timeout_s)
+        await self._call("PinAdapter", request, revision_id, timeout_s)
 
     async def evict_adapter(self, revision_id: str, from_disk: bool, timeout_s: float) -> bool:
-        """Takes a revision out of host memory, and off the disk if asked; False where it was nowhere.
+        """Remove a revision from host memory and, with `from_disk`, from the disk. False if it was in neither.
 
-        Raises RouterError, also while the revision is used or pinned.
+        Raises RouterError, also while the revision is in use or pinned.
         """
         request = control.EvictAdapterRequest(revision_id=revision_id, from_disk=from_disk)
-        return (await self._asked("EvictAdapter", request, revision_id, timeout_s)).evicted
+        return (await self._call("EvictAdapter", request, revision_id, timeout_s)).evicted
 
-    async def _asked(self, method: str, request: Any, revision_id: str, timeout_s: float) -> Any:
-        """The answer to a call about one adapter, or what the agent says at its deadline. Raises RouterError."""
+    async def _call(self, method: str, request: Any, revision_id: str, timeout_s: float) -> Any:
+        """The response to a call. Waits past the deadline for the agent's error at the deadline. Raises RouterError."""
         if self._stub is None:
             raise WorkerLost(f"worker {self._view.name} has no control stream", worker=self._view.name)
         try:
@@ -129,7 +129,7 @@ class WorkerLink:
         except grpc.aio.AioRpcError as error:
             details, code = error.details() or "", error.code()
             fields = {"call": method, "worker": self._view.name, "revision": revision_id}
-            log.info("worker refused a call", extra={"fields": {**fields, "reason": details, "code": code.name}})
+            log.info("call refused", extra={"fields": {**fields, "reason": details, "code": code.name}})
             metadata = {str(key): str(value) for key, value in error.trailing_metadata() or ()}
             raise ensure_adapter_error(code, details, metadata, self._view.name) from error
 
@@ -139,7 +139,7 @@ class WorkerLink:
         role = _ROLES.get(description.role, "unknown")
         if role != self._view.role:
             log.error(
-                "worker has another role than cluster.yaml says; its own counts",
+                "worker role differs from cluster.yaml; using the worker's",
                 extra={"fields": {"worker": self._view.name, "role": role, "configured_role": self._view.role}},
             )
         self._view = replace(
@@ -151,9 +151,9 @@ class WorkerLink:
         )
 
     async def _follow(self) -> None:
-        """Publish every state until the stream ends. Raises TimeoutError when the worker falls silent."""
+        """Publish every state until the stream ends. Raises TimeoutError after three missed heartbeats."""
         assert self._stub is not None
-        # A set of its own: what is left of an earlier stream stays as it was for whoever still looks at it.
+        # A new object: users of earlier views still read the old one.
         self._view = replace(self._view, residency=WorkerResidency())
         stream = self._stub.WatchState(control.WatchStateRequest(heartbeat_s=self._heartbeat_s))
         try:
@@ -183,7 +183,7 @@ class WorkerLink:
         self._on_view(view)
 
 
-async def _parts_of(packed: PackedAdapter, timeout_s: float) -> AsyncIterator[control.PutAdapterRequest]:
+async def _put_messages(packed: PackedAdapter, timeout_s: float) -> AsyncIterator[control.PutAdapterRequest]:
     envelope = packed.envelope
     yield control.PutAdapterRequest(
         begin=control.PutAdapterBegin(

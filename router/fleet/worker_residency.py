@@ -1,4 +1,4 @@
-"""What one worker keeps of the adapters, as it says it over its control stream."""
+"""The revisions that one worker holds, as reported by its control stream."""
 
 from __future__ import annotations
 
@@ -8,11 +8,10 @@ from cluster.control import control_pb2 as control
 
 
 class WorkerResidency:
-    """Revision ids in a worker's engine and on its disk, and those that it has and no store.
+    """Revision ids in a worker's host memory and on its disk, and those that only its memory has.
 
-    One for each control stream, kept current by its WorkerLink alone and shared by all WorkerViews that it makes:
-    copying 100,000 ids for each state would cost more than all the rest. So it is the one part of a view that changes,
-    and its sets are to be read, not kept.
+    There is one per control stream. Only its WorkerLink updates it. All WorkerViews of that stream share it, because
+    copying 100,000 ids for each view would cost too much. It is the only mutable part of a view: do not keep its sets.
     """
 
     def __init__(self) -> None:
@@ -22,7 +21,7 @@ class WorkerResidency:
 
     @property
     def host(self) -> Set[str]:
-        """What the next request can use at once."""
+        """Resident: usable without a load."""
         return self._host
 
     @property
@@ -31,15 +30,15 @@ class WorkerResidency:
 
     @property
     def memory_only(self) -> Set[str]:
-        """What no store has, but this worker's memory: it can use it, once its engine is up if that is not."""
+        """In this worker's memory and in no store. Usable while its engine is up."""
         return self._memory_only
 
     def can_use_unstored(self, revision_id: str) -> bool:
-        """True where the worker has a revision that it could not get anywhere."""
+        """True if the worker has this revision, which it could not fetch from a store."""
         return revision_id in self._memory_only or revision_id in self._host
 
     def apply(self, delta: control.ResidencyDelta) -> None:
-        """Takes over what changed. A snapshot that comes in several messages is whole after the last one."""
+        """Apply one message. A snapshot may take several, of which only the first is marked as one."""
         if delta.snapshot:
             self._host.clear()
             self._disk.clear()

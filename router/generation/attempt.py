@@ -1,4 +1,4 @@
-"""One try of one sequence on a unified worker: its only call, until its first word and to its end."""
+"""One attempt of one sequence on a unified worker: a single engine call, from its start to its last event."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from router.protocol.sse import DONE, error_in, is_aborted
 
 
 class Attempt:
-    """Owns the call whose words the client gets. `PairAttempt` adds the call of a prefill worker.
+    """Owns the engine call whose output the client gets. `PairAttempt` adds the call to a prefill worker.
 
-    Whoever calls `begin` calls `end`, whatever happens in between.
+    The owner of an attempt must await `end`, whatever happened before.
     """
 
     def __init__(self, fleet: Fleet, call: EngineCall, *, is_streaming: bool) -> None:
         self._call = call
         self._is_streaming = is_streaming
-        self._is_complete = False  # the call said everything
+        self._is_complete = False  # the whole output has arrived
         self._loss: asyncio.Future[WorkerLost] = asyncio.get_running_loop().create_future()
         self._watch = fleet.watch(call.worker, self._lose)
-        self._task = asyncio.create_task(self._first_words(), name=f"{call.worker.role} {call.rid}")
+        self._task = asyncio.create_task(self._first_output(), name=f"{call.worker.role} {call.rid}")
 
     async def begin(self, *, first_event_timeout_s: float, answer_timeout_s: float) -> bytes:
-        """The first events, or the whole answer when it is not streamed. Raises AttemptError or DeadlineExceeded."""
+        """The first events, or the whole answer if it is not streamed. Raises AttemptError or DeadlineExceeded."""
         timeout_s = first_event_timeout_s if self._is_streaming else answer_timeout_s
-        either: set[asyncio.Future[Any]] = {self._task, self._loss}
-        await asyncio.wait(either, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        outcomes: set[asyncio.Future[Any]] = {self._task, self._loss}
+        await asyncio.wait(outcomes, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
         if self._task.done():
-            return await self._first()
+            return await self._begun()
         if self._loss.done():
             raise self._loss.result()
         raise DeadlineExceeded(f"{'the first token' if self._is_streaming else 'the answer'} did not come in time")
@@ -46,7 +46,7 @@ class Attempt:
         events: bytes | None = first
         is_done = False
         try:
-            async with asyncio.timeout(event_gap_timeout_s) as deadline:  # a client that does not read counts too
+            async with asyncio.timeout(event_gap_timeout_s) as deadline:  # includes a client that does not read
                 while events is not None:
                     self._check(events)
                     await write(events)
@@ -60,19 +60,19 @@ class Attempt:
         self._is_complete = True
 
     async def end(self) -> None:
-        """Stop what is left: connections are closed and engines told before this first waits. Idempotent."""
+        """Stop what is left. Closes connections and starts aborts before it first waits. Idempotent."""
         self._watch.end()
         self._task.cancel()
         self._call.leave()
         await asyncio.gather(self._task, return_exceptions=True)
 
-    async def _first(self) -> bytes:
-        """What `_first_words` has come to. From now on a silent agent is no reason to stop."""
+    async def _begun(self) -> bytes:
+        """The first output of a call that has it. From now on losing contact with the agent ends nothing."""
         first = await self._task
         self._watch.needs_contact = False
         return first
 
-    async def _first_words(self) -> bytes:
+    async def _first_output(self) -> bytes:
         if self._is_streaming:
             await self._call.begin()
             first = await self._call.events()
@@ -85,7 +85,7 @@ class Attempt:
         return first
 
     def _check(self, data: bytes) -> None:
-        """Raises when the engine says, inside a 200, that the sequence failed."""
+        """Raises AttemptError if the engine reports, inside a 200, that the sequence failed."""
         worker = self._call.worker
         if is_aborted(data):
             raise EngineAborted(f"the {worker.role} worker gave the request up", worker=worker.name)

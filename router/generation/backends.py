@@ -1,4 +1,4 @@
-"""What the generations of one router share."""
+"""The dependencies that all generations of one router share."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from router.metrics import Metrics
 
 @dataclass(frozen=True, slots=True)
 class Backends:
-    """What every exchange of this router uses."""
+    """Fleet, engine connections, metrics and configuration of this router."""
 
     fleet: Fleet
     engines: Engines

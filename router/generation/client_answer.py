@@ -1,4 +1,4 @@
-"""The client's side of a request: one answer, either whole or as a stream that begins with its first event."""
+"""The HTTP answer to the client: either whole, or a stream that begins with its first event."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import Any
 from router.errors import ErrorAnswer
 from router.generation.request_state import RequestState
 
-_LAST_EVENT_S = 1.0  # for the client to take an error event: that it stopped reading may be what failed
+_LAST_EVENT_S = 1.0  # to send an error event; the error may be that the client has stopped reading
 
 
 class ClientAnswer:
-    """What is sent to the client. Nothing is, until there is something to say: a failure before has a true status."""
+    """Sends one answer. Sends nothing before the first output, so an earlier failure gets its own HTTP status."""
 
     def __init__(self, send: Any, request: RequestState, *, timeout_s: float) -> None:
-        self.headers: dict[str, str] = {}  # that name what answers; on errors too
-        self.status: int | None = None  # what the client was told, None before that
+        self.headers: dict[str, str] = {}  # name the adapter and its revision; sent with errors too
+        self.status: int | None = None  # None until it is sent
         self.stream_error: str | None = None  # code of the error that ended a stream
         self._send = send
         self._request = request
@@ -34,7 +34,7 @@ class ClientAnswer:
         await self._send({"type": "http.response.body", "body": events, "more_body": True})
 
     async def end_stream(self, last: bytes = b"") -> None:
-        """End a stream, with its last events where there are any."""
+        """Send the last events, if any, and end the stream."""
         await self._finish(last, self._timeout_s)
 
     async def whole(self, status: int, body: bytes, headers: dict[str, str]) -> None:
@@ -43,7 +43,7 @@ class ClientAnswer:
         await self._finish(body, self._timeout_s)
 
     async def fail(self, error: ErrorAnswer) -> None:
-        """Tell an error: as the answer, or as the last event of a stream that has begun, which then has no [DONE]."""
+        """Send an error as the answer, or as the last event of a stream that has begun, which then has no [DONE]."""
         if not self._is_streaming:
             await self.whole(error.status, error.body, error.headers)
             return
@@ -51,7 +51,7 @@ class ClientAnswer:
         await self._finish(error.event, _LAST_EVENT_S)
 
     async def _finish(self, body: bytes, timeout_s: float) -> None:
-        """Hand over the last bytes. A client that does not take them in time loses them."""
+        """Send the last bytes. A client that does not read them in time loses them."""
         self.is_complete = True
         try:
             async with asyncio.timeout(timeout_s):

@@ -1,4 +1,4 @@
-"""What each engine is sent: the client's fields, the adapter, and what brings the two legs on a pair together."""
+"""The bodies of engine calls: the client's fields, the adapter, and the KV handoff between the engines of a pair."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _ONE, _FALSE = msgspec.Raw(b"1"), msgspec.Raw(b"false")
 
 @dataclass(frozen=True, slots=True)
 class KvHandoff:
-    """Where the two legs of one sequence meet: one KV room at the prefill worker, one request id at both."""
+    """Identifies one KV transfer: a KV room at the prefill worker, one request id at both engines."""
 
     rid: str
     room: int  # in [0, 2^63), never used twice
@@ -29,8 +29,8 @@ class KvHandoff:
 
 
 def decode_body(sequence: Sequence, model: str, handoff: KvHandoff) -> bytes:
-    """The decode call: the client's request on the base model. It has no way to name an adapter."""
-    return msgspec.json.encode(_common(sequence, model, handoff.rid) | _at(handoff))
+    """The decode call: the client's request on the base model. No parameter can name an adapter."""
+    return msgspec.json.encode(_common_fields(sequence, model, handoff.rid) | _handoff_fields(handoff))
 
 
 def prefill_body(
@@ -42,12 +42,14 @@ def prefill_body(
     revision_id: str | None,
     wants_prompt_logprobs: bool = False,
 ) -> bytes:
-    """The prefill call: the same prompt, under the revision, in the tenant's part of the prefix cache."""
-    fields = _common(sequence, model, handoff.rid) | _at(handoff) | _adapted(tenant, revision_id)
+    """The prefill call: the same prompt, under the revision, in the tenant's namespace of the prefix cache."""
+    fields = (
+        _common_fields(sequence, model, handoff.rid) | _handoff_fields(handoff) | _adapter_fields(tenant, revision_id)
+    )
     fields.pop("stream_options", None)
     fields["stream"] = _FALSE
     if wants_prompt_logprobs:
-        _ask_for_prompt_logprobs(fields)
+        _set_prompt_logprobs(fields)
     return msgspec.json.encode(fields)
 
 
@@ -60,30 +62,30 @@ def unified_body(
     revision_id: str | None,
     wants_prompt_logprobs: bool = False,
 ) -> bytes:
-    """The only call on a unified worker: the client's request, under the revision, in the tenant's prefix cache."""
-    fields = _common(sequence, model, rid) | _adapted(tenant, revision_id)
+    """The call to a unified worker: the client's request, under the revision, in the tenant's namespace."""
+    fields = _common_fields(sequence, model, rid) | _adapter_fields(tenant, revision_id)
     if wants_prompt_logprobs:
-        _ask_for_prompt_logprobs(fields)
+        _set_prompt_logprobs(fields)
     return msgspec.json.encode(fields)
 
 
-def _common(sequence: Sequence, model: str, rid: str) -> Fields:
+def _common_fields(sequence: Sequence, model: str, rid: str) -> Fields:
     return {**sequence.fields, "model": _raw(model), "rid": _raw(rid)}
 
 
-def _adapted(tenant: str, revision_id: str | None) -> Fields:
+def _adapter_fields(tenant: str, revision_id: str | None) -> Fields:
     fields = {"extra_key": _raw(f"{tenant}|")}
     if revision_id is not None:
         fields["lora_path"] = _raw(revision_id)
     return fields
 
 
-def _ask_for_prompt_logprobs(fields: Fields) -> None:
+def _set_prompt_logprobs(fields: Fields) -> None:
     if bytes(fields["logprobs"]) == b"0":
-        fields["logprobs"] = _ONE  # the engine computes no prompt log-probabilities for 0
+        fields["logprobs"] = _ONE  # for 0 the engine computes no prompt log-probabilities
 
 
-def _at(handoff: KvHandoff) -> Fields:
+def _handoff_fields(handoff: KvHandoff) -> Fields:
     return {
         "bootstrap_host": _raw(handoff.kv_host),
         "bootstrap_port": _raw(handoff.kv_bootstrap_port),

@@ -1,4 +1,4 @@
-"""HTTP to the engines: one call of a sequence, and the aborts that follow legs which were left."""
+"""HTTP calls to the engines, and aborts of those that are left before their end."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from router.fleet.worker_errors import engine_error
 from router.metrics import Metrics
 from router.protocol.sse import EventSplitter
 
-_KEEP_ALIVE_S = 2.0  # engines close idle connections after 5 s; ours must not be the one that is being closed
+_KEEP_ALIVE_S = 2.0  # engines close idle connections after 5 s; a call on a closing one would fail
 _ABORT_TIMEOUT_S = 5.0
-_ABORT_AGAIN_S = (0.0, 0.5)  # an engine forgets the abort of a request that it has not read yet
-_MAX_ABORTS = 64  # at once; more wait
+_ABORT_PAUSES_S = (0.0, 0.5)  # twice: an engine ignores the abort of a request that it has not read yet
+_MAX_ABORTS = 64  # concurrent; others queue
 _JSON = {"content-type": "application/json"}
 
 log = logging.getLogger(__name__)
 
 
 class Engines:
-    """The connections to all engines."""
+    """The HTTP connections to all engines."""
 
     def __init__(self, metrics: Metrics, *, connect_timeout_s: float) -> None:
         self._metrics = metrics
@@ -39,7 +39,7 @@ class Engines:
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[Engines]:
-        """Connections live inside this block. Leaving it waits, within bounds, for the aborts that are under way."""
+        """Keep connections open inside the block. Its end waits, for a bounded time, for pending aborts."""
         connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_ALIVE_S, socket_factory=_socket)
         async with aiohttp.ClientSession(
             connector=connector,
@@ -56,12 +56,12 @@ class Engines:
                     await asyncio.wait(self._aborts, timeout=_ABORT_TIMEOUT_S)
 
     def call(self, worker: WorkerView, path: str, body: bytes, rid: str, hold: Hold) -> EngineCall:
-        """A request to one engine that is not sent yet. It releases `hold` when it is over."""
+        """Make a call to one engine without sending it. The call releases `hold` at its end."""
         assert self._session is not None
         return EngineCall(self, self._session, worker, path, body, rid, hold)
 
     def abort(self, worker: WorkerView, rid: str) -> None:
-        """Tell an engine, in the background, to drop a request. Never waits: it is called while things fall apart."""
+        """Abort a request at an engine, in the background. Never waits, since failure paths call it."""
         self._metrics.aborts.labels(worker.role).inc()
         task = asyncio.create_task(self._abort(worker, rid), name=f"abort {rid}")
         self._aborts.add(task)
@@ -70,7 +70,7 @@ class Engines:
     async def _abort(self, worker: WorkerView, rid: str) -> None:
         assert self._session is not None
         body = msgspec.json.encode({"rid": rid})
-        for pause_s in _ABORT_AGAIN_S:
+        for pause_s in _ABORT_PAUSES_S:
             await asyncio.sleep(pause_s)
             try:
                 async with (
@@ -86,7 +86,7 @@ class Engines:
 
 
 class EngineCall:
-    """One request to one engine. Leaving it before its answer is complete closes the connection and aborts it."""
+    """One request to one engine. `leave` closes the connection and aborts the request if it is not complete."""
 
     def __init__(
         self,
@@ -120,7 +120,7 @@ class EngineCall:
                 self._is_complete = True
                 raise engine_error(self._response.status, body, self.worker.name)
         except (aiohttp.ClientError, OSError) as error:
-            raise self._lost(error) from error
+            raise self._connection_error(error) from error
 
     async def answer(self) -> bytes:
         """The whole answer of a call that is not streamed. Raises AttemptError."""
@@ -129,7 +129,7 @@ class EngineCall:
         try:
             body = await self._response.read()
         except (aiohttp.ClientError, OSError) as error:
-            raise self._lost(error) from error
+            raise self._connection_error(error) from error
         self._is_complete = True
         return body
 
@@ -142,17 +142,17 @@ class EngineCall:
                 if events := self._splitter.feed(data):
                     return events
         except (aiohttp.ClientError, OSError) as error:
-            raise self._lost(error) from error
+            raise self._connection_error(error) from error
         self._is_complete = True
         return None
 
     def fail(self, error: AttemptError) -> None:
-        """Make whoever reads this call fail with `error`, now."""
+        """Make the reader of this call fail with `error` at once."""
         if self._response is not None:
             self._response.content.set_exception(error)
 
     def leave(self) -> None:
-        """End this call, whatever state it is in. Idempotent; never waits."""
+        """End the call in any state. Idempotent; never waits."""
         self._hold.release()
         if self._is_complete or not self._is_sent:
             return
@@ -161,9 +161,9 @@ class EngineCall:
             self._response.close()
         self._engines.abort(self.worker, self.rid)
 
-    def _lost(self, error: Exception) -> WorkerLost:
+    def _connection_error(self, error: Exception) -> WorkerLost:
         fields = {"worker": self.worker.name, "rid": self.rid, "reason": str(error) or type(error).__name__}
-        log.info("call lost", extra={"fields": fields})
+        log.info("engine call failed", extra={"fields": fields})
         return WorkerLost(
             f"the connection to worker {self.worker.name} broke",
             worker=self.worker.name,
@@ -172,7 +172,7 @@ class EngineCall:
 
 
 def _socket(address: tuple) -> socket.socket:
-    """A TCP socket that notices within seconds when the machine at the other end is gone."""
+    """A TCP socket with keep-alive probes, so that a dead peer is noticed within 15 s."""
     family, kind, protocol, *_ = address
     sock = socket.socket(family, kind, protocol)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

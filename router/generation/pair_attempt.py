@@ -1,4 +1,4 @@
-"""One try of one sequence on a pair of workers: both legs at once, until decode's first word."""
+"""One attempt of one sequence on a pair of workers: the prefill call and the decode call, side by side."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from router.generation.attempt import Attempt
 from router.generation.engine_calls import EngineCall
 from router.protocol.sse import is_aborted
 
-_LAST_WORD_S = 1.0  # for prefill's answer, when decode's was complete before it
+_PREFILL_END_S = 1.0  # for prefill's answer, if decode's was complete before it
 
 
 class PairAttempt(Attempt):
-    """Owns both legs; decode's is the one whose words the client gets."""
+    """Owns both engine calls; the client gets the output of the decode call."""
 
     def __init__(self, fleet: Fleet, prefill: EngineCall, decode: EngineCall, *, is_streaming: bool) -> None:
         self._prefill = prefill
@@ -24,9 +24,9 @@ class PairAttempt(Attempt):
         self._prefill_watch = fleet.watch(prefill.worker, self._lose)
 
     async def begin(self, *, first_event_timeout_s: float, answer_timeout_s: float) -> bytes:
-        """Decode's first events, or its whole answer when it is not streamed.
+        """Decode's first events, or its whole answer if it is not streamed.
 
-        Prefill's failure is ours as long as decode has not spoken; later it no longer matters.
+        A failure of the prefill call ends the attempt until decode's first output; later it is ignored.
         Raises AttemptError or DeadlineExceeded.
         """
         loop = asyncio.get_running_loop()
@@ -36,15 +36,17 @@ class PairAttempt(Attempt):
                 while True:
                     done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
                     if self._prefill_task in done and isinstance(self._prefill_task.exception(), EngineRefusal):
-                        await self._prefill_task  # the truest answer, whatever decode makes of it
+                        await (
+                            self._prefill_task
+                        )  # says what is wrong with the request, where decode may only say "aborted"
                     if self._task in done:
-                        first = await self._first()
+                        first = await self._begun()
                         self._prefill_watch.end()
                         return first
                     if self._prefill_task in done:
                         await self._prefill_task
                         self._prefill_watch.end()
-                        if not self._is_streaming:  # decode is at work now, as in a stream after its first event
+                        if not self._is_streaming:  # decode generates now, as in a stream after its first event
                             self._watch.needs_contact = False
                             deadline.reschedule(loop.time() + answer_timeout_s)
                     if self._loss in done:
@@ -54,7 +56,7 @@ class PairAttempt(Attempt):
             raise DeadlineExceeded(f"{waited_for} did not come in time") from None
 
     async def prefill_answer(self, timeout_s: float) -> bytes:
-        """Prefill's answer, for what only it knows. Raises AttemptError or DeadlineExceeded."""
+        """Prefill's answer, which has the prompt's log-probabilities. Raises AttemptError or DeadlineExceeded."""
         try:
             async with asyncio.timeout(timeout_s):
                 return await self._prefill_task
@@ -62,13 +64,13 @@ class PairAttempt(Attempt):
             raise DeadlineExceeded("the prefill worker did not answer in time") from None
 
     async def end(self) -> None:
-        """Stop what is left of both legs, as `Attempt.end` does."""
+        """Stop what is left of both calls, as `Attempt.end` does."""
         self._prefill_watch.end()
         self._watch.end()
         try:
             if self._is_complete and not self._prefill_task.done():
-                await asyncio.wait({self._prefill_task}, timeout=_LAST_WORD_S)
-        finally:  # the client may leave meanwhile
+                await asyncio.wait({self._prefill_task}, timeout=_PREFILL_END_S)
+        finally:  # also if the client disconnects meanwhile
             self._prefill_task.cancel()
             self._prefill.leave()
             await super().end()

@@ -1,4 +1,4 @@
-"""Where every request is: one record per request in flight, with the phase of each of its sequences."""
+"""One record per request in flight, with the phase of each of its sequences."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ class Phase(StrEnum):
 
 @dataclass(slots=True)
 class SequenceState:
-    """Where one sequence is. Written by its SequenceRun only."""
+    """The progress of one sequence. Written by its SequenceRun only."""
 
     phase: Phase = Phase.ADMITTED
-    placement: Placement | None = None  # of the last try
+    placement: Placement | None = None  # of the last attempt
     num_attempts: int = 0
     ensure_adapter_s: float = 0.0
 
@@ -59,12 +59,12 @@ class RequestState:
     num_events: int = 0
     num_completion_tokens: int | None = None
     sequences: list[SequenceState] = field(default_factory=list)
-    num_tries: int = 0  # of all sequences
+    num_rids: int = 0  # given to attempts of all sequences
 
     def next_rid(self, prefix: str) -> str:
-        """An id for one try's legs. Of one width: an engine's abort hits every id that begins with the given one."""
-        self.num_tries += 1
-        return f"{prefix}{self.request_id}-{self.num_tries:06d}"
+        """An id for the engine calls of one attempt. Fixed width: engines abort every id that has the given prefix."""
+        self.num_rids += 1
+        return f"{prefix}{self.request_id}-{self.num_rids:06d}"
 
     @property
     def age_s(self) -> float:
@@ -88,35 +88,35 @@ class Requests:
 
     def __init__(self) -> None:
         self._by_id: dict[str, RequestState] = {}
-        self._are_none = asyncio.Event()
+        self._is_empty = asyncio.Event()
 
     def __len__(self) -> int:
         return len(self._by_id)
 
     @contextmanager
-    def entered(self, request_id: str, endpoint: str, client_request_id: str | None) -> Iterator[RequestState]:
-        """Lists a request for as long as it is served."""
+    def record(self, request_id: str, endpoint: str, client_request_id: str | None) -> Iterator[RequestState]:
+        """Hold the record of a request inside the block."""
         state = RequestState(request_id, endpoint, time.monotonic(), client_request_id)
         self._by_id[request_id] = state
-        self._are_none.clear()
+        self._is_empty.clear()
         try:
             yield state
         finally:
             del self._by_id[request_id]
             if not self._by_id:
-                self._are_none.set()
+                self._is_empty.set()
 
-    async def ended(self, within_s: float) -> None:
-        """Waits until none is left, or the time is over."""
+    async def wait_until_empty(self, timeout_s: float) -> None:
+        """Wait until no request is in flight, at most `timeout_s`."""
         if self._by_id:
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._are_none.wait(), within_s)
+                await asyncio.wait_for(self._is_empty.wait(), timeout_s)
 
     def described(self) -> list[dict[str, Any]]:
-        """All of them, oldest first."""
+        """All records for the debug page, oldest first."""
         return [state.described() for state in self._by_id.values()]
 
 
 def new_request_id() -> str:
-    """32 random hex digits. Always ours: a client's own id could equal another client's and abort its request."""
+    """32 random hex digits. Never the client's id: if two clients sent the same one, one could abort the other."""
     return uuid4().hex

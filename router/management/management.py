@@ -94,7 +94,7 @@ class Management:
     async def changed(self) -> None:
         """Brings this router, and what workers keep in memory only, in step with what has just been changed."""
         await self.adapters.refresh()
-        await self.memory_only.settle()
+        await self.memory_only.reconcile()
 
     async def fields(self, request: Request, *known: str) -> Fields:
         """The fields of a JSON body, none where there is no body. Raises RequestError with one that is not known."""

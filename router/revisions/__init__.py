@@ -1,1 +1,1 @@
-"""From the name of an adapter to a revision."""
+"""Resolves adapter names to revisions."""

@@ -1,4 +1,4 @@
-"""The cluster's adapters as this router knows them: names resolved from memory, the catalog and the store behind it."""
+"""Access to the catalog and the library: resolves names from memory, runs blocking work in threads."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ from router.revisions.configured_adapters import ConfiguredAdapters
 
 T = TypeVar("T")
 
-_RETRY_S = 1.0  # after a catalog or store that could not be opened
-_START_S = 10.0  # that a start waits at most for the adapters of cluster.yaml; later requests for them wait instead
+_RETRY_S = 1.0  # between attempts to open the catalog and the store
+_START_S = 10.0  # to import the adapters of cluster.yaml before the router serves; the rest is imported meanwhile
 _RESOLVE_TIMEOUT_S = 10.0
-_MAX_LOOKUPS = 1000  # different references that the database is being asked for
-_LOOKUP_THREADS = 8  # unknown names are made up at will: they get no more threads than these
+_MAX_LOOKUPS = 1000  # concurrent queries, of different references
+_LOOKUP_THREADS = 8  # separate, because clients can make up unknown names at will
 _CALL_THREADS = 4
 _IMPORT_THREADS = 2
-_EXPORT_THREADS = 2  # of their own: a training loop's push does not wait for them
+_EXPORT_THREADS = 2  # separate, so that pushes do not wait for exports
 _CLOSE_TIMEOUT_S = 2.0
 
 log = logging.getLogger(__name__)
 
 
 class AdapterService:
-    """Resolves references, and lends the library to whatever manages adapters. Blocking work is done in threads.
+    """Resolves references and gives endpoints access to the catalog and the library.
 
-    A catalog or store that cannot be reached is opened again and again: the base model is served without them.
+    Retries to open an unreachable catalog or store. Until then the base model is served without them.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class AdapterService:
         *,
         resolve_timeout_s: float = _RESOLVE_TIMEOUT_S,
     ) -> None:
-        """`directories` are those of cluster.yaml. Raises ValueError for a name that is none or is given twice."""
+        """`directories` are those of cluster.yaml. Raises ValueError for an invalid name or a duplicate."""
         self._open_catalog = open_catalog
         self._open_library = open_library
         self._configured = ConfiguredAdapters(directories)
@@ -70,9 +70,9 @@ class AdapterService:
         metrics.read_catalog_staleness(lambda: self.staleness_s)
 
     def open(self) -> bool:
-        """Opens what can be reached, the rest is left for later; whether all is open. Blocking.
+        """Open what can be reached. True if all is open. Blocking.
 
-        Raises what another try does not mend: CatalogTooNew, BaseModelInvalid, and ValueError for a wrong URL.
+        Raises permanent errors: CatalogTooNew, BaseModelInvalid, and ValueError for an invalid URL.
         """
         try:
             if self._catalog is None:
@@ -82,12 +82,14 @@ class AdapterService:
             if self._library is None:
                 self._library = self._open_library(self._catalog)
         except (CatalogUnavailable, StoreUnavailable) as error:
-            log.warning("adapters cannot be reached", extra={"fields": {"code": error.code, "reason": str(error)}})
+            log.warning(
+                "catalog or adapter store unreachable", extra={"fields": {"code": error.code, "reason": str(error)}}
+            )
         return self._library is not None
 
     @asynccontextmanager
     async def following(self) -> AsyncIterator[None]:
-        """Keeps in step with the catalog inside this block, which begins when cluster.yaml's adapters are imported."""
+        """Import the adapters of cluster.yaml, at most for a while, then run the block; clean up at its end."""
         importing = asyncio.create_task(self._open_and_import(), name="adapters of cluster.yaml")
         try:
             if self._library is not None:
@@ -98,13 +100,13 @@ class AdapterService:
             for lookup in tuple(self._lookups.values()):
                 lookup.cancel()
             await asyncio.gather(importing, *self._lookups.values(), return_exceptions=True)
-            # A daemon: a database that hangs must not keep the event loop, which waits for its own threads.
+            # A daemon, because the event loop waits for its own threads at its end and a database may hang.
             closing = threading.Thread(target=self.close, name="close adapters", daemon=True)
             closing.start()
             await asyncio.to_thread(closing.join, _CLOSE_TIMEOUT_S)
 
     def close(self) -> None:
-        """Ends the threads, those that wait for a database as soon as it answers or their time is over. Blocking."""
+        """Stop the threads, those in a database query after its answer or timeout. Blocking."""
         for threads in (self._lookup_threads, self._call_threads, self._import_threads, self._export_threads):
             threads.shutdown(wait=False, cancel_futures=True)
         if self._resolver is not None:
@@ -115,9 +117,9 @@ class AdapterService:
     # ---- names --------------------------------------------------------------------------------------------------
 
     async def resolve(self, reference: str) -> AdapterRevision:
-        """The revision that a reference stands for.
+        """The revision that a reference means.
 
-        Raises InvalidReference, AdapterNotFound, CatalogUnavailable, or what is wrong with a directory of cluster.yaml.
+        Raises InvalidReference, AdapterNotFound, CatalogUnavailable, or why a directory of cluster.yaml is unusable.
         """
         try:
             revision = await self._resolved(reference)
@@ -134,20 +136,20 @@ class AdapterService:
 
     @property
     def staleness_s(self) -> float:
-        """Seconds since the names in memory were known to be those of the catalog; infinite where they never were."""
+        """The age of the names in memory; infinite before the catalog's first answer."""
         return float("inf") if self._resolver is None else self._resolver.staleness_s
 
     async def _resolved(self, reference: str) -> AdapterRevision:
         try:
             return await self._from_memory_or_catalog(reference)
         except AdapterNotFound:
-            wanted = AdapterReference.parse(reference)
-            key = wanted.tenant, wanted.name
+            parsed = AdapterReference.parse(reference)
+            key = parsed.tenant, parsed.name
             try:
                 async with asyncio.timeout(self._resolve_timeout_s):
-                    was_pending = await self._configured.settled(key)
+                    was_pending = await self._configured.wait_until_settled(key)
             except TimeoutError:
-                raise CatalogUnavailable(f"{wanted.full_name!r} is still being imported; try again") from None
+                raise CatalogUnavailable(f"{parsed.full_name!r} is still being imported; try again") from None
             if error := self._configured.error_of(key):
                 raise error from None
             if not was_pending:
@@ -158,18 +160,18 @@ class AdapterService:
     async def _from_memory_or_catalog(self, reference: str) -> AdapterRevision:
         if self._resolver is None:
             AdapterReference.parse(reference)
-            raise _not_answering(reference)
+            raise _unavailable(reference)
         if found := self._resolver.lookup(reference):
             self._metrics.resolutions.labels("memory").inc()
             return found
-        outcome = await self._looked_up(reference)
+        outcome = await self._shared_lookup(reference)
         if isinstance(outcome, AdapterError):
-            raise type(outcome)(*outcome.args)  # a fresh one: others wait for the same
+            raise type(outcome)(*outcome.args)  # a copy, because other requests raise the same one
         self._metrics.resolutions.labels("database").inc()
         return outcome
 
-    async def _looked_up(self, reference: str) -> AdapterRevision | AdapterError:
-        """What the catalog says, which is asked once however many wait for it."""
+    async def _shared_lookup(self, reference: str) -> AdapterRevision | AdapterError:
+        """The catalog's answer, by one query for all requests that wait for it."""
         lookup = self._lookups.get(reference)
         if lookup is None:
             if len(self._lookups) >= _MAX_LOOKUPS:
@@ -181,7 +183,7 @@ class AdapterService:
             async with asyncio.timeout(self._resolve_timeout_s):
                 return await asyncio.shield(lookup)
         except TimeoutError:
-            raise _not_answering(reference) from None
+            raise _unavailable(reference) from None
 
     async def _look_up(self, reference: str) -> AdapterRevision | AdapterError:
         assert self._resolver is not None
@@ -190,37 +192,39 @@ class AdapterService:
             return await loop.run_in_executor(self._lookup_threads, self._resolver.resolve, reference)
         except CatalogUnavailable as error:
             log.info("name not resolved", extra={"fields": {"reason": str(error)}})
-            return _not_answering(reference)
+            return _unavailable(reference)
         except (AdapterNotFound, InvalidReference) as error:
             return error.with_traceback(None)
 
     def _forget(self, reference: str, done: asyncio.Task[AdapterRevision | AdapterError]) -> None:
         del self._lookups[reference]
         if not done.cancelled():
-            done.exception()  # whoever waited has raised it
+            done.exception()  # marks it as retrieved; the waiting requests have raised it
 
     # ---- the library --------------------------------------------------------------------------------------------
 
     async def with_catalog(self, work: Callable[[SqlCatalog], T], timeout_s: float = _RESOLVE_TIMEOUT_S) -> T:
-        """What `work` makes of the catalog, in a thread. Raises CatalogUnavailable after `timeout_s` too."""
+        """Run `work` on the catalog in a thread. Raises CatalogUnavailable, also after `timeout_s`."""
         if self._catalog is None:
             raise CatalogUnavailable("the catalog has not been reached yet; try again")
-        return await self._called(self._call_threads, partial(work, self._catalog), timeout_s)
+        return await self._in_thread(self._call_threads, partial(work, self._catalog), timeout_s)
 
     async def with_library(self, work: Callable[[AdapterLibrary], T], timeout_s: float) -> T:
-        """What `work`, which may take long, makes of the library, in a thread. A time-out does not end the thread."""
-        return await self._called(self._import_threads, partial(work, self._opened_library), timeout_s)
+        """Run `work`, which may take long, on the library in a thread. A timeout does not end the thread."""
+        return await self._in_thread(self._import_threads, partial(work, self._opened_library), timeout_s)
 
     async def from_library(self, work: Callable[[AdapterLibrary], T], timeout_s: float) -> T:
-        """As `with_library`, for what changes nothing. Raises StoreUnavailable after `timeout_s` too."""
-        late = StoreUnavailable(f"the adapter store took longer than {timeout_s:g} s; try again")
-        return await self._called(self._export_threads, partial(work, self._opened_library), timeout_s, late)
+        """As `with_library`, for reads. Raises StoreUnavailable after `timeout_s`."""
+        timeout_error = StoreUnavailable(f"the adapter store took longer than {timeout_s:g} s; try again")
+        return await self._in_thread(
+            self._export_threads, partial(work, self._opened_library), timeout_s, timeout_error
+        )
 
     async def refresh(self) -> None:
-        """Takes in what has changed up to now, so that this router sees at once what it has done itself."""
+        """Read the catalog's changes now, so that this router sees its own at once."""
         if self._resolver is not None:
-            with suppress(CatalogUnavailable):  # then it is seen when the catalog answers again
-                await self._called(self._call_threads, self._resolver.refresh, _RESOLVE_TIMEOUT_S)
+            with suppress(CatalogUnavailable):  # the periodic refresh catches up
+                await self._in_thread(self._call_threads, self._resolver.refresh, _RESOLVE_TIMEOUT_S)
 
     @property
     def _opened_library(self) -> AdapterLibrary:
@@ -228,20 +232,20 @@ class AdapterService:
             raise StoreUnavailable("the catalog or the adapter store has not been reached yet; try again")
         return self._library
 
-    async def _called(
-        self, threads: Executor, work: Callable[[], T], timeout_s: float, late: AdapterError | None = None
+    async def _in_thread(
+        self, threads: Executor, work: Callable[[], T], timeout_s: float, timeout_error: AdapterError | None = None
     ) -> T:
         try:
             async with asyncio.timeout(timeout_s):
                 return await asyncio.get_running_loop().run_in_executor(threads, work)
         except AdapterError as error:
-            told = redact_addresses(error)
-            if told is not error:
+            public = redact_addresses(error)
+            if public is not error:
                 fields = {"code": error.code, "reason": str(error)}
                 log.warning("catalog or adapter store failed", extra={"fields": fields})
-            raise told from None
+            raise public from None
         except TimeoutError:
-            raise late or CatalogUnavailable(
+            raise timeout_error or CatalogUnavailable(
                 f"the catalog or the adapter store took longer than {timeout_s:g} s; whether the change was made is "
                 "not known: look before making it again"
             ) from None
@@ -251,7 +255,7 @@ class AdapterService:
             await asyncio.sleep(_RETRY_S)
             try:
                 await asyncio.get_running_loop().run_in_executor(self._import_threads, self.open)
-            except Exception:  # the edge of this task: what cannot be mended here may be mended outside
+            except Exception:  # the edge of this task; an operator may fix the cause
                 log.exception("adapters cannot be opened")
 
         library = self._library
@@ -262,6 +266,6 @@ class AdapterService:
         await self._configured.import_all(library, in_thread)
 
 
-def _not_answering(reference: str) -> CatalogUnavailable:
-    # The catalog's own words name its address, which is none of a client's business.
+def _unavailable(reference: str) -> CatalogUnavailable:
+    # The catalog's own message names its address.
     return CatalogUnavailable(f"the catalog does not answer, so {reference!r} cannot be resolved; try again")

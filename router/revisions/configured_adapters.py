@@ -1,4 +1,4 @@
-"""The directories of cluster.yaml's `adapters:`: imported when the router starts, each for itself."""
+"""Imports the directories of cluster.yaml's `adapters:` when the router starts, each independently."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from router.public_errors import redact_addresses, without_path
 AdapterKey = tuple[str, str]  # tenant and name
 
 _IMPORTED_BY = "cluster.yaml"
-_RETRY_S = 2.0  # after a catalog or a store that did not answer
+_RETRY_S = 2.0  # after a transient error of the catalog or the store
 
 log = logging.getLogger(__name__)
 
 
 class ConfiguredAdapters:
-    """Imports each directory once, again where the catalog or the store did not answer, and remembers what failed."""
+    """Imports each directory once, retries transient errors, and remembers why an import failed."""
 
     def __init__(self, directories: Mapping[str, Path]) -> None:
-        """Raises ValueError for a name that is none or that is given twice."""
+        """Raises ValueError for an invalid name or a duplicate."""
         self._directories: dict[AdapterKey, Path] = {}
         self._errors: dict[AdapterKey, AdapterError] = {}
         self._is_settled: dict[AdapterKey, asyncio.Event] = {}
@@ -39,13 +39,13 @@ class ConfiguredAdapters:
             self._is_settled[key] = asyncio.Event()
 
     async def import_all(self, library: AdapterLibrary, in_thread: Callable[..., Awaitable[AdapterRevision]]) -> None:
-        """Returns when every directory is imported or is known to be unusable. `in_thread` bounds how many at once."""
+        """Return when every directory is imported or found unusable. `in_thread` bounds the concurrency."""
         async with asyncio.TaskGroup() as group:
             for key in self._directories:
                 group.create_task(self._import(key, library, in_thread), name=f"import {full_name_of(*key)}")
 
-    async def settled(self, key: AdapterKey) -> bool:
-        """Waits until the first try to import an adapter is over; False when there is nothing to wait for."""
+    async def wait_until_settled(self, key: AdapterKey) -> bool:
+        """Wait for the end of the first attempt to import an adapter. False if it has ended already."""
         event = self._is_settled.get(key)
         if event is None or event.is_set():
             return False
@@ -53,10 +53,7 @@ class ConfiguredAdapters:
         return True
 
     def error_of(self, key: AdapterKey) -> AdapterError | None:
-        """Why an adapter's directory is not in the catalog, in words for clients.
-
-        It is an error of its own: raising adds to its traceback.
-        """
+        """Why an adapter's directory is not in the catalog, in a public message. A new object for each caller."""
         error = self._errors.get(key)
         return None if error is None else type(error)(*error.args)
 
@@ -67,19 +64,19 @@ class ConfiguredAdapters:
         while True:
             error: AdapterError | None = None
             try:
-                revision = await in_thread(import_unless_there, library, name, directory)
-            except CatalogConflict as conflict:  # deleted, which the catalog itself says to whoever asks for it
+                revision = await in_thread(import_if_new, library, name, directory)
+            except CatalogConflict as conflict:  # deleted; the catalog's own error says so to clients
                 log.warning("adapter of cluster.yaml not imported", extra={"fields": _failure(name, conflict)})
             except AdapterError as failure:
                 log.warning("adapter of cluster.yaml not imported", extra={"fields": _failure(name, failure)})
                 error = without_path(redact_addresses(failure), directory, "its directory").with_traceback(None)
                 error.__context__ = error.__cause__ = None
-            except Exception:  # the edge of this import: it must not take the router or other adapters along
+            except Exception:  # the edge of this import; the router and other adapters must go on
                 log.exception("adapter of cluster.yaml not imported", extra={"fields": {"adapter": name}})
                 error = AdapterError("its import failed; the router's log has the reason")
             else:
                 fields = {"adapter": name, "revision": revision.revision_id, "number": revision.number}
-                log.info("adapter of cluster.yaml is there", extra={"fields": fields})
+                log.info("adapter of cluster.yaml imported", extra={"fields": fields})
             if error is None:
                 self._errors.pop(key, None)
             else:
@@ -90,8 +87,8 @@ class ConfiguredAdapters:
             await asyncio.sleep(_RETRY_S)
 
 
-def import_unless_there(library: AdapterLibrary, name: str, directory: Path) -> AdapterRevision:
-    """Imports a directory as the latest revision; one that the adapter already has changes no alias. Blocking."""
+def import_if_new(library: AdapterLibrary, name: str, directory: Path) -> AdapterRevision:
+    """Import a directory as the latest revision. If the adapter has the revision already, no alias moves. Blocking."""
     adapter = read_adapter(directory, library.base, library.limits)
     revision_id = revision_id_of(adapter)
     try:

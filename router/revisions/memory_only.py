@@ -1,11 +1,11 @@
-"""Revisions that no store has: workers keep them while an alias stands for them, and give them up when none does."""
+"""Pins memory-only revisions on workers while an alias points to them, and unpins them when none does."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
 
 from adapters.errors import AdapterError
@@ -13,36 +13,36 @@ from router.errors import RouterError
 from router.fleet.fleet import Fleet
 from router.revisions.adapter_service import AdapterService
 
-_EVERY_S = 30.0
+_INTERVAL_S = 30.0
 _CALL_TIMEOUT_S = 5.0
-_UNKNOWN_FOR_S = 2 * 3600.0  # that a push can take at most, and more: then it was given up
+_ABANDONED_S = 2 * 3600.0  # longer than any push takes; a revision without a catalog row is abandoned then
 
 log = logging.getLogger(__name__)
 
 
 class MemoryOnlyRevisions:
-    """Brings what workers keep in step with the catalog: after each change of this router's, and every now and then."""
+    """Reconciles the workers' memory-only pins with the catalog, after each change by this router and periodically."""
 
     def __init__(self, fleet: Fleet, adapters: AdapterService) -> None:
         self._fleet = fleet
         self._adapters = adapters
-        self._turn = asyncio.Lock()
-        self._pushing: Counter[str] = Counter()  # what this router is sending: no alias stands for it yet
-        self._unknown_since: dict[str, float] = {}  # revisions that the catalog does not know, by the loop's clock
+        self._lock = asyncio.Lock()
+        self._pushing: Counter[str] = Counter()  # revisions that this router is sending; no alias points to them yet
+        self._unknown_since: dict[str, float] = {}  # by revision without a catalog row; the loop's clock
 
     async def run(self) -> None:
-        """For what others have changed: the command line, and routers that have ended. Runs until cancelled."""
+        """Reconcile periodically, for changes by the command line and by routers that have ended. Until cancelled."""
         while True:
-            await asyncio.sleep(_EVERY_S)
+            await asyncio.sleep(_INTERVAL_S)
             try:
-                await self.settle()
+                await self.reconcile()
             except Exception:  # the edge of this task
-                log.exception("what workers keep in memory only was not settled")
+                log.exception("memory-only revisions not reconciled")
 
     @asynccontextmanager
     async def pushing(self, revision_id: str) -> AsyncIterator[None]:
-        """Inside, the revision is kept, whatever the catalog says."""
-        async with self._turn:  # not while it is being given up
+        """Inside the block the revision stays pinned, whatever the catalog says."""
+        async with self._lock:  # not while it is being unpinned
             self._pushing[revision_id] += 1
         try:
             yield
@@ -51,37 +51,37 @@ class MemoryOnlyRevisions:
             if not self._pushing[revision_id]:
                 del self._pushing[revision_id]
 
-    async def settle(self) -> None:
-        """Has workers keep what an alias stands for and no store has, and give up the rest that they were sent.
+    async def reconcile(self) -> None:
+        """Pin the memory-only revisions that an alias points to, on the workers that have them; unpin all others.
 
-        What fails is tried again the next time. Requests that use a revision keep it from eviction, pinned or not.
+        Failed calls are retried the next time. A revision in use is not evicted, pinned or not.
         """
-        async with self._turn:
-            where = self._fleet.workers_with_in_memory_only()
-            ids = [revision_id for revision_id in where if revision_id not in self._pushing]
+        async with self._lock:
+            workers_of = self._fleet.workers_with_in_memory_only()
+            ids = [revision_id for revision_id in workers_of if revision_id not in self._pushing]
             if not ids:
                 self._unknown_since.clear()
                 return
             try:
-                known = await self._adapters.with_catalog(lambda catalog: catalog.kept_in_memory(ids))
+                is_kept = await self._adapters.with_catalog(lambda catalog: catalog.kept_in_memory(ids))
             except AdapterError as error:
-                log.info("what workers keep in memory only is not known", extra={"fields": {"reason": str(error)}})
+                log.info("memory-only revisions not reconciled", extra={"fields": {"reason": str(error)}})
                 return
-            wanted = {**dict.fromkeys(self._given_up(ids, known), False), **known}
+            is_pinned = {**dict.fromkeys(self._abandoned(ids, is_kept), False), **is_kept}
             async with asyncio.TaskGroup() as group:
-                for revision_id, is_wanted in wanted.items():
-                    for worker in where[revision_id]:
-                        group.create_task(self._tell(worker, revision_id, is_wanted), name=f"keep on {worker}")
+                for revision_id, pinned in is_pinned.items():
+                    for worker in workers_of[revision_id]:
+                        group.create_task(self._pin(worker, revision_id, pinned), name=f"pin on {worker}")
 
-    def _given_up(self, ids: list[str], known: dict[str, bool]) -> list[str]:
-        """Those that the catalog has not known for so long that nobody can be pushing them any more."""
+    def _abandoned(self, ids: list[str], known: Collection[str]) -> list[str]:
+        """Revisions that have had no catalog row for longer than any push takes."""
         now = asyncio.get_running_loop().time()
         self._unknown_since = {each: self._unknown_since.get(each, now) for each in ids if each not in known}
-        return [each for each, since in self._unknown_since.items() if now - since > _UNKNOWN_FOR_S]
+        return [each for each, since in self._unknown_since.items() if now - since > _ABANDONED_S]
 
-    async def _tell(self, worker: str, revision_id: str, is_wanted: bool) -> None:
+    async def _pin(self, worker: str, revision_id: str, pinned: bool) -> None:
         try:
-            await self._fleet.link(worker).pin_adapter(revision_id, is_wanted, _CALL_TIMEOUT_S, memory_only=True)
+            await self._fleet.link(worker).pin_adapter(revision_id, pinned, _CALL_TIMEOUT_S, memory_only=True)
         except RouterError as error:
-            fields = {"worker": worker, "revision": revision_id, "wanted": is_wanted, "reason": str(error)}
-            log.info("worker was not told what to keep in memory only", extra={"fields": fields})
+            fields = {"worker": worker, "revision": revision_id, "pinned": pinned, "reason": str(error)}
+            log.info("memory-only revision not pinned or unpinned", extra={"fields": fields})

@@ -1,4 +1,4 @@
-"""Which adapter a request means: `model` and `adapter` become one revision, or none for the base model."""
+"""Resolves `model` and `adapter` of a request to one revision, or to the base model."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from router.revisions.adapter_service import AdapterService
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What answers a request: the base model, alone or under one revision of one adapter."""
+    """The base model, alone or with one revision of one adapter."""
 
-    requested_model: str  # what `model` says in the answer: the client's own word
+    requested_model: str  # `model` of the answer: as the client wrote it
     revision: AdapterRevision | None
 
 
 def reference_in(model: str, adapter: str | None, base: str) -> str | None:
     """The adapter that a request names, None for the base model.
 
-    Accepted: `adapter` with `model` = base, `model` = "base:adapter", `model` = "adapter"; agreeing twice is fine.
+    Accepted: `adapter` with `model` = base, `model` = "base:adapter", `model` = "adapter"; naming it twice is allowed.
     """
     if model == base:
         return adapter
@@ -38,7 +38,7 @@ def reference_in(model: str, adapter: str | None, base: str) -> str | None:
 
 
 async def resolve(validated: ValidatedRequest, base: str, adapters: AdapterService) -> Target:
-    """The target of a request. Raises UnknownModel or the catalog's own error."""
+    """The target of a request. Raises UnknownModel or an AdapterError."""
     reference = reference_in(validated.model, validated.adapter, base)
     if reference is None:
         return Target(validated.model, None)

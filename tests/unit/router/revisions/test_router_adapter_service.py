@@ -31,7 +31,7 @@ from adapters.store.errors import StoreUnavailable
 from router.metrics import Metrics
 from router.revisions import adapter_service as managed_adapters_module
 from router.revisions.adapter_service import AdapterService
-from router.revisions.configured_adapters import import_unless_there
+from router.revisions.configured_adapters import import_if_new
 from samples.random_adapters import write_random_lora
 
 
@@ -278,13 +278,13 @@ class TestTheAdaptersOfTheConfiguration:
     def test_aliases_stay_where_they_were_put(self, tmp_path: Path) -> None:
         library = library_over(open_catalog(f"sqlite:///{tmp_path / 'catalog.db'}"), tmp_path)
         name, old, new = "bot", lora(tmp_path, 1), lora(tmp_path, 2)
-        assert import_unless_there(library, name, old).number == 1
-        assert import_unless_there(library, name, new).number == 2
+        assert import_if_new(library, name, old).number == 1
+        assert import_if_new(library, name, new).number == 2
         assert library.catalog.resolve("bot").number == 2  # new content is the latest
-        assert import_unless_there(library, name, old).number == 1
+        assert import_if_new(library, name, old).number == 1
         assert library.catalog.resolve("bot").number == 2  # known content is not
         library.store.delete(library.catalog.resolve("bot@r1").revision_id)
-        assert import_unless_there(library, name, old).number == 1
+        assert import_if_new(library, name, old).number == 1
         assert library.catalog.resolve("bot").number == 2
         assert library.store.verify(library.catalog.resolve("bot@r1").revision_id)
         library.catalog.close()

@@ -20,7 +20,7 @@ from adapters.formats import read_adapter
 from adapters.model.manifest import revision_id_of
 from adapters.packed import read_packed
 from router.fleet import worker_link
-from router.generation import sequence_run
+from router.generation import placement_search
 from router.revisions import memory_only
 from router.revisions.memory_only import MemoryOnlyRevisions
 from samples.random_adapters import write_random_lora
@@ -384,7 +384,7 @@ class TestRequests:
     def test_another_router_hears_of_the_alias_before_the_worker(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(sequence_run, "_RESIDENCY_LAG_S", 3.0)
+        monkeypatch.setattr(placement_search, "_RESIDENCY_LAG_S", 3.0)
 
         async def scenario() -> None:
             async with managing(folder=tmp_path) as cluster:
@@ -407,7 +407,7 @@ class TestKeeping:
     def test_what_others_have_changed_is_seen_to_now_and_then(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(memory_only, "_EVERY_S", 0.1)
+        monkeypatch.setattr(memory_only, "_INTERVAL_S", 0.1)
 
         async def scenario() -> None:
             async with managing() as cluster:
@@ -424,7 +424,7 @@ class TestKeeping:
 
     def test_what_was_given_up_by_a_router_that_ended(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """Nobody's revision is left alone while somebody can be pushing it, and given up after that."""
-        monkeypatch.setattr(memory_only, "_EVERY_S", 0.05)
+        monkeypatch.setattr(memory_only, "_INTERVAL_S", 0.05)
 
         async def scenario() -> None:
             async with managing() as cluster:
@@ -432,13 +432,13 @@ class TestKeeping:
                 await _keeps_of_nobody(worker)
                 await asyncio.sleep(0.3)
                 assert len(worker.kept) == 1
-                monkeypatch.setattr(memory_only, "_UNKNOWN_FOR_S", 0.2)
+                monkeypatch.setattr(memory_only, "_ABANDONED_S", 0.2)
                 await until(lambda: worker.kept == set())
 
         asyncio.run(scenario())
 
     def test_a_push_that_is_under_way_is_left_alone(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(memory_only, "_EVERY_S", 0.02)
+        monkeypatch.setattr(memory_only, "_INTERVAL_S", 0.02)
 
         async def scenario() -> None:
             async with managing(2, 1) as cluster:
@@ -479,26 +479,26 @@ class TestKeeping:
 
                 monkeypatch.setattr(cluster.adapters, "with_catalog", later)
                 revisions = MemoryOnlyRevisions(cluster.fleet, cluster.adapters)
-                settling = asyncio.create_task(revisions.settle())
+                reconciling = asyncio.create_task(revisions.reconcile())
                 await asyncio.sleep(0.1)
                 pushing = revisions.pushing(old)
                 entering = asyncio.create_task(pushing.__aenter__())
                 await asyncio.sleep(0.1)
                 assert not entering.done()
                 may_answer.set()
-                await asyncio.gather(settling, entering)
+                await asyncio.gather(reconciling, entering)
                 assert worker.given_up == [old]
-                await revisions.settle()  # inside
+                await revisions.reconcile()  # inside
                 assert worker.given_up == [old]
                 await pushing.__aexit__(None, None, None)
-                await revisions.settle()
+                await revisions.reconcile()
                 assert worker.given_up == [old, old]
 
         asyncio.run(scenario())
 
     def test_a_catalog_that_is_away(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """What is known is served, nothing is given up, and a push is refused before any worker is given anything."""
-        monkeypatch.setattr(memory_only, "_EVERY_S", 0.05)
+        monkeypatch.setattr(memory_only, "_INTERVAL_S", 0.05)
 
         async def scenario() -> None:
             async with managing(folder=tmp_path / "cluster") as cluster:
