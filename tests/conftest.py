@@ -41,16 +41,16 @@ def pytest_unconfigure() -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """All tests with engines form one group, so that engines of two processes never compete; others go by file.
 
-    Of those with engines, the tests that share one cluster come last, so that it does not idle beside others' engines,
-    and at their very end those that kill its processes.
+    The group is the longest, so it starts first. In it the tests that share one cluster come last, so that it does not
+    idle beside others' engines, and at the very end those that kill its processes.
     """
 
     def turn(item: pytest.Item) -> int:
         if item.path.is_relative_to(ROOT / "unit"):
-            return 1
-        if item.get_closest_marker("kills_the_cluster"):
             return 4
-        return 3 if "cluster" in getattr(item, "fixturenames", ()) else 2
+        if item.get_closest_marker("kills_the_cluster"):
+            return 3
+        return 2 if "cluster" in getattr(item, "fixturenames", ()) else 1
 
     items.sort(key=turn)
     for item in items:
