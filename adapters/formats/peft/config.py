@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 from adapters.errors import AdapterMalformed, AdapterUnsupported
 from adapters.formats.json_file import Fields, is_integer, is_number
-from adapters.formats.peft.targets import ALL_LINEAR, PLAIN_NAME, Patterns, Stopwatch, Targets, as_targets
+from adapters.formats.peft.bounded_regex import Expressions
+from adapters.formats.peft.targets import ALL_LINEAR, PLAIN_NAME, Patterns, Targets, as_targets
 from adapters.model.normal_form import POSITIONS, Positions
 
 CONFIG_NAME = "adapter_config.json"
@@ -61,13 +62,14 @@ class PeftConfig:
         rank = fields.integer("r", _DEFAULT_RANK, minimum=1)
         if rank > _MAX_RANK:
             raise fields.wrong("r", f"an integer from 1 to {_MAX_RANK}")
+        expressions = Expressions(fields.where)
         return cls(
             rank=rank,
             alpha=fields.number("lora_alpha", _DEFAULT_ALPHA),
             use_rslora=fields.boolean("use_rslora"),
-            rank_pattern=Patterns(rank_pattern, f"{fields.where}: rank_pattern"),
-            alpha_pattern=Patterns(alpha_pattern, f"{fields.where}: alpha_pattern"),
-            targets=_targets(fields),
+            rank_pattern=Patterns(rank_pattern, "rank_pattern", expressions),
+            alpha_pattern=Patterns(alpha_pattern, "alpha_pattern", expressions),
+            targets=_targets(fields, expressions),
             parameters=_parameters(fields),
             positions=_positions(fields),
         )
@@ -78,8 +80,10 @@ class PeftConfig:
 
     def scale_of(self, key: str) -> float:
         """s of W x + s B A x."""
+        return self._scale_with(self.rank_of(key), key)
+
+    def _scale_with(self, rank: int, key: str) -> float:
         alpha = self.alpha_pattern.value_for(key, self.alpha)
-        rank = self.rank_of(key)
         scale = float(alpha / (math.sqrt(rank) if self.use_rslora else rank))
         if abs(scale) > 3e38:  # not a float32
             raise AdapterMalformed(f"{self.targets.where}: the scale of {key} is {scale}; lower lora_alpha")
@@ -87,15 +91,7 @@ class PeftConfig:
 
     def ranks_and_scales(self, keys: Iterable[str]) -> dict[str, tuple[int, float]]:
         """(rank, s) of each module. Raises AdapterMalformed where the patterns take too long."""
-        stopwatch, found = self.stopwatch(), {}
-        for key in keys:
-            stopwatch.check(self.targets.where)
-            found[key] = self.rank_of(key), self.scale_of(key)
-        return found
-
-    def stopwatch(self) -> Stopwatch:
-        """Bounds the time that this configuration's expressions may take."""
-        return Stopwatch()
+        return {key: (rank := self.rank_of(key), self._scale_with(rank, key)) for key in keys}
 
 
 def _refuse_other_kinds(fields: Fields) -> None:
@@ -143,7 +139,7 @@ def _parameters(fields: Fields) -> tuple[str, ...]:
     return tuple(sorted(set(parameters)))
 
 
-def _targets(fields: Fields) -> Targets:
+def _targets(fields: Fields, expressions: Expressions) -> Targets:
     modules, excluded = fields.values.get("target_modules"), fields.values.get("exclude_modules")
     if modules in (None, []) and fields.has("target_parameters"):
         modules = []
@@ -172,5 +168,6 @@ def _targets(fields: Fields) -> Targets:
         excluded=excluded if isinstance(excluded, str) else tuple(excluded or ()),
         layers=layers or (),
         layers_pattern=tuple(part for part in pattern or () if part),
+        expressions=expressions,
         where=fields.where,
     )

@@ -19,7 +19,7 @@ def check_targets(config: PeftConfig, named: Named, base: BaseModel) -> None:
     peft starts such absent ones at zero, so leaving them out changes nothing. A named module without any tensor,
     however, shows that the file is not the one that the configuration describes.
     """
-    targets, stopwatch = config.targets, config.stopwatch()
+    targets = config.targets
     pairs = named.pairs + named.expert_pairs
     keys = {pair.key for pair in pairs}
     if targets.modules != ALL_LINEAR:
@@ -29,11 +29,9 @@ def check_targets(config: PeftConfig, named: Named, base: BaseModel) -> None:
                     f"{targets.where}: target_modules names {name}; embeddings and the head are not served"
                 )
         for name in router_names(base):
-            stopwatch.check(targets.where)
             if not name.endswith(".weight") and _names_one(targets, name):
                 raise AdapterUnsupported(f"{targets.where}: target_modules names {name}: {ROUTER_REFUSED}")
     for key in sorted(keys):
-        stopwatch.check(targets.where)
         if not targets.match(key):
             raise AdapterMalformed(
                 f"there are tensors for {key}, but {targets.where} does not name it (target_modules "
@@ -56,12 +54,11 @@ def _names_one(targets: Targets, name: str) -> bool:
 
 def _wanted(config: PeftConfig, base: BaseModel) -> Iterator[tuple[str, set[str]]]:
     """(what the configuration names, the base model's modules that it means), one by one."""
-    targets, stopwatch = config.targets, config.stopwatch()
+    targets = config.targets
     by_layer: dict[int, set[str]] = {}
     by_name: dict[str, set[str]] = {}  # by an ending of the modules' names
     for layer in range(base.num_layers):
         for key in _keys_of(layer, base):
-            stopwatch.check(targets.where)
             if targets.match(key):
                 by_layer.setdefault(layer, set()).add(key)
                 if isinstance(targets.modules, str):

@@ -7,34 +7,23 @@ test compares the two.
 from __future__ import annotations
 
 import re
-import time
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
+from itertools import islice
 from typing import Any, Generic, TypeVar
 
-from adapters.errors import AdapterMalformed, AdapterUnsupported
-from adapters.formats.peft.bounded_regex import BoundedPattern, PatternRefused, compile_bounded
+from adapters.formats.peft.bounded_regex import MAX_PATTERN_LENGTH, Expressions
 
 ALL_LINEAR = "all-linear"
-_MAX_SECONDS = 5.0  # of CPU time for all expressions of one configuration
 PLAIN_NAME = re.compile(r"[A-Za-z0-9_.-]+")
 _FIRST_INDEX = re.compile(r".*?\.[^.]*\.(?P<idx>\d+)\.")
+# A name that may begin at a key's start only, with dots that match any character or, escaped, a dot.
+_NAME_IN_PATTERN = re.compile(r"(?P<anchor>\^?)(?P<name>(?:[A-Za-z0-9_.-]|\\[.-])+)\$?")
+_DOT = re.compile(r"\\(?P<escaped>.)|\.")
+_ANY = "\0"  # in a name: any character
 
 Value = TypeVar("Value")
-
-
-class Stopwatch:
-    """Bounds the CPU time that one configuration's expressions may take together."""
-
-    def __init__(self) -> None:
-        self._start_s = time.thread_time()
-
-    def check(self, where: str) -> None:
-        if time.thread_time() - self._start_s > _MAX_SECONDS:
-            raise AdapterMalformed(
-                f"{where}: its regular expressions take over {_MAX_SECONDS} s; name the modules instead"
-            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +34,7 @@ class Targets:
     excluded: str | tuple[str, ...]
     layers: tuple[int, ...]  # empty: every layer
     layers_pattern: tuple[str, ...]
+    expressions: Expressions
     where: str  # the configuration's name, for messages
     entries: frozenset[str] = field(init=False)  # of a list of modules
     excluded_entries: frozenset[str] = field(init=False)
@@ -59,12 +49,12 @@ class Targets:
 
     def excludes(self, key: str) -> bool:
         if isinstance(self.excluded, str):
-            return bool(self.excluded) and self._expression("exclude_modules", self.excluded).matches(key)
+            return bool(self.excluded) and self._matches("exclude_modules", self.excluded, key)
         return not self.excluded_entries.isdisjoint(endings(key))
 
     def _is_named(self, key: str) -> bool:
         if isinstance(self.modules, str):
-            return self.modules == ALL_LINEAR or self._expression("target_modules", self.modules).matches(key)
+            return self.modules == ALL_LINEAR or self._matches("target_modules", self.modules, key)
         if key in self.entries:
             return True  # a full name is not subject to layers_to_transform
         return not self.entries.isdisjoint(endings(key)) and (not self.layers or self._layer_of(key) in self.layers)
@@ -73,13 +63,11 @@ class Targets:
         if not self.layers_pattern:
             match = _FIRST_INDEX.match(key)
             return int(match["idx"]) if match else None
-        for name in self.layers_pattern:
-            if match := _compiled(rf"(?:^|.*?\.){name}\.(?P<idx>\d+)\.").match(key):
-                return int(match["idx"])
-        return None
+        found = self.expressions.first_match("layers_pattern", self.layers_pattern, key)
+        return int(found[1]["idx"]) if found else None
 
-    def _expression(self, field: str, pattern: str) -> BoundedPattern:
-        return expression(pattern, f"{self.where}: {field}")
+    def _matches(self, field: str, pattern: str, key: str) -> bool:
+        return self.expressions.first_match(field, (pattern,), key) is not None
 
 
 def names(entry: str, key: str) -> bool:
@@ -96,59 +84,52 @@ def endings(key: str) -> Iterator[str]:
         at = key.find(".", at + 1)
 
 
-def expression(pattern: str, where: str) -> BoundedPattern:
-    """A compiled expression. Raises AdapterMalformed or AdapterUnsupported with the reason."""
-    try:
-        return compile_bounded(pattern)
-    except PatternRefused as refusal:
-        kind = AdapterMalformed if "no valid" in str(refusal) else AdapterUnsupported
-        raise kind(f"{where}: the regular expression {pattern[:80]!r} is refused: {refusal}") from refusal
-
-
 class Patterns(Generic[Value]):
     """`rank_pattern` or `alpha_pattern`: a module has the value of the first pattern that matches its name.
 
-    There may be one per module, so plain names, in which a dot matches any character, are looked up, not tried.
+    There may be one per module, so patterns that are names are looked up, not matched one after the other.
     """
 
-    def __init__(self, patterns: Mapping[str, Value], where: str) -> None:
+    def __init__(self, patterns: Mapping[str, Value], field: str, expressions: Expressions) -> None:
         self._values = list(patterns.values())
-        self._where = where
-        self._plain: dict[str, int] = {}  # pattern -> its number
-        self._dots: dict[int, dict[tuple[int, ...], None]] = {}  # length -> where plain patterns of it have dots
-        self._expressions: list[tuple[int, str]] = []
-        for number, pattern in enumerate(patterns):
-            if PLAIN_NAME.fullmatch(pattern):
-                self._plain[pattern] = number
-                dots = tuple(at for at, character in enumerate(pattern) if character == ".")
-                self._dots.setdefault(len(pattern), {})[dots] = None
-            else:
-                self._expressions.append((number, pattern))
+        self._field, self._expressions = field, expressions
+        self._numbers: dict[tuple[bool, str], int] = {}  # (is anchored, name) -> the pattern's number
+        # (is anchored, length) -> where names of that length match any character
+        self._wildcards: dict[tuple[bool, int], dict[tuple[int, ...], None]] = {}
+        self._others: list[str] = []
+        self._numbers_of_others: list[int] = []
+        with expressions.budget:
+            for number, pattern in enumerate(patterns):
+                if len(pattern) <= MAX_PATTERN_LENGTH and (match := _NAME_IN_PATTERN.fullmatch(pattern)):
+                    self._add_name(bool(match["anchor"]), match["name"], number)
+                else:
+                    self._others.append(pattern)
+                    self._numbers_of_others.append(number)
+
+    def _add_name(self, is_anchored: bool, pattern: str, number: int) -> None:
+        name = _DOT.sub(lambda dot: dot["escaped"] or _ANY, pattern)
+        self._numbers.setdefault((is_anchored, name), number)
+        wildcards = tuple(at for at, character in enumerate(name) if character == _ANY)
+        self._wildcards.setdefault((is_anchored, len(name)), {})[wildcards] = None
 
     def value_for(self, key: str, default: Value) -> Value:
         """The value for the module `key`. Raises AdapterMalformed or AdapterUnsupported for a bad expression."""
-        first = min(self._plain_numbers(key), default=len(self._values))
-        for number, pattern in self._expressions:
-            if number > first:
-                break
-            if expression(rf"(.*\.)?({pattern})", self._where).matches(key):
-                first = number
-                break
-        return self._values[first] if first < len(self._values) else default
+        with self._expressions.budget:
+            number = min(self._numbers_of_names(key), default=len(self._values))
+        earlier = islice(self._others, bisect_left(self._numbers_of_others, number))
+        if found := self._expressions.first_match(self._field, earlier, key):
+            number = self._numbers_of_others[found[0]]
+        return self._values[number] if number < len(self._values) else default
 
-    def _plain_numbers(self, key: str) -> Iterator[int]:
-        for ending in endings(key):
-            for dots in self._dots.get(len(ending), ()):
+    def _numbers_of_names(self, key: str) -> Iterator[int]:
+        for is_anchored, ending in [(True, key), *((False, ending) for ending in endings(key))]:
+            for wildcards in self._wildcards.get((is_anchored, len(ending)), ()):
+                self._expressions.budget.left_s()
                 masked = list(ending)
-                for at in dots:
-                    masked[at] = "."
-                if (number := self._plain.get("".join(masked))) is not None:
+                for at in wildcards:
+                    masked[at] = _ANY
+                if (number := self._numbers.get((is_anchored, "".join(masked)))) is not None:
                     yield number
-
-
-@lru_cache(maxsize=4096)
-def _compiled(pattern: str) -> re.Pattern[str]:
-    return re.compile(pattern)
 
 
 def as_targets(value: Any) -> bool:

@@ -214,10 +214,18 @@ def test_targets_are_those_of_peft(modules, excluded, layers, pattern):
         assert targets.match(key) == expected, key
 
 
-@settings(max_examples=300, deadline=None)
+NAMES_WITH_ANCHORS = st.tuples(
+    st.sampled_from(["", "^"]),
+    NAMES | st.sampled_from([r"mlp\.up_proj", r"mlp\.up.proj", "s.lf.attn.q_proj", r"model\.layers\.1\.mlp\.up_proj"]),
+    st.sampled_from(["", "$"]),
+).map("".join)
+
+
+@settings(max_examples=500, deadline=None)
 @given(
     st.dictionaries(
-        NAMES | EXPRESSIONS | st.sampled_from(["q_proj|k_proj", "0.*", r"\d+\..*", "^q_proj"]), st.integers(1, 9)
+        NAMES | EXPRESSIONS | NAMES_WITH_ANCHORS | st.sampled_from(["q_proj|k_proj", "0.*", r"\d+\..*"]),
+        st.integers(1, 9),
     )
 )
 def test_patterns_are_those_of_peft(patterns):
