@@ -1,1 +1,1 @@
-"""The HTTP endpoints of inference, and pages about the router."""
+"""The inference endpoints and the status pages."""

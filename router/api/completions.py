@@ -1,4 +1,4 @@
-"""POST /v1/chat/completions and /v1/completions: a request from its first byte to its last log line."""
+"""POST /v1/chat/completions and /v1/completions: one request from its first byte to its log line."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from router.revisions.adapter_service import AdapterService
 from router.revisions.resolve import Target, resolve
 
 _CLIENT_REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
-_CLIENT_LEFT = 499  # as nginx counts it; nobody receives it
+_CLIENT_LEFT = 499  # nginx's status for a closed connection; for metrics and logs only
 
 log = logging.getLogger(__name__)
 
 
 class CompletionsEndpoint:
-    """One of the two endpoints, as an ASGI application."""
+    """One of the two endpoints as an ASGI application."""
 
     def __init__(
         self,
@@ -50,20 +50,20 @@ class CompletionsEndpoint:
         headers = dict(scope["headers"])
         with self._requests.record(scope["request_id"], self._endpoint.label, _client_request_id(headers)) as request:
             client = ClientAnswer(send, request, timeout_s=self._backends.config.event_gap_timeout_s)
-            has_left = False
+            has_disconnected = False
             try:
                 await self._serve(headers, receive, request, client)
             except ClientGone:
-                has_left = True
+                has_disconnected = True
             except (RouterError, AdapterError) as error:
                 await client.fail(answer_of(error))
-            except asyncio.CancelledError:  # by the server: the drain's time is over
+            except asyncio.CancelledError:  # by the server, at the drain timeout
                 await client.fail(answer_of(Stopping("the router is stopping")))
             except Exception as error:  # the edge of this request
                 log.exception("request failed", extra={"fields": {"request_id": request.request_id}})
                 await client.fail(answer_of(error))
             finally:
-                self._record(request, client, _CLIENT_LEFT if has_left else client.status)
+                self._record(request, client, _CLIENT_LEFT if has_disconnected else client.status)
 
     async def _serve(
         self, headers: dict[bytes, bytes], receive: Any, request: RequestState, client: ClientAnswer
@@ -73,9 +73,9 @@ class CompletionsEndpoint:
         validated = validate(self._endpoint, body, self._limits)
         request.is_streaming = validated.is_streaming
         target = await resolve(validated, self._backends.model, self._adapters)
-        client.headers |= _naming(target, request)
+        client.headers |= _target_headers(target, request)
         generation = Generation(self._backends, validated, target, request, client, self._signature(target))
-        await _unless_client_leaves(receive, client, generation.run())
+        await _run_while_connected(receive, client, generation.run())
 
     def _signature(self, target: Target) -> Signature:
         revision = target.revision
@@ -83,7 +83,7 @@ class CompletionsEndpoint:
         return Signature(fingerprint, engine_model=self._backends.model, requested_model=target.requested_model)
 
     def _record(self, request: RequestState, client: ClientAnswer, status: int | None) -> None:
-        """One line and the metrics of a request that is over. No prompt, no header."""
+        """Write the log line and the metrics of a finished request. No prompt, no header."""
         metrics, label = self._backends.metrics, self._endpoint.label
         duration_s = request.age_s
         metrics.requests.labels(label, str(status)).inc()
@@ -112,8 +112,8 @@ class CompletionsEndpoint:
         log.info("request", extra={"fields": {name: value for name, value in fields.items() if value is not None}})
 
 
-def _naming(target: Target, request: RequestState) -> dict[str, str]:
-    """The headers that say which adapter answers; noted in the request's record too."""
+def _target_headers(target: Target, request: RequestState) -> dict[str, str]:
+    """The headers that name the adapter. Records it in the request's state, too."""
     if target.revision is None:
         return {}
     request.adapter, request.revision_id = target.revision.full_name, target.revision.revision_id
@@ -125,26 +125,26 @@ def _short(revision_id: str) -> str:
 
 
 def _client_request_id(headers: dict[bytes, bytes]) -> str | None:
-    """The client's own id, for the log only, when it is harmless."""
+    """The client's own id, for the log only, if its characters are safe."""
     given = headers.get(b"x-request-id", b"")
     return given.decode() if _CLIENT_REQUEST_ID.fullmatch(given) else None
 
 
-async def _unless_client_leaves(receive: Any, client: ClientAnswer, work: Coroutine[Any, Any, None]) -> None:
-    """Do `work`; when the client closes its connection, cancel it and raise ClientGone."""
+async def _run_while_connected(receive: Any, client: ClientAnswer, work: Coroutine[Any, Any, None]) -> None:
+    """Run `work`. If the client closes its connection, cancel it and raise ClientGone."""
     working = asyncio.create_task(work, name="generation")
-    leaving = asyncio.create_task(_departure(receive), name="departure")
+    disconnecting = asyncio.create_task(_wait_for_disconnect(receive), name="disconnect")
     try:
-        await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
-        if not working.done() and not client.is_complete:  # the server also says so after the last byte
+        await asyncio.wait({working, disconnecting}, return_when=asyncio.FIRST_COMPLETED)
+        if not working.done() and not client.is_complete:  # the server reports a disconnect after the last byte, too
             raise ClientGone
         await working
     finally:
         working.cancel()
-        leaving.cancel()
-        await asyncio.gather(working, leaving, return_exceptions=True)
+        disconnecting.cancel()
+        await asyncio.gather(working, disconnecting, return_exceptions=True)
 
 
-async def _departure(receive: Any) -> None:
+async def _wait_for_disconnect(receive: Any) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass

@@ -1,4 +1,4 @@
-"""The small pages: models, health, readiness, metrics, and where every request is."""
+"""The status pages: models, health, readiness, metrics, and the requests in flight."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from router.revisions.resolve import reference_in
 
 
 class Pages:
-    """Everything that answers without asking an engine."""
+    """The pages that need no engine."""
 
     def __init__(self, backends: Backends, adapters: AdapterService, requests: Requests) -> None:
         self._backends = backends
@@ -46,9 +46,9 @@ class Pages:
         ]
 
     async def models(self, request: Request) -> Response:
-        """The base model and the adapters that can be served, a page of at most 1,000 by tenant and name.
+        """The base model and a page of at most 1,000 servable adapters, ordered by tenant and name.
 
-        `has_more` says that there are others: those `?after=` the `last_id`.
+        If `has_more` is true, `?after=` the `last_id` gives the next page.
         """
         after = request.query_params.get("after")
         try:
@@ -62,7 +62,7 @@ class Pages:
 
         try:
             page, has_more = await self._adapters.with_catalog(page_of)
-        except CatalogUnavailable as error:  # whose words name its address
+        except CatalogUnavailable as error:  # its message names the catalog's address
             raise CatalogUnavailable("the catalog does not answer, so its adapters cannot be listed") from error
         fleet = self._backends.fleet.state
         usable = [
@@ -74,7 +74,7 @@ class Pages:
         return json_answer({"object": "list", "data": data, "has_more": has_more, "last_id": last_id})
 
     async def model(self, request: Request) -> Response:
-        """One of them, by any name that a request may use."""
+        """One model, by any name that a request may use."""
         name = request.path_params["id"]
         reference = reference_in(name, None, self._backends.model)
         if reference is None:
@@ -86,11 +86,11 @@ class Pages:
         return json_answer({**self._adapter_card(revision), "id": name})
 
     async def health(self, _: Request) -> Response:
-        """This process answers."""
+        """200 while this process serves."""
         return json_answer({"status": "alive"})
 
     async def ready(self, _: Request) -> Response:
-        """200 when some placement can take a request, else 503; with what each worker waits for."""
+        """200 if some placement can take a request, else 503; with the reason for each worker that is not placeable."""
         fleet = self._backends.fleet.state
         placements = [str(placement) for placement in all_placements(PlacementRequest(None), fleet)]
         workers = {
@@ -107,7 +107,7 @@ class Pages:
         return Response(self._backends.metrics.page(), media_type="text/plain; version=0.0.4")
 
     async def requests(self, _: Request) -> Response:
-        """Where every request in flight is."""
+        """Every request in flight, with its phase."""
         return json_answer({"requests": self._requests.described()})
 
     def _base_card(self) -> dict[str, Any]:

@@ -46,7 +46,7 @@ def ensure_adapter_error(
             return DeadlineExceeded(f"worker {worker} did not load the adapter in time")
         case grpc.StatusCode.RESOURCE_EXHAUSTED:
             return AdapterUnavailable(
-                f"worker {worker} has as many adapters to load as it takes; try again",
+                f"worker {worker} has a full load queue; try again",
                 worker=worker,
                 retry_after_s=_retry_after_s(metadata),
             )

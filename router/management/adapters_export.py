@@ -1,4 +1,4 @@
-"""GET /v1/adapters/{name}/export: a revision as an archive of the directory that `prelude adapters export` writes."""
+"""GET /v1/adapters/{name}/export: what `prelude adapters export` writes, as a tar archive."""
 
 from __future__ import annotations
 
@@ -16,21 +16,23 @@ from adapters.catalog.records import AdapterRevision
 from adapters.files.work_folder import work_folder
 from adapters.library import AdapterLibrary, check_exportable
 from router.errors import TooManyExports
-from router.management.management import Management, Places, check_known
+from router.management.concurrency import ConcurrencyLimit
+from router.management.management import Management
+from router.management.request_fields import check_known
 from router.management.tar_archive import TarArchive
-from router.management.thread_work import to_its_end
+from router.management.thread_work import run_to_end
 
-_MAX_EXPORTS = 4  # at a time: each takes an adapter's bytes on the disk until its client has them
+_MAX_EXPORTS = 4  # concurrent; each takes an adapter's size on the disk until its client has received it
 
 log = logging.getLogger(__name__)
 
 
 class ExportEndpoint:
-    """What hands content out."""
+    """The export path."""
 
     def __init__(self, management: Management) -> None:
         self._management = management
-        self._places = Places(_MAX_EXPORTS, "exports", TooManyExports)
+        self._limit = ConcurrencyLimit(_MAX_EXPORTS, "exports", TooManyExports)
 
     @property
     def routes(self) -> list[Route]:
@@ -38,15 +40,15 @@ class ExportEndpoint:
         return [_ExportRoute("/v1/adapters/{name:path}/export", guarded(self.export, None), methods=["GET"])]
 
     async def export(self, request: Request) -> Response:
-        """The revision that `reference` stands for, else the latest one."""
+        """Send the revision that `reference` selects, else the latest one."""
         check_known(request.query_params, ("reference",))
         config = self._management.backends.config
         async with AsyncExitStack() as held:
-            held.enter_context(self._places.taken())
+            held.enter_context(self._limit.slot())
             revision = await self._management.resolved(
                 request.path_params["name"], request.query_params.get("reference")
             )
-            check_exportable(revision)  # here, where its words are not taken for the store's
+            check_exportable(revision)  # here, because errors inside `prepare` count as the store's
             export = _Export(revision)
             held.push_async_callback(export.close)
             archive = await self._management.adapters.from_library(export.prepare, config.upload_timeout_s)
@@ -60,7 +62,7 @@ class ExportEndpoint:
 
 
 class _ExportRoute(Route):
-    """Not that of `acme%2Fexport`, which is a name as a whole: else no path would show an adapter `acme/export`."""
+    """Does not match `acme%2Fexport`, which is the path of an adapter named `acme/export`."""
 
     def matches(self, scope: Any) -> tuple[Match, Any]:
         if not scope["raw_path"].endswith(b"/export"):
@@ -69,7 +71,7 @@ class _ExportRoute(Route):
 
 
 class _Export:
-    """One archive, which a thread makes. It is closed once, also where nobody waits for the thread any more."""
+    """One archive, made in a thread. It is closed once, also if the request has ended before the thread."""
 
     def __init__(self, revision: AdapterRevision) -> None:
         self._revision = revision
@@ -78,7 +80,7 @@ class _Export:
         self._is_closed = False
 
     def prepare(self, library: AdapterLibrary) -> TarArchive:
-        """Blocking. Leaves nothing that has a name: the files of the archive are open, their folder is gone."""
+        """Make the archive. Its files stay open; their folder is removed already. Blocking."""
         with work_folder("export") as folder:
             library.export_revision(self._revision, folder / "adapter")
             archive = TarArchive(folder / "adapter", _plain_name(self._revision), self._revision.created_at)
@@ -89,7 +91,7 @@ class _Export:
         return archive
 
     async def close(self) -> None:
-        await asyncio.shield(asyncio.to_thread(self._close))  # the bytes of removed files go now, which takes a while
+        await asyncio.shield(asyncio.to_thread(self._close))  # in a thread: it frees the bytes of the files
 
     def _close(self) -> None:
         with self._lock:
@@ -99,7 +101,7 @@ class _Export:
 
 
 class _ArchiveResponse(Response):
-    """An archive, a piece at a time. What it needs is `held` until the last piece is sent or the client has left."""
+    """Streams an archive in pieces. Closes `held` after the last piece or when the client disconnects."""
 
     media_type = "application/x-tar"
 
@@ -114,7 +116,7 @@ class _ArchiveResponse(Response):
     ) -> None:
         super().__init__(
             headers={
-                "content-length": str(archive.num_bytes),  # a client can tell when the answer was cut off
+                "content-length": str(archive.num_bytes),  # lets clients detect a truncated answer
                 "content-disposition": f'attachment; filename="{_plain_name(revision)}.tar"',
                 "x-prelude-adapter": revision.full_name,
                 "x-prelude-revision": revision.revision_id,
@@ -129,12 +131,12 @@ class _ArchiveResponse(Response):
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         async with self._held:
             end: str
-            try:  # the server closes a connection whose answer is not complete
+            try:  # the server closes the connection if the answer is incomplete
                 async with asyncio.timeout(self._timeout_s):
                     end = await self._send(Request(scope, receive), send)
             except TimeoutError:
                 end = "client too slow"
-            except asyncio.CancelledError:  # by the server: the drain's time is over
+            except asyncio.CancelledError:  # by the server, at the drain timeout
                 end = "router stopping"
         revision, num_bytes = self._revision, self._archive.num_bytes
         fields = {"adapter": revision.full_name, "number": revision.number, "revision": revision.revision_id}
@@ -142,8 +144,8 @@ class _ArchiveResponse(Response):
 
     async def _send(self, request: Request, send: Any) -> Literal["done", "client left"]:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        pieces = self._archive.pieces() if request.method == "GET" else iter(())  # HEAD: how large it is
-        while (piece := await to_its_end(asyncio.to_thread(next, pieces, None))) is not None:
+        pieces = self._archive.pieces() if request.method == "GET" else iter(())  # HEAD
+        while (piece := await run_to_end(asyncio.to_thread(next, pieces, None))) is not None:
             if await request.is_disconnected():
                 return "client left"
             async with asyncio.timeout(self._piece_timeout_s):
@@ -153,5 +155,5 @@ class _ArchiveResponse(Response):
 
 
 def _plain_name(revision: AdapterRevision) -> str:
-    """As a file is called, without its ending. A name's parts have no characters that would be special there."""
+    """The archive's name without its suffix. Adapter names contain no special characters besides the slash."""
     return f"{revision.full_name.replace('/', '-')}-r{revision.number}"

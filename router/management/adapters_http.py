@@ -22,7 +22,8 @@ from adapters.catalog.sql import SqlCatalog
 from adapters.catalog.sql.catalog import MAX_PAGE
 from adapters.identity import LATEST, full_name_of, is_revision_id
 from router.errors import InvalidField
-from router.management.management import BY, Management, adapter_key, check_known, field, required
+from router.management.management import BY, Management
+from router.management.request_fields import adapter_key, check_known, field, required
 from router.protocol.json_answer import json_answer
 
 _DEFAULT_PAGE = 100
@@ -31,7 +32,7 @@ _NUMBER = re.compile(r"r([1-9][0-9]{0,8})")
 
 
 class AdaptersEndpoint:
-    """What needs the catalog only."""
+    """The paths that use the catalog only."""
 
     def __init__(self, management: Management) -> None:
         self._management = management
@@ -51,12 +52,12 @@ class AdaptersEndpoint:
         ]
 
     async def list(self, request: Request) -> Response:
-        """A page of adapters by tenant and name."""
-        asked = request.query_params
-        check_known(asked, ("tenant", "prefix", "after", "limit", "deleted"))
-        limit = _limit(asked.get("limit"))
-        after = None if asked.get("after") is None else adapter_key(asked["after"])
-        tenant, prefix, deleted = asked.get("tenant"), asked.get("prefix"), _flag(asked.get("deleted"))
+        """A page of adapters, ordered by tenant and name."""
+        params = request.query_params
+        check_known(params, ("tenant", "prefix", "after", "limit", "deleted"))
+        limit = _limit(params.get("limit"))
+        after = None if params.get("after") is None else adapter_key(params["after"])
+        tenant, prefix, deleted = params.get("tenant"), params.get("prefix"), _flag(params.get("deleted"))
 
         def page(catalog: SqlCatalog) -> tuple[Sequence[AdapterSummary], bool]:
             found = catalog.list(tenant, prefix, after, limit, deleted=deleted)
@@ -70,28 +71,28 @@ class AdaptersEndpoint:
         return json_answer({**body, "last_id": found[-1].full_name if found else None})
 
     async def show(self, request: Request) -> Response:
-        """One adapter with its aliases, its newest revisions, and where the latest one is."""
+        """One adapter with its aliases, its newest revisions, and the workers that have the latest one."""
         check_known(request.query_params, ("limit",))
         tenant, name = adapter_key(request.path_params["name"])
         limit = _limit(request.query_params.get("limit"))
         details = await self._management.adapters.with_catalog(lambda catalog: catalog.show(tenant, name, limit))
         fleet = self._management.backends.fleet
         latest = details.summary.revision_id
-        where = {"host": fleet.workers_with(latest), "disk": fleet.workers_with_on_disk(latest)}
-        return json_answer({**details_as_json(details), "workers": where})
+        workers = {"host": fleet.workers_with(latest), "disk": fleet.workers_with_on_disk(latest)}
+        return json_answer({**details_as_json(details), "workers": workers})
 
     async def delete(self, request: Request) -> Response:
-        """Makes an adapter unknown. It can be restored until garbage is collected."""
+        """Delete an adapter. It can be restored until garbage collection."""
         await self._management.fields(request)
         tenant, name = adapter_key(request.path_params["name"])
-        await self._changed(lambda catalog: catalog.delete(tenant, name))
+        await self._change(lambda catalog: catalog.delete(tenant, name))
         return json_answer(deletion_as_json(full_name_of(tenant, name), deleted=True))
 
     async def restore(self, request: Request) -> Response:
-        """Undoes a deletion."""
+        """Undo a deletion."""
         await self._management.fields(request)
         tenant, name = adapter_key(request.path_params["name"])
-        await self._changed(lambda catalog: catalog.restore(tenant, name))
+        await self._change(lambda catalog: catalog.restore(tenant, name))
         return json_answer(deletion_as_json(full_name_of(tenant, name), deleted=False))
 
     async def history(self, request: Request) -> Response:
@@ -105,7 +106,7 @@ class AdaptersEndpoint:
         return json_answer(history_as_json(full_name_of(tenant, name), moves, limit))
 
     async def set_alias(self, request: Request) -> Response:
-        """Points an alias at a revision, if asked only from where it is expected to be."""
+        """Point an alias at a revision; with `expected`, only if it points to that one now."""
         fields = await self._management.fields(request, "revision", "expected")
         tenant, name = adapter_key(request.path_params["name"])
         alias = request.path_params["alias"]
@@ -116,22 +117,22 @@ class AdaptersEndpoint:
 
         def move(catalog: SqlCatalog) -> AliasMove:
             number = _number(catalog, tenant, name, "revision", revision)
-            before = None
+            expected_number = None
             if "expected" in fields:
-                before = 0 if expected is None else _number(catalog, tenant, name, "expected", expected)
-            return catalog.set_alias(tenant, name, alias, number, expected=before, by=BY)
+                expected_number = 0 if expected is None else _number(catalog, tenant, name, "expected", expected)
+            return catalog.set_alias(tenant, name, alias, number, expected=expected_number, by=BY)
 
-        return json_answer(move_as_json(full_name_of(tenant, name), await self._changed(move)))
+        return json_answer(move_as_json(full_name_of(tenant, name), await self._change(move)))
 
     async def rollback(self, request: Request) -> Response:
-        """Points an alias at what it stood for before."""
+        """Point an alias at its previous revision."""
         fields = await self._management.fields(request, "alias")
         tenant, name = adapter_key(request.path_params["name"])
         alias = field(fields, "alias", str, "an alias") or LATEST
-        move = await self._changed(lambda catalog: catalog.rollback(tenant, name, alias, by=BY))
+        move = await self._change(lambda catalog: catalog.rollback(tenant, name, alias, by=BY))
         return json_answer(move_as_json(full_name_of(tenant, name), move))
 
-    async def _changed(self, change: Any) -> Any:
+    async def _change(self, change: Any) -> Any:
         result = await self._management.adapters.with_catalog(change)
         await self._management.changed()
         return result

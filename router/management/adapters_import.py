@@ -1,4 +1,4 @@
-"""POST /v1/adapters and …/push: an adapter's files become a revision, the second everywhere at once."""
+"""POST /v1/adapters and …/push: import uploaded files as a revision; a push also loads it on workers."""
 
 from __future__ import annotations
 
@@ -18,28 +18,32 @@ from adapters.catalog.sql import SqlCatalog
 from adapters.errors import AdapterError, AdapterNotFound, CatalogUnavailable
 from adapters.identity import LATEST, AdapterReference, full_name_of
 from adapters.library import PackedAdapter
-from router.errors import InvalidField, PushFailed
-from router.management.management import BY, Management, Outcomes, Places, adapter_key, check_not_base_model, on_each
-from router.management.upload import Upload, received_upload
+from router.errors import InvalidField, PushFailed, TooManyUploads
+from router.management.concurrency import ConcurrencyLimit
+from router.management.management import BY, Management
+from router.management.request_fields import adapter_key, check_not_base_model
+from router.management.upload import received_upload
+from router.management.upload_receiver import Upload
+from router.management.worker_calls import Outcomes, on_each
 from router.protocol.json_answer import json_answer
 from router.public_errors import without_path
 
-_OTHER_FILES_BYTES = 8 * 1024**2  # configuration, an index of shards, what multipart adds
-_MAX_UPLOADS = 4  # at a time: each takes an adapter's bytes on the disk
+_OTHER_FILES_BYTES = 8 * 1024**2  # configuration, shard index, multipart framing
+_MAX_UPLOADS = 4  # concurrent; each takes an adapter's size on the disk
 _MAX_WAIT_S = 3600.0
-_MEMORY_ONLY = "memory_only"  # the field that says so
-_SEEN_WITHIN_S = 2.0  # what a worker has taken, in its own word to this router
-_GIVE_UP_S = 5.0
+_MEMORY_ONLY = "memory_only"  # form field
+_RESIDENCY_TIMEOUT_S = 2.0  # for workers' control streams to report a pushed revision
+_UNPIN_TIMEOUT_S = 5.0
 
 log = logging.getLogger(__name__)
 
 
 class ImportEndpoint:
-    """What brings new content."""
+    """The paths that take uploads."""
 
     def __init__(self, management: Management) -> None:
         self._management = management
-        self._places = Places(_MAX_UPLOADS, "uploads")
+        self._limit = ConcurrencyLimit(_MAX_UPLOADS, "uploads", TooManyUploads)
 
     @property
     def routes(self) -> list[Route]:
@@ -50,7 +54,7 @@ class ImportEndpoint:
         ]
 
     async def create(self, request: Request) -> Response:
-        """Imports the files as a revision and points an alias at it, the latest one unless another is named."""
+        """Import the files as a revision and point an alias at it, `latest` by default."""
         async with self._uploaded(request, ("name", "alias")) as upload:
             if (name := upload.fields.get("name")) is None:
                 raise InvalidField("name is required: the adapter's name, or tenant/name", param="name")
@@ -62,24 +66,24 @@ class ImportEndpoint:
         return json_answer({**revision_as_json(revision), "alias": alias}, 201)
 
     async def push(self, request: Request) -> Response:
-        """Imports the files, loads the revision wherever the alias's present one is, then moves the alias.
+        """Import the files, load the revision on the workers that have the alias's current one, then move the alias.
 
-        Requests in flight finish on the revision that they began with. The alias does not move where every worker that
-        should have the new revision fails; one that fails is reported, and loads it when it is asked for it. Kept in
-        memory only, the revision is sent to all workers instead, and one that fails does not get it.
+        Requests in flight finish on the revision that they began with. If all workers fail to load it, the alias does
+        not move. If only some fail, the answer reports them, and they load it on demand. A memory-only revision is sent
+        to all workers instead; those that fail do not get it.
         """
         began_at = time.monotonic()
         name = request.path_params["name"]
         async with self._uploaded(request, ("alias", "wait_s", _MEMORY_ONLY)) as upload:
             alias = _alias(name, upload.fields.get("alias"))
             wait_s = self._wait_s(upload.fields.get("wait_s"))
-            old = await self._old(name, alias)
+            current = await self._current(name, alias)
             if is_memory_only := upload.fields.get(_MEMORY_ONLY) == "true":
-                revision, outcomes = await self._sent(name, upload.folder, alias, wait_s)
+                revision, outcomes = await self._send(name, upload.folder, alias, wait_s)
             else:
                 revision = await self._imported(name, upload.folder, moves_latest=False)
         if not is_memory_only:
-            outcomes = await self._loaded(revision, old, alias, wait_s)
+            outcomes = await self._load(revision, current, alias, wait_s)
             await self._point(alias, revision)
         await self._management.changed()
         seconds = round(time.monotonic() - began_at, 4)
@@ -87,12 +91,12 @@ class ImportEndpoint:
             {**revision_as_json(revision), "alias": alias, "workers": outcomes.described(), "seconds": seconds}
         )
 
-    async def _loaded(
-        self, revision: AdapterRevision, old: AdapterRevision | None, alias: str, wait_s: float
+    async def _load(
+        self, revision: AdapterRevision, current: AdapterRevision | None, alias: str, wait_s: float
     ) -> Outcomes:
-        """The revision on every worker that has the old one. Raises PushFailed."""
+        """Load the revision on every worker that has the current one. Raises PushFailed."""
         fleet = self._management.backends.fleet
-        holders = () if old is None else fleet.workers_with(old.revision_id)
+        holders = () if current is None else fleet.workers_with(current.revision_id)
         outcomes = await on_each(
             holders, lambda worker: fleet.link(worker).ensure_adapter(revision.revision_id, wait_s)
         )
@@ -104,22 +108,22 @@ class ImportEndpoint:
             )
         return outcomes
 
-    async def _sent(self, name: str, folder: Path, alias: str, wait_s: float) -> tuple[AdapterRevision, Outcomes]:
-        """The revision in the memory of every worker that can hold it, then in the catalog, with its alias at once.
+    async def _send(self, name: str, folder: Path, alias: str, wait_s: float) -> tuple[AdapterRevision, Outcomes]:
+        """Send a memory-only revision to every worker that can hold it, then commit its row and its alias at once.
 
-        What is in the catalog is on a worker, so. Raises PushFailed, and NoWorkerAvailable.
+        In this order, so that the catalog names no revision that no worker has. Raises PushFailed, NoWorkerAvailable.
         """
         fleet, memory_only = self._management.backends.fleet, self._management.memory_only
         packed = await self._packed(name, folder)
         holders = [view.name for view in self._management.holders(None, packed.manifest.positions)]
-        kept_before: set[str] = set()
+        pinned_before: set[str] = set()
 
         async def send(worker: str) -> None:
             if await fleet.link(worker).put_adapter(packed, wait_s):
-                kept_before.add(worker)
+                pinned_before.add(worker)
 
-        async def give_up(worker: str) -> None:
-            await fleet.link(worker).pin_adapter(packed.revision_id, False, _GIVE_UP_S, memory_only=True)
+        async def unpin(worker: str) -> None:
+            await fleet.link(worker).pin_adapter(packed.revision_id, False, _UNPIN_TIMEOUT_S, memory_only=True)
 
         async with memory_only.pushing(packed.revision_id):
             outcomes = await on_each(holders, send)
@@ -129,15 +133,15 @@ class ImportEndpoint:
                     f"no worker could take the new revision {packed.revision_id}, so nothing has changed; push it "
                     f"again. The first worker's reason: {first}"
                 )
-            await fleet.wait_until_resident(packed.revision_id, outcomes.seconds, _SEEN_WITHIN_S)
+            await fleet.wait_until_resident(packed.revision_id, outcomes.seconds, _RESIDENCY_TIMEOUT_S)
             try:
                 revision = await self._management.adapters.with_library(
                     lambda library: library.add_in_memory(name, packed, alias, by=BY),
                     self._management.backends.config.upload_timeout_s,
                 )
             except AdapterError as error:
-                if not isinstance(error, CatalogUnavailable):  # after which the alias may stand for it all the same
-                    await on_each(outcomes.seconds.keys() - kept_before, give_up)
+                if not isinstance(error, CatalogUnavailable):  # which leaves open whether the commit was made
+                    await on_each(outcomes.seconds.keys() - pinned_before, unpin)
                 raise
         _log_import(revision)
         return revision, outcomes
@@ -145,7 +149,7 @@ class ImportEndpoint:
     @asynccontextmanager
     async def _uploaded(self, request: Request, fields: tuple[str, ...]) -> AsyncIterator[Upload]:
         config = self._management.backends.config
-        with self._places.taken():
+        with self._limit.slot():
             async with received_upload(
                 dict(request.scope["headers"]),
                 request.receive,
@@ -170,7 +174,7 @@ class ImportEndpoint:
         return revision
 
     async def _packed(self, name: str, folder: Path) -> PackedAdapter:
-        """Packed beside the upload, which is in shared memory, and gone with it."""
+        """Pack the adapter in the upload's folder, which is in shared memory and removed with the upload."""
         check_not_base_model(name, self._management.backends.model, "name")
         try:
             return await self._management.adapters.with_library(
@@ -180,8 +184,8 @@ class ImportEndpoint:
         except AdapterError as error:
             raise without_path(error, folder, "the upload") from None
 
-    async def _old(self, name: str, alias: str) -> AdapterRevision | None:
-        """What the alias stands for now; None where there is no such adapter or alias yet."""
+    async def _current(self, name: str, alias: str) -> AdapterRevision | None:
+        """The revision that the alias points to; None if there is no such adapter or alias yet."""
         reference = f"{full_name_of(*adapter_key(name))}@{alias}"
         try:
             return await self._management.adapters.with_catalog(lambda catalog: catalog.resolve(reference))
@@ -212,7 +216,7 @@ def _log_import(revision: AdapterRevision) -> None:
 
 
 def _alias(name: str, alias: str | None) -> str:
-    """The alias to move, checked before anything is imported. Raises InvalidReference and InvalidField."""
+    """The alias to move. Raises InvalidReference and InvalidField."""
     full_name = full_name_of(*adapter_key(name))
     if alias is None:
         return LATEST

@@ -1,4 +1,4 @@
-"""POST /v1/load_lora_adapter and /v1/unload_lora_adapter, as vLLM has them: for tools that know those."""
+"""POST /v1/load_lora_adapter and /v1/unload_lora_adapter, compatible with vLLM's clients."""
 
 from __future__ import annotations
 
@@ -12,22 +12,24 @@ from adapters.catalog.records import AdapterRevision
 from adapters.errors import AdapterError, AdapterMissing, AdapterNotFound, CatalogConflict
 from adapters.identity import full_name_of
 from adapters.library import AdapterLibrary
-from router.errors import InvalidField
-from router.management.management import BY, Management, Places, adapter_key, check_not_base_model, field, required
+from router.errors import InvalidField, TooManyUploads
+from router.management.concurrency import ConcurrencyLimit
+from router.management.management import BY, Management
+from router.management.request_fields import adapter_key, check_not_base_model, field, required
 from router.public_errors import without_path
 
-_MAX_LOADS = 4  # at a time: each takes an adapter's bytes on the disk, and a thread
+_MAX_LOADS = 4  # concurrent; each takes an adapter's size on the disk, and a thread
 
 
 class VllmEndpoint:
-    """Loading imports a directory that the router can read, unloading deletes the adapter.
+    """Loading imports a directory on the router's machine; unloading deletes the adapter.
 
-    As in vLLM, fields that are not read are ignored: tools send `base_model_name`, often a path.
+    As in vLLM, unknown fields are ignored: clients send `base_model_name`, which often is a path.
     """
 
     def __init__(self, management: Management) -> None:
         self._management = management
-        self._places = Places(_MAX_LOADS, "directories")
+        self._limit = ConcurrencyLimit(_MAX_LOADS, "directories", TooManyUploads)
 
     @property
     def routes(self) -> list[Route]:
@@ -38,7 +40,7 @@ class VllmEndpoint:
         ]
 
     async def load(self, request: Request) -> Response:
-        """Imports a directory below `router.adapter_root` as the latest revision."""
+        """Import a directory below `router.adapter_root` as the latest revision."""
         fields = await self._management.any_fields(request)
         name = required(fields, "lora_name", str, "the adapter's name")
         path = required(fields, "lora_path", str, "the adapter's directory on the router's machine")
@@ -56,13 +58,13 @@ class VllmEndpoint:
                 )
             try:
                 return library.import_directory(name, directory, by=BY)
-            except CatalogConflict:  # it was unloaded, which for vLLM is the end of it
+            except CatalogConflict:  # unloaded before, after which vLLM's clients may load it again
                 library.catalog.restore(tenant, short_name)
                 return library.import_directory(name, directory, by=BY)
 
         timeout_s = self._management.backends.config.upload_timeout_s
         try:
-            with self._places.taken():
+            with self._limit.slot():
                 await self._management.adapters.with_library(imported, timeout_s)
         except AdapterError as error:
             raise without_path(error, directory, repr(path)) from None
@@ -70,7 +72,7 @@ class VllmEndpoint:
         return PlainTextResponse(f"Success: LoRA adapter '{name}' added successfully.")
 
     async def unload(self, request: Request) -> Response:
-        """Deletes an adapter. It can be restored like any other that is deleted."""
+        """Delete an adapter. It can be restored."""
         fields = await self._management.any_fields(request)
         name = required(fields, "lora_name", str, "the adapter's name")
         tenant, short_name = adapter_key(name)
@@ -91,7 +93,7 @@ def _exists(library: AdapterLibrary, name: str) -> bool:
 
 
 def _below(root: Path | None, path: str) -> Path:
-    """The directory that `path` names, links followed. Raises InvalidField unless it is below `root`."""
+    """The real path of a directory. Raises InvalidField if it is not below `root`, AdapterMissing if it is absent."""
     if root is None:
         raise InvalidField(
             "this router reads no directories; set router.adapter_root in cluster.yaml to the folder that has them, or "
@@ -101,7 +103,7 @@ def _below(root: Path | None, path: str) -> Path:
     try:
         real_root = root.resolve(strict=True)
         real = (real_root / path).resolve()
-    except (OSError, ValueError, RuntimeError):  # no such root, a NUL, links in a circle
+    except (OSError, ValueError, RuntimeError):  # a missing root, a NUL, a loop of links
         raise AdapterMissing(f"{path[:200]!r} cannot be read below router.adapter_root") from None
     if real == real_root or not real.is_relative_to(real_root):
         raise InvalidField(

@@ -1,4 +1,4 @@
-"""POST /v1/adapters/{name}/prewarm, /pin, /unpin and /evict: where revisions are kept, by word of an operator."""
+"""POST /v1/adapters/{name}/prewarm, /pin, /unpin and /evict: operators' control over residency."""
 
 from __future__ import annotations
 
@@ -11,18 +11,20 @@ from starlette.routing import Route
 
 from router.errors import InvalidField
 from router.fleet.worker_link import Tier, WorkerLink
-from router.management.management import Handler, Management, field, on_each
+from router.management.management import Handler, Management
+from router.management.request_fields import field
+from router.management.worker_calls import on_each
 from router.metrics import AdapterChange
 from router.protocol.json_answer import json_answer
 from router.protocol.request_body import Fields
 
 _TIERS: tuple[Tier, ...] = ("host", "disk")
 _FIELDS = ("workers", "reference")
-_SHOWN = 80  # characters of what a client sent
+_MAX_QUOTED = 80  # characters of a client's value in an error message
 
 
 class WorkersEndpoint:
-    """What workers are asked to keep. Every worker is asked at once; one that fails is reported."""
+    """The paths that change residency. All workers are called concurrently; failures are reported by worker."""
 
     def __init__(self, management: Management) -> None:
         self._management = management
@@ -41,39 +43,41 @@ class WorkersEndpoint:
         ]
 
     async def prewarm(self, request: Request) -> Response:
-        """Makes a revision resident, or brings it to the disk, so that its first request does not wait for it."""
+        """Make a revision resident, or fetch it to the disk, before its first request."""
         timeout_s = self._timeout_s
         fields = await self._management.fields(request, *_FIELDS, "tier")
         tier = _tier(fields)
-        return await self._each(
+        return await self._on_each(
             request,
             fields,
             lambda link, revision: link.ensure_adapter(revision, timeout_s, prewarm=True, tier=tier),
         )
 
     async def pin(self, request: Request) -> Response:
-        """Makes a revision resident and keeps it from eviction."""
+        """Make a revision resident and pin it."""
         timeout_s = self._timeout_s
         fields = await self._management.fields(request, *_FIELDS)
-        return await self._each(request, fields, lambda link, revision: link.pin_adapter(revision, True, timeout_s))
+        return await self._on_each(request, fields, lambda link, revision: link.pin_adapter(revision, True, timeout_s))
 
     async def unpin(self, request: Request) -> Response:
-        """Gives a revision up to eviction again."""
+        """Unpin a revision."""
         timeout_s = self._timeout_s
         fields = await self._management.fields(request, *_FIELDS)
-        return await self._each(request, fields, lambda link, revision: link.pin_adapter(revision, False, timeout_s))
+        return await self._on_each(request, fields, lambda link, revision: link.pin_adapter(revision, False, timeout_s))
 
     async def evict(self, request: Request) -> Response:
-        """Takes a revision out of host memory and off the disk, unless it is used or pinned."""
+        """Remove a revision from host memory and disk, unless it is in use or pinned."""
         timeout_s = self._timeout_s
         fields = await self._management.fields(request, *_FIELDS)
-        return await self._each(request, fields, lambda link, revision: link.evict_adapter(revision, True, timeout_s))
+        return await self._on_each(
+            request, fields, lambda link, revision: link.evict_adapter(revision, True, timeout_s)
+        )
 
     @property
     def _timeout_s(self) -> float:
         return self._management.backends.config.adapter_timeout_s
 
-    async def _each(
+    async def _on_each(
         self, request: Request, fields: Fields, call: Callable[[WorkerLink, str], Awaitable[object]]
     ) -> Response:
         names = field(fields, "workers", list[str], "a list of workers' names, or null for all")
@@ -93,6 +97,6 @@ def _tier(fields: Fields) -> Tier:
     if (tier := msgspec.json.decode(raw)) is None:
         return _TIERS[0]
     if tier not in _TIERS:
-        shown = bytes(raw).decode()[:_SHOWN]
+        shown = bytes(raw).decode()[:_MAX_QUOTED]
         raise InvalidField(f"tier must be {' or '.join(map(repr, _TIERS))} (found {shown})", param="tier")
     return tier

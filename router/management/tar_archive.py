@@ -1,4 +1,4 @@
-"""A directory's files as one tar archive that is made while it is read, so that it takes no room of its own."""
+"""Streams the files of a directory as a tar archive, without writing the archive anywhere."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from datetime import datetime
 from pathlib import Path
 from typing import BinaryIO
 
-_PIECE_BYTES = 256 * 1024  # what a slow client must take in the time that it has for a piece
+_PIECE_BYTES = 256 * 1024  # small, because a slow client has a deadline for each piece
 
 
 class TarArchive:
-    """Not compressed. It keeps the files open until `close`, and does not need the directory once it is made."""
+    """Not compressed. Opens the files at once, so the directory may be removed; keeps them open until `close`."""
 
     def __init__(self, directory: Path, folder: str, modified_at: datetime) -> None:
-        """The files of `directory`, in the archive below `folder`. Blocking."""
+        """Archive the files of `directory` below `folder`. Blocking."""
         self._members: list[tuple[bytes, BinaryIO, int]] = []  # header, file, its bytes
         with ExitStack() as opened:
             for path in sorted(directory.iterdir()):
@@ -30,11 +30,11 @@ class TarArchive:
 
     @property
     def num_bytes(self) -> int:
-        """Of the whole archive."""
+        """Size of the whole archive."""
         return sum(len(head) + size + _padding(size) for head, _, size in self._members) + len(_END)
 
     def pieces(self) -> Iterator[bytes]:
-        """The archive from its beginning, once. Blocking. Raises OSError."""
+        """Yield the archive's bytes, once. Blocking. Raises OSError."""
         for head, file, size in self._members:
             yield head
             while piece := file.read(_PIECE_BYTES):
@@ -43,7 +43,7 @@ class TarArchive:
         yield _END
 
     def close(self) -> None:
-        """Closes the files, after which those of a removed directory take no room any more. Blocking."""
+        """Close the files, which frees those of a removed directory. Blocking."""
         self._files.close()
 
 

@@ -1,4 +1,4 @@
-"""Work in threads that whoever asked for it may stop waiting for."""
+"""Awaits work in threads to its end, also when cancelled."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 
-async def to_its_end(work: Coroutine[Any, Any, T]) -> T:
-    """Waits for work in a thread even when cancelled: what it uses is about to be removed or closed."""
+async def run_to_end(work: Coroutine[Any, Any, T]) -> T:
+    """Await the end of `work` before a cancellation is raised, because its resources are removed or closed then."""
     task = asyncio.ensure_future(work)
     try:
         return await asyncio.shield(task)

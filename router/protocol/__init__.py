@@ -1,1 +1,1 @@
-"""OpenAI's HTTP: requests read and validated, answers and events written."""
+"""OpenAI's protocol: reads and validates requests, edits answers and events."""

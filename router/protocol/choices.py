@@ -1,6 +1,6 @@
-"""Several sequences as one answer: what `n` > 1 and several prompts in one request become.
+"""Merges several sequences into one answer, for `n` > 1 and for several prompts.
 
-Choice i of the answer is sequence i (prompt x n + j). Values are kept as the engine's bytes.
+Choice i of the answer is sequence i (prompt x n + j). Values stay the engine's bytes.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _choices = msgspec.json.Decoder(list[Fields])
 
 
 class Usage(msgspec.Struct):
-    """Token counts of one sequence; also of all together."""
+    """Token counts of one sequence or of all."""
 
     prompt_tokens: int = 0
     total_tokens: int = 0
@@ -27,7 +27,7 @@ class Usage(msgspec.Struct):
 
 
 def merged_usage(usages: dict[int, Usage], num_per_prompt: int) -> Usage:
-    """A prompt counts once however often it was continued; what was generated counts always."""
+    """The sum over all sequences, in which each prompt counts once, however many sequences continue it."""
     prompts = [usage for index, usage in usages.items() if index % num_per_prompt == 0]
     details: dict[str, int | None] = {}
     for usage in prompts:
@@ -45,7 +45,7 @@ def merged_usage(usages: dict[int, Usage], num_per_prompt: int) -> Usage:
 
 
 def merged_answer(answers: Sequence[bytes], *, answer_id: str, num_per_prompt: int) -> bytes:
-    """One answer with a choice from each. `answers` are in the order of their sequences."""
+    """One answer with a choice of each. `answers` are in the order of their sequences."""
     parsed = [_object.decode(answer) for answer in answers]
     choices = [
         {**choice, "index": _raw(index)}
@@ -63,7 +63,7 @@ def merged_answer(answers: Sequence[bytes], *, answer_id: str, num_per_prompt: i
 
 
 class ChoiceStreams:
-    """Makes one stream of several: one id and creation time, each choice under its own index, one usage, one end."""
+    """Merges streams into one, with one id and creation time, an index per choice, one usage and one end."""
 
     def __init__(self, *, answer_id: str, num_per_prompt: int, includes_usage: bool) -> None:
         self._id = _raw(answer_id)
@@ -74,13 +74,13 @@ class ChoiceStreams:
         self._last: Fields = {}
 
     def events(self, index: int, events: bytes) -> bytes:
-        """Events of sequence `index` as events of the whole, b"" when they say nothing about it yet."""
+        """The events of the merged stream for those of sequence `index`; may be empty."""
         return b"".join(
             self._event(index, event.removeprefix(b"data:").strip()) for event in events.split(b"\n\n") if event.strip()
         )
 
     def end(self) -> bytes:
-        """The last events, after every sequence has ended."""
+        """The last events of the merged stream, after all sequences have ended."""
         if not self._includes_usage:
             return DONE
         usage = merged_usage(self._usages, self._num_per_prompt)

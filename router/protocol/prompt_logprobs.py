@@ -1,6 +1,6 @@
-"""`echo` with `logprobs`: the prompt's log-probabilities are computed at prefill, decode's answer has none of them.
+"""`echo` with `logprobs`: adds the prompt's log-probabilities of the prefill answer to the decode answer.
 
-A unified worker's answer has all of them.
+A unified worker's answer has both already.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ _choices = msgspec.json.Decoder(list[Fields])
 
 
 def with_prompt_logprobs(decode_answer: bytes, prefill_answer: bytes) -> bytes:
-    """Decode's answer, its logprobs preceded by those of the prompt.
+    """Decode's answer with the prompt's logprobs prepended to its own.
 
-    Prefill's lists have an entry for each of the prompt's tokens and one for the first generated token, which
-    decode's lists begin with. Without alternatives asked for, `top_logprobs` is empty on both sides.
+    Prefill's lists have [num_prompt_tokens + 1] entries; the last one is of the first generated token, which is
+    also the first entry of decode's lists. If the client wants no alternatives, both `top_logprobs` are empty.
     """
     answer = _object.decode(decode_answer)
     choice = _choices.decode(answer["choices"])[0]
@@ -36,7 +36,7 @@ def with_prompt_logprobs(decode_answer: bytes, prefill_answer: bytes) -> bytes:
 
 
 def without_alternatives(answer: bytes) -> bytes:
-    """A unified worker's answer, for a client who asked for 0 alternatives where the engine had to be asked for 1."""
+    """A unified worker's answer without alternatives, for `logprobs` = 0, for which the engine is sent 1."""
     parsed = _object.decode(answer)
     choice = _choices.decode(parsed["choices"])[0]
     logprobs = {**msgspec.json.decode(choice["logprobs"]), "top_logprobs": []}

@@ -1,4 +1,4 @@
-"""A request's body: read within bounds, then split into its fields without touching their values."""
+"""Reads a request's body within limits and splits it into fields, whose values stay the client's bytes."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _NOT_BRACKETS = bytes(byte for byte in range(256) if byte not in _STEP)
 
 
 class ClientGone(Exception):
-    """The client closed its connection. Nobody is left to answer."""
+    """The client closed its connection."""
 
 
 async def read_body(headers: dict[bytes, bytes], receive: Any, *, max_bytes: int, timeout_s: float) -> bytes:
-    """The whole body. Raises before reading when its declared size is too large, and as soon as its real one is."""
+    """Read the whole body. Raises RequestError, for a declared length over the limit before reading, or ClientGone."""
     media_type = headers.get(b"content-type", b"").split(b";")[0].strip().lower()
     if media_type != b"application/json":
         shown = media_type.decode("latin-1") or "none"
@@ -53,7 +53,7 @@ async def read_body(headers: dict[bytes, bytes], receive: Any, *, max_bytes: int
 
 
 def split(body: bytes) -> Fields:
-    """The fields of a JSON object. The whole text is checked: encoding, syntax, depth."""
+    """The fields of a JSON object. Checks encoding, syntax and depth of the whole text."""
     try:
         body.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -69,16 +69,14 @@ def split(body: bytes) -> Fields:
 
 
 def nesting(body: bytes) -> int:
-    """How deep arrays and objects are nested at most. Never less than the truth: brackets in strings count too,
-    unless there are so many brackets that only an exact look can tell.
-    """
+    """The maximum depth of arrays and objects, or 0 if there are too few brackets to exceed the limit."""
     if body.count(b"[") + body.count(b"{") <= MAX_NESTING:
         return 0
     return max(accumulate(map(_STEP.__getitem__, _outside_strings(body).translate(None, _NOT_BRACKETS))), default=0)
 
 
 def _outside_strings(body: bytes) -> bytes:
-    """The body without its strings, so that a bracket is a bracket."""
+    """The body without its strings, which may contain brackets."""
     if b"\\" in body:
         body = body.replace(b"\\\\", b"").replace(b'\\"', b"")
     return b"".join(body.split(b'"')[::2])

@@ -1,7 +1,7 @@
-"""Decode's bytes on their way to the client: whole events, untouched but for two insertions.
+"""Relays decode's events to the client: whole events, unchanged except for two insertions.
 
-Nothing is parsed. Both insertions look for bytes that contain unescaped quotes in places where, inside a JSON string,
-JSON demands escaped ones; so they can only match JSON's own structure, never what a model wrote.
+Nothing is parsed. The insertions search for bytes with unescaped quotes, which cannot occur inside a JSON string, so
+they match JSON's structure only, never generated text.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ _ERROR_HEADS = (b'data: {"error":', b'data: {"object":"error"')
 
 
 class EventSplitter:
-    """Cuts a stream of bytes into whole server-sent events, however it arrives."""
+    """Splits a stream of bytes into whole server-sent events."""
 
     def __init__(self) -> None:
-        self._tail = b""  # the beginning of an event whose end has not come
+        self._tail = b""  # the beginning of an incomplete event
 
     def feed(self, data: bytes) -> bytes:
-        """The events that are complete now, b"" when there is none."""
+        """The events that `data` completes; may be empty."""
         if self._tail:
             data = self._tail + data
         if data.endswith(b"\n\n"):
@@ -34,7 +34,7 @@ class EventSplitter:
 
 
 class Signature:
-    """Signs answers with what made them: `system_fingerprint`, and `model` as the client named it."""
+    """Inserts `system_fingerprint`, and `model` as the client named it, into answers."""
 
     def __init__(self, fingerprint: str, *, engine_model: str, requested_model: str) -> None:
         inserted = b'"system_fingerprint":' + msgspec.json.encode(fingerprint) + b","
@@ -45,14 +45,14 @@ class Signature:
         self._renames = engine_model != requested_model
 
     def on_events(self, events: bytes) -> bytes:
-        """Whole events, each signed."""
+        """Sign whole events."""
         events = events.replace(_EVENT_HEAD, self._event_head)
         if self._renames:
             events = events.replace(self._engine_model, self._requested_model)
         return events
 
     def on_answer(self, answer: bytes) -> bytes:
-        """A whole answer, signed."""
+        """Sign a whole answer."""
         if answer.startswith(_ANSWER_HEAD):
             answer = self._answer_head + answer[len(_ANSWER_HEAD) :]
         if self._renames:
@@ -61,12 +61,12 @@ class Signature:
 
 
 def is_aborted(data: bytes) -> bool:
-    """The engine gave a sequence up; `data` is whole events or a whole answer."""
+    """True if the engine aborted the sequence. `data` is whole events or a whole answer."""
     return _ABORTED in data
 
 
 def error_in(events: bytes) -> bytes | None:
-    """The data of an error event, None when there is none."""
+    """The data of an error event, None if there is none."""
     for head in _ERROR_HEADS:
         start = events.find(head)
         if start >= 0:

@@ -1,4 +1,4 @@
-"""What a client may ask for: checks the fields that route, leaves every other value as the client's bytes."""
+"""Validates the fields that route a request; all other values stay the client's bytes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from router.protocol.request_body import Fields, split
 _NULL = b"null"
 _MAX_TOP_LOGPROBS = 100
 
-# Numbers that an engine would hand to a tensor unchecked: beyond these, its scheduler dies for everybody.
+# Limits of numbers that the engine puts into tensors unchecked; a larger one would crash its scheduler.
 _INT32_MAX = 2**31 - 1
 _INTEGERS = {
     "max_tokens": (1, _INT32_MAX),
@@ -30,7 +30,7 @@ _MAX_LOGIT_BIAS = 100.0  # as OpenAI's
 
 
 class Endpoint(Enum):
-    """The two ways to ask for tokens. `value` is the path, here and at the engines."""
+    """The two inference endpoints. `value` is the path, at the router and at engines."""
 
     CHAT = "/v1/chat/completions"
     COMPLETIONS = "/v1/completions"
@@ -46,7 +46,7 @@ class Endpoint(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What this deployment accepts."""
+    """Limits of this deployment."""
 
     max_choices: int  # prompts x n
     vocabulary: int  # token ids are below it
@@ -54,15 +54,15 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Sequence:
-    """One prompt to be continued once: what one placement is asked."""
+    """One prompt and one continuation of it: what one placement serves."""
 
-    index: int  # of its choice in the answer: prompt x n + j
+    index: int  # of its choice in the answer: prompt index x n + j
     fields: Fields  # without `model`, `adapter` and `n`; `prompt` is this sequence's own
 
 
 @dataclass(frozen=True, slots=True)
 class ValidatedRequest:
-    """A request whose routing fields are right."""
+    """A request with valid routing fields."""
 
     endpoint: Endpoint
     fields: Fields  # without `model`, `adapter` and nulls
@@ -80,7 +80,7 @@ class ValidatedRequest:
         return max(1, len(self.prompts)) * self.num_per_prompt
 
     def sequences(self) -> Iterator[Sequence]:
-        """One per choice. Choice j of a prompt samples with seed + j, or all n would be the same."""
+        """One per choice. Choice j of a prompt samples with seed + j; otherwise all n would be equal."""
         shared = {name: value for name, value in self.fields.items() if name not in ("n", "best_of", "prompt")}
         for p, prompt in enumerate(self.prompts or (None,)):
             for j in range(self.num_per_prompt):
@@ -93,7 +93,7 @@ class ValidatedRequest:
 
 
 def validate(endpoint: Endpoint, body: bytes, limits: Limits) -> ValidatedRequest:
-    """The checked request. Raises RequestError with the field that is wrong and what would be right."""
+    """Validate a request. Raises RequestError, which names the field and the expected value."""
     fields = {name: value for name, value in split(body).items() if bytes(value) != _NULL or name not in _NULLABLE}
     for name in REFUSED.intersection(fields):
         raise RefusedField(f"{name} is not for clients to set; remove it", param=name)
@@ -146,12 +146,12 @@ def validate(endpoint: Endpoint, body: bytes, limits: Limits) -> ValidatedReques
     )
 
 
-# OpenAI's clients may say null for what they leave open; engines take that for few fields, so it is left out.
+# OpenAI's clients may send null for an absent field. Engines accept that for few fields, so it is dropped.
 _NULLABLE = USER_FACING | REFUSED | {ADAPTER}
 
 
 def _decode(fields: Fields, name: str, kind: Any, expected: str) -> Any:
-    """The value of a field, None where it is absent."""
+    """The value of a field, None if it is absent."""
     if name not in fields:
         return None
     try:
@@ -175,7 +175,7 @@ def _integer(fields: Fields, name: str, least: int, most: int) -> int | None:
     expected = f"an integer from {least} to {most}"
     value = _decode(fields, name, int, expected)
     if value is not None:
-        is_plain = bytes(fields[name]).lstrip(b"-").isdigit()  # 1.0 is none to an engine
+        is_plain = bytes(fields[name]).lstrip(b"-").isdigit()  # engines reject 1.0
         if not is_plain or not least <= value <= most:
             raise InvalidField(f"{name} must be {expected} (found {_shown(fields[name])})", param=name)
     return value
@@ -227,7 +227,7 @@ _ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 
 
 def _prompts(fields: Fields, limits: Limits) -> tuple[msgspec.Raw, ...]:
-    """The prompts of a completion, each as the client's bytes: one string, one list of ids, or several of either."""
+    """The prompts of a completion as the client's bytes: one string or list of ids, or several of either."""
     expected = "a string, a list of token ids, or a list of either"
     raw = fields.get("prompt")
     if raw is None:
@@ -272,6 +272,6 @@ def _includes_usage(fields: Fields) -> bool:
 
 
 def _shown(raw: msgspec.Raw) -> str:
-    """A value in an error message: enough to recognise, not enough to quote a prompt."""
+    """A value for an error message, shortened, because it may be a prompt."""
     text = bytes(raw).decode("utf-8", "replace")
     return text if len(text) <= 40 else f"{text[:37]}..."
