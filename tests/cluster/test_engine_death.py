@@ -34,7 +34,12 @@ def processes(cluster: RunningCluster, worker: str) -> dict[str, psutil.Process]
 
 @pytest.mark.parametrize(
     ("worker", "process"),
-    [("decode-0", "server"), ("decode-0", "scheduler"), ("prefill-0", "server"), ("prefill-0", "scheduler")],
+    [
+        ("decode-0", "scheduler"),
+        ("prefill-0", "server"),
+        pytest.param("decode-0", "server", marks=pytest.mark.long),
+        pytest.param("prefill-0", "scheduler", marks=pytest.mark.long),
+    ],
 )
 def test_engine_killed(cluster: RunningCluster, worker: str, process: str):
     cluster.wait_ready(BACK_WITHIN_S)

@@ -18,7 +18,13 @@ from samples.random_adapters import write_random_lora, write_random_mixed, write
 
 @pytest.mark.parametrize(
     ("family", "ranks"),
-    [("qwen2", 1), ("qwen3", 1), ("mistral", 1), ("llama", 2), ("qwen3_moe", 1), ("qwen3_moe", 2), ("mixtral", 1)],
+    [
+        ("qwen2", 1),
+        ("llama", 2),
+        ("qwen3_moe", 2),
+        ("mixtral", 1),
+        *(pytest.param(*each, marks=pytest.mark.long) for each in (("qwen3", 1), ("mistral", 1), ("qwen3_moe", 1))),
+    ],
     ids=lambda value: str(value),
 )
 def test_parity(tmp_path: Path, tmp_path_factory, family: str, ranks: int):
