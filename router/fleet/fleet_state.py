@@ -61,7 +61,7 @@ class FleetState:
     in_flight: Mapping[str, int]
 
     def with_late_workers(self, except_for: Set[str]) -> FleetState:
-        """The state as it will be if the late workers, `except_for` some, come back as they were."""
+        """The state after a return of all late workers but `except_for`, unchanged since contact was lost."""
         workers = {
             name: replace(view, is_connected=True, is_ready=True) if view.is_late and name not in except_for else view
             for name, view in self.workers.items()

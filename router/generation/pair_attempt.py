@@ -36,9 +36,8 @@ class PairAttempt(Attempt):
                 while True:
                     done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
                     if self._prefill_task in done and isinstance(self._prefill_task.exception(), EngineRefusal):
-                        await (
-                            self._prefill_task
-                        )  # says what is wrong with the request, where decode may only say "aborted"
+                        # Its message is about the request, where decode may only report an abort.
+                        await self._prefill_task
                     if self._task in done:
                         first = await self._begun()
                         self._prefill_watch.end()

@@ -52,8 +52,9 @@ class MemoryOnlyRevisions:
                 del self._pushing[revision_id]
 
     async def reconcile(self) -> None:
-        """Pin the memory-only revisions that an alias points to, on the workers that have them; unpin all others.
+        """Pin the memory-only revisions that an alias points to, on the workers that have them; unpin others.
 
+        A revision without a catalog row stays pinned until it counts as abandoned: another router may be pushing it.
         Failed calls are retried the next time. A revision in use is not evicted, pinned or not.
         """
         async with self._lock:

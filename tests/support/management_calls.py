@@ -1,4 +1,4 @@
-"""Calls that manage adapters over HTTP, and the files that they send."""
+"""Management calls over HTTP, and the adapter files that they upload."""
 
 from __future__ import annotations
 
@@ -53,6 +53,6 @@ async def upload(cluster: ClusterStandIn, files: Mapping[str, bytes], **fields: 
 
 
 async def answered_by(cluster: ClusterStandIn, adapter: str) -> str | int:
-    """The revision that answers a request, or the status."""
+    """The revision that answers a request, or the HTTP status of its error."""
     status, _, headers = await cluster.post(prompt="Hi", adapter=adapter)
     return headers["x-prelude-revision"] if status == 200 else status

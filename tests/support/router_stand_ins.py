@@ -1,7 +1,7 @@
-"""Stand-ins for what the router talks to: an engine's HTTP API and a worker's control service, over real sockets.
+"""Stand-ins for an engine's HTTP API and a worker's control service, over real sockets.
 
-They imitate what was seen of SGLang 0.5.17 and prove how the router behaves when workers fail. They prove nothing about
-SGLang, KV or adapters: tests/engine and tests/cluster do.
+They imitate the behaviour of SGLang 0.5.17 as observed, to test how the router handles failures of workers. They prove
+nothing about SGLang, KV or adapters: tests/engine and tests/cluster do.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ _TINY = {
 
 
 def _make_template() -> Path:
-    """A base model's sizes, and adapters: a good one, one that acts on every position, one that cannot be read."""
+    """A base model's configuration, and adapters: a valid one, one for all positions, a damaged one."""
     folder = Path(tempfile.mkdtemp(prefix="prelude-router-tests-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     (folder / "config.json").write_text(json.dumps(_TINY))
@@ -94,11 +94,11 @@ def library_over(catalog: SqlCatalog, folder: Path) -> AdapterLibrary:
 def managed_adapters(
     folder: Path, metrics: Metrics | None = None, *, catalog_url: str | None = None, **directories: Path
 ) -> AdapterService:
-    """The adapters of a router whose catalog and store are in a folder. Not opened yet."""
+    """An AdapterService, not opened yet, whose catalog and store are in a folder."""
     folder.mkdir(parents=True, exist_ok=True)
     if catalog_url is None:
         if not (folder / "catalog.db").exists():
-            shutil.copy(TEMPLATE / "catalog.db", folder)  # migrated already, which takes a while
+            shutil.copy(TEMPLATE / "catalog.db", folder)  # a migrated one, because a migration takes a while
         catalog_url = f"sqlite:///{folder / 'catalog.db'}"
     return AdapterService(
         lambda: open_catalog(catalog_url),
@@ -113,7 +113,7 @@ Behaviour = Callable[["EngineStandIn", dict[str, Any], web.Request], Awaitable[w
 
 @dataclass
 class EngineStandIn:
-    """An engine's HTTP server. `behaviours` are used up first, one per request; None as a result goes on as usual."""
+    """An engine's HTTP server. Each request consumes one of `behaviours`; one that returns None answers as usual."""
 
     role: str
     words: tuple[str, ...] = WORDS
@@ -143,7 +143,7 @@ class EngineStandIn:
         self.url = f"http://127.0.0.1:{site._server.sockets[0].getsockname()[1]}"
 
     async def stop(self) -> None:
-        """Close everything at once, as a killed process does."""
+        """Close all connections at once, as a killed process does."""
         if self.runner is not None:
             runner, self.runner = self.runner, None
             await runner.cleanup()
@@ -209,7 +209,7 @@ class EngineStandIn:
         return [b"data: " + _dumps(chunk).encode() + b"\n\n" for chunk in chunks]
 
     async def stream(self, fields: dict[str, Any], request: web.Request, num_events: int = 10**9) -> web.StreamResponse:
-        """The whole stream, or its first events only."""
+        """Send the whole stream, or its first events only."""
         response = web.StreamResponse(headers={"content-type": "text/event-stream"})
         await response.prepare(request)
         events = self.events(fields)
@@ -236,11 +236,11 @@ def _dumps(value: Any) -> str:
     return json.dumps(value, separators=(",", ":"), ensure_ascii=False)
 
 
-# ---- what an engine may do instead ------------------------------------------------------------------------------
+# ---- behaviours of an engine -----------------------------------------------------------------------------------
 
 
 def answers(status: int, body: dict[str, Any] | None = None) -> Behaviour:
-    """Answer at once with a status."""
+    """Answer with a status."""
 
     async def behave(engine: EngineStandIn, fields: dict[str, Any], request: web.Request) -> web.Response:
         error = {"object": "error", "message": f"status {status}", "type": "x", "param": None, "code": status}
@@ -257,7 +257,7 @@ async def drops(engine: EngineStandIn, fields: dict[str, Any], request: web.Requ
 
 
 async def hangs(engine: EngineStandIn, fields: dict[str, Any], request: web.Request) -> web.Response:
-    """Say nothing until aborted, as a leg does whose other leg never comes."""
+    """Send nothing until aborted, as an engine call does if its counterpart never arrives."""
     await engine.abort_events[fields["rid"]].wait()
     return web.json_response(engine.answer(fields, finish_reason="abort"), dumps=_dumps)
 
@@ -268,7 +268,7 @@ def breaks_after(num_events: int) -> Behaviour:
     async def behave(engine: EngineStandIn, fields: dict[str, Any], request: web.Request) -> None:
         await engine.stream(fields, request, num_events)
         assert request.transport is not None
-        await asyncio.sleep(0.05)  # let what was written leave
+        await asyncio.sleep(0.05)  # flush what was written
         request.transport.abort()
         await asyncio.sleep(3600)
 
@@ -276,7 +276,7 @@ def breaks_after(num_events: int) -> Behaviour:
 
 
 def stops_after(num_events: int) -> Behaviour:
-    """Stream some events, then say nothing more."""
+    """Stream some events, then send nothing more."""
 
     async def behave(engine: EngineStandIn, fields: dict[str, Any], request: web.Request) -> None:
         await engine.stream(fields, request, num_events)
@@ -300,7 +300,7 @@ def streams(*events: bytes) -> Behaviour:
 
 
 def after(delay_s: float) -> Behaviour:
-    """As usual, but later."""
+    """Answer as usual after a delay."""
 
     async def behave(engine: EngineStandIn, fields: dict[str, Any], request: web.Request) -> None:
         await asyncio.sleep(delay_s)
@@ -324,26 +324,26 @@ class WorkerStandIn(WorkerControlServicer):
         self.state = control.WorkerState(incarnation=f"{name}-1", engine_state=control.ENGINE_STATE_UP, ready=True)
         self.resident: set[str] = set()
         self.pinned: set[str] = set()
-        self.memory_only: dict[str, bytes] = {}  # what was sent to it
-        self.kept: set[str] = set()  # of that, what it is to keep
-        self.given_up: list[str] = []  # what it was told not to keep
-        self.put_errors: list[grpc.StatusCode] = []  # used up first
+        self.memory_only: dict[str, bytes] = {}  # content received by PutAdapter
+        self.kept: set[str] = set()  # pinned ones of those
+        self.unpinned: list[str] = []  # of those, in the order of the calls
+        self.put_errors: list[grpc.StatusCode] = []  # one per call
         self.put_delay_s = 0.0
         self.keeps_deadlines = True
-        self.num_chunks = 0  # of the last one that was sent
-        self.tells_of_residency = True
+        self.num_chunks = 0  # of the last PutAdapter
+        self.reports_residency = True
         self.evicted: list[tuple[str, bool]] = []
         self._deltas: list[control.ResidencyDelta] = []
         self.ensured: list[str] = []
-        self.prewarmed: list[str] = []  # of those, without a request that waits
-        self.on_disk: set[str] = set()  # what it was asked to fetch only
-        self.said_lacking: list[bool] = []  # of those, whether the engine is said not to have it
-        self.ensure_errors: list[AdapterError | grpc.StatusCode] = []  # used up first
-        self.retry_after_s: float | None = None  # said with every status
+        self.prewarmed: list[str] = []  # those of `ensured` that were prewarms
+        self.on_disk: set[str] = set()  # fetched for the disk tier
+        self.not_in_engine: list[bool] = []  # the flag of each EnsureAdapter
+        self.ensure_errors: list[AdapterError | grpc.StatusCode] = []  # one per call
+        self.retry_after_s: float | None = None  # sent with every gRPC status of `ensure_errors`
         self.ensure_delay_s = 0.0
-        self.has_no_store = False  # it cannot get what it does not have
-        self.is_speaking = asyncio.Event()
-        self.is_speaking.set()
+        self.has_no_store = False  # refuses what is neither resident nor memory-only
+        self.sends_states = asyncio.Event()
+        self.sends_states.set()
         self.address = ""
         self._changed = asyncio.Condition()
         self._server: grpc.aio.Server | None = None
@@ -356,7 +356,7 @@ class WorkerStandIn(WorkerControlServicer):
         await self._server.start()
 
     async def restart_agent(self) -> None:
-        """The agent ends and comes back at its address."""
+        """Stop the agent, if it runs, and start it again at its address."""
         await self.stop_agent()
         self._deltas.clear()
         self._server = grpc.aio.server()
@@ -373,7 +373,7 @@ class WorkerStandIn(WorkerControlServicer):
             await self._server.stop(0)
 
     async def change(self, **values: Any) -> None:
-        """Change the state and tell whoever watches."""
+        """Change the state and send it."""
         async with self._changed:
             for name, value in values.items():
                 setattr(self.state, name, value)
@@ -398,14 +398,14 @@ class WorkerStandIn(WorkerControlServicer):
         residency = control.ResidencyDelta(
             snapshot=True, resident=sorted(self.resident), in_memory_only=sorted(self.memory_only)
         )
-        num_told = len(self._deltas)
+        num_sent = len(self._deltas)
         while True:
-            await self.is_speaking.wait()
+            await self.sends_states.wait()
             self.state.residency.CopyFrom(residency)
             yield self.state
             residency = control.ResidencyDelta()
-            if num_told < len(self._deltas):  # one at a time, in order
-                residency, num_told = self._deltas[num_told], num_told + 1
+            if num_sent < len(self._deltas):  # one at a time, in order
+                residency, num_sent = self._deltas[num_sent], num_sent + 1
                 continue
             async with self._changed:
                 try:
@@ -417,13 +417,13 @@ class WorkerStandIn(WorkerControlServicer):
     async def EnsureAdapter(self, request: Any, context: Any) -> control.EnsureAdapterResponse:
         self.ensured.append(request.revision_id)
         self.prewarmed += [request.revision_id] if request.prewarm else []
-        self.said_lacking.append(request.not_in_engine)
-        is_late = await self._works(self.ensure_delay_s, request.deadline_s)
+        self.not_in_engine.append(request.not_in_engine)
+        is_late = await self._sleep(self.ensure_delay_s, request.deadline_s)
         if self.ensure_errors:
             error = self.ensure_errors.pop(0)
             if isinstance(error, grpc.StatusCode):
-                said = () if self.retry_after_s is None else (("prelude-retry-after-s", str(self.retry_after_s)),)
-                await context.abort(error, "no", trailing_metadata=said)
+                metadata = () if self.retry_after_s is None else (("prelude-retry-after-s", str(self.retry_after_s)),)
+                await context.abort(error, "no", trailing_metadata=metadata)
             metadata = (("prelude-error-code", error.code), ("prelude-http-status", str(error.http_status)))
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error), trailing_metadata=metadata)
         if is_late:
@@ -433,17 +433,17 @@ class WorkerStandIn(WorkerControlServicer):
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "not stored", trailing_metadata=gone)
         if request.tier == control.TIER_DISK:
             self.on_disk.add(request.revision_id)
-            await self.tell(on_disk=[request.revision_id])
+            await self.send_delta(on_disk=[request.revision_id])
             return control.EnsureAdapterResponse(load_s=0.25)
         load_s = 0.0 if request.revision_id in self.resident else 0.25
         if load_s:
-            await self.becomes_resident(request.revision_id)
+            await self.make_resident(request.revision_id)
         return control.EnsureAdapterResponse(load_s=load_s)
 
     async def PutAdapter(self, request_iterator: Any, context: Any) -> control.PutAdapterResponse:
         parts = [part async for part in request_iterator]
         begin, content = parts[0].begin, b"".join(part.chunk for part in parts[1:])
-        is_late = await self._works(self.put_delay_s, begin.deadline_s)
+        is_late = await self._sleep(self.put_delay_s, begin.deadline_s)
         if self.put_errors:
             await context.abort(self.put_errors.pop(0), "no")
         if is_late:
@@ -456,31 +456,31 @@ class WorkerStandIn(WorkerControlServicer):
         self.memory_only[begin.revision_id] = content
         self.kept.add(begin.revision_id)
         self.resident.add(begin.revision_id)
-        if self.tells_of_residency:
-            await self.tell(in_memory_only=[begin.revision_id], resident=[begin.revision_id])
+        if self.reports_residency:
+            await self.send_delta(in_memory_only=[begin.revision_id], resident=[begin.revision_id])
         return control.PutAdapterResponse(load_s=0.25, was_pinned=was_pinned)
 
-    async def _works(self, seconds: float, deadline_s: float) -> bool:
-        """Whether the deadline ended it, after which agents say what has been in the way: a little after, here."""
+    async def _sleep(self, seconds: float, deadline_s: float) -> bool:
+        """Simulate work. True if the deadline ended it; agents then report the cause, slightly after the deadline."""
         is_late = self.keeps_deadlines and seconds > deadline_s
         await asyncio.sleep(deadline_s + 0.05 if is_late else seconds)
         return is_late
 
-    async def loses(self, revision_id: str) -> None:
-        """It made room for another one."""
+    async def evict_memory_only(self, revision_id: str) -> None:
+        """Drop a memory-only revision, as agents do to make room."""
         del self.memory_only[revision_id]
         self.kept.discard(revision_id)
         self.resident.discard(revision_id)
-        await self.tell(not_in_memory_only=[revision_id], evicted=[revision_id])
+        await self.send_delta(not_in_memory_only=[revision_id], evicted=[revision_id])
 
     async def PinAdapter(self, request: Any, context: Any) -> control.PinAdapterResponse:
         if request.memory_only:
             (self.kept.add if request.pinned else self.kept.discard)(request.revision_id)
-            self.given_up += [] if request.pinned else [request.revision_id]
+            self.unpinned += [] if request.pinned else [request.revision_id]
             return control.PinAdapterResponse()
         if request.pinned:
             self.pinned.add(request.revision_id)
-            await self.becomes_resident(request.revision_id)
+            await self.make_resident(request.revision_id)
         else:
             self.pinned.discard(request.revision_id)
         return control.PinAdapterResponse()
@@ -492,15 +492,15 @@ class WorkerStandIn(WorkerControlServicer):
         self.evicted.append((request.revision_id, request.from_disk))
         was_there = request.revision_id in self.resident
         self.resident.discard(request.revision_id)
-        await self.tell(evicted=[request.revision_id])
+        await self.send_delta(evicted=[request.revision_id])
         return control.EvictAdapterResponse(evicted=was_there)
 
-    async def becomes_resident(self, revision_id: str) -> None:
+    async def make_resident(self, revision_id: str) -> None:
         self.resident.add(revision_id)
-        await self.tell(resident=[revision_id])
+        await self.send_delta(resident=[revision_id])
 
-    async def tell(self, **delta: Any) -> None:
-        """What changed of the residency."""
+    async def send_delta(self, **delta: Any) -> None:
+        """Send a change of residency."""
         self._deltas.append(control.ResidencyDelta(**delta))
         await self.change()
 
@@ -542,7 +542,7 @@ class ClusterStandIn:
         return self.prefill + self.decode + self.unified
 
     async def warm(self) -> None:
-        """Every prefill worker says that it is warm with every decode worker as it runs now."""
+        """Make every prefill worker report all pairs with the current decode engines as warm."""
         for worker in self.prefill:
             del worker.state.warm_pairs[:]
             for other in self.decode:
@@ -565,7 +565,7 @@ async def running_cluster(
     directories: Mapping[str, Path] = DIRECTORIES,
     **config: Any,
 ) -> AsyncIterator[ClusterStandIn]:
-    """A router on a free port before as many workers, ready. Its catalog and store are in `folder`, or end with it."""
+    """A ready router on a free port, with workers. Its catalog and store are in `folder`, or a temporary one."""
     router_config = RouterConfig(port=0, **config)
     prefill = [WorkerStandIn(f"p{i}", "prefill") for i in range(num_prefill)]
     decode = [WorkerStandIn(f"d{i}", "decode") for i in range(num_decode)]
@@ -590,7 +590,9 @@ async def running_cluster(
             max_adapter_bytes=LIMITS.max_bytes,
             workers={worker.name: (worker.role, worker.address) for worker in workers},
         )
-        listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)  # asyncio: no delay for TCP
+        listener = socket.socket(
+            socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP
+        )  # the protocol makes asyncio set TCP_NODELAY
         listener.bind(("127.0.0.1", 0))
         server = uvicorn.Server(
             uvicorn.Config(
@@ -619,7 +621,7 @@ async def running_cluster(
 
 
 async def eventually(ask: Callable[[], Awaitable[Any]], is_right: Callable[[Any], bool], within_s: float = 5.0) -> Any:
-    """Ask again until the answer is right; fails with the last one."""
+    """Poll until the answer is right. Fails with the last answer."""
     deadline = asyncio.get_running_loop().time() + within_s
     while True:
         answer = await ask()

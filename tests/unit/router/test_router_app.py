@@ -253,13 +253,13 @@ class TestFailuresBeforeTheFirstEvent:
                 failing = (cluster.prefill if role == "prefill" else cluster.decode)[0]
                 other = (cluster.decode if role == "prefill" else cluster.prefill)[0]
                 failing.engine.behaviours = [failure]
-                other.engine.behaviours = [hangs]  # a leg whose other leg never comes
+                other.engine.behaviours = [hangs]  # its counterpart never arrives
                 if stream:
                     assert (await cluster.stream(prompt="Hi"))[-1] == b"[DONE]"
                 else:
                     assert (await cluster.post(prompt="Hi"))[0] == 200
                 assert len(failing.engine.bodies) == 1
-                # the surviving leg of the failed try is told to stop
+                # the surviving call of the failed attempt is aborted
                 rid = other.engine.requests[0]["rid"]
                 await eventually(
                     lambda: asyncio.sleep(0, list(other.engine.aborted)), lambda aborted: rid in aborted, 2
@@ -391,9 +391,9 @@ class TestFailuresBeforeTheFirstEvent:
     def test_silent_worker_gets_nothing(self) -> None:
         async def scenario() -> None:
             async with running_cluster(heartbeat_s=0.1) as cluster:
-                cluster.decode[0].is_speaking.clear()
+                cluster.decode[0].sends_states.clear()
                 await cluster.is_ready(False)
-                cluster.decode[0].is_speaking.set()
+                cluster.decode[0].sends_states.set()
                 await cluster.is_ready()
 
         asyncio.run(scenario())
@@ -489,7 +489,7 @@ class TestAdapters:
                 prefill, decode = cluster.prefill[0], cluster.decode[0]
                 prefill.engine.behaviours, decode.engine.behaviours = [answers(400, error)], [hangs]
                 assert (await cluster.post(prompt="Hi", adapter="a0"))[0] == 200
-                assert prefill.said_lacking == [False, True]  # else a worker that thinks it has it does nothing
+                assert prefill.not_in_engine == [False, True]  # else a worker that thinks it has it does nothing
                 prefill.engine.behaviours, decode.engine.behaviours = [answers(400, error)] * 3, [hangs] * 3
                 status, answer, _ = await cluster.post(prompt="Hi", adapter="a0")
                 assert (status, answer["error"]["code"]) == (503, "adapter_not_resident")
@@ -586,7 +586,7 @@ class TestFailuresAfterTheFirstEvent:
                 cluster.decode[0].engine.event_gap_s = 0.2
                 streaming = asyncio.create_task(cluster.stream(prompt="Hi"))
                 await eventually(lambda: cluster.get("/debug/requests"), _has_phase("relaying"))
-                cluster.decode[0].is_speaking.clear()
+                cluster.decode[0].sends_states.clear()
                 assert (await streaming)[-1] == b"[DONE]"
                 assert (await cluster.get("/ready"))[0] == 503
 
@@ -595,7 +595,7 @@ class TestFailuresAfterTheFirstEvent:
 
 class TestClientsThatLeave:
     @pytest.mark.parametrize("stream", [False, True])
-    def test_both_engines_are_told(self, stream: bool) -> None:
+    def test_both_engines_abort(self, stream: bool) -> None:
         async def scenario() -> None:
             async with running_cluster() as cluster:
                 cluster.prefill[0].engine.behaviours = [hangs]
@@ -818,7 +818,7 @@ class TestStopping:
 
         asyncio.run(scenario())
 
-    def test_streams_that_take_too_long_are_told(self) -> None:
+    def test_streams_that_take_too_long_end_with_an_error(self) -> None:
         async def scenario() -> None:
             async with running_cluster(drain_timeout_s=0.3) as cluster:
                 cluster.decode[0].engine.behaviours = [stops_after(2)]

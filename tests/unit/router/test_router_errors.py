@@ -40,10 +40,10 @@ from router.fleet.worker_errors import engine_error, ensure_adapter_error
 )
 def test_answers(error: Exception, status: int, kind: str, code: str) -> None:
     answer = answer_of(error)
-    told = json.loads(answer.body)["error"]
-    assert (answer.status, told["type"], told["code"]) == (status, kind, code)
-    assert "s3cret" not in told["message"]
-    assert told["param"] == getattr(error, "param", None)
+    shown = json.loads(answer.body)["error"]
+    assert (answer.status, shown["type"], shown["code"]) == (status, kind, code)
+    assert "s3cret" not in shown["message"]
+    assert shown["param"] == getattr(error, "param", None)
     assert ("retry-after" in answer.headers) is (status == 503)
     assert answer.event == b"data: " + answer.body + b"\n\n"
 
@@ -58,7 +58,7 @@ def test_every_error_has_its_own_code() -> None:
 
 
 @pytest.mark.parametrize(
-    ("status", "body", "kind", "told"),
+    ("status", "body", "kind", "message"),
     [
         (400, {"object": "error", "message": "Prompt cannot be empty", "code": 400}, EngineRefusal, "cannot be empty"),
         (404, {"detail": "Not Found"}, EngineRefusal, "refused"),
@@ -69,10 +69,10 @@ def test_every_error_has_its_own_code() -> None:
         (400, {"message": "LoRA adapters are not loaded: x\nLoaded adapters: s3cret"}, AdapterNotResident, "left"),
     ],
 )
-def test_engine_answers(status: int, body: dict, kind: type, told: str) -> None:
+def test_engine_answers(status: int, body: dict, kind: type, message: str) -> None:
     error = engine_error(status, json.dumps(body).encode(), "d0")
     assert type(error) is kind
-    assert told in str(error)
+    assert message in str(error)
     assert "s3cret" not in str(error)
     assert error.retryable is (kind is not EngineRefusal)
 

@@ -1,4 +1,4 @@
-"""The router as a process: starts without workers, says so, stops when told, and imports no engine."""
+"""The router as a process: starts without workers, reports it, stops on a signal, and imports no engine."""
 
 from __future__ import annotations
 
@@ -104,8 +104,8 @@ def test_threads_that_hang_do_not_keep_it(tmp_path: Path, hook: str) -> None:
     try:
         until_it_answers(process, f"http://127.0.0.1:{port}/ready")
         process.send_signal(signal.SIGTERM)
-        told, log = process.communicate(timeout=10)
-        assert told == b"hangs\n"
+        output, log = process.communicate(timeout=10)
+        assert output == b"hangs\n"
         assert process.returncode == 0
         assert json.loads(log.splitlines()[-1])["message"] == "router stopped"
     finally:

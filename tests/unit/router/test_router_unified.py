@@ -38,7 +38,7 @@ def num_bodies(cluster: ClusterStandIn) -> list[int]:
     return [len(worker.engine.bodies) for worker in cluster.workers]
 
 
-class TestTheOnlyLeg:
+class TestOneEngineCall:
     @pytest.mark.parametrize("stream", [False, True])
     def test_with_an_adapter(self, stream: bool) -> None:
         fields = {"messages": MESSAGES, "temperature": 0.5}
@@ -124,7 +124,7 @@ class TestTheOnlyLeg:
 
         asyncio.run(scenario())
 
-    def test_n_becomes_legs(self) -> None:
+    def test_n_becomes_engine_calls(self) -> None:
         async def scenario() -> None:
             async with unified_cluster(2) as cluster:
                 for worker in cluster.unified:
@@ -143,7 +143,7 @@ class TestTheOnlyLeg:
 
         asyncio.run(scenario())
 
-    def test_where_it_is_told(self, caplog: pytest.LogCaptureFixture) -> None:
+    def test_where_it_is_reported(self, caplog: pytest.LogCaptureFixture) -> None:
         async def scenario() -> None:
             async with unified_cluster() as cluster:
                 (worker,) = cluster.unified
@@ -235,7 +235,7 @@ class TestFailures:
 
     @pytest.mark.parametrize("stream", [False, True])
     def test_adapter_evicted_between_load_and_use(self, stream: bool) -> None:
-        """A stream is told by an event inside a 200."""
+        """For a stream the engine reports it by an event inside a 200."""
         message = "The following requested LoRA adapters are not loaded: x\nLoaded adapters: dict_keys(['s3cret'])."
         error = {"object": "error", "message": message, "type": "BadRequest", "param": None, "code": 400}
         event = b"data: " + json.dumps({"error": error}).encode() + b"\n\n"
@@ -301,7 +301,7 @@ class TestFailures:
                 worker.engine.event_gap_s = 0.2
                 streaming = asyncio.create_task(cluster.stream(prompt="Hi"))
                 await eventually(lambda: cluster.get("/debug/requests"), _has_phase("relaying"))
-                worker.is_speaking.clear()
+                worker.sends_states.clear()
                 assert (await streaming)[-1] == b"[DONE]"
 
         asyncio.run(scenario())

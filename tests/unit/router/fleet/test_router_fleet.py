@@ -30,7 +30,7 @@ def test_wait_until_looks_again_after_each_change_but_not_after_heartbeats() -> 
             assert looks == [()]
             await worker.change(draining=True)
             await eventually(lambda: asyncio.sleep(0, looks), lambda each: each == [(), ()])
-            await worker.becomes_resident(REVISION)
+            await worker.make_resident(REVISION)
             assert await waiting
             assert looks == [(), (), ("p0",)]
 

@@ -56,15 +56,15 @@ def test_who_has_a_revision() -> None:
         async with running_cluster(2, 1) as cluster:
             fleet = cluster.fleet
             first, second = cluster.prefill
-            await first.becomes_resident(one)
-            await second.becomes_resident(one)
-            await second.tell(on_disk=[other])
+            await first.make_resident(one)
+            await second.make_resident(one)
+            await second.send_delta(on_disk=[other])
             await eventually(lambda: asyncio.sleep(0, fleet.workers_with(one)), lambda names: names == ("p0", "p1"))
             await eventually(
                 lambda: asyncio.sleep(0, fleet.workers_with_on_disk(other)), lambda names: names == ("p1",)
             )
             assert fleet.workers_with(other) == ()
-            await first.tell(evicted=[one])
+            await first.send_delta(evicted=[one])
             await eventually(lambda: asyncio.sleep(0, fleet.workers_with(one)), lambda names: names == ("p1",))
             await second.stop_agent()  # what it had is not known any more
             await eventually(lambda: asyncio.sleep(0, fleet.workers_with(one)), lambda names: names == ())
@@ -78,7 +78,7 @@ def test_a_new_stream_begins_anew() -> None:
     async def scenario() -> None:
         async with running_cluster() as cluster:
             (worker,) = cluster.prefill
-            await worker.becomes_resident(one)
+            await worker.make_resident(one)
             await eventually(lambda: asyncio.sleep(0, cluster.fleet.workers_with(one)), lambda names: names == ("p0",))
             before = cluster.fleet.state.workers["p0"].residency
             worker.resident.clear()

@@ -315,7 +315,7 @@ class TestAdapters:
                 await upload(cluster, lora(tmp_path, 1), name="acme/bot")
                 await upload(cluster, lora(tmp_path, 2), name="acme/bot")
                 await answered_by(cluster, "acme/bot")
-                await cluster.prefill[0].tell(on_disk=[id_of(tmp_path, 2)])
+                await cluster.prefill[0].send_delta(on_disk=[id_of(tmp_path, 2)])
                 for path in ("/v1/adapters/acme/bot", "/v1/adapters/acme%2Fbot"):
                     _, found = await eventually(
                         lambda path=path: ask(cluster, "GET", path),
@@ -558,7 +558,7 @@ class TestPush:
                 await upload(cluster, lora(tmp_path, 1), name="acme/bot")
                 first, second, _ = cluster.prefill
                 for worker in (first, second):
-                    await worker.becomes_resident(id_of(tmp_path, 1))
+                    await worker.make_resident(id_of(tmp_path, 1))
                 await _resident_on(cluster, "acme/bot", ["p0", "p1"])
                 files = lora(tmp_path, 2)
                 status, answer = await ask(cluster, "POST", "/v1/adapters/acme/bot/push", data=form(files))
@@ -611,7 +611,7 @@ class TestPush:
                 await upload(cluster, lora(tmp_path, 1), name="bot")
                 first, second = cluster.prefill
                 for worker in cluster.prefill:
-                    await worker.becomes_resident(id_of(tmp_path, 1))
+                    await worker.make_resident(id_of(tmp_path, 1))
                 await _resident_on(cluster, "bot", ["p0", "p1"])
                 first.ensure_errors = [grpc.StatusCode.UNAVAILABLE]
                 status, answer = await ask(cluster, "POST", "/v1/adapters/bot/push", data=form(lora(tmp_path, 2)))
@@ -619,7 +619,7 @@ class TestPush:
                 assert answer["workers"]["p0"]["error"]["code"] == "worker_lost"
                 assert isinstance(answer["workers"]["p1"], float)
                 await _resident_on(cluster, "bot", ["p1"])
-                await first.becomes_resident(id_of(tmp_path, 2))
+                await first.make_resident(id_of(tmp_path, 2))
                 await _resident_on(cluster, "bot", ["p0", "p1"])
                 first.ensure_delay_s = second.ensure_delay_s = 3
                 push = form(lora(tmp_path, 3), wait_s="0.3")

@@ -78,7 +78,7 @@ class TestNames:
         asyncio.run(scenario())
 
     def test_many_who_wait_ask_once(self, tmp_path: Path) -> None:
-        """One query for one name, and few threads for however many names: others are told to come again."""
+        """One query for one name, and few threads for however many names: others get a 503."""
         asked: list[str] = []
         go_on = threading.Event()
 

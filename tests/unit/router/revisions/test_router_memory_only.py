@@ -1,4 +1,4 @@
-"""Revisions that no store has: pushed into workers' memory, served from there, and told when they are gone."""
+"""Memory-only revisions: pushed into workers' memory, served from there, answered with 410 once they are lost."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ async def push(cluster: ClusterStandIn, folder: Path, seed: int, name: str = "bo
 
 
 async def gone(cluster: ClusterStandIn, adapter: str, status: int = 410) -> dict[str, Any]:
-    """A request is refused, without being told to try again; why."""
+    """The message of a request that is refused without `retry-after`."""
     found, answer, headers = await cluster.post(prompt="Hi", adapter=adapter)
     assert found == status, answer
     assert ("retry-after" in headers) is (status == 503)
@@ -280,7 +280,7 @@ class TestRequests:
                 await upload(cluster, lora(tmp_path, 1), name="bot")
                 new = id_of_pushed(await push(cluster, tmp_path, 2))
                 for worker in cluster.prefill:
-                    await worker.loses(new)
+                    await worker.evict_memory_only(new)
                 await until(lambda: not cluster.fleet.workers_with_in_memory_only())
                 error = await gone(cluster, "bot")
                 assert (error["code"], error["param"]) == ("adapter_revision_gone", "adapter")
@@ -320,7 +320,7 @@ class TestRequests:
                 (worker,) = cluster.prefill
                 new = id_of_pushed(await push(cluster, tmp_path, 1))
                 worker.resident.clear()
-                await worker.tell(evicted=[new])
+                await worker.send_delta(evicted=[new])
                 await worker.change(engine_state=3, ready=False, incarnation="", reason="engine died")
                 await until(lambda: not cluster.fleet.state.workers["p0"].is_placeable)
                 assert (await gone(cluster, "bot", 503))["code"] == "no_worker_available"
@@ -340,14 +340,14 @@ class TestRequests:
                 for worker in cluster.prefill:
                     worker.has_no_store = True
                 first.resident.clear()
-                first.memory_only.clear()  # which it has not told yet
+                first.memory_only.clear()  # which it has not reported yet
                 assert await answered_by(cluster, "bot") == new
                 assert new in first.ensured
                 second.resident.clear()
                 second.memory_only.clear()
                 assert (await gone(cluster, "bot", 503))["code"] == "no_worker_available"
                 for worker in cluster.prefill:
-                    await worker.tell(not_in_memory_only=[new], evicted=[new])
+                    await worker.send_delta(not_in_memory_only=[new], evicted=[new])
                 await until(lambda: not cluster.fleet.workers_with_in_memory_only())
                 assert (await gone(cluster, "bot"))["code"] == "adapter_revision_gone"
 
@@ -368,14 +368,14 @@ class TestRequests:
         async def scenario() -> None:
             async with managing() as cluster:
                 (worker,) = cluster.prefill
-                worker.tells_of_residency = False
+                worker.reports_residency = False
                 pushing = asyncio.create_task(push(cluster, tmp_path, 1))
                 await until(lambda: bool(worker.memory_only))
                 await asyncio.sleep(0.3)
                 assert not pushing.done()
                 assert await answered_by(cluster, "bot") == 404  # the alias comes after it
                 new = id_of(tmp_path, 1)
-                await worker.tell(in_memory_only=[new], resident=[new])
+                await worker.send_delta(in_memory_only=[new], resident=[new])
                 assert (await pushing)[0] == 200
                 assert await answered_by(cluster, "bot") == new
 
@@ -389,15 +389,15 @@ class TestRequests:
         async def scenario() -> None:
             async with managing(folder=tmp_path) as cluster:
                 (worker,) = cluster.prefill
-                worker.tells_of_residency = False
+                worker.reports_residency = False
                 monkeypatch.setattr(
-                    "router.management.adapters_import._SEEN_WITHIN_S", 0.05
+                    "router.management.adapters_import._RESIDENCY_TIMEOUT_S", 0.05
                 )  # as if it was another one's push
                 new = id_of_pushed(await push(cluster, tmp_path, 1))
                 asking = asyncio.create_task(answered_by(cluster, "bot"))
                 await asyncio.sleep(0.3)
                 assert not asking.done()
-                await worker.tell(in_memory_only=[new], resident=[new])
+                await worker.send_delta(in_memory_only=[new], resident=[new])
                 assert await asking == new
 
         asyncio.run(scenario())
@@ -450,9 +450,9 @@ class TestKeeping:
                 pushing = asyncio.create_task(push(cluster, tmp_path, 1))  # the old one again: the catalog knows it
                 while old not in first.kept:  # noqa: ASYNC110
                     await asyncio.sleep(0)
-                first.given_up.clear()
+                first.unpinned.clear()
                 assert (await pushing)[1]["number"] == 1
-                assert old not in first.given_up
+                assert old not in first.unpinned
                 assert old in first.kept
                 assert await answered_by(cluster, "bot") == old
 
@@ -461,7 +461,7 @@ class TestKeeping:
     def test_a_push_begins_when_nothing_is_being_given_up(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Else the worker might be told to give up what it has just been sent again."""
+        """Otherwise a worker might unpin a revision that it has just received again."""
 
         async def scenario() -> None:
             async with managing() as cluster:
@@ -487,12 +487,12 @@ class TestKeeping:
                 assert not entering.done()
                 may_answer.set()
                 await asyncio.gather(reconciling, entering)
-                assert worker.given_up == [old]
+                assert worker.unpinned == [old]
                 await revisions.reconcile()  # inside
-                assert worker.given_up == [old]
+                assert worker.unpinned == [old]
                 await pushing.__aexit__(None, None, None)
                 await revisions.reconcile()
-                assert worker.given_up == [old, old]
+                assert worker.unpinned == [old, old]
 
         asyncio.run(scenario())
 
@@ -524,4 +524,4 @@ async def _keeps_of_nobody(worker: WorkerStandIn) -> None:
     revision_id = f"sha256:{7:064x}"
     worker.memory_only[revision_id] = b""
     worker.kept.add(revision_id)
-    await worker.tell(in_memory_only=[revision_id])
+    await worker.send_delta(in_memory_only=[revision_id])
