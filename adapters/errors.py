@@ -1,16 +1,16 @@
-"""What can be wrong with an adapter, a reference to one, or its base model.
+"""Errors about adapters, references to them, and base models.
 
     AdapterError
-    ├── InvalidReference      400  the text does not name an adapter
+    ├── InvalidReference      400  the text is not an adapter reference
     ├── AdapterNotFound       404  no such adapter, alias or revision in the catalog
-    ├── AdapterMissing        422  the catalog has it, but its directory is not there
+    ├── AdapterMissing        422  it is known, but its directory does not exist
     ├── AdapterMalformed      422  its files contradict themselves or their format
     ├── AdapterUnsupported    422  sound files of a kind that is not served
     ├── AdapterIncompatible   422  made for another base model, or beyond this deployment's limits
     ├── AdapterTooLarge       413  more bytes than the deployment accepts
     ├── BaseModelInvalid      500  the base model's config.json cannot be used
-    ├── CatalogUnavailable    503  the catalog's database does not answer
-    ├── CatalogConflict       409  the catalog has moved on from what the change was meant for
+    ├── CatalogUnavailable    503  the catalog's database is unreachable or too slow
+    ├── CatalogConflict       409  the catalog is not in the state that the change expects
     ├── CatalogTooNew         500  the catalog's tables are those of a newer release
     └── RevisionBeingRemoved  409  its bytes are being collected as garbage; store them again
 
@@ -23,7 +23,7 @@ from typing import ClassVar
 
 
 class AdapterError(Exception):
-    """Any failure that has to do with adapters. `str(error)` is fit for the client to read."""
+    """Base class of all errors about adapters. `str(error)` may be shown to the client."""
 
     code: ClassVar[str] = "adapter_error"
     http_status: ClassVar[int] = 500
@@ -31,7 +31,7 @@ class AdapterError(Exception):
 
 
 class InvalidReference(AdapterError):
-    """The text that should name an adapter does not."""
+    """The text is not an adapter reference."""
 
     code = "invalid_adapter_reference"
     http_status = 400
@@ -45,7 +45,7 @@ class AdapterNotFound(AdapterError):
 
 
 class AdapterMissing(AdapterError):
-    """The adapter is known, but its directory is not there. 422, not 404: the client's reference is right."""
+    """The adapter is known, but its directory does not exist. 422, not 404: the client's reference is right."""
 
     code = "adapter_missing"
     http_status = 422
@@ -87,7 +87,7 @@ class BaseModelInvalid(AdapterError):
 
 
 class CatalogUnavailable(AdapterError):
-    """The catalog's database does not answer, or not in time."""
+    """The catalog's database is unreachable or too slow."""
 
     code = "catalog_unavailable"
     http_status = 503
@@ -95,7 +95,7 @@ class CatalogUnavailable(AdapterError):
 
 
 class CatalogConflict(AdapterError):
-    """The catalog is no longer, or not yet, in the state that the change was meant for."""
+    """The catalog is not in the state that the change expects."""
 
     code = "catalog_conflict"
     http_status = 409
@@ -109,7 +109,7 @@ class CatalogTooNew(AdapterError):
 
 
 class RevisionBeingRemoved(AdapterError):
-    """The garbage collection took the content out while it was being imported."""
+    """A garbage collection removed the content during its import."""
 
     code = "revision_being_removed"
     http_status = 409

@@ -1,4 +1,4 @@
-"""How adapters are named: names, revision ids, and references such as `tenant/name@alias`."""
+"""Adapter names, revision ids, and references such as `tenant/name@alias`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _NAME_RULE = (
 
 
 def split_adapter_name(name: str) -> tuple[str, str]:
-    """(tenant, name) of `name` or `tenant/name`. Raises ValueError with the rule."""
+    """Split `name` or `tenant/name` into (tenant, name). Raises ValueError with the rule."""
     match = _NAME.fullmatch(name) if isinstance(name, str) else None
     if match is None:
         raise ValueError(f"{_shown(name)} is not an adapter name: {_NAME_RULE}")
@@ -31,18 +31,18 @@ def split_adapter_name(name: str) -> tuple[str, str]:
 
 
 def check_adapter_name(name: str) -> None:
-    """Raises ValueError, with the rule, unless `name` is `name` or `tenant/name`."""
+    """Raise ValueError, with the rule, unless `name` is `name` or `tenant/name`."""
     split_adapter_name(name)
 
 
 def check_not_base_model(name: str, base_model: str) -> None:
-    """Raises ValueError where an adapter's name means the base model to whoever asks for it: with its tenant, too."""
+    """Raise ValueError for the base model's name, with or without the default tenant."""
     if split_adapter_name(name) == (DEFAULT_TENANT, base_model):
         raise ValueError(f"{name!r} is the base model's name; choose another")
 
 
 def full_name_of(tenant: str, name: str) -> str:
-    """`tenant/name`; the default tenant is left out."""
+    """`tenant/name`, or `name` for the default tenant."""
     return name if tenant == DEFAULT_TENANT else f"{tenant}/{name}"
 
 
@@ -52,20 +52,20 @@ def is_revision_id(text: str) -> bool:
 
 
 def check_revision_id(text: str) -> None:
-    """Raises ValueError, with the rule, unless `text` is a revision id."""
+    """Raise ValueError, with the rule, unless `text` is a revision id."""
     if not is_revision_id(text):
         raise ValueError(f"{_shown(text)} is not a revision id: 'sha256:' and 64 lower-case hex digits")
 
 
 def folder_of(revision_id: str) -> str:
-    """A folder name for a revision that is safe on every file system."""
+    """A folder name for a revision, safe on every file system."""
     check_revision_id(revision_id)
     return revision_id.replace(":", "-")
 
 
 @dataclass(frozen=True, slots=True)
 class AdapterReference:
-    """What a request says when it names an adapter. At most one of alias, revision_id and number is set."""
+    """A parsed reference. At most one of alias, revision_id and number is set."""
 
     tenant: str
     name: str
@@ -75,7 +75,7 @@ class AdapterReference:
 
     @classmethod
     def parse(cls, text: str) -> AdapterReference:
-        """Reads "name", "name@alias", "name@sha256:…" or "name@r7", each with an optional "tenant/" before it."""
+        """Parse "name", "name@alias", "name@sha256:…" or "name@r7", each with an optional "tenant/" prefix."""
         if not isinstance(text, str):
             raise InvalidReference(f"an adapter reference is a string, not {type(text).__name__}")
         if len(text) > MAX_REFERENCE_LENGTH:
@@ -103,7 +103,7 @@ class AdapterReference:
 
     @property
     def full_name(self) -> str:
-        """`tenant/name`; the default tenant is left out."""
+        """`tenant/name`, or `name` for the default tenant."""
         return full_name_of(self.tenant, self.name)
 
     def __str__(self) -> str:

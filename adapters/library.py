@@ -1,7 +1,8 @@
-"""Managed adapters: the catalog and the store as one, so that what the catalog names as stored is always in the store.
+"""Managed adapters: one interface to the catalog and the store.
 
-The order is what makes a crash harmless. In: bytes first, then the row. Out: the row first, then the bytes. A revision
-in memory only has bytes that workers were given, and a row that says that the store has none.
+What the catalog names as stored is always in the store. An import stores bytes before it adds the row, a removal
+deletes the row before the bytes, so a crash in between leaves unreferenced bytes at worst. A memory-only revision has a
+row that says that it is not stored; workers have its bytes.
 """
 
 from __future__ import annotations
@@ -29,25 +30,25 @@ from adapters.store import AdapterStore, Envelope, RevisionNotStored
 from adapters.store.fsck import FsckReport, fsck
 from adapters.store.room import room_at
 
-_MOST_ATTEMPTS = 5  # of an import whose bytes a garbage collection is taking out
-_REMOVAL_WAIT_S = 0.5  # between two of them
+_MOST_ATTEMPTS = 5  # of an import whose bytes a garbage collection is removing
+_REMOVAL_WAIT_S = 0.5  # between two attempts
 _BEFORE_ALL_DELETIONS = datetime(1970, 1, 1, tzinfo=UTC)
-_CONFIRMED_AT_A_TIME = 100  # removals; a collection that is killed repeats as many
+_CONFIRMED_AT_A_TIME = 100  # removals; a killed collection repeats at most as many
 
 ImportStep = Literal["reading", "packing", "storing", "committing"]
 
 
-def _tell_nobody(_step: ImportStep) -> None:
+def _ignore_step(_step: ImportStep) -> None:
     pass
 
 
 @dataclass(frozen=True, slots=True)
 class PackedAdapter:
-    """An adapter's content in its packed form, in a file that is its maker's."""
+    """An adapter's content in packed form, in a file that the caller owns."""
 
     manifest: Manifest
     path: Path
-    envelope: Envelope  # which says what the file is
+    envelope: Envelope  # of the file
 
     @property
     def revision_id(self) -> str:
@@ -56,8 +57,11 @@ class PackedAdapter:
 
 @dataclass(frozen=True, slots=True)
 class AdapterLibrary:
-    """What changes adapters, for any number of threads and processes. Any method may raise CatalogUnavailable or
-    StoreUnavailable; then nothing has changed, or all that was asked for.
+    """Changes to adapters, for any number of threads and processes.
+
+    Any method may raise CatalogUnavailable or StoreUnavailable. The change is then applied fully or not at all, except
+    in `collect_garbage` and in `fsck` with `repair`: what they have removed stays removed, and their next run
+    continues.
     """
 
     catalog: SqlCatalog
@@ -74,11 +78,11 @@ class AdapterLibrary:
         *,
         by: str | None = None,
         moves_latest: bool = True,
-        on_step: Callable[[ImportStep], None] = _tell_nobody,
+        on_step: Callable[[ImportStep], None] = _ignore_step,
     ) -> AdapterRevision:
-        """Makes a directory's content a revision of the adapter `name` or `tenant/name`. See `add`.
+        """Import a directory's content as a revision of the adapter `name` or `tenant/name`. See `add`.
 
-        Raises what `read_adapter` raises, too.
+        Also raises what `read_adapter` raises.
         """
         self._checked(name)
         on_step("reading")
@@ -92,14 +96,14 @@ class AdapterLibrary:
         *,
         by: str | None = None,
         moves_latest: bool = True,
-        on_step: Callable[[ImportStep], None] = _tell_nobody,
+        on_step: Callable[[ImportStep], None] = _ignore_step,
     ) -> AdapterRevision:
-        """Makes an adapter's content a revision, the latest one unless `moves_latest` is False.
+        """Add an adapter's content as a revision, and point `latest` at it unless `moves_latest` is False.
 
-        Content that the adapter already has keeps its number. `on_step` hears what begins. Raises InvalidReference,
-        also for the base model's name, AdapterIncompatible where it does not fit the serving dtype, CatalogConflict for
-        an adapter that is deleted and can still be restored, StoreFull, StoreConflict where the store has the revision
-        in another dtype, and RevisionBeingRemoved where a garbage collection takes long over its bytes.
+        Content that the adapter already has keeps its number. `on_step` is called as each step begins. Raises
+        InvalidReference, also for the base model's name; AdapterIncompatible if a value does not fit the serving dtype;
+        CatalogConflict for a deleted adapter that can still be restored; StoreFull; StoreConflict if the store has the
+        revision in another dtype; and RevisionBeingRemoved if a garbage collection takes long over its bytes.
         """
         tenant, short_name = self._checked(name)
         on_step("packing")
@@ -131,9 +135,10 @@ class AdapterLibrary:
         raise AssertionError("unreachable")
 
     def pack(self, name: str, directory: Path, target: Path) -> PackedAdapter:
-        """Packs a directory's content into the new file `target`, for workers that keep it in memory only.
+        """Pack a directory's content into the new file `target`, for workers that keep it in memory only.
 
-        Changes nothing; `add_in_memory` does that. Raises as `import_directory`, StoreFull where `target` has no room.
+        Changes neither catalog nor store; `add_in_memory` records the revision. Raises as `import_directory`, and
+        StoreFull if `target` has no room.
         """
         self._checked(name)
         adapter = read_adapter(directory, self.base, self.limits)
@@ -146,10 +151,10 @@ class AdapterLibrary:
         return PackedAdapter(Manifest.of(adapter), target, Envelope(revision_id, digest, target.stat().st_size))
 
     def add_in_memory(self, name: str, packed: PackedAdapter, alias: str, *, by: str | None = None) -> AdapterRevision:
-        """Makes content that workers have in memory a revision without storing it, and points an alias at it, at once.
+        """Record content that workers have in memory as a revision, and point an alias at it, in one commit.
 
-        Content that is in the store stays there, and the revision says so. Raises InvalidReference, and CatalogConflict
-        for an adapter that is deleted and can still be restored.
+        Content that is in the store stays marked as stored. Raises InvalidReference, and CatalogConflict for a deleted
+        adapter that can still be restored.
         """
         tenant, short_name = self._checked(name)
         return self.catalog.add_revision(
@@ -165,7 +170,7 @@ class AdapterLibrary:
         )
 
     def export(self, reference: str, directory: Path) -> AdapterRevision:
-        """Writes the revision that a reference stands for into the new directory `directory`; which one it was.
+        """Write the revision that a reference names into the new directory `directory`; return the revision.
 
         Raises AdapterNotFound, and what `export_revision` raises.
         """
@@ -174,10 +179,10 @@ class AdapterLibrary:
         return revision
 
     def export_revision(self, revision: AdapterRevision, directory: Path) -> None:
-        """Writes a revision into the new directory `directory`.
+        """Write a revision into the new directory `directory`, with the precision of the serving dtype.
 
-        It has the precision of the serving dtype (see `adapters.export`). Raises FileExistsError, RevisionNotStored,
-        StoreCorrupt, and StoreFull where there is no room for it.
+        See `adapters.packed.export`. Raises FileExistsError, RevisionNotStored, StoreCorrupt, and StoreFull if there is
+        no room.
         """
         check_exportable(revision)
         with work_folder("export") as folder:
@@ -187,17 +192,18 @@ class AdapterLibrary:
                 export_packed(read_packed(path), directory)
 
     def collect_garbage(self, older_than: datetime) -> int:
-        """Purges adapters deleted before `older_than` and removes the bytes that no adapter needs; how many revisions.
+        """Purge adapters deleted before `older_than` and remove unneeded bytes; return the number of revisions.
 
-        One that was killed in between is finished by the next. Raises CatalogConflict while another one is under way.
+        Not atomic: after an error or a kill, the next collection removes the rest. Raises CatalogConflict while another
+        collection runs.
         """
         with self.catalog.collecting() as check_still_collecting:
             revision_ids = self.catalog.collect_garbage(older_than)
-            for some in _slices(revision_ids, _CONFIRMED_AT_A_TIME):
-                for revision_id in some:
+            for batch in _slices(revision_ids, _CONFIRMED_AT_A_TIME):
+                for revision_id in batch:
                     check_still_collecting()
                     self.store.delete(revision_id)
-                self.catalog.confirm_removed(some)
+                self.catalog.confirm_removed(batch)
         return len(revision_ids)
 
     def _checked(self, name: str) -> tuple[str, str]:
@@ -209,17 +215,17 @@ class AdapterLibrary:
             raise InvalidReference(str(error)) from None
 
     def _let_removals_finish(self) -> None:
-        """Does what a collection that was killed has left to do; waits a little where one is at work."""
+        """Finish the removals of a killed collection; wait a little for a running one."""
         try:
             self.collect_garbage(_BEFORE_ALL_DELETIONS)
         except CatalogConflict:
             self.catalog.wait_for_change(self.catalog.last_change(), _REMOVAL_WAIT_S)
 
     def fsck(self, min_age_s: float, *, repair: bool = False, check_content: bool = True) -> FsckReport:
-        """Compares the store with the catalog. See `adapters.store.fsck`.
+        """Compare the store with the catalog. See `adapters.store.fsck`.
 
-        Bytes that nothing refers to are removed as by a garbage collection, so that no import can build on them
-        meanwhile; they stay where a collection is under way.
+        Unreferenced bytes are removed as by a garbage collection, so that no concurrent import builds on them; they
+        stay while a collection runs.
         """
         return fsck(
             self.store,
@@ -227,11 +233,11 @@ class AdapterLibrary:
             min_age_s,
             repair=repair,
             check_content=check_content,
-            remove=self._removed,
+            remove=self._remove_unreferenced,
         )
 
-    def _removed(self, revision_id: str) -> bool:
-        """Removes bytes without a row; False where they have got one, or where somebody else is collecting."""
+    def _remove_unreferenced(self, revision_id: str) -> bool:
+        """Remove bytes without a row; False if they have one by now, or if another process is collecting."""
         try:
             with self.catalog.collecting() as check_still_collecting:
                 if not self.catalog.condemn(revision_id):
@@ -245,7 +251,7 @@ class AdapterLibrary:
 
 
 def check_exportable(revision: AdapterRevision) -> None:
-    """Raises RevisionNotStored for one that only workers have."""
+    """Raise RevisionNotStored for a memory-only revision."""
     if not revision.stored:
         raise RevisionNotStored(
             f"{revision.full_name}@r{revision.number} is kept in workers' memory only, so there is nothing to "

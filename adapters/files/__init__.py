@@ -1,1 +1,1 @@
-"""Files and folders that survive crashes, or are removed after them."""
+"""Durable folders, and folders that are swept after a crash."""

@@ -1,4 +1,4 @@
-"""Folders whose names survive a crash: a file's own fsync does not save the name that leads to it."""
+"""Create folders durably: fsync of a file does not save the directory entry that names it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder and those above it, durably. One that exists is fine."""
+    """Create a folder and its parents durably. An existing one is fine."""
     if folder.is_dir():
         return
     make_folder(folder.parent)
@@ -16,7 +16,7 @@ def make_folder(folder: Path) -> None:
 
 
 def fsync_folder(folder: Path) -> None:
-    """Wait until the names in a folder are on the disk."""
+    """Flush a folder's directory entries to the disk."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)

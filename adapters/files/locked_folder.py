@@ -1,8 +1,8 @@
-"""A folder of this process's own, which does not outlive it for long.
+"""Folders of one process, swept by others after its death.
 
-The process holds a lock on the folder. One whose lock nobody holds belongs to a process that has died, and the next one
-of its kind to start removes it. Locks, unlike process ids, mean the same in every container that shares a file system.
-What carries the name of such a folder without its mark is another program's, and is left alone. Linux only.
+A process holds a lock on its folder. A folder without a lock belongs to a dead process, and the next process of the
+same kind removes it when it starts. Locks, unlike process ids, mean the same in all containers that share a file
+system. A folder with such a name but without our mark belongs to another program and is left alone. Linux only.
 """
 
 from __future__ import annotations
@@ -18,33 +18,33 @@ _MARK = ".prelude-locked-folder"
 
 
 class LockedFolder:
-    """Made at once, removed by `close`. `prefix` is the kind's, of which `sweep_abandoned` is told, too."""
+    """A folder, created at once and removed by `close`. `sweep_abandoned` takes the same `prefix`."""
 
     def __init__(self, prefix: str, owner: str, parent: Path) -> None:
         while True:
             self.path = parent / f"{prefix}{owner}-{uuid.uuid4().hex[:12]}"
             self.path.mkdir(mode=0o700)
             descriptor = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            if _lock(descriptor) and _is_at(descriptor, self.path):  # else a starting process took it for abandoned
+            if _lock(descriptor) and _is_at(descriptor, self.path):  # else a sweep took it for abandoned
                 break
             os.close(descriptor)
         self._descriptor = descriptor
         (self.path / _MARK).touch()
 
     def close(self) -> None:
-        """Remove the folder. What is mapped of it stays for who has mapped it."""
+        """Remove the folder. Existing memory maps of its files stay valid."""
         shutil.rmtree(self.path, ignore_errors=True)
         os.close(self._descriptor)
 
 
 def sweep_abandoned(prefix: str, parent: Path) -> list[Path]:
-    """Remove the folders of processes of this user that have died; which ones."""
+    """Remove the folders of this user's dead processes; return their paths."""
     removed = []
     for path in parent.glob(f"{prefix}*"):
         try:
             descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         except OSError:
-            continue  # no folder, gone, or somebody else's
+            continue  # no folder, gone, or another user's
         try:
             if os.fstat(descriptor).st_uid == os.getuid() and _lock(descriptor) and _is_marked(descriptor):
                 shutil.rmtree(path, ignore_errors=True)
@@ -55,7 +55,7 @@ def sweep_abandoned(prefix: str, parent: Path) -> list[Path]:
 
 
 def _is_marked(descriptor: int) -> bool:
-    """Or empty, as its owner leaves it that dies before it has marked it."""
+    """True for a marked folder, and for an empty one, whose owner died before it could mark it."""
     names = os.listdir(descriptor)
     return not names or _MARK in names
 

@@ -1,4 +1,4 @@
-"""Folders for adapters' bytes on their way, which a process that is killed does not leave for ever."""
+"""Folders for adapters' bytes in transit, swept after a killed process."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _PREFIX = "prelude-work-"
 
 
 class WorkFolder(LockedFolder):
-    """A new folder in the folder for temporary files, made at once, removed by `close`. Blocking.
+    """A new folder among the temporary files, removed by `close`. Blocking.
 
-    One that is `in_memory` is in shared memory: what is in it is written to no disk.
+    With `in_memory` it is in shared memory, so that nothing in it is written to a disk.
     """
 
     def __init__(self, purpose: Purpose, *, in_memory: bool = False) -> None:
@@ -28,7 +28,7 @@ class WorkFolder(LockedFolder):
 
 @contextmanager
 def work_folder(purpose: Purpose) -> Iterator[Path]:
-    """A new folder for as long as the block lasts. Blocking."""
+    """A new folder for the duration of the block. Blocking."""
     folder = WorkFolder(purpose)
     try:
         yield folder.path
@@ -37,6 +37,6 @@ def work_folder(purpose: Purpose) -> Iterator[Path]:
 
 
 def sweep_abandoned() -> list[Path]:
-    """Removes the folders of processes of this user that have died; which ones. Blocking."""
+    """Remove the folders of this user's dead processes; return their paths. Blocking."""
     parents = dict.fromkeys((Path(tempfile.gettempdir()), SHARED_MEMORY))
     return [path for parent in parents for path in locked_folder.sweep_abandoned(_PREFIX, parent)]

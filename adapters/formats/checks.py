@@ -1,4 +1,4 @@
-"""What this deployment accepts of any format."""
+"""Limits of the deployment that apply to every format."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from adapters.formats.folder import AdapterFolder
 
 
 def check_modules(modules: Iterable[str], folder: AdapterFolder) -> None:
-    """Raises AdapterIncompatible for a projection that this deployment does not adapt."""
+    """Raise AdapterIncompatible for a projection that this deployment does not adapt."""
     for module in modules:
         if module not in folder.limits.target_modules:
             raise AdapterIncompatible(
@@ -19,7 +19,7 @@ def check_modules(modules: Iterable[str], folder: AdapterFolder) -> None:
 
 
 def check_rank(rank: int, where: str, folder: AdapterFolder) -> None:
-    """Raises AdapterIncompatible for a rank over the deployment's limit."""
+    """Raise AdapterIncompatible for a rank above the deployment's limit."""
     if rank > folder.limits.max_rank:
         raise AdapterIncompatible(
             f"{where} has rank {rank}, over this deployment's limit of {folder.limits.max_rank}; "
@@ -28,5 +28,5 @@ def check_rank(rank: int, where: str, folder: AdapterFolder) -> None:
 
 
 def common_dtype(*dtypes: str) -> str:
-    """The narrowest dtype that holds values of all of them exactly."""
+    """The narrowest dtype that holds the values of all of them exactly."""
     return dtypes[0] if len(set(dtypes)) == 1 else "float32"

@@ -1,4 +1,4 @@
-"""Reading an adapter's directory without trusting it: no links, no special files, nothing outside or too large."""
+"""Read an untrusted adapter directory: no links, no special files, nothing outside it, nothing too large."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _MAX_ENTRIES = 10_000
 
 
 class AdapterFolder:
-    """The regular files directly in one directory. Subdirectories are not looked into."""
+    """The regular files directly in one directory; subdirectories are ignored."""
 
     def __init__(self, directory: Path, limits: Limits):
         self.directory = directory
@@ -53,7 +53,7 @@ class AdapterFolder:
 
     @contextmanager
     def open(self, name: str) -> Iterator[tuple[int, int]]:
-        """(file descriptor, size in bytes) of one regular file of this directory, without following links."""
+        """Open one regular file without following links; yield (file descriptor, size in bytes)."""
         if name in ("", ".", "..") or "/" in name or "\\" in name or "\0" in name:
             raise AdapterUnsupported(
                 f"{name!r} leaves {self.directory}; an adapter's files lie directly in its directory"
@@ -73,7 +73,7 @@ class AdapterFolder:
             os.close(descriptor)
 
     def read_small(self, name: str, max_bytes: int) -> bytes:
-        """The whole of a file that must be small, such as a configuration."""
+        """Read the whole of a file that must be small, such as a configuration."""
         with self.open(name) as (descriptor, num_bytes):
             if num_bytes > max_bytes:
                 raise AdapterTooLarge(
@@ -86,7 +86,7 @@ class AdapterFolder:
         return b"".join(chunks)
 
     def account(self, name: str, num_bytes: int) -> None:
-        """Counts a weight file, before it is read. Raises AdapterTooLarge beyond the limit."""
+        """Count a weight file before it is read. Raises AdapterTooLarge beyond the limit."""
         self.num_bytes += num_bytes
         if self.num_bytes > self.limits.max_bytes:
             raise AdapterTooLarge(

@@ -1,4 +1,4 @@
-"""Strict JSON: one object, no repeated keys, no NaN, every field of the type that its reader expects."""
+"""Parse strict JSON: one object, no repeated keys, no NaN, every field of the expected type."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MAX_CONFIG_BYTES = 1024**2
 
 
 def parse_object(text: bytes, where: str) -> dict[str, Any]:
-    """The JSON object in `text`. Raises AdapterMalformed, naming `where`."""
+    """Parse the JSON object in `text`. Raises AdapterMalformed, naming `where`."""
     try:
         value = json.loads(
             text.decode("utf-8"), object_pairs_hook=_without_repeats, parse_constant=_no_constant, parse_float=_finite
@@ -44,7 +44,7 @@ class Fields:
         return AdapterMalformed(f"{self.where}: {key} is {shown[:100]}; it must be {expected}")
 
     def has(self, key: str) -> bool:
-        """True where the field says anything: null, false, "", [] and {} do not."""
+        """True unless the field is absent, null, false, 0, "", [] or {}."""
         return bool(self.values.get(key))
 
     def string(self, key: str, default: str | None = None) -> str | None:
@@ -80,7 +80,7 @@ class Fields:
         return value
 
     def strings(self, key: str) -> tuple[str, ...] | None:
-        """A list of strings; a single string counts as a list of one."""
+        """A list of strings; a single string becomes a list of one."""
         value = self.values.get(key)
         if value is None:
             return None
@@ -91,7 +91,7 @@ class Fields:
         return tuple(value)
 
     def integers(self, key: str) -> tuple[int, ...] | None:
-        """A list of integers from 0; a single integer counts as a list of one."""
+        """A list of integers from 0; a single integer becomes a list of one."""
         value = self.values.get(key)
         if value is None:
             return None

@@ -1,4 +1,4 @@
-"""What a deployment accepts of an adapter."""
+"""Limits of a deployment on adapters."""
 
 from __future__ import annotations
 

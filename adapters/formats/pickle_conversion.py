@@ -1,7 +1,7 @@
-"""Turns pickled weights into safetensors, once and explicitly. Needs torch.
+"""Convert pickled weights to safetensors, once and explicitly. Needs torch.
 
-Pickles are read with torch's restricted unpickler (`weights_only=True`), which makes tensors and plain containers and
-runs no code of the file's choosing. Nothing else in Prelude reads a pickle.
+torch's restricted unpickler (`weights_only=True`) makes tensors and plain containers only, and runs no code that the
+file chooses. Nothing else in Prelude reads a pickle.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ _SPEC_SUFFIXES = (".pt", ".pth", ".bin")
 
 
 def convert_pickle(directory: Path, out: Path, limits: Limits | None = None) -> Path:
-    """Writes the adapter in `directory` to the new directory `out` with safetensors in place of pickles.
+    """Write the adapter in `directory` to the new directory `out`, with safetensors in place of pickles.
 
-    Knows PEFT's adapter_model.bin, pyreft's intkey_*.bin and an exported PreFT specification (one .pt). What it writes
-    is not checked further: read it with `read_adapter`. Raises AdapterError for what it cannot convert, FileExistsError
-    for `out`.
+    Reads PEFT's adapter_model.bin, pyreft's intkey_*.bin and an exported PreFT specification (one .pt). The result is
+    not checked further: read it with `read_adapter`. Raises AdapterError for what it cannot convert, FileExistsError if
+    `out` exists.
     """
     folder = AdapterFolder(Path(directory), limits or Limits())
     if out.exists():
@@ -80,7 +80,7 @@ def _load(folder: AdapterFolder, name: str) -> Mapping[Any, Any]:
         try:
             with open(descriptor, "rb", closefd=False) as file:
                 value = torch.load(file, map_location="cpu", weights_only=True)
-        except Exception as error:  # what torch raises for a damaged or hostile file is not bounded
+        except Exception as error:  # torch can raise anything for a damaged or hostile file
             raise AdapterMalformed(
                 f"{name} cannot be read as a pickle of tensors alone ({type(error).__name__}); it is damaged, or "
                 "holds what "
@@ -131,7 +131,7 @@ def _convert_spec(spec: Mapping[Any, Any], name: str, out: Path) -> None:
 
 
 def _encoded(value: Any, where: str, limits: Limits) -> tuple[str, tuple[int, ...], bytes]:
-    if isinstance(value, Mapping) and value.get("__adapter_t") is True:  # PreFT's form for transport
+    if isinstance(value, Mapping) and value.get("__adapter_t") is True:  # PreFT's transport form
         value = _from_transport(value, where)
     if not isinstance(value, torch.Tensor):
         raise AdapterMalformed(f"{where} is {type(value).__name__}, not a tensor")

@@ -1,4 +1,4 @@
-"""Reads Prelude's own layout, prelude_adapter.json and adapter.safetensors, described in docs/adapter-formats.md."""
+"""Read Prelude's own layout: prelude_adapter.json and adapter.safetensors (docs/adapter-formats.md)."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _REFT_PARTS = {"direft": ("A", "B", "bias"), "loreft": ("W", "R", "bias")}
 
 
 def read_prelude(folder: AdapterFolder, base: BaseModel) -> Adapter:
-    """The adapter in normal form. Raises a subclass of AdapterError."""
+    """Read the adapter in normal form. Raises a subclass of AdapterError."""
     fields = Fields.read(folder, CONFIG_NAME)
     positions = _check_header(fields, base)
     lora: dict[tuple[int, str], LoraFactors] = {}
@@ -80,7 +80,7 @@ def _check_header(fields: Fields, base: BaseModel) -> Positions:
 
 
 class _Scales:
-    """The scales of one section: one for all, and exceptions."""
+    """The scales of one section: a default, and exceptions by name."""
 
     def __init__(self, fields: Fields, section: str, other_keys: tuple[str, ...] = ()):
         values = fields.object(section)
@@ -95,7 +95,7 @@ class _Scales:
         self._unused, self._where = set(self._exceptions), inner.where
 
     def of(self, *names: str) -> float | None:
-        """The scale under the first of the names that is an exception, else the one for all."""
+        """The first exception among the names, else the default."""
         for name in names:
             if name in self._exceptions and self._exceptions[name] is not None:
                 self._unused -= {name}
@@ -103,7 +103,7 @@ class _Scales:
         return None if self._default is None else float(self._default)
 
     def of_lora(self, layer: int, module: str, *names: str) -> float:
-        """The scale of a module in a layer, under these names too. Raises AdapterMalformed where there is none."""
+        """The scale of a module in a layer, also under `names`. Raises AdapterMalformed if there is none."""
         scale = self.of(f"{layer}.{module}", module, *names)
         if scale is None:
             raise AdapterMalformed(
@@ -112,7 +112,7 @@ class _Scales:
         return scale
 
     def check_used(self) -> None:
-        """Raises AdapterMalformed for an exception that is none of the adapter's parts."""
+        """Raise AdapterMalformed for an exception without tensors."""
         if self._unused:
             raise AdapterMalformed(
                 f"{self._where}: scales has {min(self._unused)[:60]!r}, for which there are no tensors"

@@ -1,8 +1,8 @@
-"""Reading and writing safetensors files, in numpy, with every claim of the header checked before it is believed.
+"""Read and write safetensors files in numpy; every claim of a header is checked before it is used.
 
 A file is 8 bytes of header length, a JSON header {name: {dtype, shape, data_offsets}}, and the tensors' bytes, which
-must fill the rest without overlap or hole. Bytes are read with pread rather than mapped: a file that is cut short while
-it is being read then is an error, not a SIGBUS.
+must fill the rest without overlap or gap. Bytes are read with pread, not mapped, so that a file that is truncated
+meanwhile causes an error, not a SIGBUS.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from adapters.formats.folder import AdapterFolder
 from adapters.formats.json_file import is_integer, parse_object
 from adapters.model.normal_form import FloatArray, widened
 
-# Of the 36,864 tensors of a LoRA on 128 experts in 48 layers it has six million bytes; a file may have twice as many.
+# A LoRA on 128 experts in 48 layers has 36,864 tensors and six million bytes of header; allow more than twice that.
 MAX_HEADER_BYTES = 16 * 1024**2
 _MAX_DIMENSIONS = 8
 
@@ -44,7 +44,7 @@ Encoded = tuple[str, tuple[int, ...], bytes | np.ndarray]  # dtype code, shape, 
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """What the header says of one tensor, checked."""
+    """The checked header entry of one tensor."""
 
     code: str
     shape: tuple[int, ...]
@@ -71,11 +71,11 @@ class SafetensorsFile:
         return _FLOATS[code]
 
     def read(self, tensor: str) -> FloatArray:
-        """The tensor's values as float32. Raises where one of them is NaN or infinite."""
+        """The tensor's values as float32. Raises AdapterMalformed if one of them is NaN or infinite."""
         return self._read(tensor)[1]
 
     def read_stored(self, tensor: str) -> np.ndarray:
-        """As `read`, but in the file's dtype, bfloat16 as its bits, uint16. Nobody can write to it."""
+        """As `read`, but in the file's dtype, bfloat16 as its bits (uint16). Read-only."""
         return self._read(tensor)[0]
 
     def _read(self, tensor: str) -> tuple[np.ndarray, FloatArray]:
@@ -114,7 +114,7 @@ class SafetensorsFile:
 
 @contextmanager
 def open_safetensors(folder: AdapterFolder, name: str) -> Iterator[SafetensorsFile]:
-    """Opens one file of the folder and checks its header. Its size counts against the folder's limit first."""
+    """Open one file of the folder and check its header. Its size first counts against the folder's limit."""
     with folder.open(name) as (descriptor, num_bytes):
         folder.account(name, num_bytes)
         yield SafetensorsFile(name, descriptor, _read_header(name, descriptor, num_bytes))
@@ -173,13 +173,13 @@ def _info(tensor: str, entry: Any, start: int, num_bytes: int, wrong: Any) -> Te
 
 
 def float32_to_bfloat16(values: np.ndarray) -> np.ndarray:
-    """Rounds finite values to the nearest, ties to even. The result holds the bits as uint16."""
+    """Round finite values to nearest, ties to even. The result holds the bits as uint16."""
     bits = np.ascontiguousarray(values, dtype="<f4").view("<u4")
     return ((bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)).astype("<u2")
 
 
 def encode(values: np.ndarray, dtype: str) -> tuple[str, tuple[int, ...], bytes]:
-    """(dtype code, shape, bytes) of an array in a file's dtype."""
+    """Encode an array in a file's dtype: (dtype code, shape, bytes)."""
     array = np.ascontiguousarray(values, dtype="<f4")
     if dtype == "bfloat16":
         stored = float32_to_bfloat16(array)
@@ -192,7 +192,7 @@ def encode(values: np.ndarray, dtype: str) -> tuple[str, tuple[int, ...], bytes]
 
 
 def write_safetensors(path: Path, tensors: Mapping[str, Encoded], metadata: Mapping[str, str] | None = None) -> None:
-    """Writes encoded tensors, in the order of their names, and waits until they are on the disk."""
+    """Write encoded tensors in the order of their names, and fsync."""
     sizes = {name: (code, shape, _num_bytes(data)) for name, (code, shape, data) in tensors.items()}
     with path.open("wb") as file:
         file.write(header_of(sizes, metadata))
@@ -204,11 +204,11 @@ def write_safetensors(path: Path, tensors: Mapping[str, Encoded], metadata: Mapp
 
 @dataclass(frozen=True, slots=True)
 class StreamedTensor:
-    """A tensor that is made while it is written, and again at each call of `pieces`."""
+    """A tensor whose values are produced while it is written, anew at each call of `pieces`."""
 
     shape: tuple[int, ...]
     storage: str  # numpy's dtype
-    pieces: Callable[[], Iterator[np.ndarray]]  # its values one after the other, in C order
+    pieces: Callable[[], Iterator[np.ndarray]]  # the values, piece by piece in C order
 
     @property
     def num_bytes(self) -> int:
@@ -218,10 +218,10 @@ class StreamedTensor:
 def write_streamed(
     path: Path, code: str, tensors: Mapping[str, StreamedTensor], metadata_with: Callable[[str], Mapping[str, str]]
 ) -> None:
-    """Writes tensors of one dtype, in the order of their names, and waits until they are on the disk.
+    """Write tensors of one dtype in the order of their names, and fsync.
 
-    `metadata_with` makes the metadata from the SHA-256 of the tensors' bytes, 64 hex digits; its size must not depend
-    on them, for the header is in its place before they are known.
+    `metadata_with` makes the metadata from the SHA-256 of the tensors' bytes, 64 hex digits. Its size must not depend
+    on the digest, because the header is written before the digest is known.
     """
     sizes = {name: (code, tensor.shape, tensor.num_bytes) for name, tensor in tensors.items()}
     digest = hashlib.sha256()
@@ -242,7 +242,7 @@ def write_streamed(
 
 
 def header_of(tensors: Mapping[str, tuple[str, tuple[int, ...], int]], metadata: Mapping[str, str] | None) -> bytes:
-    """All that comes before the tensors' bytes. `tensors`: (dtype code, shape, bytes), stored by name."""
+    """Everything before the tensors' bytes. `tensors`: name -> (dtype code, shape, number of bytes)."""
     header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
     offset = 0
     for name, (code, shape, num_bytes) in sorted(tensors.items()):
@@ -254,7 +254,7 @@ def header_of(tensors: Mapping[str, tuple[str, tuple[int, ...], int]], metadata:
 
 
 def bytes_of(array: np.ndarray) -> memoryview:
-    """An array's bytes in C order; copied only where it is not in that order."""
+    """An array's bytes in C order, copied only if it is in another order."""
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
 
 

@@ -1,4 +1,4 @@
-"""The tensors of an adapter's directory, in one file or in shards, as one mapping."""
+"""Open the tensors of an adapter's directory, in one file or in shards, as one mapping."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Weights:
 
 @contextmanager
 def open_weights(folder: AdapterFolder, stem: str) -> Iterator[Weights]:
-    """Opens `stem`.safetensors, or the shards that `stem`.safetensors.index.json lists."""
+    """Open `stem`.safetensors, or the shards that `stem`.safetensors.index.json lists."""
     single, index = f"{stem}.safetensors", f"{stem}.safetensors.index.json"
     if single in folder.names and index in folder.names:
         raise AdapterMalformed(f"{folder.directory} has both {single} and {index}; keep the one that is meant")
@@ -67,7 +67,7 @@ def _open_shards(folder: AdapterFolder, index: str, stack: ExitStack) -> dict[st
 
 
 def no_weights(folder: AdapterFolder, wanted: str) -> AdapterError:
-    """The error for a directory whose safetensors file is not there: it may hold pickles instead."""
+    """The error for a directory without its safetensors file; it may have pickles instead."""
     if pickles := sorted(name for name in folder.names if name.endswith(_PICKLE_SUFFIXES)):
         return AdapterUnsupported(
             f"{folder.directory} has its weights in {pickles[0]}, a pickle, which can run code when it is read; save "

@@ -1,4 +1,4 @@
-"""What an adapter needs to know of the base model: its sizes, read from `config.json`."""
+"""The sizes of the base model, read from `config.json`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MODULES = ATTENTION_MODULES + MLP_MODULES
 # A fused projection's rows are those of its parts, in this order.
 FUSED_MODULES = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
 
-# What transformers assumes where config.json is silent.
+# transformers' defaults for fields that config.json omits.
 _ARCHITECTURES: dict[str, dict[str, int | None]] = {
     "LlamaForCausalLM": {"num_key_value_heads": None},  # as many as num_attention_heads
     "MistralForCausalLM": {"num_key_value_heads": 8},
@@ -36,11 +36,11 @@ _MAX_SIZE = 1 << 31
 
 @dataclass(frozen=True, slots=True)
 class Experts:
-    """The mixture of experts that some layers have in place of an MLP. All have the same sizes."""
+    """The mixture of experts that some layers have in place of an MLP. All experts have the same sizes."""
 
     count: int
     intermediate: int
-    layers: tuple[int, ...]  # that have them, ascending
+    layers: tuple[int, ...]  # with experts, ascending
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,12 +55,12 @@ class BaseModel:
     kv_heads: int
     head_dim: int
     vocabulary: int
-    name: str = field(default="", compare=False)  # where it was read from; not part of what it is
+    name: str = field(default="", compare=False)  # the directory it was read from; not part of its identity
     experts: Experts | None = None  # None: every layer has an MLP
 
     @classmethod
     def read(cls, model_dir: Path | str) -> BaseModel:
-        """Reads `config.json` of a Hugging Face model directory. Raises BaseModelInvalid."""
+        """Read `config.json` of a Hugging Face model directory. Raises BaseModelInvalid."""
         path = Path(model_dir) / "config.json"
         try:
             with path.open("rb") as file:
@@ -98,8 +98,8 @@ class BaseModel:
             return value
 
         hidden, heads = size("hidden_size"), size("num_attention_heads")
-        silent = config.get("num_key_value_heads") is None and defaults["num_key_value_heads"] is None
-        kv_heads = heads if silent else size("num_key_value_heads")
+        is_multi_head = config.get("num_key_value_heads") is None and defaults["num_key_value_heads"] is None
+        kv_heads = heads if is_multi_head else size("num_key_value_heads")
         if config.get("head_dim") is None and "head_dim" not in defaults:
             if hidden % heads:
                 raise BaseModelInvalid(
@@ -138,7 +138,7 @@ class BaseModel:
 
     @property
     def fingerprint(self) -> str:
-        """16 hex digits that stand for the architecture and sizes, not for the weights or the path."""
+        """16 hex digits of the architecture and the sizes; independent of weights and path."""
         sizes: tuple[Any, ...] = (
             self.architecture, self.num_layers, self.hidden, self.intermediate,
             self.heads, self.kv_heads, self.head_dim, self.vocabulary,
@@ -148,19 +148,19 @@ class BaseModel:
         return hashlib.sha256(json.dumps(["base-model-1", *sizes]).encode()).hexdigest()[:16]
 
     def has_experts(self, layer: int) -> bool:
-        """True for a layer with experts, which has no MLP beside them."""
+        """True for a layer with experts in place of an MLP."""
         return self.experts is not None and layer in self.experts.layers
 
     def modules_of(self, layer: int) -> tuple[str, ...]:
-        """The projections of a layer, those of its experts left out."""
+        """The projections of a layer, without those of its experts."""
         return ATTENTION_MODULES if self.has_experts(layer) else MODULES
 
     def slot_modules(self, target_modules: Sequence[str] = MODULES) -> tuple[str, ...]:
-        """Those of the projections that engines have adapter slots for: of a mixture of experts, attention's."""
+        """The projections that engines have adapter slots for; of a mixture of experts only attention's."""
         return tuple(module for module in target_modules if self.experts is None or module in ATTENTION_MODULES)
 
     def expert_shape_of(self, module: str) -> tuple[int, int]:
-        """(out, in) of a projection of one expert, the fused one included. KeyError where there is none."""
+        """(out, in) of a projection of one expert, the fused one included. Raises KeyError for any other."""
         if self.experts is None:
             raise KeyError(module)
         rows = self.experts.intermediate
@@ -172,7 +172,7 @@ class BaseModel:
         }[module]
 
     def shape_of(self, module: str) -> tuple[int, int]:
-        """(out, in) of a projection's weight, fused ones included. KeyError for a name that no layer has."""
+        """(out, in) of a projection's weight, fused ones included. Raises KeyError for any other name."""
         if module in FUSED_MODULES:
             parts = [self.shape_of(part) for part in FUSED_MODULES[module]]
             return sum(out for out, _ in parts), parts[0][1]

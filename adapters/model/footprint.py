@@ -1,4 +1,4 @@
-"""What an adapter takes on each tier: its files, the worker's disk and host memory, and a slot of the engine."""
+"""The bytes of an adapter on each tier: files, disk and host memory of a worker, and a slot of the engine."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ ITEM_BYTES: dict[EngineDtype, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
-    """Bytes of one adapter. The last two do not depend on the adapter, only on the deployment."""
+    """Bytes of one adapter. The last two depend on the deployment only."""
 
     files: int  # the weight files it was read from
     disk: int  # its serving form, on a worker's disk
     host: int  # the tensors of its serving form, in the memory of each engine process that holds it; page-locked on GPU
     slot: int  # one slot of the engine, on its device
-    all_slots: int  # one more than there are adapter slots: the base model takes one as well
+    all_slots: int  # num_slots + 1: the base model takes a slot, too
 
 
 def footprint_of(
@@ -34,7 +34,7 @@ def footprint_of(
     num_slots: int,
     dtype: EngineDtype,
 ) -> Footprint:
-    """The bytes of an adapter whose serving form is in a directory and has `host_bytes` of tensors."""
+    """The footprint of an adapter whose serving form is in a directory and has `host_bytes` of tensors."""
     slot = slot_bytes(base, max_rank, target_modules, dtype)
     return Footprint(
         files=adapter.num_file_bytes,
@@ -48,11 +48,11 @@ def footprint_of(
 def slot_bytes(base: BaseModel, max_rank: int, target_modules: tuple[str, ...], dtype: EngineDtype) -> int:
     """Bytes of the buffers of one slot without tensor parallelism.
 
-    SGLang allocates A [max_rank, in] and B [out, max_rank] for each target projection of every layer, the siblings of
-    stacked projections included, whatever the adapter in the slot needs (`LoRAMemoryPool.get_lora_A_shape`); we add
-    A and B [max_rank, hidden] and b [max_rank] of ReFT for every layer (`engine.reft.ReftPool`). Tensor-parallel ranks
-    share SGLang's buffers between them, but each has the whole of ReFT's. Slots for a mixture of experts have
-    attention's projections only: engines do not apply LoRA on experts.
+    SGLang allocates A [max_rank, in] and B [out, max_rank] for each target projection of every layer, siblings of
+    stacked projections included, whatever adapter is in the slot (`LoRAMemoryPool.get_lora_A_shape`). ReFT adds A and B
+    [max_rank, hidden] and b [max_rank] for every layer (`engine.adapter_slots.reft.ReftPool`). Tensor-parallel ranks
+    share SGLang's buffers, but each has all of ReFT's. For a mixture of experts, slots have attention's projections
+    only: engines do not apply LoRA on experts.
     """
     shapes = [base.shape_of(module) for module in engine_modules(set(base.slot_modules(target_modules)))]
     lora = sum(size_in + size_out for size_out, size_in in shapes)

@@ -36,7 +36,7 @@ class LoraEntry:
 class ExpertsEntry:
     """One projection's LoRA of those experts of a layer that have the same rank, scale and dtype.
 
-    An adapter of thousands of experts alike has an entry per layer and projection, not one per expert.
+    So an adapter with thousands of equal experts has one entry per layer and projection.
     """
 
     layer: int
@@ -62,14 +62,14 @@ class ReftEntry:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """All that is known of an adapter without its tensors."""
+    """The description of an adapter without its tensors."""
 
     base_model: str  # the base model's fingerprint
     kinds: tuple[str, ...]
     positions: str
     lora: tuple[LoraEntry, ...]  # by (layer, module)
     reft: tuple[ReftEntry, ...]  # by layer
-    experts: tuple[ExpertsEntry, ...] = ()  # by layer, module, and so on in the order of the fields
+    experts: tuple[ExpertsEntry, ...] = ()  # sorted by the fields in their order
 
     @classmethod
     def of(cls, adapter: Adapter) -> Manifest:
@@ -91,7 +91,7 @@ class Manifest:
 
     @classmethod
     def from_json(cls, text: str) -> Manifest:
-        """The manifest that `to_json` wrote."""
+        """Parse what `to_json` wrote."""
         fields = json.loads(text)
         return cls(
             base_model=fields["base_model"],
@@ -111,14 +111,14 @@ class Manifest:
 
     @property
     def target_modules(self) -> tuple[str, ...]:
-        """The projections that its LoRA changes, in alphabetical order; those of experts as `experts.up_proj`."""
+        """The projections that LoRA changes, in alphabetical order; those of experts as `experts.up_proj`."""
         return tuple(
             sorted({entry.module for entry in self.lora} | {f"experts.{entry.module}" for entry in self.experts})
         )
 
     @property
     def layers(self) -> tuple[int, ...]:
-        """The layers that it changes, ascending."""
+        """The layers that the adapter changes, ascending."""
         return tuple(sorted({entry.layer for each in (self.lora, self.reft, self.experts) for entry in each}))
 
     @property
@@ -130,7 +130,7 @@ class Manifest:
     def to_json(self) -> str:
         """Canonical JSON: sorted keys, no spaces, floats in Python's shortest exact spelling.
 
-        Without experts there is no word of them: revisions had ids before there were any.
+        Without experts the key is absent, which keeps the ids of revisions that are older than the field.
         """
         fields = asdict(self)
         if not self.experts:

@@ -1,4 +1,4 @@
-"""The one form into which every adapter format is read and from which everything else is made.
+"""The normal form: every adapter format is read into it, and everything else is made from it.
 
 With x the input of a projection and h the residual stream after a decoder layer:
 
@@ -16,7 +16,7 @@ import numpy as np
 
 Positions = Literal["prefill", "all"]
 POSITIONS: tuple[Positions, ...] = ("prefill", "all")
-FloatArray = np.ndarray  # always float32 here, C order, not writeable
+FloatArray = np.ndarray  # float32, C order, read-only
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -37,22 +37,22 @@ class LoraFactors:
 class ExpertFactors:
     """The low-rank change of one projection of one expert of one layer.
 
-    There are tens of thousands of these, gigabytes together: values stay in the file's dtype until they are used.
+    Values stay in the file's dtype until they are used: an adapter has tens of thousands of these, gigabytes together.
     """
 
-    stored_a: np.ndarray  # [r, in]: float32, float16, or bfloat16's bits as uint16; not writeable
+    stored_a: np.ndarray  # [r, in]: float32, float16, or bfloat16's bits as uint16; read-only
     stored_b: np.ndarray  # [out, r]
     scale: float
     dtype: str  # of the source, as for LoraFactors
 
     @property
     def a(self) -> FloatArray:
-        """[r, in], made anew."""
+        """[r, in], converted at each access."""
         return widened(self.stored_a)
 
     @property
     def b(self) -> FloatArray:
-        """[out, r], made anew."""
+        """[out, r], converted at each access."""
         return widened(self.stored_b)
 
     @property
@@ -77,7 +77,7 @@ class ReftFactors:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Adapter:
-    """A whole adapter. Its revision is a digest of exactly this (see `adapters.manifest`)."""
+    """A whole adapter. Its revision is a digest of exactly this (see `adapters.model.manifest`)."""
 
     lora: Mapping[tuple[int, str], LoraFactors]  # (layer, module) -> factors; fused modules are split
     reft: Mapping[int, ReftFactors]  # layer -> factors
@@ -89,7 +89,7 @@ class Adapter:
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        """The kinds of change in it, in alphabetical order."""
+        """The kinds of change, in alphabetical order."""
         return tuple(kind for kind, is_in in (("lora", self.lora or self.experts), ("reft", self.reft)) if is_in)
 
     @property
@@ -98,7 +98,7 @@ class Adapter:
 
 
 def frozen_array(array: np.ndarray) -> FloatArray:
-    """The array as float32 in C order that nobody can write to."""
+    """The array as read-only float32 in C order."""
     result = np.ascontiguousarray(array, dtype="<f4")
     if result is array:
         result = result.view()

@@ -1,10 +1,10 @@
-"""Sets of numbers as ranges: of an adapter's 128 experts in 48 layers only the first and the last are written down."""
+"""Sets of numbers as ranges: of 128 experts, only the first and the last number are written down."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-Ranges = tuple[tuple[int, int], ...]  # the first and the last number of each, ascending, as few as there can be
+Ranges = tuple[tuple[int, int], ...]  # (first, last), ascending, as few as possible
 
 
 def ranges_of(numbers: Sequence[int]) -> Ranges:
@@ -25,5 +25,5 @@ def numbers_in(ranges: Ranges) -> Iterator[int]:
 
 
 def count_of(ranges: Ranges) -> int:
-    """How many numbers there are in ranges."""
+    """The number of numbers in ranges."""
     return sum(last - first + 1 for first, last in ranges)

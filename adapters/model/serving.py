@@ -1,4 +1,4 @@
-"""How an adapter's values become an engine's: the dtype it serves in, scales folded into B, and what fits."""
+"""Convert an adapter's values for an engine: serving dtype, scales folded into B, range checks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _LARGEST = {"float32": 3.4028234e38, "bfloat16": 3.3895313e38, "float16": 65504.
 
 
 def engine_modules(modules: set[str]) -> tuple[str, ...]:
-    """The modules and the siblings that SGLang stacks with them, in the model's order."""
+    """The modules, with the siblings that SGLang stacks with them, in the model's order."""
     needed = set(modules)
     for parts in FUSED_MODULES.values():
         if needed & set(parts):
@@ -28,20 +28,20 @@ def engine_modules(modules: set[str]) -> tuple[str, ...]:
 
 
 def scaled_lora_b(factors: LoraFactors | ExpertFactors) -> np.ndarray:
-    """s B [out, rank] as float32; infinite where that is too small for it."""
+    """s B [out, rank] as float32; infinite where it overflows."""
     with np.errstate(over="ignore"):
         scaled = (factors.b.astype(np.float64) * factors.scale).astype(np.float32)
     return scaled + np.float32(0)  # a negative scale makes -0.0 of 0.0
 
 
 def scaled_reft_b(factors: ReftFactors) -> np.ndarray:
-    """s B [rank, hidden] as float32; infinite where that is too small for it."""
+    """s B [rank, hidden] as float32; infinite where it overflows."""
     with np.errstate(over="ignore"):
         return factors.b * np.float32(factors.scale) + np.float32(0)
 
 
 def check_fits(what: str, values: np.ndarray, dtype: EngineDtype) -> None:
-    """Raises AdapterIncompatible where a value is too large for the dtype."""
+    """Raise AdapterIncompatible if a value is too large for the dtype."""
     if not (largest := float(np.abs(values).max(initial=0))) <= _LARGEST[dtype]:
         raise AdapterIncompatible(
             f"{what} has a value of {largest:.3g}, too large for {dtype}; serve the model in a wider dtype or train "

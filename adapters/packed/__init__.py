@@ -1,4 +1,4 @@
-"""Packed revisions: an adapter as one file that loads with a memory map and a few large copies."""
+"""Packed revisions: one file per adapter, loaded by a memory map and a few large copies."""
 
 from adapters.packed.engine_directory import PACKED_NAME, write_engine_config, write_for_engine
 from adapters.packed.metadata import PackedExpertModule, PackedExperts, PackedMetadata, PackedModule, PackedReft

@@ -1,4 +1,4 @@
-"""What an engine loads: a directory with a packed revision and the `adapter_config.json` that SGLang insists on."""
+"""Write what an engine loads: a directory with a packed revision and SGLang's `adapter_config.json`."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ PACKED_NAME = "packed.safetensors"
 
 
 def write_for_engine(adapter: Adapter, base: BaseModel, dtype: EngineDtype, directory: Path) -> None:
-    """Makes `directory` hold the adapter for an engine, at once or not at all; what was there is replaced.
+    """Write an adapter for an engine to `directory`, complete or not at all; replace what was there.
 
-    Raises AdapterIncompatible where a value does not fit the dtype or the adapter is for another base model.
+    Raises AdapterIncompatible if a value does not fit the dtype or the adapter is for another base model.
     """
     directory.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(prefix=f".{directory.name}.", dir=directory.parent))
@@ -40,9 +40,9 @@ def write_for_engine(adapter: Adapter, base: BaseModel, dtype: EngineDtype, dire
 
 
 def write_engine_config(metadata: PackedMetadata, directory: Path) -> None:
-    """Write what SGLang reads of an adapter before its weights. Scales are folded in, so alpha is the rank."""
+    """Write the configuration that SGLang reads before the weights. Scales are folded in, so alpha is the rank."""
     adapted = {part for module in metadata.modules for part in PARTS_OF[module]}
-    if metadata.experts is not None:  # SGLang has the same names for projections of experts
+    if metadata.experts is not None:  # SGLang uses the same names for projections of experts
         adapted |= {part for module in metadata.experts.modules for part in EXPERT_PARTS_OF[module]}
     config: dict[str, Any] = {
         "peft_type": "LORA",

@@ -1,8 +1,8 @@
-"""Writes a packed revision as a directory in Prelude's own layout (docs/adapter-formats.md), which can be imported.
+"""Export a packed revision as a directory in Prelude's own layout (docs/adapter-formats.md), which can be imported.
 
-What is packed is in the serving dtype, with the scales folded in, so that is what a directory can get back: the scales
-are all 1, and values have the serving dtype's precision. It computes what workers compute, bit for bit; only where the
-source had that dtype and scale too is it the same revision again.
+The packed form has the serving dtype, with scales folded in, and so has the export: its scales are 1, its values have
+the serving dtype's precision. It computes what workers compute, bit for bit. It is the same revision only if the source
+had that dtype and scale.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from adapters.packed.metadata import DTYPE_CODES
 
 
 def export_packed(packed: PackedRevision, directory: Path) -> None:
-    """Makes the new directory `directory` hold the revision, at once or not at all. Raises FileExistsError."""
+    """Write the revision to the new directory `directory`, complete or not at all. Raises FileExistsError."""
     if os.path.lexists(directory):
         raise FileExistsError(f"{directory} exists; name a directory that does not")
     make_folder(directory.parent)
@@ -42,7 +42,7 @@ def export_packed(packed: PackedRevision, directory: Path) -> None:
         fsync_folder(temporary)
         try:
             temporary.rename(directory)
-        except OSError as error:  # somebody made it meanwhile
+        except OSError as error:  # another process has created it meanwhile
             raise FileExistsError(f"{directory} exists; name a directory that does not") from error
         fsync_folder(directory.parent)
     finally:
@@ -64,7 +64,7 @@ def _config(packed: PackedRevision) -> dict[str, Any]:
 
 
 def _tensors(packed: PackedRevision) -> dict[str, Encoded]:
-    """Of each factor its own rank, and nothing for projections that are in the packed form as zeros only.
+    """Every factor with its own rank, without projections that the packed form has as zero padding only.
 
     They are views of the packed file: gigabytes of experts are not in memory twice.
     """

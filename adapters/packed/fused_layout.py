@@ -1,4 +1,4 @@
-"""The engine's fused layout: which projections it stacks, and what their factors' shapes are then.
+"""The engine's fused layout: which projections it stacks, and the shapes of their factors.
 
 qkv_proj       A [3 rank, in]: of q, k, v, one below the other    B [out_q + out_k + out_v, rank]
 gate_up_proj   A [2 rank, in]: of gate, up                        B [2 intermediate, rank]
@@ -25,11 +25,11 @@ ENGINE_MODULE_OF = {part: module for module, parts in PARTS_OF.items() for part 
 
 
 def part_rows(base: BaseModel, module: str) -> tuple[int, ...]:
-    """How many rows of an engine module's B each of its parts has."""
+    """The rows of each part in an engine module's B."""
     return tuple(base.shape_of(part)[0] for part in PARTS_OF[module])
 
 
-# As above, of every expert.
+# As above, for every expert.
 EXPERT_PARTS_OF: dict[str, tuple[str, ...]] = {
     "gate_up_proj_moe": FUSED_MODULES["gate_up_proj"],
     "down_proj_moe": ("down_proj",),
@@ -38,5 +38,5 @@ EXPERT_MODULE_OF = {part: module for module, parts in EXPERT_PARTS_OF.items() fo
 
 
 def expert_part_rows(base: BaseModel, module: str) -> tuple[int, ...]:
-    """As `part_rows`, for one expert. KeyError for a base model without experts."""
+    """As `part_rows`, for one expert. Raises KeyError for a base model without experts."""
     return tuple(base.expert_shape_of(part)[0] for part in EXPERT_PARTS_OF[module])

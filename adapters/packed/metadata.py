@@ -1,4 +1,4 @@
-"""What a packed file's header says of it besides its tensors."""
+"""The metadata in a packed file's header."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _MOST_ROWS = 1 << 31
 
 @dataclass(frozen=True, slots=True)
 class PackedModule:
-    """One engine module's place in the model."""
+    """The layers and rows of an engine module."""
 
     layers: tuple[int, ...]  # ascending; the first axis of its tensors
     part_rows: tuple[int, ...]  # of B, for each projection that is fused in it
@@ -39,7 +39,7 @@ class PackedModule:
 
 @dataclass(frozen=True, slots=True)
 class PackedExpertModule:
-    """An engine module of experts, and its place in the model."""
+    """The layers, experts and rows of an engine module of experts."""
 
     layers: tuple[int, ...]  # ascending
     experts: tuple[Ranges, ...]  # of each layer; the first axis of its tensors is over layers and, in them, experts
@@ -47,13 +47,13 @@ class PackedExpertModule:
 
     @property
     def count(self) -> int:
-        """Of experts, all layers together."""
+        """The number of experts, over all layers."""
         return sum(count_of(own) for own in self.experts)
 
 
 @dataclass(frozen=True, slots=True)
 class PackedExperts:
-    """LoRA's place in a mixture of experts."""
+    """LoRA on a mixture of experts."""
 
     rank: int  # of every expert
     modules: Mapping[str, PackedExpertModule]  # by engine module
@@ -61,7 +61,7 @@ class PackedExperts:
 
 @dataclass(frozen=True, slots=True)
 class PackedReft:
-    """ReFT's place in the model."""
+    """The layers and ranks of ReFT."""
 
     layers: tuple[int, ...]  # ascending; the first axis of its tensors
     ranks: tuple[int, ...]  # of each layer; what is beyond it in the tensors is zero
@@ -73,7 +73,7 @@ class PackedReft:
 
 @dataclass(frozen=True, slots=True)
 class PackedMetadata:
-    """A packed file's header, checked."""
+    """A packed file's metadata, checked."""
 
     revision_id: str
     dtype: EngineDtype
@@ -82,13 +82,13 @@ class PackedMetadata:
     lora_rank: int  # of every module; 0 where there is none
     modules: Mapping[str, PackedModule]  # by engine module
     reft: PackedReft | None
-    tensors_sha256: str  # 64 hex digits: of all that follows the header
-    manifest: str  # canonical JSON: what the revision is (see `adapters.manifest`)
+    tensors_sha256: str  # 64 hex digits, of everything after the header
+    manifest: str  # canonical JSON (see `adapters.model.manifest`)
     experts: PackedExperts | None = None
 
     @property
     def rank(self) -> int:
-        """The largest one, of which a slot must be."""
+        """The largest rank, which a slot must have room for."""
         return max(self.lora_rank, self.reft.rank if self.reft else 0, self.experts.rank if self.experts else 0)
 
     def to_header(self) -> dict[str, str]:
@@ -116,7 +116,7 @@ class PackedMetadata:
 
     @classmethod
     def from_header(cls, header: Mapping[str, Any], where: str) -> PackedMetadata:
-        """Checks a `__metadata__`. Raises AdapterMalformed, naming `where`."""
+        """Parse and check a `__metadata__`. Raises AdapterMalformed, naming `where`."""
         if header.get("format") != FORMAT:
             raise AdapterMalformed(
                 f"{where} has the format {str(header.get('format'))[:60]!r}, not {FORMAT!r}; pack the adapter again"
@@ -208,7 +208,7 @@ def _experts(fields: Fields) -> PackedExperts:
 
 
 def _are_ranges(value: Any) -> bool:
-    """True for ascending ranges of experts that do not touch each other: there is one way to write a set down."""
+    """True for ascending ranges of experts that do not touch, the only spelling of a set."""
     if not isinstance(value, list) or not value:
         return False
     least = 0

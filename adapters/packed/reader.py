@@ -1,4 +1,4 @@
-"""Reading packed files: one memory map, and nothing of the file believed that was not checked."""
+"""Map packed files; nothing in a file is used before it is checked."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ _CHUNK_BYTES = 8 * 1024**2
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PackedRevision:
-    """An adapter as the engine's buffers want it.
+    """An adapter in the layout of the engine's buffers.
 
-    L': the layers of a module, which its metadata lists. The arrays are read-only views of the file, which stays mapped
-    as long as any of them lives; bfloat16 comes as its bits, uint16.
+    The arrays are read-only views of the file, which stays mapped as long as any of them lives. bfloat16 is given as
+    its bits, uint16. The first axis, L', is over the layers of a module, which its metadata lists:
 
         lora.<module>.a  [L', parts * rank, in]     lora.<module>.b  [L', out, rank]
         reft.a  [L', rank, hidden]     reft.b  [L', hidden, rank]     reft.bias  [L', rank]
 
-    Of experts the first axis, N, is over the layers of a module and in each of them over its adapted experts, which the
+    For experts the first axis, N, is over the layers of a module and, within each, its adapted experts, which the
     metadata lists; the rank is that of the experts.
 
         lora.<module>_moe.a  [N, parts * rank, in]     lora.<module>_moe.b  [N, out, rank]
@@ -46,11 +46,11 @@ class PackedRevision:
 
     @property
     def num_bytes(self) -> int:
-        """Of the tensors."""
+        """Bytes of all tensors."""
         return len(self.data)
 
     def check_digest(self) -> None:
-        """Reads all tensors. Raises AdapterMalformed where they are not what was packed."""
+        """Read all tensors. Raises AdapterMalformed unless they have the digest that they were packed with."""
         digest = hashlib.sha256()
         for begin in range(0, len(self.data), _CHUNK_BYTES):
             digest.update(self.data[begin : begin + _CHUNK_BYTES])
@@ -61,7 +61,7 @@ class PackedRevision:
             )
 
     def check_fits(self, base: BaseModel) -> None:
-        """Raises AdapterIncompatible for another base model, AdapterMalformed for sizes that are not this one's."""
+        """Raise AdapterIncompatible for another base model, AdapterMalformed for sizes that it does not have."""
         if self.metadata.base_fingerprint != base.fingerprint:
             raise AdapterIncompatible(
                 f"{self.path} was packed for the base model {self.metadata.base_fingerprint}, this one is "
@@ -85,7 +85,7 @@ class PackedRevision:
 
 
 def _misfits(name: str, module: PackedExpertModule, size_in: int, base: BaseModel) -> list[str]:
-    """What of an engine module of experts the base model has not."""
+    """The parts of an engine module of experts that the base model does not have."""
     if base.experts is None:
         return [name]
     wrong = [f"experts in layer {layer}" for layer in module.layers if not base.has_experts(layer)][:1]
@@ -99,10 +99,10 @@ def _misfits(name: str, module: PackedExpertModule, size_in: int, base: BaseMode
 
 
 def read_packed(path: Path) -> PackedRevision:
-    """Maps a packed file. Its header is checked, its tensors are not read (see `PackedRevision.check_digest`).
+    """Map a packed file and check its header, but not its tensors (see `PackedRevision.check_digest`).
 
-    The file must never be changed or cut while it is mapped; replacing or deleting it is fine. Raises AdapterMissing
-    where it cannot be opened and AdapterMalformed where it contradicts itself.
+    The file must not be modified or truncated while it is mapped; replacing or deleting it is fine. Raises
+    AdapterMissing if it cannot be opened, AdapterMalformed if it contradicts itself.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -131,7 +131,7 @@ def _wrong(path: Path, what: str) -> AdapterMalformed:
 
 
 def _header(path: Path, descriptor: int, num_bytes: int) -> tuple[dict[str, Any], int]:
-    """(the header, where the tensors begin)."""
+    """(the header, the offset of the tensors)."""
     prefix = os.pread(descriptor, 8, 0)
     header_bytes = int.from_bytes(prefix, "little")
     if len(prefix) < 8 or header_bytes > min(num_bytes, MAX_HEADER_BYTES) - 8 or header_bytes % 8:
@@ -152,7 +152,7 @@ def _metadata(path: Path, header: dict[str, Any]) -> PackedMetadata:
 def _shapes(
     path: Path, header: dict[str, Any], metadata: PackedMetadata, data_bytes: int
 ) -> dict[str, tuple[int, ...]]:
-    """The tensors' shapes in the order of their bytes: exactly those that the metadata asks for, without holes."""
+    """The tensors' shapes in the order of their bytes: exactly those that the metadata implies, without gaps."""
     expected = _expected_shapes(path, header, metadata)
     if header.keys() != expected.keys():
         odd = sorted(header.keys() ^ expected.keys())
@@ -174,7 +174,7 @@ def _shapes(
 
 
 def _expected_shapes(path: Path, header: dict[str, Any], metadata: PackedMetadata) -> dict[str, tuple[int, ...]]:
-    """What the metadata asks for. Only the sizes that it does not say are taken from the tensors: inputs, hidden."""
+    """The shapes that the metadata implies. Only sizes of inputs and of the hidden state come from the tensors."""
     shapes: dict[str, tuple[int, ...]] = {}
     for name, module in metadata.modules.items():
         size_in = _last_size(path, header, f"lora.{name}.a")

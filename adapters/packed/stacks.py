@@ -1,4 +1,4 @@
-"""The tensors of a packed file, made layer by layer while they are written."""
+"""Produce the tensors of a packed file layer by layer while it is written."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ _Fill = Callable[[np.ndarray, _Parts, Sequence[str], int, tuple[int, ...], Engin
 def _fill_a(
     target: np.ndarray, parts: _Parts, wheres: Sequence[str], rank: int, rows: tuple[int, ...], dtype: EngineDtype
 ) -> None:
-    """The parts' A below each other, each padded to the rank, into [parts * rank, in]."""
+    """Stack the parts' A, each padded to the rank, into [parts * rank, in]."""
     for number, (factors, where) in enumerate(zip(parts, wheres, strict=True)):
         if factors is not None:
             own = _stored(factors.a, dtype, f"{where}: the A")
@@ -87,7 +87,7 @@ def _fill_a(
 def _fill_b(
     target: np.ndarray, parts: _Parts, wheres: Sequence[str], rank: int, rows: tuple[int, ...], dtype: EngineDtype
 ) -> None:
-    """The parts' scaled B below each other, into [rows, rank]."""
+    """Stack the parts' scaled B into [rows, rank]."""
     first_row = 0
     for factors, where, own_rows in zip(parts, wheres, rows, strict=True):
         if factors is not None:
@@ -127,7 +127,7 @@ def reft_stacks(reft: Mapping[int, ReftFactors], dtype: EngineDtype) -> Stacks:
 
 
 def _stored(values: np.ndarray, dtype: EngineDtype, what: str) -> np.ndarray:
-    """The values in the dtype's storage. Raises AdapterIncompatible where one does not fit."""
+    """Convert values to the dtype's storage. Raises AdapterIncompatible if one does not fit."""
     check_fits(what, values, dtype)
     _, shape, data = encode(values, dtype)
     return np.frombuffer(data, STORAGE_DTYPES[dtype]).reshape(shape)

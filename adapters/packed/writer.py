@@ -1,4 +1,4 @@
-"""Packing an adapter: everything that would be done to it at each load is done once, here."""
+"""Pack an adapter: do once what every load would otherwise repeat."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ from adapters.packed.stacks import expert_stacks, lora_stacks, reft_stacks
 
 
 def write_packed(adapter: Adapter, base: BaseModel, dtype: EngineDtype, path: Path) -> None:
-    """Makes `path` the packed form of an adapter, at once or not at all, and on the disk.
+    """Write the packed form of an adapter to `path`, durably, complete or not at all.
 
     The same adapter and dtype always give the same bytes. Beside the adapter, one layer of one packed tensor is in
-    memory at a time. Raises AdapterIncompatible where a value does not fit the dtype or the adapter is for another
-    base model, AdapterUnsupported where there is too much to say of it.
+    memory at a time. Raises AdapterIncompatible if a value does not fit the dtype or the adapter is for another base
+    model, AdapterUnsupported if the header would be too large.
     """
     if adapter.base_fingerprint != base.fingerprint:
         raise AdapterIncompatible(
@@ -79,7 +79,7 @@ def _header_with(
     modules: Mapping[str, PackedModule],
     experts: PackedExperts | None,
 ) -> Callable[[str], dict[str, str]]:
-    """What makes the metadata, once the digest of the tensors is known."""
+    """A function that makes the metadata from the digest of the tensors."""
     revision_id, manifest = revision_id_of(adapter), Manifest.of(adapter).to_json()
     return lambda tensors_sha256: PackedMetadata(
         revision_id=revision_id,
@@ -96,7 +96,7 @@ def _header_with(
 
 
 def _module_layers(adapter: Adapter) -> dict[str, tuple[int, ...]]:
-    """The layers in which an engine module has any part adapted: the whole of it is stored then, zeros included."""
+    """The layers in which any part of an engine module is adapted; the whole module is stored then, zeros included."""
     layers: dict[str, set[int]] = {}
     for layer, part in adapter.lora:
         layers.setdefault(ENGINE_MODULE_OF[part], set()).add(layer)
@@ -104,7 +104,7 @@ def _module_layers(adapter: Adapter) -> dict[str, tuple[int, ...]]:
 
 
 def _experts_metadata(adapter: Adapter, base: BaseModel) -> PackedExperts | None:
-    """Of each engine module the experts in which any part is adapted; they have the largest rank among experts."""
+    """The experts in which any part of an engine module is adapted; all have the largest rank among experts."""
     if not adapter.experts:
         return None
     experts: dict[str, dict[int, set[int]]] = {}

@@ -1,13 +1,14 @@
-"""The head of every stored object, which says what the object should be.
+"""The envelope at the start of every stored object, by which the object can be verified alone.
 
-A revision id is a digest of what an adapter computes, not of the file that it is packed in, so it cannot tell whether
-that file is intact. The envelope can, with nothing but the object itself:
+A revision id is a digest of what an adapter computes, not of the file that it is packed in, so it cannot show that the
+file is intact. The envelope can:
 
     16 bytes  "prelude-object-1"
     32 bytes  the revision id's digest
     32 bytes  SHA-256 of the content
      8 bytes  size of the content, little-endian
-    and then the content.
+
+The content follows it.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _MAGIC = b"prelude-object-1"
 
 @dataclass(frozen=True, slots=True)
 class Envelope:
-    """What one object is."""
+    """The identity, digest and size of one object's content."""
 
     revision_id: str
     content_sha256: str  # 64 hex digits
@@ -46,7 +47,7 @@ class Envelope:
 
     @classmethod
     def decode(cls, head: bytes, key: str) -> Envelope:
-        """The envelope in an object's first bytes. Raises StoreCorrupt."""
+        """Parse an object's first bytes. Raises StoreCorrupt."""
         if len(head) < ENVELOPE_BYTES or not head.startswith(_MAGIC):
             raise StoreCorrupt(
                 f"{key} begins with {head[: len(_MAGIC)]!r} and not with the {ENVELOPE_BYTES} bytes of an envelope "
@@ -60,7 +61,7 @@ class Envelope:
 
 
 def object_bytes(head: bytes) -> int:
-    """The size that an object's first bytes claim for all of it; 0 where they are no envelope."""
+    """The object's size as its first bytes claim it; 0 if they are no envelope."""
     try:
         return ENVELOPE_BYTES + Envelope.decode(head, "").content_bytes
     except StoreCorrupt:
@@ -68,9 +69,9 @@ def object_bytes(head: bytes) -> int:
 
 
 def content_of(chunks: Iterable[bytes], key: str, revision_id: str) -> Iterator[Part | Envelope]:
-    """The content of an object, in chunks, and after it the envelope that it was found to agree with.
+    """Yield an object's content in chunks, and then its envelope, against which the content has been checked.
 
-    Raises StoreCorrupt, at the last at the object's end: what came before it must not be used.
+    Raises StoreCorrupt, at the latest at the end; the chunks before must not be used then.
     """
     _, content = begin_content(chunks, key, revision_id)
     yield from content
@@ -79,7 +80,7 @@ def content_of(chunks: Iterable[bytes], key: str, revision_id: str) -> Iterator[
 def begin_content(
     chunks: Iterable[bytes], key: str, revision_id: str
 ) -> tuple[Envelope, Generator[Part | Envelope, None, None]]:
-    """What an object's head says that it is, and its content as `content_of` yields it. Raises StoreCorrupt."""
+    """Return an object's envelope, and its content as `content_of` yields it. Raises StoreCorrupt."""
     chunks = iter(chunks)
     head = b""
     while len(head) < ENVELOPE_BYTES and (chunk := next(chunks, b"")):
@@ -90,7 +91,7 @@ def begin_content(
             f"{key} should hold {revision_id}, but its envelope names {envelope.revision_id}; "
             "run the store's fsck with repair and import the adapter again"
         )
-    return envelope, _checked(envelope, memoryview(head)[ENVELOPE_BYTES:], chunks, key)  # which may be all of it
+    return envelope, _checked(envelope, memoryview(head)[ENVELOPE_BYTES:], chunks, key)  # the head may have all of it
 
 
 def _checked(
@@ -101,7 +102,7 @@ def _checked(
     while rest:
         num_bytes += len(rest)
         if num_bytes > envelope.content_bytes:
-            break  # no longer what it says, however long it goes on
+            break  # longer than claimed, so the rest does not matter
         digest.update(rest)
         yield rest
         rest = next(chunks, b"")

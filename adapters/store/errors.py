@@ -1,9 +1,9 @@
-"""What can be wrong with the store of adapters' bytes.
+"""Errors of the store of adapters' bytes.
 
     AdapterError
     ├── StoreUnavailable      503  the store cannot be reached, read or written; try again
-    ├── StoreFull             507  no room for the bytes, in the store or where a revision is fetched to
-    ├── StoreCorrupt          422  an object is not what its own digest says
+    ├── StoreFull             507  no room for the bytes, in the store or at a fetch's destination
+    ├── StoreCorrupt          422  an object does not match its own digest
     ├── StoreConflict         409  the revision is stored already, with other bytes
     └── RevisionNotStored     404  the store has no such revision
 
@@ -16,7 +16,7 @@ from adapters.errors import AdapterError
 
 
 class StoreUnavailable(AdapterError):
-    """The store did not answer, or refused, after all attempts."""
+    """The store is unreachable, or still refused after all attempts."""
 
     code = "adapter_store_unavailable"
     http_status = 503
@@ -31,21 +31,21 @@ class StoreFull(AdapterError):
 
 
 class StoreCorrupt(AdapterError):
-    """A stored object does not have the size or digest that it should have."""
+    """A stored object does not match its own size or digest."""
 
     code = "adapter_store_corrupt"
     http_status = 422
 
 
 class StoreConflict(AdapterError):
-    """Other bytes are stored for the revision; nothing stored is ever replaced by something else."""
+    """Other bytes are stored for the revision. Stored content is never replaced by other content."""
 
     code = "adapter_store_conflict"
     http_status = 409
 
 
 class RevisionNotStored(AdapterError):
-    """The store, which answers, has no object for the revision."""
+    """The store is reachable and has no object for the revision."""
 
     code = "adapter_revision_not_stored"
     http_status = 404

@@ -1,4 +1,4 @@
-"""Comparing a store with the catalog that refers to it, and putting the store right."""
+"""Compare a store with the catalog that refers to it, and repair the store."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class FsckReport:
     num_referenced: int = 0
     num_objects: int = 0
     num_bytes: int = 0  # of the revisions' objects
-    num_young: int = 0  # not referenced, but younger than the age: an import may be about to refer to them
+    num_young: int = 0  # unreferenced, but too young: an import may be about to refer to them
     missing: Findings = field(default_factory=Findings)  # referenced, and not stored
     corrupt: Findings = field(default_factory=Findings)
     unreferenced: Findings = field(default_factory=Findings)
@@ -42,7 +42,7 @@ class FsckReport:
 
     @property
     def is_sound(self) -> bool:
-        """True where every revision that is referred to can be served."""
+        """True if every referenced revision can be served."""
         return not self.missing.count and not self.corrupt.count
 
 
@@ -55,19 +55,19 @@ def fsck(
     check_content: bool = True,
     remove: Callable[[str], bool] | None = None,
 ) -> FsckReport:
-    """Compare the store with the revision ids that a catalog refers to, which must come in ascending order.
+    """Compare the store with the revision ids that a catalog refers to, which must ascend.
 
-    Nothing younger than `min_age_s` counts as unreferenced or left over: its import may be under way. `repair` deletes
-    unreferenced and left-over objects and moves corrupt ones to quarantine/. `remove` does so for an unreferenced
-    revision, unless it finds that it is wanted by now (False); without it, no import may run that takes longer than
-    `min_age_s` from its publication to its row in the catalog. Without `check_content` only what is there is compared,
-    which does not read the objects. Raises StoreUnavailable, and ValueError for ids that are not in order.
+    Nothing younger than `min_age_s` counts as unreferenced or left over, because its import may still run. `repair`
+    deletes unreferenced and left-over objects and moves corrupt ones to quarantine/. If `remove` is given, it deletes
+    the unreferenced revisions, and returns False for one that is referenced by now; without it, no import may take
+    longer than `min_age_s` from publication to its row in the catalog. Without `check_content`, objects are listed but
+    not read. Raises StoreUnavailable, and ValueError for ids that do not ascend.
     """
     report = FsckReport()
     for revision_id, is_referenced, found in _merged(_in_order(referenced), store.list()):
         report.num_referenced += is_referenced
         if found is None:
-            found = store.find(revision_id)  # published since its part of the store was listed?
+            found = store.find(revision_id)  # it may have been published since its shard was listed
         if found is None:
             report.missing.add(revision_id)
             continue
@@ -78,21 +78,23 @@ def fsck(
                 store.verify(revision_id)
             except StoreCorrupt:
                 report.corrupt.add(revision_id)
-                if repair and store.find(revision_id) == found and store.quarantine(revision_id):  # else replaced since
+                if (
+                    repair and store.find(revision_id) == found and store.quarantine(revision_id)
+                ):  # else replaced meanwhile
                     report.num_repaired += 1
                 continue
-            except RevisionNotStored:  # deleted since it was listed
+            except RevisionNotStored:  # deleted meanwhile
                 if is_referenced:
                     report.missing.add(revision_id)
                 continue
         if not is_referenced:
-            _judge_unreferenced(store, found, min_age_s, repair, remove, report)
+            _handle_unreferenced(store, found, min_age_s, repair, remove, report)
     for left_over in store.incoming_older_than(min_age_s):
-        _judge_left_over(store, left_over, repair, report)
+        _handle_left_over(store, left_over, repair, report)
     return report
 
 
-def _judge_unreferenced(
+def _handle_unreferenced(
     store: AdapterStore,
     found: StoredObject,
     min_age_s: float,
@@ -104,7 +106,7 @@ def _judge_unreferenced(
         report.num_young += 1
         return
     report.unreferenced.add(found.revision_id)
-    if not repair or store.find(found.revision_id) != found:  # published again since
+    if not repair or store.find(found.revision_id) != found:  # published again meanwhile
         return
     if remove is None:
         store.delete(found.revision_id)
@@ -113,7 +115,7 @@ def _judge_unreferenced(
     report.num_repaired += 1
 
 
-def _judge_left_over(store: AdapterStore, left_over: LeftOver, repair: bool, report: FsckReport) -> None:
+def _handle_left_over(store: AdapterStore, left_over: LeftOver, repair: bool, report: FsckReport) -> None:
     report.left_over.add(left_over.key)
     if repair:
         store.delete_left_over(left_over)
@@ -123,7 +125,7 @@ def _judge_left_over(store: AdapterStore, left_over: LeftOver, repair: bool, rep
 def _merged(
     referenced: Iterator[str], stored: Iterator[StoredObject]
 ) -> Iterator[tuple[str, bool, StoredObject | None]]:
-    """(revision id, whether it is referenced, its object) of all that either has, both in ascending order."""
+    """Merge both ascending sequences into (revision id, whether it is referenced, its object)."""
     wanted, found = next(referenced, None), next(stored, None)
     while wanted is not None or found is not None:
         if found is None or (wanted is not None and wanted < found.revision_id):
@@ -139,7 +141,7 @@ def _merged(
 
 
 def _in_order(revision_ids: Iterable[str]) -> Iterator[str]:
-    """The ids, each once. Raises ValueError where they do not ascend."""
+    """The ids without repeats. Raises ValueError unless they ascend."""
     last = ""
     for revision_id in revision_ids:
         check_revision_id(revision_id)

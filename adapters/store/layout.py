@@ -1,8 +1,8 @@
-"""Where things are in a store.
+"""The keys in a store.
 
-revisions/<first two hex digits>/<64 hex digits>     one object per revision, whole or not there
+revisions/<first two hex digits>/<64 hex digits>     one object per revision, complete or absent
 incoming/<uuid>                                      being written; garbage once its writer is gone
-quarantine/<64 hex digits>.<uuid>                    was damaged; kept for a person to look at
+quarantine/<64 hex digits>.<uuid>                    damaged; kept for inspection
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def key_of(revision_id: str) -> str:
 
 
 def revision_of(key: str) -> str | None:
-    """The revision whose object has this key; None where no revision's has."""
+    """The revision whose object has this key; None for any other key."""
     match = _REVISION_KEY.fullmatch(key)
     return None if match is None else f"sha256:{match[2]}"
 

@@ -11,7 +11,7 @@ from adapters.store.objects import Objects
 
 
 class LocalObjects(Objects):
-    """A rename publishes. Files, and the folders that name them, are on the disk before a method returns."""
+    """Publishes by rename. Files and their directory entries are on the disk when a method returns."""
 
     def write(self, key: str, chunks: Iterable[bytes]) -> None:
         path = self._path_in_folder(key)
@@ -39,7 +39,7 @@ class LocalObjects(Objects):
             os.utime(self.path_of(key))
 
     def make_root(self) -> None:
-        """Make the store's folder where there is none."""
+        """Create the store's folder if it does not exist."""
         with self.reaching(self._root):
             make_folder(Path(self._root))
 

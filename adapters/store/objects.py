@@ -1,4 +1,4 @@
-"""Objects by key under one root, through fsspec: what a local folder and object storage do alike."""
+"""Objects by key under one root, through fsspec: the common part of local folders and object storage."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import fsspec
 
 from adapters.store.errors import StoreFull, StoreUnavailable
 
-CHUNK_BYTES = 8 * 1024**2  # of reads and of the parts of an upload; S3 takes at most 10,000 parts of an object
+CHUNK_BYTES = 8 * 1024**2  # of reads and of the parts of an upload; S3 takes at most 10,000 parts per object
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
@@ -30,7 +30,7 @@ class ObjectInfo:
 
 @dataclass(frozen=True, slots=True)
 class UnfinishedUpload:
-    """Parts of an object whose writer has not completed it; listings of objects do not show them."""
+    """A multipart upload that was not completed. Listings of objects do not show it."""
 
     key: str
     upload_id: str
@@ -38,35 +38,35 @@ class UnfinishedUpload:
 
 
 class Objects(ABC):
-    """Keys are relative to the root. Every method may raise StoreUnavailable; for safe use by several threads."""
+    """Keys are relative to the root. Every method may raise StoreUnavailable. Thread-safe."""
 
-    _failures: tuple[type[Exception], ...] = (OSError,)  # that say that the storage does not work
+    _failures: tuple[type[Exception], ...] = (OSError,)  # by which the storage reports that it does not work
 
     def __init__(self, filesystem: fsspec.AbstractFileSystem, root: str, url: str) -> None:
         self.url = url  # for messages
         self._filesystem = filesystem
         self._root = root.rstrip("/")
-        self._ground = self._root  # what must be there even if the store is empty
+        self._ground = self._root  # must exist even if the store is empty
 
     @abstractmethod
     def write(self, key: str, chunks: Iterable[bytes]) -> None:
-        """Make a new object of the chunks, durable on return. Raises StoreFull; may leave part of it at the key."""
+        """Write a new object, durable on return. Raises StoreFull; a failed write may leave a part of it at the key."""
 
     @abstractmethod
     def move(self, source: str, target: str) -> None:
-        """Make the object at `source` the one at `target`, at once or not at all, and durably.
+        """Move an object, durably, complete or not at all.
 
-        A crash may leave it at both. Raises FileNotFoundError where there is none.
+        A crash may leave it at both keys. Raises FileNotFoundError if it does not exist.
         """
 
     @abstractmethod
     def touch(self, key: str) -> None:
-        """Make an object as young as a new one. Raises FileNotFoundError."""
+        """Set an object's modification time to now. Raises FileNotFoundError."""
 
     def read(self, key: str, size_in: Callable[[bytes], int] | None = None) -> Iterator[bytes]:
-        """The object's bytes in chunks. Raises FileNotFoundError.
+        """Yield the object's bytes in chunks. Raises FileNotFoundError.
 
-        `size_in` tells the object's size from its first chunk, for reading ahead; a wrong one changes no bytes.
+        `size_in` tells the object's size from its first chunk, for read-ahead; a wrong size does not change the bytes.
         """
         with self.reaching(key):
             file = self._filesystem.open(self.path_of(key), "rb", block_size=CHUNK_BYTES, cache_type="none")
@@ -79,7 +79,7 @@ class Objects(ABC):
                 yield chunk
 
     def info(self, key: str) -> ObjectInfo | None:
-        """What is at a key; None for nothing."""
+        """The object or folder at a key, if there is one."""
         try:
             with self.reaching(key):
                 return self._info_of(self._filesystem.info(self.path_of(key), refresh=True))
@@ -88,7 +88,7 @@ class Objects(ABC):
             return None
 
     def list_folder(self, folder: str) -> list[ObjectInfo]:
-        """What lies directly in a folder, in the order of the keys. No folder is an empty one."""
+        """The entries directly in a folder, sorted by key. A missing folder is an empty one."""
         try:
             with self.reaching(folder):
                 entries = self._filesystem.ls(self.path_of(folder), detail=True, refresh=True)
@@ -99,7 +99,7 @@ class Objects(ABC):
         return sorted((info for info in infos if info.key != folder), key=lambda info: info.key)
 
     def delete(self, key: str) -> None:
-        """Remove an object. None there is fine."""
+        """Delete an object. A missing one is fine."""
         try:
             with self.reaching(key):
                 self._filesystem.rm_file(self.path_of(key))
@@ -107,12 +107,12 @@ class Objects(ABC):
             pass
 
     def unfinished_uploads(self, folder: str) -> Iterator[UnfinishedUpload]:
-        """What is being uploaded to a folder, where the storage has such a thing."""
+        """Unfinished uploads to a folder, if the storage has multipart uploads."""
         del folder
         return iter(())
 
     def abort_upload(self, key: str, upload_id: str) -> None:
-        """Remove the parts of an unfinished upload. None there is fine, as where the storage has no such thing."""
+        """Delete the parts of an unfinished upload. A missing one is fine."""
         del key, upload_id
 
     def path_of(self, key: str) -> str:
@@ -120,7 +120,7 @@ class Objects(ABC):
 
     @contextmanager
     def reaching(self, key: str) -> Iterator[None]:
-        """Inside, failures of the storage become errors of ours. FileNotFoundError stays: only the caller can tell."""
+        """Convert failures of the storage to our errors. FileNotFoundError passes: its meaning depends on the caller."""
         try:
             yield
         except FileNotFoundError:
@@ -137,7 +137,7 @@ class Objects(ABC):
             ) from error
 
     def check_root(self) -> None:
-        """Raises StoreUnavailable where the store itself is not there, which says nothing about its objects."""
+        """Raise StoreUnavailable if the store itself is missing: then a missing object means nothing."""
         try:
             with self.reaching(self._ground):
                 self._filesystem.info(self._ground, refresh=True)
@@ -148,7 +148,7 @@ class Objects(ABC):
 
     def _info_of(self, entry: dict[str, Any]) -> ObjectInfo:
         modified = entry.get("mtime", entry.get("LastModified", 0.0))
-        if isinstance(modified, datetime):  # of S3; some storages say fractions of a second in listings only
+        if isinstance(modified, datetime):  # S3; some storages have fractions of a second in listings only
             modified = modified.replace(microsecond=0).timestamp()
         return ObjectInfo(
             key=entry["name"].removeprefix(f"{self._root}/"),

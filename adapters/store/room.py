@@ -1,4 +1,4 @@
-"""A full disk as an error of ours."""
+"""Report a full disk as StoreFull."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from adapters.store.errors import StoreFull
 
 @contextmanager
 def room_at(destination: Path) -> Iterator[None]:
-    """Inside, StoreFull is raised where there is no room for a file at `destination`."""
+    """Raise StoreFull if the block finds no room for a file at `destination`."""
     try:
         yield
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Objects in a bucket of S3 or of a storage that speaks its protocol."""
+"""Objects in a bucket of S3 or of a compatible storage."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ import fsspec
 
 from adapters.store.objects import CHUNK_BYTES, Objects, UnfinishedUpload
 
-_FIRST_PART_BYTES = 8 * 1024**2  # most adapters whole: one that is larger waits for two answers, one after the other
+_FIRST_PART_BYTES = 8 * 1024**2  # enough for most adapters; a larger one takes two round trips
 _PART_BYTES = 4 * 1024**2
-_PARTS_AHEAD = 4  # of a reader: what one may hold in memory, beside the part at hand
+_PARTS_AHEAD = 4  # read-ahead in memory per reader, beside the current part
 
 
 @dataclass(frozen=True, slots=True)
 class S3Access:
-    """How a bucket is reached. Without keys, they come from the environment, as for every AWS client."""
+    """How to reach a bucket. Keys default to the environment, as for every AWS client."""
 
     endpoint_url: str | None = None  # None: AWS itself
     region: str | None = None
     access_key: str | None = None
     secret_key: str | None = field(default=None, repr=False)
     connect_timeout_s: float = 5.0
-    read_timeout_s: float = 20.0  # between two pieces of an answer, not for the whole of it
-    max_attempts: int = 3  # of one request, with exponential back-off between them; twice as many where it was cut off
+    read_timeout_s: float = 20.0  # between two pieces of a response, not for all of it
+    max_attempts: int = 3  # per request, with exponential back-off; twice as many for a response that broke off
 
     def filesystem_options(self) -> dict[str, Any]:
         """Keyword arguments of fsspec's S3 filesystem."""
@@ -43,17 +43,17 @@ class S3Access:
                 "read_timeout": self.read_timeout_s,
                 "retries": {"total_max_attempts": self.max_attempts, "mode": "standard"},
             },
-            # Listings change under us: other processes publish and delete.
+            # Listings go stale: other processes publish and delete.
             "use_listings_cache": False,
             "skip_instance_cache": True,
         }
 
 
 class S3Objects(Objects):
-    """A key appears whole, when its upload is completed or its copy is done."""
+    """A key appears with its whole content, when an upload is completed or a copy is done."""
 
     def __init__(self, filesystem: fsspec.AbstractFileSystem, root: str, url: str) -> None:
-        import aiohttp  # here, for a store in a folder needs none of these
+        import aiohttp  # here, because a store in a folder needs none of these
         import botocore.exceptions
 
         super().__init__(filesystem, root, url)
@@ -64,7 +64,7 @@ class S3Objects(Objects):
             botocore.exceptions.ClientError,
         )
         self._ground = self._root.partition("/")[0]
-        # botocore tries requests again, s3fs what botocore cannot: bodies that break off. Once more is enough.
+        # botocore retries requests; s3fs retries what botocore cannot, bodies that break off. One more attempt is enough.
         filesystem.retries = 2
 
     def write(self, key: str, chunks: Iterable[bytes]) -> None:
@@ -80,16 +80,16 @@ class S3Objects(Objects):
             self.check_root()
             raise
         finally:
-            if not file.closed:  # which would upload what there is
+            if not file.closed:  # closing it would upload a part of the object
                 file.closed = True
                 with self.reaching(key):
                     file.discard()
 
     def read(self, key: str, size_in: Callable[[bytes], int] | None = None) -> Iterator[bytes]:
-        """The object's bytes in parts, some of which are asked for ahead: one connection to S3 is slow.
+        """Yield the object's bytes in parts, with read-ahead: one connection to S3 is slow.
 
-        Nothing is asked before them: the first part's answer also says whether there is an object at all. Parts of
-        two objects that were at the key one after the other do not go together; who reads has digests that tell.
+        No request precedes that of the first part, which also tells whether the object exists. If the key is
+        overwritten meanwhile, parts of two objects can mix; the caller detects that by a digest.
         """
         parts, length = deque([self._part(key, 0, _FIRST_PART_BYTES)]), _FIRST_PART_BYTES
         end, size = length, None
@@ -101,7 +101,7 @@ class S3Objects(Objects):
                     size = size_in(part) if part and size_in is not None else 0
                 if part:
                     yield part
-                if len(part) < length:  # only this is the end, whatever the object says of its size
+                if len(part) < length:  # the only proof of the end, whatever size the object claims
                     return
                 length = _PART_BYTES
                 while not parts or (len(parts) < _PARTS_AHEAD and end < size):
@@ -136,7 +136,7 @@ class S3Objects(Objects):
                         "list_multipart_uploads", Bucket=bucket, Prefix=f"{prefix}/", **markers
                     )
                 except OSError as error:
-                    if error.errno == errno.ENOSYS:  # then the storage looks after them itself, or has none
+                    if error.errno == errno.ENOSYS:  # the storage cleans up by itself, or has no multipart uploads
                         return
                     raise
             for upload in page.get("Uploads", []):
@@ -156,7 +156,7 @@ class S3Objects(Objects):
 
 
 def _unless_past_the_end(part: Future[bytes]) -> bytes:
-    """A part's bytes; none where the object ended before it."""
+    """A part's bytes; none if the object ended before it."""
     try:
         return part.result()
     except OSError as error:

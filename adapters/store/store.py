@@ -1,4 +1,4 @@
-"""The store of adapters' bytes: one object per revision, whole or not there, in a folder or in object storage."""
+"""The adapter store: one object per revision, complete or absent, in a folder or in object storage."""
 
 from __future__ import annotations
 
@@ -35,18 +35,18 @@ class StoredObject:
 
 @dataclass(frozen=True, slots=True)
 class LeftOver:
-    """What a publisher that did not finish has left."""
+    """An object or upload that a publisher did not finish."""
 
     key: str
-    num_bytes: int  # 0 for an unfinished upload, whose size no listing says
+    num_bytes: int  # 0 for an unfinished upload, whose size is not listed
     modified_s: float
     upload_id: str | None = None  # of an unfinished upload
 
 
 def open_store(url: str, s3: S3Access | None = None) -> AdapterStore:
-    """The store at `file:///folder`, which is made where it is missing, or `s3://bucket/prefix`, which must exist.
+    """Open the store at `file:///folder`, created if it is missing, or `s3://bucket/prefix`, which must exist.
 
-    Raises ValueError for another URL and StoreUnavailable for a folder that cannot be made.
+    Raises ValueError for another URL, StoreUnavailable for a folder that cannot be created.
     """
     scheme, separator, rest = url.partition("://")
     if not separator or not rest.strip("/") or scheme not in ("file", "s3"):
@@ -61,7 +61,7 @@ def open_store(url: str, s3: S3Access | None = None) -> AdapterStore:
 
 
 class AdapterStore:
-    """Revisions' bytes by revision id. Any method may raise StoreUnavailable; safe for threads and for processes."""
+    """Revisions' bytes by revision id. Safe for threads and processes. Any method may raise StoreUnavailable."""
 
     def __init__(self, objects: Objects) -> None:
         self._objects = objects
@@ -71,24 +71,24 @@ class AdapterStore:
         return self._objects.url
 
     def publish(self, revision_id: str, source: Path) -> Envelope:
-        """Store a file as the bytes of a revision; afterwards it is there, durable, and was read back.
+        """Store a file as a revision's bytes. On return the object is durable and has been read back.
 
-        A revision that is stored already with the same bytes counts as new again, so that a clean-up does not take
-        it from under an import; a damaged one is replaced. Raises StoreConflict where it is stored with other bytes,
-        StoreFull, and StoreCorrupt where the storage does not give back what was written.
+        If the same bytes are already stored, the object's age is reset, so that no clean-up removes it under an import;
+        a damaged object is replaced. Raises StoreConflict if other bytes are stored, StoreFull, and StoreCorrupt if the
+        storage does not return what was written.
         """
         key = layout.key_of(revision_id)
         with source.open("rb") as file:
             wanted = _envelope_of(revision_id, file)
-            if not self._counts_as_new(wanted, key):
+            if not self._reset_age(wanted, key):
                 self._write(wanted, file, key)
         return wanted
 
     def fetch(self, revision_id: str, destination: Path) -> Envelope:
-        """Make `destination` the revision's content, checked, at once or not at all.
+        """Write a revision's verified content to `destination`, complete or not at all.
 
-        A process that is killed meanwhile may leave a `.<name>.<uuid>` beside it, but nothing at `destination` itself.
-        Raises RevisionNotStored, StoreCorrupt, and StoreFull where there is no room for it at `destination`.
+        A killed process may leave a `.<name>.<uuid>` beside `destination`. Raises RevisionNotStored, StoreCorrupt, and
+        StoreFull if there is no room at `destination`.
         """
         temporary = destination.with_name(f".{destination.name}.{uuid.uuid4().hex}")
         with room_at(destination):
@@ -109,36 +109,36 @@ class AdapterStore:
         return envelope
 
     def read(self, revision_id: str) -> Iterator[Part | Envelope]:
-        """A revision's content in chunks, and after it the envelope that it agrees with.
+        """Yield a revision's content in chunks, and then its envelope, against which the content has been checked.
 
-        Raises RevisionNotStored, and StoreCorrupt, at the last at the end: what came before it must not be used then.
+        Raises RevisionNotStored, and StoreCorrupt, at the latest at the end; the chunks before must not be used then.
         """
         return self._content(layout.key_of(revision_id), revision_id)
 
     def begin_read(self, revision_id: str) -> tuple[Envelope, Generator[Part | Envelope, None, None]]:
-        """What the object says that it is, its size above all, and what `read` yields, without asking twice.
+        """Return the object's envelope, which has its size, and what `read` yields, with one request.
 
-        Raises RevisionNotStored and StoreCorrupt. Close the generator where it is not read to its end.
+        Raises RevisionNotStored and StoreCorrupt. Close the generator unless it is read to its end.
         """
         return self._begin(layout.key_of(revision_id), revision_id)
 
     def verify(self, revision_id: str) -> Envelope:
-        """Read a revision's object to its end. Raises RevisionNotStored and StoreCorrupt."""
+        """Read and check a revision's whole object. Raises RevisionNotStored and StoreCorrupt."""
         return self._verified(layout.key_of(revision_id), revision_id)
 
     def exists(self, revision_id: str) -> bool:
-        """True where the revision has an object. Whether it is intact, `verify` says."""
+        """True if the revision has an object; only `verify` tells whether it is intact."""
         return self.find(revision_id) is not None
 
     def find(self, revision_id: str) -> StoredObject | None:
-        """What the storage says of a revision's object."""
+        """The entry of a revision's object in a listing, if it has one."""
         info = self._objects.info(layout.key_of(revision_id))
         if info is None or info.is_folder:
             return None
         return StoredObject(revision_id, info.num_bytes, info.modified_s)
 
     def list(self) -> Iterator[StoredObject]:
-        """All revisions' objects, by revision id, ascending. At most a 256th of them is in memory at a time."""
+        """All revisions' objects, ascending by revision id. At most 1/256 of the entries are in memory at a time."""
         for shard in self._objects.list_folder(layout.REVISIONS):
             if not shard.is_folder:
                 continue
@@ -148,13 +148,13 @@ class AdapterStore:
                     yield StoredObject(revision_id, info.num_bytes, info.modified_s)
 
     def delete(self, revision_id: str) -> None:
-        """Remove a revision's object. None there is fine."""
+        """Delete a revision's object. A missing one is fine."""
         self._objects.delete(layout.key_of(revision_id))
 
     def quarantine(self, revision_id: str) -> str | None:
-        """Move a revision's damaged object out of the way, and say where to. Raises RevisionNotStored.
+        """Move a revision's damaged object to quarantine/; return its new key. Raises RevisionNotStored.
 
-        None where it is sound: an import has just replaced the damaged one. It is back in its place then.
+        If it is intact, because an import has just replaced the damaged one, move it back and return None.
         """
         target = layout.new_quarantine_key(revision_id)
         try:
@@ -169,7 +169,7 @@ class AdapterStore:
         return None
 
     def incoming_older_than(self, age_s: float) -> Iterator[LeftOver]:
-        """What publishers have begun, and not touched for `age_s` seconds."""
+        """Objects and uploads that publishers have begun and not touched for `age_s` seconds."""
         latest_s = time.time() - age_s
         for info in self._objects.list_folder(layout.INCOMING):
             if not info.is_folder and info.modified_s <= latest_s:
@@ -179,7 +179,7 @@ class AdapterStore:
                 yield LeftOver(upload.key, 0, upload.begun_s, upload.upload_id)
 
     def delete_left_over(self, left_over: LeftOver) -> None:
-        """Remove what a publisher has left. None there is fine."""
+        """Delete what a publisher left. If it is gone, that is fine."""
         if not left_over.key.startswith(f"{layout.INCOMING}/"):
             raise ValueError(f"{left_over.key!r} is not under {layout.INCOMING}/")
         if left_over.upload_id is None:
@@ -188,7 +188,7 @@ class AdapterStore:
             self._objects.abort_upload(left_over.key, left_over.upload_id)
 
     def _write(self, wanted: Envelope, file: BufferedReader, key: str) -> None:
-        """Publish an object. Whatever fails, nothing stays of it where the storage still works."""
+        """Publish an object. After a failure nothing of it stays, if the storage still works."""
         temporary = layout.new_incoming_key()
         try:
             self._objects.write(temporary, _object_of(wanted, file))
@@ -199,7 +199,7 @@ class AdapterStore:
             try:
                 self._objects.delete(temporary)
             except AdapterError:
-                pass  # the first error says so, and a clean-up finds what is left
+                pass  # the first error is raised; a clean-up finds what is left
             if isinstance(error, (FileNotFoundError, RevisionNotStored)):
                 raise StoreUnavailable(
                     f"{temporary} in {self.url} was deleted while it was published; try again, and give clean-ups a "
@@ -207,8 +207,8 @@ class AdapterStore:
                 ) from error
             raise
 
-    def _counts_as_new(self, wanted: Envelope, key: str) -> bool:
-        """Make an object that is already stored as young as a new one. False where there is none that is sound."""
+    def _reset_age(self, wanted: Envelope, key: str) -> bool:
+        """Reset the age of an intact stored object. False if there is none."""
         if not self._is_stored_as(wanted, key):
             return False
         try:
@@ -218,7 +218,7 @@ class AdapterStore:
         return True
 
     def _is_stored_as(self, wanted: Envelope, key: str) -> bool:
-        """True where the object is there and sound. Raises StoreConflict where it is sound and another."""
+        """True if the object is stored and intact. Raises StoreConflict if it is intact and another one."""
         try:
             found = self._verified(key, wanted.revision_id)
         except (RevisionNotStored, StoreCorrupt):

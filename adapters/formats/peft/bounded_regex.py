@@ -21,7 +21,7 @@ _MAX_TOTAL_SIZE = 32_000  # of all expressions of one configuration
 _MAX_EXPRESSIONS = 512
 _MAX_CPU_S = 0.7  # of one configuration
 
-# What peft makes of an expression, by field of adapter_config.json.
+# The expression that peft builds, by field of adapter_config.json.
 _FORMS = {
     "target_modules": r"(?:{})\Z",
     "exclude_modules": r"(?:{})\Z",
@@ -43,7 +43,7 @@ _TOKEN = re.compile(
 
 
 class PatternRefused(ValueError):
-    """The expression is too large, or uses what is not supported."""
+    """The expression is too large or uses an unsupported construct."""
 
 
 class PatternInvalid(PatternRefused):
@@ -51,11 +51,11 @@ class PatternInvalid(PatternRefused):
 
 
 class CpuBudget:
-    """CPU time that a configuration may cost the thread that reads it. It is spent in `with` blocks."""
+    """CPU time that one configuration may take from the thread that reads it, spent in `with` blocks."""
 
     def __init__(self, where: str, seconds: float = _MAX_CPU_S) -> None:
         self._where, self._seconds = where, seconds
-        self._left_s = seconds  # when the current block began
+        self._left_s = seconds  # at the start of the current block
         self._began_s = 0.0
 
     def __enter__(self) -> None:
@@ -65,7 +65,7 @@ class CpuBudget:
         self._left_s -= time.thread_time() - self._began_s
 
     def left_s(self) -> float:
-        """More than nothing; otherwise raise AdapterMalformed."""
+        """The time that is left. Raises AdapterMalformed if there is none."""
         left_s = self._left_s - (time.thread_time() - self._began_s)
         if left_s <= 0:
             raise self.exceeded()
@@ -79,7 +79,7 @@ class CpuBudget:
 
 
 class Expressions:
-    """The expressions of one configuration, each compiled when it is first needed and dropped with this object."""
+    """The expressions of one configuration. Each is compiled on first use and lives as long as this object."""
 
     def __init__(self, where: str) -> None:
         self.budget = CpuBudget(where)
@@ -88,7 +88,7 @@ class Expressions:
         self._total_size = 0
 
     def first_match(self, field: str, patterns: Iterable[str], key: str) -> tuple[int, regex.Match[str]] | None:
-        """The index of the first pattern of a field that peft would find to match the module name `key`, and the match.
+        """Match the module name `key` as peft does; return the index of the first pattern that matches, and the match.
 
         Raises AdapterMalformed and AdapterUnsupported with the reason.
         """
@@ -115,19 +115,19 @@ class Expressions:
                 f"{self._where}: {field}: the regular expression {pattern[:80]!r} is refused: {error}"
             ) from error
         finally:
-            regex.purge()  # it keeps the text even of expressions that it does not cache
+            regex.purge()  # it keeps the text of uncached expressions, too
         self._compiled[field, pattern] = compiled
         return compiled
 
 
 def size_of(pattern: str) -> int:
-    """The number of characters and groups with repeats written out. Raises PatternRefused with the reason."""
+    """Characters and groups of an expression with its repeats written out. Raises PatternRefused with the reason."""
     if len(pattern) > MAX_PATTERN_LENGTH:
         raise PatternRefused(f"it has {len(pattern)} characters; at most {MAX_PATTERN_LENGTH} are accepted")
     if not pattern.isascii():
         raise PatternRefused("it has characters outside ASCII, which are not supported")
-    at = size = last = 0  # `last`: the size of what a repeat would repeat
-    outer: list[int] = []  # the sizes of the groups around this one, up to it
+    at = size = last = 0  # `last`: the size of the part that a repeat applies to
+    outer: list[int] = []  # for each open group: the size before it
     while at < len(pattern):
         token = _TOKEN.match(pattern, at)
         if token is None:
@@ -159,7 +159,7 @@ def size_of(pattern: str) -> int:
 
 
 def _num_copies(repeat: re.Match[str]) -> int:
-    """How often `regex` compiles what is repeated: as often as it must occur, and once for a loop."""
+    """How often `regex` compiles the repeated part: as often as it must occur, and once for a loop."""
     least = 1 if repeat["plus"] else int(repeat["least"] or 0)
     is_exact = repeat["least"] is not None and not (repeat["comma"] and repeat["most"] != repeat["least"])
     return max(1, least + (not is_exact))

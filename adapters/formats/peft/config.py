@@ -1,4 +1,4 @@
-"""`adapter_config.json` of a PEFT LoRA: parsed, typed, and refused where it asks for what is not served."""
+"""Parse `adapter_config.json` of a PEFT LoRA, and refuse what is not served."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _DEFAULT_RANK = _DEFAULT_ALPHA = 8  # peft's own
 _MAX_RANK = 1 << 20
 _MAX_NAMES = 10_000
 
-# Field -> (what it is, what to do instead). Refused where the field says anything.
+# Field -> (what it is, what to do instead). Refused unless the field is empty.
 _REFUSED = {
     "use_dora": ("DoRA", "train without use_dora, or merge the adapter into a model of its own"),
     "lora_bias": ("a LoRA bias", "train with lora_bias=False"),
@@ -52,7 +52,7 @@ class PeftConfig:
 
     @classmethod
     def parse(cls, fields: Fields) -> PeftConfig:
-        """Raises AdapterUnsupported for what is not served, AdapterMalformed for what contradicts itself."""
+        """Raises AdapterUnsupported for what is not served, AdapterMalformed for contradictions."""
         _refuse_other_kinds(fields)
         rank_pattern, alpha_pattern = fields.object("rank_pattern"), fields.object("alpha_pattern")
         if not all(is_integer(value) and 0 < value <= _MAX_RANK for value in rank_pattern.values()):
@@ -119,7 +119,7 @@ def _refuse_other_kinds(fields: Fields) -> None:
 
 
 def _positions(fields: Fields) -> Positions:
-    """ "prefill", unless {"prelude": {"positions": "all"}} says otherwise; peft has no such field."""
+    """ "prefill", unless {"prelude": {"positions": "all"}} overrides it; peft has no such field."""
     ours = Fields(fields.object(OUR_KEY), f"{fields.where}: {OUR_KEY}")
     positions = ours.string("positions", "prefill")
     for known in POSITIONS:

@@ -1,4 +1,4 @@
-"""Whether a PEFT file has the tensors that its configuration describes, and no others."""
+"""Check that a PEFT file has the tensors that its configuration describes, and no others."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _EMBEDDINGS = ("model.embed_tokens", "lm_head")
 
 
 def check_targets(config: PeftConfig, named: Named, base: BaseModel) -> None:
-    """Tensors and configuration must name the same modules; of a module named on all layers, some layers may lack it.
+    """Check that tensors and configuration name the same modules; some layers may lack a module that is named on all.
 
-    peft starts such absent ones at zero, so leaving them out changes nothing. A named module without any tensor,
-    however, shows that the file is not the one that the configuration describes.
+    peft starts absent ones at zero, so leaving them out changes nothing. But a named module without any tensor shows
+    that the file does not belong to the configuration.
     """
     targets = config.targets
     pairs = named.pairs + named.expert_pairs
@@ -53,7 +53,7 @@ def _names_one(targets: Targets, name: str) -> bool:
 
 
 def _wanted(config: PeftConfig, base: BaseModel) -> Iterator[tuple[str, set[str]]]:
-    """(what the configuration names, the base model's modules that it means), one by one."""
+    """Yield (an entry of the configuration, the modules of the base model that it names)."""
     targets = config.targets
     by_layer: dict[int, set[str]] = {}
     by_name: dict[str, set[str]] = {}  # by an ending of the modules' names
@@ -76,7 +76,7 @@ def _wanted(config: PeftConfig, base: BaseModel) -> Iterator[tuple[str, set[str]
 
 
 def _keys_of(layer: int, base: BaseModel) -> Iterator[str]:
-    """peft's names of all projections of a layer that can be adapted one by one."""
+    """peft's names of a layer's projections that can be adapted individually."""
     for module in base.modules_of(layer):
         yield name_of_module(layer, module)
     if base.experts is not None and base.has_experts(layer):

@@ -1,4 +1,4 @@
-"""Reads a PEFT LoRA on a mixture of experts: one by one, or all experts of a layer in peft's wrapper of a parameter.
+"""Read a PEFT LoRA on a mixture of experts: per expert, or per layer in peft's wrapper of a parameter.
 
 transformers 5 keeps the experts of a layer in two parameters, gate_up_proj [E, 2 intermediate, hidden] and down_proj
 [E, hidden, intermediate], and peft wraps these (`target_parameters`). A wrapper has the factors of all experts:
@@ -6,8 +6,8 @@ transformers 5 keeps the experts of a layer in two parameters, gate_up_proj [E, 
     A [E rank, in]     expert by expert, rank rows of each
     B [out, rank E]    of each rank, one column of every expert
 
-Where both parameters are wrapped, one wrapper is inside the other: that of gate_up_proj, unless peft had wrapped it
-alone in the same process before, which turns the order round. So shapes say which is which.
+If both parameters are wrapped, one wrapper is inside the other: that of gate_up_proj, unless peft had wrapped it alone
+in the same process before, which reverses the order. So shapes decide which is which.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def read_expert_pair(
 def read_wrapped_experts(
     wrappers: list[Wrapper], weights: Weights, config: PeftConfig, base: BaseModel, folder: AdapterFolder
 ) -> Experts:
-    """The factors in all wrappers, each under its layer, expert and module."""
+    """The factors in all wrappers, by layer, expert and module."""
     targeted = _targeted_parameters(config, base)
     experts: Experts = {}
     adapted: set[tuple[int, str]] = set()
@@ -99,7 +99,7 @@ def _parameter_of(wrapper: Wrapper, targeted: Mapping[int, tuple[str, ...]], wei
             f"{' and '.join(own) or 'nothing'} of its experts in target_parameters; peft would drop them, so correct "
             "the configuration"
         )
-    return fitting[0] if fitting else own[place]  # where neither fits, what is read next says so
+    return fitting[0] if fitting else own[place]  # if neither fits, reading it reports the error
 
 
 def _read_wrapper(

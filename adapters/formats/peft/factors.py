@@ -1,4 +1,4 @@
-"""What must be true of a LoRA's two tensors before they are read."""
+"""Check a LoRA's two tensors before they are read."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def check_shapes(
     folder: AdapterFolder,
     count: int = 1,
 ) -> None:
-    """The tensors "A" and "B" of the module `key`, of `size` (out, in), must have its rank, times `count` experts."""
+    """Check the shapes of "A" and "B" of the module `key`, of `size` (out, in), with its rank times `count` experts."""
     a_name, b_name = tensors["A"], tensors["B"]
     a_shape, b_shape = weights.shape_of(a_name), weights.shape_of(b_name)
     for name, shape in ((a_name, a_shape), (b_name, b_shape)):

@@ -1,7 +1,7 @@
-"""Reads a PEFT LoRA directory: adapter_config.json and adapter_model.safetensors.
+"""Read a PEFT LoRA directory: adapter_config.json and adapter_model.safetensors.
 
-What peft itself would do is the standard, with one difference: peft drops tensors that its configuration does not name,
-and here they are an error, since an adapter must compute what its author trained or not load at all.
+peft's own behaviour is the standard, with one difference: peft drops tensors that its configuration does not name. Here
+they are an error, because an adapter must compute what its author trained or not load at all.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ WEIGHTS_STEM = "adapter_model"
 
 
 def read_peft_lora(folder: AdapterFolder, base: BaseModel) -> Adapter:
-    """The adapter in normal form. Raises a subclass of AdapterError."""
+    """Read the adapter in normal form. Raises a subclass of AdapterError."""
     config = PeftConfig.parse(Fields.read(folder, CONFIG_NAME))
     _refuse_parameters(config, base)
     _refuse_added_tokens(folder, base)
@@ -69,7 +69,7 @@ def _refuse_parameters(config: PeftConfig, base: BaseModel) -> None:
 def _read_pair(
     pair: Pair, weights: Weights, rank: int, scale: float, base: BaseModel, folder: AdapterFolder
 ) -> Iterator[tuple[str, LoraFactors]]:
-    """(module, factors) of one module; of each part where the module is a fused one."""
+    """(module, factors) of one module, or of each part of a fused one."""
     a_name, b_name = pair.tensors["A"], pair.tensors["B"]
     check_shapes(pair.key, pair.tensors, weights, rank, base.shape_of(pair.module), base, folder)
     check_modules(pair.parts, folder)

@@ -1,4 +1,4 @@
-"""What tensors of a PEFT LoRA are called, and of which module or parameter each is.
+"""Parse the names of a PEFT LoRA's tensors: which module or parameter each belongs to.
 
 model.layers.0.self_attn.q_proj.lora_A.weight              a projection
 model.layers.0.mlp.experts.17.gate_proj.lora_A.weight      one of an expert's (Mixtral: block_sparse_moe…w1, w3, w2)
@@ -39,7 +39,7 @@ ROUTER_REFUSED = (
     "LoRA on a router changes which experts are chosen, and is not served; train without it: name the projections in "
     "target_modules, such as q_proj, gate_proj, up_proj and down_proj"
 )
-# How a layer's experts are called in files of their architecture: the block, and of each projection the name.
+# By architecture, the names of a layer's experts in files: the block, and each projection.
 _EXPERT_NAMES: dict[str, tuple[str, dict[str, str]]] = {
     "Qwen3MoeForCausalLM": ("mlp", {module: module for module in MLP_MODULES}),
     "MixtralForCausalLM": ("block_sparse_moe", {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}),
@@ -53,7 +53,7 @@ class Pair:
     key: str  # peft's name of the module, such as model.layers.0.self_attn.q_proj
     layer: int
     module: str  # may be fused; in normal form, gate_proj where the file says w1
-    expert: int | None  # None: not of an expert
+    expert: int | None  # None: outside of experts
     tensors: dict[str, str] = field(default_factory=dict)  # "A" or "B" -> tensor name
 
     @property
@@ -78,7 +78,7 @@ class Wrapper:
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """All tensors of a file. By layer and so on."""
+    """All tensors of a file, sorted by layer."""
 
     pairs: list[Pair]  # of projections outside of experts
     expert_pairs: list[Pair]
@@ -86,7 +86,7 @@ class Named:
 
 
 def named_tensors(weights: Weights, base: BaseModel) -> Named:
-    """What the tensors of a file are, each module with exactly an A and a B. Raises a subclass of AdapterError."""
+    """Group a file's tensors by module, each with exactly an A and a B. Raises a subclass of AdapterError."""
     found: dict[str, Pair | Wrapper] = {}  # by key
     adapters: set[str] = set()
     for tensor in weights:
@@ -124,7 +124,7 @@ def named_tensors(weights: Weights, base: BaseModel) -> Named:
 
 
 def expert_key(base: BaseModel, layer: int, expert: int, module: str) -> str:
-    """peft's name of an expert's projection, where files have one by one what transformers 4 kept one by one."""
+    """peft's name of an expert's projection in files that keep experts separate, as transformers 4 does."""
     block, names = _EXPERT_NAMES[base.architecture]
     return f"model.layers.{layer}.{block}.experts.{expert}.{names[module]}"
 
@@ -138,7 +138,7 @@ def router_names(base: BaseModel) -> Iterator[str]:
 
 
 def _owner(match: re.Match[str], tensor: str, layer: int, base: BaseModel) -> Pair | Wrapper:
-    """What a tensor belongs to, without its tensors."""
+    """The module or wrapper that a tensor belongs to, still without tensors."""
     if match.re is _MODULE_KEY:
         module = match["module"]
         _check_module(match, tensor, layer, base)

@@ -1,4 +1,4 @@
-"""Which modules a PEFT configuration names, and with which rank and alpha, exactly as peft decides it.
+"""Decide which modules a PEFT configuration adapts, and their rank and alpha, exactly as peft does.
 
 Follows `peft.tuners.tuners_utils.check_target_module_exists` and `peft.utils.other.get_pattern_key` of peft 0.21; a
 test compares the two.
@@ -18,17 +18,17 @@ from adapters.formats.peft.bounded_regex import MAX_PATTERN_LENGTH, Expressions
 ALL_LINEAR = "all-linear"
 PLAIN_NAME = re.compile(r"[A-Za-z0-9_.-]+")
 _FIRST_INDEX = re.compile(r".*?\.[^.]*\.(?P<idx>\d+)\.")
-# A name that may begin at a key's start only, with dots that match any character or, escaped, a dot.
+# A plain name: anchored or not; its dots match any character, escaped ones a dot.
 _NAME_IN_PATTERN = re.compile(r"(?P<anchor>\^?)(?P<name>(?:[A-Za-z0-9_.-]|\\[.-])+)\$?")
 _DOT = re.compile(r"\\(?P<escaped>.)|\.")
-_ANY = "\0"  # in a name: any character
+_ANY = "\0"  # stands for any character in a name
 
 Value = TypeVar("Value")
 
 
 @dataclass(frozen=True, slots=True)
 class Targets:
-    """The part of a configuration that says which modules are adapted."""
+    """The fields of a configuration that select the adapted modules."""
 
     modules: str | tuple[str, ...]  # ALL_LINEAR, a regular expression, or names
     excluded: str | tuple[str, ...]
@@ -44,7 +44,7 @@ class Targets:
             object.__setattr__(self, name, frozenset(() if isinstance(value, str) else value))
 
     def match(self, key: str) -> bool:
-        """True where peft would put a LoRA on the module `key`, a linear one inside the decoder layers."""
+        """True if peft would put a LoRA on the module `key`, a linear one inside the decoder layers."""
         return not self.excludes(key) and self._is_named(key)
 
     def excludes(self, key: str) -> bool:
@@ -71,12 +71,12 @@ class Targets:
 
 
 def names(entry: str, key: str) -> bool:
-    """True where an entry of a list of module names names the module `key`."""
+    """True if an entry of a list of module names names the module `key`."""
     return key == entry or key.endswith(f".{entry}")
 
 
 def endings(key: str) -> Iterator[str]:
-    """All entries of a list of module names that would name the module `key`: itself, and what follows a dot."""
+    """All entries of a list of module names that would name the module `key`: itself, and each suffix after a dot."""
     yield key
     at = key.find(".")
     while at >= 0:
@@ -87,14 +87,14 @@ def endings(key: str) -> Iterator[str]:
 class Patterns(Generic[Value]):
     """`rank_pattern` or `alpha_pattern`: a module has the value of the first pattern that matches its name.
 
-    There may be one per module, so patterns that are names are looked up, not matched one after the other.
+    There may be one per module, so patterns that are plain names are looked up instead of matched in turn.
     """
 
     def __init__(self, patterns: Mapping[str, Value], field: str, expressions: Expressions) -> None:
         self._values = list(patterns.values())
         self._field, self._expressions = field, expressions
         self._numbers: dict[tuple[bool, str], int] = {}  # (is anchored, name) -> the pattern's number
-        # (is anchored, length) -> where names of that length match any character
+        # (is anchored, length) -> the positions of _ANY in names of that length
         self._wildcards: dict[tuple[bool, int], dict[tuple[int, ...], None]] = {}
         self._others: list[str] = []
         self._numbers_of_others: list[int] = []
@@ -133,5 +133,5 @@ class Patterns(Generic[Value]):
 
 
 def as_targets(value: Any) -> bool:
-    """True for a JSON value that may stand for target_modules or exclude_modules."""
+    """True for a JSON value that may be target_modules or exclude_modules."""
     return isinstance(value, str) or (isinstance(value, list) and all(isinstance(item, str) for item in value))

@@ -1,4 +1,4 @@
-"""The linear members of the ReFT family, each folded into the one form h + s B^T (A h + b).
+"""Fold the linear members of the ReFT family into the one form h + s B^T (A h + b).
 
 With W, b the learned source and R the projection, [r, hidden] both:
 
@@ -23,7 +23,7 @@ from adapters.model.normal_form import ReftFactors, frozen_array
 
 @dataclass(frozen=True, slots=True)
 class ReftKind:
-    """Which parts one kind of ReFT has."""
+    """The parts of one kind of ReFT."""
 
     name: str
     has_source: bool  # W
@@ -53,7 +53,7 @@ def fold(
     dtype: str,
     where: str,
 ) -> ReftFactors:
-    """The kind's parts, W and R [r, hidden] and b [r], in normal form."""
+    """Fold the kind's parts, W and R [r, hidden] and b [r], into normal form."""
     exact = projection.astype(np.float64)
     a = np.zeros_like(exact) if source is None else source.astype(np.float64)
     if kind.subtracts_projection:

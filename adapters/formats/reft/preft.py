@@ -1,8 +1,8 @@
-"""Reads an exported PreFT specification: preft_spec.json and preft_spec.safetensors.
+"""Read an exported PreFT specification: preft_spec.json and preft_spec.safetensors.
 
 The authors of PreFT (Lanpouthakoun et al. 2026) pass their refactored ReFT modules to an engine as one pickled
 dictionary: the layers, the positions, how the module is constructed, and each layer's parameters, with the rotation
-still parametrised. `pickle_conversion.convert_pickle` takes that pickle apart into these two files. Tensors are named
+still parametrised. `pickle_conversion.convert_pickle` splits that pickle into these two files. Tensors are named
 "<layer>.<parameter>".
 """
 
@@ -34,7 +34,7 @@ _LINEAR = (None, "linear", "identity")
 
 
 def read_preft(folder: AdapterFolder, base: BaseModel) -> Adapter:
-    """The adapter in normal form. Raises a subclass of AdapterError."""
+    """Read the adapter in normal form. Raises a subclass of AdapterError."""
     fields = Fields.read(folder, SPEC_NAME)
     kind, scale = _kind(fields)
     position = fields.string("position", "prefill")
@@ -72,7 +72,7 @@ def read_preft(folder: AdapterFolder, base: BaseModel) -> Adapter:
 
 
 def _kind(fields: Fields) -> tuple[ReftKind, float | None]:
-    """The kind and its scale; None stands for DiReFT's default, 1/sqrt(rank)."""
+    """The kind and its scale; None means DiReFT's default, 1/sqrt(rank)."""
     name = fields.string("adapter") or ""
     match = _CLASS.fullmatch(name)
     if match is None:

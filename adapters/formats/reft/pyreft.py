@@ -1,8 +1,8 @@
-"""Reads a pyreft directory: config.json and, for each intervention, intkey_*.safetensors.
+"""Read a pyreft directory: config.json and, for each intervention, intkey_*.safetensors.
 
 pyreft itself writes intkey_*.bin, which are pickles; `pickle_conversion.convert_pickle` turns them into safetensors
-with the same names. pyreft's formulas have no scale, so s is 1. It does not store at which positions it intervened, nor
-an activation function: the positions become "prefill", and the activation must have been linear, its default.
+with the same names. pyreft's formulas have no scale, so s is 1. It stores neither positions nor the activation
+function: positions become "prefill", and the activation must have been linear, its default.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class _Intervention:
     layer: int
     kind: ReftKind
     rank: int | None
-    stems: tuple[str, ...]  # what its file may be called, by version of pyvene
+    stems: tuple[str, ...]  # possible names of its file, by version of pyvene
 
 
 def is_pyreft(folder: AdapterFolder) -> bool:
@@ -51,7 +51,7 @@ def is_pyreft(folder: AdapterFolder) -> bool:
 
 
 def read_pyreft(folder: AdapterFolder, base: BaseModel) -> Adapter:
-    """The adapter in normal form. Raises a subclass of AdapterError."""
+    """Read the adapter in normal form. Raises a subclass of AdapterError."""
     interventions = _interventions(Fields.read(folder, CONFIG_NAME), base)
     files = {name for name in folder.names if name.startswith(FILE_PREFIX)}
     reft: dict[int, ReftFactors] = {}

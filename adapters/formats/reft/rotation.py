@@ -1,4 +1,4 @@
-"""The rotation of a ReFT as trained: torch's orthogonal parametrisation, computed once, in numpy.
+"""Compute a trained ReFT rotation in numpy, as torch's orthogonal parametrisation does.
 
 `torch.nn.utils.parametrizations.orthogonal` keeps a tall matrix X [n, k] and a square base Q0 [n, n] and computes Q =
 Q0 H1 … Hk [:, :k] diag(X), where Hi = I - tau_i v_i v_i^T is the Householder reflection whose vector v_i has zeros

@@ -1,4 +1,4 @@
-"""The tensors of one layer's ReFT module, as pyreft and its successors name them, folded into normal form."""
+"""Fold the tensors of one layer's ReFT module, as pyreft and its successors name them, into normal form."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SIZES = ("embed_dim", "interchange_dim")  # integers that pyvene keeps among th
 
 
 class ReftState:
-    """Takes tensors out of one module's state by their names; at the end nothing may be left."""
+    """The tensors of one module. `read` takes them by name, and none may be left at its end."""
 
     def __init__(self, file: SafetensorsFile, tensors: Mapping[str, str], hidden: int, where: str):
         self._file = file
@@ -65,7 +65,7 @@ class ReftState:
         if _ORIGINAL in self._left:
             original = self._matrix(_ORIGINAL, either_way=True)
             base = self._take(_BASE) if _BASE in self._left else None
-            rotation = rotation_of(original.T, base, self._where)  # tall, as torch computes it for both ways
+            rotation = rotation_of(original.T, base, self._where)  # torch computes the tall one for both orientations
             return rotation.T, None
         name = "rotate_layer" if "rotate_layer" in self._left else "rotate_layer.weight"
         return self._matrix(name, either_way=True), None
@@ -83,7 +83,7 @@ class ReftState:
         return source, self._vector(f"{prefix}bias", rank)
 
     def _matrix(self, name: str, either_way: bool = False) -> np.ndarray:
-        """A tensor [r, hidden]; one [hidden, r] too where `either_way`, turned round."""
+        """A tensor [r, hidden]; with `either_way` also one [hidden, r], transposed."""
         array = self._take(name)
         if array.ndim == 2 and array.shape[1] == self._hidden and 0 < array.shape[0] < self._hidden:
             return array
