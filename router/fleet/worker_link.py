@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 
 
 class WorkerLink:
-    """Calls `on_view` with every new view while `run` runs."""
+    """Follows one worker and calls its agent. `run` hands every new view to `on_view`."""
 
     def __init__(
         self,

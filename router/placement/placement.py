@@ -61,7 +61,7 @@ class FailedAttempts:
     """What failed for one sequence so far."""
 
     placements: frozenset[PlacementKey] = frozenset()  # never tried again
-    workers: frozenset[str] = frozenset()  # used only where nothing else is left
+    workers: frozenset[str] = frozenset()  # the last resort
 
     def with_placement(self, placement: Placement) -> FailedAttempts:
         return replace(self, placements=self.placements | {placement.key})
