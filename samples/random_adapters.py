@@ -1,4 +1,4 @@
-"""Random adapters of every kind as directories, for tests and demonstrations. The same seed gives the same bytes."""
+"""Write random adapters of every kind as directories. The same seed gives the same bytes."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def write_random_lora(
     key_format: str = "base_model.model.{module}.lora_{factor}.weight",
     config: Mapping[str, Any] | None = None,
 ) -> Path:
-    """A PEFT LoRA. `modules` may have fused names; `layers` other than all become layers_to_transform.
+    """Write a PEFT LoRA. `modules` may be fused ones; `layers` other than all become layers_to_transform.
 
     `std` is that of B's values; those of A make A x about as large as x. `zero` makes every B zero. `config` overrides
     fields of adapter_config.json. `rank_pattern` has module names (`q_proj`, `layers.0.mlp.up_proj`), no expressions.
@@ -83,9 +83,9 @@ def write_random_expert_lora(
     zero: bool = False,
     config: Mapping[str, Any] | None = None,
 ) -> Path:
-    """A PEFT LoRA on experts one by one, as files have it that transformers 4 and peft have written.
+    """Write a PEFT LoRA on single experts, as transformers 4 and peft write it.
 
-    All experts of all layers that have any by default, and the projections of `attention` in every layer. The other
+    By default it is on all experts of all layers that have any; `attention` adds projections in every layer. The other
     options are those of `write_random_lora`; patterns have names as in the file (`experts.3.w1` for Mixtral).
     """
     generator = np.random.default_rng(seed)
@@ -164,11 +164,12 @@ def write_random_reft(
     zero: bool = False,
     parametrized: bool = True,
 ) -> Path:
-    """A ReFT in one of the layouts, all layers by default.
+    """Write a ReFT in one of the layouts, on all layers by default.
 
-    `kind` is one of reft_kinds.KINDS; only direft and loreft exist outside pyreft. `std` is that of W h for an h whose
-    values have variance 1. `scale`, `positions` and `zero` (a projection of zeros) are for the layouts that can say
-    them: `zero` is not for rotations. `parametrized` leaves a rotation as it was trained, where the layout has it so.
+    `kind` is one of `adapters.formats.reft.kinds.KINDS`; only direft and loreft exist outside pyreft. `std` is that of
+    W h for an h whose values have variance 1. `scale`, `positions` and `zero` (a projection of zeros) are for layouts
+    that have them: `zero` is not for rotations. `parametrized` keeps a rotation as it was trained, if the layout allows
+    that.
     """
     generator = np.random.default_rng(seed)
     chosen = list(range(base.num_layers) if layers is None else layers)
@@ -206,7 +207,7 @@ def write_random_reft(
 def write_random_direft(
     directory: Path, base: BaseModel, seed: int, *, rank: int, dtype: str = "float32", std: float = 0.5
 ) -> Path:
-    """A DiReFT of every layer in Prelude's own layout. Quick for large models, too: whole rotations take minutes."""
+    """Write a DiReFT of every layer in Prelude's own layout, fast even for large models: no whole rotations."""
     generator = np.random.default_rng(seed)
     factors = {}
     for layer in range(base.num_layers):
@@ -228,7 +229,7 @@ def write_random_mixed(
     positions: str = "prefill",
     dtype: str = "float32",
 ) -> Path:
-    """LoRA and DiReFT in one adapter, in Prelude's own layout."""
+    """Write LoRA and DiReFT in one adapter, in Prelude's own layout."""
     generator = np.random.default_rng(seed)
     tensors: EncodedTensors = {}
     for layer in range(base.num_layers) if layers is None else layers:
@@ -248,7 +249,7 @@ def write_random_mixed(
 
 @dataclass(frozen=True, slots=True)
 class _ReftParts:
-    """One layer's ReFT, with the rotation both as it is trained and as it is."""
+    """One layer's ReFT, with the rotation in its trained and its final form."""
 
     source: np.ndarray  # W [r, hidden]
     bias: np.ndarray  # [r]

@@ -1,1 +1,1 @@
-"""Which adapters there are and what their names stand for."""
+"""The catalog: adapters, their revisions and aliases."""

@@ -1,4 +1,4 @@
-"""Resolves references from memory, and keeps what it has in step with the catalog's changes."""
+"""Resolve references from memory; the catalog's changes invalidate what they concern."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from adapters.catalog.records import AdapterRevision, Change
 from adapters.errors import AdapterNotFound, CatalogUnavailable
 from adapters.identity import AdapterReference
 
-_WAIT_S = 0.5  # for a change, at a time
-_RETRY_S = 0.2  # after the catalog did not answer
-_MAX_CHANGES = 1000  # more of them at a time empty the cache
-_NOT_FOUND_SHARE = 4  # a quarter as many references that stand for nothing are kept: clients make them up at will
+_WAIT_S = 0.5  # per wait for a change
+_RETRY_S = 0.2  # while the catalog is unreachable
+_MAX_CHANGES = 1000  # at once; more of them clear the cache
+_NOT_FOUND_SHARE = 4  # unknown references get a quarter of the entries: clients can make up any number
 
 log = logging.getLogger(__name__)
 
@@ -25,7 +25,7 @@ _Outcome = AdapterRevision | str  # or the message of AdapterNotFound
 
 
 class ResolvableCatalog(Protocol):
-    """What the cache asks of a catalog. Every method can raise CatalogUnavailable."""
+    """The methods of a catalog that the cache uses. Each can raise CatalogUnavailable."""
 
     def resolve_parsed(self, wanted: AdapterReference) -> AdapterRevision: ...
 
@@ -37,10 +37,10 @@ class ResolvableCatalog(Protocol):
 
 
 class CachedResolver:
-    """Resolves references for any number of threads. Between `start` and `close` a thread follows the changes.
+    """A cache of resolved references, for any number of threads. Between `start` and `close` a thread follows changes.
 
-    A moved alias is seen within a second. While the catalog does not answer, references that were resolved before stand
-    for what they stood for, however long that lasts; `staleness_s` says how long, and the log when it begins and ends.
+    A moved alias is seen within a second. While the catalog is unreachable, cached references keep resolving, without a
+    limit; `staleness_s` tells for how long, and the beginning and the end are logged.
     """
 
     def __init__(
@@ -55,19 +55,19 @@ class CachedResolver:
         self._lock = threading.Lock()
         self._found = _Entries(max_entries)
         self._not_found = _Entries(max(1, max_entries // _NOT_FOUND_SHARE))
-        self._sequence: int | None = None  # all changes up to it are in the entries; None: nothing is known yet
-        self._known_at = float("-inf")  # when that was last so
-        self._silent_since: float | None = None  # the catalog has not answered since; None: it did when last asked
+        self._sequence: int | None = None  # the entries reflect all changes up to it; None: before the first
+        self._known_at = float("-inf")  # when `_sequence` was last the newest change
+        self._unreachable_since: float | None = None  # None: the last call succeeded
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Begins to follow the changes."""
+        """Start following the catalog's changes."""
         self._thread = threading.Thread(target=self._follow, name="catalog-changes", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
-        """Ends the thread. The catalog stays open."""
+        """Stop the thread. The catalog stays open."""
         self._stopping.set()
         if self._thread is not None:
             self._thread.join()
@@ -81,16 +81,16 @@ class CachedResolver:
 
     @property
     def staleness_s(self) -> float:
-        """Seconds since all changes of the catalog were known; infinite before the first time."""
+        """Seconds since the entries were known to be current; infinite before the first time."""
         return self._clock() - self._known_at
 
     def resolve(self, reference: str) -> AdapterRevision:
-        """The revision that a reference stands for. Raises InvalidReference, AdapterNotFound, CatalogUnavailable."""
+        """Resolve a reference. Raises InvalidReference, AdapterNotFound and CatalogUnavailable."""
         found = self.lookup(reference)
         return self._load(reference) if found is None else found
 
     def lookup(self, reference: str) -> AdapterRevision | None:
-        """As `resolve` from memory alone; None where that does not know."""
+        """As `resolve`, but from memory alone; None for an unknown reference."""
         with self._lock:
             outcome = self._found.get(reference) or self._not_found.get(reference)
         if isinstance(outcome, str):
@@ -98,25 +98,25 @@ class CachedResolver:
         return outcome
 
     def refresh(self) -> None:
-        """Takes in all changes up to now. Raises CatalogUnavailable."""
-        self._take_in(self._catalog.last_change)
+        """Apply all changes up to now. Raises CatalogUnavailable."""
+        self._apply_changes(self._catalog.last_change)
 
     def _follow(self) -> None:
         while not self._stopping.is_set():
             try:
-                self._take_in(self._wait)
+                self._apply_changes(self._wait)
             except CatalogUnavailable:
                 self._stopping.wait(_RETRY_S)
-            except Exception:  # the edge of this thread, without which every name would grow stale
+            except Exception:  # the edge of this thread, without which every entry would go stale
                 log.exception("following the catalog's changes failed")
                 self._stopping.wait(_RETRY_S)
 
     def _wait(self) -> int:
-        if self._sequence is None or self._silent_since is not None:
+        if self._sequence is None or self._unreachable_since is not None:
             return self._catalog.last_change()
         return self._catalog.wait_for_change(self._sequence, _WAIT_S)
 
-    def _take_in(self, newest: Callable[[], int]) -> None:
+    def _apply_changes(self, newest: Callable[[], int]) -> None:
         try:
             last = newest()
             known_at = self._clock()
@@ -125,13 +125,13 @@ class CachedResolver:
             if known is not None and last > known:
                 changes = self._catalog.changes_since(known, _MAX_CHANGES)
         except CatalogUnavailable as error:
-            self._fell_silent(error)
+            self._mark_unreachable(error)
             raise
         with self._lock:
             missed = known is not None and last > known and (not changes or changes[0].sequence != known + 1)
             if known is None or last < known or missed or len(changes) == _MAX_CHANGES:
-                # Also where the catalog has forgotten changes that are not here yet, and where it went back, as after
-                # it was restored from a copy: nothing here holds any more.
+                # Also if the catalog has trimmed changes that are not applied yet, or went back, as after a backup's
+                # restore: no entry can be trusted then.
                 self._found.clear()
                 self._not_found.clear()
                 self._sequence = last
@@ -142,20 +142,22 @@ class CachedResolver:
                         self._not_found.forget((change.tenant, change.name))
                 self._sequence = changes[-1].sequence
             self._known_at = known_at
-            silent_since, self._silent_since = self._silent_since, None
-        if silent_since is not None:
-            log.warning("the catalog answers again", extra={"fields": {"silent_s": round(known_at - silent_since, 3)}})
+            unreachable_since, self._unreachable_since = self._unreachable_since, None
+        if unreachable_since is not None:
+            log.warning(
+                "catalog reachable again", extra={"fields": {"unreachable_s": round(known_at - unreachable_since, 3)}}
+            )
 
-    def _fell_silent(self, error: CatalogUnavailable) -> None:
+    def _mark_unreachable(self, error: CatalogUnavailable) -> None:
         with self._lock:
-            if self._silent_since is not None:
+            if self._unreachable_since is not None:
                 return
-            self._silent_since = self._clock()
-        log.warning("the catalog does not answer, known names go on", extra={"fields": {"reason": str(error)}})
+            self._unreachable_since = self._clock()
+        log.warning("catalog unreachable, serving cached names", extra={"fields": {"reason": str(error)}})
 
     def _load(self, reference: str) -> AdapterRevision:
         wanted = AdapterReference.parse(reference)
-        if self._silent_since is not None:  # at once, instead of after a time-out for each request
+        if self._unreachable_since is not None:  # fail fast, instead of a timeout per request
             raise CatalogUnavailable(
                 f"{str(wanted)!r} cannot be resolved while the catalog's database does not answer; try again"
             )
@@ -166,7 +168,7 @@ class CachedResolver:
         except AdapterNotFound as error:
             outcome = str(error)
         with self._lock:
-            # What was asked before a change that has been taken in since may be out of date, and would stay.
+            # An outcome from before a change that was applied meanwhile may be stale, and would stay cached.
             if sequence is not None and sequence == self._sequence:
                 entries = self._not_found if isinstance(outcome, str) else self._found
                 entries.put(reference, (wanted.tenant, wanted.name), outcome)
@@ -176,7 +178,7 @@ class CachedResolver:
 
 
 class _Entries:
-    """Outcomes by reference; the least recently used go first. Whoever calls holds the lock."""
+    """An LRU map from references to outcomes. The caller holds the lock."""
 
     def __init__(self, capacity: int):
         self._capacity = capacity

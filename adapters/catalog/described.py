@@ -1,4 +1,4 @@
-"""A catalog's records as JSON says them: the same over HTTP and from the command line."""
+"""JSON forms of a catalog's records, the same over HTTP and on the command line."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def revision_as_json(revision: AdapterRevision) -> dict[str, Any]:
 
 
 def adapter_as_json(adapter: AdapterSummary) -> dict[str, Any]:
-    """One adapter with its latest revision, as lists have it."""
+    """One adapter with its latest revision, as in lists."""
     return {
         "object": "adapter",
         "name": adapter.full_name,
@@ -50,7 +50,7 @@ def details_as_json(details: AdapterDetails) -> dict[str, Any]:
 
 
 def move_as_json(full_name: str, move: AliasMove) -> dict[str, Any]:
-    """An alias of the adapter `full_name` was pointed at a revision."""
+    """One move of an alias of the adapter `full_name`."""
     return {
         "object": "adapter.alias",
         "name": full_name,
@@ -63,7 +63,7 @@ def move_as_json(full_name: str, move: AliasMove) -> dict[str, Any]:
 
 
 def history_as_json(full_name: str, moves: Sequence[AliasMove], limit: int) -> dict[str, Any]:
-    """The newest moves of an alias, newest first. There are at most `limit`, or one more, which says that there is."""
+    """The newest moves of an alias, newest first. One more than `limit` in `moves` means that there are more."""
     return {
         "object": "list",
         "data": [move_as_json(full_name, move) for move in moves[:limit]],
@@ -72,7 +72,7 @@ def history_as_json(full_name: str, moves: Sequence[AliasMove], limit: int) -> d
 
 
 def deletion_as_json(full_name: str, *, deleted: bool) -> dict[str, Any]:
-    """An adapter was deleted, or restored."""
+    """The result of a deletion or a restoration."""
     return {"object": "adapter", "name": full_name, "deleted": deleted}
 
 

@@ -1,4 +1,4 @@
-"""What a catalog in a database answers with."""
+"""The records that a catalog returns."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ ChangeKind = Literal["import", "stored", "alias", "delete", "restore", "purge", 
 
 @dataclass(frozen=True, slots=True)
 class AdapterRevision:
-    """One revision of one adapter. The same content can be a revision of other adapters too."""
+    """One revision of one adapter. Other adapters can have the same content."""
 
     tenant: str
     name: str
-    number: int  # 7 of `name@r7`; never used again for other content
+    number: int  # 7 of `name@r7`; never reused for other content
     revision_id: str
     manifest: Manifest
     bytes: int  # of the packed content
-    created_at: datetime  # when this adapter got it
-    stored: bool  # False: no store has it, only workers that were given it, in memory
+    created_at: datetime  # when it was added to this adapter
+    stored: bool  # False: memory-only, no store has it
 
     @property
     def full_name(self) -> str:
-        """`tenant/name`; the default tenant is left out."""
+        """`tenant/name`, or `name` for the default tenant."""
         return full_name_of(self.tenant, self.name)
 
 
@@ -45,11 +45,11 @@ class AdapterSummary:
     positions: str
     base_model: str  # fingerprint
     bytes: int
-    stored: bool  # False: it is in workers' memory only
+    stored: bool  # False: memory-only
 
     @property
     def full_name(self) -> str:
-        """`tenant/name`; the default tenant is left out."""
+        """`tenant/name`, or `name` for the default tenant."""
         return full_name_of(self.tenant, self.name)
 
 
@@ -64,7 +64,7 @@ class RevisionSummary:
     base_model: str  # fingerprint
     bytes: int
     created_at: datetime
-    stored: bool  # False: it is in workers' memory only
+    stored: bool  # False: memory-only
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ class AdapterDetails:
 
 @dataclass(frozen=True, slots=True)
 class AliasMove:
-    """An alias was pointed at a revision."""
+    """One move of an alias."""
 
     sequence: int  # of the change that it was part of
     alias: str

@@ -44,7 +44,7 @@ class LocalObjects(Objects):
             make_folder(Path(self._root))
 
     def _path_in_folder(self, key: str) -> str:
-        """The path of a key, in a folder that exists."""
+        """The path of a key; its folder is created if it is missing."""
         path = self.path_of(key)
         with self.reaching(key):
             make_folder(Path(path).parent)

@@ -120,7 +120,7 @@ class Objects(ABC):
 
     @contextmanager
     def reaching(self, key: str) -> Iterator[None]:
-        """Convert failures of the storage to our errors. FileNotFoundError passes: its meaning depends on the caller."""
+        """Convert the storage's failures to our errors, but FileNotFoundError: its meaning depends on the caller."""
         try:
             yield
         except FileNotFoundError:
@@ -143,7 +143,7 @@ class Objects(ABC):
                 self._filesystem.info(self._ground, refresh=True)
         except FileNotFoundError as error:
             raise StoreUnavailable(
-                f"the adapter store {self.url} is not there; mount the folder or create the bucket"
+                f"the adapter store {self.url} does not exist; mount the folder or create the bucket"
             ) from error
 
     def _info_of(self, entry: dict[str, Any]) -> ObjectInfo:

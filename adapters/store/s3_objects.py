@@ -64,7 +64,7 @@ class S3Objects(Objects):
             botocore.exceptions.ClientError,
         )
         self._ground = self._root.partition("/")[0]
-        # botocore retries requests; s3fs retries what botocore cannot, bodies that break off. One more attempt is enough.
+        # botocore retries requests; s3fs retries bodies that break off, which botocore cannot. Once more is enough.
         filesystem.retries = 2
 
     def write(self, key: str, chunks: Iterable[bytes]) -> None:

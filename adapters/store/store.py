@@ -213,7 +213,7 @@ class AdapterStore:
             return False
         try:
             self._objects.touch(key)
-        except FileNotFoundError:  # deleted since
+        except FileNotFoundError:  # deleted meanwhile
             return False
         return True
 
@@ -253,7 +253,7 @@ class AdapterStore:
     ) -> Generator[Part | Envelope, None, None]:
         try:
             yield from content
-        except FileNotFoundError:  # deleted since
+        except FileNotFoundError:  # deleted meanwhile
             raise self._not_stored(revision_id) from None
 
     def _not_stored(self, revision_id: str) -> RevisionNotStored:

@@ -1,1 +1,1 @@
-"""Whether an adapter computes the right thing."""
+"""Checks that an adapter computes the right thing."""

@@ -1,15 +1,15 @@
-"""What an adapter must compute: plain float32 with transformers and peft, against which engines are tested.
+"""The reference for what an adapter must compute: plain float32 with transformers and peft.
 
-The whole prompt, its last token included, is read with the adapter; then decoding goes on, greedily and with base
-weights (or, for positions "all", with the adapter) over the same KV cache. End-of-sequence tokens do not stop it.
+Engines are tested against it. The whole prompt, its last token included, is read with the adapter. Decoding is greedy
+and uses base weights (or, for positions "all", the adapter) over the same KV cache. End-of-sequence tokens do not stop
+it.
 
-    python -m adapters.reference --model DIR --requests FILE.json --out FILE.json
+    python -m adapters.verification.reference --model DIR --requests FILE.json --out FILE.json
 
 reads a list of {"adapter": DIR or null, "prompt_ids": […], "max_new_tokens": n, "positions": "prefill" or "all"} and
-writes a list of {"tokens", "logprobs", "prompt_logprobs", "method"}. Without `positions` the adapter's own hold. With
-"answer_ids": […] in place of "max_new_tokens" it does not choose tokens, but says how likely it finds those. A PEFT
-LoRA directory is run by peft itself, so that the result does not depend on Prelude's own reading of it; `method` says
-which it was.
+writes a list of {"tokens", "logprobs", "prompt_logprobs", "method"}. Without `positions` the adapter's own apply. With
+"answer_ids": […] in place of "max_new_tokens" it scores those tokens instead of choosing any. peft itself runs a PEFT
+LoRA directory, so that the result does not depend on Prelude's reader; `method` tells which was used.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _EXPERT_KEY = re.compile(r".*\.layers\.(?P<layer>\d+)\..*\.experts\.(?P<expert>\
 
 @dataclass(frozen=True, slots=True)
 class ReferenceAnswer:
-    """What one request must give."""
+    """The expected answer to one request."""
 
     tokens: list[int]  # chosen greedily, or as given
     logprobs: list[float]  # of each of them
@@ -62,7 +62,7 @@ def answer(
 ) -> ReferenceAnswer:
     """The answer under an adapter in normal form; for None, the base model's. `positions` overrides the adapter's.
 
-    `to_answer`: how many tokens to choose greedily, or which tokens to take for the answer.
+    `to_answer`: how many tokens to choose greedily, or which tokens to score.
     """
     if adapter is None:
         return _generate(model, prompt_ids, to_answer, nullcontext, nullcontext, "base")
@@ -81,7 +81,7 @@ def answer_from_directory(
     to_answer: int | Sequence[int],
     positions: Positions | None = None,
 ) -> ReferenceAnswer:
-    """The answer under the adapter in a directory: peft's where peft reads all of it, else from its normal form."""
+    """The answer under the adapter in a directory: by peft if it reads all of it, else from its normal form."""
     if (directory / CONFIG_NAME).exists():
         with peft_adapted(model, directory) as peft_model:
             if peft_model is not None:
@@ -94,16 +94,16 @@ def answer_from_directory(
 
 @contextmanager
 def peft_adapted(model: Any, directory: Path) -> Iterator[Any]:
-    """The model with peft's own layers around it; None where peft would drop a tensor (fused or foreign names).
+    """Yield the model in peft's layers; None if peft would drop a tensor (fused or foreign names).
 
-    Puts the model back as it was at the end.
+    The model is restored at the end.
     """
     from peft import LoraConfig, PeftModel, get_peft_model
     from peft.utils.save_and_load import load_peft_weights, set_peft_model_state_dict
 
     config = LoraConfig.from_pretrained(str(directory))
     config.inference_mode = True
-    config.lora_dropout = 0.0  # of training only, and peft's wrappers of experts refuse any
+    config.lora_dropout = 0.0  # for training only, and peft's wrappers of experts refuse any
     weights = load_peft_weights(str(directory), device="cpu")
     if not _peft_converts_experts(model, config, weights):
         yield None
@@ -124,7 +124,7 @@ def peft_adapted(model: Any, directory: Path) -> Iterator[Any]:
         except RuntimeError as error:
             if "size mismatch" not in str(error) or not config.target_parameters:
                 raise AdapterMalformed(f"peft refuses {directory}: {error}") from error
-            has_taken_all = False  # its wrappers of one module's parameters are the other way round
+            has_taken_all = False  # peft wrapped the parameters of one module in the other order
         yield peft_model if has_taken_all else None
     finally:
         peft_model.unload()
@@ -133,10 +133,10 @@ def peft_adapted(model: Any, directory: Path) -> Iterator[Any]:
 
 
 def _peft_converts_experts(model: Any, config: Any, weights: Mapping[str, Any]) -> bool:
-    """False for a LoRA on single experts that peft would refuse or change where it puts those of a layer together.
+    """False for a LoRA on single experts that peft would refuse, or change when it joins the experts of a layer.
 
-    peft 0.21 wants every expert of every layer, gate_proj with up_proj, and one rank; it forgets alphas by pattern, and
-    it doubles rank and alpha of the two together, which changes the scale of rsLoRA.
+    peft 0.21 wants every expert of every layer, gate_proj with up_proj, and one rank. It forgets alphas by pattern, and
+    it doubles rank and alpha of the two joined projections, which changes the scale of rsLoRA.
     """
     found: dict[str, set[tuple[str, str]]] = {}  # projection -> (layer, expert)
     for key in weights:
@@ -160,7 +160,7 @@ def _peft_converts_experts(model: Any, config: Any, weights: Mapping[str, Any]) 
 
 @contextmanager
 def adapted(model: Any, adapter: Adapter) -> Iterator[None]:
-    """Inside, every token that the model reads is adapted."""
+    """Adapt every token that the model reads inside the block."""
     modules = dict(model.named_modules())
     by_layer: dict[int, dict[tuple[int, str], ExpertFactors]] = {}
     for (layer, expert, module), factors in adapter.experts.items():
@@ -182,8 +182,9 @@ def adapted(model: Any, adapter: Adapter) -> Iterator[None]:
 
 
 def _expert_hooks(of_experts: Mapping[tuple[int, str], ExpertFactors]) -> tuple[Callable[..., None], ...]:
-    """(before, after) a layer's experts: while they run their weights are W + s B A. transformers has no module for
-    one expert, and peft merges in the same way.
+    """(before, after) hooks of a layer's experts: while they run, their weights are W + s B A.
+
+    transformers has no module for one expert; peft merges in the same way.
     """
     originals: dict[str, torch.Tensor] = {}
 
@@ -226,7 +227,7 @@ def _reft_hook(factors: ReftFactors) -> Callable[[Any, Any, Any], Any]:
 
 
 def _tensor(array: np.ndarray) -> torch.Tensor:
-    return torch.from_numpy(array.copy())  # a copy: torch does not take arrays that cannot be written
+    return torch.from_numpy(array.copy())  # a copy: torch does not support read-only arrays
 
 
 @torch.inference_mode()
@@ -262,8 +263,10 @@ def _generate(
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """The command line. The model is loaded once."""
-    parser = argparse.ArgumentParser(prog="python -m adapters.reference", description="The float32 reference.")
+    """Run the command line. The model is loaded once."""
+    parser = argparse.ArgumentParser(
+        prog="python -m adapters.verification.reference", description="The float32 reference."
+    )
     parser.add_argument("--model", type=Path, required=True, help="a Hugging Face model directory")
     parser.add_argument("--requests", type=Path, required=True, help="a JSON list of requests")
     parser.add_argument("--out", type=Path, required=True, help="where the JSON list of answers goes")

@@ -1,8 +1,8 @@
-"""Checks an adapter as a worker will meet it: read, written for the engine, read back, and compared with the reference.
+"""Check an adapter as a worker uses it: read it, write it for the engine, read that back, compare with the reference.
 
-The serving form is read and applied here by code of its own, so that a mistake in `adapters.serving` or in the normal
-form cannot hide: its factors are compared with those of the normal form, and, where the base model's weights are at
-hand, the model's output under it with the reference's (peft's, for a PEFT directory). Needs torch.
+The serving form is read and applied by separate code, so that a mistake in `adapters.packed` or in the normal form
+cannot hide: its factors are compared with those of the normal form. If the base model's weights are available, the
+model's output is compared with the reference's (peft's, for a PEFT directory). Needs torch.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ if TYPE_CHECKING:
 
 # Largest error of a projection's change, relative to the change; rounding two factors costs about 1.4 units each.
 FACTOR_TOLERANCE: dict[EngineDtype, float] = {"float32": 1e-5, "bfloat16": 2**-6, "float16": 2**-9}
-# Largest difference of log-probabilities, relative to the adapter's own largest effect on them; and beyond that:
+# Largest difference of log-probabilities, relative to the adapter's own largest effect on them; plus an absolute one.
 MODEL_TOLERANCE: dict[EngineDtype, float] = {"float32": 1e-4, "bfloat16": 0.1, "float16": 0.02}
 _MODEL_TOLERANCE_ABSOLUTE = 1e-4
-_MAX_MODEL_BYTES = 8 * 1024**3  # of weight files; the check runs in float32, which may take twice that
+_MAX_MODEL_BYTES = 8 * 1024**3  # of weight files; in float32 they may take twice that
 _NUM_PROBES = 8
 _PROMPT_TOKENS = 24
 
 
 @dataclass(frozen=True, slots=True)
 class Deployment:
-    """What decides whether an adapter loads: the fields of `cluster.yaml` that matter to it, or their defaults."""
+    """The fields of `cluster.yaml` that decide whether an adapter loads, or their defaults."""
 
     limits: Limits = field(default_factory=Limits)
     dtype: EngineDtype = "bfloat16"
@@ -52,7 +52,7 @@ class Deployment:
 
 @dataclass(frozen=True, slots=True)
 class FactorCheck:
-    """The serving form's factors against the normal form's, on random inputs."""
+    """The serving form's factors compared with the normal form's, on random inputs."""
 
     num_compared: int
     largest_error: float  # relative to the size of the change
@@ -63,7 +63,7 @@ class FactorCheck:
 
 @dataclass(frozen=True, slots=True)
 class ModelCheck:
-    """Log-probabilities on a random prompt of the base model alone, under the reference and under the serving form."""
+    """Log-probabilities on a random prompt: of the base model alone, of the reference and of the serving form."""
 
     reference: str  # "peft" or "normal_form"
     effect: float  # the largest change against the base model
@@ -73,7 +73,7 @@ class ModelCheck:
 
 @dataclass(frozen=True, slots=True)
 class SelfCheck:
-    """All that is known of an adapter that loads."""
+    """The results for an adapter that loads."""
 
     manifest: Manifest
     revision_id: str
@@ -84,12 +84,12 @@ class SelfCheck:
 
     @property
     def not_served(self) -> str:
-        """Why workers refuse it although it can be imported; empty where they take it."""
+        """Why workers refuse it although it can be imported; empty if they accept it."""
         return EXPERTS_NOT_SERVED if self.manifest.experts else ""
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """What is wrong with the numbers, one sentence each; empty for an adapter that is fine."""
+        """One sentence for each wrong number; empty for a sound adapter."""
         found = []
         if not self.factors.largest_error <= self.factors.tolerance:
             found.append(
@@ -112,7 +112,7 @@ class SelfCheck:
 
 
 def check_adapter(directory: Path, model_dir: Path, deployment: Deployment, *, run_model: bool = True) -> SelfCheck:
-    """Does all of it. Raises AdapterError where the adapter would be refused, BaseModelInvalid for the model."""
+    """Run all checks. Raises AdapterError if the adapter would be refused, BaseModelInvalid for the model."""
     base = BaseModel.read(model_dir)
     adapter = read_adapter(directory, base, deployment.limits)
     if adapter.positions == "all" and not deployment.serves_all_positions:
@@ -133,7 +133,7 @@ def check_adapter(directory: Path, model_dir: Path, deployment: Deployment, *, r
             num_slots=deployment.num_slots,
             dtype=deployment.dtype,
         )
-    skipped = _why_no_model(model_dir) if run_model else "it was not asked for"
+    skipped = _why_no_model(model_dir) if run_model else "it was not requested"
     return SelfCheck(
         manifest=Manifest.of(adapter),
         revision_id=revision_id_of(adapter),
@@ -145,7 +145,7 @@ def check_adapter(directory: Path, model_dir: Path, deployment: Deployment, *, r
 
 
 def compare_factors(adapter: Adapter, served: ServingForm, tolerance: float) -> FactorCheck:
-    """Compares what each factor pair makes of random inputs, in float64. A pair on one side only is compared with 0."""
+    """Compare the change that each factor pair makes to random inputs, in float64; a missing pair counts as 0."""
     generator = np.random.default_rng(0)
     errors: dict[str, float] = {}
     changes_nothing = True
@@ -180,7 +180,7 @@ def _changes(
     scale: float,
     generator: np.random.Generator,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """What the serving form makes of random inputs and what the adapter makes of them."""
+    """The changes that the serving form and the adapter make to random inputs."""
     want = got = np.zeros(1)
     size_in = factors.a.shape[1] if factors is not None else served[0].shape[1] if served is not None else 0
     probes = generator.normal(size=(size_in, _NUM_PROBES))
@@ -193,7 +193,7 @@ def _changes(
 
 
 def _relative_error(got: np.ndarray, want: np.ndarray) -> float:
-    """|got - want| / |want|; for a change of nothing, 0 where it is exactly nothing and infinity elsewhere."""
+    """The error relative to `want`; for a want of 0, 0 if got is exactly 0 and else infinity."""
     size = float(np.linalg.norm(want))
     if size == 0:
         return float("inf") if got.any() else 0.0
@@ -203,7 +203,7 @@ def _relative_error(got: np.ndarray, want: np.ndarray) -> float:
 def compare_outputs(
     model_dir: Path, directory: Path, adapter: Adapter, served: ServingForm, dtype: EngineDtype
 ) -> ModelCheck:
-    """Runs the base model in float32 on one random prompt: alone, under the reference and under the serving form."""
+    """Run the base model in float32 on one random prompt: alone, under the reference, and under the serving form."""
     import torch
 
     from adapters.formats.peft.config import CONFIG_NAME
@@ -240,7 +240,7 @@ def compare_outputs(
 
 
 class _Routing:
-    """Which experts tokens go to, in one run as in another: rounding turns near ties, which is no mistake."""
+    """Repeats the choice of experts of one run in another one: rounding flips near ties, which is no mistake."""
 
     def __init__(self, model: Any) -> None:
         self._routers = [module for name, module in model.named_modules() if name.endswith(".mlp.gate")]
@@ -248,7 +248,7 @@ class _Routing:
 
     @contextmanager
     def recorded(self) -> Iterator[None]:
-        """Inside, what routers say is kept."""
+        """Record the routers' outputs inside the block."""
 
         def keep(router: Any, _inputs: Any, output: Any) -> None:
             self._outputs[router] = output
@@ -257,7 +257,7 @@ class _Routing:
 
     @contextmanager
     def repeated(self) -> Iterator[None]:
-        """Inside, routers say it again."""
+        """Replay the recorded outputs inside the block."""
         yield from self._hooked(lambda router, _inputs, _output: self._outputs[router])
 
     def _hooked(self, hook: Any) -> Iterator[None]:

@@ -1,4 +1,4 @@
-"""The serving form of an adapter, read and applied without any of Prelude's readers. Needs torch.
+"""Read and apply an adapter's serving form without any of Prelude's readers. Needs torch.
 
 It is one half of what the self-check compares, so it must share no code with `adapters.packed` and `adapters.formats`.
 """
@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import torch
 
-# The projections that one engine module stacks, in the order of their rows; and where a projection is in the model.
+# The projections that one engine module stacks, in the order of their rows; and the block of a projection.
 _STACKED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
 _PARENT = {"qkv_proj": "self_attn", "o_proj": "self_attn", "gate_up_proj": "mlp", "down_proj": "mlp"}
 
 
 @dataclass(frozen=True, slots=True)
 class ServingForm:
-    """What `write_for_engine` wrote, read without any of Prelude's readers. Tensors keep the dtype of the file."""
+    """What `write_for_engine` wrote. Tensors keep the dtype of the file."""
 
     lora: Mapping[str, tuple[torch.Tensor, torch.Tensor]]  # module's dotted name -> A [r, in], B [out, r]
     reft: Mapping[int, tuple[torch.Tensor, torch.Tensor, torch.Tensor]]  # layer -> A, B [r, hidden], bias [r]
@@ -33,7 +33,7 @@ class ServingForm:
 
     @classmethod
     def read(cls, directory: Path) -> ServingForm:
-        """Reads a directory. Raises ValueError for a tensor that this check does not know."""
+        """Read a directory. Raises ValueError for a tensor that this check does not know."""
         from safetensors import safe_open
 
         config = json.loads((directory / "adapter_config.json").read_text())
@@ -74,7 +74,7 @@ class ServingForm:
 
     @contextmanager
     def applied(self, model: Any) -> Iterator[None]:
-        """Inside, every token that the model reads is adapted by this form, in float32."""
+        """Adapt every token that the model reads inside the block by this form, in float32."""
         modules = dict(model.named_modules())
         hooks = []
         with_experts = {layer: modules[f"model.layers.{layer}.mlp.experts"] for layer, _, _ in self.experts}
@@ -94,7 +94,7 @@ class ServingForm:
                 del module.forward  # back to its class's
 
     def _running_experts(self, module: Any, layer: int) -> Any:
-        """A layer's experts one by one, in place of transformers' own, with this form's LoRA beside their weights."""
+        """A forward of a layer's experts, one by one, with this form's LoRA beside their weights."""
         import torch
         from torch.nn.functional import linear
 

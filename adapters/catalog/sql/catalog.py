@@ -1,4 +1,4 @@
-"""The catalog in a database."""
+"""The catalog in a SQL database."""
 
 from __future__ import annotations
 
@@ -26,27 +26,27 @@ _FSCK_PAGE = 10_000
 class SqlCatalog:
     """Adapters, revisions, aliases and their changes, for any number of threads and processes.
 
-    Every method can raise CatalogUnavailable; every one that takes a name, InvalidReference. What changes something
-    does so in one transaction, and readers of `changes_since` learn of it.
+    Every method can raise CatalogUnavailable, and every one that takes a name InvalidReference. Each change is one
+    transaction, which `changes_since` reports.
     """
 
     def __init__(self, url: str, *, max_connections: int = 20):
-        """Connects to nothing yet. Raises ValueError unless `url` is `sqlite:///FILE` or `postgresql://…`."""
+        """Does not connect yet. Raises ValueError unless `url` is `sqlite:///FILE` or `postgresql://…`."""
         self._database = Database(url, max_connections=max_connections)
 
     @classmethod
     def open(cls, url: str, *, max_connections: int = 20) -> SqlCatalog:
-        """The catalog of a database, whose tables are made or brought up to date first. Raises CatalogTooNew."""
+        """Open a database's catalog, after creating or migrating its tables. Raises CatalogTooNew."""
         catalog = cls(url, max_connections=max_connections)
         catalog._database.transact(migrate)
         return catalog
 
     def close(self) -> None:
-        """Closes the connections."""
+        """Close idle connections."""
         self._database.close()
 
     def now(self) -> datetime:
-        """The time by the clock that dates what is in the catalog, from which ages of deletions are to be counted."""
+        """The time by the clock that dates the catalog's records. Count the age of deletions from it."""
         return self._database.now()
 
     def add_revision(
@@ -62,13 +62,13 @@ class SqlCatalog:
         moves_latest: bool = True,
         alias: str | None = None,
     ) -> AdapterRevision:
-        """Makes content that is in the store a revision of an adapter, its latest; makes the adapter if it is new.
+        """Add content as a revision of an adapter, which is created if it is new, and point `latest` at it.
 
-        Content that the adapter has keeps its number; only `latest` moves there if it is elsewhere. Without
-        `moves_latest` it stays where it is, unless the adapter is new. `alias` is pointed at the revision, too.
-        `stored_since` is the `last_change()` from before the bytes were stored (see `garbage.py`); None for content
-        that is in workers' memory only, which it is not any more once somebody has stored it. Raises
-        RevisionBeingRemoved, and CatalogConflict for an adapter that is deleted and can still be restored.
+        Content that the adapter already has keeps its number; only `latest` moves. Without `moves_latest`, `latest`
+        stays, unless the adapter is new. `alias` is pointed at the revision, too. `stored_since` is `last_change()`
+        from before the bytes were stored (see `garbage.py`), or None for memory-only content, which becomes stored as
+        soon as anybody stores it. Raises RevisionBeingRemoved, and CatalogConflict for a deleted adapter that can still
+        be restored.
         """
         _check(tenant, name, LATEST if alias is None else alias)
         try:
@@ -82,11 +82,11 @@ class SqlCatalog:
         )
 
     def resolve(self, reference: str) -> AdapterRevision:
-        """The revision that a reference stands for, by one query. Raises AdapterNotFound."""
+        """Resolve a reference by one query. Raises AdapterNotFound."""
         return self.resolve_parsed(AdapterReference.parse(reference))
 
     def resolve_parsed(self, wanted: AdapterReference) -> AdapterRevision:
-        """As `resolve`."""
+        """As `resolve`, for a parsed reference."""
 
         def query(connection: Connection) -> AdapterRevision:
             found = lookup.find_revision(connection, wanted)
@@ -105,9 +105,9 @@ class SqlCatalog:
         *,
         deleted: bool = False,
     ) -> Sequence[AdapterSummary]:
-        """A page of adapters by tenant and name; those that are `deleted` and not yet purged, if asked for.
+        """A page of adapters by tenant and name; of deleted and not yet purged ones if `deleted`.
 
-        `prefix` is of the name. The next page is that `after` the last entry's (tenant, name).
+        `prefix` filters by name. The next page is that `after` the last entry's (tenant, name).
         """
         if not 1 <= limit <= MAX_PAGE:
             raise ValueError(f"a page of {limit} adapters cannot be had; ask for 1 to {MAX_PAGE}")
@@ -123,10 +123,10 @@ class SqlCatalog:
     def set_alias(
         self, tenant: str, name: str, alias: str, number: int, *, expected: int | None = None, by: str | None = None
     ) -> AliasMove:
-        """Points an alias at a revision; the move that put it there, which is an earlier one if it was there already.
+        """Point an alias at a revision; return the move, an earlier one if the alias was already there.
 
-        With `expected` it must be at that number before, 0 meaning that there is no such alias yet; otherwise
-        CatalogConflict is raised. Raises AdapterNotFound.
+        If `expected` is given, the alias must be at that number, or be new for 0; otherwise CatalogConflict is raised.
+        Raises AdapterNotFound.
         """
         _check(tenant, name, alias)
         return self._database.write(
@@ -134,10 +134,9 @@ class SqlCatalog:
         )
 
     def rollback(self, tenant: str, name: str, alias: str = LATEST, *, by: str | None = None) -> AliasMove:
-        """Points an alias at what it stood for before; twice in a row, at what it stood for before that.
+        """Point an alias at the revision before; a second rollback, at the one before that.
 
-        The rollback is a move of its own in the history. Raises AdapterNotFound, and CatalogConflict where there is
-        nothing before.
+        A rollback is a move in the history. Raises AdapterNotFound, and CatalogConflict if there is nothing before.
         """
         _check(tenant, name, alias)
         return self._database.write(lambda transaction: writing.roll_back(transaction, tenant, name, alias, by))
@@ -145,54 +144,54 @@ class SqlCatalog:
     def alias_history(self, tenant: str, name: str, alias: str = LATEST, limit: int = 100) -> Sequence[AliasMove]:
         """The newest `limit` moves of an alias, newest first; each begins where the one before it ended.
 
-        Raises AdapterNotFound, also where there is no such alias.
+        Raises AdapterNotFound, also for an unknown alias.
         """
         _check(tenant, name, alias)
         return self._database.read(lambda connection: listing.list_moves(connection, tenant, name, alias, limit))
 
     def delete(self, tenant: str, name: str) -> None:
-        """Makes an adapter unknown; it can be restored until it is purged. Raises AdapterNotFound."""
+        """Delete an adapter, which can be restored until it is purged. Raises AdapterNotFound."""
         _check(tenant, name)
         self._database.write(lambda transaction: writing.delete_adapter(transaction, tenant, name))
 
     def restore(self, tenant: str, name: str) -> None:
-        """Undoes `delete`. Raises AdapterNotFound for one that never was or that has been purged."""
+        """Undo `delete`. Raises AdapterNotFound if the adapter never existed or has been purged."""
         _check(tenant, name)
         self._database.write(lambda transaction: writing.restore_adapter(transaction, tenant, name))
 
     @contextmanager
     def collecting(self) -> Iterator[StillHeld]:
-        """Holds the right to collect garbage, and one connection. Raises CatalogConflict where another has it.
+        """Hold the exclusive right to collect garbage, and a connection.
 
-        What it gives is to be called before each removal: it raises CatalogUnavailable once the right has been lost.
+        Call the function that it yields before each removal: it raises CatalogUnavailable once the right has been lost.
+        Raises CatalogConflict if another process holds the right.
         """
         with self._database.collecting() as still_held:
             yield still_held
 
     def collect_garbage(self, older_than: datetime) -> Sequence[str]:
-        """Purges the adapters deleted before `older_than`; the revision ids whose bytes are to be removed.
+        """Purge the adapters deleted before `older_than`; return the revision ids whose bytes must be removed.
 
-        To be called while `collecting`. Those are ids that no adapter has, not even a deleted one. Once their bytes are
-        gone, `confirm_removed` must hear of it; until then they cannot be imported, and every further collection names
-        them again.
+        Call it while `collecting`. No adapter has those ids, not even a deleted one. Call `confirm_removed` once their
+        bytes are gone; until then they cannot be imported, and every further collection returns them again.
         """
         return garbage.collect(self._database, older_than)
 
     def condemn(self, revision_id: str) -> bool:
-        """Announces that bytes which the catalog does not know are about to be removed; False where it knows them now.
+        """Announce the removal of bytes that have no row; False if they have one by now.
 
-        To be called while `collecting`, and followed by `confirm_removed`. An import of the same content that has found
-        the bytes in the store is refused from now on, and stores them again.
+        Call it while `collecting`, and `confirm_removed` after it. An import that has found these bytes in the store is
+        refused from now on, and must store them again.
         """
         return self._database.write(lambda transaction: garbage.condemn(transaction, revision_id))
 
     def confirm_removed(self, revision_ids: Sequence[str]) -> None:
-        """Says that the store no longer has the bytes of collected revisions."""
+        """Record that the store no longer has the bytes of collected revisions."""
         if revision_ids:
             self._database.write(lambda transaction: garbage.confirm(transaction, revision_ids))
 
     def referenced_revisions(self) -> Iterator[str]:
-        """The ids of all revisions whose bytes must be in the store, ascending; those of restorable adapters too."""
+        """Ascending ids of all revisions whose bytes must be in the store, also for adapters that can be restored."""
         query = select(revisions.c.revision_id).where(revisions.c.stored)
         query = query.order_by(revisions.c.revision_id).limit(_FSCK_PAGE)
         last, rows = "", None
@@ -203,8 +202,9 @@ class SqlCatalog:
             last = rows[-1].revision_id if rows else last
 
     def kept_in_memory(self, revision_ids: Sequence[str]) -> dict[str, bool]:
-        """Of those that the catalog knows, which workers must keep in memory: what is not stored, while an alias of an
-        adapter that is not deleted stands for it.
+        """For each of the known revisions, whether workers must keep it in memory.
+
+        That is so for memory-only content while an alias of an adapter that is not deleted points at it.
         """
         return self._database.read(lambda connection: lookup.kept_in_memory(connection, revision_ids))
 
@@ -215,7 +215,7 @@ class SqlCatalog:
     def changes_since(self, sequence: int, limit: int = 1000) -> Sequence[Change]:
         """The first `limit` changes after a sequence, in order and without gaps.
 
-        Old ones are forgotten: the first one's sequence is then not the one after `sequence`.
+        Old changes are trimmed: then the first one does not follow `sequence`.
         """
         query = (
             select(changes.c.sequence, changes.c.kind, adapters.c.tenant, adapters.c.name)
@@ -228,9 +228,9 @@ class SqlCatalog:
         return self._database.read(lambda connection: [Change(*row) for row in connection.execute(query)])
 
     def wait_for_change(self, after: int, timeout_s: float) -> int:
-        """The sequence of the newest change, as soon as it is not `after` or when the time is over.
+        """Wait until the newest change is not `after`, or for the timeout; return its sequence.
 
-        PostgreSQL notifies; SQLite is looked at 20 times a second.
+        PostgreSQL notifies; SQLite is polled 20 times a second.
         """
         return self._database.wait_for_change(after, timeout_s)
 

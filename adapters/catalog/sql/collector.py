@@ -1,7 +1,7 @@
-"""The right to collect garbage, which one process at a time has. It ends with the process, however that ends.
+"""The exclusive right to collect garbage. It ends with its process, however that ends.
 
-On PostgreSQL it is an advisory lock of a transaction, which works through poolers too; on SQLite, whose processes are
-on one machine, a lock on a file beside the database.
+On PostgreSQL it is an advisory lock of a transaction, which works through poolers, too. On SQLite, whose processes
+share one machine, it is a lock on a file beside the database.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from sqlalchemy import Engine, text
 from adapters.errors import CatalogConflict, CatalogUnavailable
 
 _LOCK = 0x5072656C75646502  # of PostgreSQL's advisory locks
-# How long one removal from the store may take. A collector that hangs for longer lets another one begin.
+# The limit for one removal from the store. If a collector hangs for longer, another one can take over.
 _MOST_IDLE_S = 600
 
 StillHeld = Callable[[], None]  # raises when the right has been lost
@@ -25,7 +25,7 @@ StillHeld = Callable[[], None]  # raises when the right has been lost
 
 @contextmanager
 def collecting(engine: Engine) -> Iterator[StillHeld]:
-    """Holds the right. Raises CatalogConflict where another has it."""
+    """Hold the right. Raises CatalogConflict if another process holds it."""
     if engine.dialect.name == "postgresql":
         with _of_postgres(engine) as still_held:
             yield still_held

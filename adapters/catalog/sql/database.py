@@ -1,8 +1,8 @@
-"""A database as the catalog uses it: reads, transactions that write, and waiting for a change.
+"""The catalog's database: reads, write transactions, and waiting for changes.
 
-One transaction writes at a time. On SQLite that is how it works (`BEGIN IMMEDIATE`); on PostgreSQL a writer begins with
-a lock on the one row of `change_counter`. Changes then have their numbers in the order of the commits, so a reader that
-knows all up to n misses none, and no two writers ever have to be reconciled.
+One transaction writes at a time: on SQLite by `BEGIN IMMEDIATE`, on PostgreSQL by a lock on the one row of
+`change_counter`. So changes are numbered in the order of their commits, a reader that knows all up to n misses none,
+and writers never conflict.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ from adapters.errors import CatalogUnavailable
 T = TypeVar("T")
 
 _ATTEMPTS = 6
-_BACKOFF_S = 0.02  # before the second attempt, at most; doubled for each further one
+_BACKOFF_S = 0.02  # upper bound before the second attempt; doubled for each further one
 _SQLITE_POLL_S = 0.05
-_POSTGRES_POLL_S = 0.5  # beside LISTEN, which a connection pooler in between may swallow
+_POSTGRES_POLL_S = 0.5  # in addition to LISTEN, which a connection pooler may swallow
 _CHANNEL = "prelude_catalog"
-KEPT_CHANGES = 100_000  # a reader that is further behind begins anew
+KEPT_CHANGES = 100_000  # a reader that is further behind starts over
 _TRIM_EVERY = 1000  # changes
 _MOST_TRIMMED = 10_000  # by one transaction
 
 
 class Transaction:
-    """A transaction that writes; the only one on this database."""
+    """A write transaction, the only one on this database."""
 
     def __init__(self, connection: Connection, last: int, now: datetime):
         self.connection = connection
@@ -48,7 +48,7 @@ class Transaction:
         self._first = self._last = last
 
     def change(self, kind: ChangeKind, adapter_id: int | None = None) -> int:
-        """Adds a change that becomes visible with the commit; its sequence."""
+        """Record a change, visible with the commit; return its sequence."""
         self._last += 1
         self.connection.execute(
             insert(changes),
@@ -57,7 +57,7 @@ class Transaction:
         return self._last
 
     def finish(self) -> None:
-        """The last statements before the commit."""
+        """Execute the last statements before the commit."""
         if self._last == self._first:
             return
         self.connection.execute(update(change_counter).values(last=self._last))
@@ -73,32 +73,32 @@ class Transaction:
 
 
 class Database:
-    """The connections to one database, for any number of threads. Every method can raise CatalogUnavailable."""
+    """Connections to one database, for any number of threads. Every method can raise CatalogUnavailable."""
 
     def __init__(self, url: str, *, max_connections: int = 20):
         parsed = parse_url(url)
         self._shown = parsed.render_as_string(hide_password=True)
         self._is_postgres = parsed.get_backend_name() == "postgresql"
-        # Reads are single statements, each its own transaction. On SQLite they are that unless one is begun.
+        # Each read is one statement in its own transaction, on SQLite too, as long as none is begun.
         self._reads = (postgres_engine if self._is_postgres else sqlite_engine)(parsed, max_connections)
         self._writes = self._reads.execution_options(prelude_writes=True)
         if self._is_postgres:  # a writer that waited for another one must see what that one committed
             self._writes = self._writes.execution_options(isolation_level="READ COMMITTED")
-        # In line for SQLite's lock threads would poll, and starve; for PostgreSQL's each would hold a connection.
+        # Waiting for SQLite's lock, threads would poll and starve; for PostgreSQL's, each would hold a connection.
         self._writer = threading.Lock()
 
     def close(self) -> None:
-        """Closes the connections that are not in use. A later call opens new ones."""
+        """Close idle connections. A later call opens new ones."""
         self._reads.dispose()
 
     @contextmanager
     def connect(self) -> Iterator[Connection]:
-        """A connection to read with; each statement sees what was committed before it."""
+        """Yield a connection for reads; each statement sees what was committed before it."""
         with self._translated(), self._reads.connect() as connection:
             yield connection
 
     def read(self, query: Callable[[Connection], T]) -> T:
-        """What the query returns. It runs twice when the pool's connection turns out to be dead."""
+        """Run a query; once more if the pool's connection turns out to be dead."""
         with self._translated():
             try:
                 with self._reads.connect() as connection:
@@ -110,7 +110,7 @@ class Database:
                 return query(connection)
 
     def write(self, work: Callable[[Transaction], T]) -> T:
-        """Does the work in one transaction, again from the start when it failed because of others."""
+        """Run `work` in a write transaction, and again from the start after contention."""
 
         def in_turn(connection: Connection) -> T:
             if self._is_postgres:
@@ -125,7 +125,7 @@ class Database:
         return self.transact(in_turn)
 
     def transact(self, work: Callable[[Connection], T]) -> T:
-        """As `write`, for work that is no change of the catalog, such as making its tables."""
+        """As `write`, for work that is no change of the catalog, such as migrations."""
         if not self._writer.acquire(timeout=POOL_TIMEOUT_S):
             raise CatalogUnavailable(
                 f"{POOL_TIMEOUT_S} s were not enough for the writers in line before this one; try again"
@@ -138,12 +138,12 @@ class Database:
 
     @contextmanager
     def collecting(self) -> Iterator[StillHeld]:
-        """Holds the right to collect garbage, and a connection. Raises CatalogConflict where another has it."""
+        """Hold the right to collect garbage, and a connection. Raises CatalogConflict if another process holds it."""
         with self._translated(), collecting(self._writes) as still_held:
             yield still_held
 
     def now(self) -> datetime:
-        """The time by the clock that dates all changes: the server's of PostgreSQL, this machine's for SQLite."""
+        """The time by the clock that dates all changes: the server's for PostgreSQL, this machine's for SQLite."""
         if not self._is_postgres:
             return datetime.now(UTC)
         return self.read(lambda connection: connection.execute(select(_SERVER_TIME)).scalar_one())
@@ -153,7 +153,7 @@ class Database:
         return self.read(lambda connection: connection.execute(_LAST_CHANGE).scalar_one())
 
     def wait_for_change(self, after: int, timeout_s: float) -> int:
-        """The sequence of the newest change, as soon as it is not `after` or when the time is over."""
+        """Wait until the newest change is not `after`, or for the timeout; return its sequence."""
         deadline = time.monotonic() + timeout_s
         if not self._is_postgres:
             while (last := self.last_change()) == after and time.monotonic() < deadline:
@@ -176,7 +176,7 @@ class Database:
         try:
             for _ in driver.notifies(timeout=timeout_s, stop_after=1):
                 pass
-        except psycopg.OperationalError as error:  # SQLAlchemy does not see what goes past it
+        except psycopg.OperationalError as error:  # it did not pass through SQLAlchemy
             connection.invalidate(error)
             raise self._unavailable(error) from error
 
@@ -197,7 +197,7 @@ class Database:
                         f"the connection to {self._shown} broke during a commit: whether the change was made is not "
                         "known; look before making it again"
                     ) from error
-                # A connection of the pool may be dead since long; the pool has now dropped all of them.
+                # A pooled connection may have been dead for long; by now the pool has dropped them all.
                 again = is_contended(error) or (lost and attempt == 0)
                 if not again or attempt + 1 == _ATTEMPTS or time.monotonic() - started >= LOCK_TIMEOUT_S:
                     raise

@@ -1,4 +1,4 @@
-"""Connections to the two kinds of database, set as the catalog needs them."""
+"""Connections to SQLite and PostgreSQL, configured for the catalog."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ LOCK_TIMEOUT_S = 5  # waiting for another process's writer
 POOL_TIMEOUT_S = 10  # waiting for a connection that another thread uses
 _CONNECT_TIMEOUT_S = 5
 _STATEMENT_TIMEOUT_S = 60
-_IDLE_WRITER_TIMEOUT_S = 15  # a writer that has stopped would hold up all others
+_IDLE_WRITER_TIMEOUT_S = 15  # a stalled writer blocks all others
 
 
 def parse_url(url: str) -> URL:
-    """A URL with the driver that is used. Raises ValueError with the rule."""
+    """Parse a catalog's URL and choose the driver. Raises ValueError with the rule."""
     try:
         parsed = make_url(url)
     except ArgumentError:
@@ -33,14 +33,14 @@ _URL_RULE = "{} is not the URL of a catalog: it is sqlite:///FILE, or postgresql
 
 
 def postgres_engine(url: URL, max_connections: int) -> Engine:
-    """Connections to PostgreSQL, for reads that are one statement each; no wait on the server is without a bound.
+    """Connections to PostgreSQL in autocommit mode, for reads of one statement; every wait on the server is bounded.
 
-    That mode is the pool's own: to set it and to set it back costs a read more time than the server needs for it.
+    The mode is the pool's own, because setting and resetting it costs a read more time than the server needs.
     """
     engine = create_engine(
         url,
         isolation_level="AUTOCOMMIT",
-        skip_autocommit_rollback=True,  # when a connection comes back, after which there is nothing to roll back
+        skip_autocommit_rollback=True,  # a returned connection has nothing to roll back
         pool_size=max_connections,
         max_overflow=0,
         pool_timeout=POOL_TIMEOUT_S,
@@ -49,7 +49,7 @@ def postgres_engine(url: URL, max_connections: int) -> Engine:
 
     @event.listens_for(engine, "connect")
     def _set_limits(connection: Any, _record: Any) -> None:
-        # As statements, not as options of the connection: poolers in between refuse those.
+        # As statements, because poolers refuse options of the connection.
         with connection.cursor() as cursor:
             cursor.execute(f"SET lock_timeout = '{LOCK_TIMEOUT_S}s'")
             cursor.execute(f"SET statement_timeout = '{_STATEMENT_TIMEOUT_S}s'")
@@ -71,10 +71,10 @@ def sqlite_engine(url: URL, max_connections: int) -> Engine:
 
     @event.listens_for(engine, "connect")
     def _prepare(connection: Any, _record: Any) -> None:
-        connection.isolation_level = None  # transactions begin where we say, not before the driver's first INSERT
+        connection.isolation_level = None  # we begin transactions, not the driver before its first INSERT
         cursor = connection.cursor()
         cursor.execute("PRAGMA journal_mode = WAL")
-        cursor.execute("PRAGMA synchronous = FULL")  # a commit that was reported outlives a power cut
+        cursor.execute("PRAGMA synchronous = FULL")  # a reported commit survives a power cut
         cursor.execute("PRAGMA foreign_keys = ON")
         cursor.close()
 

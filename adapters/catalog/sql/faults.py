@@ -1,4 +1,4 @@
-"""What a database's errors mean: worth another try, nobody there, or a mistake of ours."""
+"""Classify a database's errors: transient, unreachable, or a bug of ours."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _POSTGRES_UNREACHABLE = _POSTGRES_CONTENDED | {"25006", "25P03", "25P04"}
 
 
 def is_contended(error: DBAPIError) -> bool:
-    """True where the transaction failed because of others' and another try can succeed. Nothing was committed."""
+    """True if the transaction failed because of others and can be retried. Nothing was committed."""
     cause = error.orig
     if isinstance(cause, sqlite3.Error):
         return _sqlite_code(cause) in _SQLITE_CONTENDED
@@ -37,12 +37,12 @@ def is_contended(error: DBAPIError) -> bool:
 
 
 def is_lost_connection(error: DBAPIError) -> bool:
-    """True where the connection broke, so that another one may do."""
+    """True if the connection broke, so that a new one may work."""
     return error.connection_invalidated
 
 
 def is_unreachable(error: DBAPIError | PoolTimeout) -> bool:
-    """True where the database is not there, full, read-only or too busy: nothing that our statement could change."""
+    """True if the database is down, full, read-only or overloaded, whatever our statement was."""
     if isinstance(error, PoolTimeout):
         return True
     cause = error.orig
@@ -56,7 +56,7 @@ def is_unreachable(error: DBAPIError | PoolTimeout) -> bool:
 
 
 def is_without_tables(error: DBAPIError | PoolTimeout) -> bool:
-    """True where the database has not been migrated, or is another one."""
+    """True if the database has not been migrated, or is another one."""
     cause = error.orig if isinstance(error, DBAPIError) else None
     if isinstance(cause, sqlite3.Error):
         return str(cause).startswith("no such table")
@@ -64,4 +64,4 @@ def is_without_tables(error: DBAPIError | PoolTimeout) -> bool:
 
 
 def _sqlite_code(error: sqlite3.Error) -> int:
-    return getattr(error, "sqlite_errorcode", 0) & 0xFF  # without what extends it, as in SQLITE_IOERR_READ
+    return getattr(error, "sqlite_errorcode", 0) & 0xFF  # without the extended part, as of SQLITE_IOERR_READ

@@ -1,22 +1,23 @@
-"""Takes content out of the catalog that no adapter needs any more, in two steps around the removal of its bytes.
+"""Remove unneeded content from the catalog, in two steps around the removal of its bytes.
 
-    1. `collect` takes the rows out and leaves a row in `removals` for each content id, in one transaction.
+    1. `collect` deletes the rows and inserts each content id into `removals`, in one transaction.
     2. The caller removes the bytes from the store.
-    3. `confirm` writes into `removals` the sequence by which the bytes were gone.
+    3. `confirm` writes into `removals` the sequence at which the bytes were gone.
 
-An importer reads `last_change()` before it stores the bytes, and `add_revision` gets that number. While the content
-has its row its bytes are there too, and a later collection sees the new reference. Otherwise `removals` decides:
+An importer reads `last_change()` before it stores the bytes, and passes that number to `add_revision`. While the
+content has its row, its bytes are stored, and a later collection sees the new reference. Otherwise `removals` decides:
 
-    not confirmed               bytes that the importer found in the store may go any moment: refused
-    confirmed after the number  they may have gone since it found them: refused, it stores them again
+    not confirmed               bytes that the importer found in the store can vanish at any moment: refused
+    confirmed after the number  they may have vanished since it found them: refused, it stores them again
     confirmed before            it has seen the store without them and has written them itself: accepted
 
-Bytes without a row go the same way, with `condemn` as the first step: an import may be about to give them one. To the
-store, a row of content that is not `stored` is no row: `removals` may have its id, and decides over the import that
-brings its bytes.
+Bytes without a row are removed in the same way, with `condemn` as the first step, because an import may be about to add
+their row. A memory-only row counts as none: `removals` may have its id, and decides about the import that stores its
+bytes.
 
-A caller that dies between the steps gets the same ids from its next `collect`. One caller at a time (`collector.py`):
-another that still removes bytes of ids that this one has confirmed would remove those of a new import.
+If a caller dies between the steps, the next `collect` returns the same ids. Only one caller runs at a time
+(`collector.py`): another one, still removing bytes of ids that this one has confirmed, would remove those of a new
+import.
 """
 
 from __future__ import annotations
@@ -29,12 +30,12 @@ from sqlalchemy import Connection, delete, exists, insert, select, update
 from adapters.catalog.sql.database import Database, Transaction
 from adapters.catalog.sql.tables import adapter_revisions, adapters, alias_moves, aliases, removals, revisions
 
-_ADAPTERS = 500  # of one transaction, so that other writers get their turn
-_IDS = 1000  # of one statement
+_ADAPTERS = 500  # per transaction, so that other writers get their turn
+_IDS = 1000  # per statement
 
 
 def collect(database: Database, older_than: datetime) -> list[str]:
-    """Purges the adapters deleted before `older_than`; the ids of all content whose bytes may go."""
+    """Purge the adapters deleted before `older_than`; return the ids of all content whose bytes can be removed."""
     while database.write(lambda transaction: _purge(transaction, older_than)):
         pass
     waiting = select(removals.c.revision_id).where(removals.c.removed_sequence.is_(None))
@@ -42,7 +43,7 @@ def collect(database: Database, older_than: datetime) -> list[str]:
 
 
 def condemn(transaction: Transaction, revision_id: str) -> bool:
-    """Announces that bytes which no row needs are about to go; False where a row has come that needs them."""
+    """Announce the removal of bytes that no row needs; False if one needs them by now."""
     connection = transaction.connection
     needed = select(revisions.c.id).where(revisions.c.revision_id == revision_id, revisions.c.stored)
     if connection.execute(needed).first() is not None:
@@ -53,18 +54,18 @@ def condemn(transaction: Transaction, revision_id: str) -> bool:
 
 
 def confirm(transaction: Transaction, revision_ids: Sequence[str]) -> None:
-    """Says that the bytes are gone, so that the content may be imported again."""
+    """Record that the bytes are gone, so that the content can be imported again."""
     sequence = transaction.change("removed")
-    for some in _slices(revision_ids):
+    for batch in _slices(revision_ids):
         transaction.connection.execute(
             update(removals)
-            .where(removals.c.revision_id.in_(some), removals.c.removed_sequence.is_(None))
+            .where(removals.c.revision_id.in_(batch), removals.c.removed_sequence.is_(None))
             .values(removed_sequence=sequence)
         )
 
 
 def _purge(transaction: Transaction, older_than: datetime) -> bool:
-    """Purges some adapters; True if there can be more."""
+    """Purge batch adapters; True if there may be more."""
     connection = transaction.connection
     purgeable = (
         select(adapters.c.id)
@@ -79,15 +80,15 @@ def _purge(transaction: Transaction, older_than: datetime) -> bool:
     contents = list(connection.execute(owned).scalars())
     for table in (aliases, alias_moves, adapter_revisions):
         connection.execute(delete(table).where(table.c.adapter_id.in_(ids)))
-    for some in _slices(contents):
-        _condemn(connection, some, transaction.now)
+    for batch in _slices(contents):
+        _condemn_unneeded(connection, batch, transaction.now)
     connection.execute(update(adapters).where(adapters.c.id.in_(ids)).values(purged_at=transaction.now))
     for adapter_id in ids:
         transaction.change("purge", adapter_id)
     return len(ids) == _ADAPTERS
 
 
-def _condemn(connection: Connection, contents: Sequence[int], now: datetime) -> None:
+def _condemn_unneeded(connection: Connection, contents: Sequence[int], now: datetime) -> None:
     unneeded = connection.execute(
         select(revisions.c.id, revisions.c.revision_id, revisions.c.stored).where(
             revisions.c.id.in_(contents), ~exists().where(adapter_revisions.c.content_id == revisions.c.id)

@@ -1,4 +1,4 @@
-"""Pages of adapters, and one adapter in full."""
+"""Queries for pages of adapters, and for one adapter in full."""
 
 from __future__ import annotations
 
@@ -107,13 +107,13 @@ def list_moves(connection: Connection, tenant: str, name: str, alias: str, limit
         .order_by(alias_moves.c.sequence.desc())
         .limit(limit)
     )
-    if not (found := [move_of(row) for row in connection.execute(moves)]):  # an alias begins with a move
+    if not (found := [move_of(row) for row in connection.execute(moves)]):  # every alias has a first move
         raise not_found(connection, AdapterReference(tenant, name, alias=alias))
     return found
 
 
 def move_of(row: AnyRow) -> AliasMove:
-    """What a row of `alias_moves` says."""
+    """The record of a row of `alias_moves`."""
     return AliasMove(row.sequence, row.alias, row.from_number, row.to_number, row.moved_at, row.moved_by)
 
 

@@ -1,4 +1,4 @@
-"""From a reference to a revision by one indexed query, and why there is none."""
+"""Resolve a reference by one indexed query, and explain why it names nothing."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from adapters.errors import AdapterNotFound
 from adapters.identity import AdapterReference, full_name_of
 from adapters.model.manifest import Manifest
 
-_NEIGHBOURS = 100  # names on either side of the wanted one that are compared with it
+_NEIGHBOURS = 100  # names to compare on either side of the wanted one
 _SHOWN_ALIASES = 10
-_IDS = 1000  # of one statement
+_IDS = 1000  # per statement
 
 _FOUND: AnySelect = (
     select(
@@ -66,14 +66,14 @@ _parsed = lru_cache(maxsize=256)(Manifest.from_json)
 
 
 def find_revision(connection: Connection, wanted: AdapterReference) -> AdapterRevision | None:
-    """The revision that a reference stands for; None where the adapter does not have it or is deleted."""
+    """The revision that a reference names; None if the adapter does not have it or is deleted."""
     query, pin = _query_of(wanted)
     row = connection.execute(query, {"tenant": wanted.tenant, "name": wanted.name, "pin": pin}).first()
     return None if row is None else revision_of(row)
 
 
 def revision_of(row: AnyRow) -> AdapterRevision:
-    """What a row of these queries says."""
+    """The record of a row of these queries."""
     return AdapterRevision(
         row.tenant, row.name, row.number, row.revision_id, _parsed(row.json), row.bytes, row.created_at, row.stored
     )
@@ -102,7 +102,7 @@ def kept_in_memory(connection: Connection, revision_ids: Sequence[str]) -> dict[
 
 
 def not_found(connection: Connection, wanted: AdapterReference) -> AdapterNotFound:
-    """Why there is no such revision, with what there is instead. For the failure only: it takes some milliseconds."""
+    """The error for a missing revision, with what exists instead. Only for failures: it takes some milliseconds."""
     full_name = wanted.full_name
     row = find_adapter(connection, wanted.tenant, wanted.name)
     if row is None:
@@ -134,7 +134,7 @@ def _query_of(wanted: AdapterReference) -> tuple[AnySelect, str | int | None]:
 
 
 def _near(connection: Connection, wanted: AdapterReference) -> str:
-    # Only the same tenant's names: others are none of the client's business.
+    # Only names of the same tenant: clients must not learn others.
     same = select(adapters.c.name).where(adapters.c.tenant == wanted.tenant, adapters.c.deleted_at.is_(None))
     after = same.where(adapters.c.name > wanted.name).order_by(adapters.c.name).limit(_NEIGHBOURS)
     before = same.where(adapters.c.name < wanted.name).order_by(adapters.c.name.desc()).limit(_NEIGHBOURS)

@@ -1,4 +1,4 @@
-"""Brings a database's tables to this release's form."""
+"""Create or migrate a database's tables."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _LOCK = 0x5072656C75646501  # of PostgreSQL's advisory locks: one process migrat
 
 
 def migrate(connection: Connection) -> None:
-    """Runs the steps that are missing, within the caller's transaction. Raises CatalogTooNew."""
+    """Run the missing migrations within the caller's transaction. Raises CatalogTooNew."""
     if connection.dialect.name == "postgresql":
         connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _LOCK})
     config = Config(attributes={"connection": connection})

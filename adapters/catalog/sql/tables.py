@@ -1,11 +1,11 @@
-"""The catalog's tables, as its queries see them. `migrations/` makes them.
+"""The catalog's tables for its queries. `migrations/` creates them.
 
     tenants ─< adapters ─< adapter_revisions >─ revisions >─ manifests
                   ├─< aliases          alias -> number, now
                   ├─< alias_moves      every alias that was ever moved, append-only
                   └─< changes          every commit, append-only
     change_counter                     one row: the last change; its lock is the right to write
-    removals                           content that the garbage collection took out
+    removals                           content that garbage collections have removed
 
 A row of `revisions` is content, known by its digest; a row of `adapter_revisions` says that an adapter has it, under
 which number. Content that is not `stored` is in workers' memory only. Adapters of one base and one recipe have equal
@@ -42,13 +42,13 @@ from sqlalchemy.types import TypeDecorator, TypeEngine
 AnyRow = Row[*tuple[Any, ...]]
 AnySelect = Select[*tuple[Any, ...]]
 
-# Bytewise order on both databases, so that names sort alike and a prefix is a range of the index.
+# Bytewise order on both databases, so that names sort the same and a prefix is a range of the index.
 NAME: TypeEngine[str] = Text().with_variant(postgresql.TEXT(collation="C"), "postgresql")
 ID: TypeEngine[int] = BigInteger().with_variant(Integer, "sqlite")  # SQLite numbers rows by INTEGER only
 
 
 class UtcTime(TypeDecorator[datetime]):
-    """A time with its zone, also in SQLite, which stores none."""
+    """A time with its zone, also on SQLite, which stores none."""
 
     impl = DateTime(timezone=True)
     cache_ok = True
@@ -87,10 +87,10 @@ adapters = Table(
     _id(),
     Column("tenant", NAME, ForeignKey(tenants.c.name), nullable=False),
     Column("name", NAME, nullable=False),
-    Column("last_number", Integer, nullable=False),  # of its revisions, those that were purged included
+    Column("last_number", Integer, nullable=False),  # of its revisions, purged ones included
     Column("created_at", UtcTime, nullable=False),
     Column("deleted_at", UtcTime),
-    Column("purged_at", UtcTime),  # its revisions are gone; the row keeps its numbers from being used again
+    Column("purged_at", UtcTime),  # its revisions are gone; the row prevents reuse of their numbers
     UniqueConstraint("tenant", "name"),
 )
 Index(
@@ -155,8 +155,8 @@ alias_moves = Table(
     Column("sequence", BigInteger, primary_key=True, autoincrement=False),
     Column("from_number", Integer),
     Column("to_number", Integer, nullable=False),
-    # The move that a rollback goes back to. A rollback takes over that of the move it repeats, so the next one goes
-    # back further instead of forth again.
+    # The move that a rollback returns to. A rollback copies it from the move that it repeats, so the next one goes
+    # further back.
     Column("before", BigInteger),
     Column("moved_at", UtcTime, nullable=False),
     Column("moved_by", Text),

@@ -1,4 +1,4 @@
-"""What an import and the movers of aliases change, each within the one transaction that writes."""
+"""The catalog's write operations, each within one write transaction."""
 
 from __future__ import annotations
 
@@ -106,8 +106,8 @@ def roll_back(transaction: Transaction, tenant: str, name: str, alias: str, by: 
     before = _move_at(transaction, adapter_id, alias, at.move).before
     if before is None:
         raise CatalogConflict(
-            f"the alias {alias!r} of {full_name_of(tenant, name)!r} has been nowhere before r{at.number}; name the "
-            "revision that it shall stand for"
+            f"the alias {alias!r} of {full_name_of(tenant, name)!r} has no revision before r{at.number}; point it "
+            "at a revision by its number"
         )
     target = _move_at(transaction, adapter_id, alias, before)
     sequence = transaction.change("alias", adapter_id)
@@ -142,7 +142,7 @@ def _content(
         select(revisions.c.id, revisions.c.stored).where(revisions.c.revision_id == revision_id)
     ).first()
     if known is not None and (known.stored or stored_since is None):
-        return known.id  # what is stored stays so
+        return known.id  # stored content stays stored
     if stored_since is not None:
         _check_bytes_stay(transaction, revision_id, stored_since)
     if known is not None:
@@ -164,7 +164,7 @@ def _content(
 
 
 def _check_bytes_stay(transaction: Transaction, revision_id: str, stored_since: int) -> None:
-    """Raises RevisionBeingRemoved where bytes stored since that change may be gone again (see `garbage.py`)."""
+    """Raise RevisionBeingRemoved if bytes stored since that change may be gone (see `garbage.py`)."""
     connection = transaction.connection
     removal = connection.execute(select(removals).where(removals.c.revision_id == revision_id)).first()
     if removal is None:
@@ -178,7 +178,7 @@ def _check_bytes_stay(transaction: Transaction, revision_id: str, stored_since: 
 
 
 def _mark_stored(transaction: Transaction, content_id: int) -> None:
-    """Content that was in memory only is in the store now, which every adapter that has it is told."""
+    """Mark memory-only content as stored, and record a change for every adapter that has it."""
     connection = transaction.connection
     connection.execute(update(revisions).where(revisions.c.id == content_id).values(stored=True))
     having = select(adapter_revisions.c.adapter_id).where(adapter_revisions.c.content_id == content_id)
@@ -202,7 +202,7 @@ def _adapter(transaction: Transaction, tenant: str, name: str) -> int:
     row = find_adapter(connection, tenant, name)
     if row is not None:
         if row.deleted_at is not None and row.purged_at is None:
-            # Its aliases would come back too, which whoever deleted it may not want.
+            # Its aliases would come back, too, which may not be wanted.
             raise CatalogConflict(
                 f"the adapter {full_name_of(tenant, name)!r} was deleted on {row.deleted_at:%Y-%m-%d %H:%M} UTC and is "
                 "still kept; restore it first, or choose another name"

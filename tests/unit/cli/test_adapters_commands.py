@@ -226,7 +226,7 @@ def test_progress_on_a_terminal(prelude, monkeypatch):
         (["alias", "bot", "r1"], 2, "invalid_adapter_reference", "write NAME@ALIAS"),
         (["alias", "bot@r1", "r1"], 2, "invalid_adapter_reference", "does not move"),
         (["alias", "bot@prod", "r9"], 1, "adapter_not_found", "its newest is r1"),
-        (["rollback", "bot"], 1, "catalog_conflict", "nowhere before r1"),
+        (["rollback", "bot"], 1, "catalog_conflict", "no revision before r1"),
         (["rollback", "bot@prod"], 1, "adapter_not_found", "no alias 'prod'"),
         (["history", "bto"], 1, "adapter_not_found", "did you mean 'bot'"),
         (["history", "bot", "--alias", "prod"], 1, "adapter_not_found", "no alias 'prod'"),

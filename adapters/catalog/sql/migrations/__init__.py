@@ -1,1 +1,1 @@
-"""How the catalog's tables came about, step by step; Alembic runs what a database lacks."""
+"""The migrations of the catalog's tables; Alembic runs those that a database lacks."""

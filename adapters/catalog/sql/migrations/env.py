@@ -1,4 +1,4 @@
-"""What Alembic executes for every command. The connection, in its transaction, comes from `schema.py`."""
+"""Alembic's entry point for every command. `schema.py` passes the connection, in its transaction."""
 
 from __future__ import annotations
 
@@ -13,5 +13,5 @@ def _run() -> None:
         context.run_migrations()
 
 
-if __name__ == "env_py":  # as Alembic names it; importing it is without effect
+if __name__ == "env_py":  # the name under which Alembic runs it; importing it has no effect
     _run()

@@ -228,8 +228,8 @@ def test_the_log_says_when_the_catalog_goes_and_comes_back(catalog, database, re
     def said() -> list[tuple[str, str]]:
         return [(record.levelname, record.getMessage()) for record in caplog.records if record.name == cached.__name__]
 
-    gone = ("WARNING", "the catalog does not answer, known names go on")
-    back = ("WARNING", "the catalog answers again")
+    gone = ("WARNING", "catalog unreachable, serving cached names")
+    back = ("WARNING", "catalog reachable again")
     with caplog.at_level("INFO"):
         resolver.refresh()
         assert said() == []
@@ -243,7 +243,7 @@ def test_the_log_says_when_the_catalog_goes_and_comes_back(catalog, database, re
         resolver.refresh()
         resolver.refresh()
         assert said() == [gone, back]
-        assert caplog.records[-1].fields == {"silent_s": 60.0}
+        assert caplog.records[-1].fields == {"unreachable_s": 60.0}
         with database.down(catalog), pytest.raises(CatalogUnavailable):
             resolver.refresh()
         assert said() == [gone, back, gone]

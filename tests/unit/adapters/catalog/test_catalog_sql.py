@@ -205,7 +205,7 @@ def test_rollbacks_go_back_further_and_history_goes_on(catalog):
         add(catalog, "bot", number)
     assert catalog.rollback("default", "bot").to_number == 2
     assert catalog.rollback("default", "bot").to_number == 1
-    with pytest.raises(CatalogConflict, match="'latest' of 'bot' has been nowhere before r1"):
+    with pytest.raises(CatalogConflict, match="'latest' of 'bot' has no revision before r1"):
         catalog.rollback("default", "bot")
     catalog.set_alias("default", "bot", "latest", 3)
     assert catalog.rollback("default", "bot", by="ann").to_number == 1
