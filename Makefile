@@ -11,7 +11,7 @@ pip_install = $(BIN)/pip install --quiet --disable-pip-version-check $(1) 2>$(VE
 	|| { cat $(VENV)/pip.log >&2; exit 1; }
 # Tests run in as many processes; those with engines run one at a time in any case.
 TEST_PROCESSES ?= 2
-SPREAD = -n $(TEST_PROCESSES) --dist loadgroup --no-loadscope-reorder
+SPREAD = -n $(TEST_PROCESSES) --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
 .PHONY: help setup setup-dev serve test test-fast test-long lint format bench proto clean

@@ -9,11 +9,12 @@ import signal
 import tempfile
 from collections.abc import Generator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from xdist.scheduler import LoadScopeScheduling
 
 ROOT = Path(__file__).parent
-WITH_ENGINES = (ROOT / "engine", ROOT / "cluster")
 
 _folder: str | None = None
 
@@ -37,12 +38,26 @@ def pytest_unconfigure() -> None:
         shutil.rmtree(_folder, ignore_errors=True)
 
 
-@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """All tests with engines form one group, so that engines of two processes never compete; others go by file.
+class _EnginesOneAtATime(LoadScopeScheduling):
+    """All tests with engines are one unit of work, so that engines of two processes never compete; others go by file.
 
-    The group is the longest, so it starts first. In it the tests that share one cluster come last, so that it does not
-    idle beside others' engines, and at the very end those that kill its processes.
+    pytest-xdist's own `--dist loadgroup` has no effect with pytest 9.2: it writes node ids that pytest does not read.
+    """
+
+    def _split_scope(self, nodeid: str) -> str:
+        path = nodeid.partition("::")[0]
+        return "engines" if path.startswith(("tests/engine/", "tests/cluster/")) else path
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> _EnginesOneAtATime:
+    return _EnginesOneAtATime(config, log)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put the tests with engines first, since no other group takes as long.
+
+    Of those, the tests that share one cluster come last, so that it does not idle beside others' engines, and at the
+    very end those that kill its processes.
     """
 
     def turn(item: pytest.Item) -> int:
@@ -53,9 +68,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return 2 if "cluster" in getattr(item, "fixturenames", ()) else 1
 
     items.sort(key=turn)
-    for item in items:
-        has_engine = any(item.path.is_relative_to(folder) for folder in WITH_ENGINES)
-        item.add_marker(pytest.mark.xdist_group("engines" if has_engine else str(item.path.relative_to(ROOT))))
 
 
 @pytest.hookimpl(wrapper=True)
@@ -79,4 +91,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
         fcntl.flock(entrance, fcntl.LOCK_EX)  # held while waiting to be alone, so that nobody overtakes
         fcntl.flock(running, fcntl.LOCK_EX if item.get_closest_marker("alone") else fcntl.LOCK_SH)
         fcntl.flock(entrance, fcntl.LOCK_UN)
-        return (yield)
+        try:
+            return (yield)
+        finally:
+            fcntl.flock(running, fcntl.LOCK_UN)  # a forked child may still have the file open
