@@ -6,7 +6,7 @@ import copy
 from dataclasses import dataclass, field
 from typing import Any
 
-Told = int | str | None  # what a call returned, or the name of its refusal
+Outcome = int | str | None  # what a call returned, or the name of its refusal
 
 
 @dataclass
@@ -28,7 +28,7 @@ class ModelOfAdapter:
             return None
         return self.revisions, {alias: moves[-1][0] for alias, moves in self.moves.items()}
 
-    def after(self, change: dict[str, Any]) -> list[tuple[ModelOfAdapter, Told]]:
+    def after(self, change: dict[str, Any]) -> list[tuple[ModelOfAdapter, Outcome]]:
         """What it can be after a change that was made, with what the call returns then. Empty: it must be refused."""
         made = copy.deepcopy(self)
         match change["change"]:
@@ -66,7 +66,7 @@ class ModelOfAdapter:
                 return made
         return None
 
-    def _imported(self, content: str, moves_latest: bool) -> list[tuple[ModelOfAdapter, Told]]:
+    def _imported(self, content: str, moves_latest: bool) -> list[tuple[ModelOfAdapter, Outcome]]:
         if self.is_deleted:  # then it has been purged, or it would have been refused
             self._purge()
         self.exists = True
@@ -83,7 +83,7 @@ class ModelOfAdapter:
         if not moves or moves[-1][0] != number:
             moves.append((number, len(moves) - 1 if moves else None))
 
-    def _rolled_back(self, alias: str) -> list[tuple[ModelOfAdapter, Told]]:
+    def _rolled_back(self, alias: str) -> list[tuple[ModelOfAdapter, Outcome]]:
         moves = self.moves[alias]
         before = moves[-1][1]
         if before is None:
@@ -91,7 +91,7 @@ class ModelOfAdapter:
         moves.append(moves[before])
         return [(self, moves[-1][0])]
 
-    def _rolled_back_copy(self, alias: str) -> list[tuple[ModelOfAdapter, Told]]:
+    def _rolled_back_copy(self, alias: str) -> list[tuple[ModelOfAdapter, Outcome]]:
         return copy.deepcopy(self)._rolled_back(alias) if alias in self.moves else [(self, None)]
 
     def _purge(self) -> None:

@@ -1,4 +1,4 @@
-"""Many importers and movers of aliases in one process. For test_library_concurrency."""
+"""Concurrent importers and movers of aliases in one process. For test_library_concurrency."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ class Crowd:
 
 
 @dataclass(frozen=True)
-class Told:
-    """What the callers were told."""
+class CrowdResult:
+    """What the calls of one process returned."""
 
     imported: list[tuple[str, str, int]]  # (adapter, directory, number)
     moved: list[AliasMove]
@@ -49,13 +49,13 @@ _begin: Barrier
 
 
 def wait_for(begin: Barrier) -> None:
-    """Makes this process begin with the others."""
+    """Make this process begin together with the others."""
     global _begin
     _begin = begin
 
 
-def work(crowd: Crowd) -> Told:
-    """All at once, each in a thread of its own."""
+def work(crowd: Crowd) -> CrowdResult:
+    """Run all importers and movers, each in its own thread."""
     catalog = SqlCatalog(crowd.catalog_url, max_connections=12)
     library = AdapterLibrary(catalog, open_store(crowd.store_url), BaseModel.read(crowd.model), Limits(), "bfloat16")
     with ThreadPoolExecutor(len(crowd.importers) + len(crowd.movers)) as pool:
@@ -65,20 +65,20 @@ def work(crowd: Crowd) -> Told:
         imported = [each for future in imports for each in future.result()]
         moved = [each for future in moves for each in future.result()]
     catalog.close()
-    return Told(imported, [move for move in moved if move is not None], moved.count(None))
+    return CrowdResult(imported, [move for move in moved if move is not None], moved.count(None))
 
 
 def _import(library: AdapterLibrary, crowd: Crowd, number: int) -> list[tuple[str, str, int]]:
-    generator, told = random.Random(number), []
+    generator, results = random.Random(number), []
     for _ in range(NUM_IMPORTED):
         name, source = generator.choice(crowd.names), generator.choice(crowd.sources)
-        told.append((name, source.name, library.import_directory(name, source, by=str(number)).number))
-    return told
+        results.append((name, source.name, library.import_directory(name, source, by=str(number)).number))
+    return results
 
 
 def _move(catalog: SqlCatalog, number: int) -> list[AliasMove | None]:
     """Half of the movers do so only from where they have seen the alias; None where it has moved on since."""
-    generator, told = random.Random(number), []
+    generator, results = random.Random(number), []
     for _ in range(NUM_MOVED):
         target, expected = generator.randint(1, NUM_TARGETS), None
         if number % 2:
@@ -86,9 +86,9 @@ def _move(catalog: SqlCatalog, number: int) -> list[AliasMove | None]:
         try:
             move = catalog.set_alias("default", MOVED, "prod", target, expected=expected, by=str(number))
         except CatalogConflict:
-            told.append(None)
+            results.append(None)
             continue
         assert move.to_number == target
         assert expected is None or expected in (move.from_number, target)
-        told.append(move)
-    return told
+        results.append(move)
+    return results

@@ -1,11 +1,11 @@
-"""A process that changes managed adapters until it is killed, and writes down what it was told. For test_library_crash.
+"""A process that changes managed adapters until it is killed, and keeps a journal. For test_library_crash.
 
     python library_worker.py SETTINGS.json
 
-forks a process for each line `start NUMBER` that it reads, which works as that worker for ever, and says its id; for a
-line `end ID` it says how the process ended. A worker changes adapters of
-its own only, but their contents are the same as the other workers', and a garbage collection concerns all of them. Its
-journal has a line before each call and one, on the disk, after each call that returned.
+For each line `start NUMBER` on its input it forks a process that works as that worker forever, and prints its id; for a
+line `end ID` it prints that process's exit status. A worker changes only adapters of its own, but their contents are
+the same as the other workers', and a garbage collection concerns all of them. Its journal has a line before each call
+and one, on the disk, after each call that returned.
 """
 
 from __future__ import annotations
@@ -58,11 +58,11 @@ class Worker:
 
     def _import(self, name: str, moves_latest: bool = True) -> int | None:
         source = self._random.choice(self._sources)
-        told = self._told(
+        outcome = self._recorded(
             {"change": "import", "name": name, "content": source.name, "moves_latest": moves_latest},
             lambda: self._library.import_directory(name, source, moves_latest=moves_latest).number,
         )
-        return told if isinstance(told, int) else None
+        return outcome if isinstance(outcome, int) else None
 
     def _push(self, name: str) -> None:
         number = self._import(name, moves_latest=False)
@@ -84,41 +84,41 @@ class Worker:
                 packed = self._library.pack(name, source, folder / "packed")
                 return self._library.add_in_memory(name, packed, "latest").number
 
-        self._told({"change": "import", "name": name, "content": source.name, "moves_latest": True}, push)
+        self._recorded({"change": "import", "name": name, "content": source.name, "moves_latest": True}, push)
 
     def _move(self, name: str, alias: str, number: int) -> None:
-        self._told(
+        self._recorded(
             {"change": "alias", "name": name, "alias": alias, "number": number},
             lambda: self._library.catalog.set_alias("default", name, alias, number).to_number,
         )
 
     def _roll_back(self, name: str) -> None:
         alias = self._random.choice(ALIASES)
-        self._told(
+        self._recorded(
             {"change": "rollback", "name": name, "alias": alias},
             lambda: self._library.catalog.rollback("default", name, alias).to_number,
         )
 
     def _delete(self, name: str) -> None:
-        self._told({"change": "delete", "name": name}, lambda: self._library.catalog.delete("default", name))
+        self._recorded({"change": "delete", "name": name}, lambda: self._library.catalog.delete("default", name))
 
     def _restore(self, name: str) -> None:
-        self._told({"change": "restore", "name": name}, lambda: self._library.catalog.restore("default", name))
+        self._recorded({"change": "restore", "name": name}, lambda: self._library.catalog.restore("default", name))
 
     def _collect(self, _name: str) -> None:
-        self._told({"change": "collect"}, lambda: self._library.collect_garbage(datetime.now(UTC)))
+        self._recorded({"change": "collect"}, lambda: self._library.collect_garbage(datetime.now(UTC)))
 
-    def _told(self, change: dict[str, Any], call: Callable[[], int | None]) -> int | str | None:
-        """What the call returned, or the name of the refusal. Nothing else may come of it."""
+    def _recorded(self, change: dict[str, Any], call: Callable[[], int | None]) -> int | str | None:
+        """Make the call; return its result, or the name of the refusal. Any other error ends the worker."""
         self._write({"begin": change})
-        told: int | str | None
+        outcome: int | str | None
         try:
-            told = call()
+            outcome = call()
         except (AdapterNotFound, CatalogConflict, RevisionBeingRemoved) as error:
-            told = type(error).__name__
-        self._write({"told": told})
+            outcome = type(error).__name__
+        self._write({"outcome": outcome})
         os.fsync(self._journal)
-        return told
+        return outcome
 
     def _write(self, line: dict[str, Any]) -> None:
         os.write(self._journal, json.dumps(line).encode() + b"\n")

@@ -45,17 +45,17 @@ def test_64_importers_and_64_movers(catalog, database, tmp_path):
     context = multiprocessing.get_context("spawn")
     barrier = context.Barrier(NUM_PROCESSES)
     with ProcessPoolExecutor(NUM_PROCESSES, context, initializer=wait_for, initargs=(barrier,)) as pool:
-        told = list(pool.map(work, crowds))
+        results = list(pool.map(work, crowds))
 
     # One copy of each content, whole, and nothing left over.
-    imported = [each for one in told for each in one.imported]
+    imported = [each for one in results for each in one.imported]
     assert len(imported) == NUM_EACH * NUM_IMPORTED
     wanted = {ids[source] for _, source, _ in imported} | {ids[source.name] for source in sources[:NUM_TARGETS]}
     assert [each.revision_id for each in store.list()] == sorted(wanted) == list(catalog.referenced_revisions())
     assert library.fsck(0).is_sound
     assert num_incoming(store) == 0
 
-    # Everybody was told the same number for the same content, and the numbers have no gaps.
+    # Every importer of the same content got the same number, and the numbers have no gaps.
     numbers: dict[str, dict[str, int]] = {}
     for name, source, number in imported:
         assert numbers.setdefault(name, {}).setdefault(source, number) == number
@@ -76,13 +76,13 @@ def test_64_importers_and_64_movers(catalog, database, tmp_path):
         assert all(first.sequence < second.sequence for first, second in itertools.pairwise(moves))
         assert catalog.show(tenant, name).aliases[alias] == moves[-1].to_number
 
-    # What the movers were told is that history: nobody's move was lost, and nobody was told one that is not in it.
-    moved = {move.sequence: move for one in told for move in one.moved}
+    # The returned moves are that history: none was lost, and none is missing from it.
+    moved = {move.sequence: move for one in results for move in one.moved}
     history = {move.sequence: move for move in catalog.alias_history("default", MOVED, "prod", limit=10_000)}
     first = min(history)
     assert {sequence: move for sequence, move in history.items() if sequence != first} == {
         sequence: move for sequence, move in moved.items() if sequence != first
     }
-    num_conflicts = sum(one.num_conflicts for one in told)
+    num_conflicts = sum(one.num_conflicts for one in results)
     print(f"{len(history)} moves, {num_conflicts} of {NUM_EACH * NUM_MOVED // 2} came too late")
     assert num_conflicts

@@ -78,12 +78,12 @@ class Workers:
 
 
 class Journal:
-    """What one worker did and was told, and what its adapters must be after it."""
+    """The calls of one worker and their outcomes, and what its adapters must be after them."""
 
     def __init__(self, path: Path, worker: int):
         self._path, self._read_bytes = path, 0
         self.adapters = {name: ModelOfAdapter() for name in names_of(worker)}
-        self.told: collections.Counter[str] = collections.Counter()  # change and outcome -> how often
+        self.outcomes: collections.Counter[str] = collections.Counter()  # change and outcome -> how often
 
     def take_in(self) -> dict | None:
         """Replays what was added. The change that had been begun and not returned, if there is one."""
@@ -95,25 +95,25 @@ class Journal:
                 begun = line["begin"]
                 continue
             assert begun is not None
-            self._replay(begun, line["told"])
+            self._replay(begun, line["outcome"])
             begun = None
         return begun
 
-    def _replay(self, change: dict, told: int | str | None) -> None:
-        is_refusal = isinstance(told, str)
-        self.told[f"{change['change']}: {told}" if is_refusal else change["change"]] += 1
+    def _replay(self, change: dict, outcome: int | str | None) -> None:
+        is_refusal = isinstance(outcome, str)
+        self.outcomes[f"{change['change']}: {outcome}" if is_refusal else change["change"]] += 1
         if change["change"] == "collect":
-            assert told == "CatalogConflict" or not is_refusal, told
-            self.told["removed"] += 0 if isinstance(told, str) else told or 0
+            assert outcome == "CatalogConflict" or not is_refusal, outcome
+            self.outcomes["removed"] += 0 if isinstance(outcome, str) else outcome or 0
             return
         adapter = self.adapters[change["name"]]
-        if isinstance(told, str):
-            after = adapter.after_refusal(change, told)
-            assert after is not None, f"{change} was refused with {told}; the adapter was {adapter}"
+        if isinstance(outcome, str):
+            after = adapter.after_refusal(change, outcome)
+            assert after is not None, f"{change} was refused with {outcome}; the adapter was {adapter}"
         else:
             ((after, expected),) = adapter.after(change) or [(None, "a refusal")]
             assert after is not None
-            assert told == expected, f"{change} returned {told}, not {expected}; the adapter was {adapter}"
+            assert outcome == expected, f"{change} returned {outcome}, not {expected}; the adapter was {adapter}"
         self.adapters[change["name"]] = after
 
 
@@ -158,9 +158,9 @@ def test_kills_tear_nothing_and_lose_nothing(place, num_kills, database, catalog
 
     with workers(tmp_path / "settings.json", tmp_path / "scratch") as processes:
         for kill in itertools.count():
-            told = sum((journal.told for journal in journals), collections.Counter())
+            outcomes = sum((journal.outcomes for journal in journals), collections.Counter())
             # A busy machine has few changes between two kills: then there are more kills.
-            is_enough = told["import"] > num_kills / 3 and sum(interrupted.values()) > num_kills / 3
+            is_enough = outcomes["import"] > num_kills / 3 and sum(interrupted.values()) > num_kills / 3
             is_enough = is_enough and (num_kills < 100 or all(interrupted[change] for change in OFTEN_INTERRUPTED))
             if kill * NUM_WORKERS >= (num_kills if is_enough else 4 * num_kills):
                 break
@@ -183,12 +183,12 @@ def test_kills_tear_nothing_and_lose_nothing(place, num_kills, database, catalog
                 assert num_incoming(store) == 0
                 assert after.num_objects == after.num_referenced == len(list(catalog.referenced_revisions()))
     print(f"{kill * NUM_WORKERS} kills; interrupted {dict(interrupted)}, of which {num_happened} had happened")
-    print(f"returned {dict(told)}; {num_left_over} leftovers repaired")
-    assert told["import"] > num_kills / 3
+    print(f"returned {dict(outcomes)}; {num_left_over} leftovers repaired")
+    assert outcomes["import"] > num_kills / 3
     assert sum(interrupted.values()) > num_kills / 3  # else nothing was killed while it worked
     if num_kills >= 100:
         for change in ("import", "alias", "rollback", "delete", "restore", "collect", "removed"):
-            assert told[change], change
+            assert outcomes[change], change
         for change in OFTEN_INTERRUPTED:
             assert interrupted[change], change
         assert num_happened
