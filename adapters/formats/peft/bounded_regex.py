@@ -90,12 +90,13 @@ class Expressions:
     def first_match(self, field: str, patterns: Iterable[str], key: str) -> tuple[int, regex.Match[str]] | None:
         """Match the module name `key` as peft does; return the index of the first pattern that matches, and the match.
 
-        Raises AdapterMalformed and AdapterUnsupported with the reason.
+        `key` must not be empty: `re` and `regex` differ about \\B there. Raises AdapterMalformed and AdapterUnsupported
+        with the reason.
         """
         with self.budget:
             for index, pattern in enumerate(patterns):
                 compiled = self._compiled.get((field, pattern)) or self._compile(field, pattern)
-                try:
+                try:  # `timeout` counts CPU time of the whole process, so it can only be too early
                     match = compiled.match(key, timeout=self.budget.left_s())
                 except TimeoutError:
                     raise self.budget.exceeded() from None
