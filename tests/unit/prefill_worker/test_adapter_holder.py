@@ -157,7 +157,7 @@ def test_errors_carry_a_code_and_retry_after(stored: StoredAdapters, tmp_path: P
                 await running.ensure("sha256:" + "0" * 64)
             assert (metadata[ERROR_CODE_KEY], metadata[HTTP_STATUS_KEY]) == ("adapter_revision_not_stored", "404")
             stored.move_away()
-            async with refused(grpc.StatusCode.UNAVAILABLE, "is not there") as metadata:
+            async with refused(grpc.StatusCode.UNAVAILABLE, "does not exist") as metadata:
                 await running.ensure(c, deadline_s=0.3)
             assert (metadata[ERROR_CODE_KEY], metadata[HTTP_STATUS_KEY]) == ("adapter_store_unavailable", "503")
             assert (await running.ensure(a)).load_s == 0

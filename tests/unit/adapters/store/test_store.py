@@ -386,9 +386,9 @@ def test_a_store_that_is_not_there(tmp_path, s3):
             lambda store=store: list(store.list()),
             lambda store=store: store.fetch(revision(1), tmp_path / "fetched"),
         ):
-            with pytest.raises(StoreUnavailable, match="is not there"):
+            with pytest.raises(StoreUnavailable, match="does not exist"):
                 call()
-    with pytest.raises(StoreUnavailable, match="is not there"):
+    with pytest.raises(StoreUnavailable, match="does not exist"):
         bucket.publish(revision(1), source(tmp_path, b"content"))
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(StoreUnavailable, match="failed at"):
