@@ -31,6 +31,7 @@ from samples.random_adapters import write_random_lora, write_random_reft
 NAME = "bot"
 HOLDERS = ("prefill-0",)
 NEW_TOKENS = 12
+MIN_ANSWERS = 4  # of each version while the next one is pushed
 BACK_WITHIN_S = 120.0
 PROMPT = tuple(range(20, 60))
 
@@ -49,6 +50,13 @@ class Pushed:
     def ask(self, reference: str = NAME) -> httpx.Response:
         body = completion_body(reference, PROMPT, max_tokens=NEW_TOKENS)
         return httpx.post(f"{self.cluster.url}/v1/completions", json=body, timeout=60)
+
+    def wait_until_seen(self, version: int) -> None:
+        """Wait until requests have been answered by a version several times."""
+        deadline = time.monotonic() + BACK_WITHIN_S
+        while self.seen[self.ids[version]] < MIN_ANSWERS:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
 
     def check(self, answer: httpx.Response) -> int:
         """The version of an answer, which is the right one's."""
@@ -146,15 +154,17 @@ def test_pushed_twice_in_a_row_under_traffic(pushed: Pushed):
         next(lines)
         with pushed.traffic():
             for version in (1, 2):
+                pushed.wait_until_seen(version - 1)  # however slow the machine is
                 told = pushed.push(version)
                 assert told["number"] == version + 1
                 for _ in range(3):
                     assert pushed.check(pushed.ask()) == version
+            pushed.wait_until_seen(2)
         assert list(lines)[-2:] == ["data: [DONE]", ""]
         assert running.headers["x-prelude-revision"] == pushed.ids[0]  # what was in flight ended on the old one
     assert pushed.check(pushed.ask(f"{NAME}@r1")) == 0
     assert pushed.check(pushed.ask(f"{NAME}@r2")) == 1  # superseded, and still in memory
-    assert min(pushed.seen[each] for each in pushed.ids[:3]) >= 4
+    assert min(pushed.seen[each] for each in pushed.ids[:3]) >= MIN_ANSWERS
     assert pushed.in_memory_only() == [2]
 
 
