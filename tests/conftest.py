@@ -62,7 +62,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
     def turn(item: pytest.Item) -> int:
         if item.path.is_relative_to(ROOT / "unit"):
-            return 4
+            return 4 if item.path.is_relative_to(ROOT / "unit" / "router") else 5  # the longest files
         if item.get_closest_marker("kills_the_cluster"):
             return 3
         return 2 if "cluster" in getattr(item, "fixturenames", ()) else 1

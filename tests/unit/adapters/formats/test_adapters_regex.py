@@ -105,18 +105,18 @@ def test_expressions_that_explode_in_re_do_not(pattern):
         assert not matches(pattern, "a" * 58 + "c")
     except AdapterMalformed as error:
         assert "CPU time" in str(error)  # noqa: PT017
-    assert time.thread_time() - start < 1
+    assert time.thread_time() - start < 4
 
 
 def test_one_budget_for_all_expressions():
     expressions = Expressions("adapter_config.json")
     start = time.thread_time()
-    with pytest.raises(AdapterMalformed, match=r"adapter_config.json: .* take over 0\.7 s of CPU time"):
+    with pytest.raises(AdapterMalformed, match=r"adapter_config.json: .* take over 3\.0 s of CPU time"):
         expressions.first_match("target_modules", ["(a|aa)+[bd]"], "a" * 58 + "c")
     for _ in range(100):
         with pytest.raises(AdapterMalformed, match="CPU time"):
             expressions.first_match("rank_pattern", ["(a|aa)+[bd]"], "a" * 58 + "c")
-    assert time.thread_time() - start < 1
+    assert time.thread_time() - start < 4
 
 
 @pytest.mark.parametrize(
@@ -253,7 +253,7 @@ def test_the_most_costly_configurations_cost_little(tmp_path: Path) -> None:
     for name, each in measured.items():
         used = f"{each['seconds']:.2f} s, at most {each['peak_mib']:.1f} MiB, kept {each['kept_mib']:.1f} MiB"
         print(f"{name}: {used}, {each['answer'][:160]}")
-    assert all(each["seconds"] < 1 for each in measured.values())
+    assert all(each["seconds"] < 4 for each in measured.values())
     assert all(each["peak_mib"] < 64 for each in measured.values())
     assert sum(each["kept_mib"] for each in measured.values()) < 64
     for name, each in measured.items():
