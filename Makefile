@@ -9,7 +9,7 @@ DEMO := .prelude/demo
 # $(call pip_install,ARGUMENTS): silent when it succeeds, with all warnings and errors when it fails.
 pip_install = $(BIN)/pip install --quiet --disable-pip-version-check $(1) 2>$(VENV)/pip.log \
 	|| { cat $(VENV)/pip.log >&2; exit 1; }
-# Tests run in as many processes; those with engines run one at a time in any case.
+# Tests run in as many processes; clusters of engines run one at a time in any case.
 TEST_PROCESSES ?= 2
 SPREAD = -n $(TEST_PROCESSES) --no-loadscope-reorder
 

@@ -39,14 +39,14 @@ def pytest_unconfigure() -> None:
 
 
 class _Scheduling(LoadScopeScheduling):
-    """Tests go to processes by file, all with engines together, so that engines of two processes never compete.
+    """Tests go to processes by file, all that need a cluster together, since most of them share one.
 
     pytest-xdist's own `--dist loadgroup` has no effect with pytest 9.2: it writes node ids that pytest does not read.
     """
 
     def _split_scope(self, nodeid: str) -> str:
         path = nodeid.partition("::")[0]
-        return "engines" if path.startswith(("tests/engine/", "tests/cluster/")) else path
+        return "cluster" if path.startswith("tests/cluster/") else path
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> _Scheduling:
@@ -54,15 +54,17 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> _Scheduling:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put the tests with engines first, since no other group takes as long.
+    """Put the longest first: the tests that need a cluster, then single engines, then all others.
 
-    Of those, the tests that share one cluster come last, so that it does not idle beside others' engines, and at the
-    very end those that kill its processes.
+    Of those that need a cluster, the ones that share one come last, so that it does not idle beside others' engines,
+    and at their very end those that kill its processes.
     """
 
     def turn(item: pytest.Item) -> int:
         if item.path.is_relative_to(ROOT / "unit"):
-            return 4 if item.path.is_relative_to(ROOT / "unit" / "router") else 5  # the longest files
+            return 5 if item.path.is_relative_to(ROOT / "unit" / "router") else 6  # the longest files
+        if item.path.is_relative_to(ROOT / "engine"):
+            return 4
         if item.get_closest_marker("kills_the_cluster"):
             return 3
         return 2 if "cluster" in getattr(item, "fixturenames", ()) else 1
