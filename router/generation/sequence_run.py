@@ -136,7 +136,7 @@ class SequenceRun:
         config = self._backends.config
         rid = self._request.next_rid(self._validated.endpoint.id_prefix)
         self._state.phase = Phase.WAITING_FIRST_EVENT
-        begin = self._begin_unified if placement.is_unified else self._begin_pair
+        begin = self._begin_unified if placement.is_single else self._begin_pair
         self._attempt = begin(placement, rid)
         first = await self._attempt.begin(
             first_event_timeout_s=config.first_event_timeout_s, answer_timeout_s=config.answer_timeout_s

@@ -16,12 +16,20 @@ class PlacementRequest:
     revision_id: str | None  # None: the base model
     positions: str = "prefill"  # of the tokens that the revision acts on; "all" needs a unified worker
     is_stored: bool = True  # False: only workers that hold the revision can serve it
+    needs_decode: bool = True  # False: its prompt is read and nothing is generated, so a prefill worker alone serves it
 
     @classmethod
-    def of(cls, revision: AdapterRevision | None) -> PlacementRequest:
+    def of(cls, revision: AdapterRevision | None, *, needs_decode: bool = True) -> PlacementRequest:
         if revision is None:
-            return cls(None)
-        return cls(revision.revision_id, revision.manifest.positions, revision.stored)
+            return cls(None, needs_decode=needs_decode)
+        return cls(revision.revision_id, revision.manifest.positions, revision.stored, needs_decode)
+
+    @property
+    def single_roles(self) -> tuple[str, ...]:
+        """The roles of workers that can serve the request alone."""
+        if self.needs_decode or self.positions == "all":
+            return ("unified",)
+        return ("prefill", "unified")
 
     def can_be_read_by(self, worker: WorkerView) -> bool:
         """Whether the worker holds the revision or can fetch it, as far as the store is concerned."""
@@ -33,19 +41,22 @@ PlacementKey = tuple[str, str, str, str]
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """A pair, whose prefill worker sends KV to its decode worker, or one unified worker in both roles."""
+    """A pair, whose prefill worker sends KV to its decode worker, or one worker in both places.
+
+    One worker is a unified one, or a prefill worker where nothing is generated.
+    """
 
     prefill: WorkerView
     decode: WorkerView
 
     @property
-    def is_unified(self) -> bool:
+    def is_single(self) -> bool:
         return self.prefill.name == self.decode.name
 
     @property
     def workers(self) -> tuple[WorkerView, ...]:
         """Each worker once; the one that reads the prompt is the first."""
-        return (self.prefill,) if self.is_unified else (self.prefill, self.decode)
+        return (self.prefill,) if self.is_single else (self.prefill, self.decode)
 
     @property
     def key(self) -> PlacementKey:
@@ -75,7 +86,7 @@ def place(request: PlacementRequest, fleet: FleetState, failed: FailedAttempts |
 
     Placements without a failed worker come first. Then the fewest of this router's requests in flight decides, then
     the name: for the prefill worker, for the decode worker given the prefill worker, and between the best pair and the
-    best unified worker. Linear in the number of workers, as long as most pairs are warm.
+    best single worker. Linear in the number of workers, as long as most pairs are warm.
     """
     failed = failed or FailedAttempts()
     placeable = [worker for worker in fleet.workers.values() if worker.is_placeable]
@@ -103,14 +114,16 @@ def _best_of(
         return not has_failed and (prefill is decode or prefill.is_warm_with(decode))
 
     readers = [worker for worker in workers if request.can_be_read_by(worker)]
-    decodes = [worker for worker in workers if worker.role == "decode"] if request.positions != "all" else []
-    unified = min((u for u in readers if u.role == "unified" and can_serve(u, u)), key=cost, default=None)
+    can_be_paired = request.needs_decode and request.positions != "all"
+    decodes = [worker for worker in workers if worker.role == "decode"] if can_be_paired else []
+    alone = (worker for worker in readers if worker.role in request.single_roles and can_serve(worker, worker))
+    single = min(alone, key=cost, default=None)
     prefills = (p for p in readers if p.role == "prefill" and any(can_serve(p, decode) for decode in decodes))
     prefill = min(prefills, key=cost, default=None)
 
     candidates = []
-    if unified is not None:
-        candidates.append(Placement(unified, unified))
+    if single is not None:
+        candidates.append(Placement(single, single))
     if prefill is not None:
         decode = min((decode for decode in decodes if can_serve(prefill, decode)), key=cost)
         candidates.append(Placement(prefill, decode))
@@ -121,8 +134,8 @@ def all_placements(request: PlacementRequest, fleet: FleetState) -> list[Placeme
     """Every placement that can take the request now, fewest requests in flight first. Quadratic: for status pages."""
     placeable = [worker for worker in fleet.workers.values() if worker.is_placeable]
     readers = [worker for worker in placeable if request.can_be_read_by(worker)]
-    placements = [Placement(worker, worker) for worker in readers if worker.role == "unified"]
-    if request.positions != "all":
+    placements = [Placement(worker, worker) for worker in readers if worker.role in request.single_roles]
+    if request.needs_decode and request.positions != "all":
         placements += [
             Placement(prefill, decode)
             for prefill in readers

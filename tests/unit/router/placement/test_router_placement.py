@@ -170,6 +170,29 @@ def test_what_no_store_has_goes_to_who_has_it() -> None:
     assert placed(on_disk, replace(in_memory, is_ready=False), D0, request=UNSTORED) is None
 
 
+@pytest.mark.parametrize(
+    ("workers", "in_flight", "expected"),
+    [
+        ((P0, D0), {}, "p0"),
+        ((P0,), {}, "p0"),  # no decode worker, or none that is warm
+        ((replace(P0, warm_pairs=frozenset()), D0), {}, "p0"),
+        ((P0, P1, D0), {"p0": 1}, "p1"),
+        ((P0, U0, D0), {"p0": 1}, "u0"),
+        ((D0, D1), {}, None),
+    ],
+)
+def test_without_decode_one_worker_is_enough(workers: tuple, in_flight: dict[str, int], expected: str | None) -> None:
+    request = PlacementRequest("sha256:ab", needs_decode=False)
+    assert placed(*workers, request=request, **in_flight) == expected
+    assert listed(*workers, request=request, **in_flight)[:1] == ([] if expected is None else [expected])
+
+
+def test_without_decode_an_adapter_that_acts_everywhere_still_needs_a_unified_worker() -> None:
+    request = PlacementRequest("sha256:cd", positions="all", needs_decode=False)
+    assert placed(P0, D0, request=request) is None
+    assert placed(P0, D0, U0, request=request, u0=9) == "u0"
+
+
 # ---- against an oracle that ranks every pair ------------------------------------------------------------------------
 
 
@@ -195,7 +218,12 @@ def fleets(draw: Callable) -> FleetState:
     return FleetState(workers, in_flight)
 
 
-REQUESTS = [PlacementRequest(None), REQUEST, EVERYWHERE, UNSTORED, UNSTORED_EVERYWHERE]
+SCORING = PlacementRequest("sha256:ab", needs_decode=False)
+REQUESTS = [
+    *(PlacementRequest(None), REQUEST, EVERYWHERE, UNSTORED, UNSTORED_EVERYWHERE, SCORING),
+    PlacementRequest("sha256:cd", positions="all", needs_decode=False),
+    PlacementRequest("sha256:ab", is_stored=False, needs_decode=False),
+]
 
 
 @st.composite
@@ -214,10 +242,11 @@ def every_pair(request: PlacementRequest, fleet: FleetState, failed: FailedAttem
     found = []
     for prefill in fleet.workers.values():
         for decode in fleet.workers.values():
-            is_unified = prefill is decode and prefill.role == "unified"
+            roles = ("unified",) if request.needs_decode or request.positions == "all" else ("prefill", "unified")
+            is_single = prefill is decode and prefill.role in roles
             is_pair = (prefill.role, decode.role) == ("prefill", "decode") and prefill.is_warm_with(decode)
             if (
-                (is_unified or (is_pair and request.positions != "all"))
+                (is_single or (is_pair and request.needs_decode and request.positions != "all"))
                 and prefill.is_placeable
                 and decode.is_placeable
                 and (request.is_stored or request.revision_id is None or "sha256:ab" in prefill.residency.memory_only)
@@ -238,7 +267,7 @@ def num_failed_of(placement: Placement, failed: FailedAttempts) -> int:
 @settings(max_examples=300)
 @given(st.data(), fleets(), st.sampled_from(REQUESTS))
 def test_as_ranking_every_pair(data: st.DataObject, fleet: FleetState, request: PlacementRequest) -> None:
-    """Prefill first, then decode: the first of all pairs in that order, then the better of it and a unified worker."""
+    """Prefill first, then decode: the first of all pairs in that order, then the better of it and a single worker."""
     failed = data.draw(retries(fleet))
 
     def order(placement: Placement) -> tuple:
@@ -248,10 +277,10 @@ def test_as_ranking_every_pair(data: st.DataObject, fleet: FleetState, request: 
         return num_failed_of(placement, failed) > 0, *costs
 
     possible = every_pair(request, fleet, failed)
-    pairs = sorted((each for each in possible if not each.is_unified), key=order)
-    unified = sorted((each for each in possible if each.is_unified), key=order)
+    pairs = sorted((each for each in possible if not each.is_single), key=order)
+    single = sorted((each for each in possible if each.is_single), key=order)
     clean_first = sorted(
-        pairs[:1] + unified[:1],
+        pairs[:1] + single[:1],
         key=lambda each: (
             num_failed_of(each, failed), in_flight_of(each, fleet), each.prefill.name, each.decode.name
         ),
@@ -310,8 +339,8 @@ def test_its_cost_is_linear_where_all_are_warm(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_unified_worker_is_one_worker() -> None:
-    assert (Placement(U0, U0).workers, Placement(U0, U0).is_unified) == ((U0,), True)
-    assert (Placement(P0, D0).workers, Placement(P0, D0).is_unified) == ((P0, D0), False)
+    assert (Placement(U0, U0).workers, Placement(U0, U0).is_single) == ((U0,), True)
+    assert (Placement(P0, D0).workers, Placement(P0, D0).is_single) == ((P0, D0), False)
 
 
 def test_holds_are_released_once() -> None:
