@@ -65,6 +65,22 @@ def add_commands(commands: Any) -> None:
     _add_engine_options(cold)
     cold.add_argument("--json", type=Path, metavar="FILE", help="write the numbers")
     cold.set_defaults(run=_cold_load)
+    text = (
+        "What the router costs per streamed event and per request, and the delay it adds; beside SGLang's Rust gateway."
+    )
+    router = benchmarks.add_parser("router", help=text, description=text)
+    router.add_argument("--concurrency", type=_numbers, help="connections of each load; default: 32,128")
+    router.add_argument("--repeats", type=_positive, help="default: 3")
+    router.add_argument("--events", type=_positive, help="of a stream; default: 64")
+    router.add_argument("--event-gap-ms", type=float, metavar="MS", help="between two of them; default: 10")
+    router.add_argument(
+        "--sglang-router",
+        metavar="PYTHON",
+        help="an interpreter with sglang-router 0.3.2; default: this one, if it has the package",
+    )
+    router.add_argument("--quick", action="store_true", help="a smoke test: 8 connections, few requests, one repeat")
+    router.add_argument("--json", type=Path, metavar="FILE", help="write the numbers")
+    router.set_defaults(run=_router)
 
 
 def _add_engine_options(benchmark: argparse.ArgumentParser) -> None:
@@ -139,6 +155,32 @@ def _cold_load(arguments: argparse.Namespace) -> None:
     )
     try:
         cold_load.run(options, _command(sys.argv[1:]), arguments.json, lambda line: print(line, flush=True))
+    except BenchError as error:
+        sys.exit(f"prelude: {error}")
+
+
+def _router(arguments: argparse.Namespace) -> None:
+    from bench import router_relay
+    from bench.errors import BenchError
+
+    given = {
+        "concurrency": arguments.concurrency,
+        "repeats": arguments.repeats,
+        "num_events": arguments.events,
+        "event_gap_ms": arguments.event_gap_ms,
+    }
+    options = replace(
+        router_relay.QUICK if arguments.quick else router_relay.Options(),
+        **{name: value for name, value in given.items() if value is not None},
+    )
+    try:
+        router_relay.run(
+            options,
+            arguments.sglang_router,
+            _command(sys.argv[1:]),
+            arguments.json,
+            lambda line: print(line, flush=True),
+        )
     except BenchError as error:
         sys.exit(f"prelude: {error}")
 
