@@ -7,11 +7,16 @@ from dataclasses import dataclass
 
 import msgspec
 
+from router.fleet.fleet_state import WorkerView
 from router.placement.placement import Placement
 from router.protocol.request_body import Fields
 from router.protocol.validation import Sequence
 
 _ONE, _FALSE = msgspec.Raw(b"1"), msgspec.Raw(b"false")
+
+# For this host SGLang's prefill engines hand the KV cache to nobody and answer at once (FAKE_BOOTSTRAP_HOST of
+# sglang.srt.disaggregation.utils, which tests compare with it). Such a request leaves nothing in the prefix cache.
+NOBODY = "2.2.2.2"
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,10 +32,16 @@ class KvHandoff:
     def at(cls, pair: Placement, rid: str) -> KvHandoff:
         return cls(rid, secrets.randbits(63), pair.prefill.kv_host, pair.prefill.kv_bootstrap_port)
 
+    @classmethod
+    def to_nobody(cls, prefill: WorkerView, rid: str) -> KvHandoff:
+        """For a request that ends at the prefill worker."""
+        return cls(rid, secrets.randbits(63), NOBODY, prefill.kv_bootstrap_port)
 
-def decode_body(sequence: Sequence, model: str, handoff: KvHandoff) -> bytes:
+
+def decode_body(sequence: Sequence, model: str, handoff: KvHandoff, *, wants_prompt_logprobs: bool = False) -> bytes:
     """The decode call: the client's request on the base model. No parameter can name an adapter."""
-    return msgspec.json.encode(_common_fields(sequence, model, handoff.rid) | _handoff_fields(handoff))
+    fields = _common_fields(sequence, model, handoff.rid, wants_prompt_logprobs) | _handoff_fields(handoff)
+    return msgspec.json.encode(fields)
 
 
 def prefill_body(
@@ -43,13 +54,10 @@ def prefill_body(
     wants_prompt_logprobs: bool = False,
 ) -> bytes:
     """The prefill call: the same prompt, under the revision, in the tenant's namespace of the prefix cache."""
-    fields = (
-        _common_fields(sequence, model, handoff.rid) | _handoff_fields(handoff) | _adapter_fields(tenant, revision_id)
-    )
+    fields = _common_fields(sequence, model, handoff.rid, wants_prompt_logprobs)
+    fields |= _handoff_fields(handoff) | _adapter_fields(tenant, revision_id)
     fields.pop("stream_options", None)
     fields["stream"] = _FALSE
-    if wants_prompt_logprobs:
-        _set_prompt_logprobs(fields)
     return msgspec.json.encode(fields)
 
 
@@ -63,14 +71,33 @@ def unified_body(
     wants_prompt_logprobs: bool = False,
 ) -> bytes:
     """The call to a unified worker: the client's request, under the revision, in the tenant's namespace."""
-    fields = _common_fields(sequence, model, rid) | _adapter_fields(tenant, revision_id)
-    if wants_prompt_logprobs:
-        _set_prompt_logprobs(fields)
+    fields = _common_fields(sequence, model, rid, wants_prompt_logprobs) | _adapter_fields(tenant, revision_id)
     return msgspec.json.encode(fields)
 
 
-def _common_fields(sequence: Sequence, model: str, rid: str) -> Fields:
-    return {**sequence.fields, "model": _raw(model), "rid": _raw(rid)}
+def scoring_body(
+    sequence: Sequence,
+    model: str,
+    rid: str,
+    worker: WorkerView,
+    *,
+    tenant: str,
+    revision_id: str | None,
+    wants_prompt_logprobs: bool = False,
+) -> bytes:
+    """The call for `max_tokens` = 0, to a prefill or a unified worker. It generates one token, which nobody gets."""
+    fields = _common_fields(sequence, model, rid, wants_prompt_logprobs) | _adapter_fields(tenant, revision_id)
+    fields["max_tokens"] = _ONE
+    if worker.role == "prefill":
+        fields |= _handoff_fields(KvHandoff.to_nobody(worker, rid))
+    return msgspec.json.encode(fields)
+
+
+def _common_fields(sequence: Sequence, model: str, rid: str, wants_prompt_logprobs: bool) -> Fields:
+    fields = {**sequence.fields, "model": _raw(model), "rid": _raw(rid)}
+    if wants_prompt_logprobs and bytes(fields["logprobs"]) == b"0":
+        fields["logprobs"] = _ONE  # for 0 engines compute no prompt log-probabilities, and their answer fails
+    return fields
 
 
 def _adapter_fields(tenant: str, revision_id: str | None) -> Fields:
@@ -78,11 +105,6 @@ def _adapter_fields(tenant: str, revision_id: str | None) -> Fields:
     if revision_id is not None:
         fields["lora_path"] = _raw(revision_id)
     return fields
-
-
-def _set_prompt_logprobs(fields: Fields) -> None:
-    if bytes(fields["logprobs"]) == b"0":
-        fields["logprobs"] = _ONE  # for 0 the engine computes no prompt log-probabilities
 
 
 def _handoff_fields(handoff: KvHandoff) -> Fields:

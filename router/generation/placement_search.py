@@ -29,10 +29,12 @@ log = logging.getLogger(__name__)
 class PlacementSearch:
     """Belongs to one sequence. Remembers what has failed and decides whether there is another attempt."""
 
-    def __init__(self, backends: Backends, revision: AdapterRevision | None, request_id: str) -> None:
+    def __init__(
+        self, backends: Backends, revision: AdapterRevision | None, request_id: str, *, needs_decode: bool = True
+    ) -> None:
         self._backends = backends
         self._revision = revision
-        self._request = PlacementRequest.of(revision)
+        self._request = PlacementRequest.of(revision, needs_decode=needs_decode)
         self._request_id = request_id
         self._failed = FailedAttempts()
         self._num_failed_attempts = 0

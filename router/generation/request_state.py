@@ -35,11 +35,12 @@ class SequenceState:
     ensure_adapter_s: float = 0.0
 
     def described(self) -> dict[str, Any]:
-        """For the debug page. A unified worker is named in both places."""
+        """For the debug page. A unified worker is named in both places, a prefill worker never as decode."""
+        decode = self.placement.decode if self.placement else None
         return {
             "phase": self.phase,
             "prefill": self.placement and self.placement.prefill.name,
-            "decode": self.placement and self.placement.decode.name,
+            "decode": decode.name if decode and decode.role != "prefill" else None,
             "attempts": self.num_attempts,
         }
 

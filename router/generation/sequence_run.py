@@ -7,6 +7,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from types import TracebackType
 
+import msgspec
+
 from adapters.catalog.records import AdapterRevision
 from adapters.identity import DEFAULT_TENANT
 from router.errors import AdapterNotResident, AdapterRefused, AttemptError, RouterError
@@ -14,13 +16,14 @@ from router.fleet.fleet_state import WorkerView
 from router.fleet.in_flight import Hold
 from router.generation.attempt import Attempt
 from router.generation.backends import Backends
-from router.generation.engine_bodies import KvHandoff, decode_body, prefill_body, unified_body
+from router.generation.engine_bodies import KvHandoff, decode_body, prefill_body, scoring_body, unified_body
 from router.generation.engine_calls import EngineCall
 from router.generation.pair_attempt import PairAttempt
 from router.generation.placement_search import PlacementSearch
 from router.generation.request_state import Phase, RequestState, SequenceState
+from router.generation.tokenizer_calls import detokenized
 from router.placement.placement import Placement
-from router.protocol.prompt_logprobs import with_prompt_logprobs, without_alternatives
+from router.protocol.prompt_logprobs import with_prompt_logprobs, without_alternatives, without_generated_token
 from router.protocol.validation import Sequence, ValidatedRequest
 
 
@@ -72,7 +75,12 @@ class SequenceRun:
 
     async def begin(self) -> bytes:
         """The first events, or the whole answer, of the first attempt that succeeds. Raises RouterError."""
-        search = PlacementSearch(self._backends, self._generation_request.revision, self._request.request_id)
+        search = PlacementSearch(
+            self._backends,
+            self._generation_request.revision,
+            self._request.request_id,
+            needs_decode=self._validated.generates,
+        )
         placement = await search.first()
         while True:
             self._take(placement)
@@ -94,11 +102,13 @@ class SequenceRun:
     async def answer(self) -> bytes:
         """The whole answer of a sequence that is not streamed, with prompt log-probabilities. Raises RouterError."""
         answer = await self.begin()
+        if not self._validated.generates:
+            answer = without_generated_token(answer, await self._echoed_text())
         if not self._validated.wants_prompt_logprobs:
             return answer
         if isinstance(self._attempt, PairAttempt):
             prefill_answer = await self._attempt.prefill_answer(self._backends.config.first_event_timeout_s)
-            return with_prompt_logprobs(answer, prefill_answer)
+            answer = with_prompt_logprobs(answer, prefill_answer)
         wants_alternatives = bytes(self._sequence.fields["logprobs"]) != b"0"
         return answer if wants_alternatives else without_alternatives(answer)
 
@@ -137,7 +147,7 @@ class SequenceRun:
         rid = self._request.next_rid(self._validated.endpoint.id_prefix)
         self._state.phase = Phase.WAITING_FIRST_EVENT
         begin = self._begin_unified if placement.is_single else self._begin_pair
-        self._attempt = begin(placement, rid)
+        self._attempt = begin(placement, rid) if self._validated.generates else self._begin_scoring(placement, rid)
         first = await self._attempt.begin(
             first_event_timeout_s=config.first_event_timeout_s, answer_timeout_s=config.answer_timeout_s
         )
@@ -157,6 +167,19 @@ class SequenceRun:
         call = self._call(worker, body, rid, hold)
         return Attempt(self._backends.fleet, call, is_streaming=self._validated.is_streaming)
 
+    def _begin_scoring(self, placement: Placement, rid: str) -> Attempt:
+        (worker,), (hold,) = placement.workers, self._holds
+        body = scoring_body(
+            self._sequence,
+            self._backends.model,
+            rid,
+            worker,
+            tenant=self._generation_request.tenant,
+            revision_id=self._generation_request.revision_id,
+            wants_prompt_logprobs=self._validated.wants_prompt_logprobs,
+        )
+        return Attempt(self._backends.fleet, self._call(worker, body, rid, hold), is_streaming=False)
+
     def _begin_pair(self, pair: Placement, rid: str) -> Attempt:
         handoff = KvHandoff.at(pair, rid)
         for_prefill = prefill_body(
@@ -167,7 +190,12 @@ class SequenceRun:
             revision_id=self._generation_request.revision_id,
             wants_prompt_logprobs=self._validated.wants_prompt_logprobs,
         )
-        for_decode = decode_body(self._sequence, self._backends.model, handoff)
+        for_decode = decode_body(
+            self._sequence,
+            self._backends.model,
+            handoff,
+            wants_prompt_logprobs=self._validated.wants_prompt_logprobs,
+        )
         prefill_hold, decode_hold = self._holds
         return PairAttempt(
             self._backends.fleet,
@@ -175,6 +203,15 @@ class SequenceRun:
             self._call(pair.decode, for_decode, rid, decode_hold),
             is_streaming=self._validated.is_streaming,
         )
+
+    async def _echoed_text(self) -> str:
+        """The text of the prompt as engines echo it; empty without `echo`."""
+        prompt = self._sequence.fields["prompt"]
+        if not self._validated.echoes:
+            return ""
+        if bytes(prompt)[:1] == b'"':
+            return msgspec.json.decode(prompt, type=str)
+        return await detokenized(self._backends, prompt, self._request.next_rid("detok-"))
 
     def _call(self, worker: WorkerView, body: bytes, rid: str, hold: Hold) -> EngineCall:
         return self._backends.engines.call(worker, self._validated.endpoint.value, body, rid, hold)

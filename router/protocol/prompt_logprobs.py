@@ -1,6 +1,7 @@
-"""`echo` with `logprobs`: adds the prompt's log-probabilities of the prefill answer to the decode answer.
+"""Log-probabilities of prompts: `echo` with `logprobs`, and `max_tokens` = 0.
 
-A unified worker's answer has both already.
+The answer of a pair's decode worker lacks those of the prompt, so they are taken from the prefill answer. A unified
+worker's answer has both already.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ def with_prompt_logprobs(decode_answer: bytes, prefill_answer: bytes) -> bytes:
     """Decode's answer with the prompt's logprobs prepended to its own.
 
     Prefill's lists have [num_prompt_tokens + 1] entries; the last one is of the first generated token, which is
-    also the first entry of decode's lists. If the client wants no alternatives, both `top_logprobs` are empty.
+    also the first entry of decode's lists.
     """
     answer = _object.decode(decode_answer)
     choice = _choices.decode(answer["choices"])[0]
@@ -28,21 +29,41 @@ def with_prompt_logprobs(decode_answer: bytes, prefill_answer: bytes) -> bytes:
     prompt: dict[str, Any] = msgspec.json.decode(prefill_choice["logprobs"])
     merged = dict(generated)
     for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset"):
-        of_generated = generated.get(name) or []
-        if name != "top_logprobs" or of_generated:
-            merged[name] = (prompt.get(name) or [])[:-1] + of_generated
-    choice["logprobs"] = msgspec.Raw(msgspec.json.encode(merged))
+        merged[name] = (prompt.get(name) or [])[:-1] + (generated.get(name) or [])
+    choice["logprobs"] = _raw(merged)
     return _with_choice(answer, choice)
 
 
 def without_alternatives(answer: bytes) -> bytes:
-    """A unified worker's answer without alternatives, for `logprobs` = 0, for which the engine is sent 1."""
+    """The answer without alternatives, for `logprobs` = 0, for which engines are sent 1."""
     parsed = _object.decode(answer)
     choice = _choices.decode(parsed["choices"])[0]
     logprobs = {**msgspec.json.decode(choice["logprobs"]), "top_logprobs": []}
-    choice["logprobs"] = msgspec.Raw(msgspec.json.encode(logprobs))
+    choice["logprobs"] = _raw(logprobs)
     return _with_choice(parsed, choice)
 
 
+def without_generated_token(answer: bytes, echoed: str) -> bytes:
+    """The answer for `max_tokens` = 0, made from that for 1, of which engines of all roles do the same work.
+
+    `echoed` is the choice's text: the prompt's, or empty.
+    """
+    parsed = _object.decode(answer)
+    choice = _choices.decode(parsed["choices"])[0]
+    choice |= {"text": _raw(echoed), "finish_reason": _raw("length"), "matched_stop": _raw(None)}
+    if bytes(choice.get("token_ids", b"null")) != b"null":
+        choice["token_ids"] = _raw([])
+    if (logprobs := msgspec.json.decode(choice["logprobs"])) is not None:
+        lists = {name: values[:-1] if isinstance(values, list) else values for name, values in logprobs.items()}
+        choice["logprobs"] = _raw(lists)
+    usage: dict[str, Any] = msgspec.json.decode(parsed["usage"])
+    usage |= {"completion_tokens": 0, "total_tokens": usage["prompt_tokens"]}
+    return _with_choice({**parsed, "usage": _raw(usage)}, choice)
+
+
+def _raw(value: object) -> msgspec.Raw:
+    return msgspec.Raw(msgspec.json.encode(value))
+
+
 def _with_choice(answer: Fields, choice: Fields) -> bytes:
-    return msgspec.json.encode({**answer, "choices": msgspec.Raw(msgspec.json.encode([choice]))})
+    return msgspec.json.encode({**answer, "choices": _raw([choice])})

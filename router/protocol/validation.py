@@ -19,7 +19,6 @@ _MAX_TOP_LOGPROBS = 100
 # Limits of numbers that the engine puts into tensors unchecked; a larger one would crash its scheduler.
 _INT32_MAX = 2**31 - 1
 _INTEGERS = {
-    "max_tokens": (1, _INT32_MAX),
     "max_completion_tokens": (1, _INT32_MAX),
     "min_tokens": (0, _INT32_MAX),
     "top_k": (-1, _INT32_MAX),
@@ -73,7 +72,9 @@ class ValidatedRequest:
     prompts: tuple[msgspec.Raw, ...]  # completions only
     num_per_prompt: int  # `n`
     seed: int | None
+    echoes: bool
     wants_prompt_logprobs: bool  # `echo` with `logprobs`
+    generates: bool  # False for `max_tokens` = 0: the prompt is read, for its log-probabilities
 
     @property
     def num_choices(self) -> int:
@@ -108,6 +109,7 @@ def validate(endpoint: Endpoint, body: bytes, limits: Limits) -> ValidatedReques
     n = _integer(fields, "n", 1, _INT32_MAX) or 1
     for name, (least, most) in _INTEGERS.items():
         _integer(fields, name, least, most)
+    max_tokens = _integer(fields, "max_tokens", 1 if endpoint is Endpoint.CHAT else 0, _INT32_MAX)
     _integer(fields, "top_logprobs", 0, max_top_logprobs)
     _check_floats(fields)
     _token_ids(fields, "stop_token_ids", limits)
@@ -116,13 +118,16 @@ def validate(endpoint: Endpoint, body: bytes, limits: Limits) -> ValidatedReques
         _check_messages(fields)
         _token_ids(fields, "input_ids", limits)
         prompts: tuple[msgspec.Raw, ...] = ()
-        wants_prompt_logprobs = False
+        echoes = wants_prompt_logprobs = False
     else:
         prompts = _prompts(fields, limits)
         num_logprobs = _integer(fields, "logprobs", 0, max_top_logprobs)
-        wants_prompt_logprobs = _boolean(fields, "echo") and num_logprobs is not None
+        echoes = _boolean(fields, "echo")
+        wants_prompt_logprobs = echoes and num_logprobs is not None
         if wants_prompt_logprobs and is_streaming:
             raise InvalidField("echo with logprobs is not offered for streams: set stream to false", param="stream")
+        if max_tokens == 0 and is_streaming:
+            raise InvalidField("max_tokens 0 is not offered for streams: set stream to false", param="stream")
         best_of = _integer(fields, "best_of", 1, _INT32_MAX)
         if best_of is not None and best_of != n:
             raise InvalidField(f"best_of must equal n ({n}) or be left out (found {best_of})", param="best_of")
@@ -138,11 +143,13 @@ def validate(endpoint: Endpoint, body: bytes, limits: Limits) -> ValidatedReques
         model=model,
         adapter=adapter,
         is_streaming=is_streaming,
-        includes_usage=is_streaming and _includes_usage(fields),
+        includes_usage=_includes_usage(fields, is_streaming),
         prompts=prompts,
         num_per_prompt=n,
         seed=_integer(fields, "seed", *_INTEGERS["seed"]),
+        echoes=echoes,
         wants_prompt_logprobs=wants_prompt_logprobs,
+        generates=max_tokens != 0,
     )
 
 
@@ -240,11 +247,9 @@ def _prompts(fields: Fields, limits: Limits) -> tuple[msgspec.Raw, ...]:
     first = bytes(items[0])[:1]
     if first not in (b'"', b"["):
         return (_checked_prompt(raw, "prompt", limits),)
-    for i, item in enumerate(items):
-        if bytes(item)[:1] != first:
-            raise InvalidField("prompt must not mix strings and lists of token ids", param="prompt")
-        _checked_prompt(item, f"prompt[{i}]", limits)
-    return tuple(items)
+    if any(bytes(item)[:1] != first for item in items):
+        raise InvalidField("prompt must not mix strings and lists of token ids", param="prompt")
+    return tuple(_checked_prompt(item, f"prompt[{i}]", limits) for i, item in enumerate(items))
 
 
 def _checked_prompt(raw: msgspec.Raw, name: str, limits: Limits) -> msgspec.Raw:
@@ -259,6 +264,8 @@ def _checked_prompt(raw: msgspec.Raw, name: str, limits: Limits) -> msgspec.Raw:
     if not ids:
         raise InvalidField(f"{name} must not be empty", param="prompt")
     _check_token_ids(name, ids, limits)
+    if not any(ids):  # engines take a list of nothing but 0 for an empty prompt, but not as one prompt of several
+        return msgspec.Raw(b"[" + bytes(raw) + b"]")
     return raw
 
 
@@ -266,7 +273,9 @@ class _StreamOptions(msgspec.Struct):
     include_usage: bool | None = None
 
 
-def _includes_usage(fields: Fields) -> bool:
+def _includes_usage(fields: Fields, is_streaming: bool) -> bool:
+    if "stream_options" in fields and not is_streaming:
+        raise InvalidField("stream_options needs stream: true; remove it or set stream", param="stream_options")
     options = _decode(fields, "stream_options", _StreamOptions, 'an object such as {"include_usage": true}')
     return bool(options and options.include_usage)
 

@@ -122,6 +122,35 @@ def test_logprobs(client: openai.OpenAI):
         assert max(top.logprob for top in entry.top_logprobs) == pytest.approx(entry.logprob, abs=1e-5)  # greedy
 
 
+@pytest.mark.parametrize("num_logprobs", [0, 1, 5])
+def test_prompt_logprobs(client: openai.OpenAI, num_logprobs: int):
+    fields = {"model": "demo", "prompt": "The sea", "echo": True, "temperature": 0, "extra_body": ON_A0}
+    whole = client.completions.create(**fields, max_tokens=3, logprobs=num_logprobs)
+    prompt = client.completions.create(**fields, max_tokens=0, logprobs=num_logprobs)
+    found, of_prompt = whole.choices[0].logprobs, prompt.choices[0].logprobs
+    assert len(found.tokens) == len(found.token_logprobs) == whole.usage.total_tokens
+    assert len(found.top_logprobs) == (whole.usage.total_tokens if num_logprobs else 0)
+    assert (prompt.choices[0].text, prompt.choices[0].finish_reason) == ("The sea", "length")
+    assert prompt.usage.total_tokens == prompt.usage.prompt_tokens == len(of_prompt.tokens)
+    assert of_prompt.tokens == found.tokens[:-3]
+    assert of_prompt.token_logprobs[1:] == pytest.approx(found.token_logprobs[1:-3], abs=1e-4)
+    without = client.completions.create(**{**fields, "extra_body": {}}, max_tokens=0, logprobs=num_logprobs)
+    assert without.choices[0].logprobs.token_logprobs[1:] != pytest.approx(of_prompt.token_logprobs[1:], abs=1e-3)
+
+
+def test_prompts_of_nothing_but_token_0(client: openai.OpenAI):
+    """SGLang takes such a list of ids for an empty prompt."""
+    fields = {"model": "demo", "max_tokens": 4, "temperature": 0, "extra_body": {**ON_A0, "ignore_eos": True}}
+    several = client.completions.create(prompt=[[0, 0, 0], [0]], **fields)
+    assert several.usage.prompt_tokens == 4
+    for prompt, choice in zip([[0, 0, 0], [0]], several.choices, strict=True):
+        assert client.completions.create(prompt=prompt, **fields).choices[0].text == choice.text
+        streamed = client.completions.create(prompt=prompt, stream=True, **fields)
+        assert "".join(chunk.choices[0].text for chunk in streamed if chunk.choices) == choice.text
+        scored = client.completions.create(prompt=prompt, echo=True, logprobs=1, **{**fields, "max_tokens": 0})
+        assert len(scored.choices[0].logprobs.tokens) == len(prompt)
+
+
 def test_json_schema(client: openai.OpenAI):
     schema = {
         "type": "object",

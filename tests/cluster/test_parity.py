@@ -90,6 +90,17 @@ def test_alone(client: httpx.Client, cases: list[Case]):
     print(f"{len(cases)} requests, largest difference of a log-probability {worst:.2e}")
 
 
+@pytest.mark.parametrize("num_logprobs", [0, 1])
+def test_prompts_alone(client: httpx.Client, cases: list[Case], num_logprobs: int):
+    """`max_tokens` 0: the prompt's log-probabilities under the adapter, without a decode worker."""
+    for case in cases:
+        answer = ask(client, case, echo=True, logprobs=num_logprobs, max_tokens=0)
+        check_logprobs(case, answer, of_prompt_only=True)
+        assert answer["usage"]["completion_tokens"] == 0
+        assert answer["choices"][0]["token_ids"] == []
+        assert len(answer["choices"][0]["logprobs"]["top_logprobs"]) == (len(case.prompt_ids) if num_logprobs else 0)
+
+
 def test_sixteen_mixed_at_once(cluster: RunningCluster, cases: list[Case]):
     """All cases, sixteen in flight at a time, neighbours under different adapters."""
     by_adapter = [[case for case in cases if case.adapter == adapter] for adapter in ADAPTERS]

@@ -92,6 +92,10 @@ def test_parity_alone_and_all_at_once(unified: RunningCluster, cases: list[Case]
                 assert answer.status_code == 200, f"{case.name}: {answer.text}"
                 check_tokens(case, answer.json())
                 check_logprobs(case, answer.json())
+                body |= {"max_tokens": 0, "logprobs": 0}
+                answer = await client.post("/v1/completions", json=body)
+                assert answer.status_code == 200, f"{case.name}: {answer.text}"
+                check_logprobs(case, answer.json(), of_prompt_only=True)
 
             for case in cases:
                 await one(case)

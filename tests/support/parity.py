@@ -42,12 +42,12 @@ def check_tokens(case: Case, answer: dict[str, Any]) -> None:
     assert answer["choices"][0]["token_ids"] == case.reference["tokens"], case.name
 
 
-def check_logprobs(case: Case, answer: dict[str, Any]) -> float:
+def check_logprobs(case: Case, answer: dict[str, Any], *, of_prompt_only: bool = False) -> float:
     """Log-probabilities of prompt and answer are the reference's within tolerance; returns the largest difference."""
     found = answer["choices"][0]["logprobs"]["token_logprobs"]
-    wanted = case.reference["prompt_logprobs"] + case.reference["logprobs"]
+    wanted = case.reference["prompt_logprobs"] + ([] if of_prompt_only else case.reference["logprobs"])
     assert len(found) == len(wanted), f"{case.name}: {len(found)} log-probabilities, not {len(wanted)}"
     assert found[0] is None
-    difference = max(abs(f - w) for f, w in zip(found[1:], wanted[1:], strict=True))
+    difference = max((abs(f - w) for f, w in zip(found[1:], wanted[1:], strict=True)), default=0.0)
     assert difference <= LOGPROB_TOLERANCE, f"{case.name}: log-probabilities differ by {difference}"
     return difference

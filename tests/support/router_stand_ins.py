@@ -135,6 +135,7 @@ class EngineStandIn:
         app = web.Application(client_max_size=64 * 1024**2)
         app.router.add_post("/v1/chat/completions", self.handle)
         app.router.add_post("/v1/completions", self.handle)
+        app.router.add_post("/v1/detokenize", self.detokenize)
         app.router.add_post("/abort_request", self.abort)
         self.runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0)
         await self.runner.setup()
@@ -154,6 +155,14 @@ class EngineStandIn:
         if rid in self.abort_events:
             self.abort_events[rid].set()
         return web.Response()
+
+    async def detokenize(self, request: web.Request) -> web.Response:
+        """Words for numbers. A list of lists gives a list of texts."""
+        tokens = (await request.json())["tokens"]
+        texts = [
+            " ".join(f"w{token}" for token in each) for each in (tokens if isinstance(tokens[0], list) else [tokens])
+        ]
+        return web.json_response({"text": texts if isinstance(tokens[0], list) else texts[0]})
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         body = await request.read()
@@ -613,7 +622,12 @@ async def running_cluster(
             await eventually(lambda: asyncio.sleep(0, server.started), bool)
             await cluster.warm()
             expected = num_prefill * num_decode + num_unified
-            await eventually(lambda: cluster.get("/ready"), lambda answer: len(answer[1]["placements"]) == expected)
+
+            def is_complete(answer: tuple[int, Any]) -> bool:
+                page = answer[1]
+                return len(page["placements"]) == expected and all(each["ready"] for each in page["workers"].values())
+
+            await eventually(lambda: cluster.get("/ready"), is_complete)
             yield cluster
         finally:
             server.should_exit = True

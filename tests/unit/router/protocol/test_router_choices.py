@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from router.protocol.choices import ChoiceStreams, Usage, merged_answer, merged_usage
-from router.protocol.prompt_logprobs import with_prompt_logprobs
+from router.protocol.prompt_logprobs import with_prompt_logprobs, without_alternatives
 
 
 def usage(prompt: int, completion: int, cached: int | None = None) -> dict[str, Any]:
@@ -90,9 +90,10 @@ def logprobs(tokens: list[str], top: bool) -> dict[str, Any]:
 
 
 def test_prompt_logprobs() -> None:
-    for top in (True, False):
-        prefill = {"id": "r", "choices": [{"index": 0, "logprobs": logprobs(["<s>", "a", "b"], True)}]}
-        decode = {"id": "r", "choices": [{"index": 0, "text": "ab", "logprobs": logprobs(["b", "c"], top)}], "x": 1}
-        merged = json.loads(with_prompt_logprobs(json.dumps(decode).encode(), json.dumps(prefill).encode()))
-        assert merged["choices"][0]["logprobs"] == logprobs(["<s>", "a", "b", "c"], top)
-        assert (merged["x"], merged["choices"][0]["text"]) == (1, "ab")
+    prefill = {"id": "r", "choices": [{"index": 0, "logprobs": logprobs(["<s>", "a", "b"], True)}]}
+    decode = {"id": "r", "choices": [{"index": 0, "text": "ab", "logprobs": logprobs(["b", "c"], True)}], "x": 1}
+    merged = with_prompt_logprobs(json.dumps(decode).encode(), json.dumps(prefill).encode())
+    for answer, top in ((merged, True), (without_alternatives(merged), False)):
+        parsed = json.loads(answer)
+        assert parsed["choices"][0]["logprobs"] == logprobs(["<s>", "a", "b", "c"], top)
+        assert (parsed["x"], parsed["choices"][0]["text"]) == (1, "ab")

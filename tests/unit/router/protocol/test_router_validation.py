@@ -101,6 +101,8 @@ class TestWrong:
             ({"stop_token_ids": [10**6]}, "stop_token_ids"),
             ({"stop_token_ids": "x"}, "stop_token_ids"),
             ({"stream": True, "stream_options": []}, "stream_options"),
+            ({"stream_options": {"include_usage": True}}, "stream_options"),
+            ({"stream": False, "stream_options": {}}, "stream_options"),
         ],
     )
     def test_chat(self, fields: dict[str, Any], param: str) -> None:
@@ -134,6 +136,9 @@ class TestWrong:
             ({"logprobs": 10**6}, "logprobs"),
             ({"logprobs": True}, "logprobs"),
             ({"echo": True, "logprobs": 1, "stream": True}, "stream"),
+            ({"max_tokens": 0, "stream": True}, "stream"),
+            ({"max_tokens": -1}, "max_tokens"),
+            ({"max_tokens": 0.0}, "max_tokens"),
         ],
     )
     def test_completions(self, fields: dict[str, Any], param: str) -> None:
@@ -163,6 +168,13 @@ class TestSequences:
         (sequence,) = admit_completion(prompt=prompt).sequences()
         assert json.loads(bytes(sequence.fields["prompt"])) in ("Hi", [1, 2, 3])
 
+    @pytest.mark.parametrize("prompt", [[0], [0, 0], [[0, 0], [1], [0]]])
+    def test_a_prompt_of_nothing_but_token_0_is_the_only_one_of_a_list(self, prompt: Any) -> None:
+        """Engines take `[0]` for an empty prompt, and `[[0]]` for what it is."""
+        prompts = prompt if isinstance(prompt[0], list) else [prompt]
+        sent = [json.loads(bytes(each.fields["prompt"])) for each in admit_completion(prompt=prompt).sequences()]
+        assert sent == [each if any(each) else [each] for each in prompts]
+
     def test_prompts_times_n(self) -> None:
         sequences = list(admit_completion(prompt=["a", "b"], n=2, best_of=2, seed=7).sequences())
         assert [sequence.index for sequence in sequences] == [0, 1, 2, 3]
@@ -173,12 +185,19 @@ class TestSequences:
     def test_streams(self) -> None:
         assert admit_chat(stream=True, stream_options={"include_usage": True}).includes_usage
         assert not admit_chat(stream=True).includes_usage
-        assert not admit_chat(stream_options={"include_usage": True}).includes_usage
+        assert not admit_chat(stream_options=None).includes_usage
+        assert not admit_chat(stream=True, stream_options=None).includes_usage
 
     def test_prompt_logprobs(self) -> None:
         assert admit_completion(echo=True, logprobs=0).wants_prompt_logprobs
         assert not admit_completion(echo=True).wants_prompt_logprobs
         assert not admit_completion(logprobs=1).wants_prompt_logprobs
+
+    def test_what_generates_nothing(self) -> None:
+        assert not admit_completion(max_tokens=0).generates
+        assert admit_completion(max_tokens=1).generates
+        assert admit_completion().generates
+        assert admit_chat().generates
 
 
 json_values = st.recursive(

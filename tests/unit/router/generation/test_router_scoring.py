@@ -1,0 +1,142 @@
+"""`echo` with `logprobs` and `max_tokens` 0: what engines are asked, and how their answers become one."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from aiohttp import web
+from support.router_stand_ins import REVISION_ID, Behaviour, EngineStandIn, answers, drops, running_cluster
+
+from router.generation.engine_bodies import NOBODY
+
+PROMPT = "The sea"
+NUM_PROMPT_TOKENS = 7  # of the stand-in's usage
+
+
+def scores(num_tokens: int, **choice: Any) -> Behaviour:
+    """Answer like an engine that was asked for log-probabilities, with the alternatives it was asked for."""
+
+    async def behave(engine: EngineStandIn, fields: dict[str, Any], request: web.Request) -> web.Response:
+        values = [-float(i) for i in range(num_tokens)]
+        tops = [{"x": value, "y": -99.0} for value in values] if fields["logprobs"] else []
+        if fields["echo"] and not fields["logprobs"]:
+            raise KeyError("input_top_logprobs")
+        logprobs = {
+            "tokens": [f"t{i}" for i in range(num_tokens)],
+            "token_logprobs": values,
+            "top_logprobs": tops,
+            "text_offset": [-1] * num_tokens,
+        }
+        return web.json_response(engine.answer(fields, logprobs=logprobs, **choice))
+
+    return behave
+
+
+@pytest.mark.parametrize("num_logprobs", [0, 1, 5])
+def test_prompt_logprobs_of_a_pair(num_logprobs: int) -> None:
+    async def scenario() -> None:
+        async with running_cluster() as cluster:
+            prefill, decode = cluster.prefill[0].engine, cluster.decode[0].engine
+            prefill.behaviours, decode.behaviours = [scores(NUM_PROMPT_TOKENS + 1)], [scores(3)]
+            status, answer, _ = await cluster.post(prompt=PROMPT, echo=True, logprobs=num_logprobs)
+            assert status == 200, answer
+            found = answer["choices"][0]["logprobs"]
+            assert len(found["tokens"]) == len(found["token_logprobs"]) == NUM_PROMPT_TOKENS + 3
+            assert len(found["top_logprobs"]) == (NUM_PROMPT_TOKENS + 3 if num_logprobs else 0)
+            asked = [engine.requests[0]["logprobs"] for engine in (prefill, decode)]
+            assert asked == [max(1, num_logprobs)] * 2
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("num_logprobs", [None, 0, 1])
+@pytest.mark.parametrize("shape", [(1, 1, 0), (1, 0, 0), (0, 0, 1)], ids=["pair", "prefill", "unified"])
+def test_a_prompt_alone_is_read_by_one_worker(shape: tuple[int, int, int], num_logprobs: int | None) -> None:
+    async def scenario() -> None:
+        async with running_cluster(*shape) as cluster:
+            (worker,) = cluster.prefill or cluster.unified
+            fields = {"prompt": PROMPT, "max_tokens": 0, "echo": True, "adapter": "a0", "return_token_ids": True}
+            if num_logprobs is not None:
+                fields["logprobs"] = num_logprobs
+                worker.engine.behaviours = [scores(NUM_PROMPT_TOKENS + 1, token_ids=[5])]
+            status, answer, headers = await cluster.post(**fields)
+            assert status == 200, answer
+            assert headers["x-prelude-revision"] == REVISION_ID
+            (choice,) = answer["choices"]
+            assert (choice["text"], choice["finish_reason"]) == (PROMPT, "length")
+            assert answer["usage"]["completion_tokens"] == 0
+            assert answer["usage"]["total_tokens"] == answer["usage"]["prompt_tokens"] == NUM_PROMPT_TOKENS
+            if num_logprobs is None:
+                assert choice["logprobs"] is None
+            else:
+                assert choice["token_ids"] == []
+                lengths = {name: len(values) for name, values in choice["logprobs"].items()}
+                expected = dict.fromkeys(("tokens", "token_logprobs", "text_offset"), NUM_PROMPT_TOKENS)
+                assert lengths == expected | {"top_logprobs": NUM_PROMPT_TOKENS if num_logprobs else 0}
+
+            (sent,) = worker.engine.requests
+            assert (sent["max_tokens"], sent["lora_path"], sent["extra_key"]) == (1, REVISION_ID, "default|")
+            assert sent.get("bootstrap_host") == (NOBODY if worker.role == "prefill" else None)
+            assert [decode.engine.bodies for decode in cluster.decode] == [[]] * shape[1]
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("prompt", "text"), [([5, 6], "w5 w6"), ([0, 0], "w0 w0"), ([[5, 6]], "w5 w6"), ('caf\u00e9 "x"', 'caf\u00e9 "x"')]
+)
+def test_the_prompt_is_echoed_as_text(prompt: Any, text: str) -> None:
+    async def scenario() -> None:
+        async with running_cluster() as cluster:
+            _, answer, _ = await cluster.post(prompt=prompt, max_tokens=0, echo=True)
+            assert answer["choices"][0]["text"] == text
+            _, answer, _ = await cluster.post(prompt=prompt, max_tokens=0)
+            assert answer["choices"][0]["text"] == ""
+
+    asyncio.run(scenario())
+
+
+def test_several_prompts() -> None:
+    async def scenario() -> None:
+        async with running_cluster() as cluster:
+            status, answer, _ = await cluster.post(prompt=["a", "b"], max_tokens=0, echo=True, n=2)
+            assert status == 200
+            assert [choice["text"] for choice in answer["choices"]] == ["a", "a", "b", "b"]
+            assert answer["usage"]["completion_tokens"] == 0
+            assert answer["usage"]["total_tokens"] == 2 * NUM_PROMPT_TOKENS
+
+    asyncio.run(scenario())
+
+
+def test_another_worker_reads_the_prompt_if_one_fails() -> None:
+    async def scenario() -> None:
+        async with running_cluster(2, 0) as cluster:
+            first, second = (worker.engine for worker in cluster.prefill)
+            first.behaviours = [drops]
+            status, answer, _ = await cluster.post(prompt=PROMPT, max_tokens=0, echo=True)
+            assert (status, answer["choices"][0]["text"]) == (200, PROMPT)
+            assert (len(first.bodies), len(second.bodies)) == (1, 1)
+
+    asyncio.run(scenario())
+
+
+def test_an_engine_that_refuses_the_prompt_is_quoted() -> None:
+    async def scenario() -> None:
+        async with running_cluster() as cluster:
+            refusal = {"object": "error", "message": "the prompt is longer than the context length", "code": 400}
+            cluster.prefill[0].engine.behaviours = [answers(400, refusal)]
+            status, answer, _ = await cluster.post(prompt=PROMPT, max_tokens=0)
+            assert (status, answer["error"]["code"]) == (400, "context_length_exceeded")
+
+    asyncio.run(scenario())
+
+
+def test_no_worker_that_reads_prompts() -> None:
+    async def scenario() -> None:
+        async with running_cluster(0, 1) as cluster:
+            status, answer, _ = await cluster.post(prompt=PROMPT, max_tokens=0)
+            assert (status, answer["error"]["code"]) == (503, "no_worker_available")
+
+    asyncio.run(scenario())
