@@ -69,10 +69,11 @@ def _parser() -> argparse.ArgumentParser:
         worker.add_argument("--name", required=True, help="the worker's name in the configuration")
         worker.add_argument("--scratch", type=Path, help="folder for temporary files; default: a temporary one")
 
-    from cli import bench
+    from cli import bench, init
     from cli.adapters import commands as adapters
 
     adapters.add_commands(commands)
+    init.add_commands(commands)
     bench.add_commands(commands)
 
     demo = add("demo", _demo, "Create a small random model, adapters and a cluster.yaml to try Prelude with.")
@@ -119,6 +120,9 @@ def _worker(arguments: argparse.Namespace) -> None:
             )
         log.setup(arguments.name, config.log_level)
         from cluster.agent.worker_agent import run_agent
+        from cluster.local.gpus import with_host_gpus
+
+        config = with_host_gpus(config, worker.host)
 
         agent = _agent_class(arguments.role)
     scratch = arguments.scratch

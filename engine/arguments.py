@@ -42,6 +42,9 @@ class EngineSpec:
     adapters: AdapterSlots | None  # None: an engine without adapters
     extra_arguments: tuple[str, ...]
     scratch: Path  # folder that lives as long as the engine: temporary files and process reports
+    # GPUs that its processes see, by nvidia-smi's index: one per rank, then those of the engines that it exchanges KV
+    # with. Empty: those that this process sees.
+    visible_gpus: tuple[int, ...] = ()
 
     @property
     def url(self) -> str:
@@ -91,7 +94,9 @@ def command(spec: EngineSpec) -> list[str]:
         arguments |= {
             "attention-backend": "torch_native",
             "sampling-backend": "pytorch",
-            "mem-fraction-static": 0.05,
+            # Of the memory that is free now, for weights and KV. A small share fails when other processes, such as the
+            # peer's engine, take memory meanwhile; without a limit on tokens it is what the KV cache takes.
+            "mem-fraction-static": 0.05 if spec.max_total_tokens is None else 0.8,
             "disable-overlap-schedule": True,
         }
     if spec.adapters is not None:
@@ -136,6 +141,12 @@ def environment(spec: EngineSpec, inherited: dict[str, str]) -> dict[str, str]:
         "SGLANG_DISAGGREGATION_BOOTSTRAP_TIMEOUT": "60",
         "SGLANG_DISAGGREGATION_WAITING_TIMEOUT": "60",
     }
+    if spec.visible_gpus:
+        # Indices, since SGLang reads them as integers; in the order of nvidia-smi, which is not CUDA's default.
+        ours |= {
+            "CUDA_VISIBLE_DEVICES": ",".join(str(index) for index in spec.visible_gpus),
+            "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+        }
     if spec.device == "cpu":
         # Two engines share the machine; more threads than cores starve both.
         ours |= {"SGLANG_USE_CPU_ENGINE": "1", "OMP_NUM_THREADS": inherited.get("OMP_NUM_THREADS", "1")}

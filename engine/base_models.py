@@ -25,6 +25,7 @@ def fitted_to(spec: EngineSpec, base: BaseModel) -> EngineSpec:
             f"{SGLANG_VERSION} gives every layer of Qwen3MoeForCausalLM experts, with weights that are not in the "
             "model: serve a model with experts in every layer"
         )
+    _check_tensor_parallel(spec.tensor_parallel, base)
     if spec.adapters is None:
         return spec
     modules = base.slot_modules(spec.adapters.target_modules)
@@ -34,3 +35,20 @@ def fitted_to(spec: EngineSpec, base: BaseModel) -> EngineSpec:
             f"{base} adapt none; name a projection of attention, such as q_proj"
         )
     return replace(spec, adapters=replace(spec.adapters, target_modules=modules))
+
+
+def _check_tensor_parallel(size: int, base: BaseModel) -> None:
+    """Raise BaseModelNotRun unless every rank gets an equal share of the model. SGLang only fails an assertion."""
+    if base.kv_heads % size and size % base.kv_heads:
+        raise BaseModelNotRun(
+            f"tensor_parallel is {size}, and {base} has {base.kv_heads} KV heads: use a size that divides them, or a "
+            "multiple of them"
+        )
+    widths = {"attention heads": base.heads}
+    if base.experts is not None:
+        widths["intermediate rows of each expert"] = base.experts.intermediate
+    if base.experts is None or len(base.experts.layers) < base.num_layers:
+        widths["intermediate rows"] = base.intermediate
+    for what, width in widths.items():
+        if width % size:
+            raise BaseModelNotRun(f"tensor_parallel is {size}, which does not divide the {width} {what} of {base}")

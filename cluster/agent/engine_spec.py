@@ -6,11 +6,14 @@ from pathlib import Path
 
 from adapters.errors import BaseModelInvalid
 from adapters.model.base_model import BaseModel
-from cluster.config.schema import ClusterConfig
+from cluster.agent.kv_transfer import check_kv_transfers
+from cluster.config.schema import ClusterConfig, WorkerConfig
 from cluster.errors import ConfigError
 from engine.arguments import AdapterSlots, EngineSpec
 from engine.base_models import fitted_to
 from engine.errors import BaseModelNotRun
+
+_PEERS = {"prefill": "decode", "decode": "prefill"}
 
 
 def base_model_of(config: ClusterConfig) -> BaseModel:
@@ -23,6 +26,7 @@ def base_model_of(config: ClusterConfig) -> BaseModel:
 
 def fitted_spec(config: ClusterConfig, name: str, scratch: Path, base: BaseModel) -> EngineSpec:
     """One worker's engine spec, fitted to the base model. Raises ConfigError if the engine cannot serve it."""
+    check_kv_transfers(config, base)
     try:
         return fitted_to(engine_spec(config, name, scratch), base)
     except BaseModelNotRun as error:
@@ -49,6 +53,24 @@ def engine_spec(config: ClusterConfig, name: str, scratch: Path) -> EngineSpec:
         tool_call_parser=config.model.tool_call_parser,
         reasoning_parser=config.model.reasoning_parser,
         adapters=AdapterSlots(limits.slots, limits.max_rank, limits.target_modules) if worker.holds_adapters else None,
-        extra_arguments=engine.extra_arguments,
+        extra_arguments=(*engine.extra_arguments, *engine.more_arguments),
         scratch=scratch,
+        visible_gpus=_visible_gpus(config, name),
     )
+
+
+def _visible_gpus(config: ClusterConfig, name: str) -> tuple[int, ...]:
+    """The worker's GPUs, then those of its peers on the same host. Empty if `cluster.local.gpus` gave it none.
+
+    A process maps a peer's KV cache by CUDA IPC. With the peer's GPU visible that is the same as for SGLang's
+    `--base-gpu-id`, which takes only consecutive GPUs. Workers without peers see their own only.
+    """
+    worker = config.workers[name]
+    peers = config.workers_of(_PEERS[worker.role]).values() if worker.role in _PEERS else ()
+    own = _indices(worker)
+    theirs = {index for peer in peers if peer.host == worker.host for index in _indices(peer)}
+    return (*own, *sorted(theirs - set(own))) if own else ()
+
+
+def _indices(worker: WorkerConfig) -> tuple[int, ...]:
+    return tuple(gpu for gpu in worker.gpus if isinstance(gpu, int)) if isinstance(worker.gpus, tuple) else ()

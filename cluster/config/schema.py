@@ -6,14 +6,16 @@ New fields have defaults, and a field never changes its meaning. Names of durati
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     AfterValidator,
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Field,
     StringConstraints,
+    ValidationError,
     ValidationInfo,
     field_validator,
     model_validator,
@@ -35,6 +37,26 @@ ConfigPath = Annotated[Path, AfterValidator(_resolve_path)]
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")]
 Port = Annotated[int, Field(ge=0, le=65535)]  # 0: `prelude up` picks a free port
 Seconds = Annotated[float, Field(gt=0)]
+
+
+def _check_gpus(value: Any) -> Any:
+    def is_gpu(each: Any) -> bool:
+        is_index = isinstance(each, int) and not isinstance(each, bool) and each >= 0
+        return is_index or (isinstance(each, str) and each.startswith("GPU-"))
+
+    if isinstance(value, (list, tuple)):
+        if not value or not all(is_gpu(each) for each in value) or len(set(value)) < len(value):
+            raise ValueError(
+                "expected different GPUs, each by its index or UUID as nvidia-smi shows them, such as [0, 1]; "
+                f"found {value!r}"
+            )
+    elif isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ValueError(f"expected a number of GPUs, such as 2, or a list of them, such as [0, 1]; found {value!r}")
+    return value
+
+
+Gpus = Annotated[int | tuple[int | str, ...], BeforeValidator(_check_gpus)]
+_MAX_NAME = 63  # characters of a Name
 
 
 class _Section(BaseModel):
@@ -59,9 +81,10 @@ class EngineConfig(_Section):
     max_running_requests: Annotated[int, Field(ge=1)] = 64
     chunked_prefill_tokens: Annotated[int, Field(ge=1)] = 2048
     context_length: Annotated[int, Field(ge=8)] | None = None  # None: the model's maximum
-    tensor_parallel: Annotated[int, Field(ge=1)] = 1
+    tensor_parallel: Annotated[int, Field(ge=1)] = 1  # GPUs of one engine, among which it divides the model
     start_timeout_s: Seconds = 600.0
-    extra_arguments: tuple[str, ...] = ()  # appended to SGLang's command line
+    extra_arguments: tuple[str, ...] = ()  # appended to SGLang's command line; a worker's replace the cluster's
+    more_arguments: tuple[str, ...] = ()  # appended after them; a worker's are added to the cluster's
 
 
 class AdapterLimits(_Section):
@@ -118,11 +141,66 @@ class WorkerConfig(_Section):
     metrics_port: Port = 0  # the agent's HTTP: /metrics, /health, /ready
     engine_port: Port = 0  # SGLang's HTTP
     bootstrap_port: Port = 0  # prefill only: where decode engines request KV
+    # Equal workers X-0, X-1, … instead of one X. Ports that are given count up from X-0's.
+    replicas: Annotated[int, Field(ge=1, le=1024)] = 1
+    # The engine's GPUs: by index or UUID (those of all replicas, in order), or so many of those that
+    # are free (for each replica). None: as many as tensor_parallel if any worker has `gpus`, else the first ones.
+    gpus: Gpus | None = None
+    tensor_parallel: Annotated[int, Field(ge=1)] | None = None  # None: the engine's; if that is not set, one per GPU
     engine: dict[str, object] = Field(default_factory=dict)  # overrides of the cluster's `engine` section
 
     @property
     def holds_adapters(self) -> bool:
         return self.role != "decode"
+
+    def with_resolved_gpus(self, cluster_engine: EngineConfig) -> WorkerConfig:
+        """With the tensor parallel size that its GPUs imply, and GPUs for its replicas. Raises ValueError."""
+        engine, own = self.engine_in(cluster_engine), self.tensor_parallel
+        override = self.engine.get("tensor_parallel")
+        if own is not None and override is not None and own != override:
+            raise ValueError(f"tensor_parallel is {own}, but engine.tensor_parallel is {override}; keep one")
+        if self.gpus is None:
+            takes_gpus = self.replicas > 1 and engine.device == "cuda"
+            return self.model_copy(update={"gpus": engine.tensor_parallel}) if takes_gpus else self
+        if engine.device == "cpu":
+            raise ValueError("gpus: its engine has `device: cpu`; set `device: cuda`, or leave `gpus` out")
+        if "--base-gpu-id" in (*engine.extra_arguments, *engine.more_arguments):
+            raise ValueError("gpus: its engine also has the argument --base-gpu-id, which names GPUs too; keep one")
+        given = len(self.gpus) if isinstance(self.gpus, tuple) else self.gpus * self.replicas
+        count, rest = divmod(given, self.replicas)
+        is_set = own is not None or override is not None or "tensor_parallel" in cluster_engine.model_fields_set
+        size = engine.tensor_parallel if is_set else count
+        if rest or count != size:
+            raise ValueError(
+                f"gpus: it gives {given} GPUs, but replicas x tensor_parallel is {self.replicas} x {size} = "
+                f"{self.replicas * size}; change one of them"
+            )
+        return self.model_copy(update={"tensor_parallel": size})
+
+    def engine_in(self, cluster_engine: EngineConfig) -> EngineConfig:
+        """The worker's engine settings: the cluster's, with its own on top. Raises ValueError."""
+        own = dict(self.engine)
+        if self.tensor_parallel is not None:
+            own["tensor_parallel"] = self.tensor_parallel
+        engine = EngineConfig.model_validate({**cluster_engine.model_dump(), **own})
+        if "more_arguments" not in own:
+            return engine
+        return engine.model_copy(update={"more_arguments": cluster_engine.more_arguments + engine.more_arguments})
+
+    def replica(self, number: int) -> WorkerConfig:
+        """One of its replicas. Raises ValueError if there is no such port."""
+        given: dict[str, Any] = {}
+        for field in ("control_port", "metrics_port", "engine_port", "bootstrap_port"):
+            if port := getattr(self, field):
+                if port + number > 65535:
+                    raise ValueError(
+                        f"{field}: replica {number} would have {port + number}, and the last port is 65535"
+                    )
+                given[field] = port + number
+        if isinstance(self.gpus, tuple):
+            count = len(self.gpus) // self.replicas
+            given["gpus"] = self.gpus[number * count : (number + 1) * count]
+        return self.model_copy(update={**given, "replicas": 1})
 
 
 class RouterConfig(_Section):
@@ -169,6 +247,34 @@ class ClusterConfig(_Section):
             check_adapter_name(name)
         return adapters
 
+    @field_validator("workers")
+    @classmethod
+    def _replicas_as_workers(cls, workers: dict[str, WorkerConfig], info: ValidationInfo) -> dict[str, WorkerConfig]:
+        """Put X-0, X-1, … in the place of a worker X with replicas, so that every reader sees the same workers."""
+        engine = info.data.get("engine")
+        if engine is None:  # it is invalid, which has an error of its own
+            return workers
+        found: dict[str, WorkerConfig] = {}
+        for name, worker in workers.items():
+            try:
+                worker = worker.with_resolved_gpus(engine)
+                replicas = {f"{name}-{number}": worker.replica(number) for number in range(worker.replicas)}
+            except ValidationError as error:
+                raise ValueError(f"workers.{name}.engine: {error}") from error
+            except ValueError as error:
+                raise ValueError(f"workers.{name}.{error}") from error
+            if worker.replicas == 1:
+                replicas = {name: worker}
+            for each in replicas:
+                if len(each) > _MAX_NAME:
+                    raise ValueError(f"workers.{name}.replicas: the name {each} is over {_MAX_NAME} characters")
+                if each in found or (each != name and each in workers):
+                    raise ValueError(f"workers.{name}.replicas: there is another worker called {each}; rename one")
+            found |= replicas
+        if len(found) > len(workers):
+            _check_ports_differ(found)
+        return found
+
     @model_validator(mode="after")
     def _consistent(self) -> ClusterConfig:
         roles = [worker.role for worker in self.workers.values()]
@@ -179,10 +285,6 @@ class ClusterConfig(_Section):
                     "a cluster needs at least one of each, or unified workers only"
                 )
         for name, worker in self.workers.items():
-            try:
-                self.engine_of(name)
-            except ValueError as error:
-                raise ValueError(f"workers.{name}.engine: {error}") from error
             if worker.role != "prefill" and worker.bootstrap_port:
                 raise ValueError(f"workers.{name}.bootstrap_port: only prefill workers have one")
         from adapters.identity import check_not_base_model
@@ -196,7 +298,7 @@ class ClusterConfig(_Section):
 
     def engine_of(self, worker: str) -> EngineConfig:
         """The engine settings of one worker, its overrides applied."""
-        return EngineConfig.model_validate({**self.engine.model_dump(), **self.workers[worker].engine})
+        return self.workers[worker].engine_in(self.engine)
 
     def workers_of(self, role: str) -> dict[str, WorkerConfig]:
         """The workers of one role, by name."""
@@ -209,3 +311,15 @@ class ClusterConfig(_Section):
         cache = self.residency.disk_directory or folder / "cache"
         residency = self.residency.model_copy(update={"disk_directory": cache})
         return self.model_copy(update={"catalog": catalog, "store": store, "residency": residency})
+
+
+def _check_ports_differ(workers: dict[str, WorkerConfig]) -> None:
+    """Raise ValueError if ports that count up meet each other."""
+    taken: dict[tuple[str, int], str] = {}
+    for name, worker in workers.items():
+        for field in ("control_port", "metrics_port", "engine_port", "bootstrap_port"):
+            place = f"workers.{name}.{field}"
+            if port := getattr(worker, field):
+                if other := taken.get((worker.host, port)):
+                    raise ValueError(f"{place} is {port}, and so is {other}; ports of replicas count up")
+                taken[worker.host, port] = place

@@ -21,6 +21,7 @@ from cluster.config.load import dump_cluster_config
 from cluster.config.schema import ClusterConfig
 from cluster.errors import StartError
 from cluster.local import shared_memory
+from cluster.local.gpus import with_host_gpus
 from cluster.local.ports import check_free, with_ports
 from process.lifetime import kill_group, stop_signal
 
@@ -53,6 +54,7 @@ class LocalCluster:
     async def start(self) -> None:
         """Start every process and wait until the router can serve requests. Raises StartError and ConfigError."""
         base = base_model_of(self.config)
+        self.config = await asyncio.to_thread(with_host_gpus, self.config)
         for name in self.config.workers:  # a worker that cannot start would be restarted forever
             fitted_spec(self.config, name, self._run_dir, base)
         check_free(self.config)

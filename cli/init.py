@@ -1,0 +1,114 @@
+"""`prelude init`: writes a first cluster.yaml for a model and this host."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from cluster.errors import ConfigError
+
+
+def add_commands(commands: Any) -> None:
+    """Add `init` to the command line."""
+    text = "Write a cluster.yaml for a model and this host, with memory budgets worked out and explained."
+    command = commands.add_parser("init", help=text, description=text)
+    command.set_defaults(run=_init)
+    command.add_argument("--model", type=Path, required=True, metavar="DIR", help="a Hugging Face model directory")
+    command.add_argument("--gpus", type=_count, metavar="N", help="GPUs to use, 0 for none; default: all of this host")
+    command.add_argument(
+        "--gpu-memory-gib", type=float, metavar="GIB", help="plan for GPUs of another host, with this much memory each"
+    )
+    command.add_argument(
+        "--tensor-parallel", type=_positive, default=1, metavar="N", help="GPUs per worker; default: 1"
+    )
+    command.add_argument("--prefill", type=_positive, metavar="N", help="number of prefill workers")
+    command.add_argument("--decode", type=_positive, metavar="N", help="number of decode workers")
+    command.add_argument("--unified", action="store_true", help="unified workers only, one per --tensor-parallel GPUs")
+    command.add_argument("--config", type=Path, default=Path("cluster.yaml"), help="written; default: ./cluster.yaml")
+    command.add_argument("--force", action="store_true", help="overwrite a file that exists")
+
+
+def _positive(text: str) -> int:
+    number = _count(text)
+    if number == 0:
+        raise argparse.ArgumentTypeError("must be at least 1")
+    return number
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) > 1024:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number from 0 to 1024")
+    return int(text)
+
+
+def _init(arguments: argparse.Namespace) -> None:
+    from adapters.errors import BaseModelInvalid
+    from cluster.agent.engine_spec import base_model_of, fitted_spec
+    from cluster.config.load import load_cluster_config
+    from cluster.local.initial_config import Pools, initial_config
+    from cluster.local.memory_plan import ModelSizes
+
+    path = arguments.config
+    if arguments.unified and (arguments.prefill or arguments.decode):
+        raise ConfigError("--unified makes workers of one kind: leave --prefill and --decode out")
+    if path.exists() and not arguments.force:
+        raise ConfigError(f"{path} exists; --force overwrites it")
+    if not path.parent.is_dir():
+        raise ConfigError(f"there is no folder {path.parent}")
+    try:
+        sizes = ModelSizes.read(arguments.model)
+    except BaseModelInvalid as error:
+        raise ConfigError(f"--model: {error}") from error
+    host = _host(arguments)
+    pools = Pools.chosen(
+        host.num_gpus, arguments.tensor_parallel, arguments.prefill, arguments.decode, arguments.unified
+    )
+    text = initial_config(arguments.model, sizes, host, pools)
+    with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
+        partial = Path(file.name)
+        file.write(text)
+    try:
+        config = load_cluster_config(partial)
+        for name in config.workers:
+            fitted_spec(config, name, partial.parent, base_model_of(config))
+        partial.chmod(0o644)
+        if arguments.force:
+            partial.replace(path)
+        else:
+            _publish(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
+    print(f"{path}: {', '.join(config.workers)}. Next: prelude up --config {path}")
+
+
+def _publish(partial: Path, path: Path) -> None:
+    """Give the file its name unless another process has taken it meanwhile."""
+    try:
+        os.link(partial, path)
+    except FileExistsError as error:
+        raise ConfigError(f"{path} exists; --force overwrites it") from error
+
+
+def _host(arguments: argparse.Namespace) -> Any:
+    """The host to plan for. Raises ConfigError and StartError."""
+    from cluster.local.gpus import list_gpus
+    from cluster.local.initial_config import Host
+    from cluster.local.memory_plan import GIB
+
+    if arguments.gpu_memory_gib is not None:
+        if not 0 < arguments.gpu_memory_gib < 1e6:
+            raise ConfigError(f"--gpu-memory-gib is {arguments.gpu_memory_gib:g}; it must be positive")
+        return Host.this(arguments.gpus or arguments.tensor_parallel, int(arguments.gpu_memory_gib * GIB))
+    if arguments.gpus == 0:
+        return Host.this(0, None)
+    available = list_gpus(os.environ)
+    wanted = len(available.gpus) if arguments.gpus is None else arguments.gpus
+    if wanted > len(available.gpus):
+        raise ConfigError(
+            f"--gpus asks for {wanted}; this host has {available}. With --gpu-memory-gib the file is for another host"
+        )
+    known = [gpu.memory_bytes for gpu in available.gpus[:wanted] if gpu.memory_bytes]
+    return Host.this(wanted, min(known) if known and len(known) == wanted else None)

@@ -1,0 +1,219 @@
+"""`prelude init`: the numbers of a first cluster.yaml, worked out by hand for known models, and what does not fit."""
+
+from __future__ import annotations
+
+import json
+import struct
+import sys
+from pathlib import Path
+
+import pytest
+
+from adapters.errors import BaseModelInvalid
+from adapters.model.base_model import BaseModel
+from cli.main import main
+from cluster.agent.engine_spec import fitted_spec
+from cluster.config.load import load_cluster_config
+from cluster.config.schema import ClusterConfig
+from cluster.errors import ConfigError
+from cluster.local import gpus as gpus_module
+from cluster.local.initial_config import Host, Pools, initial_config
+from cluster.local.memory_plan import GIB, ModelSizes
+
+LLAMA_8B = {
+    "architectures": ["LlamaForCausalLM"], "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,
+    "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256, "max_position_embeddings": 131072,
+    "torch_dtype": "bfloat16",
+}  # fmt: skip
+LLAMA_70B = {
+    **LLAMA_8B, "hidden_size": 8192, "intermediate_size": 28672, "num_hidden_layers": 80, "num_attention_heads": 64,
+}  # fmt: skip
+SMALL = {
+    **LLAMA_8B, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "vocab_size": 256, "torch_dtype": "float32",
+}  # fmt: skip
+HOST_BYTES = {"free_bytes": 200 * GIB, "shared_bytes": 100 * GIB}
+NO_GPU = Host(0, None, **HOST_BYTES)
+
+
+def model_in(folder: Path, config: dict) -> Path:
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+def weights(path: Path, *tensors: tuple[str, list[int]]) -> None:
+    """A safetensors file that claims these tensors, without their bytes."""
+    header = {
+        f"t{number}": {"dtype": dtype, "shape": shape, "data_offsets": [0, 0]}
+        for number, (dtype, shape) in enumerate(tensors)
+    }
+    text = json.dumps({"__metadata__": {"format": "pt"}, **header}).encode()
+    path.write_bytes(struct.pack("<Q", len(text)) + text)
+
+
+def written(model: Path, host: Host, pools: Pools) -> tuple[str, ClusterConfig]:
+    text = initial_config(model, ModelSizes.read(model), host, pools)
+    path = model.parent / "cluster.yaml"
+    path.write_text(text)
+    config = load_cluster_config(path)
+    for name in config.workers:
+        fitted_spec(config, name, model.parent, BaseModel.read(model))
+    assert max(map(len, text.splitlines())) <= 120
+    return text, config
+
+
+def test_the_numbers_of_an_8b_on_two_gpus(tmp_path: Path):
+    model = model_in(tmp_path / "Llama 8B!", LLAMA_8B)
+    text, config = written(model, Host(2, 141 * GIB, **HOST_BYTES), Pools.chosen(2, 1, None, None, False))
+    parameters = 2 * 128256 * 4096 + 32 * (2 * 4096 * 4096 + 2 * 1024 * 4096 + 3 * 14336 * 4096)
+    per_layer = (4096 + 4096) * 2 + (4096 + 1024) * 2 + (4096 + 14336) * 3 + 2 * 4096 + 1
+    slots = 9 * 32 * 64 * per_layer * 2
+    kv = 2 * 32 * 8 * 128 * 2
+    usable = int(141 * GIB * 0.85)
+    assert config.engine.max_total_tokens == (usable - 2 * parameters - slots) // kv
+    assert config.engine_of("decode-0").max_total_tokens == (usable - 2 * parameters) // kv
+    assert config.model.name == "Llama-8B-"
+    assert (config.model.path, config.model.dtype) == (model.resolve(), "bfloat16")
+    assert {name: worker.gpus for name, worker in config.workers.items()} == {"prefill-0": 1, "decode-0": 1}
+    assert config.residency.host_bytes == 50 * GIB  # half of /dev/shm, a quarter of the memory
+    for number in (f"= {kv} bytes", f"= {config.engine.max_total_tokens} tokens", "15.0 GiB of weights", "141.0 GiB"):
+        assert number in text.replace("\n  # ", " ")
+
+
+def test_the_weights_are_counted_in_the_serving_dtype(tmp_path: Path):
+    model = model_in(tmp_path / "m", {**SMALL, "torch_dtype": "bfloat16"})
+    weights(model / "model-1.safetensors", ("F32", [10, 20]), ("BF16", [3]), ("F8_E4M3", [7]))
+    weights(model / "model-2.safetensors", ("I32", [5]))
+    weights(model / "consolidated.safetensors", ("F32", [1000]))
+    assert ModelSizes.read(model).weight_bytes == 2 * 200 + 2 * 3 + 7 + 4 * 5
+    index = {"weight_map": {"a": "model-2.safetensors"}}
+    (model / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert ModelSizes.read(model).weight_bytes == 20
+
+
+@pytest.mark.parametrize("damage", [b"", b"\xff" * 64, struct.pack("<Q", 4) + b"[[]]"])
+def test_damaged_weights_are_named(damage: bytes, tmp_path: Path):
+    model = model_in(tmp_path / "m", SMALL)
+    (model / "model.safetensors").write_bytes(damage)
+    with pytest.raises(BaseModelInvalid, match=r"model\.safetensors is not a safetensors file"):
+        ModelSizes.read(model)
+    (model / "model.safetensors.index.json").write_text("[]")
+    with pytest.raises(BaseModelInvalid, match=r"index\.json cannot be read"):
+        ModelSizes.read(model)
+
+
+def test_what_does_not_fit_says_which_size_would(tmp_path: Path):
+    model = model_in(tmp_path / "m", LLAMA_70B)
+    host = Host(4, 80 * GIB, **HOST_BYTES)
+    with pytest.raises(ConfigError) as caught:
+        written(model, host, Pools.chosen(4, 1, None, None, True))
+    for word in ("GPU of 80.0 GiB at tensor parallel size 1", "68.0 GiB usable - 131.4 GiB of weights", "parallel 4"):
+        assert word in str(caught.value)
+    _, config = written(model, host, Pools.chosen(4, 4, None, None, True))
+    assert config.engine_of("unified-0").tensor_parallel == 4
+    with pytest.raises(ConfigError, match="no tensor parallel size that divides its heads would fit"):
+        written(model, Host(4, 8 * GIB, **HOST_BYTES), Pools.chosen(4, 1, None, None, True))
+    with pytest.raises(ConfigError, match=r"2\.0 GiB usable .* per engine"):
+        written(model, Host(0, None, free_bytes=8 * GIB, shared_bytes=GIB), Pools.chosen(0, 1, None, None, False))
+
+
+@pytest.mark.parametrize(
+    ("num_gpus", "tensor_parallel", "asked", "expected"),
+    [
+        (0, 1, (None, None, False), (1, 1, 0)),
+        (0, 1, (None, None, True), (0, 0, 1)),
+        (1, 1, (None, None, False), (0, 0, 1)),
+        (2, 2, (None, None, False), (0, 0, 1)),
+        (8, 1, (None, None, False), (4, 4, 0)),
+        (3, 1, (None, None, False), (1, 2, 0)),
+        (8, 2, (None, None, True), (0, 0, 4)),
+        (8, 2, (3, None, False), (3, 1, 0)),
+        (8, 1, (2, 6, False), (2, 6, 0)),
+    ],
+)
+def test_the_workers(num_gpus: int, tensor_parallel: int, asked, expected, tmp_path: Path):
+    pools = Pools.chosen(num_gpus, tensor_parallel, *asked)
+    assert (pools.prefill, pools.decode, pools.unified) == expected
+    host = Host(num_gpus, 80 * GIB if num_gpus else None, **HOST_BYTES)
+    _, config = written(model_in(tmp_path / "m", SMALL), host, pools)
+    found = tuple(len(config.workers_of(role)) for role in ("prefill", "decode", "unified"))
+    assert found == expected
+    assert {config.engine_of(name).tensor_parallel for name in config.workers} == {tensor_parallel}
+
+
+def test_too_many_workers_are_refused():
+    with pytest.raises(ConfigError, match=r"\(3 prefill \+ 1 decode\) x 2 per worker = 8 GPUs, but there are 4"):
+        Pools.chosen(4, 2, 3, None, False)
+    with pytest.raises(ConfigError, match=r"\(1 unified\) x 2 per worker = 2 GPUs, but there are 1"):
+        Pools.chosen(1, 2, None, None, True)
+
+
+def test_without_the_memory_of_the_gpus_sglang_takes_what_is_free(tmp_path: Path):
+    _, config = written(model_in(tmp_path / "m", SMALL), Host(1, None, **HOST_BYTES), Pools(0, 0, 1, 1))
+    assert config.engine.max_total_tokens is None
+
+
+def run(capsys, *arguments: object) -> tuple[int, str]:
+    try:
+        main(["init", *map(str, arguments)])
+        code = 0
+    except SystemExit as error:
+        code = error.code if isinstance(error.code, int) else 1
+    captured = capsys.readouterr()
+    return code, captured.out + captured.err
+
+
+def test_the_command_never_overwrites_without_force(tmp_path: Path, capsys):
+    model, path = model_in(tmp_path / "m", SMALL), tmp_path / "cluster.yaml"
+    path.write_text("mine")
+    code, output = run(capsys, "--model", model, "--config", path, "--gpus", 0)
+    assert (code, path.read_text()) == (2, "mine")
+    assert f"{path} exists; --force overwrites it" in output
+    code, output = run(capsys, "--model", model, "--config", path, "--gpus", 0, "--force")
+    assert code == 0
+    assert "prefill-0, decode-0. Next: prelude up --config" in output
+    assert load_cluster_config(path).engine.device == "cpu"
+    assert list(tmp_path.iterdir()) == [model, path] or set(tmp_path.iterdir()) == {model, path}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--gpus", 2], "--gpus asks for 2; this host has 1 (0). With --gpu-memory-gib"),
+        (["--gpus", -1], "no number from 0 to 1024"),
+        (["--unified", "--decode", 1], "leave --prefill and --decode out"),
+        (["--prefill", 0], "must be at least 1"),
+        (["--gpu-memory-gib", "-3"], "it must be positive"),
+        (["--config", "/nowhere/at/all.yaml"], "there is no folder /nowhere/at"),
+        (["--model", "/nowhere"], "--model: /nowhere/config.json cannot be read"),
+    ],
+)
+def test_bad_arguments_are_refused(arguments, words: str, tmp_path: Path, capsys, monkeypatch):
+    listed = "print('0, GPU-aa, 81920, NVIDIA A')"
+    one = gpus_module.list_gpus({}, (sys.executable, "-c", listed))
+    monkeypatch.setattr(gpus_module, "list_gpus", lambda _environment: one)
+    model, path = model_in(tmp_path / "m", SMALL), tmp_path / "cluster.yaml"
+    code, output = run(capsys, "--model", model, "--config", path, *arguments)
+    assert code == 2
+    assert words in output
+    assert not path.exists()
+
+
+def test_the_gpus_of_this_host_are_used(tmp_path: Path, capsys, monkeypatch):
+    listed = "print('0, GPU-aa, 81920, NVIDIA A\\n1, GPU-bb, 40960, NVIDIA B')"
+    two = gpus_module.list_gpus({}, (sys.executable, "-c", listed))
+    monkeypatch.setattr(gpus_module, "list_gpus", lambda _environment: two)
+    path = tmp_path / "cluster.yaml"
+    assert run(capsys, "--model", model_in(tmp_path / "m", SMALL), "--config", path)[0] == 0
+    config = load_cluster_config(path)
+    assert list(config.workers) == ["prefill-0", "decode-0"]
+    assert "85% of a GPU's 40.0 GiB" in path.read_text().replace("\n  # ", " ")
+
+
+def test_another_hosts_gpus_can_be_planned_for(tmp_path: Path, capsys):
+    path = tmp_path / "cluster.yaml"
+    model = model_in(tmp_path / "m", SMALL)
+    code, output = run(capsys, "--model", model, "--config", path, "--gpus", 8, "--gpu-memory-gib", 80, "--prefill", 3)
+    assert code == 0, output
+    assert list(load_cluster_config(path).workers) == ["prefill-0", "prefill-1", "prefill-2", "decode-0"]
