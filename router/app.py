@@ -30,7 +30,8 @@ from router.management.adapters_vllm import VllmEndpoint
 from router.management.adapters_workers import WorkersEndpoint
 from router.management.management import Management
 from router.metrics import Metrics
-from router.protocol.validation import Endpoint, Limits
+from router.protocol.field_values import Limits
+from router.protocol.validation import Endpoint
 from router.revisions.adapter_service import AdapterService
 from router.revisions.memory_only import MemoryOnlyRevisions
 

@@ -14,9 +14,10 @@ from router.generation.backends import Backends
 from router.generation.client_answer import ClientAnswer
 from router.generation.generation import Generation
 from router.generation.request_state import Requests, RequestState
+from router.protocol.field_values import Limits
 from router.protocol.request_body import ClientGone, read_body
 from router.protocol.sse import Signature
-from router.protocol.validation import Endpoint, Limits, validate
+from router.protocol.validation import Endpoint, validate
 from router.revisions.adapter_service import AdapterService
 from router.revisions.resolve import Target, resolve
 

@@ -85,9 +85,10 @@ def scoring_body(
     revision_id: str | None,
     wants_prompt_logprobs: bool = False,
 ) -> bytes:
-    """The call for `max_tokens` = 0, to a prefill or a unified worker. It generates one token, which nobody gets."""
+    """A call that only reads its prompt, at a prefill or a unified worker. Its one generated token is for nobody."""
     fields = _common_fields(sequence, model, rid, wants_prompt_logprobs) | _adapter_fields(tenant, revision_id)
-    fields["max_tokens"] = _ONE
+    if "prompt" in fields:  # a completion; a score has its own sampling parameters
+        fields["max_tokens"] = _ONE
     if worker.role == "prefill":
         fields |= _handoff_fields(KvHandoff.to_nobody(worker, rid))
     return msgspec.json.encode(fields)

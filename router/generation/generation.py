@@ -10,6 +10,7 @@ from router.generation.client_answer import ClientAnswer
 from router.generation.request_state import RequestState
 from router.generation.sequence_run import GenerationRequest, SequenceRun
 from router.protocol.choices import ChoiceStreams, merged_answer
+from router.protocol.scoring import score_answer
 from router.protocol.sse import Signature
 from router.protocol.validation import Sequence, ValidatedRequest
 from router.revisions.resolve import Target
@@ -50,7 +51,10 @@ class Generation:
 
     async def _answer_whole(self) -> None:
         sequences = list(self._validated.sequences())
-        if len(sequences) == 1:
+        if (labels := self._validated.labels) is not None:
+            answers = await _gather([self._sequence_answer(sequence) for sequence in sequences])
+            answer = score_answer(answers, labels, answer_id=self._answer_id, model=self._backends.model)
+        elif len(sequences) == 1:
             answer = await self._sequence_answer(sequences[0])
         else:
             tasks = await _gather([self._sequence_answer(sequence) for sequence in sequences])

@@ -24,6 +24,7 @@ from router.generation.request_state import Phase, RequestState, SequenceState
 from router.generation.tokenizer_calls import detokenized
 from router.placement.placement import Placement
 from router.protocol.prompt_logprobs import with_prompt_logprobs, without_alternatives, without_generated_token
+from router.protocol.scoring import check_generated
 from router.protocol.validation import Sequence, ValidatedRequest
 
 
@@ -100,8 +101,13 @@ class SequenceRun:
         await self._attempt.relay(first, write, event_gap_timeout_s=self._backends.config.event_gap_timeout_s)
 
     async def answer(self) -> bytes:
-        """The whole answer of a sequence that is not streamed, with prompt log-probabilities. Raises RouterError."""
+        """The whole answer of a sequence that is not streamed, with prompt log-probabilities. Raises RouterError.
+
+        For a score it is the engine's, which has the log-probabilities of the labels.
+        """
         answer = await self.begin()
+        if self._validated.labels is not None:
+            return answer
         if not self._validated.generates:
             answer = without_generated_token(answer, await self._echoed_text())
         if not self._validated.wants_prompt_logprobs:
@@ -151,6 +157,8 @@ class SequenceRun:
         first = await self._attempt.begin(
             first_event_timeout_s=config.first_event_timeout_s, answer_timeout_s=config.answer_timeout_s
         )
+        if self._validated.labels is not None:
+            check_generated(first, placement.prefill.name)
         self._state.phase = Phase.RELAYING
         return first
 
@@ -214,7 +222,7 @@ class SequenceRun:
         return await detokenized(self._backends, prompt, self._request.next_rid("detok-"))
 
     def _call(self, worker: WorkerView, body: bytes, rid: str, hold: Hold) -> EngineCall:
-        return self._backends.engines.call(worker, self._validated.endpoint.value, body, rid, hold)
+        return self._backends.engines.call(worker, self._validated.endpoint.engine_path, body, rid, hold)
 
     async def _end_attempt(self) -> None:
         if self._attempt is not None:

@@ -38,5 +38,8 @@ ENGINE_INTERNAL = frozenset({
 # Refused from clients. `lora_id` is not a field of the HTTP API at the pin, but is of the engine's own request.
 REFUSED = ENGINE_INTERNAL | {"lora_id"}
 
+# All fields of /v1/score but `model` and `adapter`. Engines get none of them as they are.
+SCORE = frozenset({"query", "items", "label_token_ids", "apply_softmax", "item_first", "user"})
+
 # Prelude's own field. It is never sent to an engine.
 ADAPTER = "adapter"

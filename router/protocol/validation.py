@@ -10,8 +10,19 @@ from typing import Any
 import msgspec
 
 from router.errors import InvalidField, RefusedField
-from router.protocol.fields import ADAPTER, REFUSED, USER_FACING
+from router.protocol.field_values import (
+    Limits,
+    boolean,
+    check_token_id_field,
+    check_token_ids,
+    decoded,
+    integer,
+    shown,
+    string,
+)
+from router.protocol.fields import ADAPTER, REFUSED, SCORE, USER_FACING
 from router.protocol.request_body import Fields, split
+from router.protocol.scoring import Labels, score_prompts
 
 _NULL = b"null"
 _MAX_TOP_LOGPROBS = 100
@@ -29,26 +40,23 @@ _MAX_LOGIT_BIAS = 100.0  # as OpenAI's
 
 
 class Endpoint(Enum):
-    """The two inference endpoints. `value` is the path, at the router and at engines."""
+    """The inference endpoints. `value` is the path at the router."""
 
     CHAT = "/v1/chat/completions"
     COMPLETIONS = "/v1/completions"
+    SCORE = "/v1/score"
+
+    @property
+    def engine_path(self) -> str:
+        return "/generate" if self is Endpoint.SCORE else self.value
 
     @property
     def label(self) -> str:
-        return "chat" if self is Endpoint.CHAT else "completions"
+        return {Endpoint.CHAT: "chat", Endpoint.COMPLETIONS: "completions", Endpoint.SCORE: "score"}[self]
 
     @property
     def id_prefix(self) -> str:
-        return "chatcmpl-" if self is Endpoint.CHAT else "cmpl-"
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """Limits of this deployment."""
-
-    max_choices: int  # prompts x n
-    vocabulary: int  # token ids are below it
+        return {Endpoint.CHAT: "chatcmpl-", Endpoint.COMPLETIONS: "cmpl-", Endpoint.SCORE: "score-"}[self]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +64,7 @@ class Sequence:
     """One prompt and one continuation of it: what one placement serves."""
 
     index: int  # of its choice in the answer: prompt index x n + j
-    fields: Fields  # without `model`, `adapter` and `n`; `prompt` is this sequence's own
+    fields: Fields  # without `model`, `adapter` and `n`; `prompt` (for a score, `text` or `input_ids`) is its own
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,12 +77,13 @@ class ValidatedRequest:
     adapter: str | None
     is_streaming: bool
     includes_usage: bool  # the client wants a usage event at the stream's end
-    prompts: tuple[msgspec.Raw, ...]  # completions only
+    prompts: tuple[msgspec.Raw, ...]  # none for a chat
     num_per_prompt: int  # `n`
     seed: int | None
     echoes: bool
     wants_prompt_logprobs: bool  # `echo` with `logprobs`
-    generates: bool  # False for `max_tokens` = 0: the prompt is read, for its log-probabilities
+    generates: bool  # False for `max_tokens` = 0 and for scores: the prompt is read, for log-probabilities
+    labels: Labels | None = None  # of a score
 
     @property
     def num_choices(self) -> int:
@@ -87,10 +96,15 @@ class ValidatedRequest:
             for j in range(self.num_per_prompt):
                 fields = dict(shared)
                 if prompt is not None:
-                    fields["prompt"] = prompt
+                    fields[self._prompt_field(prompt)] = prompt
                 if self.seed is not None and j:
                     fields["seed"] = msgspec.Raw(str(self.seed + j).encode())
                 yield Sequence(p * self.num_per_prompt + j, fields)
+
+    def _prompt_field(self, prompt: msgspec.Raw) -> str:
+        if self.endpoint is Endpoint.SCORE:
+            return "text" if bytes(prompt)[:1] == b'"' else "input_ids"
+        return "prompt"
 
 
 def validate(endpoint: Endpoint, body: bytes, limits: Limits) -> ValidatedRequest:
@@ -98,37 +112,39 @@ def validate(endpoint: Endpoint, body: bytes, limits: Limits) -> ValidatedReques
     fields = {name: value for name, value in split(body).items() if bytes(value) != _NULL or name not in _NULLABLE}
     for name in REFUSED.intersection(fields):
         raise RefusedField(f"{name} is not for clients to set; remove it", param=name)
-    model = _string(fields, "model")
+    model = string(fields, "model")
     if model is None:
         raise InvalidField(
             "model is required: the base model's name, an adapter's name, or base:adapter", param="model"
         )
-    adapter = _string(fields, ADAPTER)
-    is_streaming = _boolean(fields, "stream")
+    adapter = string(fields, ADAPTER)
+    if endpoint is Endpoint.SCORE:
+        return _score(fields, model, adapter, limits)
+    is_streaming = boolean(fields, "stream")
     max_top_logprobs = min(_MAX_TOP_LOGPROBS, limits.vocabulary)
-    n = _integer(fields, "n", 1, _INT32_MAX) or 1
+    n = integer(fields, "n", 1, _INT32_MAX) or 1
     for name, (least, most) in _INTEGERS.items():
-        _integer(fields, name, least, most)
-    max_tokens = _integer(fields, "max_tokens", 1 if endpoint is Endpoint.CHAT else 0, _INT32_MAX)
-    _integer(fields, "top_logprobs", 0, max_top_logprobs)
+        integer(fields, name, least, most)
+    max_tokens = integer(fields, "max_tokens", 1 if endpoint is Endpoint.CHAT else 0, _INT32_MAX)
+    integer(fields, "top_logprobs", 0, max_top_logprobs)
     _check_floats(fields)
-    _token_ids(fields, "stop_token_ids", limits)
-    _decode(fields, "response_format", dict[str, msgspec.Raw], "an object")
+    check_token_id_field(fields, "stop_token_ids", limits)
+    decoded(fields, "response_format", dict[str, msgspec.Raw], "an object")
     if endpoint is Endpoint.CHAT:
         _check_messages(fields)
-        _token_ids(fields, "input_ids", limits)
+        check_token_id_field(fields, "input_ids", limits)
         prompts: tuple[msgspec.Raw, ...] = ()
         echoes = wants_prompt_logprobs = False
     else:
         prompts = _prompts(fields, limits)
-        num_logprobs = _integer(fields, "logprobs", 0, max_top_logprobs)
-        echoes = _boolean(fields, "echo")
+        num_logprobs = integer(fields, "logprobs", 0, max_top_logprobs)
+        echoes = boolean(fields, "echo")
         wants_prompt_logprobs = echoes and num_logprobs is not None
         if wants_prompt_logprobs and is_streaming:
             raise InvalidField("echo with logprobs is not offered for streams: set stream to false", param="stream")
         if max_tokens == 0 and is_streaming:
             raise InvalidField("max_tokens 0 is not offered for streams: set stream to false", param="stream")
-        best_of = _integer(fields, "best_of", 1, _INT32_MAX)
+        best_of = integer(fields, "best_of", 1, _INT32_MAX)
         if best_of is not None and best_of != n:
             raise InvalidField(f"best_of must equal n ({n}) or be left out (found {best_of})", param="best_of")
     num_choices = max(1, len(prompts)) * n
@@ -146,78 +162,54 @@ def validate(endpoint: Endpoint, body: bytes, limits: Limits) -> ValidatedReques
         includes_usage=_includes_usage(fields, is_streaming),
         prompts=prompts,
         num_per_prompt=n,
-        seed=_integer(fields, "seed", *_INTEGERS["seed"]),
+        seed=integer(fields, "seed", *_INTEGERS["seed"]),
         echoes=echoes,
         wants_prompt_logprobs=wants_prompt_logprobs,
         generates=max_tokens != 0,
     )
 
 
+def _score(fields: Fields, model: str, adapter: str | None, limits: Limits) -> ValidatedRequest:
+    labels = Labels.of(fields, limits)
+    return ValidatedRequest(
+        endpoint=Endpoint.SCORE,
+        fields=labels.engine_fields,
+        model=model,
+        adapter=adapter,
+        is_streaming=False,
+        includes_usage=False,
+        prompts=score_prompts(fields, limits),
+        num_per_prompt=1,
+        seed=None,
+        echoes=False,
+        wants_prompt_logprobs=False,
+        generates=False,
+        labels=labels,
+    )
+
+
 # OpenAI's clients may send null for an absent field. Engines accept that for few fields, so it is dropped.
-_NULLABLE = USER_FACING | REFUSED | {ADAPTER}
-
-
-def _decode(fields: Fields, name: str, kind: Any, expected: str) -> Any:
-    """The value of a field, None if it is absent."""
-    if name not in fields:
-        return None
-    try:
-        return msgspec.json.decode(fields[name], type=kind)
-    except msgspec.MsgspecError:
-        raise InvalidField(f"{name} must be {expected} (found {_shown(fields[name])})", param=name) from None
-
-
-def _string(fields: Fields, name: str) -> str | None:
-    value = _decode(fields, name, str, "a string")
-    if value == "":
-        raise InvalidField(f"{name} must not be empty", param=name)
-    return value
-
-
-def _boolean(fields: Fields, name: str) -> bool:
-    return bool(_decode(fields, name, bool, "true or false"))
-
-
-def _integer(fields: Fields, name: str, least: int, most: int) -> int | None:
-    expected = f"an integer from {least} to {most}"
-    value = _decode(fields, name, int, expected)
-    if value is not None:
-        is_plain = bytes(fields[name]).lstrip(b"-").isdigit()  # engines reject 1.0
-        if not is_plain or not least <= value <= most:
-            raise InvalidField(f"{name} must be {expected} (found {_shown(fields[name])})", param=name)
-    return value
+_NULLABLE = USER_FACING | REFUSED | SCORE | {ADAPTER}
 
 
 def _check_floats(fields: Fields) -> None:
-    temperature = _decode(fields, "temperature", float, "a number")
+    temperature = decoded(fields, "temperature", float, "a number")
     if temperature is not None and not 0 <= temperature <= _MAX_TEMPERATURE:
         raise InvalidField(f"temperature must be from 0 to {_MAX_TEMPERATURE:g}", param="temperature")
-    biases = _decode(fields, "logit_bias", dict[str, float], "an object of token ids and numbers") or {}
+    biases = decoded(fields, "logit_bias", dict[str, float], "an object of token ids and numbers") or {}
     if any(abs(bias) > _MAX_LOGIT_BIAS for bias in biases.values()):
         raise InvalidField(
             f"logit_bias values must be from -{_MAX_LOGIT_BIAS:g} to {_MAX_LOGIT_BIAS:g}", param="logit_bias"
         )
 
 
-def _token_ids(fields: Fields, name: str, limits: Limits) -> None:
-    if name in fields:
-        _check_token_ids(name, _decode(fields, name, list[int], "a list of token ids"), limits)
-
-
-def _check_token_ids(name: str, ids: list[int], limits: Limits) -> None:
-    if ids and (min(ids) < 0 or max(ids) >= limits.vocabulary):
-        wrong = min(ids) if min(ids) < 0 else max(ids)
-        param = name.partition("[")[0]
-        raise InvalidField(f"{name}: token id {wrong} is not in [0, {limits.vocabulary})", param=param)
-
-
 def _check_messages(fields: Fields) -> None:
-    messages = _decode(fields, "messages", list[msgspec.Raw], "a list of messages")
+    messages = decoded(fields, "messages", list[msgspec.Raw], "a list of messages")
     if not messages:
         raise InvalidField("messages must be a list of at least one message", param="messages")
     for i, message in enumerate(messages):
         if bytes(message)[:1] != b"{":
-            raise InvalidField(f"messages[{i}] must be an object (found {_shown(message)})", param="messages")
+            raise InvalidField(f"messages[{i}] must be an object (found {shown(message)})", param="messages")
         role = msgspec.json.decode(message, type=_Message).role
         if not (isinstance(role, str) and role.lower() in _ROLES):
             found = "none" if role is None else repr(role)
@@ -241,7 +233,7 @@ def _prompts(fields: Fields, limits: Limits) -> tuple[msgspec.Raw, ...]:
         raise InvalidField(f"prompt is required: {expected}", param="prompt")
     if bytes(raw)[:1] == b'"':
         return (_checked_prompt(raw, "prompt", limits),)
-    items = _decode(fields, "prompt", list[msgspec.Raw], expected)
+    items = decoded(fields, "prompt", list[msgspec.Raw], expected)
     if not items:
         raise InvalidField("prompt must not be empty", param="prompt")
     first = bytes(items[0])[:1]
@@ -263,7 +255,7 @@ def _checked_prompt(raw: msgspec.Raw, name: str, limits: Limits) -> msgspec.Raw:
         raise InvalidField(f"{name} must be a string or a list of token ids", param="prompt") from None
     if not ids:
         raise InvalidField(f"{name} must not be empty", param="prompt")
-    _check_token_ids(name, ids, limits)
+    check_token_ids(name, ids, limits)
     if not any(ids):  # engines take a list of nothing but 0 for an empty prompt, but not as one prompt of several
         return msgspec.Raw(b"[" + bytes(raw) + b"]")
     return raw
@@ -276,11 +268,5 @@ class _StreamOptions(msgspec.Struct):
 def _includes_usage(fields: Fields, is_streaming: bool) -> bool:
     if "stream_options" in fields and not is_streaming:
         raise InvalidField("stream_options needs stream: true; remove it or set stream", param="stream_options")
-    options = _decode(fields, "stream_options", _StreamOptions, 'an object such as {"include_usage": true}')
+    options = decoded(fields, "stream_options", _StreamOptions, 'an object such as {"include_usage": true}')
     return bool(options and options.include_usage)
-
-
-def _shown(raw: msgspec.Raw) -> str:
-    """A value for an error message, shortened, because it may be a prompt."""
-    text = bytes(raw).decode("utf-8", "replace")
-    return text if len(text) <= 40 else f"{text[:37]}..."

@@ -8,7 +8,7 @@ import random
 
 import httpx
 import pytest
-from support.parity import NEW_TOKENS, Case, check_logprobs, check_tokens, completion_body
+from support.parity import NEW_TOKENS, Case, check_logprobs, check_scores, check_tokens, completion_body
 from support.reference_answers import run_reference
 from support.running_cluster import CHUNK_TOKENS, RunningCluster
 
@@ -99,6 +99,12 @@ def test_prompts_alone(client: httpx.Client, cases: list[Case], num_logprobs: in
         assert answer["usage"]["completion_tokens"] == 0
         assert answer["choices"][0]["token_ids"] == []
         assert len(answer["choices"][0]["logprobs"]["top_logprobs"]) == (len(case.prompt_ids) if num_logprobs else 0)
+
+
+def test_scores(client: httpx.Client, cases: list[Case]):
+    """/v1/score: the probability of the token after a prompt, and of the prompt's last token after those before it."""
+    for case in cases:
+        check_scores(case, lambda body: client.post("/v1/score", json=body))
 
 
 def test_sixteen_mixed_at_once(cluster: RunningCluster, cases: list[Case]):

@@ -15,7 +15,7 @@ from pathlib import Path
 import httpx
 import openai
 import pytest
-from support.parity import NEW_TOKENS, Case, check_logprobs, check_tokens, completion_body
+from support.parity import NEW_TOKENS, Case, check_logprobs, check_scores, check_tokens, completion_body
 from support.reference_answers import run_reference
 from support.running_cluster import CHUNK_TOKENS, RunningCluster, running_cluster
 from support.s3_server import BUCKET, S3Double
@@ -102,6 +102,11 @@ def test_parity_alone_and_all_at_once(unified: RunningCluster, cases: list[Case]
             await asyncio.gather(*(one(case) for case in cases))
 
     asyncio.run(run())
+
+
+def test_scores(unified: RunningCluster, cases: list[Case]):
+    for case in cases:
+        check_scores(case, lambda body: httpx.post(f"{unified.url}/v1/score", json=body, timeout=60))
 
 
 def test_openai_client(unified: RunningCluster):

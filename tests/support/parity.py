@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
+
+import httpx
 
 LOGPROB_TOLERANCE = 1e-4
 NEW_TOKENS = 12
@@ -51,3 +55,17 @@ def check_logprobs(case: Case, answer: dict[str, Any], *, of_prompt_only: bool =
     difference = max((abs(f - w) for f, w in zip(found[1:], wanted[1:], strict=True)), default=0.0)
     assert difference <= LOGPROB_TOLERANCE, f"{case.name}: log-probabilities differ by {difference}"
     return difference
+
+
+def check_scores(case: Case, post: Callable[[dict[str, Any]], httpx.Response]) -> None:
+    """/v1/score gives the reference's probability of the first answer token, and of the prompt's last token."""
+    *before, last = case.prompt_ids
+    wanted = [(case.reference["tokens"][0], case.reference["logprobs"][0], [last])]
+    if before:
+        wanted.append((last, case.reference["prompt_logprobs"][-1], []))
+    named = {} if case.adapter is None else {"adapter": case.adapter}
+    for token_id, logprob, item in wanted:
+        answer = post({"model": "demo", "query": before, "items": [item], "label_token_ids": [token_id], **named})
+        assert answer.status_code == 200, f"{case.name}: {answer.text}"
+        [[score]] = answer.json()["scores"]
+        assert abs(math.log(score) - logprob) <= LOGPROB_TOLERANCE, f"{case.name}: {math.log(score)}, not {logprob}"

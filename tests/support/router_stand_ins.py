@@ -10,6 +10,7 @@ import asyncio
 import atexit
 import hashlib
 import json
+import math
 import shutil
 import socket
 import tempfile
@@ -135,6 +136,7 @@ class EngineStandIn:
         app = web.Application(client_max_size=64 * 1024**2)
         app.router.add_post("/v1/chat/completions", self.handle)
         app.router.add_post("/v1/completions", self.handle)
+        app.router.add_post("/generate", self.handle)
         app.router.add_post("/v1/detokenize", self.detokenize)
         app.router.add_post("/abort_request", self.abort)
         self.runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0)
@@ -184,6 +186,9 @@ class EngineStandIn:
 
     def answer(self, fields: dict[str, Any], **choice: Any) -> dict[str, Any]:
         words = self.words[:1] if self.role == "prefill" else self.words
+        if "token_ids_logprob" in fields:  # of /generate; label i has the probability 1 / (i + 2)
+            labels = [[-math.log(i + 2), token_id, None] for i, token_id in enumerate(fields["token_ids_logprob"])]
+            return {"text": words[0], "meta_info": {"prompt_tokens": 7, "output_token_ids_logprobs": [labels]}}
         choice = {"index": 0, "finish_reason": "stop", "matched_stop": None, "logprobs": None, **choice}
         if "messages" in fields:
             choice["message"] = {"role": "assistant", "content": "".join(words)}

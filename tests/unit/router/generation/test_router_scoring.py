@@ -110,6 +110,44 @@ def test_several_prompts() -> None:
     asyncio.run(scenario())
 
 
+SCORE = {"query": "Is it? ", "items": ["yes", "no"], "label_token_ids": [5, 7]}
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 0), (1, 0, 0), (0, 0, 1)], ids=["pair", "prefill", "unified"])
+def test_scores(shape: tuple[int, int, int]) -> None:
+    async def scenario() -> None:
+        async with running_cluster(*shape) as cluster:
+            status, answer, headers = await cluster.post("/v1/score", adapter="a0", **SCORE)
+            assert status == 200, answer
+            assert headers["x-prelude-revision"] == REVISION_ID
+            assert answer["scores"] == [pytest.approx([1 / 2, 1 / 3])] * 2
+            assert answer["usage"]["total_tokens"] == 2 * NUM_PROMPT_TOKENS
+            assert (answer["model"], answer["id"][:6]) == ("base", "score-")
+            assert REVISION_ID[7:19] in answer["system_fingerprint"]
+            (worker,) = cluster.prefill or cluster.unified
+            assert [sent["text"] for sent in worker.engine.requests] == ["Is it? yes", "Is it? no"]
+            for sent in worker.engine.requests:
+                assert (sent["lora_path"], sent["extra_key"]) == (REVISION_ID, "default|")
+                assert sent.get("bootstrap_host") == (NOBODY if worker.role == "prefill" else None)
+            assert [decode.engine.bodies for decode in cluster.decode] == [[]] * shape[1]
+            _, named, _ = await cluster.post("/v1/score", **{**SCORE, "model": "a0"})
+            assert (named["model"], named["scores"]) == ("a0", answer["scores"])
+
+    asyncio.run(scenario())
+
+
+def test_a_score_that_an_engine_gave_up_is_asked_elsewhere() -> None:
+    async def scenario() -> None:
+        async with running_cluster(2, 0) as cluster:
+            aborted = {"text": "", "meta_info": {"prompt_tokens": 7, "finish_reason": {"type": "abort"}}}
+            cluster.prefill[0].engine.behaviours = [answers(200, aborted)]
+            status, answer, _ = await cluster.post("/v1/score", **{**SCORE, "items": "yes"})
+            assert (status, len(answer["scores"])) == (200, 1)
+            assert [len(worker.engine.bodies) for worker in cluster.prefill] == [1, 1]
+
+    asyncio.run(scenario())
+
+
 def test_another_worker_reads_the_prompt_if_one_fails() -> None:
     async def scenario() -> None:
         async with running_cluster(2, 0) as cluster:

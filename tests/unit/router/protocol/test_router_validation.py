@@ -10,9 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.errors import InvalidBody, InvalidField, RefusedField
+from router.protocol.field_values import Limits
 from router.protocol.fields import ENGINE_INTERNAL, REFUSED, USER_FACING
 from router.protocol.request_body import MAX_NESTING, nesting, split
-from router.protocol.validation import Endpoint, Limits, validate
+from router.protocol.validation import Endpoint, validate
 
 LIMITS = Limits(max_choices=8, vocabulary=100)
 CHAT = {"model": "base", "messages": [{"role": "user", "content": "Hi"}]}
