@@ -15,8 +15,10 @@ from starlette.routing import Route
 
 from adapters.errors import AdapterError
 from cluster.config.schema import RouterConfig
+from router.api import refused_paths
 from router.api.completions import CompletionsEndpoint
 from router.api.status_pages import Pages
+from router.api.tokenization import TokenizationEndpoint
 from router.errors import RouterError, UnknownPath, WrongMethod, answer_of
 from router.fleet.fleet import Fleet
 from router.fleet.in_flight import InFlightState
@@ -83,7 +85,13 @@ def build_app(
     for endpoint_kind in (ImportEndpoint, ExportEndpoint, WorkersEndpoint, VllmEndpoint, AdaptersEndpoint):
         management_routes += endpoint_kind(management).routes
     app = Starlette(
-        routes=[*completions, *management_routes, *Pages(backends, adapters, requests).routes],
+        routes=[
+            *completions,
+            *TokenizationEndpoint(backends, adapters, limits).routes,
+            *refused_paths.routes(),
+            *management_routes,
+            *Pages(backends, adapters, requests).routes,
+        ],
         lifespan=lifespan,
         exception_handlers={
             HTTPException: _routing_error,

@@ -8,6 +8,7 @@
     │   ├── InvalidUpload            an adapter's files in an unsupported form
     │   ├── BodyTooLarge, BodyTooSlow
     │   ├── UnknownPath, WrongMethod
+    │   ├── NotOffered               a path of OpenAI or SGLang that engines here cannot serve
     │   ├── ManagementOff            adapter management is disabled
     │   ├── UnknownWorker            no such worker, or one that holds no adapters
     │   ├── UnknownModel             neither the base model nor an adapter
@@ -92,6 +93,13 @@ class BodyTooSlow(RequestError):
 
 class UnknownPath(RequestError):
     code = "unknown_path"
+    http_status = 404
+
+
+class NotOffered(RequestError):
+    """404 and not 501, which clients try again."""
+
+    code = "not_offered"
     http_status = 404
 
 

@@ -131,7 +131,7 @@ def validate(endpoint: Endpoint, body: bytes, limits: Limits) -> ValidatedReques
     check_token_id_field(fields, "stop_token_ids", limits)
     decoded(fields, "response_format", dict[str, msgspec.Raw], "an object")
     if endpoint is Endpoint.CHAT:
-        _check_messages(fields)
+        check_messages(fields)
         check_token_id_field(fields, "input_ids", limits)
         prompts: tuple[msgspec.Raw, ...] = ()
         echoes = wants_prompt_logprobs = False
@@ -203,7 +203,8 @@ def _check_floats(fields: Fields) -> None:
         )
 
 
-def _check_messages(fields: Fields) -> None:
+def check_messages(fields: Fields) -> None:
+    """Raises InvalidField if `messages` is not a list of at least one message with a known role."""
     messages = decoded(fields, "messages", list[msgspec.Raw], "a list of messages")
     if not messages:
         raise InvalidField("messages must be a list of at least one message", param="messages")

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 from adapters.catalog.records import AdapterRevision
 from adapters.errors import AdapterError, AdapterNotFound, CatalogUnavailable, InvalidReference
 from router.errors import ConflictingAdapters, InvalidField, UnknownModel
-from router.protocol.validation import ValidatedRequest
 from router.revisions.adapter_service import AdapterService
 
 
@@ -37,7 +37,17 @@ def reference_in(model: str, adapter: str | None, base: str) -> str | None:
     return in_model
 
 
-async def resolve(validated: ValidatedRequest, base: str, adapters: AdapterService) -> Target:
+class NamesModel(Protocol):
+    """A request, as far as it says what is to answer it."""
+
+    @property
+    def model(self) -> str: ...
+
+    @property
+    def adapter(self) -> str | None: ...
+
+
+async def resolve(validated: NamesModel, base: str, adapters: AdapterService) -> Target:
     """The target of a request. Raises UnknownModel or an AdapterError."""
     reference = reference_in(validated.model, validated.adapter, base)
     if reference is None:

@@ -115,7 +115,7 @@ def test_huge_body_without_a_length(cluster: RunningCluster):
 
 @pytest.mark.parametrize(
     ("method", "path", "status"),
-    [("GET", "/v1/completions", 405), ("POST", "/v1/embeddings", 404), ("GET", "/v1/models/nobody", 404)],
+    [("GET", "/v1/completions", 405), ("POST", "/v1/nothing", 404), ("GET", "/v1/models/nobody", 404)],
 )
 def test_other_paths(cluster: RunningCluster, method: str, path: str, status: int):
     answer = httpx.request(method, cluster.url + path, timeout=60)

@@ -154,6 +154,31 @@ def test_scores(client: openai.OpenAI):
     assert soft["usage"]["prompt_tokens"] == soft["usage"]["total_tokens"] > 0
 
 
+def test_tokenize_and_detokenize(client: openai.OpenAI, cluster: RunningCluster):
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(cluster.model_dir)
+    ids = tokenizer.encode("The caf\u00e9 at the sea")
+    for model in ("demo", "a0"):
+        found = client.post("/tokenize", body={"model": model, "prompt": "The caf\u00e9 at the sea"}, cast_to=object)
+        assert (found["tokens"], found["count"]) == (ids, len(ids))
+    several = client.post("/tokenize", body={"prompt": ["The sea", "a"]}, cast_to=object)
+    assert several["tokens"] == [tokenizer.encode("The sea"), tokenizer.encode("a")]
+    of_chat = client.post("/tokenize", body={"messages": HELLO}, cast_to=object)
+    assert of_chat["count"] == chat(client).usage.prompt_tokens
+    text = client.post("/detokenize", body={"model": "demo", "tokens": ids}, cast_to=object)
+    assert text["text"] == text["prompt"] == tokenizer.decode(ids, skip_special_tokens=True)
+    with pytest.raises(openai.NotFoundError, match="nobody"):
+        client.post("/tokenize", body={"model": "nobody", "prompt": "x"}, cast_to=object)
+
+
+def test_what_is_not_offered_says_why(client: openai.OpenAI):
+    with pytest.raises(openai.NotFoundError, match="--is-embedding"):
+        client.embeddings.create(model="demo", input="The sea")
+    with pytest.raises(openai.NotFoundError, match="chat/completions"):
+        client.responses.create(model="demo", input="The sea")
+
+
 def test_prompts_of_nothing_but_token_0(client: openai.OpenAI):
     """SGLang takes such a list of ids for an empty prompt."""
     fields = {"model": "demo", "max_tokens": 4, "temperature": 0, "extra_body": {**ON_A0, "ignore_eos": True}}

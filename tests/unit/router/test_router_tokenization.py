@@ -1,0 +1,91 @@
+"""/v1/tokenize and /v1/detokenize, and the paths that are refused with a reason."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from support.router_stand_ins import MODEL, VOCABULARY, running_cluster
+
+from router.api.refused_paths import REASONS
+
+
+@pytest.mark.parametrize("prefix", ["", "/v1"])
+def test_there_and_back(prefix: str) -> None:
+    async def scenario() -> None:
+        async with running_cluster() as cluster:
+            status, answer, _ = await cluster.post(f"{prefix}/tokenize", prompt="a b c", adapter="a0")
+            assert (status, answer) == (200, {"tokens": [0, 1, 2], "count": 3, "max_model_len": 2048})
+            _, answer, _ = await cluster.post(f"{prefix}/tokenize", prompt=["a b", "c"], add_special_tokens=False)
+            assert answer["tokens"] == [[0, 1], [0]]
+            messages = [{"role": "user", "content": "a b"}]
+            _, answer, _ = await cluster.post(f"{prefix}/tokenize", messages=messages, model=None, tools=None)
+            assert answer["tokens"] == [0, 1]
+            for tokens, text in (([5, 6], "w5 w6"), ([[5], [6]], ["w5", "w6"])):
+                status, answer, _ = await cluster.post(f"{prefix}/detokenize", tokens=tokens)
+                assert (status, answer) == (200, {"text": text, "prompt": text})
+            asked = [each for worker in cluster.workers for each in worker.engine.requests]
+            assert asked[0] == {"prompt": "a b c", "model": MODEL}
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "status", "param"),
+    [
+        ("tokenize", {}, 400, "prompt"),
+        ("tokenize", {"prompt": "a", "messages": [{"role": "user", "content": "a"}]}, 400, "prompt"),
+        ("tokenize", {"prompt": []}, 400, "prompt"),
+        ("tokenize", {"prompt": [1]}, 400, "prompt"),
+        ("tokenize", {"messages": []}, 400, "messages"),
+        ("tokenize", {"messages": [{"role": "pirate"}]}, 400, "messages[0].role"),
+        ("tokenize", {"prompt": "a", "add_special_tokens": 1}, 400, "add_special_tokens"),
+        ("tokenize", {"prompt": "a", "lora_path": "x"}, 400, "lora_path"),
+        ("tokenize", {"prompt": "a", "whatever": 1}, 400, "whatever"),
+        ("tokenize", {"prompt": "a", "model": "nobody"}, 404, "model"),
+        ("tokenize", {"prompt": "a", "model": 5}, 400, "model"),
+        ("detokenize", {}, 400, "tokens"),
+        ("detokenize", {"tokens": "a"}, 400, "tokens"),
+        ("detokenize", {"tokens": [VOCABULARY]}, 400, "tokens"),
+        ("detokenize", {"tokens": [-1]}, 400, "tokens"),
+        ("detokenize", {"tokens": [[1], [10**30]]}, 400, "tokens"),
+        ("detokenize", {"tokens": [[1], 2]}, 400, "tokens"),
+        ("detokenize", {"tokens": [1.5]}, 400, "tokens"),
+    ],
+)
+def test_wrong(path: str, fields: dict[str, Any], status: int, param: str) -> None:
+    async def scenario() -> None:
+        async with running_cluster() as cluster:
+            found, answer, _ = await cluster.post(f"/v1/{path}", **fields)
+            assert (found, answer["error"]["param"]) == (status, param), answer
+            assert [worker.engine.bodies for worker in cluster.workers] == [[], []]
+
+    asyncio.run(scenario())
+
+
+def test_any_engine_answers_and_another_if_it_fails() -> None:
+    async def scenario() -> None:
+        async with running_cluster(0, 1) as cluster:
+            assert (await cluster.post("/tokenize", prompt="a b"))[0] == 200
+        async with running_cluster(0, 0) as cluster:
+            status, answer, headers = await cluster.post("/tokenize", prompt="a b")
+            assert (status, answer["error"]["code"], headers["retry-after"]) == (503, "no_worker_available", "1")
+        async with running_cluster(0, 2) as cluster:
+            await cluster.decode[0].engine.stop()
+            status, answer, _ = await cluster.post("/tokenize", prompt="a b")
+            assert (status, answer["count"]) == (200, 2)
+            assert not any(cluster.fleet.state.in_flight.values())
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("path", sorted(REASONS))
+def test_refused_paths(path: str) -> None:
+    async def scenario() -> None:
+        async with running_cluster(0, 0) as cluster:
+            status, answer, _ = await cluster.post(path, input="x")
+            assert (status, answer["error"]["code"]) == (404, "not_offered")
+            assert REASONS[path] in answer["error"]["message"]
+
+    asyncio.run(scenario())
