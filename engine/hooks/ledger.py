@@ -158,6 +158,22 @@ GROUPS: tuple[HookGroup, ...] = (
         ),
     ),
     HookGroup(
+        lacking="Prompts of any length that nobody decodes",
+        upstream="none; a request to FAKE_BOOTSTRAP_HOST is a short warm-up, and one read in chunks ends the scheduler",
+        remove_when="a prefill engine reads prompts of requests for 0 tokens without a decode engine",
+        hooks=(
+            Hook(
+                name="prompts_for_nobody_are_chunked",
+                target="sglang.srt.managers.schedule_batch.Req.__init__",
+                kind=HookKind.AFTER,
+                fn=positions.keep_chunks_of_prompts_for_nobody,
+                roles=frozenset({"prefill"}),
+                source_sha256="e704b6ed9f432d690012354c6c04150abd5cb1f4991ad68b9fc5407fc6916eb0",
+                why="a prompt that is only scored needs no decode worker, and may not fit into one batch",
+            ),
+        ),
+    ),
+    HookGroup(
         lacking="Packed adapters",
         upstream="none; SGLang reads what PEFT writes, tensor by tensor",
         remove_when="SGLang loads packed adapters without pausing batches, and serves ReFT",

@@ -182,6 +182,11 @@ def match_the_prompt_only(original, req, input_len):
     return len(req.origin_input_ids) if longest is None else min(longest, len(req.origin_input_ids))
 
 
+def keep_chunks_of_prompts_for_nobody(_result, req, *_args, **_kwargs):
+    """Let a request whose KV cache goes to nobody use the prefix cache: its next chunk continues from there."""
+    req.skip_radix_cache_insert = False
+
+
 def _has_base_kv(req, num_tokens: int) -> bool:
     """Whether KV of an adapted request's first `num_tokens` tokens was partly computed with base weights."""
     # Adapters that act everywhere are never dropped: their requests have no `prelude_adapter`.

@@ -15,7 +15,7 @@ from router.protocol.validation import Sequence
 _ONE, _FALSE = msgspec.Raw(b"1"), msgspec.Raw(b"false")
 
 # For this host SGLang's prefill engines hand the KV cache to nobody and answer at once (FAKE_BOOTSTRAP_HOST of
-# sglang.srt.disaggregation.utils, which tests compare with it). Such a request leaves nothing in the prefix cache.
+# sglang.srt.disaggregation.utils, which tests compare with it). Needs the hook `prompts_for_nobody_are_chunked`.
 NOBODY = "2.2.2.2"
 
 
