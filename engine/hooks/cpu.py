@@ -41,6 +41,16 @@ def register_kv_as_dram(original, _kinds, expected_len: int):
     return original(["DRAM"] * expected_len, expected_len)
 
 
+def cut_kv_in_host_memory(original, manager, peer):
+    """Prepare transfers by heads between host memories, which SGLang prepares between GPUs only."""
+    if peer.decode_tp_size == manager.attn_tp_size:
+        return original(manager, peer)
+    peer.dst_homogeneous_mem_kind = manager.src_mem_kind
+    return manager._init_hetero_tp_prep_handle(
+        peer.agent_name, peer, src_mem_kind=manager.src_mem_kind, dst_mem_kind=manager.src_mem_kind
+    )
+
+
 # UCX events wake the thread; the delay only bounds the wait for an event that it missed.
 _PROGRESS_DELAY_US = 2000
 

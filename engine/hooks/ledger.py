@@ -385,6 +385,22 @@ GROUPS: tuple[HookGroup, ...] = (
         ),
     ),
     HookGroup(
+        lacking="KV transfers between host memories of engines with different tensor parallel sizes",
+        upstream="none; SGLang raises NotImplementedError unless decode's KV buffers are GPU memory",
+        remove_when="NixlKVManager._prepare_payload_xfer accepts host memory for different tensor parallel sizes",
+        hooks=(
+            Hook(
+                name="kv_is_cut_in_host_memory",
+                target="sglang.srt.disaggregation.nixl.conn.NixlKVManager._prepare_payload_xfer",
+                fn=cpu.cut_kv_in_host_memory,
+                roles=frozenset({"prefill"}),
+                platform=Platform.CPU,
+                source_sha256="b09e3d3d20c7623724804f44329060fa9b0aebb281c40a5bd8f0a0c8cef438c5",
+                why="CPU engines run the same cuts by heads as GPUs do, so that tests on CPUs cover them",
+            ),
+        ),
+    ),
+    HookGroup(
         lacking="A configurable NIXL progress thread",
         upstream="none; nixl_agent sets pthrDelay = 0 and takes no argument for it",
         remove_when="nixl_agent_config takes the delay",

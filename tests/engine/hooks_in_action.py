@@ -56,6 +56,21 @@ def observe() -> dict:
     resident = types.SimpleNamespace(
         loras={"sha256:1": object()}, create_lora_update_result=lambda success: f"success={success}"
     )
+    prefill = types.SimpleNamespace(
+        attn_tp_size=1,
+        kv_args=types.SimpleNamespace(kv_item_lens=[1]),
+        src_mem_kind="DRAM",
+        is_mla_backend=False,
+        is_hybrid_mla_backend=False,
+        _init_hetero_tp_prep_handle=lambda _name, _peer, **kinds: sorted(kinds.values()),
+    )
+    decode = types.SimpleNamespace(
+        agent_name="d",
+        decode_tp_size=2,
+        dst_kv_item_lens=[1],
+        dst_kv_mem_kinds=["DRAM"],
+        requires_dcp_relayout=False,
+    )
     scheduler = types.SimpleNamespace(
         max_total_num_tokens=1,
         max_req_input_len=1,
@@ -85,6 +100,7 @@ def observe() -> dict:
         "lora_backend_does_not_pin": outcome(lambda: torch_backend.torch.zeros(1, pin_memory=True).tolist()),
         "pin_memory_is_identity": outcome(lambda: torch.ones(1).pin_memory().tolist()),
         "kv_is_host_memory": outcome(lambda: conn._normalize_kv_mem_kinds(None, 2)),
+        "kv_is_cut_in_host_memory": outcome(lambda: conn.NixlKVManager._prepare_payload_xfer(prefill, decode)),
         "kv_progress_thread_sleeps": config.pthrDelay,
         "grammar_masks_do_not_pin": outcome(lambda: list(xgrammar_backend._allocate_token_bitmask(64, 1).shape)),
         "grammar_masks_on_cpu": outcome(
