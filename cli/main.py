@@ -69,11 +69,12 @@ def _parser() -> argparse.ArgumentParser:
         worker.add_argument("--name", required=True, help="the worker's name in the configuration")
         worker.add_argument("--scratch", type=Path, help="folder for temporary files; default: a temporary one")
 
-    from cli import bench, init
+    from cli import bench, init, workers
     from cli.adapters import commands as adapters
 
     adapters.add_commands(commands)
     init.add_commands(commands)
+    workers.add_commands(commands)
     bench.add_commands(commands)
 
     demo = add("demo", _demo, "Create a small random model, adapters and a cluster.yaml to try Prelude with.")
@@ -84,12 +85,14 @@ def _parser() -> argparse.ArgumentParser:
 def _up(arguments: argparse.Namespace) -> None:
     with ctrl_c_ends_process():
         from cluster.config.load import load_cluster_config
+        from cluster.local.running import record_of
         from cluster.local.supervisor import run_until_stopped
 
         config = load_cluster_config(arguments.config)
         logs = arguments.logs or arguments.config.resolve().parent / "logs"
         print(f"Starting {len(config.workers)} workers and the router.", flush=True)
-        asyncio.run(run_until_stopped(config, logs, lambda line: print(line, flush=True)))
+        record = record_of(arguments.config)
+        asyncio.run(run_until_stopped(config, logs, lambda line: print(line, flush=True), record))
 
 
 def _router(arguments: argparse.Namespace) -> None:

@@ -26,6 +26,10 @@ class StartError(ClusterError):
     """A process of the cluster did not start."""
 
 
+class WorkerStopping(ClusterError):
+    """The worker's agent has been told to stop, so it takes no requests again."""
+
+
 class AdapterHolderBusy(AdapterError):
     """A worker has no capacity for another adapter now: host memory or load queue. Another worker may have."""
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from adapters.identity import AdapterReference
 from cli.adapters.opened import opened_catalog
 from cli.adapters.outcome import REFUSED, add_command, failures_end, print_result
+from cli.agents import agent_addresses
 from cluster.errors import ANSWER_MARGIN_S, ERROR_CODE_KEY, ConfigError
 
 if TYPE_CHECKING:
@@ -108,13 +109,7 @@ def _addresses(config: ClusterConfig, arguments: argparse.Namespace) -> dict[str
                 f"{arguments.config}: no worker {arguments.worker!r} holds adapters; there is {', '.join(workers)}"
             )
         workers = {arguments.worker: workers[arguments.worker]}
-    for name, worker in workers.items():
-        if not worker.control_port:
-            raise ConfigError(
-                f"{arguments.config}: workers.{name}.control_port is 0, so only the supervisor that chose its port "
-                "knows it; give the worker a fixed one"
-            )
-    return {name: f"{worker.host}:{worker.control_port}" for name, worker in workers.items()}
+    return agent_addresses(config, arguments.config, list(workers))
 
 
 async def _call_all(addresses: dict[str, str], call: _Call) -> tuple[dict[str, float], dict[str, dict[str, str]]]:

@@ -28,6 +28,7 @@ from cluster.control.service import serve_control
 from cluster.control.worker import AdapterOperations
 from cluster.control.worker_state import WorkerStateHub
 from cluster.control.worker_watch import WorkerWatch
+from cluster.errors import WorkerStopping
 from engine.client import EngineClient
 from engine.errors import EngineError
 from engine.hooks.ledger import hooks_for
@@ -45,7 +46,7 @@ _ENGINE_STATES = {
     EngineStatus.STOPPED: pb.ENGINE_STATE_STOPPED,
 }
 _LOAD_POLL_IDLE_S = 1.0
-_STOP_LIMIT_S = 12.0  # for the shutdown after the drain; the local supervisor kills after 15 s
+_STOP_LIMIT_S = 12.0  # for the shutdown after the drain; the local supervisor allows 15 s
 _LOAD_POLL_BUSY_S = 0.2
 _IDLE_FOR_S = 1.0  # without load, after which an engine counts as drained
 
@@ -73,6 +74,7 @@ class WorkerAgent:
         self.engine: EngineClient  # created in `run`, where the event loop runs
         self._changed = asyncio.Event()
         self._ready_incarnation = ""
+        self._is_stopping = False
 
     # Extended by roles.
 
@@ -125,7 +127,9 @@ class WorkerAgent:
             done, _ = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
             if stop in done:
                 log.info("stopping")
-                await self.drain(self.config.router.drain_timeout_s)
+                self._is_stopping = True
+                if not await self.drain():
+                    log.warning("stopping with requests in flight, which the drain timeout did not suffice for")
             # Bounds the shutdown. The end of this process ends the engine, too.
             asyncio.get_running_loop().call_later(_STOP_LIMIT_S, os._exit, 1)
             for each in running:
@@ -137,20 +141,26 @@ class WorkerAgent:
             if stop not in done:
                 raise SystemExit(1)
 
-    async def drain(self, deadline_s: float) -> bool:
-        """Stop taking requests; true if those in flight finished within the deadline."""
+    async def drain(self, deadline_s: float | None = None) -> bool:
+        """Stop taking requests; true if those in flight finished within the deadline, by default `drain_timeout_s`.
+
+        The worker stays drained, whichever engine it runs, until `undrain`, which also ends the wait.
+        """
+        log.info("draining")
         self.hub.update(draining=True)
         self._changed.set()
-        deadline = time.monotonic() + deadline_s
+        deadline = time.monotonic() + (self.config.drain_timeout_of(self.name) if deadline_s is None else deadline_s)
         # The engine publishes its load between batches, and routers may send requests for a moment longer.
         idle_since: float | None = None
-        while time.monotonic() < deadline:
+        while time.monotonic() < deadline and self.hub.state.draining:
             if self.hub.state.engine_state != pb.ENGINE_STATE_UP:
                 return True
             try:
                 load = await self.engine.load()
-            except EngineError:
-                return True
+            except EngineError:  # it is slow to answer, or its end has not been seen yet
+                idle_since = None
+                await asyncio.sleep(_LOAD_POLL_BUSY_S)
+                continue
             now = time.monotonic()
             if load.running_requests + load.queued_requests + load.used_kv_tokens > 0:
                 idle_since = None
@@ -160,6 +170,17 @@ class WorkerAgent:
                 return True
             await asyncio.sleep(_LOAD_POLL_BUSY_S)
         return False
+
+    def undrain(self) -> bool:
+        """Take requests again; true if it was draining. Raises WorkerStopping."""
+        if self._is_stopping:
+            raise WorkerStopping(f"worker {self.name} is stopping; the one that is started next takes requests")
+        was_draining = self.hub.state.draining
+        if was_draining:
+            log.info("taking requests again")
+        self.hub.update(draining=False)
+        self._changed.set()
+        return was_draining
 
     def describe(self) -> pb.WorkerDescription:
         """The worker's properties, constant for the agent's lifetime."""

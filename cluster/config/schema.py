@@ -147,6 +147,7 @@ class WorkerConfig(_Section):
     # are free (for each replica). None: as many as tensor_parallel if any worker has `gpus`, else the first ones.
     gpus: Gpus | None = None
     tensor_parallel: Annotated[int, Field(ge=1)] | None = None  # None: the engine's; if that is not set, one per GPU
+    drain_timeout_s: Seconds | None = None  # to finish requests in flight before it stops; None: router.drain_timeout_s
     engine: dict[str, object] = Field(default_factory=dict)  # overrides of the cluster's `engine` section
 
     @property
@@ -299,6 +300,10 @@ class ClusterConfig(_Section):
     def engine_of(self, worker: str) -> EngineConfig:
         """The engine settings of one worker, its overrides applied."""
         return self.workers[worker].engine_in(self.engine)
+
+    def drain_timeout_of(self, worker: str) -> float:
+        """Seconds that a worker has to finish requests in flight before it stops."""
+        return self.workers[worker].drain_timeout_s or self.router.drain_timeout_s
 
     def workers_of(self, role: str) -> dict[str, WorkerConfig]:
         """The workers of one role, by name."""

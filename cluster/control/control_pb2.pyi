@@ -223,3 +223,13 @@ class DrainResponse(_message.Message):
     IDLE_FIELD_NUMBER: _ClassVar[int]
     idle: bool
     def __init__(self, idle: _Optional[bool] = ...) -> None: ...
+
+class UndrainRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class UndrainResponse(_message.Message):
+    __slots__ = ("was_draining",)
+    WAS_DRAINING_FIELD_NUMBER: _ClassVar[int]
+    was_draining: bool
+    def __init__(self, was_draining: _Optional[bool] = ...) -> None: ...

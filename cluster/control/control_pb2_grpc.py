@@ -69,6 +69,11 @@ class WorkerControlStub:
                 request_serializer=cluster_dot_control_dot_control__pb2.DrainRequest.SerializeToString,
                 response_deserializer=cluster_dot_control_dot_control__pb2.DrainResponse.FromString,
                 _registered_method=True)
+        self.Undrain = channel.unary_unary(
+                '/prelude.control.v1.WorkerControl/Undrain',
+                request_serializer=cluster_dot_control_dot_control__pb2.UndrainRequest.SerializeToString,
+                response_deserializer=cluster_dot_control_dot_control__pb2.UndrainResponse.FromString,
+                _registered_method=True)
 
 
 class WorkerControlServicer:
@@ -120,7 +125,15 @@ class WorkerControlServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Drain(self, request, context):
-        """Stops taking requests. Returns when those in flight have finished, or at the deadline.
+        """Stops taking requests. Returns when those in flight have finished, or at the deadline. The worker stays drained until
+        Undrain or the agent's restart, also over restarts of its engine.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Undrain(self, request, context):
+        """Takes requests again. FAILED_PRECONDITION if the agent is stopping.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -163,6 +176,11 @@ def add_WorkerControlServicer_to_server(servicer, server):
                     servicer.Drain,
                     request_deserializer=cluster_dot_control_dot_control__pb2.DrainRequest.FromString,
                     response_serializer=cluster_dot_control_dot_control__pb2.DrainResponse.SerializeToString,
+            ),
+            'Undrain': grpc.unary_unary_rpc_method_handler(
+                    servicer.Undrain,
+                    request_deserializer=cluster_dot_control_dot_control__pb2.UndrainRequest.FromString,
+                    response_serializer=cluster_dot_control_dot_control__pb2.UndrainResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -354,6 +372,33 @@ class WorkerControl:
             '/prelude.control.v1.WorkerControl/Drain',
             cluster_dot_control_dot_control__pb2.DrainRequest.SerializeToString,
             cluster_dot_control_dot_control__pb2.DrainResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Undrain(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/prelude.control.v1.WorkerControl/Undrain',
+            cluster_dot_control_dot_control__pb2.UndrainRequest.SerializeToString,
+            cluster_dot_control_dot_control__pb2.UndrainResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -14,7 +14,7 @@ from adapters.store import Envelope
 from cluster.control import control_pb2 as pb
 from cluster.control.control_pb2_grpc import WorkerControlServicer, add_WorkerControlServicer_to_server
 from cluster.control.worker import AdapterOperations, Worker
-from cluster.errors import ERROR_CODE_KEY, HTTP_STATUS_KEY, RETRY_AFTER_KEY, AdapterHolderBusy
+from cluster.errors import ERROR_CODE_KEY, HTTP_STATUS_KEY, RETRY_AFTER_KEY, AdapterHolderBusy, WorkerStopping
 from engine.errors import EngineError
 
 SERVICE = "prelude.control.v1.WorkerControl"
@@ -81,7 +81,14 @@ class ControlService(WorkerControlServicer):
         return adapters
 
     async def Drain(self, request, context) -> pb.DrainResponse:
-        return pb.DrainResponse(idle=await self._worker.drain(request.deadline_s or 30.0))
+        return pb.DrainResponse(idle=await self._worker.drain(request.deadline_s or None))
+
+    async def Undrain(self, request, context) -> pb.UndrainResponse:
+        try:
+            return pb.UndrainResponse(was_draining=self._worker.undrain())
+        except WorkerStopping as error:
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
+            raise AssertionError("abort raises") from error
 
 
 async def _chunks(parts: AsyncIterable[pb.PutAdapterRequest]) -> AsyncIterator[bytes]:

@@ -54,5 +54,8 @@ class Worker(Protocol):
     def describe(self) -> pb.WorkerDescription:
         """The worker's properties, constant for the agent's lifetime."""
 
-    async def drain(self, deadline_s: float) -> bool:
-        """Stop taking requests; true if those in flight finished within the deadline."""
+    async def drain(self, deadline_s: float | None) -> bool:
+        """Stop taking requests; true if those in flight finished within the deadline, by default `drain_timeout_s`."""
+
+    def undrain(self) -> bool:
+        """Take requests again; true if it was draining. Raises WorkerStopping."""

@@ -23,11 +23,12 @@ from cluster.errors import StartError
 from cluster.local import shared_memory
 from cluster.local.gpus import with_host_gpus
 from cluster.local.ports import check_free, with_ports
+from cluster.local.running import recorded
 from process.lifetime import kill_group, stop_signal
 
 _FOLDER_PREFIX = "prelude-run"  # short: it holds engines' sockets, whose paths have a length limit
 _RESTART_S = 1.0
-_STOP_GRACE_S = 15.0
+_STOP_GRACE_S = 15.0  # after the drain
 _READY_TIMEOUT_S = 600.0
 
 
@@ -72,8 +73,10 @@ class LocalCluster:
             keeper.cancel()
         await asyncio.gather(*self._keepers, return_exceptions=True)
         if "router" in self._processes:
-            await self._end({"router": self._processes.pop("router")})
-        await self._end(self._processes)
+            drain_s = self.config.router.drain_timeout_s
+            await self._end({"router": self._processes.pop("router")}, drain_s + _STOP_GRACE_S)
+        drain_s = max(self.config.drain_timeout_of(name) for name in self.config.workers)
+        await self._end(self._processes, drain_s + _STOP_GRACE_S)
         self._folder.close()
         for path in shared_memory.segments() - self._segments_before:
             shared_memory.remove_if_abandoned(path)
@@ -130,13 +133,13 @@ class LocalCluster:
         worker = self.config.workers[name]
         return f"http://{worker.host}:{worker.metrics_port}/ready"
 
-    async def _end(self, processes: dict[str, asyncio.subprocess.Process]) -> None:
+    async def _end(self, processes: dict[str, asyncio.subprocess.Process], grace_s: float) -> None:
         for process in processes.values():
             with contextlib.suppress(ProcessLookupError):
                 process.terminate()
         ends = [asyncio.create_task(process.wait()) for process in processes.values()]
         if ends:
-            await asyncio.wait(ends, timeout=_STOP_GRACE_S)
+            await asyncio.wait(ends, timeout=grace_s)
         for process in processes.values():
             if process.returncode is None:
                 kill_group(process.pid, signal.SIGKILL)
@@ -168,8 +171,13 @@ async def local_cluster(
         await cluster.stop()
 
 
-async def run_until_stopped(config: ClusterConfig, logs: Path, report: Callable[[str], None]) -> None:
-    """Start a cluster, report its URL, and stop it at SIGINT or SIGTERM, even while it starts."""
+async def run_until_stopped(
+    config: ClusterConfig, logs: Path, report: Callable[[str], None], record: Path | None = None
+) -> None:
+    """Start a cluster, report its URL, and stop it at SIGINT or SIGTERM, even while it starts.
+
+    `record`: where commands find the ports that were chosen, while it runs.
+    """
     stop = stop_signal()  # before there is anything to clean up
     cluster = LocalCluster(config, logs, report)
     start = asyncio.create_task(cluster.start(), name="start")
@@ -178,8 +186,9 @@ async def run_until_stopped(config: ClusterConfig, logs: Path, report: Callable[
         await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
         if start.done():
             await start
-            report(_welcome(cluster))
-            await stop
+            with recorded(cluster.config, record):
+                report(_welcome(cluster))
+                await stop
         report("Stopping.")
     finally:
         start.cancel()

@@ -45,6 +45,7 @@ class EngineStandIn:
                 web.post("/load_lora_adapter", self._load),
                 web.post("/unload_lora_adapter", self._unload),
                 web.get("/v1/models", self._models),
+                web.get("/v1/loads", self._loads),
             ]
         )
         self._runner = web.AppRunner(app, shutdown_timeout=0)
@@ -98,6 +99,10 @@ class EngineStandIn:
         if self.held.pop(revision_id, None) is None:
             return _answer(False, f"LoRA with name {revision_id} does not exist.")
         return _answer(True)
+
+    async def _loads(self, request: web.Request) -> web.Response:
+        rank = {"num_running_reqs": 0, "num_waiting_reqs": 0, "num_used_tokens": 0, "max_total_num_tokens": 1024}
+        return web.json_response({"loads": [rank]})
 
     async def _models(self, request: web.Request) -> web.Response:
         self.connections.add(request.get_extra_info("peername"))

@@ -57,7 +57,7 @@ bench.errors
 bench.options bench.measuring
 bench.systems
 bench
-cli.quiet
+cli.quiet cli.agents
 cli.adapters cli.bench
 cli
 """.strip().splitlines()

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
+from support.served_agent import served
 
 from adapters.model.base_model import BaseModel
 from cli.main import main
 from cluster.control import control_pb2 as pb
-from cluster.control.control_pb2_grpc import WorkerControlServicer, add_WorkerControlServicer_to_server
+from cluster.control.control_pb2_grpc import WorkerControlServicer
 from cluster.errors import ERROR_CODE_KEY
 from samples.random_adapters import write_random_lora
 
@@ -46,31 +44,6 @@ class Agent(WorkerControlServicer):
         if self.refuses is not None:
             status, code, message = self.refuses
             await context.abort(status, message, trailing_metadata=((ERROR_CODE_KEY, code),) if code else ())
-
-
-@contextmanager
-def served(agent: Agent) -> Iterator[int]:
-    """The port of an agent that listens in its own thread."""
-    started, ports = threading.Event(), []
-
-    async def serve() -> None:
-        server = grpc.aio.server()
-        add_WorkerControlServicer_to_server(agent, server)
-        ports.append(server.add_insecure_port("127.0.0.1:0"))
-        await server.start()
-        started.set()
-        await asyncio.to_thread(stop.wait)
-        await server.stop(0)
-
-    stop = threading.Event()
-    thread = threading.Thread(target=lambda: asyncio.run(serve()))
-    thread.start()
-    assert started.wait(10)
-    try:
-        yield ports[0]
-    finally:
-        stop.set()
-        thread.join()
 
 
 @pytest.fixture

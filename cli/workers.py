@@ -1,0 +1,162 @@
+"""`prelude workers list | drain | undrain`: see the workers of a running cluster, and take them out of service."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any
+
+from cli.adapters.outcome import REFUSED, add_command, failures_end, print_result
+from cli.agents import agent_addresses
+from cluster.errors import ANSWER_MARGIN_S, ConfigError
+
+if TYPE_CHECKING:
+    from cluster.control.control_pb2_grpc import WorkerControlStub
+
+_TIMEOUT_S = 5.0
+
+_Call = Callable[["WorkerControlStub", str], Awaitable[dict[str, Any]]]
+
+
+def add_commands(commands: Any) -> None:
+    """Add `workers` and its subcommands to the command line."""
+    text = "List the workers of a running cluster, drain them, and let them take requests again."
+    group = commands.add_parser("workers", help=text, description=text)
+    subcommands = group.add_subparsers(required=True, metavar="command")
+    add_command(subcommands, "list", _list, "Show the state and load of every worker.")
+    drain = add_command(
+        subcommands,
+        "drain",
+        _drain,
+        "Have workers take no more requests, and wait until those in flight have finished. They stay drained until "
+        "`undrain`, or until their agent is started again.",
+    )
+    drain.add_argument("--deadline", type=_seconds, metavar="SECONDS", help="default: the worker's drain_timeout_s")
+    undrain = add_command(subcommands, "undrain", _undrain, "Have drained workers take requests again.")
+    for command in (drain, undrain):
+        command.add_argument("names", metavar="NAME", nargs="+", help="a worker")
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0 < seconds < 1e6:
+        raise argparse.ArgumentTypeError(f"{text!r} is no positive number of seconds")
+    return seconds
+
+
+def _list(arguments: argparse.Namespace) -> None:
+    from cluster.control import control_pb2 as pb
+
+    async def call(stub: WorkerControlStub, _name: str) -> dict[str, Any]:
+        description = await stub.Describe(pb.DescribeRequest(), timeout=_TIMEOUT_S)
+        stream = stub.WatchState(pb.WatchStateRequest(), timeout=_TIMEOUT_S)
+        try:
+            state = await stream.read()
+        finally:
+            stream.cancel()
+        return {
+            "role": pb.Role.Name(description.role).removeprefix("ROLE_").lower(),
+            "state": _state_of(state),
+            "reason": "" if state.draining else state.reason,
+            "running_requests": state.load.running_requests,
+            "queued_requests": state.load.queued_requests,
+            "used_kv_tokens": state.load.used_kv_tokens,
+            "max_kv_tokens": state.load.max_kv_tokens,
+        }
+
+    def line(name: str, worker: dict[str, Any]) -> str:
+        load = (
+            f"{worker['running_requests']} running, {worker['queued_requests']} queued, "
+            f"{worker['used_kv_tokens']} of {worker['max_kv_tokens']} KV tokens"
+        )
+        reason = f" ({worker['reason']})" if worker["reason"] else ""
+        return f"{name}  {worker['role']}  {worker['state']}{reason}  {load}"
+
+    _call_workers(arguments, None, call, line)
+
+
+def _state_of(state: Any) -> str:
+    from cluster.control import control_pb2 as pb
+
+    if state.draining:
+        return "draining" if state.load.running_requests + state.load.queued_requests else "drained"
+    if state.ready:
+        return "ready"
+    return pb.EngineState.Name(state.engine_state).removeprefix("ENGINE_STATE_").lower()
+
+
+def _drain(arguments: argparse.Namespace) -> None:
+    from cluster.config.load import load_cluster_config
+    from cluster.control import control_pb2 as pb
+
+    with failures_end(arguments):
+        config = load_cluster_config(arguments.config)
+
+    async def call(stub: WorkerControlStub, name: str) -> dict[str, Any]:
+        deadline_s = arguments.deadline or config.drain_timeout_of(name)
+        answer = await stub.Drain(pb.DrainRequest(deadline_s=deadline_s), timeout=deadline_s + ANSWER_MARGIN_S)
+        if not answer.idle:
+            text = f"it has requests in flight after {deadline_s:g} s; it takes no new ones until `undrain`"
+            return {"error": {"code": "not_idle", "message": text}}
+        return {"state": "drained"}
+
+    _call_workers(arguments, arguments.names, call, lambda name, _: f"{name} is drained")
+
+
+def _undrain(arguments: argparse.Namespace) -> None:
+    from cluster.control import control_pb2 as pb
+
+    async def call(stub: WorkerControlStub, _name: str) -> dict[str, Any]:
+        answer = await stub.Undrain(pb.UndrainRequest(), timeout=_TIMEOUT_S)
+        return {"was_draining": answer.was_draining}
+
+    def line(name: str, answer: dict[str, Any]) -> str:
+        return f"{name} takes requests{'' if answer['was_draining'] else ', as before'}"
+
+    _call_workers(arguments, arguments.names, call, line)
+
+
+def _call_workers(
+    arguments: argparse.Namespace, names: list[str] | None, call: _Call, line: Callable[[str, dict[str, Any]], str]
+) -> None:
+    """Call the agents of these workers (None: of all) concurrently and print the answers. Exits with 1 on a failure."""
+    from cluster.config.load import load_cluster_config
+
+    with failures_end(arguments):
+        config = load_cluster_config(arguments.config)
+        for name in names or ():
+            if name not in config.workers:
+                known = ", ".join(config.workers)
+                raise ConfigError(f"{arguments.config}: there is no worker called {name!r}; there is {known}")
+        addresses = agent_addresses(config, arguments.config, names or list(config.workers))
+    answers = asyncio.run(_call_all(addresses, call))
+    failed = {name: answer["error"] for name, answer in answers.items() if "error" in answer}
+    lines = [line(name, answer) for name, answer in answers.items() if name not in failed]
+    print_result(arguments, {"workers": answers}, lines)
+    for name, error in failed.items():
+        print(f"prelude: {name}: {error['code']}: {error['message']}", file=sys.stderr)
+    if failed:
+        sys.exit(REFUSED)
+
+
+async def _call_all(addresses: dict[str, str], call: _Call) -> dict[str, dict[str, Any]]:
+    answers = await asyncio.gather(*(_call_one(name, address, call) for name, address in addresses.items()))
+    return dict(zip(addresses, answers, strict=True))
+
+
+async def _call_one(name: str, address: str, call: _Call) -> dict[str, Any]:
+    import grpc
+
+    from cluster.control.control_pb2_grpc import WorkerControlStub
+
+    async with grpc.aio.insecure_channel(address) as channel:
+        try:
+            return await call(WorkerControlStub(channel), name)
+        except grpc.aio.AioRpcError as error:
+            details = error.details() or f"{address} gave no details"
+            return {"error": {"code": error.code().name.lower(), "message": details}}

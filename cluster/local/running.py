@@ -1,0 +1,46 @@
+"""Records the configuration that `prelude up` runs, with the ports that it chose, for commands that call agents."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+from cluster.config.load import dump_cluster_config, load_cluster_config
+from cluster.config.schema import ClusterConfig
+from cluster.errors import ConfigError
+
+
+def record_of(config_path: Path) -> Path:
+    """Where the configuration of a cluster that runs this file is recorded."""
+    return config_path.resolve().parent / ".prelude" / f"running-{config_path.name}"
+
+
+@contextlib.contextmanager
+def recorded(config: ClusterConfig, record: Path | None) -> Iterator[None]:
+    """Inside, the configuration is in the file, unless that cannot be written. Then commands need fixed ports."""
+    written = b""
+    if record is not None:
+        with contextlib.suppress(OSError):
+            record.parent.mkdir(exist_ok=True)
+            dump_cluster_config(config, record)
+            written = record.read_bytes()
+    try:
+        yield
+    finally:
+        if record is not None:
+            with contextlib.suppress(OSError):
+                if record.read_bytes() == written:  # not that of a cluster that was started later
+                    record.unlink()
+
+
+def with_running_ports(config: ClusterConfig, config_path: Path) -> ClusterConfig:
+    """The configuration with the ports of the cluster that runs it; unchanged if none is recorded."""
+    record = record_of(config_path)
+    if all(worker.control_port for worker in config.workers.values()) or not record.exists():
+        return config
+    try:
+        running = load_cluster_config(record)
+    except ConfigError:  # half written, or of another version
+        return config
+    return running if running.workers.keys() == config.workers.keys() else config

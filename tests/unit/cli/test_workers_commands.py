@@ -1,0 +1,156 @@
+"""`prelude workers list | drain | undrain` against stand-ins of agents."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import pytest
+from support.served_agent import served
+
+from cli.main import main
+from cluster.config.load import load_cluster_config
+from cluster.control import control_pb2 as pb
+from cluster.control.control_pb2_grpc import WorkerControlServicer
+from cluster.local.running import record_of, recorded
+
+
+class Agent(WorkerControlServicer):
+    """Of a unified worker that drains at once, unless it is busy."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.state = pb.WorkerState(engine_state=pb.ENGINE_STATE_UP, ready=True, load=pb.Load(max_kv_tokens=100))
+        self.deadlines: list[float] = []
+        self.is_stopping = False
+
+    async def Describe(self, request, context) -> pb.WorkerDescription:
+        return pb.WorkerDescription(name=self.name, role=pb.ROLE_UNIFIED)
+
+    async def WatchState(self, request, context):
+        yield self.state
+        await asyncio.Event().wait()
+
+    async def Drain(self, request, context) -> pb.DrainResponse:
+        self.deadlines.append(request.deadline_s)
+        self.state.draining = True
+        return pb.DrainResponse(idle=self.state.load.running_requests == 0)
+
+    async def Undrain(self, request, context) -> pb.UndrainResponse:
+        if self.is_stopping:
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "worker b is stopping")
+        was_draining, self.state.draining = self.state.draining, False
+        return pb.UndrainResponse(was_draining=was_draining)
+
+
+@pytest.fixture
+def agents(tmp_path: Path, monkeypatch) -> Iterator[tuple[Agent, Agent]]:
+    a, b = Agent("a"), Agent("b")
+    with served(a) as a_port, served(b) as b_port:
+        (tmp_path / "cluster.yaml").write_text(
+            "model: {path: ., name: demo}\nrouter: {drain_timeout_s: 7}\nworkers:\n"
+            f"  a: {{role: unified, control_port: {a_port}, drain_timeout_s: 3}}\n"
+            f"  b: {{role: unified, control_port: {b_port}}}\n"
+        )
+        monkeypatch.chdir(tmp_path)
+        yield a, b
+
+
+def run(capsys, *words: str) -> tuple[int, str, str]:
+    try:
+        main(["workers", *words])
+        code = 0
+    except SystemExit as error:
+        code = int(error.code or 0)
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def test_drain_and_undrain(agents: tuple[Agent, Agent], capsys):
+    a, b = agents
+    assert run(capsys, "drain", "a", "b") == (0, "a is drained\nb is drained\n", "")
+    assert (a.deadlines, b.deadlines) == ([3.0], [7.0])  # the worker's own, else the router's
+    assert run(capsys, "undrain", "a") == (0, "a takes requests\n", "")
+    assert run(capsys, "undrain", "a") == (0, "a takes requests, as before\n", "")
+    assert (a.state.draining, b.state.draining) == (False, True)
+    run(capsys, "drain", "a", "--deadline", "0.5")
+    assert a.deadlines == [3.0, 0.5]
+
+
+def test_requests_still_in_flight_are_a_failure(agents: tuple[Agent, Agent], capsys):
+    agents[1].state.load.running_requests = 1
+    code, output, errors = run(capsys, "drain", "a", "b", "--json")
+    assert code == 1
+    assert json.loads(output)["workers"]["a"] == {"state": "drained"}
+    assert json.loads(output)["workers"]["b"]["error"]["code"] == "not_idle"
+    assert "prelude: b: not_idle: it has requests in flight after 7 s; it takes no new ones until" in errors
+
+
+def test_a_stopping_worker_refuses(agents: tuple[Agent, Agent], capsys):
+    agents[1].is_stopping = True
+    code, output, errors = run(capsys, "undrain", "a", "b")
+    assert (code, output) == (1, "a takes requests, as before\n")
+    assert "prelude: b: failed_precondition: worker b is stopping" in errors
+
+
+def test_list(agents: tuple[Agent, Agent], capsys):
+    a, b = agents
+    a.state.load.used_kv_tokens = 40
+    b.state.ready, b.state.engine_state, b.state.reason = False, pb.ENGINE_STATE_STARTING, "the engine is starting"
+    code, output, _ = run(capsys, "list")
+    assert code == 0
+    assert output.splitlines() == [
+        "a  unified  ready  0 running, 0 queued, 40 of 100 KV tokens",
+        "b  unified  starting (the engine is starting)  0 running, 0 queued, 0 of 0 KV tokens".replace(
+            "0 of 0", "0 of 100"
+        ),
+    ]
+    a.state.draining = b.state.draining = True
+    a.state.load.queued_requests = 1
+    workers = json.loads(run(capsys, "list", "--json")[1])["workers"]
+    assert {name: worker["state"] for name, worker in workers.items()} == {"a": "draining", "b": "drained"}
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["drain", "c"], "there is no worker called 'c'; there is a, b"),
+        (["drain", "a", "--deadline", "-1"], "no positive number of seconds"),
+        (["drain", "a", "--deadline", "nan"], "no positive number of seconds"),
+        (["drain"], "NAME"),
+    ],
+)
+def test_wrong_usage(agents: tuple[Agent, Agent], capsys, words: list[str], says: str):
+    code, _, errors = run(capsys, *words)
+    assert code == 2
+    assert says in errors
+
+
+def test_an_agent_that_is_gone_is_named(agents: tuple[Agent, Agent], capsys, tmp_path: Path):
+    text = (tmp_path / "cluster.yaml").read_text()
+    (tmp_path / "cluster.yaml").write_text(text + "  c: {role: unified, control_port: 1}\n")
+    code, output, errors = run(capsys, "list")
+    assert code == 1
+    assert len(output.splitlines()) == 2
+    assert "prelude: c: unavailable:" in errors
+
+
+def test_chosen_ports_come_from_the_running_cluster(agents: tuple[Agent, Agent], capsys, tmp_path: Path):
+    path = tmp_path / "cluster.yaml"
+    running = load_cluster_config(path)
+    path.write_text("model: {path: ., name: demo}\nworkers:\n  a: {role: unified}\n  b: {role: unified}\n")
+    code, _, errors = run(capsys, "drain", "a")
+    assert code == 2
+    assert "workers.a.control_port is 0, and no `prelude up` runs this file" in errors
+    with recorded(running, record_of(path)):
+        assert run(capsys, "drain", "a")[:2] == (0, "a is drained\n")
+        record_of(path).write_text("half")
+        assert run(capsys, "drain", "a")[0] == 2
+    assert record_of(path).exists()  # another cluster's by now
+    record_of(path).unlink()
+    with recorded(running, record_of(path)):
+        assert record_of(path).exists()
+    assert not record_of(path).exists()

@@ -1,0 +1,220 @@
+"""Draining a worker: at once out of service, requests in flight finish, it stays so until undrained."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import grpc
+import pytest
+from aiohttp import web
+
+from cluster.agent import worker_agent
+from cluster.config.schema import ClusterConfig
+from cluster.control import control_pb2 as pb
+from cluster.control.control_pb2_grpc import WorkerControlStub
+from cluster.control.service import serve_control
+from cluster.local.ports import with_ports
+from decode_worker.agent import DecodeAgent
+from engine.client import EngineClient
+from engine.supervisor import EngineSnapshot, EngineStatus
+
+SIZES = {
+    "architectures": ["LlamaForCausalLM"], "num_hidden_layers": 2, "hidden_size": 8, "intermediate_size": 16,
+    "num_attention_heads": 2, "vocab_size": 100,
+}  # fmt: skip
+
+
+class Engine:
+    """Says how many requests it runs."""
+
+    def __init__(self) -> None:
+        self.running = 0
+        self.status = 200
+        self.asked = asyncio.Event()
+
+    async def loads(self, _request: web.Request) -> web.Response:
+        self.asked.set()
+        rank = {
+            "num_running_reqs": self.running,
+            "num_waiting_reqs": 0,
+            "num_used_tokens": 0,
+            "max_total_num_tokens": 64,
+        }
+        return web.json_response({"loads": [rank]}, status=self.status)
+
+    async def asked_again(self) -> None:
+        self.asked.clear()
+        async with asyncio.timeout(5):
+            await self.asked.wait()
+
+
+@asynccontextmanager
+async def draining_agent(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, **worker
+) -> AsyncIterator[tuple[DecodeAgent, WorkerControlStub, Engine]]:
+    """A decode agent that is ready, its control service, and its engine."""
+    monkeypatch.setattr(worker_agent, "_LOAD_POLL_BUSY_S", 0.02)
+    monkeypatch.setattr(worker_agent, "_IDLE_FOR_S", 0.1)
+    (folder / "config.json").write_text(json.dumps(SIZES))
+    workers = {"d": {"role": "decode", **worker}, "p": {"role": "prefill"}}
+    data = {"model": {"path": folder, "name": "demo"}, "workers": workers, "router": {"drain_timeout_s": 60}}
+    agent = DecodeAgent(with_ports(ClusterConfig.model_validate(data)), "d", folder / "scratch")
+    engine, app = Engine(), web.Application()
+    app.add_routes([web.get("/v1/loads", engine.loads)])
+    runner = web.AppRunner(app, shutdown_timeout=0)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    assert site._server is not None
+    agent.engine = EngineClient(f"http://127.0.0.1:{site._server.sockets[0].getsockname()[1]}")  # type: ignore[attr-defined]
+    async with serve_control(agent), grpc.aio.insecure_channel(f"127.0.0.1:{agent.worker.control_port}") as channel:
+        readiness = asyncio.create_task(agent._follow_readiness())
+        engine_is(agent, EngineStatus.UP, "one")
+        try:
+            yield agent, WorkerControlStub(channel), engine
+        finally:
+            readiness.cancel()
+            await asyncio.gather(readiness, return_exceptions=True)
+            await agent.engine.aclose()
+            await runner.cleanup()
+
+
+def engine_is(agent: DecodeAgent, status: EngineStatus, incarnation: str = "") -> None:
+    agent._ready_incarnation = incarnation  # warm
+    agent._engine_changed(EngineSnapshot(status, incarnation, (), 0, ""))
+
+
+async def state_where(agent: DecodeAgent, **fields) -> pb.WorkerState:
+    """The next published state with these values."""
+    async with asyncio.timeout(5):
+        async for state in agent.hub.watch(30):
+            if all(getattr(state, name) == value for name, value in fields.items()):
+                return state
+    raise AssertionError("the hub ended")
+
+
+def test_it_is_out_of_service_at_once_and_drained_when_idle(tmp_path: Path, monkeypatch):
+    async def scenario() -> None:
+        async with draining_agent(tmp_path, monkeypatch) as (agent, control, engine):
+            await state_where(agent, ready=True)
+            engine.running = 2
+            drain = asyncio.ensure_future(control.Drain(pb.DrainRequest(deadline_s=30)))
+            await state_where(agent, draining=True, ready=True, reason="draining")
+            for _ in range(10):  # longer than an idle engine would take
+                await engine.asked_again()
+            assert not drain.done()
+            engine.running = 0
+            assert (await drain).idle
+            assert agent.hub.state.draining  # it stays out of service
+            assert (await control.Drain(pb.DrainRequest(deadline_s=30))).idle
+
+    asyncio.run(scenario())
+
+
+def test_at_the_deadline_it_says_that_it_is_not_idle(tmp_path: Path, monkeypatch):
+    async def scenario() -> None:
+        async with draining_agent(tmp_path, monkeypatch, drain_timeout_s=0.2) as (agent, control, engine):
+            engine.running = 1
+            assert not (await asyncio.wait_for(control.Drain(pb.DrainRequest()), 5)).idle  # the worker's own timeout
+            assert agent.hub.state.draining
+
+    asyncio.run(scenario())
+
+
+def test_an_engine_that_is_slow_to_answer_is_not_taken_for_idle(tmp_path: Path, monkeypatch):
+    async def scenario() -> None:
+        async with draining_agent(tmp_path, monkeypatch) as (agent, control, engine):
+            engine.running, engine.status = 1, 500
+            drain = asyncio.ensure_future(control.Drain(pb.DrainRequest(deadline_s=30)))
+            for _ in range(10):
+                await engine.asked_again()
+            assert not drain.done()
+            engine_is(agent, EngineStatus.DOWN)  # its requests ended with it
+            assert (await drain).idle
+
+    asyncio.run(scenario())
+
+
+def test_undrain_ends_the_wait_and_brings_it_back(tmp_path: Path, monkeypatch):
+    async def scenario() -> None:
+        async with draining_agent(tmp_path, monkeypatch) as (agent, control, engine):
+            assert not (await control.Undrain(pb.UndrainRequest())).was_draining
+            engine.running = 1
+            drain = asyncio.ensure_future(control.Drain(pb.DrainRequest(deadline_s=30)))
+            await state_where(agent, draining=True)
+            assert (await control.Undrain(pb.UndrainRequest())).was_draining
+            assert not (await asyncio.wait_for(drain, 5)).idle
+            await state_where(agent, draining=False, ready=True, reason="")
+
+    asyncio.run(scenario())
+
+
+def test_it_stays_drained_when_its_engine_restarts(tmp_path: Path, monkeypatch):
+    async def scenario() -> None:
+        async with draining_agent(tmp_path, monkeypatch) as (agent, control, _):
+            await control.Drain(pb.DrainRequest(deadline_s=30))
+            engine_is(agent, EngineStatus.DOWN)
+            engine_is(agent, EngineStatus.UP, "two")
+            state = await state_where(agent, ready=True, incarnation="two")
+            assert state.draining
+
+    asyncio.run(scenario())
+
+
+class EngineSupervisorStandIn:
+    """Starts no engine."""
+
+    def __init__(self, _spec, _start_timeout_s, _on_change) -> None: ...
+
+    async def run(self) -> None:
+        await asyncio.Event().wait()
+
+
+def test_sigterm_drains_within_its_bound_and_cannot_be_undone(tmp_path: Path, monkeypatch):
+    monkeypatch.setattr(worker_agent, "EngineSupervisor", EngineSupervisorStandIn)
+    monkeypatch.setattr(worker_agent, "_STOP_LIMIT_S", 1e6)  # it would end the tests
+
+    async def scenario() -> None:
+        async with draining_agent(tmp_path, monkeypatch, drain_timeout_s=2.0) as (ready, _, engine):
+            agent = DecodeAgent(with_ports(ready.config.model_copy(update={"workers": fresh(ready)})), "d", tmp_path)
+            agent.spec = ready.spec
+            monkeypatch.setattr(worker_agent, "EngineClient", lambda _url: KeptOpen(ready.engine))
+            run = asyncio.create_task(agent.run())
+            async with asyncio.timeout(10):
+                while signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:  # noqa: ASYNC110 it tells nobody
+                    await asyncio.sleep(0.01)
+            engine_is(agent, EngineStatus.UP, "one")
+            engine.running = 1
+            began_at = asyncio.get_running_loop().time()
+            os.kill(os.getpid(), signal.SIGTERM)
+            await state_where(agent, draining=True)
+            async with grpc.aio.insecure_channel(f"127.0.0.1:{agent.worker.control_port}") as channel:
+                with pytest.raises(grpc.aio.AioRpcError, match="is stopping") as caught:
+                    await WorkerControlStub(channel).Undrain(pb.UndrainRequest(), timeout=5)
+                assert caught.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+            async with asyncio.timeout(30):
+                await run
+            assert asyncio.get_running_loop().time() - began_at >= 2.0
+
+    asyncio.run(scenario())
+
+
+class KeptOpen:
+    """An engine client that another agent closes."""
+
+    def __init__(self, client: EngineClient) -> None:
+        self.load = client.load
+
+    async def aclose(self) -> None: ...
+
+
+def fresh(agent: DecodeAgent) -> dict:
+    """The agent's workers with ports of their own."""
+    ports = ("control_port", "metrics_port", "engine_port", "bootstrap_port")
+    return {name: worker.model_copy(update=dict.fromkeys(ports, 0)) for name, worker in agent.config.workers.items()}
