@@ -63,6 +63,8 @@ def _init(arguments: argparse.Namespace) -> None:
     except BaseModelInvalid as error:
         raise ConfigError(f"--model: {error}") from error
     host = _host(arguments)
+    if host.num_gpus == 0 and arguments.tensor_parallel > 1:
+        raise ConfigError(f"--tensor-parallel {arguments.tensor_parallel} divides a model among GPUs; there are none")
     pools = Pools.chosen(
         host.num_gpus, arguments.tensor_parallel, arguments.prefill, arguments.decode, arguments.unified
     )

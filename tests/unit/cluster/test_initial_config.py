@@ -183,6 +183,7 @@ def test_the_command_never_overwrites_without_force(tmp_path: Path, capsys):
         (["--gpus", 2], "--gpus asks for 2; this host has 1 (0). With --gpu-memory-gib"),
         (["--gpus", -1], "no number from 0 to 1024"),
         (["--unified", "--decode", 1], "leave --prefill and --decode out"),
+        (["--gpus", 0, "--tensor-parallel", 2], "--tensor-parallel 2 divides a model among GPUs; there are none"),
         (["--prefill", 0], "must be at least 1"),
         (["--gpu-memory-gib", "-3"], "it must be positive"),
         (["--config", "/nowhere/at/all.yaml"], "there is no folder /nowhere/at"),

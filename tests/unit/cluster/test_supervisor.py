@@ -1,0 +1,83 @@
+"""The local supervisor: what it refuses before it starts anything, and how long processes may take to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from cluster.config.schema import ClusterConfig
+from cluster.errors import StartError
+from cluster.local import gpus as gpus_module
+from cluster.local import supervisor
+from cluster.local.gpus import Gpu, HostGpus
+from cluster.local.supervisor import LocalCluster, local_cluster
+
+SIZES = {
+    "architectures": ["LlamaForCausalLM"], "num_hidden_layers": 2, "hidden_size": 8, "intermediate_size": 16,
+    "num_attention_heads": 2, "vocab_size": 100,
+}  # fmt: skip
+
+
+def config_in(folder: Path, **sections) -> ClusterConfig:
+    (folder / "config.json").write_text(json.dumps(SIZES))
+    data = {"model": {"path": folder, "name": "m"}, "workers": {"u": {"role": "unified"}}, **sections}
+    return ClusterConfig.model_validate(data)
+
+
+def test_workers_that_do_not_fit_start_nothing(tmp_path: Path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(gpus_module, "list_gpus", lambda _environment: HostGpus((Gpu(0, "GPU-a"),)))
+    workers = {"p": {"role": "prefill", "gpus": 1}, "d": {"role": "decode", "gpus": 1}}
+    config = config_in(tmp_path, engine={"device": "cuda"}, workers=workers)
+
+    async def scenario() -> None:
+        async with local_cluster(config, tmp_path / "logs"):
+            pytest.fail("it started")
+
+    with pytest.raises(StartError, match=r"ask for 2 GPUs \(prefill 1 x 1, decode 1 x 1\); this host has 1 \(0\)"):
+        asyncio.run(scenario())
+    assert not (tmp_path / "logs").exists()
+
+
+SLOW_TO_STOP = """
+import os, signal, sys, time
+def stop(*_):
+    time.sleep(1)
+    sys.exit(0)
+signal.signal(signal.SIGTERM, stop)
+print("up", flush=True)
+while True:
+    signal.pause()
+"""
+
+
+def test_processes_get_their_drain_timeout_to_stop(tmp_path: Path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(supervisor, "_STOP_GRACE_S", 0.0)  # what is left is the drain timeout
+
+    async def stopped(router_s: float, worker_s: float) -> tuple[int | None, int | None]:
+        workers = {"u": {"role": "unified", "drain_timeout_s": worker_s}}
+        config = config_in(tmp_path, router={"drain_timeout_s": router_s}, workers=workers)
+        cluster = LocalCluster(config, tmp_path / "logs")
+        processes = {}
+        for name in ("u", "router"):
+            process = await asyncio.create_subprocess_exec(
+                sys.executable, "-c", SLOW_TO_STOP, stdout=asyncio.subprocess.PIPE, start_new_session=True
+            )
+            assert process.stdout is not None
+            assert await process.stdout.readline() == b"up\n"
+            processes[name] = process
+        cluster._processes.update(processes)
+        await cluster.stop()
+        return processes["router"].returncode, processes["u"].returncode
+
+    assert asyncio.run(stopped(30, 30)) == (0, 0)
+    assert asyncio.run(stopped(0.05, 30)) == (-9, 0)
+    assert asyncio.run(stopped(30, 0.05)) == (0, -9)
+    assert os.listdir(tmp_path) == ["config.json"]
