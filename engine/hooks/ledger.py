@@ -174,6 +174,22 @@ GROUPS: tuple[HookGroup, ...] = (
         ),
     ),
     HookGroup(
+        lacking="Token ids from a tokenizer without a limit of length",
+        upstream="none; /v1/tokenize is a 500 for such a tokenizer, as Llama 2 and Mistral 7B have one",
+        remove_when="/v1/tokenize answers with a length that fits 64 bits",
+        hooks=(
+            Hook(
+                name="tokenizers_have_no_limit",
+                target="sglang.srt.entrypoints.openai.serving_tokenize.TokenizeResponse",
+                kind=HookKind.GLOBAL,
+                fn=identity.length_fits_json,
+                roles=frozenset({"prefill", "decode", "unified"}),
+                source_sha256="f1791dbe89245cf80f2ae3c3f052e944c0b602deaf45909a31d2e4aabfc95711",
+                why="the limit that transformers gives such a tokenizer, 10^30, cannot be written as JSON by SGLang",
+            ),
+        ),
+    ),
+    HookGroup(
         lacking="Packed adapters",
         upstream="none; SGLang reads what PEFT writes, tensor by tensor",
         remove_when="SGLang loads packed adapters without pausing batches, and serves ReFT",

@@ -31,6 +31,7 @@ def observe() -> dict:
     import torch
     from sglang.srt.constrained import xgrammar_backend
     from sglang.srt.disaggregation.nixl import conn
+    from sglang.srt.entrypoints.openai import serving_tokenize
     from sglang.srt.lora import layers
     from sglang.srt.lora.backend import torch_backend
     from sglang.srt.lora.lora_manager import LoRAManager
@@ -95,6 +96,12 @@ def observe() -> dict:
             lambda: LoRAManager.load_lora_adapter(resident, types.SimpleNamespace(lora_id="sha256:1"))
         ),
         "scheduler_reports_itself": outcome(reported),
+        "tokenizers_have_no_limit": outcome(
+            lambda: [
+                serving_tokenize.TokenizeResponse(tokens=[1], count=1, max_model_len=length).max_model_len
+                for length in (7, 10**30)
+            ]
+        ),
         "waiting_is_visible": [outcome(lambda: Scheduler.on_idle(waiting)), published][1],
         "lora_layers_do_not_pin": outcome(lambda: layers.torch.tensor([1], pin_memory=True).tolist()),
         "lora_backend_does_not_pin": outcome(lambda: torch_backend.torch.zeros(1, pin_memory=True).tolist()),

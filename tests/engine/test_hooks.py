@@ -17,6 +17,7 @@ EXPECTED = {
     "revision_is_adapter_id": (lambda ids: ids[0] != ids[1], lambda ids: ids == ["sha256:1", "sha256:1"]),
     "loading_twice_is_harmless": (lambda seen: "Error" in seen, lambda seen: seen == "success=True"),
     "scheduler_reports_itself": (lambda seen: seen == [], lambda seen: seen == ["scheduler-0"]),
+    "tokenizers_have_no_limit": (lambda seen: seen == [7, 10**30], lambda seen: seen == [7, -1]),
     "waiting_is_visible": (lambda seen: seen == [], lambda seen: seen == [True]),
     "lora_layers_do_not_pin": (lambda seen: "Error" in seen, lambda seen: seen == [1]),
     "lora_backend_does_not_pin": (lambda seen: "Error" in seen, lambda seen: seen == [0.0]),
