@@ -6,12 +6,14 @@ Never log prompts, keys or headers.
 
 from __future__ import annotations
 
-import json
 import logging
 import sys
 import time
 
+import msgspec
+
 _process = ""
+_encoder = msgspec.json.Encoder(enc_hook=str)  # a router writes a line per request
 
 
 def setup(process: str, level: str = "info") -> None:
@@ -23,6 +25,9 @@ def setup(process: str, level: str = "info") -> None:
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
+    # What no line shows is not looked up (see "Optimization" in the logging module's documentation).
+    logging._srcfile = None  # type: ignore[attr-defined]
+    logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
     for noisy in ("alembic", "asyncio", "grpc", "httpx", "uvicorn"):
         logging.getLogger(noisy).setLevel("WARNING")
 
@@ -39,4 +44,4 @@ class _JsonFormatter(logging.Formatter):
         }
         if record.exc_info:
             line["error"] = self.formatException(record.exc_info)
-        return json.dumps(line, default=str)
+        return _encoder.encode(line).decode()

@@ -50,7 +50,7 @@ def build_app(
     metrics: Metrics,
     max_adapter_bytes: int,
     workers: Mapping[str, tuple[str, str]],  # name -> (role, host:port of the agent)
-) -> RequestIds:
+) -> RouterApp:
     """The whole router. It connects to the workers when the server starts it."""
     in_flight, requests = InFlightState(), Requests()
     metrics.read_in_flight(lambda: len(requests))
@@ -101,21 +101,26 @@ def build_app(
         },
     )
     app.router.redirect_slashes = False
-    return RequestIds(app, fleet)
+    return RouterApp(app, {route.path: route.endpoint for route in completions}, fleet)
 
 
-class RequestIds:
-    """Gives every request an id and returns it as `x-request-id`."""
+class RouterApp:
+    """Gives every request an id and returns it as `x-request-id`. Sends completions straight to their endpoints."""
 
-    def __init__(self, app: Any, fleet: Fleet) -> None:
+    def __init__(self, app: Any, completions: Mapping[str, Any], fleet: Fleet) -> None:
         self.fleet = fleet
         self._app = app
+        self._completions = completions  # by path; these add the header themselves
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         scope["request_id"] = request_id = new_request_id()
+        endpoint = self._completions.get(scope["path"])
+        if endpoint is not None and scope["method"] == "POST":
+            await endpoint(scope, receive, send)
+            return
         header = (b"x-request-id", request_id.encode())
 
         async def send_with_id(message: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import math
 import os
@@ -18,6 +19,7 @@ from cluster.config.schema import ClusterConfig
 from cluster.errors import ConfigError
 from cluster.open_library import open_configured_catalog, open_library
 from router.app import build_app
+from router.http.client_connection import ClientProtocol
 from router.metrics import Metrics
 from router.revisions.adapter_service import AdapterService
 
@@ -52,10 +54,21 @@ def run(config: ClusterConfig) -> NoReturn:
         workers=worker_addresses(config),
     )
     server = RouterServer(uvicorn_config(app, config))
+    _spare_garbage_collection()
     log.info("router starting", extra={"fields": {"host": config.router.host, "port": config.router.port}})
     server.run()
     log.info("router stopped")
     _exit()
+
+
+def _spare_garbage_collection() -> None:
+    """Never look again at what was made before the first request, and look less often at what requests make.
+
+    Requests leave few circles. A full collection over all modules would stop every stream for tens of milliseconds.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(10_000, 20, 20)
 
 
 def _exit() -> NoReturn:
@@ -80,12 +93,13 @@ def uvicorn_config(app: object, config: ClusterConfig) -> uvicorn.Config:
         host=config.router.host,
         port=config.router.port,
         loop="uvloop",
-        http="httptools",
+        http=ClientProtocol,
         ws="none",
         lifespan="on",
         log_config=None,
         access_log=False,
         server_header=False,
+        proxy_headers=False,  # nobody reads the client's address
         timeout_keep_alive=75,
         timeout_graceful_shutdown=math.ceil(config.router.drain_timeout_s),
     )

@@ -14,6 +14,7 @@ from router.generation.backends import Backends
 from router.generation.client_answer import ClientAnswer
 from router.generation.generation import Generation
 from router.generation.request_state import Requests, RequestState
+from router.http.client_connection import SCOPE_KEY, ClientConnection
 from router.protocol.field_values import Limits
 from router.protocol.request_body import ClientGone, read_body
 from router.protocol.sse import Signature
@@ -50,10 +51,10 @@ class CompletionsEndpoint:
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         headers = dict(scope["headers"])
         with self._requests.record(scope["request_id"], self._endpoint.label, _client_request_id(headers)) as request:
-            client = ClientAnswer(send, request, timeout_s=self._backends.config.event_gap_timeout_s)
+            client = ClientAnswer(scope[SCOPE_KEY], request, timeout_s=self._backends.config.event_gap_timeout_s)
             has_disconnected = False
             try:
-                await self._serve(headers, receive, request, client)
+                await self._serve(headers, receive, request, client, scope[SCOPE_KEY])
             except ClientGone:
                 has_disconnected = True
             except (RouterError, AdapterError) as error:
@@ -67,7 +68,12 @@ class CompletionsEndpoint:
                 self._record(request, client, _CLIENT_LEFT if has_disconnected else client.status)
 
     async def _serve(
-        self, headers: dict[bytes, bytes], receive: Any, request: RequestState, client: ClientAnswer
+        self,
+        headers: dict[bytes, bytes],
+        receive: Any,
+        request: RequestState,
+        client: ClientAnswer,
+        connection: ClientConnection,
     ) -> None:
         config = self._backends.config
         body = await read_body(headers, receive, max_bytes=config.max_body_bytes, timeout_s=config.body_timeout_s)
@@ -76,7 +82,7 @@ class CompletionsEndpoint:
         target = await resolve(validated, self._backends.model, self._adapters)
         client.headers |= _target_headers(target, request)
         generation = Generation(self._backends, validated, target, request, client, self._signature(target))
-        await _run_while_connected(receive, client, generation.run())
+        await _run_while_connected(connection, client, generation.run())
 
     def _signature(self, target: Target) -> Signature:
         revision = target.revision
@@ -131,21 +137,24 @@ def _client_request_id(headers: dict[bytes, bytes]) -> str | None:
     return given.decode() if _CLIENT_REQUEST_ID.fullmatch(given) else None
 
 
-async def _run_while_connected(receive: Any, client: ClientAnswer, work: Coroutine[Any, Any, None]) -> None:
+async def _run_while_connected(
+    connection: ClientConnection, client: ClientAnswer, work: Coroutine[Any, Any, None]
+) -> None:
     """Run `work`. If the client closes its connection, cancel it and raise ClientGone."""
-    working = asyncio.create_task(work, name="generation")
-    disconnecting = asyncio.create_task(_wait_for_disconnect(receive), name="disconnect")
-    try:
-        await asyncio.wait({working, disconnecting}, return_when=asyncio.FIRST_COMPLETED)
-        if not working.done() and not client.is_complete:  # the server reports a disconnect after the last byte, too
-            raise ClientGone
-        await working
-    finally:
-        working.cancel()
-        disconnecting.cancel()
-        await asyncio.gather(working, disconnecting, return_exceptions=True)
+    task = asyncio.current_task()
+    assert task is not None
+    has_left = False
 
+    def leave() -> None:
+        nonlocal has_left
+        if not client.is_complete:  # a disconnect after the last byte ends nothing
+            has_left = True
+            task.cancel()
 
-async def _wait_for_disconnect(receive: Any) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
+    with connection.watched(leave):
+        try:
+            await work
+        finally:
+            if has_left:
+                task.uncancel()
+                raise ClientGone

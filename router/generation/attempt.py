@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from typing import Any
+from collections.abc import Callable
 
-from router.errors import BrokenAnswer, DeadlineExceeded, EngineAborted, WorkerLost
+from router.errors import AttemptError, BrokenAnswer, DeadlineExceeded, EngineAborted, WorkerLost
 from router.fleet.fleet import Fleet
 from router.fleet.worker_errors import engine_error
+from router.generation.client_answer import ClientAnswer
 from router.generation.engine_calls import EngineCall
-from router.protocol.sse import DONE, error_in, is_aborted
+from router.protocol.sse import DONE, error_in, is_aborted, may_be_failure
+
+_END_S = 1.0  # from a stream's last event to the end of the engine's answer
 
 
 class Attempt:
@@ -23,65 +25,79 @@ class Attempt:
         self._call = call
         self._is_streaming = is_streaming
         self._is_complete = False  # the whole output has arrived
-        self._loss: asyncio.Future[WorkerLost] = asyncio.get_running_loop().create_future()
+        call.start(wants_stream=is_streaming)
         self._watch = fleet.watch(call.worker, self._lose)
-        self._task = asyncio.create_task(self._first_output(), name=f"{call.worker.role} {call.rid}")
 
     async def begin(self, *, first_event_timeout_s: float, answer_timeout_s: float) -> bytes:
         """The first events, or the whole answer if it is not streamed. Raises AttemptError or DeadlineExceeded."""
-        timeout_s = first_event_timeout_s if self._is_streaming else answer_timeout_s
-        outcomes: set[asyncio.Future[Any]] = {self._task, self._loss}
-        await asyncio.wait(outcomes, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
-        if self._task.done():
-            return await self._begun()
-        if self._loss.done():
-            raise self._loss.result()
-        raise DeadlineExceeded(f"{'the first token' if self._is_streaming else 'the answer'} did not come in time")
+        try:
+            async with asyncio.timeout(first_event_timeout_s if self._is_streaming else answer_timeout_s):
+                return self._begun(await self._call.output)
+        except TimeoutError:
+            what = "the first token" if self._is_streaming else "the answer"
+            raise DeadlineExceeded(f"{what} did not come in time") from None
 
     async def relay(
-        self, first: bytes, write: Callable[[bytes], Awaitable[None]], *, event_gap_timeout_s: float
-    ) -> None:
-        """Hand `first` and all further events to `write`. Raises AttemptError or DeadlineExceeded."""
+        self, first: bytes, write: Callable[[bytes], None], client: ClientAnswer, *, event_gap_timeout_s: float
+    ) -> bytes:
+        """Hand `first` and all further events to `write`, except the last ones, with [DONE], which it returns.
+
+        While the client does not read, the engine waits. Raises AttemptError or DeadlineExceeded.
+        """
         loop = asyncio.get_running_loop()
-        events: bytes | None = first
-        is_done = False
+        now = loop.time
+        timer: asyncio.TimerHandle | None = None
+        last, last_at, gap_s = b"", 0.0, event_gap_timeout_s
+
+        def deliver(events: bytes) -> None:  # for every event of every stream
+            nonlocal last, last_at, gap_s, timer
+            if may_be_failure(events):
+                self._check(events)
+            last_at = now()
+            if events.endswith(DONE):
+                last, gap_s = events, _END_S
+                if timer is not None:
+                    timer.cancel()
+                check_gap()
+            else:
+                write(events)
+
+        def check_gap() -> None:  # one timer per stream and gap, not one per event
+            nonlocal timer
+            left_s = last_at + gap_s - now()
+            if left_s > 0:
+                timer = loop.call_later(left_s, check_gap)
+            else:  # perhaps the client does not read
+                self._call.fail(DeadlineExceeded(f"no event for {gap_s:g} s"))
+
+        deliver(first)
+        if timer is None:
+            check_gap()
         try:
-            async with asyncio.timeout(event_gap_timeout_s) as deadline:  # includes a client that does not read
-                while events is not None:
-                    self._check(events)
-                    await write(events)
-                    is_done = events.endswith(DONE)
-                    deadline.reschedule(loop.time() + event_gap_timeout_s)
-                    events = await self._call.events()
-        except TimeoutError:
-            raise DeadlineExceeded(f"no event for {event_gap_timeout_s:g} s") from None
-        if not is_done:
+            ended = self._call.relay(deliver)
+            with client.fed_by(self._call):
+                await ended
+        except (AttemptError, DeadlineExceeded):
+            if not last:  # else nothing is missing but the end of the connection's message
+                raise
+        finally:
+            if timer is not None:
+                timer.cancel()
+        if not last:
             raise BrokenAnswer("the stream ended before its last event", worker=self._call.worker.name)
         self._is_complete = True
+        return last
 
     async def end(self) -> None:
         """Stop what is left. Closes connections and starts aborts before it first waits. Idempotent."""
         self._watch.end()
-        self._task.cancel()
         self._call.leave()
-        await asyncio.gather(self._task, return_exceptions=True)
 
-    async def _begun(self) -> bytes:
-        """The first output of a call that has it. From now on losing contact with the agent ends nothing."""
-        first = await self._task
-        self._watch.needs_contact = False
-        return first
-
-    async def _first_output(self) -> bytes:
-        if self._is_streaming:
-            await self._call.begin()
-            first = await self._call.events()
-            if first is None:
-                raise BrokenAnswer("the stream ended before its first event", worker=self._call.worker.name)
-        else:
-            first = await self._call.answer()
-            self._is_complete = True
+    def _begun(self, first: bytes) -> bytes:
+        """The first output, checked. From now on losing contact with the agent ends nothing."""
+        self._is_complete = not self._is_streaming
         self._check(first)
+        self._watch.needs_contact = False
         return first
 
     def _check(self, data: bytes) -> None:
@@ -93,6 +109,4 @@ class Attempt:
             raise engine_error(200, error, worker.name)
 
     def _lose(self, error: WorkerLost) -> None:
-        if not self._loss.done():
-            self._loss.set_result(error)
         self._call.fail(error)

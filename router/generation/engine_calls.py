@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 import aiohttp
+import httptools
 import msgspec
 
-from router.errors import AttemptError, WorkerLost
+from router.errors import BrokenAnswer, WorkerLost
 from router.fleet.fleet_state import WorkerView
 from router.fleet.in_flight import Hold
 from router.fleet.worker_errors import engine_error
+from router.http.engine_connections import EngineConnection, EngineConnections
 from router.metrics import Metrics
 from router.protocol.sse import EventSplitter
 
-_KEEP_ALIVE_S = 2.0  # engines close idle connections after 5 s; a call on a closing one would fail
+_IDLE_S = 2.0  # engines close idle connections after 5 s; a call on a closing one would fail
+_MAX_HELD_BACK = 64 * 1024  # bytes of events that nobody has asked for yet; then the engine waits
 _ABORT_TIMEOUT_S = 5.0
 _ABORT_PAUSES_S = (0.0, 0.5)  # twice: an engine ignores the abort of a request that it has not read yet
 _MAX_ABORTS = 64  # concurrent; others queue
@@ -31,34 +33,28 @@ class Engines:
     """The HTTP connections to all engines."""
 
     def __init__(self, metrics: Metrics, *, connect_timeout_s: float) -> None:
+        self.connections = EngineConnections(connect_timeout_s=connect_timeout_s, idle_s=_IDLE_S)
         self._metrics = metrics
-        self._timeout = aiohttp.ClientTimeout(total=None, sock_connect=connect_timeout_s)
-        self._session: aiohttp.ClientSession | None = None
+        self._session: aiohttp.ClientSession | None = None  # for aborts
         self._aborts: set[asyncio.Task[None]] = set()
         self._abort_slots = asyncio.Semaphore(_MAX_ABORTS)
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[Engines]:
         """Keep connections open inside the block. Its end waits, for a bounded time, for pending aborts."""
-        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_ALIVE_S, socket_factory=_socket)
-        async with aiohttp.ClientSession(
-            connector=connector,
-            timeout=self._timeout,
-            cookie_jar=aiohttp.DummyCookieJar(),
-            auto_decompress=False,
-            skip_auto_headers=("User-Agent", "Accept-Encoding"),
-        ) as session:
+        timeout = aiohttp.ClientTimeout(total=_ABORT_TIMEOUT_S)
+        async with aiohttp.ClientSession(timeout=timeout, cookie_jar=aiohttp.DummyCookieJar()) as session:
             self._session = session
             try:
                 yield self
             finally:
+                self.connections.close()
                 if self._aborts:
                     await asyncio.wait(self._aborts, timeout=_ABORT_TIMEOUT_S)
 
     def call(self, worker: WorkerView, path: str, body: bytes, rid: str, hold: Hold) -> EngineCall:
         """Make a call to one engine without sending it. The call releases `hold` at its end."""
-        assert self._session is not None
-        return EngineCall(self, self._session, worker, path, body, rid, hold)
+        return EngineCall(self, worker, path, body, rid, hold)
 
     def abort(self, worker: WorkerView, rid: str) -> None:
         """Abort a request at an engine, in the background. Never waits, since failure paths call it."""
@@ -86,97 +82,153 @@ class Engines:
 
 
 class EngineCall:
-    """One request to one engine. `leave` closes the connection and aborts the request if it is not complete."""
+    """One request to one engine. `leave` closes the connection and aborts the request if it is not complete.
 
-    def __init__(
-        self,
-        engines: Engines,
-        session: aiohttp.ClientSession,
-        worker: WorkerView,
-        path: str,
-        body: bytes,
-        rid: str,
-        hold: Hold,
-    ) -> None:
+    It is the exchange of its connection: the engine's bytes arrive in its callbacks, and events leave in the same one.
+    """
+
+    def __init__(self, engines: Engines, worker: WorkerView, path: str, body: bytes, rid: str, hold: Hold) -> None:
         self.worker = worker
         self.rid = rid
+        # The first events of a stream, or the whole answer. Fails with RouterError.
+        self.output: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         self._engines = engines
-        self._session = session
-        self._url = f"{worker.engine_url}{path}"
+        self._path = path
         self._body = body
         self._hold = hold
-        self._response: aiohttp.ClientResponse | None = None
+        self._connection: EngineConnection | None = None
+        self._connecting: asyncio.Task[None] | None = None
+        self._wants_stream = False
+        self._is_stream = False  # the answer is a stream: it was wanted, and the status is 200
+        self._parts: list[bytes] = []  # of an answer that is not a stream
         self._splitter = EventSplitter()
+        self._held_back: list[bytes] = []  # events after the first ones, until `relay`
+        self._deliver: Callable[[bytes], None] | None = None
+        self._ended: asyncio.Future[None] | None = None
+        self._failure: BaseException | None = None  # between `output` and `relay`
         self._is_sent = False
         self._is_complete = False
 
-    async def begin(self) -> None:
-        """Send the request and wait for the head of a 200. Raises AttemptError."""
-        self._is_sent = True
-        try:
-            self._response = await self._session.post(self._url, data=self._body, headers=_JSON)
-            if self._response.status != 200:
-                body = await self._response.read()
-                self._is_complete = True
-                raise engine_error(self._response.status, body, self.worker.name)
-        except (aiohttp.ClientError, OSError) as error:
-            raise self._connection_error(error) from error
+    def start(self, *, wants_stream: bool = False) -> None:
+        """Send the request. What comes of it is in `output`."""
+        self._is_sent, self._wants_stream = True, wants_stream
+        connection = self._engines.connections.take(self.worker.engine_url)
+        if connection is not None:
+            self._send(connection)
+        else:
+            self._connecting = asyncio.create_task(self._connect(), name=f"connect {self.rid}")
 
     async def answer(self) -> bytes:
-        """The whole answer of a call that is not streamed. Raises AttemptError."""
-        await self.begin()
-        assert self._response is not None
-        try:
-            body = await self._response.read()
-        except (aiohttp.ClientError, OSError) as error:
-            raise self._connection_error(error) from error
-        self._is_complete = True
-        return body
+        """The whole answer of a call that is not streamed. Raises RouterError."""
+        self.start()
+        return await self.output
 
-    async def events(self) -> bytes | None:
-        """The next complete events of a stream that has begun, None at its end. Raises AttemptError."""
-        assert self._response is not None
-        content = self._response.content
-        try:
-            while data := await content.readany():
-                if events := self._splitter.feed(data):
-                    return events
-        except (aiohttp.ClientError, OSError) as error:
-            raise self._connection_error(error) from error
-        self._is_complete = True
-        return None
+    def relay(self, deliver: Callable[[bytes], None]) -> asyncio.Future[None]:
+        """Hand all events after the first ones to `deliver` as they arrive; its errors end the call.
 
-    def fail(self, error: AttemptError) -> None:
-        """Make the reader of this call fail with `error` at once."""
-        if self._response is not None:
-            self._response.content.set_exception(error)
+        The future is done at the stream's end. It fails with RouterError, or what `deliver` raises.
+        """
+        self._ended = asyncio.get_running_loop().create_future()
+        for events in self._held_back:
+            deliver(events)
+        self._held_back.clear()
+        self._deliver = deliver
+        if self._failure is not None:
+            self._ended.set_exception(self._failure)
+        elif self._is_complete:
+            self._ended.set_result(None)
+        else:
+            self.resume_reading()
+        return self._ended
+
+    def fail(self, error: BaseException) -> None:
+        """Make the reader of this call fail with `error`, if it still waits for something."""
+        waiting = self.output if self._ended is None else self._ended
+        if not waiting.done():
+            waiting.set_exception(error)
+        elif self._ended is None and self._failure is None:
+            self._failure = error
 
     def leave(self) -> None:
         """End the call in any state. Idempotent; never waits."""
         self._hold.release()
+        if self._connecting is not None:
+            self._connecting.cancel()
+        for future in (self.output, self._ended):
+            if future is not None and not future.cancel() and not future.cancelled():
+                future.exception()  # perhaps nobody has asked for it
         if self._is_complete or not self._is_sent:
             return
         self._is_sent = False
-        if self._response is not None:
-            self._response.close()
+        if self._connection is not None:
+            self._connection.close()
         self._engines.abort(self.worker, self.rid)
 
-    def _connection_error(self, error: Exception) -> WorkerLost:
+    def pause_reading(self) -> None:
+        """Let the engine wait."""
+        if self._connection is not None and not self._is_complete:
+            self._connection.pause_reading()
+
+    def resume_reading(self) -> None:
+        if self._connection is not None and not self._is_complete:
+            self._connection.resume_reading()
+
+    # ---- the connection's callbacks -----------------------------------------------------------------------------
+
+    def on_headers_complete(self) -> None:
+        assert self._connection is not None
+        self._is_stream = self._wants_stream and self._connection.status == 200
+
+    def on_body(self, data: bytes) -> None:
+        if not self._is_stream:
+            self._parts.append(data)
+        elif events := self._splitter.feed(data):
+            if self._deliver is not None:
+                self._deliver(events)
+            elif not self.output.done():
+                self.output.set_result(events)
+            else:
+                self._hold_back(events)
+
+    def on_message_complete(self) -> None:
+        connection = self._connection
+        assert connection is not None
+        self._is_complete = True
+        connection.finish()
+        if connection.status != 200:
+            self.fail(engine_error(connection.status, b"".join(self._parts), self.worker.name))
+        elif not self._is_stream:
+            if not self.output.done():
+                self.output.set_result(b"".join(self._parts))
+        elif not self.output.done():
+            self.fail(BrokenAnswer("the stream ended before its first event", worker=self.worker.name))
+        elif self._ended is not None and not self._ended.done():
+            self._ended.set_result(None)
+
+    def on_broken(self, error: BaseException) -> None:
+        is_ours = not isinstance(error, (OSError, httptools.HttpParserError))  # raised by `deliver`
+        self.fail(error if is_ours else self._connection_error(error))
+
+    async def _connect(self) -> None:
+        try:
+            connection = await self._engines.connections.connect(self.worker.engine_url)
+        except OSError as error:
+            self.fail(self._connection_error(error, was_reached=not isinstance(error, TimeoutError)))
+            return
+        self._send(connection)
+
+    def _send(self, connection: EngineConnection) -> None:
+        self._connection = connection
+        connection.send(self._path, self._body, self)
+
+    def _hold_back(self, events: bytes) -> None:
+        self._held_back.append(events)
+        if sum(map(len, self._held_back)) > _MAX_HELD_BACK:
+            self.pause_reading()
+
+    def _connection_error(self, error: BaseException, *, was_reached: bool = True) -> WorkerLost:
         fields = {"worker": self.worker.name, "rid": self.rid, "reason": str(error) or type(error).__name__}
         log.info("engine call failed", extra={"fields": fields})
         return WorkerLost(
-            f"the connection to worker {self.worker.name} broke",
-            worker=self.worker.name,
-            was_reached=not isinstance(error, aiohttp.ConnectionTimeoutError),
+            f"the connection to worker {self.worker.name} broke", worker=self.worker.name, was_reached=was_reached
         )
-
-
-def _socket(address: tuple) -> socket.socket:
-    """A TCP socket with keep-alive probes, so that a dead peer is noticed within 15 s."""
-    family, kind, protocol, *_ = address
-    sock = socket.socket(family, kind, protocol)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for option, value in (("TCP_KEEPIDLE", 5), ("TCP_KEEPINTVL", 3), ("TCP_KEEPCNT", 3)):
-        if hasattr(socket, option):
-            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
-    return sock

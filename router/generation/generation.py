@@ -71,13 +71,13 @@ class Generation:
         """The path of most tokens: it parses no event."""
         client, signature = self._client, self._signature
 
-        async def write(events: bytes) -> None:
-            await client.write(signature.on_events(events))
+        def write(events: bytes) -> None:
+            client.write(signature.on_events(events))
 
         async with self._sequence_run(next(self._validated.sequences())) as run:
             first = await run.begin()
-            await run.relay(first, write)
-            await client.end_stream()
+            last = await run.relay(first, write, client)
+            await client.end_stream(signature.on_events(last))
 
     async def _stream_several(self) -> None:
         """Merge the streams of all sequences. One that fails ends them all."""
@@ -88,13 +88,13 @@ class Generation:
         )
 
         async def stream(sequence: Sequence) -> None:
-            async def write(events: bytes) -> None:
+            def write(events: bytes) -> None:
                 if merged := streams.events(sequence.index, events):
-                    await self._client.write(self._signature.on_events(merged))
+                    self._client.write(self._signature.on_events(merged))
 
             async with self._sequence_run(sequence) as run:
                 first = await run.begin()
-                await run.relay(first, write)
+                write(await run.relay(first, write, self._client))
 
         await _gather([stream(sequence) for sequence in self._validated.sequences()])
         await self._client.end_stream(self._signature.on_events(streams.end()))

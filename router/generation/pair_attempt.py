@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
-from router.errors import DeadlineExceeded, EngineAborted, EngineRefusal
+from router.errors import DeadlineExceeded, EngineAborted, EngineRefusal, RouterError
 from router.fleet.fleet import Fleet
 from router.generation.attempt import Attempt
 from router.generation.engine_calls import EngineCall
@@ -19,9 +18,12 @@ class PairAttempt(Attempt):
 
     def __init__(self, fleet: Fleet, prefill: EngineCall, decode: EngineCall, *, is_streaming: bool) -> None:
         self._prefill = prefill
-        self._prefill_task = asyncio.create_task(self._prefill_answer(), name=f"prefill {prefill.rid}")
+        self._deadline: asyncio.Timeout | None = None  # of `begin`
+        self._answer_timeout_s = 0.0
+        prefill.start()
         super().__init__(fleet, decode, is_streaming=is_streaming)
         self._prefill_watch = fleet.watch(prefill.worker, self._lose)
+        prefill.output.add_done_callback(self._on_prefill_answer)
 
     async def begin(self, *, first_event_timeout_s: float, answer_timeout_s: float) -> bytes:
         """Decode's first events, or its whole answer if it is not streamed.
@@ -29,55 +31,69 @@ class PairAttempt(Attempt):
         A failure of the prefill call ends the attempt until decode's first output; later it is ignored.
         Raises AttemptError or DeadlineExceeded.
         """
-        loop = asyncio.get_running_loop()
-        waiting: set[asyncio.Future[Any]] = {self._prefill_task, self._task, self._loss}
+        self._answer_timeout_s = answer_timeout_s
         try:
-            async with asyncio.timeout(first_event_timeout_s) as deadline:
-                while True:
-                    done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-                    if self._prefill_task in done and isinstance(self._prefill_task.exception(), EngineRefusal):
-                        # Its message is about the request, where decode may only report an abort.
-                        await self._prefill_task
-                    if self._task in done:
-                        first = await self._begun()
-                        self._prefill_watch.end()
-                        return first
-                    if self._prefill_task in done:
-                        await self._prefill_task
-                        self._prefill_watch.end()
-                        if not self._is_streaming:  # decode generates now, as in a stream after its first event
-                            self._watch.needs_contact = False
-                            deadline.reschedule(loop.time() + answer_timeout_s)
-                    if self._loss in done:
-                        raise self._loss.result()
+            async with asyncio.timeout(first_event_timeout_s) as self._deadline:
+                first = self._begun(await self._call.output)
         except TimeoutError:
-            waited_for = "the first token" if self._is_streaming or not self._prefill_task.done() else "the answer"
+            waited_for = "the first token" if self._is_streaming or not self._prefill.output.done() else "the answer"
             raise DeadlineExceeded(f"{waited_for} did not come in time") from None
+        except RouterError:
+            # A refusal's message is about the request, where decode may only report an abort.
+            if isinstance(refusal := _error_of(self._prefill.output), EngineRefusal):
+                raise refusal from None
+            raise
+        finally:
+            self._deadline = None
+        self._prefill_watch.end()
+        return first
 
     async def prefill_answer(self, timeout_s: float) -> bytes:
         """Prefill's answer, which has the prompt's log-probabilities. Raises AttemptError or DeadlineExceeded."""
         try:
             async with asyncio.timeout(timeout_s):
-                return await self._prefill_task
+                answer = await self._prefill.output
         except TimeoutError:
             raise DeadlineExceeded("the prefill worker did not answer in time") from None
+        self._check_prefill(answer)
+        return answer
 
     async def end(self) -> None:
         """Stop what is left of both calls, as `Attempt.end` does."""
         self._prefill_watch.end()
         self._watch.end()
         try:
-            if self._is_complete and not self._prefill_task.done():
-                await asyncio.wait({self._prefill_task}, timeout=_PREFILL_END_S)
+            if self._is_complete and not self._prefill.output.done():
+                await asyncio.wait({self._prefill.output}, timeout=_PREFILL_END_S)
         finally:  # also if the client disconnects meanwhile
-            self._prefill_task.cancel()
             self._prefill.leave()
             await super().end()
-            await asyncio.gather(self._prefill_task, return_exceptions=True)
 
-    async def _prefill_answer(self) -> bytes:
-        answer = await self._prefill.answer()
+    def _on_prefill_answer(self, output: asyncio.Future[bytes]) -> None:
+        if output.cancelled():
+            return
+        error = output.exception()
+        if error is None:
+            self._prefill.leave()
+            try:
+                self._check_prefill(output.result())
+            except EngineAborted as aborted:
+                error = aborted
+        if self._call.output.done():
+            return
+        if error is not None:
+            self._call.fail(error)
+            return
+        self._prefill_watch.end()
+        if not self._is_streaming:  # decode generates now, as in a stream after its first event
+            self._watch.needs_contact = False
+            if self._deadline is not None:
+                self._deadline.reschedule(asyncio.get_running_loop().time() + self._answer_timeout_s)
+
+    def _check_prefill(self, answer: bytes) -> None:
         if is_aborted(answer):
             raise EngineAborted("the prefill worker gave the request up", worker=self._prefill.worker.name)
-        self._prefill.leave()
-        return answer
+
+
+def _error_of(future: asyncio.Future[bytes]) -> BaseException | None:
+    return future.exception() if future.done() and not future.cancelled() else None

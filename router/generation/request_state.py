@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
-from uuid import uuid4
 
 from router.placement.placement import Placement
 
@@ -120,4 +120,4 @@ class Requests:
 
 def new_request_id() -> str:
     """32 random hex digits. Never the client's id: if two clients sent the same one, one could abort the other."""
-    return uuid4().hex
+    return secrets.token_hex(16)

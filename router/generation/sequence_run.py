@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import TracebackType
 
@@ -16,6 +16,7 @@ from router.fleet.fleet_state import WorkerView
 from router.fleet.in_flight import Hold
 from router.generation.attempt import Attempt
 from router.generation.backends import Backends
+from router.generation.client_answer import ClientAnswer
 from router.generation.engine_bodies import KvHandoff, decode_body, prefill_body, scoring_body, unified_body
 from router.generation.engine_calls import EngineCall
 from router.generation.pair_attempt import PairAttempt
@@ -95,10 +96,14 @@ class SequenceRun:
                     self._not_in_engine.add(error.worker)
                 placement = await search.after(error, placement)
 
-    async def relay(self, first: bytes, write: Callable[[bytes], Awaitable[None]]) -> None:
-        """Hand `first` and all events after it to `write`. Raises RouterError."""
+    async def relay(self, first: bytes, write: Callable[[bytes], None], client: ClientAnswer) -> bytes:
+        """Hand `first` and all events after it to `write`, at the client's pace; returns the last ones, with [DONE].
+
+        Raises RouterError.
+        """
         assert self._attempt is not None
-        await self._attempt.relay(first, write, event_gap_timeout_s=self._backends.config.event_gap_timeout_s)
+        gap_s = self._backends.config.event_gap_timeout_s
+        return await self._attempt.relay(first, write, client, event_gap_timeout_s=gap_s)
 
     async def answer(self) -> bytes:
         """The whole answer of a sequence that is not streamed, with prompt log-probabilities. Raises RouterError.

@@ -37,6 +37,7 @@ from cluster.control import control_pb2 as control
 from cluster.control.control_pb2_grpc import WorkerControlServicer, add_WorkerControlServicer_to_server
 from router.app import build_app
 from router.fleet.fleet import Fleet
+from router.http.client_connection import ClientProtocol
 from router.metrics import Metrics
 from router.revisions.adapter_service import AdapterService
 from samples.random_adapters import write_random_lora
@@ -621,7 +622,7 @@ async def running_cluster(
         server = uvicorn.Server(
             uvicorn.Config(
                 app,
-                http="httptools",
+                http=ClientProtocol,
                 ws="none",
                 lifespan="on",
                 log_config=None,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 import time
 from collections.abc import Callable
 from typing import Any
@@ -19,7 +18,7 @@ from support.router_stand_ins import (
 )
 
 from router.fleet.fleet_state import WorkerView
-from router.generation import engine_calls
+from router.http import engine_connections
 
 
 def num_bodies(cluster: ClusterStandIn) -> list[int]:
@@ -52,19 +51,19 @@ class TestAStalledRouter:
     @pytest.fixture
     def stall(self, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
         """Has the whole process stopped once while it connects to each of these engines."""
-        make_socket, ports = engine_calls._socket, set[int]()
+        address_of, ports = engine_connections._address, set[int]()
 
-        def stalled(address: tuple) -> socket.socket:
-            *_, (_, port) = address
+        def stalled(url: str) -> tuple[str, int]:
+            host, port = address_of(url)
             if port in ports:
                 ports.remove(port)
                 time.sleep(0.6)
-            return make_socket(address)
+            return host, port
 
         def stall(*workers: WorkerStandIn) -> None:
             ports.update(int(worker.engine.url.rpartition(":")[2]) for worker in workers)
 
-        monkeypatch.setattr(engine_calls, "_socket", stalled)
+        monkeypatch.setattr(engine_connections, "_address", stalled)
         return stall
 
     @pytest.mark.parametrize("failure", [drops, answers(500)])

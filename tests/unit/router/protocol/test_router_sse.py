@@ -8,7 +8,7 @@ from itertools import pairwise
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.protocol.sse import DONE, EventSplitter, Signature, error_in, is_aborted
+from router.protocol.sse import DONE, EventSplitter, Signature, error_in, is_aborted, may_be_failure
 
 EVENT = b'data: {"id":"r","object":"c","model":"base","choices":[{"text":%b,"finish_reason":null}]}\n\n'
 NASTY = 'data: {"id":"model":"base" {"error": "finish_reason":"abort"\n\n [DONE]'
@@ -66,9 +66,17 @@ def test_what_a_model_writes_is_no_abort_and_no_error(content: str) -> None:
     (event,) = events_of([content])
     assert not is_aborted(event)
     assert error_in(event) is None
+    assert not may_be_failure(event)
 
 
 def test_aborts_and_errors_are_seen() -> None:
     (event,) = events_of(["x"])
     assert is_aborted(event.replace(b'"finish_reason":null', b'"finish_reason":"abort"'))
     assert error_in(event + b'data: {"error": {"code": 500}}\n\n' + DONE) == b'{"error": {"code": 500}}'
+    for failure in (
+        b'"finish_reason":"abort"',
+        b'data: {"error": {"code": 500}}',
+        b'data: {"object":"error","code":1}',
+    ):
+        assert may_be_failure(event + failure)
+        assert is_aborted(failure) or error_in(failure + b"\n\n")

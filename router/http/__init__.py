@@ -1,0 +1,1 @@
+"""HTTP at the level of connections, on both sides of the router: clients' and engines'."""

@@ -1,0 +1,188 @@
+"""Connections to engines' HTTP servers. What arrives is parsed in the read's own callback, without a task or a queue.
+
+One connection carries one exchange at a time, a request and its response, and waits idle for the next one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from functools import lru_cache
+from typing import Any, Protocol
+from urllib.parse import urlsplit
+
+import httptools
+
+# TCP's probes notice a dead peer within 15 s.
+_KEEP_ALIVE = (("TCP_KEEPIDLE", 5), ("TCP_KEEPINTVL", 3), ("TCP_KEEPCNT", 3))
+_REQUEST = (
+    b"POST %b HTTP/1.1\r\nhost: %b\r\naccept: */*\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%b"
+)
+
+
+class Exchange(Protocol):
+    """What happens to one request; httptools calls the first three. Their errors break the connection."""
+
+    def on_headers_complete(self) -> None: ...
+    def on_body(self, data: bytes) -> None: ...
+    def on_message_complete(self) -> None: ...
+    def on_broken(self, error: BaseException) -> None: ...  # the connection, or one of the above
+
+
+class EngineConnections:
+    """Connections to all engines, by base URL: those that wait for a request. A busy one belongs to its exchange."""
+
+    def __init__(self, *, connect_timeout_s: float, idle_s: float) -> None:
+        self._connect_timeout_s = connect_timeout_s
+        self._idle_s = idle_s
+        self._idle: dict[str, list[EngineConnection]] = {}  # the one that was used last is at the end
+        self._sweep: asyncio.TimerHandle | None = None
+        self._is_closed = False
+
+    def take(self, url: str) -> EngineConnection | None:
+        """A connection that has not been idle for too long, None if there is none."""
+        idle = self._idle.get(url)
+        return idle.pop() if idle else None
+
+    async def connect(self, url: str) -> EngineConnection:
+        """A new connection. Raises OSError, and TimeoutError if the engine's host does not answer."""
+        async with asyncio.timeout(self._connect_timeout_s):
+            host, port = _address(url)
+            _, connection = await asyncio.get_running_loop().create_connection(
+                lambda: EngineConnection(self, url), host, port
+            )
+        return connection
+
+    def put(self, connection: EngineConnection) -> None:
+        """Keep a connection that has become idle."""
+        if self._is_closed:
+            connection.close()
+            return
+        loop = asyncio.get_running_loop()
+        connection.idle_until = loop.time() + self._idle_s
+        self._idle.setdefault(connection.url, []).append(connection)
+        if self._sweep is None:
+            self._sweep = loop.call_later(self._idle_s, self._close_old)
+
+    def discard(self, connection: EngineConnection) -> None:
+        """Forget a connection that was closed."""
+        idle = self._idle.get(connection.url, [])
+        if connection in idle:
+            idle.remove(connection)
+
+    def close(self) -> None:
+        """Close what is idle, and what becomes idle from now on."""
+        self._is_closed = True
+        if self._sweep is not None:
+            self._sweep.cancel()
+        for idle in self._idle.values():
+            for connection in tuple(idle):
+                connection.close()
+
+    def _close_old(self) -> None:
+        loop = asyncio.get_running_loop()
+        now, self._sweep = loop.time(), None
+        for url, idle in tuple(self._idle.items()):
+            while idle and idle[0].idle_until <= now:
+                idle.pop(0).close()
+            if not idle:
+                del self._idle[url]
+        if self._idle:
+            next_s = min(idle[0].idle_until for idle in self._idle.values())
+            self._sweep = loop.call_at(next_s, self._close_old)
+
+
+class EngineConnection(asyncio.Protocol):
+    """One connection to an engine."""
+
+    def __init__(self, connections: EngineConnections, url: str) -> None:
+        self.url = url
+        self.idle_until = 0.0
+        self._connections = connections
+        self._exchange: Exchange | None = None
+        self._is_lost = False
+
+    def send(self, path: str, body: bytes, exchange: Exchange) -> None:
+        """Send a request; its response goes to the exchange, which calls `finish` or `close`."""
+        self._exchange = exchange
+        self._parser = httptools.HttpResponseParser(exchange)
+        if self._is_lost:  # since it was taken or made
+            asyncio.get_running_loop().call_soon(self.connection_lost, None)
+            return
+        self._transport.write(_REQUEST % (path.encode(), _host(self.url), len(body), body))
+
+    @property
+    def status(self) -> int:
+        """Of the response, once its head is there."""
+        return self._parser.get_status_code()
+
+    def finish(self) -> None:
+        """The response is complete: the connection is idle, unless the engine closes it."""
+        self._exchange = None
+        if self._parser.should_keep_alive():
+            self.resume_reading()  # the answer's end may have come with the bytes that made its reader pause
+            self._connections.put(self)
+        else:
+            self.close()
+
+    def close(self) -> None:
+        """Close at once, in any state. The exchange hears nothing more."""
+        self._exchange = None
+        self._transport.abort()
+
+    def pause_reading(self) -> None:
+        """Let the engine wait: TCP tells it to. Idempotent."""
+        if self._transport.is_reading():
+            self._transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        """Idempotent."""
+        if not self._is_lost and not self._transport.is_reading():
+            self._transport.resume_reading()
+
+    # ---- asyncio's callbacks ------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: Any) -> None:  # uvloop's is no subclass of asyncio.Transport
+        self._transport = transport
+        sock = transport.get_extra_info("socket")
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for option, value in _KEEP_ALIVE:
+            if hasattr(socket, option):
+                sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
+
+    def data_received(self, data: bytes) -> None:
+        if self._exchange is None:  # nobody asked
+            self._transport.abort()
+            return
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserCallbackError as error:  # the exchange's own
+            self._break(error.__context__ or error)
+        except httptools.HttpParserError as error:
+            self._break(error)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._is_lost = True
+        self._connections.discard(self)
+        exchange, self._exchange = self._exchange, None
+        if exchange is not None:
+            exchange.on_broken(error or ConnectionResetError("closed by the engine"))
+
+    def _break(self, error: BaseException) -> None:
+        exchange = self._exchange
+        self.close()
+        if exchange is not None:
+            exchange.on_broken(error)
+
+
+@lru_cache(maxsize=4096)
+def _address(url: str) -> tuple[str, int]:
+    parts = urlsplit(url)
+    if parts.scheme != "http" or not parts.hostname:
+        raise ConnectionError(f"{url} is not an address of an engine, http://host:port")
+    return parts.hostname, parts.port or 80
+
+
+@lru_cache(maxsize=4096)
+def _host(url: str) -> bytes:
+    return urlsplit(url).netloc.encode()

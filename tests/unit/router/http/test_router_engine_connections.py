@@ -1,0 +1,140 @@
+"""Connections to engines: reused while they are fresh, and never by two exchanges."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from itertools import count
+from typing import Any
+
+import httptools
+import pytest
+
+from router.http.engine_connections import EngineConnection, EngineConnections
+
+ANSWER = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
+
+
+class Exchange:
+    """Records what happens to one request."""
+
+    def __init__(self, connection: EngineConnection, fails: bool = False) -> None:
+        self.ended: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        self._connection = connection
+        self._fails = fails
+        self._body = b""
+        connection.send("/v1/completions", b"{}", self)
+
+    def on_headers_complete(self) -> None: ...
+
+    def on_body(self, data: bytes) -> None:
+        if self._fails:
+            raise KeyError("mine")
+        self._body += data
+
+    def on_message_complete(self) -> None:
+        self._connection.finish()
+        self.ended.set_result(self._body)
+
+    def on_broken(self, error: BaseException) -> None:
+        self.ended.set_exception(error)
+
+
+Scenario = Callable[[EngineConnections, str, list[asyncio.StreamWriter]], Awaitable[None]]
+
+
+def with_engine(
+    scenario: Scenario, answer: bytes = ANSWER, *, idle_s: float = 5.0, num_answers: int | None = None
+) -> None:
+    """Run the scenario with a server that gives one answer to every request, and closes after `num_answers`.
+
+    The scenario also gets the accepted connections.
+    """
+    accepted: list[asyncio.StreamWriter] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        accepted.append(writer)
+        try:
+            for _ in count() if num_answers is None else range(num_answers):
+                await reader.readuntil(b"\r\n\r\n{}")
+                writer.write(answer)
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass
+        writer.close()
+
+    async def run() -> None:
+        connections = EngineConnections(connect_timeout_s=2, idle_s=idle_s)
+        async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+            url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+            await asyncio.wait_for(scenario(connections, url, accepted), 10)
+            connections.close()
+
+    asyncio.run(run())
+
+
+def test_a_fresh_connection_is_used_again() -> None:
+    async def scenario(connections: EngineConnections, url: str, accepted: list[Any]) -> None:
+        connection = await connections.connect(url)
+        assert connections.take(url) is None
+        assert await Exchange(connection).ended == b"ok"
+        assert connections.take(url) is connection
+        assert connections.take(url) is None
+        assert await Exchange(connection).ended == b"ok"
+        assert len(accepted) == 1
+
+    with_engine(scenario)
+
+
+def test_an_old_one_is_closed() -> None:
+    async def scenario(connections: EngineConnections, url: str, accepted: list[asyncio.StreamWriter]) -> None:
+        await Exchange(await connections.connect(url)).ended
+        await accepted[0].wait_closed()  # the server's side notices
+        assert connections.take(url) is None
+
+    with_engine(scenario, idle_s=0.05)
+
+
+def test_one_that_the_engine_closes_is_not_used_again() -> None:
+    async def scenario(connections: EngineConnections, url: str, accepted: list[Any]) -> None:
+        await Exchange(await connections.connect(url)).ended
+        assert connections.take(url) is None
+
+    with_engine(scenario, answer=ANSWER.replace(b"\r\n\r\n", b"\r\nconnection: close\r\n\r\n"))
+
+
+def test_bytes_that_nobody_asked_for_close_it() -> None:
+    async def scenario(connections: EngineConnections, url: str, accepted: list[asyncio.StreamWriter]) -> None:
+        await Exchange(await connections.connect(url)).ended
+        accepted[0].write(ANSWER)
+        await accepted[0].wait_closed()
+        assert connections.take(url) is None
+
+    with_engine(scenario)
+
+
+@pytest.mark.parametrize("answer", [b"", b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\nok", b"\x00\x01\x02"])
+def test_an_exchange_hears_of_a_broken_connection(answer: bytes) -> None:
+    async def scenario(connections: EngineConnections, url: str, accepted: list[asyncio.StreamWriter]) -> None:
+        with pytest.raises((OSError, httptools.HttpParserError)):
+            await Exchange(await connections.connect(url)).ended
+
+    with_engine(scenario, answer, num_answers=1)
+
+
+def test_the_exchanges_own_error_is_handed_back() -> None:
+    async def scenario(connections: EngineConnections, url: str, accepted: list[asyncio.StreamWriter]) -> None:
+        exchange = Exchange(await connections.connect(url), fails=True)
+        with pytest.raises(KeyError, match="mine"):
+            await exchange.ended
+        await accepted[0].wait_closed()
+
+    with_engine(scenario)
+
+
+@pytest.mark.parametrize("url", ["https://127.0.0.1:1", "127.0.0.1:1", "http://127.0.0.1:1"])
+def test_an_address_that_nobody_serves_is_an_error(url: str) -> None:
+    async def scenario(connections: EngineConnections, _: str, accepted: list[Any]) -> None:
+        with pytest.raises(OSError, match=r"127\.0\.0\.1"):
+            await connections.connect(url)
+
+    with_engine(scenario)

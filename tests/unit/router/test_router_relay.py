@@ -1,0 +1,145 @@
+"""The relay at the level of bytes: back-pressure, pipelines, and what ends a stream."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from typing import Any
+
+import pytest
+from support.router_stand_ins import MODEL, ClusterStandIn, eventually, running_cluster
+from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
+
+WORD = "x" * 100_000
+NUM_WORDS = 600  # 60 MB in all; the kernel's buffers take some 20 MB
+READ_BYTES = 256 * 1024  # what a transport reads at once
+
+
+def request_bytes(**fields: Any) -> bytes:
+    body = json.dumps({"model": MODEL, "prompt": "Hi", "stream": True, **fields}).encode()
+    head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
+    return head % len(body) + body
+
+
+async def connect(cluster: ClusterStandIn) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """A connection whose own buffers are small."""
+    host, port = cluster.url.removeprefix("http://").split(":")
+    sock = socket.socket()
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    sock.setblocking(False)
+    await asyncio.get_running_loop().sock_connect(sock, (host, int(port)))
+    return await asyncio.open_connection(sock=sock, limit=4096)
+
+
+async def unchunked(reader: asyncio.StreamReader) -> bytes:
+    """The body of one answer."""
+    head = (await reader.readuntil(b"\r\n\r\n")).lower()
+    assert head.startswith(b"http/1.1 200 ")
+    assert b"transfer-encoding: chunked" in head
+    parts = []
+    while size := int(await reader.readuntil(b"\r\n"), 16):
+        parts.append((await reader.readexactly(size + 2))[:-2])
+    assert await reader.readexactly(2) == b"\r\n"
+    return b"".join(parts)
+
+
+@pytest.mark.parametrize("num_choices", [1, 2])
+def test_a_slow_reader_stops_the_engine_and_gets_everything(num_choices: int) -> None:
+    async def scenario() -> None:
+        async with running_cluster() as cluster:
+            engine = cluster.decode[0].engine
+            num_sent = 0
+
+            async def counts(engine: Any, fields: Any, request: Any) -> Any:
+                nonlocal num_sent
+                response = await engine.stream(fields, request, 0)
+                for event in engine.events(fields):
+                    await response.write(event)
+                    num_sent += 1
+                await response.write(b"data: [DONE]\n\n")
+                return response
+
+            engine.words = (WORD,) * (NUM_WORDS // num_choices)
+            engine.behaviours = [counts] * num_choices
+            reader, writer = await connect(cluster)
+            writer.write(request_bytes(n=num_choices))
+
+            async def settled() -> bool:
+                before = num_sent
+                await asyncio.sleep(0.3)
+                return 0 < num_sent == before
+
+            await eventually(settled, bool, 30)
+            assert num_sent < NUM_WORDS / 2
+            (protocol,) = [each for each in cluster.server.server_state.connections if each.flow.write_paused]
+            buffered = protocol.transport.get_write_buffer_size()
+            assert HIGH_WATER_LIMIT / 2 < buffered < num_choices * (READ_BYTES + 2 * len(WORD)) + HIGH_WATER_LIMIT
+
+            body = await asyncio.wait_for(unchunked(reader), 60)
+            assert body.count(WORD.encode()) == num_choices * len(engine.words)
+            assert body.endswith(b"data: [DONE]\n\n")
+            writer.close()
+
+    asyncio.run(scenario())
+
+
+def test_requests_of_a_pipeline_are_answered_in_order() -> None:
+    async def scenario() -> None:
+        async with running_cluster() as cluster:
+            cluster.decode[0].engine.event_gap_s = 0.02
+            reader, writer = await connect(cluster)
+            writer.write(request_bytes(user="1") + request_bytes(user="2"))
+            bodies = [await asyncio.wait_for(unchunked(reader), 5) for _ in range(2)]
+            ids = [json.loads(body.split(b"\n\n")[0].removeprefix(b"data: "))["id"] for body in bodies]
+            assert ids == [request["rid"] for request in cluster.decode[0].engine.requests]
+            assert all(body.endswith(b"data: [DONE]\n\n") for body in bodies)
+            writer.close()
+
+    asyncio.run(scenario())
+
+
+def test_an_engine_that_does_not_end_its_message_after_the_last_event() -> None:
+    async def scenario() -> None:
+        async with running_cluster() as cluster:
+
+            async def never_ends(engine: Any, fields: Any, request: Any) -> None:
+                response = await engine.stream(fields, request, 2)
+                await response.write(b"data: [DONE]\n\n")
+                await asyncio.sleep(3600)
+
+            cluster.decode[0].engine.behaviours = [never_ends]
+            events = await asyncio.wait_for(cluster.stream(prompt="Hi"), 4)
+            assert (len(events), events[-1]) == (3, b"[DONE]")
+            await eventually(lambda: asyncio.sleep(0, cluster.decode[0].engine.num_running), lambda n: n == 0)
+
+    asyncio.run(scenario())
+
+
+def test_a_stream_in_one_piece() -> None:
+    async def scenario() -> None:
+        async with running_cluster() as cluster:
+
+            async def at_once(engine: Any, fields: Any, request: Any) -> Any:
+                response = await engine.stream(fields, request, 0)
+                await response.write(b"".join(engine.events(fields)) + b"data: [DONE]\n\n")
+                return response
+
+            cluster.decode[0].engine.behaviours = [at_once] * 3
+            assert len(await cluster.stream(prompt="Hi")) == 4
+            assert len(await cluster.stream(prompt="Hi", n=2)) == 7
+
+    asyncio.run(scenario())
+
+
+def test_answers_close_a_connection_that_the_client_wants_closed() -> None:
+    async def scenario() -> None:
+        async with running_cluster() as cluster:
+            reader, writer = await connect(cluster)
+            writer.write(request_bytes().replace(b"host: x\r\n", b"host: x\r\nconnection: close\r\n"))
+            answer = await asyncio.wait_for(reader.read(-1), 5)
+            assert b"\r\nconnection: close\r\n" in answer
+            assert answer.endswith(b"\r\n0\r\n\r\n")
+            writer.close()
+
+    asyncio.run(scenario())
