@@ -50,6 +50,7 @@ class Options:
     event_gap_ms: float = 10.0
     streams_per_connection: int = 12  # in each load
     requests_per_connection: int = 60
+    processes: int = 1  # of Prelude's router
 
 
 QUICK = Options(repeats=1, concurrency=(8,), num_events=8, streams_per_connection=2, requests_per_connection=5)
@@ -113,7 +114,7 @@ async def _measure_all(
     settings = workers(options.num_events, options.event_gap_ms / 1000)
     async with contextlib.AsyncExitStack() as stack:
         stack.enter_context(running_workers(settings, folder))
-        systems = [await stack.enter_async_context(our_router(settings, folder))]
+        systems = [await stack.enter_async_context(our_router(settings, folder, options.processes))]
         if gateway is not None:
             systems.append(await stack.enter_async_context(sglang_gateway(gateway, settings, folder)))
         systems.append(RunningSystem("direct", settings["decode-0"].engine_port, None))

@@ -73,6 +73,7 @@ def add_commands(commands: Any) -> None:
     router.add_argument("--repeats", type=_positive, help="default: 3")
     router.add_argument("--events", type=_positive, help="of a stream; default: 64")
     router.add_argument("--event-gap-ms", type=float, metavar="MS", help="between two of them; default: 10")
+    router.add_argument("--processes", type=_positive, help="of Prelude's router; default: 1")
     router.add_argument(
         "--sglang-router",
         metavar="PYTHON",
@@ -168,6 +169,7 @@ def _router(arguments: argparse.Namespace) -> None:
         "repeats": arguments.repeats,
         "num_events": arguments.events,
         "event_gap_ms": arguments.event_gap_ms,
+        "processes": arguments.processes,
     }
     options = replace(
         router_relay.QUICK if arguments.quick else router_relay.Options(),

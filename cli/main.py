@@ -61,6 +61,9 @@ def _parser() -> argparse.ArgumentParser:
     router = add("router", _router, "Run the router of a cluster.")
     router.set_defaults(writes_log=True)
     add_config(router)
+    # One of several processes, as their supervisor starts it.
+    router.add_argument("--process", type=int, help=argparse.SUPPRESS)
+    router.add_argument("--sockets", type=Path, help=argparse.SUPPRESS)
 
     for role in ("prefill", "decode", "unified"):
         worker = add(f"{role}-worker", _worker, f"Run one {role} worker: its agent and its engine.")
@@ -99,12 +102,20 @@ def _router(arguments: argparse.Namespace) -> None:
     with ctrl_c_ends_process():
         from cluster.config.load import load_cluster_config
         from process import log
-        from router.server import run
 
         config = load_cluster_config(arguments.config)
-        log.setup("router", config.log_level)
+        number = arguments.process
+        log.setup("router" if number is None else f"router-{number}", config.log_level)
+        if number is None and config.router.processes > 1:
+            from router.processes.supervisor import run_processes
+
+            sys.exit(run_processes(config, arguments.config))
+        from router.processes.siblings import Siblings
+        from router.server import run
+
+        siblings = None if number is None else Siblings(number, config.router.processes, arguments.sockets)
     try:
-        run(config)
+        run(config, siblings)
     except AdapterError as error:  # the catalog or the base model that the configuration names
         raise ConfigError(str(error)) from error
 

@@ -32,6 +32,7 @@ from router.management.adapters_vllm import VllmEndpoint
 from router.management.adapters_workers import WorkersEndpoint
 from router.management.management import Management
 from router.metrics import Metrics
+from router.processes.siblings import Siblings
 from router.protocol.field_values import Limits
 from router.protocol.validation import Endpoint
 from router.revisions.adapter_service import AdapterService
@@ -50,6 +51,7 @@ def build_app(
     metrics: Metrics,
     max_adapter_bytes: int,
     workers: Mapping[str, tuple[str, str]],  # name -> (role, host:port of the agent)
+    siblings: Siblings | None = None,  # the router's other processes
 ) -> RouterApp:
     """The whole router. It connects to the workers when the server starts it."""
     in_flight, requests = InFlightState(), Requests()
@@ -59,10 +61,11 @@ def build_app(
     backends = Backends(fleet, engines, metrics, config, in_flight, model)
     memory_only = MemoryOnlyRevisions(fleet, adapters)
     limits = Limits(config.max_choices, vocabulary)
+    pages = Pages(backends, adapters, requests, siblings)
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
-        async with fleet.following(), engines.open(), adapters.following():
+        async with fleet.following(), engines.open(), adapters.following(), pages.shared():
             reconciling = asyncio.create_task(memory_only.run(), name="memory-only revisions")
             try:
                 yield
@@ -90,7 +93,7 @@ def build_app(
             *TokenizationEndpoint(backends, adapters, limits).routes,
             *refused_paths.routes(),
             *management_routes,
-            *Pages(backends, adapters, requests).routes,
+            *pages.routes,
         ],
         lifespan=lifespan,
         exception_handlers={

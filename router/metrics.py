@@ -35,6 +35,10 @@ class Metrics:
             registry=self.registry,
         )
         self.in_flight = Gauge("prelude_router_requests_in_flight", "Requests being served.", registry=self.registry)
+        self.processes = Gauge(
+            "prelude_router_processes", "Processes of this router whose metrics are added up.", registry=self.registry
+        )
+        self.processes.set(1)
         self.worker_in_flight = Gauge(
             "prelude_router_worker_legs_in_flight",
             "Engine calls in flight, by worker.",

@@ -7,6 +7,7 @@ import logging
 import math
 import os
 import signal
+import socket
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -21,15 +22,16 @@ from cluster.open_library import open_configured_catalog, open_library
 from router.app import build_app
 from router.http.client_connection import ClientProtocol
 from router.metrics import Metrics
+from router.processes.siblings import Siblings, shared_listener
 from router.revisions.adapter_service import AdapterService
 
 log = logging.getLogger(__name__)
 
 
-def run(config: ClusterConfig) -> NoReturn:
+def run(config: ClusterConfig, siblings: Siblings | None = None) -> NoReturn:
     """Serve until SIGTERM or SIGINT, then end the process after the last request or the drain timeout.
 
-    Raises ConfigError and AdapterError before it serves.
+    `siblings`: the router's other processes, on the same port. Raises ConfigError and AdapterError before it serves.
     """
     base = BaseModel.read(config.model.path)
     metrics = Metrics()
@@ -52,13 +54,22 @@ def run(config: ClusterConfig) -> NoReturn:
         metrics=metrics,
         max_adapter_bytes=config.adapter_limits.max_bytes,
         workers=worker_addresses(config),
+        siblings=siblings,
     )
     server = RouterServer(uvicorn_config(app, config))
     _spare_garbage_collection()
     log.info("router starting", extra={"fields": {"host": config.router.host, "port": config.router.port}})
-    server.run()
+    server.run(sockets=None if siblings is None else [_shared_port(config)])
     log.info("router stopped")
     _exit()
+
+
+def _shared_port(config: ClusterConfig) -> socket.socket:
+    router = config.router
+    try:
+        return shared_listener(router.host, router.port)
+    except OSError as error:
+        raise ConfigError(f"router.port: {router.host}:{router.port} is not available ({error.strerror})") from error
 
 
 def _spare_garbage_collection() -> None:

@@ -12,6 +12,7 @@ import sys
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import yaml
@@ -80,23 +81,32 @@ def running_workers(settings: dict[str, WorkerSettings], logs: Path) -> Iterator
         yield
 
 
-@contextlib.asynccontextmanager
-async def our_router(settings: dict[str, WorkerSettings], folder: Path) -> AsyncIterator[RunningSystem]:
-    """`prelude router` with a cluster.yaml of these workers, in its default configuration."""
+def our_config(settings: dict[str, WorkerSettings], folder: Path, router: dict[str, Any]) -> tuple[int, Path]:
+    """The port and the cluster.yaml of Prelude's router in front of these workers; `router` is that section."""
     config = {"architectures": ["LlamaForCausalLM"], "num_hidden_layers": 2, "hidden_size": 64, "vocab_size": 1024}
     config |= {"intermediate_size": 128, "num_attention_heads": 4}
     (folder / "config.json").write_text(json.dumps(config))
-    port = free_port()
+    router = {"host": HOST, "port": free_port(), **router}
     cluster = {
         "model": {"path": str(folder), "name": MODEL},
-        "router": {"host": HOST, "port": port},
+        "router": router,
         "workers": {
             name: {"role": each.role, "host": HOST, "control_port": each.control_port}
             for name, each in settings.items()
         },
     }
-    (folder / "cluster.yaml").write_text(yaml.safe_dump(cluster))
-    words = [sys.executable, "-m", "cli.main", "router", "--config", str(folder / "cluster.yaml")]
+    path = folder / "cluster.yaml"
+    path.write_text(yaml.safe_dump(cluster))
+    return router["port"], path
+
+
+@contextlib.asynccontextmanager
+async def our_router(
+    settings: dict[str, WorkerSettings], folder: Path, num_processes: int
+) -> AsyncIterator[RunningSystem]:
+    """`prelude router`, in its default configuration but for the number of processes."""
+    port, path = our_config(settings, folder, {"processes": num_processes})
+    words = [sys.executable, "-m", "cli.main", "router", "--config", str(path)]
     with _process(words, folder / "router.log") as process:
         await _until_it_answers("ours", process, port, folder / "router.log")
         yield RunningSystem("ours", port, process.pid)

@@ -209,6 +209,7 @@ class RouterConfig(_Section):
 
     host: str = "127.0.0.1"
     port: Port = 8000
+    processes: Annotated[int, Field(ge=1, le=64)] = 1  # that share the port, each with its own view of the workers
     max_body_bytes: Annotated[int, Field(ge=1024)] = 16 * 1024**2
     max_choices: Annotated[int, Field(ge=1)] = 128  # sequences of one request: prompts x n
     connect_timeout_s: Seconds = 5.0

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from typing import Any
 
+import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -20,6 +22,8 @@ from router.generation.backends import Backends
 from router.generation.request_state import Requests
 from router.placement.placement import PlacementRequest, all_placements
 from router.placement.unplaceable import lacks_unified_worker
+from router.processes.merged_metrics import merged_metrics
+from router.processes.siblings import Siblings
 from router.protocol.json_answer import json_answer
 from router.revisions.adapter_service import AdapterService
 from router.revisions.resolve import reference_in
@@ -28,10 +32,14 @@ from router.revisions.resolve import reference_in
 class Pages:
     """The pages that need no engine."""
 
-    def __init__(self, backends: Backends, adapters: AdapterService, requests: Requests) -> None:
+    def __init__(
+        self, backends: Backends, adapters: AdapterService, requests: Requests, siblings: Siblings | None = None
+    ) -> None:
         self._backends = backends
         self._adapters = adapters
         self._requests = requests
+        self._siblings = siblings
+        self._waits_for_siblings = siblings is not None  # until all of them have been ready once
         self._started_at = int(time.time())
 
     @property
@@ -90,7 +98,50 @@ class Pages:
         return json_answer({"status": "alive"})
 
     async def ready(self, _: Request) -> Response:
-        """200 if some placement can take a request, else 503; with the reason for each worker that is not placeable."""
+        """200 if some placement can take a request, else 503; with the reason for each worker that is not placeable.
+
+        After a start, 503 also until every process of this router can take one.
+        """
+        body = self._readiness()
+        if body["ready"] and self._siblings is not None and self._waits_for_siblings:
+            answers = await self._siblings.ask("ready")
+            late = [n for n in range(self._siblings.count) if n != self._siblings.number and answers.get(n) != b"true"]
+            if late:
+                text = f"processes of this router are not ready yet: {', '.join(map(str, late))}"
+                body |= {"ready": False, "reason": text}
+            self._waits_for_siblings = bool(late)
+        return json_answer(body, 200 if body["ready"] else 503)
+
+    async def metrics(self, _: Request) -> Response:
+        """This router's metrics, those of all its processes added up."""
+        page = self._own_metrics()
+        if self._siblings is not None:
+            page = merged_metrics([page, *(await self._siblings.ask("metrics")).values()])
+        return Response(page, media_type="text/plain; version=0.0.4")
+
+    async def requests(self, _: Request) -> Response:
+        """Every request in flight, with its phase and, if there are several processes, the number of its process."""
+        found = self._own_requests()
+        if self._siblings is not None:
+            for page in (await self._siblings.ask("requests")).values():
+                found += msgspec.json.decode(page)
+        return json_answer({"requests": found})
+
+    @asynccontextmanager
+    async def shared(self) -> AsyncIterator[None]:
+        """Inside, this process answers for itself when another one is asked for all."""
+        if self._siblings is None:
+            yield
+            return
+        pages: dict[str, Callable[[], bytes]] = {
+            "ready": lambda: msgspec.json.encode(self._readiness()["ready"]),
+            "metrics": self._own_metrics,
+            "requests": lambda: msgspec.json.encode(self._own_requests()),
+        }
+        async with self._siblings.serving(pages):
+            yield
+
+    def _readiness(self) -> dict[str, Any]:
         fleet = self._backends.fleet.state
         placements = [str(placement) for placement in all_placements(PlacementRequest(None), fleet)]
         workers = {
@@ -98,17 +149,16 @@ class Pages:
             for name, view in fleet.workers.items()
         }
         reason = "" if placements else "no pair of workers is ready and warm, and no unified worker is ready"
-        body = {"ready": bool(placements), "reason": reason, "placements": placements, "workers": workers}
-        return json_answer(body, 200 if placements else 503)
+        return {"ready": bool(placements), "reason": reason, "placements": placements, "workers": workers}
 
-    async def metrics(self, _: Request) -> Response:
+    def _own_metrics(self) -> bytes:
         for worker, count in self._backends.fleet.state.in_flight.items():
             self._backends.metrics.worker_in_flight.labels(worker).set(count)
-        return Response(self._backends.metrics.page(), media_type="text/plain; version=0.0.4")
+        return self._backends.metrics.page()
 
-    async def requests(self, _: Request) -> Response:
-        """Every request in flight, with its phase."""
-        return json_answer({"requests": self._requests.described()})
+    def _own_requests(self) -> list[dict[str, Any]]:
+        found = self._requests.described()
+        return found if self._siblings is None else [{**each, "process": self._siblings.number} for each in found]
 
     def _base_card(self) -> dict[str, Any]:
         return self._card(self._backends.model, self._started_at, root=self._backends.model, parent=None)

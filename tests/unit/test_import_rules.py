@@ -40,7 +40,7 @@ cluster.config
 cluster.open_library cluster.control
 cluster.agent
 cluster cluster.local
-router.errors router.metrics router.http
+router.errors router.metrics router.http router.processes
 router.public_errors router.protocol
 router.fleet
 router.placement router.revisions

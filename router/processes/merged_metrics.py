@@ -1,0 +1,48 @@
+"""Adds up the metrics of several processes.
+
+prometheus_client's own way, files that all processes map, cannot read a gauge at the time of the scrape, and needs a
+folder that is empty at each start. Pages of text need neither.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+from prometheus_client import Metric, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+_LARGEST = {"prelude_router_catalog_staleness_seconds"}  # of the processes; everything else is a sum
+_FIRST = "_created"  # such a sample is the time at which its counter began
+
+
+class _Page:
+    """What `generate_latest` takes for a registry."""
+
+    def __init__(self, families: Iterable[Metric]) -> None:
+        self._families = families
+
+    def collect(self) -> Iterable[Metric]:
+        return self._families
+
+
+def merged_metrics(pages: Sequence[bytes]) -> bytes:
+    """One page for those of several processes, in Prometheus' text format."""
+    families: dict[str, Metric] = {}
+    values: dict[str, dict[tuple[str, tuple[tuple[str, str], ...]], float]] = {}
+    for page in pages:
+        for family in text_string_to_metric_families(page.decode()):
+            families.setdefault(family.name, Metric(family.name, family.documentation, family.type))
+            found = values.setdefault(family.name, {})
+            for sample in family.samples:
+                key = sample.name, tuple(sample.labels.items())
+                found[key] = _merge(sample.name)(found[key], sample.value) if key in found else sample.value
+    for name, family in families.items():
+        for (sample_name, labels), value in values[name].items():
+            family.add_sample(sample_name, dict(labels), value)
+    return generate_latest(_Page(families.values()))  # type: ignore[arg-type]
+
+
+def _merge(name: str) -> Callable[[float, float], float]:
+    if name in _LARGEST:
+        return max
+    return min if name.endswith(_FIRST) else float.__add__
