@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.metadata
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
@@ -15,7 +16,7 @@ from starlette.routing import Route
 
 from adapters.errors import AdapterError
 from cluster.config.schema import RouterConfig
-from router.api import refused_paths
+from router.api import openapi, refused_paths
 from router.api.completions import CompletionsEndpoint
 from router.api.status_pages import Pages
 from router.api.tokenization import TokenizationEndpoint
@@ -92,6 +93,7 @@ def build_app(
             *completions,
             *TokenizationEndpoint(backends, adapters, limits).routes,
             *refused_paths.routes(),
+            openapi.route(limits, importlib.metadata.version("prelude")),
             *management_routes,
             *pages.routes,
         ],

@@ -20,7 +20,7 @@ from router.protocol.field_values import Limits, boolean, check_token_ids, decod
 from router.protocol.fields import ADAPTER, SCORE
 from router.protocol.request_body import Fields
 
-_MAX_LABELS = 1000
+MAX_LABELS = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,10 +34,10 @@ class Labels:
     def of(cls, fields: Fields, limits: Limits) -> Labels:
         """Raises InvalidField."""
         ids = decoded(fields, "label_token_ids", list[int], "a list of token ids")
-        if not ids or len(ids) > _MAX_LABELS:
+        if not ids or len(ids) > MAX_LABELS:
             found = len(ids) if ids else "none"
             raise InvalidField(
-                f"label_token_ids must have 1 to {_MAX_LABELS} ids (found {found})", param="label_token_ids"
+                f"label_token_ids must have 1 to {MAX_LABELS} ids (found {found})", param="label_token_ids"
             )
         check_token_ids("label_token_ids", ids, limits)
         return cls(tuple(ids), boolean(fields, "apply_softmax"))

@@ -25,18 +25,18 @@ from router.protocol.request_body import Fields, split
 from router.protocol.scoring import Labels, score_prompts
 
 _NULL = b"null"
-_MAX_TOP_LOGPROBS = 100
+MAX_TOP_LOGPROBS = 100
 
 # Limits of numbers that the engine puts into tensors unchecked; a larger one would crash its scheduler.
-_INT32_MAX = 2**31 - 1
-_INTEGERS = {
-    "max_completion_tokens": (1, _INT32_MAX),
-    "min_tokens": (0, _INT32_MAX),
-    "top_k": (-1, _INT32_MAX),
+INT32_MAX = 2**31 - 1
+INTEGERS = {
+    "max_completion_tokens": (1, INT32_MAX),
+    "min_tokens": (0, INT32_MAX),
+    "top_k": (-1, INT32_MAX),
     "seed": (-(2**62), 2**62),
 }
-_MAX_TEMPERATURE = 100.0
-_MAX_LOGIT_BIAS = 100.0  # as OpenAI's
+MAX_TEMPERATURE = 100.0
+MAX_LOGIT_BIAS = 100.0  # as OpenAI's
 
 
 class Endpoint(Enum):
@@ -121,11 +121,11 @@ def validate(endpoint: Endpoint, body: bytes, limits: Limits) -> ValidatedReques
     if endpoint is Endpoint.SCORE:
         return _score(fields, model, adapter, limits)
     is_streaming = boolean(fields, "stream")
-    max_top_logprobs = min(_MAX_TOP_LOGPROBS, limits.vocabulary)
-    n = integer(fields, "n", 1, _INT32_MAX) or 1
-    for name, (least, most) in _INTEGERS.items():
+    max_top_logprobs = min(MAX_TOP_LOGPROBS, limits.vocabulary)
+    n = integer(fields, "n", 1, INT32_MAX) or 1
+    for name, (least, most) in INTEGERS.items():
         integer(fields, name, least, most)
-    max_tokens = integer(fields, "max_tokens", 1 if endpoint is Endpoint.CHAT else 0, _INT32_MAX)
+    max_tokens = integer(fields, "max_tokens", 1 if endpoint is Endpoint.CHAT else 0, INT32_MAX)
     integer(fields, "top_logprobs", 0, max_top_logprobs)
     _check_floats(fields)
     check_token_id_field(fields, "stop_token_ids", limits)
@@ -144,7 +144,7 @@ def validate(endpoint: Endpoint, body: bytes, limits: Limits) -> ValidatedReques
             raise InvalidField("echo with logprobs is not offered for streams: set stream to false", param="stream")
         if max_tokens == 0 and is_streaming:
             raise InvalidField("max_tokens 0 is not offered for streams: set stream to false", param="stream")
-        best_of = integer(fields, "best_of", 1, _INT32_MAX)
+        best_of = integer(fields, "best_of", 1, INT32_MAX)
         if best_of is not None and best_of != n:
             raise InvalidField(f"best_of must equal n ({n}) or be left out (found {best_of})", param="best_of")
     num_choices = max(1, len(prompts)) * n
@@ -162,7 +162,7 @@ def validate(endpoint: Endpoint, body: bytes, limits: Limits) -> ValidatedReques
         includes_usage=_includes_usage(fields, is_streaming),
         prompts=prompts,
         num_per_prompt=n,
-        seed=integer(fields, "seed", *_INTEGERS["seed"]),
+        seed=integer(fields, "seed", *INTEGERS["seed"]),
         echoes=echoes,
         wants_prompt_logprobs=wants_prompt_logprobs,
         generates=max_tokens != 0,
@@ -194,12 +194,12 @@ _NULLABLE = USER_FACING | REFUSED | SCORE | {ADAPTER}
 
 def _check_floats(fields: Fields) -> None:
     temperature = decoded(fields, "temperature", float, "a number")
-    if temperature is not None and not 0 <= temperature <= _MAX_TEMPERATURE:
-        raise InvalidField(f"temperature must be from 0 to {_MAX_TEMPERATURE:g}", param="temperature")
+    if temperature is not None and not 0 <= temperature <= MAX_TEMPERATURE:
+        raise InvalidField(f"temperature must be from 0 to {MAX_TEMPERATURE:g}", param="temperature")
     biases = decoded(fields, "logit_bias", dict[str, float], "an object of token ids and numbers") or {}
-    if any(abs(bias) > _MAX_LOGIT_BIAS for bias in biases.values()):
+    if any(abs(bias) > MAX_LOGIT_BIAS for bias in biases.values()):
         raise InvalidField(
-            f"logit_bias values must be from -{_MAX_LOGIT_BIAS:g} to {_MAX_LOGIT_BIAS:g}", param="logit_bias"
+            f"logit_bias values must be from -{MAX_LOGIT_BIAS:g} to {MAX_LOGIT_BIAS:g}", param="logit_bias"
         )
 
 
@@ -212,10 +212,10 @@ def check_messages(fields: Fields) -> None:
         if bytes(message)[:1] != b"{":
             raise InvalidField(f"messages[{i}] must be an object (found {shown(message)})", param="messages")
         role = msgspec.json.decode(message, type=_Message).role
-        if not (isinstance(role, str) and role.lower() in _ROLES):
+        if not (isinstance(role, str) and role.lower() in ROLES):
             found = "none" if role is None else repr(role)
             raise InvalidField(
-                f"messages[{i}].role must be one of {', '.join(_ROLES)} (found {found})", param=f"messages[{i}].role"
+                f"messages[{i}].role must be one of {', '.join(ROLES)} (found {found})", param=f"messages[{i}].role"
             )
 
 
@@ -223,7 +223,7 @@ class _Message(msgspec.Struct):
     role: Any = None
 
 
-_ROLES = ("system", "developer", "user", "assistant", "tool", "function")
+ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 
 
 def _prompts(fields: Fields, limits: Limits) -> tuple[msgspec.Raw, ...]:

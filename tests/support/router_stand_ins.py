@@ -24,10 +24,12 @@ import aiohttp
 import grpc
 import uvicorn
 from aiohttp import web
+from support.described_answers import Described
 
 from adapters.catalog.sql import SqlCatalog
 from adapters.errors import AdapterError
-from adapters.formats import Limits, read_adapter
+from adapters.formats import Limits as AdapterLimits
+from adapters.formats import read_adapter
 from adapters.library import AdapterLibrary
 from adapters.model.base_model import BaseModel
 from adapters.model.manifest import revision_id_of
@@ -39,6 +41,7 @@ from router.app import build_app
 from router.fleet.fleet import Fleet
 from router.http.client_connection import ClientProtocol
 from router.metrics import Metrics
+from router.protocol.field_values import Limits
 from router.revisions.adapter_service import AdapterService
 from samples.random_adapters import write_random_lora
 
@@ -49,7 +52,7 @@ WORDS = ("Hello", " wide", " world")
 
 # ---- adapters: real ones, small -----------------------------------------------------------------------------------
 
-LIMITS = Limits(max_rank=16, max_bytes=4 * 1024**2)
+LIMITS = AdapterLimits(max_rank=16, max_bytes=4 * 1024**2)
 _TINY = {
     "architectures": ["LlamaForCausalLM"],
     "hidden_size": 32,
@@ -216,7 +219,8 @@ class EngineStandIn:
         }
 
     def events(self, fields: dict[str, Any]) -> list[bytes]:
-        head = {"id": fields["rid"], "object": "chunk", "created": 1, "model": fields["model"]}
+        kind = "chat.completion.chunk" if "messages" in fields else "text_completion"
+        head = {"id": fields["rid"], "object": kind, "created": 1, "model": fields["model"]}
 
         def choice(**values: Any) -> list[dict[str, Any]]:
             return [{"index": 0, "logprobs": None, "finish_reason": None, "matched_stop": None} | values]
@@ -543,10 +547,13 @@ class ClusterStandIn:
     adapters: AdapterService
     fleet: Fleet
     folder: Path  # of the catalog and the store
+    described: Described
 
     async def post(self, path: str = "/v1/completions", **fields: Any) -> tuple[int, Any, Mapping[str, str]]:
         """Status, parsed answer and headers."""
-        async with self.http.post(f"{self.url}{path}", json={"model": MODEL, **fields}) as response:
+        asked = {"model": MODEL, **fields}
+        async with self.http.post(f"{self.url}{path}", json=asked) as response:
+            self._check("POST", path, response, await response.read(), asked)
             return response.status, await response.json(), response.headers
 
     async def stream(self, path: str = "/v1/completions", **fields: Any) -> list[bytes]:
@@ -555,12 +562,19 @@ class ClusterStandIn:
         async with self.http.post(f"{self.url}{path}", json=body) as response:
             assert response.status == 200, await response.text()
             data = await response.read()
+        self._check("POST", path, response, data, body)
         assert data.endswith(b"\n\n")
         return [event.removeprefix(b"data: ") for event in data.split(b"\n\n")[:-1]]
 
     async def get(self, path: str) -> tuple[int, Any]:
         async with self.http.get(f"{self.url}{path}") as response:
+            self._check("GET", path, response, await response.read())
             return response.status, await response.json()
+
+    def _check(self, method: str, path: str, response: aiohttp.ClientResponse, body: bytes, fields: Any = None) -> None:
+        """Whatever a test is about, what it asks and gets must be as the OpenAPI document says."""
+        media_type = response.headers.get("content-type", "")
+        self.described.check(method, path.partition("?")[0], response.status, media_type, body, fields)
 
     @property
     def workers(self) -> list[WorkerStandIn]:
@@ -633,7 +647,8 @@ async def running_cluster(
         serving = asyncio.create_task(server._serve([listener]))
         http = await stack.enter_async_context(aiohttp.ClientSession())
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-        cluster = ClusterStandIn(url, prefill, decode, unified, server, http, adapters, app.fleet, folder)
+        described = Described(Limits(router_config.max_choices, VOCABULARY))
+        cluster = ClusterStandIn(url, prefill, decode, unified, server, http, adapters, app.fleet, folder, described)
         try:
             await eventually(lambda: asyncio.sleep(0, server.started), bool)
             await cluster.warm()

@@ -35,6 +35,7 @@ from router.fleet import worker_link
 
 TEXT = "Hello wide world"
 MESSAGES = [{"role": "user", "content": "Hi"}]
+EVENT = b'data: {"id":"x","object":"text_completion","created":1,"model":"base","choices":[]}\n\n'
 
 
 def client_of(cluster: ClusterStandIn) -> openai.AsyncOpenAI:
@@ -524,8 +525,8 @@ class TestFailuresAfterTheFirstEvent:
         [
             (breaks_after(2), "worker_lost"),
             (stops_after(2), "deadline_exceeded"),
-            (streams(b'data: {"id":"x","choices":[]}\n\n'), "broken_answer"),
-            (streams(b'data: {"id":"x","choices":[]}\n\n', b'data: {"error": {"code": 500}}\n\n'), "engine_failure"),
+            (streams(EVENT), "broken_answer"),
+            (streams(EVENT, b'data: {"error": {"code": 500}}\n\n'), "engine_failure"),
         ],
     )
     def test_stream_ends_with_an_error_event(self, failure: Any, code: str) -> None:

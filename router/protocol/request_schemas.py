@@ -1,0 +1,129 @@
+"""JSON Schemas of the inference requests, made from the tables by which they are validated."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from router.protocol.field_values import Limits
+from router.protocol.fields import ADAPTER, DETOKENIZE_FIELDS, REFUSED, SCORE, TOKENIZE_FIELDS, USER_FACING
+from router.protocol.scoring import MAX_LABELS
+from router.protocol.validation import (
+    INT32_MAX,
+    INTEGERS,
+    MAX_LOGIT_BIAS,
+    MAX_TEMPERATURE,
+    MAX_TOP_LOGPROBS,
+    ROLES,
+    Endpoint,
+)
+
+Schema = dict[str, Any]
+
+BOOLEAN: Schema = {"type": "boolean"}
+TEXT: Schema = {"type": "string", "minLength": 1}
+_REFUSED: Schema = {"type": "null", "description": "Refused: it reaches into the engine."}
+_ANY: Schema = {"description": "Passed to the engine as it is."}
+
+
+def request_schemas(limits: Limits) -> dict[str, Schema]:
+    """By name, for the component section of an OpenAPI document."""
+    token = {"type": "integer", "minimum": 0, "maximum": limits.vocabulary - 1}
+    tokens = {"type": "array", "items": token}
+    prompt = {"anyOf": [TEXT, {**tokens, "minItems": 1}]}
+    prompts = [{"type": "array", "items": each, "minItems": 1} for each in prompt["anyOf"]]
+    num_logprobs = _range(0, min(MAX_TOP_LOGPROBS, limits.vocabulary))
+    named = {
+        "model": {**TEXT, "description": "The base model, an adapter, or base:adapter."},
+        ADAPTER: {**TEXT, "description": "name, name@alias, name@r7 or name@sha256:…"},
+    }
+    generation = dict.fromkeys(USER_FACING, _ANY) | {
+        **named,
+        **{name: _range(*bounds) for name, bounds in INTEGERS.items()},
+        "n": _range(1, limits.max_choices),
+        "stream": BOOLEAN,
+        "stream_options": {"type": "object", "properties": {"include_usage": _nullable(BOOLEAN)}},
+        "temperature": {"type": "number", "minimum": 0, "maximum": MAX_TEMPERATURE},
+        "logit_bias": {
+            "type": "object",
+            "additionalProperties": {"type": "number", "minimum": -MAX_LOGIT_BIAS, "maximum": MAX_LOGIT_BIAS},
+        },
+        "response_format": {"type": "object"},
+        "stop_token_ids": tokens,
+        "top_logprobs": num_logprobs,
+    }
+    messages = {
+        "type": "array",
+        "minItems": 1,
+        "items": {
+            "type": "object",
+            "properties": {"role": {"type": "string", "pattern": _any_case(ROLES)}},
+            "required": ["role"],
+        },
+    }
+    chat = {**generation, "messages": messages, "input_ids": tokens, "max_tokens": _range(1, INT32_MAX)}
+    # Values that depend on each other (`echo` with `stream`, `n` with `prompt`, …) are not in the schemas.
+    completion = {
+        **generation,
+        "prompt": {"anyOf": [*prompt["anyOf"], *prompts]},
+        "max_tokens": {**_range(0, INT32_MAX), "description": "0: only the prompt is read"},
+        "echo": BOOLEAN,
+        "logprobs": num_logprobs,
+        "best_of": {**_range(1, limits.max_choices), "description": "must equal n"},
+    }
+    needs_stream = {"stream_options": {"properties": {"stream": {"const": True}}, "required": ["stream"]}}
+    item = {"anyOf": [{"type": "array", "items": {"type": "string"}, "minItems": 1},
+                      {"type": "array", "items": tokens, "minItems": 1}, {"type": "string"}]}  # fmt: skip
+    score = {
+        **dict.fromkeys(SCORE, _ANY),
+        **named,
+        "query": {"anyOf": [{"type": "string"}, tokens]},
+        "items": {**item, "maxItems": limits.max_choices},
+        "label_token_ids": {**tokens, "minItems": 1, "maxItems": MAX_LABELS},
+        "apply_softmax": BOOLEAN,
+        "item_first": BOOLEAN,
+    }
+    tokenize = {
+        **dict.fromkeys(TOKENIZE_FIELDS, _ANY),
+        **named,
+        "prompt": {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}, "minItems": 1}]},
+        "messages": messages,
+        "add_special_tokens": BOOLEAN,
+    }
+    one_input = [{"required": ["prompt"]}, {"required": ["messages"]}]
+    detokenize = {
+        **named,
+        **dict.fromkeys(DETOKENIZE_FIELDS, BOOLEAN),
+        "tokens": {"anyOf": [tokens, {"type": "array", "items": tokens}]},
+    }
+    return {
+        "ChatRequest": _object(chat, ("model", "messages"), open_=True) | {"dependentSchemas": needs_stream},
+        "CompletionRequest": _object(completion, ("model", "prompt"), open_=True) | {"dependentSchemas": needs_stream},
+        "ScoreRequest": _object(score, ("model", "query", "items", "label_token_ids")),
+        "TokenizeRequest": _object(tokenize, ()) | {"oneOf": one_input},
+        "DetokenizeRequest": _object(detokenize, ("tokens",)),
+    }
+
+
+def _object(properties: Mapping[str, Schema], required: Collection[str], *, open_: bool = False) -> Schema:
+    """An object whose fields may be null, as clients send for what they leave out. `open_`: with other fields, too."""
+    values = {name: each if name in required else _nullable(each) for name, each in sorted(properties.items())}
+    values |= dict.fromkeys(sorted(REFUSED), _REFUSED)
+    return {"type": "object", "properties": values, "required": [*required], "additionalProperties": open_}
+
+
+def _nullable(schema: Schema) -> Schema:
+    return schema if schema is _ANY else {"anyOf": [schema, {"type": "null"}]}
+
+
+def _range(least: int, most: int) -> Schema:
+    return {"type": "integer", "minimum": least, "maximum": most}
+
+
+def _any_case(words: Collection[str]) -> str:
+    """A regular expression that every dialect knows."""
+    either = ["".join(f"[{letter}{letter.upper()}]" for letter in word) for word in words]
+    return f"^({'|'.join(either)})$"
+
+
+SCHEMA_OF = {Endpoint.CHAT: "ChatRequest", Endpoint.COMPLETIONS: "CompletionRequest", Endpoint.SCORE: "ScoreRequest"}

@@ -1,0 +1,161 @@
+"""The OpenAPI document says what the router does: its routes, its limits, its refusals, its errors.
+
+The router's stand-in clusters and the tests with the official client hold every answer against it, too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+from support.described_answers import Described
+from support.router_stand_ins import VOCABULARY, running_cluster
+
+from router.api.openapi import OPERATIONS, error_codes, operations_of
+from router.errors import RequestError
+from router.protocol.field_values import Limits
+from router.protocol.fields import REFUSED
+from router.protocol.request_schemas import SCHEMA_OF
+from router.protocol.validation import INT32_MAX, INTEGERS, Endpoint, validate
+
+LIMITS = Limits(max_choices=8, vocabulary=100)
+DESCRIBED = Described(LIMITS)
+GOOD: dict[Endpoint, dict[str, Any]] = {
+    Endpoint.CHAT: {"model": "base", "messages": [{"role": "user", "content": "Hi"}]},
+    Endpoint.COMPLETIONS: {"model": "base", "prompt": "Hi"},
+    Endpoint.SCORE: {"model": "base", "query": "Hi", "items": ["a"], "label_token_ids": [1]},
+}
+
+
+def test_every_route_is_in_the_document_and_nothing_else() -> None:
+    async def scenario() -> None:
+        async with running_cluster(0, 0) as cluster:
+            routes = cluster.server.config.app._app.routes  # type: ignore[union-attr]
+            assert sorted(operations_of(routes)) == sorted(OPERATIONS)
+            status, found = await cluster.get("/openapi.json")
+            assert status == 200
+            assert found["paths"].keys() == DESCRIBED.document["paths"].keys()
+            tokens = found["components"]["schemas"]["DetokenizeRequest"]["properties"]["tokens"]
+            assert tokens["anyOf"][0]["items"]["maximum"] == VOCABULARY - 1
+
+    asyncio.run(scenario())
+
+
+def test_schemas_are_schemas_and_references_lead_somewhere() -> None:
+    schemas = DESCRIBED.document["components"]["schemas"]
+    for schema in schemas.values():
+        jsonschema.Draft202012Validator.check_schema(schema)
+    references = set(json.dumps(DESCRIBED.document).split('"$ref": "')[1:])
+    named = {each.partition('"')[0].removeprefix("#/components/schemas/") for each in references}
+    assert named == schemas.keys()  # all of them, and none is left over
+
+
+def test_error_codes_are_those_of_the_code() -> None:
+    public = json.loads((Path(__file__).parents[1] / "public_names_0.1.0.json").read_text())
+    codes = error_codes()
+    assert {"invalid_field": [400], "not_offered": [404], "adapter_not_found": [404]}.items() <= codes.items()
+    for code, known in public["errors"].items():
+        # Workers have codes of their own for adapters, which the router passes on.
+        assert known["http_status"] in codes[code] if code in codes else code.startswith("adapter_"), code
+
+
+def is_admitted(endpoint: Endpoint, fields: dict[str, Any]) -> bool:
+    try:
+        validate(endpoint, json.dumps(fields).encode(), LIMITS)
+    except RequestError:
+        return False
+    return True
+
+
+def check_same_verdict(endpoint: Endpoint, **change: Any) -> None:
+    fields = {**GOOD[endpoint], **change}
+    errors = DESCRIBED.request_errors(SCHEMA_OF[endpoint], fields)
+    assert is_admitted(endpoint, fields) is (not errors), f"{change}: {errors or 'the schema has nothing against it'}"
+
+
+@pytest.mark.parametrize("endpoint", Endpoint)
+def test_what_is_refused(endpoint: Endpoint) -> None:
+    check_same_verdict(endpoint)
+    for name in REFUSED:
+        for value in ("x", 1, None):
+            check_same_verdict(endpoint, **{name: value})
+    for name in GOOD[endpoint]:
+        check_same_verdict(endpoint, **{name: None})
+        check_same_verdict(endpoint, **{name: 7})
+
+
+@pytest.mark.parametrize("endpoint", [Endpoint.CHAT, Endpoint.COMPLETIONS])
+def test_limits_of_numbers(endpoint: Endpoint) -> None:
+    ranges = {**INTEGERS, "n": (1, LIMITS.max_choices), "max_tokens": (1, INT32_MAX), "top_logprobs": (0, 100)}
+    for name, (least, most) in ranges.items():
+        for value in (least - 1, least, most, most + 1, "1", True, None):
+            check_same_verdict(endpoint, **{name: value})
+    for value in (-0.1, 0, 1.5, 100, 100.1, "hot"):
+        check_same_verdict(endpoint, temperature=value)
+    for bias in (-101, -100, 100, 100.5, "x"):
+        check_same_verdict(endpoint, logit_bias={"5": bias})
+    for ids in ([0, 99], [100], [-1], "x"):
+        check_same_verdict(endpoint, stop_token_ids=ids)
+
+
+PROMPTS = ("", "a", [], [1], [100], [[1], [2]], ["a"], [""], [[]], [1.5], [1, "a"])
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "fields"),
+    [
+        *[(Endpoint.COMPLETIONS, {"prompt": prompt}) for prompt in PROMPTS],
+        *[(Endpoint.COMPLETIONS, {"logprobs": n}) for n in (-1, 0, 100, 101, True)],
+        (Endpoint.COMPLETIONS, {"max_tokens": 0}),
+        (Endpoint.COMPLETIONS, {"stream_options": {"include_usage": True}}),
+        (Endpoint.COMPLETIONS, {"stream": True, "stream_options": {"include_usage": True}}),
+        (Endpoint.COMPLETIONS, {"stream": True, "stream_options": {"include_usage": None}}),
+        (Endpoint.CHAT, {"max_tokens": 0}),
+        (Endpoint.CHAT, {"stream": "yes"}),
+        (Endpoint.CHAT, {"stream_options": {}}),
+        (Endpoint.CHAT, {"stream": True, "stream_options": []}),
+        (Endpoint.CHAT, {"unknown": {"a": 1}}),
+        (Endpoint.CHAT, {"response_format": "json"}),
+        *[(Endpoint.CHAT, {"messages": [{"role": role}]}) for role in ("user", "Tool", "SYSTEM", "users", None)],
+        (Endpoint.CHAT, {"messages": ["Hi"]}),
+        (Endpoint.CHAT, {"messages": []}),
+        (Endpoint.CHAT, {"adapter": ""}),
+        (Endpoint.SCORE, {"unknown": 1}),
+        (Endpoint.SCORE, {"stream": True}),
+        (Endpoint.SCORE, {"query": [1], "items": [[2], []]}),
+        (Endpoint.SCORE, {"items": ["a"] * 8}),
+        (Endpoint.SCORE, {"items": ["a"] * 9}),
+        (Endpoint.SCORE, {"items": []}),
+        (Endpoint.SCORE, {"label_token_ids": []}),
+        (Endpoint.SCORE, {"label_token_ids": [100]}),
+        (Endpoint.SCORE, {"label_token_ids": [1] * 1001}),
+        (Endpoint.SCORE, {"apply_softmax": 1}),
+    ],
+)  # fmt: skip
+def test_the_schema_and_the_router_agree(endpoint: Endpoint, fields: dict[str, Any]) -> None:
+    check_same_verdict(endpoint, **fields)
+
+
+@pytest.mark.parametrize(
+    ("status", "media_type", "body"),
+    [
+        (200, "application/json", b'{"status": "dead"}'),
+        (200, "application/json", b"{}"),
+        (200, "text/html", b'{"status": "alive"}'),
+        (500, "application/json", b'{"message": "no"}'),
+    ],
+)
+def test_an_answer_that_is_not_as_described_is_noticed(status: int, media_type: str, body: bytes) -> None:
+    DESCRIBED.check("GET", "/health", 200, "application/json", b'{"status": "alive"}')
+    with pytest.raises(AssertionError):
+        DESCRIBED.check("GET", "/health", status, media_type, body)
+
+
+def test_a_request_that_the_document_forbids_is_noticed() -> None:
+    answer = {"text": "a", "prompt": "a"}
+    with pytest.raises(AssertionError, match="takes what the document does not"):
+        DESCRIBED.check("POST", "/detokenize", 200, "application/json", json.dumps(answer).encode(), {"tokens": "x"})
