@@ -59,6 +59,8 @@ def _list(arguments: argparse.Namespace) -> None:
             state = await stream.read()
         finally:
             stream.cancel()
+        if not isinstance(state, pb.WorkerState):  # the agent ended the stream
+            return {"error": {"code": "unavailable", "message": "its agent is stopping"}}
         return {
             "role": pb.Role.Name(description.role).removeprefix("ROLE_").lower(),
             "state": _state_of(state),

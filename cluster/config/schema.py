@@ -158,7 +158,7 @@ class WorkerConfig(_Section):
         """With the tensor parallel size that its GPUs imply, and GPUs for its replicas. Raises ValueError."""
         engine, own = self.engine_in(cluster_engine), self.tensor_parallel
         override = self.engine.get("tensor_parallel")
-        if own is not None and override is not None and own != override:
+        if own is not None and override is not None and str(own) != str(override):
             raise ValueError(f"tensor_parallel is {own}, but engine.tensor_parallel is {override}; keep one")
         if self.gpus is None:
             takes_gpus = self.replicas > 1 and engine.device == "cuda"

@@ -86,7 +86,11 @@ def list_gpus(environment: Mapping[str, str], command: tuple[str, ...] = _QUERY)
     try:
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     except FileNotFoundError:
-        return HostGpus((), f"{command[0]} was not found; it comes with NVIDIA's driver")
+        return HostGpus(
+            (),
+            f"{command[0]} was not found; it comes with NVIDIA's driver, in containers with "
+            "NVIDIA_DRIVER_CAPABILITIES=utility",
+        )
     except OSError as error:
         raise StartError(f"this host's GPUs cannot be listed: {command[0]}: {error.strerror}") from error
     try:

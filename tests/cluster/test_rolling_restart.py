@@ -20,21 +20,25 @@ import pytest
 import yaml
 from support.running_cluster import RunningCluster, running_cluster
 
+from cluster.local.initial_config import Host, Pools, initial_config
+from cluster.local.memory_plan import ModelSizes
+
 pytestmark = pytest.mark.long
 
 NUM_CLIENTS = 4
 NUM_TOKENS = 24
-POOLS = {
-    "unified": {"unified": {"role": "unified", "replicas": 2}},
-    "pairs": {"prefill": {"role": "prefill", "replicas": 2}, "decode": {"role": "decode", "replicas": 2}},
-}
+POOLS = {"unified": Pools(0, 0, 2, 1), "pairs": Pools(2, 2, 0, 1)}
 
 
 @pytest.fixture(params=POOLS)
 def cluster_of_two(request, model_dir: Path, adapters: dict[str, Path], tmp_path: Path) -> Iterator[RunningCluster]:
-    """Two workers of each role."""
+    """Two workers of each role, as `prelude init` writes them for this machine."""
+    written = yaml.safe_load(
+        initial_config(model_dir, ModelSizes.read(model_dir), Host.this(0, None), POOLS[request.param])
+    )
+    sections = {name: written[name] for name in ("engine", "workers", "adapter_limits", "residency")}
     few = {name: adapters[name] for name in ("a0", "reft")}
-    with running_cluster(tmp_path, model_dir, few, workers=POOLS[request.param]) as running:
+    with running_cluster(tmp_path, model_dir, few, **sections) as running:
         yield running
 
 
@@ -146,7 +150,7 @@ def test_no_request_fails(cluster_of_two: RunningCluster, tmp_path: Path):
                 before.terminate()
                 await asyncio.to_thread(before.wait, 90)
                 await asyncio.to_thread(new_process, cluster, name, before.pid)
-                await asyncio.to_thread(cluster.wait_ready, 240)
+                await asyncio.to_thread(cluster.wait_ready, 400)
                 assert not load.failures, f"while {name} was restarted: {load.failures[:3]}"
             await more_answers(load)
             router.process.terminate()

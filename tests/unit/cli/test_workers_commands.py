@@ -31,6 +31,8 @@ class Agent(WorkerControlServicer):
         return pb.WorkerDescription(name=self.name, role=pb.ROLE_UNIFIED)
 
     async def WatchState(self, request, context):
+        if self.is_stopping:
+            return
         yield self.state
         await asyncio.Event().wait()
 
@@ -112,6 +114,10 @@ def test_list(agents: tuple[Agent, Agent], capsys):
     a.state.load.queued_requests = 1
     workers = json.loads(run(capsys, "list", "--json")[1])["workers"]
     assert {name: worker["state"] for name, worker in workers.items()} == {"a": "draining", "b": "drained"}
+    b.is_stopping = True
+    code, output, errors = run(capsys, "list")
+    assert (code, len(output.splitlines())) == (1, 1)
+    assert "prelude: b: unavailable: its agent is stopping" in errors
 
 
 @pytest.mark.parametrize(
