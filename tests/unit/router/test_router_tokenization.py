@@ -38,6 +38,8 @@ def test_there_and_back(prefix: str) -> None:
         ("tokenize", {"prompt": "a", "messages": [{"role": "user", "content": "a"}]}, 400, "prompt"),
         ("tokenize", {"prompt": []}, 400, "prompt"),
         ("tokenize", {"prompt": [1]}, 400, "prompt"),
+        ("tokenize", {"prompt": ["a"] * 129}, 400, "prompt"),
+        ("detokenize", {"tokens": [[1]] * 129}, 400, "tokens"),
         ("tokenize", {"messages": []}, 400, "messages"),
         ("tokenize", {"messages": [{"role": "pirate"}]}, 400, "messages[0].role"),
         ("tokenize", {"prompt": "a", "add_special_tokens": 1}, 400, "add_special_tokens"),
