@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import types
 from typing import Any
 
@@ -24,6 +25,14 @@ class _UnpinnedTorch(types.ModuleType):
 
     def zeros(self, *args, pin_memory: bool = False, **kwargs):
         return self._torch.zeros(*args, **kwargs)
+
+
+def fork_children(_result, _server_args) -> None:
+    """Have the engine's other processes forked, so that they need not import everything again.
+
+    With a GPU they must be spawned: CUDA does not survive a fork.
+    """
+    multiprocessing.set_start_method("fork", force=True)
 
 
 def unpinned_torch(torch: types.ModuleType) -> types.ModuleType:

@@ -340,6 +340,22 @@ GROUPS: tuple[HookGroup, ...] = (
         ),
     ),
     HookGroup(
+        lacking="A quick start on CPUs",
+        upstream="none; each process of an engine is spawned and imports torch, transformers and SGLang again",
+        remove_when="SGLang can fork its processes",
+        hooks=(
+            Hook(
+                name="children_are_forked",
+                target="sglang.srt.entrypoints.engine._set_envs_and_config",
+                kind=HookKind.AFTER,
+                fn=cpu.fork_children,
+                platform=Platform.CPU,
+                source_sha256="18138c830ae1a7535d8b0cfdae7da8cace04db7df1cfbe531881ef346117095d",
+                why="imports are most of an engine's start on few cores; forked processes share them",
+            ),
+        ),
+    ),
+    HookGroup(
         lacking="Page-locked memory only where it exists",
         upstream="none; these places ask for page-locked memory unconditionally",
         remove_when="the place in question checks is_pin_memory_available() first",

@@ -15,3 +15,13 @@ def report() -> ProcessReport:
     if _report is None:
         _report = ProcessReport(process="server", pid=os.getpid(), hooks=[])
     return _report
+
+
+def _begin_anew() -> None:
+    """In a forked process: it has the hooks of its parent, and a report of its own."""
+    global _report
+    if _report is not None:
+        _report = ProcessReport(process="server", pid=os.getpid(), hooks=_report.hooks)
+
+
+os.register_at_fork(after_in_child=_begin_anew)

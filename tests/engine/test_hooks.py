@@ -56,6 +56,7 @@ SHOWN_ELSEWHERE = {
     "memory_pool_is_complemented": "test_unified.py::test_parity_alone",
     "reft_in_prefill_graphs": "test_bfloat16.py on a GPU; tests/unit/engine/test_reft.py what it is for",
     "slots_are_filled_at_once": "test_unified.py::test_more_adapters_than_slots_at_once",
+    "children_are_forked": "test_unified.py::test_its_processes_are_forked",
     "lora_expands_with_wide_accesses": "tests/unit/engine/test_lora_expand.py; test_bfloat16.py on a GPU",
 }
 

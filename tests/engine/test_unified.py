@@ -20,6 +20,7 @@ from support.running_engine import MODULES, AdapterSlots, engine_spec, running_e
 from support.unified_engine import NEW_TOKENS, Unified, check, sum_of, tokens
 
 from adapters.model.base_model import BaseModel
+from engine.hooks.report import read_reports
 from samples.random_adapters import write_random_lora, write_random_mixed, write_random_reft
 
 SLOTS = 4  # fewer than the adapters
@@ -62,6 +63,13 @@ def cases(unified: Unified) -> list[Case]:
         for count in (1, 20, CHUNK, 2 * CHUNK + 30)
     ]
     return unified.cases(prompts)
+
+
+def test_its_processes_are_forked(unified: Unified):
+    """A forked process has its parent's memory layout; a spawned one draws another."""
+    pids = [report.pid for report in read_reports(unified.engine.spec.report_dir)]
+    starts = {Path(f"/proc/{pid}/maps").read_text().partition("-")[0] for pid in pids}
+    assert (len(pids), len(starts)) == (2, 1)
 
 
 def test_adapters_change_answers(unified: Unified, cases: list[Case]):
