@@ -83,6 +83,13 @@ def add_commands(commands: Any) -> None:
     router.add_argument("--json", type=Path, metavar="FILE", help="write the numbers")
     router.set_defaults(run=_router)
 
+    text = "Placement by itself: simulated fleets under several policies, and what one placement costs."
+    placement = benchmarks.add_parser("placement", help=text, description=text)
+    placement.add_argument("--placements", type=_positive, help="whose cost is measured; default: 20000")
+    placement.add_argument("--quick", action="store_true", help="a smoke test: one small scenario")
+    placement.add_argument("--json", type=Path, metavar="FILE", help="write the numbers")
+    placement.set_defaults(run=_placement)
+
 
 def _add_engine_options(benchmark: argparse.ArgumentParser) -> None:
     benchmark.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="default: cpu")
@@ -124,6 +131,20 @@ def _adapter_tax(arguments: argparse.Namespace) -> None:
         )
     except BenchError as error:
         sys.exit(f"prelude: {error}")
+
+
+def _placement(arguments: argparse.Namespace) -> None:
+    from bench import placement
+    from bench.simulator.policies import POLICIES
+
+    placement.run(
+        placement.QUICK if arguments.quick else placement.SCENARIOS,
+        POLICIES,
+        arguments.placements or (1000 if arguments.quick else 20_000),
+        _command(sys.argv[1:]),
+        arguments.json,
+        lambda line: print(line, flush=True),
+    )
 
 
 def _catalog(arguments: argparse.Namespace) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import importlib.metadata
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from random import Random
 from typing import Any
 
 from starlette.applications import Starlette
@@ -22,7 +23,7 @@ from router.api.status_pages import Pages
 from router.api.tokenization import TokenizationEndpoint
 from router.errors import RouterError, UnknownPath, WrongMethod, answer_of
 from router.fleet.fleet import Fleet
-from router.fleet.in_flight import InFlightState
+from router.fleet.worker_loads import WorkerLoads
 from router.generation.backends import Backends
 from router.generation.engine_calls import Engines
 from router.generation.request_state import Requests, new_request_id
@@ -33,6 +34,8 @@ from router.management.adapters_vllm import VllmEndpoint
 from router.management.adapters_workers import WorkersEndpoint
 from router.management.management import Management
 from router.metrics import Metrics
+from router.placement.placer import Placer
+from router.placement.prompt_meter import PromptMeter
 from router.processes.siblings import Siblings
 from router.protocol.field_values import Limits
 from router.protocol.validation import Endpoint
@@ -53,13 +56,15 @@ def build_app(
     max_adapter_bytes: int,
     workers: Mapping[str, tuple[str, str]],  # name -> (role, host:port of the agent)
     siblings: Siblings | None = None,  # the router's other processes
+    random: Random | None = None,  # for placement between equal workers
 ) -> RouterApp:
     """The whole router. It connects to the workers when the server starts it."""
-    in_flight, requests = InFlightState(), Requests()
+    loads, requests = WorkerLoads(), Requests()
     metrics.read_in_flight(lambda: len(requests))
-    fleet = Fleet(workers, in_flight, heartbeat_s=config.heartbeat_s, connect_timeout_s=config.connect_timeout_s)
+    fleet = Fleet(workers, loads, heartbeat_s=config.heartbeat_s, connect_timeout_s=config.connect_timeout_s)
     engines = Engines(metrics, connect_timeout_s=config.connect_timeout_s)
-    backends = Backends(fleet, engines, metrics, config, in_flight, model)
+    placer = Placer(config.placement, loads, random=random)
+    backends = Backends(fleet, engines, metrics, config, placer, PromptMeter(), model)
     memory_only = MemoryOnlyRevisions(fleet, adapters)
     limits = Limits(config.max_choices, vocabulary)
     pages = Pages(backends, adapters, requests, siblings)

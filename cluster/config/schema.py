@@ -204,6 +204,26 @@ class WorkerConfig(_Section):
         return self.model_copy(update={**given, "replicas": 1})
 
 
+class ScorerWeights(_Section):
+    """Weights of what placement adds up, each in expected seconds to the first token. 0 switches a scorer off."""
+
+    queue: Annotated[float, Field(ge=0)] = 1.0  # prompts to be read before this one
+    residency: Annotated[float, Field(ge=0)] = 1.0  # a cold load
+    home: Annotated[float, Field(ge=0)] = 1.0  # leaving the adapter's homes, crowding one, a copy too many
+    prefix: Annotated[float, Field(ge=0)] = 1.0  # the part of the prompt that is in the prefix cache
+    room: Annotated[float, Field(ge=0)] = 1.0  # KV memory that a unified worker lacks
+
+
+class PlacementConfig(_Section):
+    """How the router chooses workers."""
+
+    weights: ScorerWeights = ScorerWeights()
+    load_bound: Annotated[float, Field(ge=1)] = 1.25  # a home is full at this multiple of the workers' mean queue
+    slack_prompts: Annotated[float, Field(ge=0)] = 2.0  # and so many prompts more
+    max_homes: Annotated[int, Field(ge=1, le=16)] = 8  # of one adapter
+    home_share: Annotated[float, Field(gt=0, le=1)] = 0.25  # of a worker's time for one adapter, before it gets a home
+
+
 class RouterConfig(_Section):
     """The router: its HTTP server, its timeouts and retries."""
 
@@ -220,6 +240,7 @@ class RouterConfig(_Section):
     body_timeout_s: Seconds = 60.0  # to receive a client's request
     heartbeat_s: Seconds = 2.0  # longest gap in a worker's state stream; a worker that misses three gets no requests
     max_attempts: Annotated[int, Field(ge=1)] = 3  # placements tried per sequence
+    placement: PlacementConfig = PlacementConfig()
     drain_timeout_s: Seconds = 30.0  # to finish requests in flight at shutdown
     management: bool = False  # serve /v1/adapters; anyone who reaches the router can then change adapters
     adapter_root: ConfigPath | None = None  # /v1/load_lora_adapter reads directories below it; None: it reads none

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from itertools import islice
 from typing import Any
 
 import msgspec
@@ -20,13 +21,16 @@ from adapters.identity import split_adapter_name
 from router.errors import InvalidField, UnknownModel
 from router.generation.backends import Backends
 from router.generation.request_state import Requests
-from router.placement.placement import PlacementRequest, all_placements
+from router.placement.placement import placements
+from router.placement.request import PlacementRequest
 from router.placement.unplaceable import lacks_unified_worker
 from router.processes.merged_metrics import merged_metrics
 from router.processes.siblings import Siblings
 from router.protocol.json_answer import json_answer
 from router.revisions.adapter_service import AdapterService
 from router.revisions.resolve import reference_in
+
+_MAX_PLACEMENTS = 100  # shown on the readiness page
 
 
 class Pages:
@@ -143,17 +147,17 @@ class Pages:
 
     def _readiness(self) -> dict[str, Any]:
         fleet = self._backends.fleet.state
-        placements = [str(placement) for placement in all_placements(PlacementRequest(None), fleet)]
+        ready = [str(placement) for placement in islice(placements(PlacementRequest(None), fleet), _MAX_PLACEMENTS)]
         workers = {
             name: {"role": view.role, "ready": view.is_placeable, "reason": view.why_not_placeable}
             for name, view in fleet.workers.items()
         }
-        reason = "" if placements else "no pair of workers is ready and warm, and no unified worker is ready"
-        return {"ready": bool(placements), "reason": reason, "placements": placements, "workers": workers}
+        reason = "" if ready else "no pair of workers is ready and warm, and no unified worker is ready"
+        return {"ready": bool(ready), "reason": reason, "placements": ready, "workers": workers}
 
     def _own_metrics(self) -> bytes:
-        for worker, count in self._backends.fleet.state.in_flight.items():
-            self._backends.metrics.worker_in_flight.labels(worker).set(count)
+        for worker, load in self._backends.fleet.state.loads.items():
+            self._backends.metrics.worker_in_flight.labels(worker).set(load.num_sequences)
         return self._backends.metrics.page()
 
     def _own_requests(self) -> list[dict[str, Any]]:

@@ -56,7 +56,6 @@ class TokenizationEndpoint:
             prompt = decoded(fields, "prompt", str | list[str], "a string or a list of strings")
             if prompt == []:
                 raise InvalidField("prompt must not be empty", param="prompt")
-            self._check_number("prompt", prompt)
         boolean(fields, "add_special_tokens")
         answer = await self._ask(request, TOKENIZE, fields)
         return Response(answer, media_type="application/json")
@@ -70,21 +69,11 @@ class TokenizationEndpoint:
             raise InvalidField(f"tokens is required: {expected}", param="tokens")
         has_lists = bool(tokens) and bytes(tokens[0])[:1] == b"["
         ids = decoded(fields, "tokens", list[list[int]] if has_lists else list[int], expected)
-        if has_lists:
-            self._check_number("tokens", ids)
         for each in ids if has_lists else [ids]:
             check_token_ids("tokens", each, self._limits)
         boolean(fields, "skip_special_tokens")
         text = msgspec.json.decode(await self._ask(request, DETOKENIZE, fields))["text"]
         return json_answer({"text": text, "prompt": text})
-
-    def _check_number(self, name: str, values: str | list[Any]) -> None:
-        """Engines work on one text after the other, and on nothing else meanwhile."""
-        if isinstance(values, list) and len(values) > self._limits.max_choices:
-            raise InvalidField(
-                f"{name} has {len(values)} entries; at most {self._limits.max_choices} are served per request",
-                param=name,
-            )
 
     async def _fields(self, request: Request, known: frozenset[str]) -> Fields:
         """The request's fields without nulls and without `model` and `adapter`, which must exist if they are given."""

@@ -9,8 +9,8 @@ from types import MappingProxyType
 
 from router.errors import WorkerLost
 from router.fleet.fleet_state import FleetState, WorkerView
-from router.fleet.in_flight import InFlightState
 from router.fleet.worker_link import WorkerLink
+from router.fleet.worker_loads import WorkerLoads
 from router.fleet.worker_residency import WorkerResidency
 
 Loss = Callable[[WorkerLost], None]
@@ -50,14 +50,15 @@ class Fleet:
     def __init__(
         self,
         addresses: Mapping[str, tuple[str, str]],  # name -> (role, host:port of the agent)
-        in_flight: InFlightState,
+        loads: WorkerLoads,
         *,
         heartbeat_s: float,
         connect_timeout_s: float,
     ) -> None:
-        self._in_flight = in_flight
+        self.loads = loads
         self._changed = asyncio.Event()  # set and replaced whenever a view changes
         self._views = {name: WorkerView(name, role) for name, (role, _) in addresses.items()}
+        self._state: FleetState | None = None  # None: outdated
         self._watches: dict[str, set[Watch]] = {name: set() for name in addresses}
         self._links = {
             name: WorkerLink(
@@ -66,6 +67,7 @@ class Fleet:
                 heartbeat_s=heartbeat_s,
                 connect_timeout_s=connect_timeout_s,
                 on_view=self._update,
+                on_load=loads.report,
             )
             for name, (_, address) in addresses.items()
         }
@@ -81,8 +83,10 @@ class Fleet:
 
     @property
     def state(self) -> FleetState:
-        """A snapshot."""
-        return FleetState(MappingProxyType(dict(self._views)), self._in_flight.counts)
+        """A snapshot. The same object until a worker changes."""
+        if self._state is None:
+            self._state = FleetState(MappingProxyType(dict(self._views)), self.loads)
+        return self._state
 
     def watch(self, view: WorkerView, on_loss: Loss) -> Watch:
         """Call `on_loss` once when the engine of `view` is lost, at once if it already is."""
@@ -131,7 +135,11 @@ class Fleet:
 
     def _update(self, view: WorkerView) -> None:
         before, self._views[view.name] = self._views[view.name], view
-        if view != before:  # not at every heartbeat, since each waiter looks at the whole fleet
+        has_changed = view != before or view.residency is not before.residency
+        if has_changed:
+            self._state = None
+        # Not at every heartbeat, since each waiter looks at the whole fleet.
+        if has_changed or view.num_residency_changes != before.num_residency_changes:
             changed, self._changed = self._changed, asyncio.Event()
             changed.set()
         for watch in tuple(self._watches[view.name]):

@@ -1,16 +1,19 @@
-"""A snapshot of all workers. Immutable except for residency, so one decision sees one state."""
+"""A snapshot of all workers. Immutable except for residency and load, which are live."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
+from router.fleet.homes import Homes
+from router.fleet.worker_loads import WorkerLoad
 from router.fleet.worker_residency import WorkerResidency
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerView:
-    """The last known state of one worker."""
+    """The last known state of one worker, its load aside."""
 
     name: str
     role: str  # "prefill", "decode" or "unified"; from cluster.yaml until the first Describe
@@ -21,6 +24,7 @@ class WorkerView:
     engine_url: str = ""
     kv_host: str = ""
     kv_bootstrap_port: int = 0
+    domain: str = ""  # NVLink or RDMA domain; empty: unknown
     # from WatchState
     incarnation: str = ""  # of the engine; empty without one
     is_engine_up: bool = False
@@ -28,12 +32,7 @@ class WorkerView:
     is_draining: bool = False
     warm_pairs: frozenset[tuple[str, str]] = frozenset()  # (decode name, its incarnation); prefill only
     residency: WorkerResidency = field(default_factory=WorkerResidency, compare=False)  # shared and mutable; see there
-    num_residency_changes: int = 0  # since the router started
-    # The load is not compared: views that differ in it alone can serve the same requests.
-    num_running: int = field(default=0, compare=False)
-    num_queued: int = field(default=0, compare=False)
-    used_kv_tokens: int = field(default=0, compare=False)
-    max_kv_tokens: int = field(default=0, compare=False)
+    num_residency_changes: int = field(default=0, compare=False)  # since the router started
 
     @property
     def is_placeable(self) -> bool:
@@ -53,12 +52,56 @@ class WorkerView:
         return self.reason or "the worker says it is not ready"
 
 
-@dataclass(frozen=True, slots=True)
 class FleetState:
-    """All workers, and the number of this router's engine calls in flight at each."""
+    """All workers and their loads. What is derived from the workers is computed once."""
 
-    workers: Mapping[str, WorkerView]
-    in_flight: Mapping[str, int]
+    def __init__(self, workers: Mapping[str, WorkerView], loads: Mapping[str, WorkerLoad]) -> None:
+        self.workers = workers
+        self.loads = loads
+        self._warm_decodes: dict[str, tuple[WorkerView, ...]] = {}
+
+    @cached_property
+    def readers(self) -> tuple[WorkerView, ...]:
+        """The placeable workers that read prompts, by name: prefill and unified."""
+        return self._placeable("prefill", "unified")
+
+    @cached_property
+    def reader_loads(self) -> tuple[WorkerLoad, ...]:
+        """The loads of `readers`, in their order."""
+        return tuple(self.loads[worker.name] for worker in self.readers)
+
+    @cached_property
+    def reader_residencies(self) -> tuple[Set[str], ...]:
+        """What `readers` have in host memory, in their order. Live."""
+        return tuple(worker.residency.host for worker in self.readers)
+
+    @cached_property
+    def decodes(self) -> tuple[WorkerView, ...]:
+        """The placeable decode workers, by name."""
+        return self._placeable("decode")
+
+    @cached_property
+    def homes(self) -> Homes:
+        """The rendezvous order of `readers`."""
+        return Homes([worker.name for worker in self.readers])
+
+    def warm_decodes(self, prefill: WorkerView) -> tuple[WorkerView, ...]:
+        """The placeable decode workers that are warm with a placeable prefill worker, by name."""
+        found = self._warm_decodes.get(prefill.name)
+        if found is None:
+            pairs = prefill.warm_pairs
+            found = tuple(decode for decode in self.decodes if (decode.name, decode.incarnation) in pairs)
+            self._warm_decodes[prefill.name] = found
+        return found
+
+    def warm_decodes_in_domain(self, prefill: WorkerView) -> tuple[WorkerView, ...]:
+        """Those of `warm_decodes` that are in the prefill worker's NVLink or RDMA domain."""
+        key = f"{prefill.name} domain"
+        found = self._warm_decodes.get(key)
+        if found is None:
+            found = tuple(decode for decode in self.warm_decodes(prefill) if decode.domain == prefill.domain)
+            self._warm_decodes[key] = found
+        return found
 
     def with_late_workers(self, except_for: Set[str]) -> FleetState:
         """The state after a return of all late workers but `except_for`, unchanged since contact was lost."""
@@ -66,4 +109,8 @@ class FleetState:
             name: replace(view, is_connected=True, is_ready=True) if view.is_late and name not in except_for else view
             for name, view in self.workers.items()
         }
-        return FleetState(workers, self.in_flight)
+        return FleetState(workers, self.loads)
+
+    def _placeable(self, *roles: str) -> tuple[WorkerView, ...]:
+        found: Iterable[WorkerView] = (v for v in self.workers.values() if v.role in roles and v.is_placeable)
+        return tuple(sorted(found, key=lambda view: view.name))

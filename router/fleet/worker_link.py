@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import grpc
 
@@ -31,6 +31,12 @@ _ROLES = {control.ROLE_PREFILL: "prefill", control.ROLE_DECODE: "decode", contro
 log = logging.getLogger(__name__)
 
 
+class LoadReport(Protocol):
+    """Takes what an engine reports of its KV memory."""
+
+    def __call__(self, worker: str, *, used_kv_tokens: int, max_kv_tokens: int) -> None: ...
+
+
 class WorkerLink:
     """Follows one worker and calls its agent. `run` hands every new view to `on_view`."""
 
@@ -42,12 +48,14 @@ class WorkerLink:
         heartbeat_s: float,
         connect_timeout_s: float,
         on_view: Callable[[WorkerView], None],
+        on_load: LoadReport,
     ) -> None:
         self._view = view
         self._address = address
         self._heartbeat_s = heartbeat_s
         self._connect_timeout_s = connect_timeout_s
         self._on_view = on_view
+        self._on_load = on_load
         self._stub: WorkerControlStub | None = None
         self._late_until = 0.0  # by the loop's clock
 
@@ -162,6 +170,8 @@ class WorkerLink:
                 if state is grpc.aio.EOF:
                     return
                 self._view.residency.apply(state.residency)
+                load = state.load
+                self._on_load(self._view.name, used_kv_tokens=load.used_kv_tokens, max_kv_tokens=load.max_kv_tokens)
                 num_changes = self._view.num_residency_changes + bool(state.residency.ByteSize())
                 self._publish(replace(_view_after(self._view, state), num_residency_changes=num_changes))
         finally:
@@ -208,9 +218,5 @@ def _view_after(view: WorkerView, state: control.WorkerState) -> WorkerView:
         is_engine_up=state.engine_state == control.ENGINE_STATE_UP,
         is_ready=state.ready,
         is_draining=state.draining,
-        num_running=state.load.running_requests,
-        num_queued=state.load.queued_requests,
-        used_kv_tokens=state.load.used_kv_tokens,
-        max_kv_tokens=state.load.max_kv_tokens,
         warm_pairs=frozenset((pair.decode_name, pair.decode_incarnation) for pair in state.warm_pairs),
     )

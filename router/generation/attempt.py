@@ -98,6 +98,7 @@ class Attempt:
         self._is_complete = not self._is_streaming
         self._check(first)
         self._watch.needs_contact = False
+        self._call.prompt_was_read()
         return first
 
     def _check(self, data: bytes) -> None:

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 
 from cluster.config.schema import RouterConfig
 from router.fleet.fleet import Fleet
-from router.fleet.in_flight import InFlightState
 from router.generation.engine_calls import Engines
 from router.metrics import Metrics
+from router.placement.placer import Placer
+from router.placement.prompt_meter import PromptMeter
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,5 +20,6 @@ class Backends:
     engines: Engines
     metrics: Metrics
     config: RouterConfig
-    in_flight: InFlightState
+    placer: Placer
+    prompts: PromptMeter
     model: str  # the name that engines know the base model by

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import msgspec
 
 from router.fleet.fleet_state import WorkerView
-from router.placement.placement import Placement
+from router.placement.request import Placement
 from router.protocol.request_body import Fields
 from router.protocol.validation import Sequence
 

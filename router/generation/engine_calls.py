@@ -13,8 +13,8 @@ import msgspec
 
 from router.errors import BrokenAnswer, WorkerLost
 from router.fleet.fleet_state import WorkerView
-from router.fleet.in_flight import Hold
 from router.fleet.worker_errors import engine_error
+from router.fleet.worker_loads import Hold
 from router.http.engine_connections import EngineConnection, EngineConnections
 from router.metrics import Metrics
 from router.protocol.sse import EventSplitter
@@ -112,6 +112,7 @@ class EngineCall:
     def start(self, *, wants_stream: bool = False) -> None:
         """Send the request. What comes of it is in `output`."""
         self._is_sent, self._wants_stream = True, wants_stream
+        self._hold.read_begins()
         connection = self._engines.connections.take(self.worker.engine_url)
         if connection is not None:
             self._send(connection)
@@ -140,6 +141,10 @@ class EngineCall:
         else:
             self.resume_reading()
         return self._ended
+
+    def prompt_was_read(self) -> None:
+        """Record that the engine has read the prompt. Idempotent."""
+        self._hold.read_ended()
 
     def fail(self, error: BaseException) -> None:
         """Make the reader of this call fail with `error`, if it still waits for something."""

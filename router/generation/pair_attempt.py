@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 from router.errors import DeadlineExceeded, EngineAborted, EngineRefusal, RouterError
 from router.fleet.fleet import Fleet
@@ -16,8 +17,17 @@ _PREFILL_END_S = 1.0  # for prefill's answer, if decode's was complete before it
 class PairAttempt(Attempt):
     """Owns both engine calls; the client gets the output of the decode call."""
 
-    def __init__(self, fleet: Fleet, prefill: EngineCall, decode: EngineCall, *, is_streaming: bool) -> None:
+    def __init__(
+        self,
+        fleet: Fleet,
+        prefill: EngineCall,
+        decode: EngineCall,
+        *,
+        is_streaming: bool,
+        on_prefill_answer: Callable[[bytes], None],
+    ) -> None:
         self._prefill = prefill
+        self._observe_prefill = on_prefill_answer
         self._deadline: asyncio.Timeout | None = None  # of `begin`
         self._answer_timeout_s = 0.0
         prefill.start()
@@ -74,11 +84,14 @@ class PairAttempt(Attempt):
             return
         error = output.exception()
         if error is None:
-            self._prefill.leave()
+            answer = output.result()
             try:
-                self._check_prefill(output.result())
+                self._check_prefill(answer)
+                self._prefill.prompt_was_read()
+                self._observe_prefill(answer)
             except EngineAborted as aborted:
                 error = aborted
+            self._prefill.leave()
         if self._call.output.done():
             return
         if error is not None:

@@ -18,7 +18,7 @@ from router.errors import (
 )
 from router.fleet.fleet_state import FleetState
 from router.generation.backends import Backends
-from router.placement.placement import FailedAttempts, Placement, PlacementRequest, place
+from router.placement.request import FailedAttempts, Placement, PlacementRequest, PromptSize
 from router.placement.unplaceable import unplaceable_error
 
 _RESIDENCY_LAG_S = 1.0  # a push may be in the catalog before its residency reaches this router
@@ -30,11 +30,18 @@ class PlacementSearch:
     """Belongs to one sequence. Remembers what has failed and decides whether there is another attempt."""
 
     def __init__(
-        self, backends: Backends, revision: AdapterRevision | None, request_id: str, *, needs_decode: bool = True
+        self,
+        backends: Backends,
+        revision: AdapterRevision | None,
+        size: PromptSize,
+        request_id: str,
+        *,
+        needs_decode: bool = True,
     ) -> None:
         self._backends = backends
         self._revision = revision
-        self._request = PlacementRequest.of(revision, needs_decode=needs_decode)
+        request = PlacementRequest.of(revision, needs_decode=needs_decode, size=size)
+        self.request = backends.placer.observe(request)
         self._request_id = request_id
         self._failed = FailedAttempts()
         self._num_failed_attempts = 0
@@ -105,7 +112,7 @@ class PlacementSearch:
         return placement
 
     def _best_placement(self, fleet: FleetState) -> Placement | None:
-        return place(self._request, fleet, self._failed)
+        return self._backends.placer.place(self.request, fleet, self._failed)
 
     def _unplaceable_error(self) -> RouterError:
         return unplaceable_error(self._revision, self._backends.fleet.state)

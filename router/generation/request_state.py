@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from router.placement.placement import Placement
+from router.placement.request import Placement
 
 
 class Phase(StrEnum):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from types import TracebackType
 
 import msgspec
@@ -13,7 +15,7 @@ from adapters.catalog.records import AdapterRevision
 from adapters.identity import DEFAULT_TENANT
 from router.errors import AdapterNotResident, AdapterRefused, AttemptError, RouterError
 from router.fleet.fleet_state import WorkerView
-from router.fleet.in_flight import Hold
+from router.fleet.worker_loads import Hold
 from router.generation.attempt import Attempt
 from router.generation.backends import Backends
 from router.generation.client_answer import ClientAnswer
@@ -23,10 +25,14 @@ from router.generation.pair_attempt import PairAttempt
 from router.generation.placement_search import PlacementSearch
 from router.generation.request_state import Phase, RequestState, SequenceState
 from router.generation.tokenizer_calls import detokenized
-from router.placement.placement import Placement
+from router.placement.placer import Placed
+from router.placement.request import Placement, PlacementRequest
 from router.protocol.prompt_logprobs import with_prompt_logprobs, without_alternatives, without_generated_token
 from router.protocol.scoring import check_generated
 from router.protocol.validation import Sequence, ValidatedRequest
+
+_PROMPT_TOKENS = re.compile(rb'"prompt_tokens":(\d{1,9})')
+_CACHED_TOKENS = re.compile(rb'"cached_tokens":(\d{1,9})')
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +68,7 @@ class SequenceRun:
         self._request = request
         self._state = SequenceState()
         self._attempt: Attempt | None = None
-        self._holds: list[Hold] = []  # one for each worker of the attempt
+        self._placed: Placed | None = None  # at the workers of the attempt
         self._not_in_engine: set[str] = set()  # workers whose engine has reported that it lacks the adapter
         request.sequences.append(self._state)
 
@@ -80,15 +86,16 @@ class SequenceRun:
         search = PlacementSearch(
             self._backends,
             self._generation_request.revision,
+            self._backends.prompts.measure(self._sequence.fields),
             self._request.request_id,
             needs_decode=self._validated.generates,
         )
         placement = await search.first()
         while True:
-            self._take(placement)
+            self._placed = placed = self._take(search.request, placement)
             try:
-                await self._ensure_adapter(placement)
-                return await self._call_engines(placement)
+                await self._ensure_adapter(placed)
+                return await self._call_engines(placed)
             except (AdapterRefused, AttemptError) as error:
                 await self._end_attempt()
                 self._state.phase = Phase.ADMITTED
@@ -125,13 +132,13 @@ class SequenceRun:
 
     # ---- the steps ----------------------------------------------------------------------------------------------
 
-    def _take(self, placement: Placement) -> None:
+    def _take(self, request: PlacementRequest, placement: Placement) -> Placed:
         self._state.phase = Phase.PLACED
         self._state.placement = placement
         self._state.num_attempts += 1
-        self._holds = [self._backends.in_flight.hold(worker.name) for worker in placement.workers]
+        return self._backends.placer.take(request, placement)
 
-    async def _ensure_adapter(self, placement: Placement) -> None:
+    async def _ensure_adapter(self, placed: Placed) -> None:
         """Make the revision resident before any KV room exists: a KV room that waits for a load blocks both engines."""
         if self._generation_request.revision_id is None:
             return
@@ -141,34 +148,38 @@ class SequenceRun:
         timeout_s = self._backends.config.adapter_timeout_s
         outcomes = self._backends.metrics.ensured_adapters
         try:
-            name = placement.prefill.name
+            name = placed.placement.prefill.name
             load_s = await self._backends.fleet.link(name).ensure_adapter(
                 self._generation_request.revision_id, timeout_s, not_in_engine=name in self._not_in_engine
             )
         except RouterError as error:
             outcomes.labels(error.code).inc()
             raise
+        self._backends.placer.loaded(placed, load_s)
         self._not_in_engine.discard(name)
         outcomes.labels("loaded" if load_s else "resident").inc()
         self._state.ensure_adapter_s = loop.time() - began_at
         self._backends.metrics.ensure_adapter.observe(self._state.ensure_adapter_s)
 
-    async def _call_engines(self, placement: Placement) -> bytes:
+    async def _call_engines(self, placed: Placed) -> bytes:
         config = self._backends.config
         rid = self._request.next_rid(self._validated.endpoint.id_prefix)
         self._state.phase = Phase.WAITING_FIRST_EVENT
-        begin = self._begin_unified if placement.is_single else self._begin_pair
-        self._attempt = begin(placement, rid) if self._validated.generates else self._begin_scoring(placement, rid)
+        if not self._validated.generates:
+            begin = self._begin_scoring
+        else:
+            begin = self._begin_unified if placed.placement.is_single else self._begin_pair
+        self._attempt = begin(placed, rid)
         first = await self._attempt.begin(
             first_event_timeout_s=config.first_event_timeout_s, answer_timeout_s=config.answer_timeout_s
         )
         if self._validated.labels is not None:
-            check_generated(first, placement.prefill.name)
+            check_generated(first, placed.placement.prefill.name)
         self._state.phase = Phase.RELAYING
         return first
 
-    def _begin_unified(self, placement: Placement, rid: str) -> Attempt:
-        (worker,), (hold,) = placement.workers, self._holds
+    def _begin_unified(self, placed: Placed, rid: str) -> Attempt:
+        (worker,), (hold,) = placed.placement.workers, placed.holds
         body = unified_body(
             self._sequence,
             self._backends.model,
@@ -178,10 +189,12 @@ class SequenceRun:
             wants_prompt_logprobs=self._validated.wants_prompt_logprobs,
         )
         call = self._call(worker, body, rid, hold)
+        if not self._validated.is_streaming:  # nothing shows when its prompt was read
+            asyncio.get_running_loop().call_later(hold.expected_read_s, partial(hold.read_ended, was_read=False))
         return Attempt(self._backends.fleet, call, is_streaming=self._validated.is_streaming)
 
-    def _begin_scoring(self, placement: Placement, rid: str) -> Attempt:
-        (worker,), (hold,) = placement.workers, self._holds
+    def _begin_scoring(self, placed: Placed, rid: str) -> Attempt:
+        (worker,), (hold,) = placed.placement.workers, placed.holds
         body = scoring_body(
             self._sequence,
             self._backends.model,
@@ -193,7 +206,8 @@ class SequenceRun:
         )
         return Attempt(self._backends.fleet, self._call(worker, body, rid, hold), is_streaming=False)
 
-    def _begin_pair(self, pair: Placement, rid: str) -> Attempt:
+    def _begin_pair(self, placed: Placed, rid: str) -> Attempt:
+        pair = placed.placement
         handoff = KvHandoff.at(pair, rid)
         for_prefill = prefill_body(
             self._sequence,
@@ -209,12 +223,13 @@ class SequenceRun:
             handoff,
             wants_prompt_logprobs=self._validated.wants_prompt_logprobs,
         )
-        prefill_hold, decode_hold = self._holds
+        prefill_hold, decode_hold = placed.holds
         return PairAttempt(
             self._backends.fleet,
             self._call(pair.prefill, for_prefill, rid, prefill_hold),
             self._call(pair.decode, for_decode, rid, decode_hold),
             is_streaming=self._validated.is_streaming,
+            on_prefill_answer=partial(self._observe_prompt, placed),
         )
 
     async def _echoed_text(self) -> str:
@@ -226,6 +241,14 @@ class SequenceRun:
             return msgspec.json.decode(prompt, type=str)
         return await detokenized(self._backends, prompt, self._request.next_rid("detok-"))
 
+    def _observe_prompt(self, placed: Placed, answer: bytes) -> None:
+        """Learn from what the engine counted: tokens of the prompt, and those found in its prefix cache."""
+        counted, cached = _PROMPT_TOKENS.search(answer), _CACHED_TOKENS.search(answer)
+        if counted is not None:
+            self._backends.prompts.observe(self._sequence.fields, int(counted[1]))
+        if cached is not None:
+            self._backends.placer.found_cached(placed, int(cached[1]))
+
     def _call(self, worker: WorkerView, body: bytes, rid: str, hold: Hold) -> EngineCall:
         return self._backends.engines.call(worker, self._validated.endpoint.engine_path, body, rid, hold)
 
@@ -233,5 +256,5 @@ class SequenceRun:
         if self._attempt is not None:
             attempt, self._attempt = self._attempt, None
             await attempt.end()
-        for hold in self._holds:
-            hold.release()
+        if self._placed is not None:
+            self._placed.release()

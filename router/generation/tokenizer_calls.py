@@ -21,12 +21,12 @@ async def ask_tokenizer(backends: Backends, path: str, body: bytes, rid: str) ->
     """The answer of the least busy engine; if that fails, of the next one. Raises RouterError."""
     fleet = backends.fleet.state
     workers = [worker for worker in fleet.workers.values() if worker.is_placeable]
-    workers.sort(key=lambda worker: (fleet.in_flight.get(worker.name, 0), worker.name))
+    workers.sort(key=lambda worker: (fleet.loads[worker.name].num_sequences, worker.name))
     failure: AttemptError | NoWorkerAvailable = NoWorkerAvailable("no worker can take the request now; try again soon")
     try:
         async with asyncio.timeout(backends.config.first_event_timeout_s):
             for worker in workers[: backends.config.max_attempts]:
-                call = backends.engines.call(worker, path, body, rid, backends.in_flight.hold(worker.name))
+                call = backends.engines.call(worker, path, body, rid, backends.fleet.loads.hold(worker.name))
                 try:
                     return await call.answer()
                 except AttemptError as error:

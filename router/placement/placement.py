@@ -2,150 +2,189 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence, Set
+from dataclasses import dataclass
+from heapq import nsmallest
 
-from adapters.catalog.records import AdapterRevision
 from router.fleet.fleet_state import FleetState, WorkerView
+from router.fleet.homes import Homes
+from router.fleet.worker_loads import WorkerLoad
+from router.placement.decode_choice import choose_decode
+from router.placement.policy import Policy
+from router.placement.request import FailedAttempts, Placement, PlacementRequest
+from router.placement.scorers.scorer import Candidate, Choice
+
+_FEW = 8  # readers that are all scored; of more, those that can win
+_FEW_COPIES = 4  # of a revision or a prompt's beginning
+_NUM_SPARE_HOMES = 2  # for homes that are full
+_NOBODY = FailedAttempts()
 
 
 @dataclass(frozen=True, slots=True)
-class PlacementRequest:
-    """What placement may know of a request."""
+class Ranked:
+    """A worker that can read the prompt, and what that is expected to cost."""
 
-    revision_id: str | None  # None: the base model
-    positions: str = "prefill"  # of the tokens that the revision acts on; "all" needs a unified worker
-    is_stored: bool = True  # False: only workers that hold the revision can serve it
-    needs_decode: bool = True  # False: its prompt is read and nothing is generated, so a prefill worker alone serves it
+    candidate: Candidate
+    cost_s: float
+    parts: tuple[float, ...]  # by scorer, in the policy's order
+
+    @property
+    def worker(self) -> WorkerView:
+        return self.candidate.worker
+
+
+@dataclass(frozen=True, slots=True)
+class _Readers:
+    """The workers that can read one prompt. All sequences have one order."""
+
+    workers: Sequence[WorkerView]
+    loads: Sequence[WorkerLoad]
+    resident: Sequence[Set[str]]  # revision ids in host memory
+    homes: Homes
 
     @classmethod
-    def of(cls, revision: AdapterRevision | None, *, needs_decode: bool = True) -> PlacementRequest:
-        if revision is None:
-            return cls(None, needs_decode=needs_decode)
-        return cls(revision.revision_id, revision.manifest.positions, revision.stored, needs_decode)
-
-    @property
-    def single_roles(self) -> tuple[str, ...]:
-        """The roles of workers that can serve the request alone."""
-        if self.needs_decode or self.positions == "all":
-            return ("unified",)
-        return ("prefill", "unified")
-
-    def can_be_read_by(self, worker: WorkerView) -> bool:
-        """Whether the worker holds the revision or can fetch it, as far as the store is concerned."""
-        return self.is_stored or self.revision_id is None or worker.residency.can_use_unstored(self.revision_id)
+    def of(cls, request: PlacementRequest, fleet: FleetState, excluded: Set[str] = frozenset()) -> _Readers:
+        if request.positions != "all" and request.is_stored and not excluded:
+            return cls(fleet.readers, fleet.reader_loads, fleet.reader_residencies, fleet.homes)
+        workers = [
+            worker
+            for worker in fleet.readers
+            if worker.name not in excluded
+            and (request.positions != "all" or worker.role == "unified")
+            and request.can_be_read_by(worker)
+        ]
+        names = [worker.name for worker in workers]
+        residencies = [worker.residency.host for worker in workers]
+        return cls(workers, [fleet.loads[name] for name in names], residencies, Homes(names))
 
 
-PlacementKey = tuple[str, str, str, str]
-
-
-@dataclass(frozen=True, slots=True)
-class Placement:
-    """A pair, whose prefill worker sends KV to its decode worker, or one worker in both places.
-
-    One worker is a unified one, or a prefill worker where nothing is generated.
-    """
-
-    prefill: WorkerView
-    decode: WorkerView
-
-    @property
-    def is_single(self) -> bool:
-        return self.prefill.name == self.decode.name
-
-    @property
-    def workers(self) -> tuple[WorkerView, ...]:
-        """Each worker once; the one that reads the prompt is the first."""
-        return (self.prefill,) if self.is_single else (self.prefill, self.decode)
-
-    @property
-    def key(self) -> PlacementKey:
-        """Equal for the same two engines only: a restarted engine has another incarnation."""
-        return self.prefill.name, self.prefill.incarnation, self.decode.name, self.decode.incarnation
-
-    def __str__(self) -> str:
-        return ">".join(worker.name for worker in self.workers)
-
-
-@dataclass(frozen=True, slots=True)
-class FailedAttempts:
-    """What failed for one sequence so far."""
-
-    placements: frozenset[PlacementKey] = frozenset()  # never tried again
-    workers: frozenset[str] = frozenset()  # the last resort
-
-    def with_placement(self, placement: Placement) -> FailedAttempts:
-        return replace(self, placements=self.placements | {placement.key})
-
-    def with_worker(self, name: str) -> FailedAttempts:
-        return replace(self, workers=self.workers | {name})
-
-
-def place(request: PlacementRequest, fleet: FleetState, failed: FailedAttempts | None = None) -> Placement | None:
+def place(
+    request: PlacementRequest, fleet: FleetState, policy: Policy, failed: FailedAttempts = _NOBODY
+) -> Placement | None:
     """The best placement that can take the request now, None if there is none.
 
-    Placements without a failed worker come first. Then the fewest of this router's requests in flight decides, then
-    the name: for the prefill worker, for the decode worker given the prefill worker, and between the best pair and the
-    best single worker. Linear in the number of workers, as long as most pairs are warm.
+    First the worker that reads the prompt, by expected time to the first token; then, for a prefill worker, the decode
+    worker by free KV memory. Placements without a failed worker come first.
     """
-    failed = failed or FailedAttempts()
-    placeable = [worker for worker in fleet.workers.values() if worker.is_placeable]
-    if failed.workers:
-        trusted = [worker for worker in placeable if worker.name not in failed.workers]
-        if (placement := _best_of(trusted, request, fleet, failed)) is not None:
+    nobody: Set[str] = frozenset()
+    distrusted = failed.workers
+    # Readers and decode workers to leave out: first all that have failed, in the last resort none.
+    rounds = ((distrusted, distrusted), (distrusted, nobody), (nobody, distrusted)) if distrusted else ()
+    for no_readers, no_decodes in (*rounds, (nobody, nobody)):
+        readers = _Readers.of(request, fleet, no_readers)
+        if (placement := _first(request, fleet, policy, readers, failed, no_decodes)) is not None:
             return placement
-    return _best_of(placeable, request, fleet, failed)
+    return None
 
 
-def _best_of(
-    workers: Sequence[WorkerView], request: PlacementRequest, fleet: FleetState, failed: FailedAttempts
+def rank(request: PlacementRequest, fleet: FleetState, policy: Policy) -> list[Ranked]:
+    """Every worker that can read the prompt, the best first, with the costs that `place` compares."""
+    readers = _Readers.of(request, fleet)
+    return _ranked(request, policy, readers, range(len(readers.workers))) if readers.workers else []
+
+
+def placements(request: PlacementRequest, fleet: FleetState) -> Iterator[Placement]:
+    """Every placement that can take the request now, by name."""
+    for reader in _Readers.of(request, fleet).workers:
+        if reader.role in request.single_roles:
+            yield Placement(reader, reader)
+        elif request.positions != "all" and request.needs_decode:
+            yield from (Placement(reader, decode) for decode in fleet.warm_decodes(reader))
+
+
+def _first(
+    request: PlacementRequest,
+    fleet: FleetState,
+    policy: Policy,
+    readers: _Readers,
+    failed: FailedAttempts,
+    no_decodes: Set[str],
 ) -> Placement | None:
-    def cost(worker: WorkerView) -> tuple[bool, int, str]:
-        return worker.name in failed.workers, fleet.in_flight.get(worker.name, 0), worker.name
+    """The placement of the best reader that has one."""
+    everybody: Sequence[int] = range(len(readers.workers))
+    rounds = [everybody] if len(everybody) <= _FEW else [_shortlist(request, policy, readers), everybody]
+    for indices in rounds if everybody else ():  # everybody again: no shortlisted one may have a decode worker
+        for ranked in _ranked(request, policy, readers, indices):
+            if (placement := _completed(ranked.worker, request, fleet, failed, no_decodes)) is not None:
+                return placement
+    return None
 
-    def total_cost(placement: Placement) -> tuple[int, int, str, str]:
-        names = [worker.name for worker in placement.workers]
-        num_failed = sum(name in failed.workers for name in names)
-        in_flight = sum(fleet.in_flight.get(name, 0) for name in names)
-        return num_failed, in_flight, placement.prefill.name, placement.decode.name
 
-    def can_serve(prefill: WorkerView, decode: WorkerView) -> bool:
-        has_failed = failed.placements and Placement(prefill, decode).key in failed.placements
-        return not has_failed and (prefill is decode or prefill.is_warm_with(decode))
+def _completed(
+    reader: WorkerView, request: PlacementRequest, fleet: FleetState, failed: FailedAttempts, no_decodes: Set[str]
+) -> Placement | None:
+    """The placement with the best decode worker, None if every possible one has failed."""
+    if reader.role in request.single_roles:
+        placement = Placement(reader, reader)
+        return None if placement.key in failed.placements else placement
+    if not failed.placements and not no_decodes:
+        decode = choose_decode(request, reader, fleet)
+    else:
 
-    readers = [worker for worker in workers if request.can_be_read_by(worker)]
-    can_be_paired = request.needs_decode and request.positions != "all"
-    decodes = [worker for worker in workers if worker.role == "decode"] if can_be_paired else []
-    alone = (worker for worker in readers if worker.role in request.single_roles and can_serve(worker, worker))
-    single = min(alone, key=cost, default=None)
-    prefills = (p for p in readers if p.role == "prefill" and any(can_serve(p, decode) for decode in decodes))
-    prefill = min(prefills, key=cost, default=None)
+        def may_serve(decode: WorkerView) -> bool:
+            return decode.name not in no_decodes and Placement(reader, decode).key not in failed.placements
 
+        decode = choose_decode(request, reader, fleet, may_serve)
+    return None if decode is None else Placement(reader, decode)
+
+
+def _ranked(request: PlacementRequest, policy: Policy, readers: _Readers, indices: Sequence[int]) -> list[Ranked]:
+    """The readers at these indices, the best first."""
+    revision_id = request.revision_id
+    order = _order(request, readers)
+    ranks = {index: position for position, index in enumerate(order)}
+    choice = _choice(request, policy, readers, order)
     candidates = []
-    if single is not None:
-        candidates.append(Placement(single, single))
-    if prefill is not None:
-        decode = min((decode for decode in decodes if can_serve(prefill, decode)), key=cost)
-        candidates.append(Placement(prefill, decode))
-    return min(candidates, key=total_cost, default=None)
+    for index in indices:
+        load = readers.loads[index]
+        has_revision = revision_id in readers.resident[index] or revision_id in load.revisions
+        choice.num_copies += has_revision
+        candidates.append(Candidate(readers.workers[index], load, ranks.get(index, len(order)), has_revision))
+    ranked = []
+    for candidate in candidates:
+        parts = tuple([weight * scorer.cost_s(candidate, choice) for weight, scorer in policy.scorers])
+        ranked.append(Ranked(candidate, sum(parts), parts))
+    ranked.sort(key=lambda each: (each.cost_s, each.candidate.rank, each.worker.name))
+    return ranked
 
 
-def all_placements(request: PlacementRequest, fleet: FleetState) -> list[Placement]:
-    """Every placement that can take the request now, fewest requests in flight first. Quadratic: for status pages."""
-    placeable = [worker for worker in fleet.workers.values() if worker.is_placeable]
-    readers = [worker for worker in placeable if request.can_be_read_by(worker)]
-    placements = [Placement(worker, worker) for worker in readers if worker.role in request.single_roles]
-    if request.needs_decode and request.positions != "all":
-        placements += [
-            Placement(prefill, decode)
-            for prefill in readers
-            if prefill.role == "prefill"
-            for decode in placeable
-            if decode.role == "decode" and prefill.is_warm_with(decode)
-        ]
+def _choice(request: PlacementRequest, policy: Policy, readers: _Readers, order: Sequence[int]) -> Choice:
+    """What the candidates have in common: how long queues are, and how far the revision's homes reach."""
+    loads = readers.loads
+    mean_queue_s = sum([load.prompt_tokens * load.s_per_token for load in loads]) / len(loads)
+    read_s = request.size.prompt_tokens * loads[order[0]].s_per_token
+    full_queue_s = policy.load_bound * mean_queue_s + policy.slack_prompts * read_s
+    num_wanted = missing = policy.num_homes(request)
+    num_homes = 0
+    for index in order:  # a full home is replaced by the next one
+        num_homes += 1
+        missing -= loads[index].queue_s <= full_queue_s
+        if not missing:
+            break
+    return Choice(request, mean_queue_s, read_s, full_queue_s, num_homes, num_wanted)
 
-    def order(placement: Placement) -> tuple[int, str, str]:
-        in_flight = sum(fleet.in_flight.get(worker.name, 0) for worker in placement.workers)
-        return in_flight, placement.prefill.name, placement.decode.name
 
-    return sorted(placements, key=order)
+def _order(request: PlacementRequest, readers: _Readers) -> Sequence[int]:
+    """Indices into `readers`: the revision's homes; for the base model, which all have, a random start."""
+    if request.revision_id is not None:
+        return readers.homes.order(request.revision_id)
+    first = request.nonce % len(readers.workers)
+    return (first,)
+
+
+def _shortlist(request: PlacementRequest, policy: Policy, readers: _Readers) -> Sequence[int]:
+    """Indices of the readers that can win: homes, holders, those with the prompt's beginning, the least loaded."""
+    revision_id, everybody = request.revision_id, range(len(readers.workers))
+    queues = [load.prompt_tokens * load.s_per_token for load in readers.loads]
+    chosen = {queues.index(min(queues)), request.nonce % len(queues)}
+    if revision_id is not None:
+        chosen.update(_order(request, readers)[: policy.num_homes(request) + _NUM_SPARE_HOMES])
+        holders = [index for index, resident in enumerate(readers.resident) if revision_id in resident]
+        chosen.update(_least_loaded(holders, queues))
+    if names := policy.prefixes.workers(request):
+        chosen.update(_least_loaded([i for i in everybody if readers.workers[i].name in names], queues))
+    return tuple(chosen)
+
+
+def _least_loaded(indices: list[int], queues: list[float]) -> list[int]:
+    return indices if len(indices) <= _FEW_COPIES else nsmallest(_FEW_COPIES, indices, key=queues.__getitem__)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from adapters.catalog.records import AdapterRevision
 from router.errors import AdapterRevisionGone, NeedsUnifiedWorker, NoWorkerAvailable, RouterError
 from router.fleet.fleet_state import FleetState
-from router.placement.placement import PlacementRequest
+from router.placement.request import PlacementRequest
 
 
 def unplaceable_error(revision: AdapterRevision | None, fleet: FleetState) -> RouterError:

@@ -31,8 +31,7 @@ def request_schemas(limits: Limits) -> dict[str, Schema]:
     token = {"type": "integer", "minimum": 0, "maximum": limits.vocabulary - 1}
     tokens = {"type": "array", "items": token}
     prompt = {"anyOf": [TEXT, {**tokens, "minItems": 1}]}
-    several = {"type": "array", "minItems": 1, "maxItems": limits.max_choices}
-    prompts = [{**several, "items": each} for each in prompt["anyOf"]]
+    prompts = [{"type": "array", "items": each, "minItems": 1} for each in prompt["anyOf"]]
     num_logprobs = _range(0, min(MAX_TOP_LOGPROBS, limits.vocabulary))
     named = {
         "model": {**TEXT, "description": "The base model, an adapter, or base:adapter."},
@@ -73,12 +72,13 @@ def request_schemas(limits: Limits) -> dict[str, Schema]:
         "best_of": {**_range(1, limits.max_choices), "description": "must equal n"},
     }
     needs_stream = {"stream_options": {"properties": {"stream": {"const": True}}, "required": ["stream"]}}
-    items = [{**several, "items": each} for each in ({"type": "string"}, tokens)]
+    item = {"anyOf": [{"type": "array", "items": {"type": "string"}, "minItems": 1},
+                      {"type": "array", "items": tokens, "minItems": 1}, {"type": "string"}]}  # fmt: skip
     score = {
         **dict.fromkeys(SCORE, _ANY),
         **named,
         "query": {"anyOf": [{"type": "string"}, tokens]},
-        "items": {"anyOf": [{"type": "string"}, *items]},
+        "items": {**item, "maxItems": limits.max_choices},
         "label_token_ids": {**tokens, "minItems": 1, "maxItems": MAX_LABELS},
         "apply_softmax": BOOLEAN,
         "item_first": BOOLEAN,
@@ -86,7 +86,7 @@ def request_schemas(limits: Limits) -> dict[str, Schema]:
     tokenize = {
         **dict.fromkeys(TOKENIZE_FIELDS, _ANY),
         **named,
-        "prompt": {"anyOf": [{"type": "string"}, {**several, "items": {"type": "string"}}]},
+        "prompt": {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}, "minItems": 1}]},
         "messages": messages,
         "add_special_tokens": BOOLEAN,
     }
@@ -94,7 +94,7 @@ def request_schemas(limits: Limits) -> dict[str, Schema]:
     detokenize = {
         **named,
         **dict.fromkeys(DETOKENIZE_FIELDS, BOOLEAN),
-        "tokens": {"anyOf": [tokens, {**several, "items": tokens}]},
+        "tokens": {"anyOf": [tokens, {"type": "array", "items": tokens}]},
     }
     return {
         "ChatRequest": _object(chat, ("model", "messages"), open_=True) | {"dependentSchemas": needs_stream},

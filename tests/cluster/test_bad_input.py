@@ -12,7 +12,6 @@ from router.protocol.fields import REFUSED
 
 GOOD = {"model": "demo", "prompt": "Hello", "max_tokens": 2, "temperature": 0}
 CHAT = {"model": "demo", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 2}
-SCORE = {"model": "demo", "query": "Hello", "items": ["you"], "label_token_ids": [7]}
 
 # name: (path, body or raw bytes, status, words of the message)
 CASES = {
@@ -35,12 +34,6 @@ CASES = {
     "token out of range": ("completions", {**GOOD, "prompt": [1, 10**6]}, 400, ("1000000",)),
     "negative token": ("completions", {**GOOD, "prompt": [-1]}, 400, ("-1",)),
     "over-long prompt": ("completions", {**GOOD, "prompt": [7] * 3000}, 400, ("3000", "2048")),
-    "over-long prompt, only read": ("completions", {**GOOD, "prompt": [7] * 3000, "max_tokens": 0}, 400, ("2048",)),
-    "over-long score": ("score", {**SCORE, "query": [7] * 3000, "items": [[7]]}, 400, ("2048",)),
-    "score of text and ids": ("score", {**SCORE, "items": [[7]]}, 400, ("items",)),
-    "score without labels": ("score", {**SCORE, "label_token_ids": []}, 400, ("label_token_ids",)),
-    "unknown adapter of a score": ("score", {**SCORE, "adapter": "nobody"}, 404, ("nobody",)),
-    "tokens out of range": ("detokenize", {"tokens": [10**6]}, 400, ("1000000",)),
     "over-long chat": (
         "chat/completions",
         {**CHAT, "messages": [{"role": "user", "content": "sea " * 4000}]},

@@ -18,6 +18,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import aiohttp
@@ -39,6 +40,7 @@ from cluster.control import control_pb2 as control
 from cluster.control.control_pb2_grpc import WorkerControlServicer, add_WorkerControlServicer_to_server
 from router.app import build_app
 from router.fleet.fleet import Fleet
+from router.fleet.homes import Homes
 from router.http.client_connection import ClientProtocol
 from router.metrics import Metrics
 from router.protocol.field_values import Limits
@@ -588,8 +590,21 @@ class ClusterStandIn:
                 worker.state.warm_pairs.add(decode_name=other.name, decode_incarnation=other.state.incarnation)
             await worker.change()
 
+    @property
+    def prefill_by_affinity(self) -> list[WorkerStandIn]:
+        """The prefill workers, the first home of REVISION_ID first."""
+        order = Homes([worker.name for worker in self.prefill]).order(REVISION_ID)
+        return [self.prefill[index] for index in order]
+
     async def is_ready(self, expected: bool = True) -> None:
         await eventually(lambda: self.get("/ready"), lambda answer: (answer[0] == 200) is expected)
+
+
+class _Zeros(Random):
+    """Of equal workers, placement takes the first by name."""
+
+    def getrandbits(self, k: int) -> int:
+        return 0
 
 
 @asynccontextmanager
@@ -628,6 +643,7 @@ async def running_cluster(
             metrics=metrics,
             max_adapter_bytes=LIMITS.max_bytes,
             workers={worker.name: (worker.role, worker.address) for worker in workers},
+            random=_Zeros(),
         )
         listener = socket.socket(
             socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP

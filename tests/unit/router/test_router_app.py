@@ -404,7 +404,7 @@ class TestAdapters:
     def test_refused_adapter_says_why(self) -> None:
         async def scenario() -> None:
             async with running_cluster(2, 1) as cluster:
-                cluster.prefill[0].ensure_errors = [AdapterIncompatible("rank 512 is over 64")]
+                cluster.prefill_by_affinity[0].ensure_errors = [AdapterIncompatible("rank 512 is over 64")]
                 status, answer, _ = await cluster.post(prompt="Hi", adapter="a0")
                 assert (status, answer["error"]["message"]) == (422, "rank 512 is over 64")
                 assert answer["error"]["code"] == "adapter_incompatible"
@@ -416,9 +416,10 @@ class TestAdapters:
     def test_busy_worker_is_left_for_another(self, code: grpc.StatusCode) -> None:
         async def scenario() -> None:
             async with running_cluster(2, 1) as cluster:
-                cluster.prefill[0].ensure_errors = [code]
+                first, second = cluster.prefill_by_affinity
+                first.ensure_errors = [code]
                 assert (await cluster.post(prompt="Hi", adapter="a0"))[0] == 200
-                assert [len(worker.engine.bodies) for worker in cluster.prefill] == [0, 1]
+                assert [len(first.engine.bodies), len(second.engine.bodies)] == [0, 1]
 
         asyncio.run(scenario())
 
@@ -439,7 +440,7 @@ class TestAdapters:
     def test_a_workers_own_trouble_is_tried_elsewhere(self, error: AdapterError) -> None:
         async def scenario() -> None:
             async with running_cluster(2, 1) as cluster:
-                first, second = cluster.prefill
+                first, second = cluster.prefill_by_affinity
                 first.ensure_errors = [error]
                 assert (await cluster.post(prompt="Hi", adapter="a0"))[0] == 200
                 assert [len(first.engine.bodies), len(second.engine.bodies)] == [0, 1]

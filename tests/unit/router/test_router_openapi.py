@@ -102,7 +102,7 @@ def test_limits_of_numbers(endpoint: Endpoint) -> None:
         check_same_verdict(endpoint, stop_token_ids=ids)
 
 
-PROMPTS = ("", "a", [], [1], [100], [[1], [2]], ["a"], [""], [[]], [1.5], [1, "a"], ["a"] * 8, ["a"] * 9)
+PROMPTS = ("", "a", [], [1], [100], [[1], [2]], ["a"], [""], [[]], [1.5], [1, "a"])
 
 
 @pytest.mark.parametrize(

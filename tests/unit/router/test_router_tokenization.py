@@ -38,8 +38,6 @@ def test_there_and_back(prefix: str) -> None:
         ("tokenize", {"prompt": "a", "messages": [{"role": "user", "content": "a"}]}, 400, "prompt"),
         ("tokenize", {"prompt": []}, 400, "prompt"),
         ("tokenize", {"prompt": [1]}, 400, "prompt"),
-        ("tokenize", {"prompt": ["a"] * 129}, 400, "prompt"),
-        ("detokenize", {"tokens": [[1]] * 129}, 400, "tokens"),
         ("tokenize", {"messages": []}, 400, "messages"),
         ("tokenize", {"messages": [{"role": "pirate"}]}, 400, "messages[0].role"),
         ("tokenize", {"prompt": "a", "add_special_tokens": 1}, 400, "add_special_tokens"),
@@ -77,7 +75,7 @@ def test_any_engine_answers_and_another_if_it_fails() -> None:
             await cluster.decode[0].engine.stop()
             status, answer, _ = await cluster.post("/tokenize", prompt="a b")
             assert (status, answer["count"]) == (200, 2)
-            assert not any(cluster.fleet.state.in_flight.values())
+            assert not any(load.num_sequences for load in cluster.fleet.loads.values())
 
     asyncio.run(scenario())
 

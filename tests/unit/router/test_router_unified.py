@@ -128,13 +128,13 @@ class TestOneEngineCall:
         async def scenario() -> None:
             async with unified_cluster(2) as cluster:
                 for worker in cluster.unified:
-                    worker.engine.behaviours = [after(0.2)] * 2
+                    worker.engine.behaviours = [after(0.2)] * 4
                 status, answer, _ = await cluster.post(prompt=["One", "Two"], n=2, seed=5, adapter="a0")
                 assert status == 200
                 assert [(c["index"], c["text"]) for c in answer["choices"]] == [(i, TEXT) for i in range(4)]
                 assert answer["usage"]["prompt_tokens"] == 14
                 sent = [request for worker in cluster.unified for request in worker.engine.requests]
-                assert num_bodies(cluster) == [2, 2]
+                assert num_bodies(cluster) == [4, 0]  # the adapter's home
                 assert sorted((request["prompt"], request["seed"]) for request in sent) == [
                     ("One", 5), ("One", 6), ("Two", 5), ("Two", 6),
                 ]  # fmt: skip
@@ -190,8 +190,9 @@ class TestFailures:
                 assert num_bodies(cluster) == [1, 1, 1]
                 assert unified.requests[0]["lora_path"] == REVISION_ID
                 assert not {"bootstrap_room", "bootstrap_host", "bootstrap_port"} & unified.requests[0].keys()
-                holding = asyncio.create_task(cluster.stream(prompt="Hi"))  # the pair's: now it has more in flight
-                decode.behaviours = [after(0.5)]
+                prompt = "a long prompt " * 1000
+                prefill.behaviours, decode.behaviours = [after(0.5)], [after(0.5)]
+                holding = asyncio.create_task(cluster.stream(prompt=prompt))  # the pair's: now it has a queue
                 await eventually(lambda: cluster.get("/debug/requests"), _has_phase("waiting_first_event"))
                 unified.behaviours = [answers(500)]
                 assert (await cluster.post(prompt="Hi", adapter="a0"))[0] == 200
@@ -334,9 +335,9 @@ class TestPlacing:
     def test_requests_spread_over_pairs_and_unified_workers(self) -> None:
         async def scenario() -> None:
             async with running_cluster(1, 1, 1) as cluster:
-                for worker in (*cluster.decode, *cluster.unified):
+                for worker in cluster.workers:
                     worker.engine.behaviours = [after(0.3)] * 4
-                await asyncio.gather(*(cluster.post(prompt="Hi", adapter="a0") for _ in range(4)))
+                await asyncio.gather(*(cluster.post(prompt="Hi") for _ in range(4)))
                 num_prefill, num_decode, num_unified = num_bodies(cluster)
                 assert num_prefill == num_decode == 4 - num_unified
                 assert 1 <= num_unified <= 3

@@ -23,9 +23,9 @@ def test_wait_until_looks_again_after_each_change_but_not_after_heartbeats() -> 
             waiting = asyncio.create_task(fleet.wait_until(is_resident, 5))
             await asyncio.sleep(0)
             assert looks == [()]
-            worker.state.load.running_requests = 3
+            worker.state.load.used_kv_tokens = 3
             await worker.change()
-            await eventually(lambda: asyncio.sleep(0, fleet.state.workers["p0"].num_running), lambda n: n == 3)
+            await eventually(lambda: asyncio.sleep(0, fleet.state.loads["p0"].reported_kv_tokens), lambda n: n == 3)
             await asyncio.sleep(0)
             assert looks == [()]
             await worker.change(draining=True)

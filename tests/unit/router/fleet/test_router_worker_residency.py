@@ -44,7 +44,7 @@ def test_what_is_in_memory_only() -> None:
 def test_views_share_it() -> None:
     """A view is made for every state of every worker: 100,000 ids must not be copied for each."""
     view = WorkerView("p0", "prefill")
-    later = replace(view, num_running=3)
+    later = replace(view, is_ready=True)
     assert later.residency is view.residency
     assert WorkerView("p0", "prefill") == view
 

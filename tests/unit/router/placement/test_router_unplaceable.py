@@ -8,8 +8,9 @@ import pytest
 
 from cluster.control import control_pb2 as control
 from router.fleet.fleet_state import FleetState, WorkerView
+from router.fleet.worker_loads import WorkerLoads
 from router.fleet.worker_residency import WorkerResidency
-from router.placement.placement import PlacementRequest
+from router.placement.request import PlacementRequest
 from router.placement.unplaceable import is_gone, lacks_unified_worker
 
 UP = {"is_connected": True, "is_engine_up": True, "is_ready": True}
@@ -23,7 +24,7 @@ UNSTORED_EVERYWHERE = PlacementRequest("sha256:ab", positions="all", is_stored=F
 
 
 def fleet_of(*workers: WorkerView) -> FleetState:
-    return FleetState({worker.name: worker for worker in workers}, {})
+    return FleetState({worker.name: worker for worker in workers}, WorkerLoads())
 
 
 @pytest.mark.parametrize(

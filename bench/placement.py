@@ -1,0 +1,133 @@
+"""Placement by itself: simulated fleets under several policies, and what one placement costs.
+
+The simulation runs the router's own placement and bookkeeping; workers and time are simulated, so equal seeds give
+equal numbers on every machine. The cost is measured on this one.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from bench.measuring.provenance import commit, hardware, versions
+from bench.measuring.quantile import quantile
+from bench.simulator.fleet import WorkerModel
+from bench.simulator.simulation import Scenario, simulate
+from bench.simulator.workload import Bursts, Workload
+from cluster.config.schema import PlacementConfig
+from cluster.control import control_pb2 as pb
+from router.fleet.fleet_state import FleetState, WorkerView
+from router.fleet.worker_loads import WorkerLoads
+from router.fleet.worker_residency import WorkerResidency
+from router.placement.placer import Placed, Placer
+from router.placement.request import FailedAttempts, PlacementRequest, PromptSize
+
+SCENARIOS = {
+    "Zipf 0.5": Scenario(Workload(zipf=0.5)),
+    "Zipf 1.0": Scenario(Workload(zipf=1.0)),
+    "Zipf 1.5": Scenario(Workload(zipf=1.5)),
+    "hot bursts": Scenario(Workload(bursts=Bursts())),
+    "4 workers lost": Scenario(Workload(), lost_workers=4),
+    "rolling restart": Scenario(Workload(), restart_s=5.0),
+    "little memory": Scenario(Workload(), model=WorkerModel(host_adapters=80)),
+}
+QUICK = {"Zipf 1.0": Scenario(Workload(10.0, 175.0, 1000), num_workers=16)}
+
+_IN_FLIGHT = 500  # sequences, while the cost is measured
+
+
+def run(
+    scenarios: dict[str, Scenario],
+    policies: Sequence[str],
+    num_placements: int,
+    command: str,
+    json_file: Path | None,
+    report: Callable[[str], None],
+) -> None:
+    """Simulate, measure, print a line each, and write the numbers."""
+    rows = []
+    for scenario_name, scenario in scenarios.items():
+        for policy in policies:
+            result = simulate(scenario, policy)
+            rows.append({"scenario": scenario_name, "policy": policy, **result.described()})
+            report(
+                f"{scenario_name:16} {policy:19} {result.cold_loads:6} cold loads of {result.distinct_adapters}, "
+                f"queue p50 {1000 * result.queue_p50_s:6.1f} p99 {1000 * result.queue_p99_s:8.1f} ms, "
+                f"balance {result.balance:.2f}"
+            )
+    cost = placement_cost(num_placements)
+    report("one placement among {prefill_workers} x {decode_workers} workers: ".format(**cost) + _shown(cost))
+    if json_file is not None:
+        document = {
+            "benchmark": "placement",
+            "command": command,
+            "commit": commit(),
+            "hardware": hardware("cpu"),
+            "versions": versions(),
+            "rows": rows,
+            "cost": cost,
+        }
+        json_file.write_text(json.dumps(document, indent=1) + "\n")
+
+
+def _shown(cost: dict[str, Any]) -> str:
+    return f"p50 {cost['p50_us']} µs, p99 {cost['p99_us']} µs"
+
+
+def placement_cost(
+    num_placements: int, *, num_prefill: int = 64, num_decode: int = 256, num_resident: int = 100_000
+) -> dict[str, Any]:
+    """Microseconds of one placement, of a sequence under a random one of the resident adapters."""
+    random = Random(1)
+    ids = [f"sha256:{random.getrandbits(256):064x}" for _ in range(num_resident)]
+    up = {"incarnation": "1", "is_connected": True, "is_engine_up": True, "is_ready": True}
+    warm = frozenset((f"decode-{i}", "1") for i in range(num_decode))
+    workers = {f"decode-{i}": WorkerView(f"decode-{i}", "decode", **up) for i in range(num_decode)}  # type: ignore[arg-type]
+    for i in range(num_prefill):
+        residency = WorkerResidency()
+        residency.apply(pb.ResidencyDelta(snapshot=True, resident=ids[i::num_prefill]))
+        name = f"prefill-{i}"
+        workers[name] = WorkerView(name, "prefill", warm_pairs=warm, residency=residency, **up)  # type: ignore[arg-type]
+    loads = WorkerLoads()
+    for i in range(num_decode):
+        loads.report(f"decode-{i}", used_kv_tokens=random.randrange(500_000), max_kv_tokens=1_000_000)
+    fleet, placer, nothing = (
+        FleetState(workers, loads),
+        Placer(PlacementConfig(), loads, random=random),
+        FailedAttempts(),
+    )
+    requests = [
+        PlacementRequest(random.choice(ids), size=PromptSize(500, 756, _blocks(random), 128.0))
+        for _ in range(num_placements)
+    ]
+    in_flight: list[Placed] = []
+    seconds = []
+    gc.collect()
+    gc.freeze()
+    for request in requests:
+        began_at = time.perf_counter()
+        request = placer.observe(request)
+        placement = placer.place(request, fleet, nothing)
+        seconds.append(time.perf_counter() - began_at)
+        assert placement is not None
+        in_flight.append(placer.take(request, placement))
+        if len(in_flight) > _IN_FLIGHT:
+            in_flight.pop(0).release()
+    gc.unfreeze()
+    return {
+        "prefill_workers": num_prefill,
+        "decode_workers": num_decode,
+        "resident_adapters": num_resident,
+        "placements": num_placements,
+        "p50_us": round(1e6 * quantile(seconds, 0.5), 1),
+        "p99_us": round(1e6 * quantile(seconds, 0.99), 1),
+    }
+
+
+def _blocks(random: Random) -> tuple[int, ...]:
+    return tuple(random.getrandbits(60) for _ in range(4))

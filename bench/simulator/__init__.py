@@ -1,0 +1,1 @@
+"""A simulated fleet: real placement and real bookkeeping, simulated workers and time."""

@@ -1,0 +1,41 @@
+"""Rendezvous hashing: every revision orders the workers in its own way, the same at every router.
+
+When a worker leaves, only the revisions that had it first get another first worker. (Thaler and Ravishankar, "Using
+name-based mappings to increase hit rates", 1998.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from hashlib import blake2b
+
+import numpy as np
+
+MAX_HOMES = 16  # of a revision
+_MAX_MEMORIZED = 65_536
+_MULTIPLIERS = np.array([0xBF58476D1CE4E5B9, 0x94D049BB133111EB], dtype=np.uint64)  # of splitmix64
+_SHIFTS = np.array([30, 27, 31], dtype=np.uint64)
+
+
+class Homes:
+    """The order of some workers for every key."""
+
+    def __init__(self, workers: Sequence[str]) -> None:
+        self._length = min(MAX_HOMES, len(workers))
+        self._seeds = np.array([_hash(name) for name in workers], dtype=np.uint64)
+        self.order = lru_cache(_MAX_MEMORIZED)(self._order)
+
+    def _order(self, key: str) -> tuple[int, ...]:
+        """Indices of the workers, the key's first home first: at most MAX_HOMES."""
+        scores = self._seeds ^ np.uint64(_hash(key))
+        scores ^= scores >> _SHIFTS[0]
+        scores *= _MULTIPLIERS[0]
+        scores ^= scores >> _SHIFTS[1]
+        scores *= _MULTIPLIERS[1]
+        scores ^= scores >> _SHIFTS[2]
+        return tuple(np.argsort(scores)[::-1][: self._length].tolist())
+
+
+def _hash(text: str) -> int:
+    return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "big")

@@ -1,0 +1,164 @@
+"""The load of each worker: what this router has placed there, what its engine reports, how fast it reads prompts."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+
+_INITIAL_TOKENS_PER_S = 5000.0
+_INITIAL_BUSY_S = 0.5  # weight of the initial rate, as seconds of observation
+_MAX_BUSY_S = 20.0  # observations are halved at this age, so that a rate follows its worker
+
+
+class WorkerLoad:
+    """One worker's load. Mutable; `WorkerLoads` owns it and placement only reads it."""
+
+    __slots__ = (
+        "_busy_s",
+        "_busy_since",
+        "_num_reading",
+        "_tokens_read",
+        "max_kv_tokens",
+        "num_sequences",
+        "placed_kv_tokens",
+        "prompt_tokens",
+        "reported_kv_tokens",
+        "revisions",
+        "s_per_token",
+    )
+
+    def __init__(self) -> None:
+        self.num_sequences = 0  # of this router, in flight at the worker
+        self.prompt_tokens = 0  # of this router's prompts that the worker has not finished reading
+        self.placed_kv_tokens = 0  # that this router's sequences may come to occupy
+        self.reported_kv_tokens = 0  # that are occupied, by all routers' sequences
+        self.max_kv_tokens = 0  # 0: not reported
+        self.revisions: dict[str, int] = {}  # revision id -> this router's sequences that use it
+        self.s_per_token = 1 / _INITIAL_TOKENS_PER_S  # while it has prompts to read
+        self._num_reading = 0
+        self._busy_since = 0.0
+        self._busy_s = _INITIAL_BUSY_S
+        self._tokens_read = _INITIAL_TOKENS_PER_S * _INITIAL_BUSY_S
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Prompt tokens that the worker reads in a second while it has prompts to read."""
+        return 1 / self.s_per_token
+
+    @property
+    def queue_s(self) -> float:
+        """Expected seconds until the worker has read the prompts that are placed there."""
+        return self.prompt_tokens * self.s_per_token
+
+    @property
+    def used_kv_tokens(self) -> int:
+        """What is occupied or promised. Reports lag; promises ignore other routers and the prefix cache."""
+        return max(self.reported_kv_tokens, self.placed_kv_tokens)
+
+    def began_reading(self, now: float) -> None:
+        if not self._num_reading:
+            self._busy_since = now
+        self._num_reading += 1
+
+    def ended_reading(self, now: float, tokens: int) -> None:
+        """`tokens` is 0 for a prompt that was not read to its end."""
+        self._num_reading -= 1
+        if not tokens:  # the others' time goes on; a time with nothing read says nothing
+            return
+        self._busy_s += now - self._busy_since
+        self._busy_since = now
+        self._tokens_read += tokens
+        if self._busy_s > _MAX_BUSY_S:
+            self._busy_s /= 2
+            self._tokens_read /= 2
+        # A worker that has read next to nothing must not look infinitely slow.
+        self._tokens_read = max(self._tokens_read, self._busy_s)
+        self.s_per_token = self._busy_s / self._tokens_read
+
+
+class WorkerLoads(Mapping[str, WorkerLoad]):
+    """The loads by worker name. A worker that nothing is known of has no load."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._loads: dict[str, WorkerLoad] = {}
+        self._clock = clock
+
+    def __getitem__(self, worker: str) -> WorkerLoad:
+        load = self._loads.get(worker)
+        if load is None:
+            load = self._loads[worker] = WorkerLoad()
+        return load
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._loads)
+
+    def __len__(self) -> int:
+        return len(self._loads)
+
+    def report(self, worker: str, *, used_kv_tokens: int, max_kv_tokens: int) -> None:
+        """Take over what an engine reports."""
+        load = self[worker]
+        load.reported_kv_tokens, load.max_kv_tokens = used_kv_tokens, max_kv_tokens
+
+    def forget(self, worker: str) -> None:
+        """Drop a worker that has left and has nothing in flight."""
+        load = self._loads.get(worker)
+        if load is not None and not load.num_sequences:
+            del self._loads[worker]
+
+    def hold(self, worker: str, *, prompt_tokens: int = 0, kv_tokens: int = 0, revision_id: str | None = None) -> Hold:
+        """Count one more sequence at a worker until the hold is released."""
+        return Hold(self[worker], self._clock, prompt_tokens, kv_tokens, revision_id)
+
+
+class Hold:
+    """One sequence counted at one worker."""
+
+    __slots__ = ("_clock", "_is_held", "_is_reading", "_kv_tokens", "_load", "_prompt_tokens", "_revision_id")
+
+    def __init__(
+        self, load: WorkerLoad, clock: Callable[[], float], prompt_tokens: int, kv_tokens: int, revision_id: str | None
+    ) -> None:
+        self._load, self._clock = load, clock
+        self._prompt_tokens, self._kv_tokens, self._revision_id = prompt_tokens, kv_tokens, revision_id
+        self._is_held, self._is_reading = True, False
+        load.num_sequences += 1
+        load.prompt_tokens += prompt_tokens
+        load.placed_kv_tokens += kv_tokens
+        if revision_id is not None:
+            load.revisions[revision_id] = load.revisions.get(revision_id, 0) + 1
+
+    def read_begins(self) -> None:
+        """The engine has the prompt."""
+        if self._prompt_tokens and not self._is_reading:
+            self._is_reading = True
+            self._load.began_reading(self._clock())
+
+    def read_ended(self, *, was_read: bool = True) -> None:
+        """The engine has read the prompt, or given it up. Idempotent."""
+        if self._is_reading:
+            self._is_reading = False
+            self._load.ended_reading(self._clock(), self._prompt_tokens if was_read else 0)
+        self._load.prompt_tokens -= self._prompt_tokens
+        self._prompt_tokens = 0
+
+    @property
+    def expected_read_s(self) -> float:
+        """Seconds until the worker has read this prompt, and those that it had before."""
+        return self._load.queue_s
+
+    def release(self) -> None:
+        """End the count. Idempotent, because several paths notice the end of a sequence."""
+        if not self._is_held:
+            return
+        self._is_held = False
+        self.read_ended(was_read=False)
+        load = self._load
+        load.num_sequences -= 1
+        load.placed_kv_tokens -= self._kv_tokens
+        if self._revision_id is not None:
+            left = load.revisions[self._revision_id] - 1
+            if left:
+                load.revisions[self._revision_id] = left
+            else:
+                del load.revisions[self._revision_id]

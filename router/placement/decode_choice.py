@@ -1,0 +1,47 @@
+"""The decode worker of a pair: the one with more free KV memory of two random ones, in the prefill worker's domain."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from router.fleet.fleet_state import FleetState, WorkerView
+from router.placement.request import PlacementRequest
+
+_FEW = 4  # so many are all compared
+
+
+def choose_decode(
+    request: PlacementRequest,
+    prefill: WorkerView,
+    fleet: FleetState,
+    may_serve: Callable[[WorkerView], bool] | None = None,
+) -> WorkerView | None:
+    """The decode worker for a prompt that `prefill` reads; None if no warm one fulfils `may_serve`."""
+    decodes: Sequence[WorkerView] = fleet.warm_decodes(prefill)
+    if may_serve is not None:
+        decodes = [decode for decode in decodes if may_serve(decode)]
+    if not decodes:
+        return None
+
+    def cost(decode: WorkerView) -> tuple[bool, bool, float, int, str]:
+        """Room for the sequence first, then the domain, then the share of KV memory that would be in use."""
+        load = fleet.loads[decode.name]
+        used = load.used_kv_tokens + request.size.kv_tokens
+        has_room = not load.max_kv_tokens or used <= load.max_kv_tokens
+        is_far = bool(prefill.domain and decode.domain and prefill.domain != decode.domain)
+        share = used / load.max_kv_tokens if load.max_kv_tokens else 0.0
+        return not has_room, is_far, share, load.num_sequences, decode.name
+
+    if len(decodes) > _FEW:
+        near = fleet.warm_decodes_in_domain(prefill) if prefill.domain and may_serve is None else decodes
+        best = min(_two_of(near or decodes, request.nonce), key=cost)
+        if not cost(best)[0]:
+            return best
+    return min(decodes, key=cost)  # few, or two that are full
+
+
+def _two_of(workers: Sequence[WorkerView], nonce: int) -> tuple[WorkerView, ...]:
+    first, rest = nonce % len(workers), nonce // len(workers)
+    if len(workers) == 1:
+        return (workers[0],)
+    return workers[first], workers[(first + 1 + rest % (len(workers) - 1)) % len(workers)]

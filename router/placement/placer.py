@@ -1,0 +1,94 @@
+"""Placement with its memory: what it has learnt from requests, and what it observes of new ones."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from random import Random
+
+from cluster.config.schema import PlacementConfig
+from router.fleet.fleet_state import FleetState
+from router.fleet.worker_loads import Hold, WorkerLoads
+from router.placement.demand import Demand
+from router.placement.placement import place
+from router.placement.policy import Policy
+from router.placement.request import FailedAttempts, Placement, PlacementRequest
+
+
+class Placer:
+    """One router's placement: the pure function `place`, and the observations that it reads."""
+
+    def __init__(
+        self,
+        config: PlacementConfig,
+        loads: WorkerLoads,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        random: Random | None = None,
+    ) -> None:
+        self.policy = Policy.of(config)
+        self._loads = loads
+        self._demand = Demand()
+        self._clock = clock
+        self._random = random or Random()
+
+    def observe(self, request: PlacementRequest) -> PlacementRequest:
+        """The request with what placement knows of its revision's demand. Once for each sequence."""
+        nonce = self._random.getrandbits(32)
+        if request.revision_id is None:
+            return request.with_observations(0.0, nonce)
+        now = self._clock()
+        demand = self._demand.seconds_per_s(request.revision_id, now)
+        return request.with_observations(demand, nonce)
+
+    def place(self, request: PlacementRequest, fleet: FleetState, failed: FailedAttempts) -> Placement | None:
+        """As the function `place`."""
+        return place(request, fleet, self.policy, failed)
+
+    def take(self, request: PlacementRequest, placement: Placement) -> Placed:
+        """Count the sequence at the placement's workers."""
+        size, reader, index = request.size, placement.prefill, self.policy.prefixes
+        if request.revision_id is not None:
+            read_s = size.prompt_tokens * self._loads[reader.name].s_per_token
+            self._demand.observe(request.revision_id, read_s, self._clock())
+        expected_tokens = index.cached_tokens(request, reader.name, reader.incarnation)
+        index.add(request, reader.name, reader.incarnation)
+        holds = [
+            self._loads.hold(
+                reader.name,
+                prompt_tokens=size.prompt_tokens,
+                kv_tokens=size.kv_tokens if placement.is_single else size.prompt_tokens,
+                revision_id=request.revision_id,
+            )
+        ]
+        if not placement.is_single:
+            holds.append(self._loads.hold(placement.decode.name, kv_tokens=size.kv_tokens))
+        return Placed(request, placement, holds, expected_tokens)
+
+    def loaded(self, placed: Placed, seconds: float) -> None:
+        """The reader took so long to load the revision: seconds as its agent measured them; 0: it was resident."""
+        revision_id = placed.request.revision_id
+        if seconds and revision_id is not None:
+            was_on_disk = revision_id in placed.placement.prefill.residency.disk
+            self.policy.load_times.observe("disk" if was_on_disk else "store", seconds)
+
+    def found_cached(self, placed: Placed, tokens: int) -> None:
+        """The reader's engine found so many tokens of the prompt in its prefix cache."""
+        self.policy.prefixes.observe(
+            placed.placement.prefill.name, expected_tokens=placed.expected_cached_tokens, cached_tokens=tokens
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """A sequence at its workers."""
+
+    request: PlacementRequest
+    placement: Placement
+    holds: list[Hold]  # one for each worker, that of the prompt's reader first
+    expected_cached_tokens: float  # of the prompt, in the reader's prefix cache
+
+    def release(self) -> None:
+        for hold in self.holds:
+            hold.release()

@@ -1,0 +1,51 @@
+"""The policy of placement: scorers with their weights, and how many homes a revision has."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cluster.config.schema import PlacementConfig
+from router.placement.prefix_index import PrefixIndex
+from router.placement.request import PlacementRequest
+from router.placement.scorers.home import HomeScorer
+from router.placement.scorers.prefix import PrefixScorer
+from router.placement.scorers.queue import QueueScorer
+from router.placement.scorers.residency import LoadTimes, ResidencyScorer
+from router.placement.scorers.room import RoomScorer
+from router.placement.scorers.scorer import Scorer
+
+
+@dataclass(frozen=True)
+class Policy:
+    """What placement goes by. The scorers read the observations in `load_times` and `prefixes`."""
+
+    scorers: tuple[tuple[float, Scorer], ...]  # weight, scorer
+    load_times: LoadTimes
+    prefixes: PrefixIndex
+    load_bound: float
+    slack_prompts: float
+    max_homes: int
+    home_share: float
+
+    @classmethod
+    def of(cls, config: PlacementConfig) -> Policy:
+        load_times, prefixes = LoadTimes(), PrefixIndex()
+        scorers: list[Scorer] = [
+            QueueScorer(), ResidencyScorer(load_times), HomeScorer(load_times), PrefixScorer(prefixes), RoomScorer(),
+        ]  # fmt: skip
+        weights = config.weights.model_dump()
+        return cls(
+            tuple((weights[scorer.name], scorer) for scorer in scorers if weights[scorer.name]),
+            load_times,
+            prefixes,
+            config.load_bound,
+            config.slack_prompts,
+            config.max_homes,
+            config.home_share,
+        )
+
+    def num_homes(self, request: PlacementRequest) -> int:
+        """One, and one more for each `home_share` of a worker's time that the revision's prompts demand."""
+        if request.revision_id is None:
+            return 1
+        return min(self.max_homes, 1 + int(request.demand / self.home_share))

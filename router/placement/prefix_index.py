@@ -1,0 +1,81 @@
+"""Which beginnings of prompts each worker's engine is believed to have in its prefix cache."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+from router.placement.request import PlacementRequest
+
+_MAX_BLOCKS = 20_000  # of one worker: about 2 MB
+_MIN_BLOCKS = 64
+_SHRINK, _GROW = 0.9, 1.02  # of a worker's bound, after an answer
+
+
+class _Worker:
+    """One engine's blocks, the least recently read first."""
+
+    def __init__(self, incarnation: str) -> None:
+        self.incarnation = incarnation
+        self.blocks: OrderedDict[int, None] = OrderedDict()
+        self.max_blocks = float(_MAX_BLOCKS)
+
+
+class PrefixIndex:
+    """Learns from placements what engines have read, and from their answers how much of it they keep.
+
+    An engine evicts what was used least recently, as this index does. Its answers count the tokens that it found in
+    its cache: fewer than expected, and the index believes in fewer blocks.
+    """
+
+    def __init__(self) -> None:
+        self._workers: dict[str, _Worker] = {}
+
+    def add(self, request: PlacementRequest, worker: str, incarnation: str) -> None:
+        """The worker's engine reads this prompt."""
+        if not request.size.blocks:
+            return
+        known = self._workers.get(worker)
+        if known is None or known.incarnation != incarnation:
+            known = self._workers[worker] = _Worker(incarnation)
+        for key in _keys(request):
+            known.blocks[key] = None
+            known.blocks.move_to_end(key)
+        while len(known.blocks) > known.max_blocks:
+            known.blocks.popitem(last=False)
+
+    def observe(self, worker: str, *, expected_tokens: float, cached_tokens: int) -> None:
+        """The worker's engine found so many tokens of a prompt in its cache."""
+        known = self._workers.get(worker)
+        if known is not None and expected_tokens > 0:
+            if cached_tokens < expected_tokens / 2:
+                known.max_blocks = max(_MIN_BLOCKS, _SHRINK * min(known.max_blocks, len(known.blocks)))
+            else:
+                known.max_blocks = min(_MAX_BLOCKS, _GROW * known.max_blocks)
+
+    def cached_tokens(self, request: PlacementRequest, worker: str, incarnation: str) -> float:
+        """How many of the prompt's first tokens the worker's engine is believed to have."""
+        known = self._workers.get(worker)
+        if known is None or known.incarnation != incarnation:
+            return 0.0
+        num_blocks = 0
+        for key in _keys(request):
+            if key not in known.blocks:
+                break
+            num_blocks += 1
+        return min(num_blocks * request.size.tokens_per_block, request.size.prompt_tokens)
+
+    def workers(self, request: PlacementRequest) -> set[str]:
+        """The workers that are believed to have the prompt's first block."""
+        for key in _keys(request):
+            return {name for name, known in self._workers.items() if key in known.blocks}
+        return set()
+
+    def forget(self, worker: str) -> None:
+        """The worker has left."""
+        self._workers.pop(worker, None)
+
+
+def _keys(request: PlacementRequest) -> list[int]:
+    """Hashes that are equal only in one revision's namespace."""
+    revision_id = request.revision_id
+    return [hash((revision_id, block)) for block in request.size.blocks]

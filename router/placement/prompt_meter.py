@@ -1,0 +1,60 @@
+"""Estimates the size of a prompt without a tokenizer, and hashes its beginning for prefix affinity."""
+
+from __future__ import annotations
+
+import msgspec
+
+from router.placement.request import PromptSize
+from router.protocol.request_body import Fields
+
+_BLOCK_BYTES = 512
+_MAX_BLOCKS = 32  # 16 KiB of a prompt
+_INITIAL_BYTES_PER_TOKEN = 4.0
+_WEIGHT_OF_NEWEST = 0.05
+_TYPICAL_ANSWER_TOKENS = 256  # where the client sets no limit
+_PROMPT_FIELDS = ("tools", "chat_template_kwargs", "messages", "prompt", "input_ids")  # roughly a template's order
+_MAX_TOKENS_FIELDS = ("max_completion_tokens", "max_tokens")
+
+
+class PromptMeter:
+    """Estimates tokens from bytes of JSON. Corrected by the numbers of tokens that engines count."""
+
+    def __init__(self) -> None:
+        self._bytes_per_token = _INITIAL_BYTES_PER_TOKEN
+
+    def measure(self, fields: Fields) -> PromptSize:
+        """The size of one sequence of a validated request."""
+        texts = [bytes(fields[name]) for name in _PROMPT_FIELDS if name in fields]
+        ids = next((text for text in texts if _is_token_ids(text)), None)
+        if ids is not None:
+            prompt_tokens = ids.count(b",") + 1
+        else:
+            prompt_tokens = int(sum(map(len, texts)) / self._bytes_per_token) + 1
+        answer_tokens = _TYPICAL_ANSWER_TOKENS
+        for name in _MAX_TOKENS_FIELDS:
+            if name in fields:
+                answer_tokens = msgspec.json.decode(fields[name], type=int)
+                break
+        blocks = _chained_hashes(b"".join(texts))
+        return PromptSize(prompt_tokens, prompt_tokens + answer_tokens, blocks, _BLOCK_BYTES / self._bytes_per_token)
+
+    def observe(self, fields: Fields, prompt_tokens: int) -> None:
+        """An engine has counted the tokens of a prompt."""
+        texts = [bytes(fields[name]) for name in _PROMPT_FIELDS if name in fields]
+        if prompt_tokens > 0 and not any(map(_is_token_ids, texts)):
+            found = sum(map(len, texts)) / prompt_tokens
+            self._bytes_per_token += _WEIGHT_OF_NEWEST * (min(max(found, 0.5), 64.0) - self._bytes_per_token)
+
+
+def _is_token_ids(text: bytes) -> bool:
+    head = text[1:16].lstrip()[:1]
+    return text[:1] == b"[" and head.isdigit()
+
+
+def _chained_hashes(text: bytes) -> tuple[int, ...]:
+    """One hash for each whole block of the beginning, of all bytes up to the block's end."""
+    hashes, chained = [], 0
+    for end in range(_BLOCK_BYTES, min(len(text), _BLOCK_BYTES * _MAX_BLOCKS) + 1, _BLOCK_BYTES):
+        chained = hash((chained, text[end - _BLOCK_BYTES : end]))
+        hashes.append(chained)
+    return tuple(hashes)

@@ -1,0 +1,21 @@
+"""Prompts whose beginning a worker has read before."""
+
+from __future__ import annotations
+
+from router.placement.prefix_index import PrefixIndex
+from router.placement.scorers.scorer import Candidate, Choice
+
+
+class PrefixScorer:
+    """The time saved by the prompt's beginning that the worker has in its prefix cache: negative."""
+
+    name = "prefix"
+
+    def __init__(self, index: PrefixIndex) -> None:
+        self._index = index
+
+    def cost_s(self, candidate: Candidate, choice: Choice) -> float:
+        if not choice.request.size.blocks:
+            return 0.0
+        worker = candidate.worker
+        return -self._index.cached_tokens(choice.request, worker.name, worker.incarnation) * candidate.load.s_per_token

@@ -1,0 +1,15 @@
+"""The prompts that a worker has to read first."""
+
+from __future__ import annotations
+
+from router.placement.scorers.scorer import Candidate, Choice
+
+
+class QueueScorer:
+    """The time to read all prompts placed at the worker, the batch in progress included, and this one."""
+
+    name = "queue"
+
+    def cost_s(self, candidate: Candidate, choice: Choice) -> float:
+        load = candidate.load
+        return (load.prompt_tokens + choice.request.size.prompt_tokens) * load.s_per_token

@@ -1,0 +1,40 @@
+"""The time to make a revision resident."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from router.placement.scorers.scorer import Candidate, Choice
+
+Tier = Literal["disk", "store"]  # where a load begins
+
+_INITIAL_S: dict[Tier, float] = {"disk": 0.05, "store": 0.5}
+_WEIGHT_OF_NEWEST = 0.1
+
+
+class LoadTimes:
+    """The measured seconds of cold loads, by the tier where they began: moving averages."""
+
+    def __init__(self) -> None:
+        self._seconds = dict(_INITIAL_S)
+
+    def observe(self, tier: Tier, seconds: float) -> None:
+        self._seconds[tier] += _WEIGHT_OF_NEWEST * (seconds - self._seconds[tier])
+
+    def __getitem__(self, tier: Tier) -> float:
+        return self._seconds[tier]
+
+
+class ResidencyScorer:
+    """Nothing where the revision is resident or being loaded; otherwise what a load from its nearest tier takes."""
+
+    name = "residency"
+
+    def __init__(self, load_times: LoadTimes) -> None:
+        self._load_times = load_times
+
+    def cost_s(self, candidate: Candidate, choice: Choice) -> float:
+        revision_id = choice.request.revision_id
+        if revision_id is None or candidate.has_revision:
+            return 0.0
+        return self._load_times["disk" if revision_id in candidate.worker.residency.disk else "store"]

@@ -1,0 +1,20 @@
+"""KV memory of unified workers, whose prompts wait for the answers in progress when it is full."""
+
+from __future__ import annotations
+
+from router.placement.scorers.scorer import Candidate, Choice
+
+_FULL_S = 1.0  # per KV memory's worth of tokens that do not fit
+
+
+class RoomScorer:
+    """Nothing where the sequence fits. A pair's KV memory is its decode worker's, which is chosen by it."""
+
+    name = "room"
+
+    def cost_s(self, candidate: Candidate, choice: Choice) -> float:
+        load = candidate.load
+        if candidate.worker.role != "unified" or not load.max_kv_tokens:
+            return 0.0
+        missing = load.used_kv_tokens + choice.request.size.kv_tokens - load.max_kv_tokens
+        return max(0, missing) / load.max_kv_tokens * _FULL_S

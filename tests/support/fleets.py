@@ -1,0 +1,45 @@
+"""Fleets of made-up workers, for tests of placement."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from cluster.control import control_pb2 as control
+from router.fleet.fleet_state import FleetState, WorkerView
+from router.fleet.worker_loads import WorkerLoads
+from router.fleet.worker_residency import WorkerResidency
+
+UP = {"is_connected": True, "is_engine_up": True, "is_ready": True}
+UNREADY_CHANGES = [{"is_connected": False}, {"is_engine_up": False}, {"is_ready": False}, {"is_draining": True}]
+PROMPT_TOKENS = 1000  # of each sequence that a fleet has in flight; read in 0.2 s at a new worker's rate
+MAX_KV_TOKENS = 100_000
+
+
+def warm_with(worker: WorkerView, *decodes: str) -> WorkerView:
+    """The worker after a warm-up with the first incarnations of decode workers."""
+    return replace(worker, warm_pairs=frozenset((name, f"{name}-1") for name in decodes))
+
+
+def having(worker: WorkerView, **delta: list[str]) -> WorkerView:
+    """The worker with a residency of its own."""
+    residency = WorkerResidency()
+    residency.apply(control.ResidencyDelta(snapshot=True, **delta))
+    return replace(worker, residency=residency)
+
+
+def fleet_of(*workers: WorkerView, **num_sequences: int) -> FleetState:
+    """A fleet with so many of this router's sequences in flight at workers, by name."""
+    loads = WorkerLoads(lambda: 0.0)
+    for worker in workers:
+        loads.report(worker.name, used_kv_tokens=0, max_kv_tokens=MAX_KV_TOKENS)
+        reads = worker.role != "decode"
+        for _ in range(num_sequences.get(worker.name, 0)):
+            loads.hold(worker.name, prompt_tokens=PROMPT_TOKENS if reads else 0, kv_tokens=PROMPT_TOKENS)
+    return FleetState({worker.name: worker for worker in workers}, loads)
+
+
+DECODES = tuple(WorkerView(name, "decode", incarnation=f"{name}-1", **UP) for name in ("d0", "d1"))
+PREFILLS = tuple(
+    warm_with(WorkerView(name, "prefill", incarnation=f"{name}-1", **UP), "d0", "d1") for name in ("p0", "p1")
+)
+UNIFIED = tuple(WorkerView(name, "unified", incarnation=f"{name}-1", **UP) for name in ("u0", "u1"))

@@ -1,0 +1,122 @@
+"""What this router has placed at workers, and how fast they read."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from router.fleet.worker_loads import WorkerLoads
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def loads(clock: Clock) -> WorkerLoads:
+    return WorkerLoads(clock)
+
+
+def test_a_hold_counts_until_it_is_released_once(loads: WorkerLoads) -> None:
+    holds = [loads.hold("p0", prompt_tokens=100, kv_tokens=300, revision_id="r1") for _ in range(2)]
+    load = loads["p0"]
+    assert (load.num_sequences, load.prompt_tokens, load.placed_kv_tokens, load.revisions) == (2, 200, 600, {"r1": 2})
+    holds[0].read_ended()
+    holds[0].read_ended()
+    assert (load.num_sequences, load.prompt_tokens, load.placed_kv_tokens) == (2, 100, 600)
+    for _ in range(2):
+        holds[0].release()
+    assert (load.num_sequences, load.prompt_tokens, load.placed_kv_tokens, load.revisions) == (1, 100, 300, {"r1": 1})
+    holds[1].release()
+    assert (load.num_sequences, load.prompt_tokens, load.placed_kv_tokens, load.revisions) == (0, 0, 0, {})
+
+
+def test_the_rate_follows_what_was_read_while_it_was_busy(loads: WorkerLoads, clock: Clock) -> None:
+    for _ in range(200):
+        hold = loads.hold("p0", prompt_tokens=500)
+        hold.read_begins()
+        clock.now += 0.5
+        hold.read_ended()
+        hold.release()
+        clock.now += 3  # idle: does not count
+    assert loads["p0"].tokens_per_s == pytest.approx(1000, rel=0.1)
+    waiting = loads.hold("p0", prompt_tokens=2000)
+    assert loads["p0"].queue_s == waiting.expected_read_s == pytest.approx(2, rel=0.1)
+
+
+def test_prompts_read_side_by_side_share_the_time(loads: WorkerLoads, clock: Clock) -> None:
+    for _ in range(100):
+        holds = [loads.hold("p0", prompt_tokens=500) for _ in range(4)]
+        for hold in holds:
+            hold.read_begins()
+        clock.now += 1
+        for hold in holds:
+            hold.read_ended()
+            hold.release()
+    assert loads["p0"].tokens_per_s == pytest.approx(2000, rel=0.1)
+
+
+def test_prompts_that_were_given_up_say_nothing_of_the_rate(loads: WorkerLoads, clock: Clock) -> None:
+    before = loads["p0"].tokens_per_s
+    for _ in range(50):
+        hold = loads.hold("p0", prompt_tokens=500)
+        hold.read_begins()
+        clock.now += 60
+        hold.release()
+    assert loads["p0"].tokens_per_s == before
+
+
+def test_a_report_and_what_was_placed(loads: WorkerLoads) -> None:
+    loads.report("d0", used_kv_tokens=500, max_kv_tokens=1000)
+    assert loads["d0"].used_kv_tokens == 500
+    hold = loads.hold("d0", kv_tokens=700)  # the next report may lag behind it
+    assert loads["d0"].used_kv_tokens == 700
+    loads.report("d0", used_kv_tokens=900, max_kv_tokens=1000)
+    assert loads["d0"].used_kv_tokens == 900
+    hold.release()
+    assert loads["d0"].used_kv_tokens == 900
+
+
+def test_a_worker_is_forgotten_once_nothing_is_in_flight(loads: WorkerLoads) -> None:
+    hold = loads.hold("p0", prompt_tokens=1)
+    loads.forget("p0")
+    assert "p0" in loads
+    hold.release()
+    loads.forget("p0")
+    assert "p0" not in list(loads)
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.sampled_from(["begin", "end", "give up", "release"]), st.floats(0, 5))))
+def test_no_order_of_events_leaves_anything_behind(events: list[tuple[int, str, float]]) -> None:
+    clock = Clock()
+    loads = WorkerLoads(clock)
+    holds = [loads.hold("p0", prompt_tokens=10 * i, kv_tokens=i, revision_id=f"r{i % 2}") for i in range(4)]
+    for index, event, pause_s in events:
+        clock.now += pause_s
+        match event:
+            case "begin":
+                holds[index].read_begins()
+            case "end":
+                holds[index].read_ended()
+            case "give up":
+                holds[index].read_ended(was_read=False)
+            case _:
+                holds[index].release()
+        load = loads["p0"]
+        assert load.prompt_tokens >= 0
+        assert 0 < load.s_per_token <= 1.0
+    for hold in holds:
+        hold.release()
+    load = loads["p0"]
+    assert (load.num_sequences, load.prompt_tokens, load.placed_kv_tokens, load.revisions) == (0, 0, 0, {})
+    assert load._num_reading == 0

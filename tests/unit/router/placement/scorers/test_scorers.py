@@ -1,0 +1,110 @@
+"""Each scorer by itself: a table of what its candidates cost, in seconds."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from support.fleets import MAX_KV_TOKENS, PREFILLS, UNIFIED, fleet_of, having
+
+from router.fleet.fleet_state import WorkerView
+from router.placement.prefix_index import PrefixIndex
+from router.placement.request import PlacementRequest, PromptSize
+from router.placement.scorers.home import HomeScorer
+from router.placement.scorers.prefix import PrefixScorer
+from router.placement.scorers.queue import QueueScorer
+from router.placement.scorers.residency import LoadTimes, ResidencyScorer
+from router.placement.scorers.room import RoomScorer
+from router.placement.scorers.scorer import Candidate, Choice, Scorer
+
+P0, P1 = PREFILLS
+U0, _ = UNIFIED
+SIZE = PromptSize(1000, 2000)  # read in 0.2 s at a new worker's rate
+REQUEST = PlacementRequest("sha256:ab", size=SIZE)
+BASE = PlacementRequest(None, size=SIZE)
+
+
+def cost_s(
+    scorer: Scorer,
+    worker: WorkerView = P0,
+    request: PlacementRequest = REQUEST,
+    *,
+    num_sequences: int = 0,
+    rank: int = 0,
+    has_revision: bool = False,
+    num_homes: int = 1,
+    num_wanted: int = 1,
+    num_copies: int = 0,
+) -> float:
+    load = fleet_of(worker, **{worker.name: num_sequences}).loads[worker.name]
+    candidate = Candidate(worker, load, rank, has_revision)
+    return round(scorer.cost_s(candidate, Choice(request, 0.5, 0.2, 1.0, num_homes, num_wanted, num_copies)), 6)
+
+
+@pytest.mark.parametrize(("num_sequences", "expected"), [(0, 0.2), (1, 0.4), (10, 2.2)])
+def test_queue(num_sequences: int, expected: float) -> None:
+    assert cost_s(QueueScorer(), num_sequences=num_sequences) == expected
+    assert cost_s(QueueScorer(), request=BASE, num_sequences=num_sequences) == expected
+
+
+def test_residency() -> None:
+    times = LoadTimes()
+    scorer = ResidencyScorer(times)
+    on_disk = having(P0, on_disk=["sha256:ab"])
+    assert cost_s(scorer) == times["store"] > cost_s(scorer, on_disk) == times["disk"] > 0
+    assert cost_s(scorer, has_revision=True) == cost_s(scorer, request=BASE) == 0
+    for _ in range(100):
+        times.observe("store", 2.0)
+        times.observe("disk", 0.001)
+    assert cost_s(scorer) == pytest.approx(2.0, rel=0.01)
+    assert cost_s(scorer, on_disk) == pytest.approx(0.001, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("rank", "num_homes", "num_copies", "num_wanted", "has_revision", "num_sequences", "expected"),
+    [
+        (0, 1, 1, 1, True, 5, 0.0),  # its home, up to the bound of one second
+        (0, 1, 1, 1, True, 8, 0.6),  # full
+        (9, 1, 1, 1, True, 0, 0.2),  # a copy that is not at home
+        (9, 10, 1, 1, True, 0, 0.0),
+        (0, 1, 0, 1, False, 0, 0.0),  # the first copy: at one of three homes
+        (2, 1, 0, 1, False, 0, 0.0),
+        (3, 1, 0, 1, False, 0, 0.8),
+        (3, 4, 0, 1, False, 0, 0.0),  # or at one that stands in for a full one
+        (0, 1, 1, 1, False, 0, 3.0),  # one copy too many, even at home
+        (1, 2, 1, 2, False, 0, 0.0),  # demand asks for it
+    ],
+)
+def test_home(
+    rank: int,
+    num_homes: int,
+    num_copies: int,
+    num_wanted: int,
+    has_revision: bool,
+    num_sequences: int,
+    expected: float,
+) -> None:
+    common = {"num_homes": num_homes, "num_copies": num_copies, "num_wanted": num_wanted}
+    given = {"rank": rank, "has_revision": has_revision, "num_sequences": num_sequences, **common}
+    assert cost_s(HomeScorer(LoadTimes()), **given) == expected
+    assert cost_s(HomeScorer(LoadTimes()), request=BASE, **given) == 0
+
+
+def test_prefix() -> None:
+    index = PrefixIndex()
+    scorer = PrefixScorer(index)
+    long = replace(REQUEST, size=PromptSize(1000, 2000, (1, 2, 3), 250.0))
+    index.add(replace(long, size=PromptSize(500, 500, (1, 2), 250.0)), "p0", P0.incarnation)
+    assert cost_s(scorer, P0, long) == -0.1
+    assert cost_s(scorer, P1, long) == 0
+    assert cost_s(scorer, replace(P0, incarnation="p0-2"), long) == 0  # a new engine has an empty cache
+    assert cost_s(scorer, P0, replace(long, revision_id="sha256:cd")) == 0  # another namespace
+    assert cost_s(scorer, P0, REQUEST) == 0
+
+
+def test_room() -> None:
+    scorer = RoomScorer()
+    huge = replace(REQUEST, size=PromptSize(1000, MAX_KV_TOKENS))
+    assert cost_s(scorer, U0) == cost_s(scorer, U0, huge) == 0
+    assert cost_s(scorer, U0, huge, num_sequences=50) == 0.5
+    assert cost_s(scorer, P0, huge, num_sequences=50) == 0  # its decode worker needs the room

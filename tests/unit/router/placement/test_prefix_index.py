@@ -1,0 +1,73 @@
+"""The prefix index: what it believes, how much it remembers."""
+
+from __future__ import annotations
+
+import pytest
+
+from router.placement import prefix_index
+from router.placement.prefix_index import PrefixIndex
+from router.placement.request import PlacementRequest, PromptSize
+
+
+def request(*blocks: int, revision: str | None = "r") -> PlacementRequest:
+    return PlacementRequest(revision, size=PromptSize(100 * len(blocks) + 50, 0, blocks, 100.0))
+
+
+def test_the_longest_common_beginning_counts() -> None:
+    index = PrefixIndex()
+    index.add(request(1, 2, 3), "p0", "a")
+    index.add(request(1, 2, 4), "p1", "b")
+    assert index.workers(request(1, 9)) == {"p0", "p1"}
+    assert index.workers(request(2)) >= set()
+    tokens = {name: index.cached_tokens(request(1, 2, 4, 5), name, life) for name, life in (("p0", "a"), ("p1", "b"))}
+    assert tokens == {"p0": 200, "p1": 300}
+    assert index.cached_tokens(request(1, 2, 3, revision=None), "p0", "a") == 0
+    assert index.cached_tokens(request(1, 2, 3), "p0", "b") == 0
+
+
+def test_a_restart_empties_it() -> None:
+    index = PrefixIndex()
+    index.add(request(1), "p0", "a")
+    index.add(request(2), "p0", "b")
+    assert index.cached_tokens(request(1), "p0", "b") == 0
+    assert index.cached_tokens(request(2), "p0", "b") == 100
+
+
+def test_a_worker_that_left_is_forgotten() -> None:
+    index = PrefixIndex()
+    index.add(request(1), "p0", "a")
+    index.forget("p0")
+    index.forget("p9")
+    assert index.workers(request(1)) == set()
+
+
+def test_its_memory_is_bounded_and_the_oldest_goes_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prefix_index, "_MAX_BLOCKS", 100)
+    index = PrefixIndex()
+    for block in range(0, 300, 2):
+        index.add(request(block, block + 1), "p0", "a")
+        index.add(request(0, 1), "p0", "a")  # used again and again
+    assert len(index._workers["p0"].blocks) == 100
+    assert index.cached_tokens(request(0, 1), "p0", "a") == 200
+    assert index.cached_tokens(request(2, 3), "p0", "a") == 0
+    assert index.cached_tokens(request(298, 299), "p0", "a") == 200
+
+
+def test_answers_teach_it_how_much_an_engine_keeps() -> None:
+    index = PrefixIndex()
+    for block in range(2000):
+        index.add(request(block), "p0", "a")
+    for _ in range(20):
+        index.observe("p0", expected_tokens=100, cached_tokens=0)
+    index.add(request(5000), "p0", "a")
+    shrunk = len(index._workers["p0"].blocks)
+    assert shrunk < 500
+    assert index.cached_tokens(request(1), "p0", "a") == 0
+    assert index.cached_tokens(request(1999), "p0", "a") == 100  # the newest are the last to be doubted
+    for _ in range(200):
+        index.observe("p0", expected_tokens=100, cached_tokens=90)
+    for block in range(3000):
+        index.add(request(10_000 + block), "p0", "a")
+    assert len(index._workers["p0"].blocks) > 2 * shrunk
+    index.observe("p9", expected_tokens=100, cached_tokens=0)
+    index.observe("p0", expected_tokens=0, cached_tokens=0)

@@ -1,0 +1,63 @@
+"""The size of prompts, estimated from their bytes."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from router.placement.prompt_meter import PromptMeter
+from router.protocol.request_body import Fields
+
+
+def fields(**values: object) -> Fields:
+    return {name: msgspec.Raw(msgspec.json.encode(value)) for name, value in values.items()}
+
+
+def chat(text: str, **more: object) -> Fields:
+    return fields(messages=[{"role": "user", "content": text}], **more)
+
+
+def test_token_ids_are_counted() -> None:
+    size = PromptMeter().measure(fields(prompt=list(range(300)), max_tokens=20))
+    assert (size.prompt_tokens, size.kv_tokens) == (300, 320)
+    spaced = {"prompt": msgspec.Raw(b"[ 1, 2 ,3]")}
+    assert PromptMeter().measure(spaced).prompt_tokens == 3
+
+
+def test_text_is_estimated_and_the_estimate_learns() -> None:
+    meter = PromptMeter()
+    text = fields(prompt="x" * 4000)
+    assert meter.measure(text).prompt_tokens == pytest.approx(1000, rel=0.01)
+    for _ in range(200):
+        meter.observe(text, 2000)
+        meter.observe(fields(prompt=[1, 2, 3]), 3)  # says nothing of text
+    assert meter.measure(text).prompt_tokens == pytest.approx(2000, rel=0.05)
+
+
+@pytest.mark.parametrize("counted", [0, 10**9])
+def test_no_count_breaks_the_estimate(counted: int) -> None:
+    meter = PromptMeter()
+    for _ in range(1000):
+        meter.observe(fields(prompt="x" * 4000), counted)
+    assert 50 < meter.measure(fields(prompt="x" * 4000)).prompt_tokens < 10_000
+
+
+@pytest.mark.parametrize(
+    ("limits", "expected"), [({"max_tokens": 7}, 7), ({"max_completion_tokens": 9, "max_tokens": 7}, 9), ({}, 256)]
+)
+def test_the_answer_s_room(limits: dict[str, int], expected: int) -> None:
+    size = PromptMeter().measure(chat("hello", **limits))
+    assert size.kv_tokens - size.prompt_tokens == expected
+
+
+def test_blocks_are_equal_as_far_as_prompts_are() -> None:
+    meter, long = PromptMeter(), "x" * 5000
+    first, second = meter.measure(chat(long + "one")), meter.measure(chat(long + "two"))
+    assert len(first.blocks) == len(second.blocks) == 9
+    assert first.blocks == second.blocks  # of whole blocks; the rest differs
+    other = meter.measure(chat("y" + long))
+    assert not set(other.blocks) & set(first.blocks)
+    with_tools = meter.measure(chat(long, tools=[{"type": "function"}]))
+    assert not set(with_tools.blocks) & set(first.blocks)  # templates put tools first
+    assert meter.measure(chat("short")).blocks == ()
+    assert len(meter.measure(chat("x" * 1_000_000)).blocks) == 32
