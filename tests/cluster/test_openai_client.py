@@ -208,6 +208,49 @@ def test_prompts_of_nothing_but_token_0(client: openai.OpenAI):
         assert len(scored.choices[0].logprobs.tokens) == len(prompt)
 
 
+def test_streams_say_once_how_each_choice_ended(client: openai.OpenAI):
+    """As peers' API tests ask: one finish reason per choice, in its last chunk, and usage in a chunk of its own."""
+    fields = {"model": "demo", "prompt": ["The sea", "A thousand"], "n": 2, "max_tokens": 6, "temperature": 0}
+    fields |= {"extra_body": {**ON_A0, "ignore_eos": True}}
+    ends: dict[int, list[str | None]] = {}
+    *chunks, last = client.completions.create(**fields, stream=True, stream_options={"include_usage": True})
+    for chunk in chunks:
+        assert chunk.usage is None
+        for choice in chunk.choices:
+            ends.setdefault(choice.index, []).append(choice.finish_reason)
+    assert sorted(ends) == [0, 1, 2, 3]
+    assert all(reasons[-1] == "length" and not any(reasons[:-1]) for reasons in ends.values())
+    assert last.choices == []
+    assert last.usage.completion_tokens == 24
+    assert last.usage.total_tokens == last.usage.prompt_tokens + 24
+
+
+def test_streamed_echo_and_logprobs_equal_the_whole_answer(client: openai.OpenAI):
+    fields = {"model": "a0", "prompt": "The sea", "max_tokens": 6, "temperature": 0}
+    whole = client.completions.create(**fields, logprobs=2).choices[0]
+    chunks = [chunk.choices[0] for chunk in client.completions.create(**fields, logprobs=2, stream=True)]
+    assert [token for chunk in chunks for token in chunk.logprobs.tokens] == whole.logprobs.tokens
+    streamed = [value for chunk in chunks for value in chunk.logprobs.token_logprobs]
+    assert streamed == pytest.approx(whole.logprobs.token_logprobs, abs=1e-4)
+    echoed = client.completions.create(**fields, echo=True, stream=True)
+    assert "".join(chunk.choices[0].text for chunk in echoed) == "The sea" + whole.text
+
+
+def test_what_stopped_an_answer_is_named(client: openai.OpenAI):
+    fields = {"model": "a0", "prompt": "The sea", "max_tokens": 24, "temperature": 0}
+    whole = client.completions.create(**fields, extra_body={"ignore_eos": True, "return_token_ids": True}).choices[0]
+    assert (whole.finish_reason, whole.matched_stop) == ("length", None)
+    token = whole.token_ids[3]
+    extra = {"stop_token_ids": [token], "return_token_ids": True}
+    by_id = client.completions.create(**fields, extra_body=extra).choices[0]
+    assert (by_id.finish_reason, by_id.matched_stop) == ("stop", token)
+    assert by_id.token_ids == whole.token_ids[: whole.token_ids.index(token) + 1]
+    word = " " + whole.text.split()[2]
+    by_text = client.completions.create(**fields, stop=word, extra_body={"ignore_eos": True}).choices[0]
+    assert (by_text.finish_reason, by_text.matched_stop) == ("stop", word)
+    assert by_text.text == whole.text[: whole.text.index(word)]
+
+
 def test_json_schema(client: openai.OpenAI):
     schema = {
         "type": "object",
