@@ -10,7 +10,7 @@ from router.fleet.fleet import Fleet
 from router.fleet.worker_errors import engine_error
 from router.generation.client_answer import ClientAnswer
 from router.generation.engine_calls import EngineCall
-from router.protocol.sse import DONE, error_in, is_aborted, may_be_failure
+from router.protocol.sse import DONE, FAILURE_WORDS, error_in, is_aborted
 
 _END_S = 1.0  # from a stream's last event to the end of the engine's answer
 
@@ -45,13 +45,13 @@ class Attempt:
         While the client does not read, the engine waits. Raises AttemptError or DeadlineExceeded.
         """
         loop = asyncio.get_running_loop()
-        now = loop.time
+        now, (error_word, abort_word) = loop.time, FAILURE_WORDS
         timer: asyncio.TimerHandle | None = None
         last, last_at, gap_s = b"", 0.0, event_gap_timeout_s
 
         def deliver(events: bytes) -> None:  # for every event of every stream
             nonlocal last, last_at, gap_s, timer
-            if may_be_failure(events):
+            if events.find(error_word) >= 0 or events.find(abort_word) >= 0:
                 self._check(events)
             last_at = now()
             if events.endswith(DONE):

@@ -185,11 +185,14 @@ class EngineCall:
         self._is_stream = self._wants_stream and self._connection.status == 200
 
     def on_body(self, data: bytes) -> None:
-        if not self._is_stream:
+        deliver = self._deliver
+        if deliver is not None and not self._splitter.tail and data[-2:] == b"\n\n":
+            deliver(data)  # nearly always: an event comes in a piece of its own
+        elif not self._is_stream:
             self._parts.append(data)
         elif events := self._splitter.feed(data):
-            if self._deliver is not None:
-                self._deliver(events)
+            if deliver is not None:
+                deliver(events)
             elif not self.output.done():
                 self.output.set_result(events)
             else:

@@ -71,9 +71,7 @@ class Generation:
         """The path of most tokens: it parses no event."""
         client, signature = self._client, self._signature
 
-        def write(events: bytes) -> None:
-            client.write(signature.on_events(events))
-
+        write = client.writer(signature.on_events)
         async with self._sequence_run(next(self._validated.sequences())) as run:
             first = await run.begin()
             last = await run.relay(first, write, client)

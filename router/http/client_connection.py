@@ -30,7 +30,7 @@ class ClientConnection:
         self.is_lost = False
         self.cycle: Any = None  # uvicorn's state of this request and its response
         self._protocol = protocol
-        self._transport = protocol.transport
+        self.transport = protocol.transport
         self._sources: list[Source] = []
         self._on_lost: Callable[[], None] | None = None
 
@@ -38,7 +38,7 @@ class ClientConnection:
     def watched(self, on_lost: Callable[[], None]) -> Iterator[None]:
         """Inside, a client that leaves is reported, once."""
         self._protocol.answering, self._on_lost = self, on_lost
-        if self._transport.is_closing() or self.cycle.disconnected:
+        if self.transport.is_closing() or self.cycle.disconnected:
             self.lost()
         try:
             yield
@@ -63,7 +63,7 @@ class ClientConnection:
     def write(self, data: bytes) -> None:
         """Send a part of an answer without a known length."""
         if not self.is_lost:
-            self._transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+            self.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
 
     def end(self, data: bytes = b"") -> None:
         """Send the last part of an answer without a known length."""
@@ -87,7 +87,7 @@ class ClientConnection:
 
     def abort(self) -> None:
         """Close the connection and drop what is buffered for the client."""
-        self._transport.abort()
+        self.transport.abort()
 
     # ---- called by the protocol ---------------------------------------------------------------------------------
 
@@ -121,7 +121,7 @@ class ClientConnection:
 
     def _write(self, data: bytes) -> None:
         if not self.is_lost:
-            self._transport.write(data)
+            self.transport.write(data)
 
     def _end(self, data: bytes) -> None:
         """As uvicorn ends a response."""
@@ -130,7 +130,7 @@ class ClientConnection:
         cycle.response_complete = True
         cycle.message_event.set()
         if not cycle.keep_alive:
-            self._transport.close()
+            self.transport.close()
         cycle.on_response()
 
 

@@ -14,23 +14,24 @@ _EVENT_HEAD = b'data: {"id":'
 _ANSWER_HEAD = b'{"id":'
 _ABORTED = b'"finish_reason":"abort"'
 _ERROR_HEADS = (b'data: {"error":', b'data: {"object":"error"')
-_ABORT_WORD, _ERROR_WORD = b'"abort"', b'"error"'  # are in the above; no string of JSON can contain them
+# The above contain one of these, and no string of JSON can. The cheapest check, because it is made for every event.
+FAILURE_WORDS = b'"error"', b'"abort"'
 
 
 class EventSplitter:
     """Splits a stream of bytes into whole server-sent events."""
 
     def __init__(self) -> None:
-        self._tail = b""  # the beginning of an incomplete event
+        self.tail = b""  # the beginning of an incomplete event
 
     def feed(self, data: bytes) -> bytes:
         """The events that `data` completes; may be empty."""
-        if self._tail:
-            data = self._tail + data
+        if self.tail:
+            data = self.tail + data
         if data.endswith(b"\n\n"):
-            self._tail = b""
+            self.tail = b""
             return data
-        complete, boundary, self._tail = data.rpartition(b"\n\n")
+        complete, boundary, self.tail = data.rpartition(b"\n\n")
         return complete + boundary
 
 
@@ -59,11 +60,6 @@ class Signature:
         if self._renames:
             answer = answer.replace(self._engine_model, self._requested_model, 1)
         return answer
-
-
-def may_be_failure(events: bytes) -> bool:
-    """Whether `is_aborted` and `error_in` are worth asking: the cheapest check, because it is made for every event."""
-    return events.find(_ERROR_WORD) >= 0 or events.find(_ABORT_WORD) >= 0
 
 
 def is_aborted(data: bytes) -> bool:
