@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from decimal import ROUND_HALF_UP, Decimal
 from pathlib import Path
 
-from bench.measuring.report import Ratio
+from bench.measuring.report import QUIET_CORES, Ratio
 from bench.measuring.result_file import ResultFile
 
 ROOT = Path(__file__).parents[1]
@@ -34,6 +34,8 @@ _COLD_SLOW_STORE = ResultFile(RESULTS / "cold-load-cpu-slow-store.json")
 _PLACEMENT = ResultFile(RESULTS / "placement.json")
 _CATALOGS = {"SQLite": ResultFile(RESULTS / "catalog-sqlite.json")}
 _CATALOGS["PostgreSQL"] = ResultFile(RESULTS / "catalog-postgresql.json")
+
+_ROUTER = ResultFile(RESULTS / "router-relay-cpu.json")
 
 _COMMAND_WIDTH = 100
 _GPU_COUNTS = (1, 8, 32, 128, 512)  # adapters in use
@@ -226,6 +228,47 @@ def _catalog() -> str:
     return _markdown(("1,000,000 revisions", *heads, "goal"), rows)
 
 
+_ROUTER_GOALS = {
+    "cpu_us_per_event": "the gateway's, aiming at 15 µs",
+    "cpu_us_per_request": "400 µs",
+    "added_first_event_ms_p50": "2 ms, 32 at a time",
+    "added_first_event_ms_p99": "5 ms, 128 at a time",
+}
+_ROUTER_FIGURES = {
+    "cpu_us_per_event": ("CPU per streamed event", "µs", 1),
+    "cpu_us_per_request": ("CPU per short request, not streamed", "µs", 0),
+    "added_first_event_ms_p50": ("added to the first event, p50", "ms", 1),
+    "added_first_event_ms_p99": ("added to the first event, p99", "ms", 1),
+}
+_ROUTER_HEAD = ("medians", "Prelude's router", "SGLang's Rust gateway")
+
+
+def _router_cpu() -> str:
+    return _markdown(_ROUTER_HEAD, _router_rows("cpu_us_per_event", "cpu_us_per_request"))
+
+
+def _router() -> str:
+    is_quiet = max(each["foreign_cores"] for each in _ROUTER.document["repeats"]) <= QUIET_CORES
+    keys = [key for key in _ROUTER_FIGURES if is_quiet or key.startswith("cpu_")]  # else latencies mean nothing
+    goals = [f"at most {_ROUTER_GOALS[key]}" for key in keys for _ in _ROUTER.document["ours"][key]]
+    rows = [(*row, goal) for row, goal in zip(_router_rows(*keys), goals, strict=True)]
+    return _markdown((*_ROUTER_HEAD, "goal"), rows)
+
+
+def _router_rows(*keys: str) -> list[Row]:
+    """One for each figure and number of concurrent requests."""
+    document = _ROUTER.document
+    return [
+        (
+            f"{text}, {concurrency} at a time",
+            *(f"{_fixed(document[system][key][concurrency], digits)} {unit}" for system in ("ours", "sglang_router")),
+        )
+        for key in keys
+        for text, unit, digits in (_ROUTER_FIGURES[key],)
+        for concurrency in document["ours"][key]
+    ]
+
+
 # ---- where numbers come from ----------------------------------------------------------------------------------------
 
 
@@ -270,6 +313,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "catalog": _catalog,
     "placement": _placement_scenarios,
     "placement-cost": _placement_cost,
+    "router-cpu": _router_cpu,
+    "router": _router,
     "sources": _sources,
 }
 
