@@ -19,6 +19,7 @@ from adapters.errors import AdapterError
 from cluster.config.schema import RouterConfig
 from router.api import openapi, refused_paths
 from router.api.completions import CompletionsEndpoint
+from router.api.placement_page import PlacementPage
 from router.api.status_pages import Pages
 from router.api.tokenization import TokenizationEndpoint
 from router.errors import RouterError, UnknownPath, WrongMethod, answer_of
@@ -100,6 +101,7 @@ def build_app(
             *refused_paths.routes(),
             openapi.route(limits, importlib.metadata.version("prelude")),
             *management_routes,
+            *PlacementPage(backends, adapters).routes,
             *pages.routes,
         ],
         lifespan=lifespan,

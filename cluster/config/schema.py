@@ -241,6 +241,7 @@ class RouterConfig(_Section):
     heartbeat_s: Seconds = 2.0  # longest gap in a worker's state stream; a worker that misses three gets no requests
     max_attempts: Annotated[int, Field(ge=1)] = 3  # placements tried per sequence
     placement: PlacementConfig = PlacementConfig()
+    debug_header: bool = False  # answer `x-prelude-debug: placement` with why the request went where it went
     drain_timeout_s: Seconds = 30.0  # to finish requests in flight at shutdown
     management: bool = False  # serve /v1/adapters; anyone who reaches the router can then change adapters
     adapter_root: ConfigPath | None = None  # /v1/load_lora_adapter reads directories below it; None: it reads none

@@ -79,6 +79,7 @@ class CompletionsEndpoint:
         body = await read_body(headers, receive, max_bytes=config.max_body_bytes, timeout_s=config.body_timeout_s)
         validated = validate(self._endpoint, body, self._limits)
         request.is_streaming = validated.is_streaming
+        request.wants_explanations = config.debug_header and headers.get(b"x-prelude-debug") == b"placement"
         target = await resolve(validated, self._backends.model, self._adapters)
         client.headers |= _target_headers(target, request)
         generation = Generation(self._backends, validated, target, request, client, self._signature(target))

@@ -63,6 +63,9 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
     ("GET", "/ready"): Operation("200 when a request could be served now, else 503", "Ready"),
     ("GET", "/metrics"): Operation("Metrics for Prometheus", "text/plain"),
     ("GET", "/debug/requests"): Operation("Every request in flight and its phase", "RequestsInFlight"),
+    ("GET", "/debug/placement"): Operation(
+        "Where a request would go now, and why", _JSON, query=("adapter", "prompt_tokens", "answer_tokens")
+    ),
     ("GET", PATH): Operation("This document", _JSON),
     ("GET", "/v1/adapters"): Operation(
         "A page of adapters", "Adapters", query=("tenant", "prefix", "after", "limit", "deleted")

@@ -10,6 +10,7 @@ from router.generation.request_state import RequestState
 from router.http.client_connection import ClientConnection, Source
 
 _LAST_EVENT_S = 1.0  # to send an error event; the error may be that the client has stopped reading
+_MAX_EXPLANATION = 4096  # characters of a header
 
 
 class ClientAnswer:
@@ -91,4 +92,6 @@ class ClientAnswer:
 
     def _all_headers(self, status: int, headers: dict[str, str]) -> dict[str, str]:
         self.status = status
+        if self._request.explanations:
+            headers = {**headers, "x-prelude-placement": " | ".join(self._request.explanations)[:_MAX_EXPLANATION]}
         return {**headers, **self.headers, "x-request-id": self._request.request_id}

@@ -61,6 +61,8 @@ class RequestState:
     num_completion_tokens: int | None = None
     sequences: list[SequenceState] = field(default_factory=list)
     num_rids: int = 0  # given to attempts of all sequences
+    wants_explanations: bool = False
+    explanations: list[str] = field(default_factory=list)  # of placements, if they are wanted
 
     def next_rid(self, prefix: str) -> str:
         """An id for the engine calls of one attempt. Fixed width: engines abort every id that has the given prefix."""

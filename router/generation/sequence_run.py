@@ -25,6 +25,7 @@ from router.generation.pair_attempt import PairAttempt
 from router.generation.placement_search import PlacementSearch
 from router.generation.request_state import Phase, RequestState, SequenceState
 from router.generation.tokenizer_calls import detokenized
+from router.placement.explanation import summary
 from router.placement.placer import Placed
 from router.placement.request import Placement, PlacementRequest
 from router.protocol.prompt_logprobs import with_prompt_logprobs, without_alternatives, without_generated_token
@@ -136,7 +137,11 @@ class SequenceRun:
         self._state.phase = Phase.PLACED
         self._state.placement = placement
         self._state.num_attempts += 1
-        return self._backends.placer.take(request, placement)
+        placer = self._backends.placer
+        if self._request.wants_explanations:
+            note = summary(request, self._backends.fleet.state, placer.policy, placement)
+            self._request.explanations.append(note)
+        return placer.take(request, placement)
 
     async def _ensure_adapter(self, placed: Placed) -> None:
         """Make the revision resident before any KV room exists: a KV room that waits for a load blocks both engines."""
