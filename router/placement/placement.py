@@ -20,7 +20,7 @@ _NUM_SPARE_HOMES = 2  # for homes that are full
 _NOBODY = FailedAttempts()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Ranked:
     """A worker that can read the prompt, and what that is expected to cost."""
 
@@ -33,7 +33,7 @@ class Ranked:
         return self.candidate.worker
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Readers:
     """The workers that can read one prompt. All sequences have one order."""
 
@@ -41,11 +41,13 @@ class _Readers:
     loads: Sequence[WorkerLoad]
     resident: Sequence[Set[str]]  # revision ids in host memory
     homes: Homes
+    queues_s: list[float]
 
     @classmethod
     def of(cls, request: PlacementRequest, fleet: FleetState, excluded: Set[str] = frozenset()) -> _Readers:
         if request.positions != "all" and request.is_stored and not excluded:
-            return cls(fleet.readers, fleet.reader_loads, fleet.reader_residencies, fleet.homes)
+            loads = fleet.reader_loads
+            return cls(fleet.readers, loads, fleet.reader_residencies, fleet.homes, _queues_s(loads))
         workers = [
             worker
             for worker in fleet.readers
@@ -55,7 +57,12 @@ class _Readers:
         ]
         names = [worker.name for worker in workers]
         residencies = [worker.residency.host for worker in workers]
-        return cls(workers, [fleet.loads[name] for name in names], residencies, Homes(names))
+        chosen = [fleet.loads[name] for name in names]
+        return cls(workers, chosen, residencies, Homes(names), _queues_s(chosen))
+
+
+def _queues_s(loads: Sequence[WorkerLoad]) -> list[float]:
+    return [load.prompt_tokens * load.s_per_token for load in loads]  # as `queue_s`, for every worker at every request
 
 
 def place(
@@ -150,15 +157,15 @@ def _ranked(request: PlacementRequest, policy: Policy, readers: _Readers, indice
 
 def _choice(request: PlacementRequest, policy: Policy, readers: _Readers, order: Sequence[int]) -> Choice:
     """What the candidates have in common: how long queues are, and how far the revision's homes reach."""
-    loads = readers.loads
-    mean_queue_s = sum([load.prompt_tokens * load.s_per_token for load in loads]) / len(loads)
-    read_s = request.size.prompt_tokens * loads[order[0]].s_per_token
+    queues_s = readers.queues_s
+    mean_queue_s = sum(queues_s) / len(queues_s)
+    read_s = request.size.prompt_tokens * readers.loads[order[0]].s_per_token
     full_queue_s = policy.load_bound * mean_queue_s + policy.slack_prompts * read_s
     num_wanted = missing = policy.num_homes(request)
     num_homes = 0
     for index in order:  # a full home is replaced by the next one
         num_homes += 1
-        missing -= loads[index].queue_s <= full_queue_s
+        missing -= queues_s[index] <= full_queue_s
         if not missing:
             break
     return Choice(request, mean_queue_s, read_s, full_queue_s, num_homes, num_wanted)
@@ -175,7 +182,7 @@ def _order(request: PlacementRequest, readers: _Readers) -> Sequence[int]:
 def _shortlist(request: PlacementRequest, policy: Policy, readers: _Readers) -> Sequence[int]:
     """Indices of the readers that can win: homes, holders, those with the prompt's beginning, the least loaded."""
     revision_id, everybody = request.revision_id, range(len(readers.workers))
-    queues = [load.prompt_tokens * load.s_per_token for load in readers.loads]
+    queues = readers.queues_s
     chosen = {queues.index(min(queues)), request.nonce % len(queues)}
     if revision_id is not None:
         chosen.update(_order(request, readers)[: policy.num_homes(request) + _NUM_SPARE_HOMES])

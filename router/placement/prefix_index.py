@@ -58,17 +58,18 @@ class PrefixIndex:
         if known is None or known.incarnation != incarnation:
             return 0.0
         num_blocks = 0
-        for key in _keys(request):
-            if key not in known.blocks:
+        for block in request.size.blocks:
+            if hash((request.revision_id, block)) not in known.blocks:
                 break
             num_blocks += 1
         return min(num_blocks * request.size.tokens_per_block, request.size.prompt_tokens)
 
     def workers(self, request: PlacementRequest) -> set[str]:
         """The workers that are believed to have the prompt's first block."""
-        for key in _keys(request):
-            return {name for name, known in self._workers.items() if key in known.blocks}
-        return set()
+        if not request.size.blocks:
+            return set()
+        key = hash((request.revision_id, request.size.blocks[0]))
+        return {name for name, known in self._workers.items() if key in known.blocks}
 
     def forget(self, worker: str) -> None:
         """The worker has left."""
