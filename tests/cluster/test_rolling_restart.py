@@ -23,7 +23,7 @@ from support.running_cluster import RunningCluster, running_cluster
 from cluster.local.initial_config import Host, Pools, initial_config
 from cluster.local.memory_plan import ModelSizes
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(1800)]  # each of ten processes starts again, one after the other
+pytestmark = [pytest.mark.long, pytest.mark.timeout(1800)]  # every process starts again, one after the other
 
 NUM_CLIENTS = 4
 NUM_TOKENS = 24
