@@ -212,6 +212,7 @@ class ScorerWeights(_Section):
     home: Annotated[float, Field(ge=0)] = 1.0  # leaving the adapter's homes, crowding one, a copy too many
     prefix: Annotated[float, Field(ge=0)] = 1.0  # the part of the prompt that is in the prefix cache
     room: Annotated[float, Field(ge=0)] = 1.0  # KV memory that a unified worker lacks
+    in_flight: Annotated[float, Field(ge=0)] = 0.0  # sequences in flight, a second each; for comparisons
 
 
 class PlacementConfig(_Section):

@@ -138,7 +138,7 @@ def _completed(
 def _ranked(request: PlacementRequest, policy: Policy, readers: _Readers, indices: Sequence[int]) -> list[Ranked]:
     """The readers at these indices, the best first."""
     revision_id = request.revision_id
-    order = _order(request, readers)
+    order = _order(request, policy, readers)
     ranks = {index: position for position, index in enumerate(order)}
     choice = _choice(request, policy, readers, order)
     candidates = []
@@ -171,9 +171,9 @@ def _choice(request: PlacementRequest, policy: Policy, readers: _Readers, order:
     return Choice(request, mean_queue_s, read_s, full_queue_s, num_homes, num_wanted)
 
 
-def _order(request: PlacementRequest, readers: _Readers) -> Sequence[int]:
+def _order(request: PlacementRequest, policy: Policy, readers: _Readers) -> Sequence[int]:
     """Indices into `readers`: the revision's homes; for the base model, which all have, a random start."""
-    if request.revision_id is not None:
+    if request.revision_id is not None and policy.uses_homes:
         return readers.homes.order(request.revision_id)
     first = request.nonce % len(readers.workers)
     return (first,)
@@ -185,7 +185,7 @@ def _shortlist(request: PlacementRequest, policy: Policy, readers: _Readers) -> 
     queues = readers.queues_s
     chosen = {queues.index(min(queues)), request.nonce % len(queues)}
     if revision_id is not None:
-        chosen.update(_order(request, readers)[: policy.num_homes(request) + _NUM_SPARE_HOMES])
+        chosen.update(_order(request, policy, readers)[: policy.num_homes(request) + _NUM_SPARE_HOMES])
         holders = [index for index, resident in enumerate(readers.resident) if revision_id in resident]
         chosen.update(_least_loaded(holders, queues))
     if names := policy.prefixes.workers(request):

@@ -8,6 +8,7 @@ from cluster.config.schema import PlacementConfig
 from router.placement.prefix_index import PrefixIndex
 from router.placement.request import PlacementRequest
 from router.placement.scorers.home import HomeScorer
+from router.placement.scorers.in_flight import InFlightScorer
 from router.placement.scorers.prefix import PrefixScorer
 from router.placement.scorers.queue import QueueScorer
 from router.placement.scorers.residency import LoadTimes, ResidencyScorer
@@ -26,12 +27,14 @@ class Policy:
     slack_prompts: float
     max_homes: int
     home_share: float
+    uses_homes: bool
 
     @classmethod
     def of(cls, config: PlacementConfig) -> Policy:
         load_times, prefixes = LoadTimes(), PrefixIndex()
         scorers: list[Scorer] = [
             QueueScorer(), ResidencyScorer(load_times), HomeScorer(load_times), PrefixScorer(prefixes), RoomScorer(),
+            InFlightScorer(),
         ]  # fmt: skip
         weights = config.weights.model_dump()
         return cls(
@@ -42,6 +45,7 @@ class Policy:
             config.slack_prompts,
             config.max_homes,
             config.home_share,
+            uses_homes=weights["home"] > 0,
         )
 
     def num_homes(self, request: PlacementRequest) -> int:

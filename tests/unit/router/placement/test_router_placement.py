@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.fleets import DECODES, PREFILLS, UNIFIED, UNREADY_CHANGES, UP, fleet_of, having, warm_with
 
-from cluster.config.schema import PlacementConfig
+from cluster.config.schema import PlacementConfig, ScorerWeights
 from router.fleet.fleet_state import FleetState, WorkerView
 from router.placement.placement import place, placements, rank
 from router.placement.policy import Policy
@@ -73,6 +73,17 @@ def test_equal_workers_are_taken_in_the_revision_s_order() -> None:
     firsts = {placed(P0, P1, D0, request=PlacementRequest(f"sha256:{i:064x}", size=SIZE)) for i in range(20)}
     assert firsts == {"p0>d0", "p1>d0"}
     assert placed(P0, P1, D0) == placed(P1, D0, P0)
+
+
+def test_fewest_in_flight_is_a_choice_of_weights() -> None:
+    """One scorer for all of them: no homes, and ties by chance."""
+    weights = dict.fromkeys(ScorerWeights.model_fields, 0.0) | {"in_flight": 1.0}
+    policy = Policy.of(PlacementConfig(weights=ScorerWeights(**weights)))
+    for i in range(20):
+        request = PlacementRequest(f"sha256:{i:064x}", size=SIZE)
+        assert str(place(request, fleet_of(U0, U1, u0=2, u1=1), policy)) == "u1"
+        tied = [str(place(replace(request, nonce=nonce), fleet_of(U0, U1), policy)) for nonce in range(2)]
+        assert tied == ["u0", "u1"]
 
 
 def test_the_base_model_is_spread_by_chance() -> None:

@@ -1,0 +1,14 @@
+"""Sequences in flight: off by default, for comparison with routers that go by it."""
+
+from __future__ import annotations
+
+from router.placement.scorers.scorer import Candidate, Choice
+
+
+class InFlightScorer:
+    """A second for each of this router's sequences in flight at the worker, whatever they still cost it."""
+
+    name = "in_flight"
+
+    def cost_s(self, candidate: Candidate, choice: Choice) -> float:
+        return float(candidate.load.num_sequences)
