@@ -83,6 +83,14 @@ def add_commands(commands: Any) -> None:
     router.add_argument("--json", type=Path, metavar="FILE", help="write the numbers")
     router.set_defaults(run=_router)
 
+    text = "Real workers with more adapters than memory: cold loads and TTFT with and without adapter affinity."
+    affinity = benchmarks.add_parser("affinity", help=text, description=text)
+    affinity.add_argument("--requests", type=_positive, help="default: 1000")
+    affinity.add_argument("--workers", type=_positive, help="default: 4")
+    affinity.add_argument("--quick", action="store_true", help="a smoke test: 2 workers, few adapters and requests")
+    _add_engine_options(affinity)
+    affinity.add_argument("--json", type=Path, metavar="FILE", help="write the numbers")
+    affinity.set_defaults(run=_affinity)
     text = "Placement by itself: simulated fleets under several policies, and what one placement costs."
     placement = benchmarks.add_parser("placement", help=text, description=text)
     placement.add_argument("--placements", type=_positive, help="whose cost is measured; default: 20000")
@@ -129,6 +137,24 @@ def _adapter_tax(arguments: argparse.Namespace) -> None:
         adapter_tax.run(
             options, _command(sys.argv[1:]), arguments.json, arguments.plot, lambda line: print(line, flush=True)
         )
+    except BenchError as error:
+        sys.exit(f"prelude: {error}")
+
+
+def _affinity(arguments: argparse.Namespace) -> None:
+    from bench import affinity
+    from bench.errors import BenchError
+
+    options = affinity.QUICK if arguments.quick else affinity.Options()
+    options = replace(
+        options,
+        num_requests=arguments.requests or options.num_requests,
+        num_workers=arguments.workers or options.num_workers,
+        device=arguments.device,
+        engine_arguments=tuple(arguments.engine_arguments),
+    )
+    try:
+        affinity.run(options, _command(sys.argv[1:]), arguments.json, lambda line: print(line, flush=True))
     except BenchError as error:
         sys.exit(f"prelude: {error}")
 

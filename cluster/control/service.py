@@ -19,6 +19,7 @@ from engine.errors import EngineError
 
 SERVICE = "prelude.control.v1.WorkerControl"
 _STOP_GRACE_S = 1.0
+_DISCARD_S = 2.0  # less than the margin for which callers outwait a deadline
 _DEADLINE_S = 60.0  # of calls that set none
 
 
@@ -55,24 +56,36 @@ class ControlService(WorkerControlServicer):
         return pb.PinAdapterResponse()
 
     async def PutAdapter(self, request_iterator, context) -> pb.PutAdapterResponse:
-        adapters = await self._adapters(context, refuse_if_draining=True)
         parts = aiter(request_iterator)
+        adapters = await self._adapters(context, refuse_if_draining=True, unread=parts)
         first = await anext(parts, pb.PutAdapterRequest())
         if first.WhichOneof("part") != "begin":
+            await _discard(parts)
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the first message must be `begin`")
         deadline_s = first.begin.deadline_s or _DEADLINE_S
         envelope = Envelope(first.begin.revision_id, first.begin.content_sha256, first.begin.content_bytes)
         async with _errors_as_grpc_status(context, f"the adapter was not received and loaded within {deadline_s:g} s"):
-            return await adapters.put_adapter(envelope, _chunks(parts), deadline_s)
+            try:
+                response = await adapters.put_adapter(envelope, _chunks(parts), deadline_s)
+            except Exception:
+                await _discard(parts)
+                raise
+            await _discard(parts)
+            return response
 
     async def EvictAdapter(self, request, context) -> pb.EvictAdapterResponse:
         adapters = await self._adapters(context, refuse_if_draining=False)
         async with _errors_as_grpc_status(context, "the engine did not unload the adapter in time"):
             return pb.EvictAdapterResponse(evicted=await adapters.evict_adapter(request.revision_id, request.from_disk))
 
-    async def _adapters(self, context, *, refuse_if_draining: bool) -> AdapterOperations:
+    async def _adapters(
+        self, context, *, refuse_if_draining: bool, unread: AsyncIterable[pb.PutAdapterRequest] | None = None
+    ) -> AdapterOperations:
         """The worker's adapter operations. Aborts the call if it has none, or drains and `refuse_if_draining`."""
         adapters = self._worker.adapters
+        is_refused = adapters is None or (refuse_if_draining and self._worker.hub.state.draining)
+        if is_refused and unread is not None:
+            await _discard(unread)
         if adapters is None:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, f"worker {self._worker.name} holds no adapters")
             raise AssertionError("abort raises")
@@ -94,6 +107,14 @@ class ControlService(WorkerControlServicer):
 async def _chunks(parts: AsyncIterable[pb.PutAdapterRequest]) -> AsyncIterator[bytes]:
     async for part in parts:
         yield part.chunk
+
+
+async def _discard(parts: AsyncIterable[pb.PutAdapterRequest]) -> None:
+    """Read what the caller still sends: a call that ends before that may tell its caller an internal error instead."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(_DISCARD_S):
+            async for _ in parts:
+                pass
 
 
 @contextlib.asynccontextmanager

@@ -108,6 +108,24 @@ def test_a_worker_without_adapters_says_so(tmp_path: Path):
     asyncio.run(scenario())
 
 
+def test_a_refusal_arrives_while_the_adapter_is_still_being_sent(tmp_path: Path):
+    """gRPC's client reports an internal error if the call ends under a message that it sends."""
+
+    async def parts() -> AsyncIterator[pb.PutAdapterRequest]:
+        for _ in range(50):
+            yield pb.PutAdapterRequest(chunk=bytes(100_000))
+            await asyncio.sleep(0)
+
+    async def scenario() -> None:
+        async with served(tmp_path) as (_, control):
+            for _ in range(100):
+                with pytest.raises(grpc.aio.AioRpcError) as refused:
+                    await control.PutAdapter(parts(), timeout=20)
+                assert refused.value.code() is grpc.StatusCode.FAILED_PRECONDITION, refused.value.details()
+
+    asyncio.run(scenario())
+
+
 @pytest.mark.parametrize(
     ("fields", "says"),
     [

@@ -1,0 +1,175 @@
+"""Affinity on real engines: equal workers whose host memory holds a part of the adapters, under two policies.
+
+Unified workers behind one router serve more adapters than any of them can hold. The load is the same for both policies:
+adapters by a Zipf law, a fixed number of concurrent streams. Cold loads are counted by the router.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import re
+import tempfile
+import time
+from bisect import bisect
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import aiohttp
+
+from adapters.errors import AdapterError
+from adapters.model.base_model import BaseModel
+from bench.errors import BenchError, SystemFailed
+from bench.measuring import provenance
+from bench.measuring.closed_loop import closed_loop
+from bench.measuring.quantile import quantile
+from bench.measuring.workload import request
+from bench.systems.systems import completion
+from cluster.config.schema import ClusterConfig, PlacementConfig, ScorerWeights
+from cluster.errors import StartError
+from cluster.local.demo import make_model
+from cluster.local.supervisor import local_cluster
+from cluster.open_library import open_library
+from samples.random_adapters import write_random_lora
+
+_TIMEOUT = aiohttp.ClientTimeout(total=300)
+_LOADED = re.compile(r'^prelude_router_ensured_adapters_total\{outcome="loaded"\} ([0-9.]+)', re.MULTILINE)
+
+POLICIES = {
+    "affinity": PlacementConfig(),
+    "fewest_in_flight": PlacementConfig(
+        weights=ScorerWeights(queue=0, residency=0, home=0, prefix=0, room=0, in_flight=1)
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """One run of the benchmark."""
+
+    num_workers: int = 4
+    num_adapters: int = 200
+    budget: int = 40  # adapters that fit in a worker's host memory
+    zipf: float = 1.0
+    num_requests: int = 1000
+    concurrency: int = 8
+    prompt_tokens: int = 64
+    generated_tokens: int = 4
+    rank: int = 16
+    device: str = "cpu"  # or "cuda"
+    engine_arguments: tuple[str, ...] = ()
+
+
+QUICK = Options(num_workers=2, num_adapters=12, budget=5, num_requests=40, concurrency=4)
+
+
+def run(options: Options, command: str, json_path: Path | None, progress: Callable[[str], None]) -> dict[str, Any]:
+    """Measure, print, write the file; returns its content. Raises BenchError."""
+    if json_path is not None and not json_path.absolute().parent.is_dir():
+        raise BenchError(f"{json_path}: there is no folder {json_path.parent}")
+    rows = []
+    with tempfile.TemporaryDirectory(prefix="prelude-bench-") as name:
+        folder = Path(name)
+        try:
+            config = _prepare(options, folder)
+            for policy, placement in POLICIES.items():
+                progress(f"{policy}: starting {options.num_workers} workers")
+                chosen = config.model_copy(update={"router": config.router.model_copy(update={"placement": placement})})
+                rows.append({"policy": policy, **asyncio.run(_measure(options, chosen, folder / policy))})
+                progress("  " + ", ".join(f"{key} {value}" for key, value in rows[-1].items() if key != "policy"))
+        except (AdapterError, StartError) as error:
+            raise SystemFailed(str(error)) from error
+    document = {
+        "benchmark": "affinity",
+        "commit": provenance.commit(),
+        "command": command,
+        "hardware": provenance.hardware(options.device),
+        "versions": provenance.versions(),
+        "settings": asdict(options),
+        "rows": rows,
+    }
+    if json_path is not None:
+        json_path.write_text(json.dumps(document, indent=2) + "\n")
+    return document
+
+
+def _prepare(options: Options, folder: Path) -> ClusterConfig:
+    """Create the model, import the adapters, and return the cluster's configuration."""
+    make_model(folder / "model", hidden=64, num_layers=4)
+    base = BaseModel.read(folder / "model")
+    config = ClusterConfig.model_validate(
+        {
+            "model": {"path": folder / "model", "name": "bench", "dtype": "bfloat16"},
+            "engine": {
+                "device": options.device,
+                "max_total_tokens": 8192,
+                "max_running_requests": 32,
+                "extra_arguments": list(options.engine_arguments),
+            },
+            "router": {"port": 0},
+            "workers": {"worker": {"role": "unified", "replicas": options.num_workers}},
+            "adapter_limits": {"max_rank": options.rank},
+            "catalog": {"url": f"sqlite:///{folder}/catalog.db"},
+            "store": {"url": f"file://{folder}/store"},
+        }
+    )
+    library, num_bytes = open_library(config), 0
+    for number in range(options.num_adapters):
+        source = write_random_lora(folder / "source", base, number, rank=options.rank, dtype="bfloat16")
+        num_bytes = library.import_directory(f"adapter-{number}", source).bytes
+    library.catalog.close()
+    residency = {
+        "host_bytes": options.budget * num_bytes + num_bytes // 2,
+        "disk_bytes": 0,  # every load comes from the store
+    }
+    return config.model_copy(update={"residency": config.residency.model_copy(update=residency)})
+
+
+def adapters_of(options: Options) -> list[int]:
+    """The adapter of each request; the same for every policy."""
+    random = Random(1)
+    shares = list(itertools.accumulate((rank + 1) ** -options.zipf for rank in range(options.num_adapters)))
+    return [bisect(shares, random.random() * shares[-1]) for _ in range(options.num_requests)]
+
+
+async def _measure(options: Options, config: ClusterConfig, folder: Path) -> dict[str, Any]:
+    adapters, first_tokens_s = adapters_of(options), []
+    async with local_cluster(config, folder / "logs") as cluster, aiohttp.ClientSession(timeout=_TIMEOUT) as session:
+
+        async def send(number: int) -> None:
+            prompt = request((0,), number, 0, options.prompt_tokens, 600)
+            body = completion(prompt, options.generated_tokens, False)
+            body |= {"adapter": f"adapter-{adapters[number]}", "stream": True}
+            first_tokens_s.append(await _first_token_s(session, cluster.url, body))
+
+        result = await closed_loop(send, options.num_requests, options.concurrency)
+        async with session.get(f"{cluster.url}/metrics") as answer:
+            loaded = _LOADED.search(await answer.text())
+    distinct = len(set(adapters))
+    cold_loads = int(float(loaded[1])) if loaded else 0
+    return {
+        "distinct_adapters": distinct,
+        "cold_loads": cold_loads,
+        "cold_loads_per_adapter": round(cold_loads / distinct, 3),
+        "first_token_p50_ms": round(1000 * quantile(first_tokens_s, 0.5), 1),
+        "first_token_p95_ms": round(1000 * quantile(first_tokens_s, 0.95), 1),
+        "requests_per_s": round(result.requests_per_s, 2),
+    }
+
+
+async def _first_token_s(session: aiohttp.ClientSession, url: str, body: dict[str, Any]) -> float:
+    """Send a request and read its whole stream; returns its TTFT. Raises SystemFailed."""
+    began_at, first_s, last = time.perf_counter(), None, b""
+    async with session.post(f"{url}/v1/completions", json=body) as answer:
+        if answer.status != 200:
+            raise SystemFailed(f"the router answered {answer.status}: {(await answer.text())[:500]}")
+        async for line in answer.content:
+            if line.startswith(b"data: "):
+                first_s, last = first_s or time.perf_counter() - began_at, line
+    if first_s is None or not last.startswith(b"data: [DONE]"):
+        raise SystemFailed(f"a stream of {body['adapter']} failed: {last.decode()[:500]}")
+    return first_s
