@@ -31,6 +31,7 @@ _QWEN = ResultFile(RESULTS / "adapter-tax-h200-qwen2.5-0.5b-rank16.json")
 _TINY = ResultFile(RESULTS / "adapter-tax-cpu.json")
 _COLD = ResultFile(RESULTS / "cold-load-cpu.json")
 _COLD_SLOW_STORE = ResultFile(RESULTS / "cold-load-cpu-slow-store.json")
+_AFFINITY = ResultFile(RESULTS / "affinity-cpu.json")
 _PLACEMENT = ResultFile(RESULTS / "placement.json")
 _CATALOGS = {"SQLite": ResultFile(RESULTS / "catalog-sqlite.json")}
 _CATALOGS["PostgreSQL"] = ResultFile(RESULTS / "catalog-postgresql.json")
@@ -291,6 +292,27 @@ def _placement_scenarios() -> str:
     return _markdown(header, [(name, *values) for name, values in cells.items()])
 
 
+def _affinity() -> str:
+    settings, rows = _AFFINITY.document["settings"], _AFFINITY.document["rows"]
+    cells = [
+        (
+            row["policy"].replace("_", " "),
+            f"{row['cold_loads']} of {row['distinct_adapters']} ({row['cold_loads_per_adapter']:.2f} each)",
+            f"{row['first_token_p50_ms']:.0f} ms",
+            f"{row['first_token_p95_ms']:.0f} ms",
+            f"{row['requests_per_s']:.1f}",
+        )
+        for row in rows
+    ]
+    table = _markdown(("placement", "cold loads of adapters in use", "TTFT p50", "TTFT p95", "requests/s"), cells)
+    source = (
+        f"{settings['num_workers']} unified workers of a tiny model, {settings['num_adapters']} adapters, "
+        f"Zipf {settings['zipf']:g}, host memory for {settings['budget']} on each worker, {settings['num_requests']} "
+        f"requests, {settings['concurrency']} at a time; one run, {_AFFINITY.machine}, commit `{_AFFINITY.commit}`."
+    )
+    return "\n".join((table, "", source))
+
+
 def _placement_cost() -> str:
     cost = _PLACEMENT.document["cost"]
     return (
@@ -313,6 +335,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "catalog": _catalog,
     "placement": _placement_scenarios,
     "placement-cost": _placement_cost,
+    "affinity": _affinity,
     "router-cpu": _router_cpu,
     "router": _router,
     "sources": _sources,
