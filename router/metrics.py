@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Literal
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -43,6 +43,34 @@ class Metrics:
             "prelude_router_worker_legs_in_flight",
             "Engine calls in flight, by worker.",
             ("worker",),
+            registry=self.registry,
+        )
+        self.placeable_workers = Gauge(
+            "prelude_router_workers_placeable",
+            "Workers that take requests now.",
+            ("role",),
+            registry=self.registry,
+        )
+        self.worker_queue = Gauge(
+            "prelude_router_worker_queue_seconds",
+            "Expected time to read the prompts that this router has placed at a worker.",
+            ("worker",),
+            registry=self.registry,
+        )
+        self.worker_kv_used = Gauge(
+            "prelude_router_worker_kv_used_ratio",
+            "Share of a worker's KV memory that is in use or promised.",
+            ("worker",),
+            registry=self.registry,
+        )
+        self.prefill_queue = Gauge(
+            "prelude_router_prefill_queue_seconds",
+            "Mean of prelude_router_worker_queue_seconds: more workers that read prompts would shorten it.",
+            registry=self.registry,
+        )
+        self.decode_kv_used = Gauge(
+            "prelude_router_decode_kv_used_ratio",
+            "Mean of prelude_router_worker_kv_used_ratio: more workers that generate would lower it.",
             registry=self.registry,
         )
         self.first_byte = Histogram(
@@ -110,6 +138,21 @@ class Metrics:
     def read_in_flight(self, requests: Callable[[], float]) -> None:
         """Read the number of requests in flight from its owner at every scrape."""
         self.in_flight.set_function(requests)
+
+    def set_saturation(
+        self, num_placeable: Mapping[str, int], queue_s: Mapping[str, float], kv_used: Mapping[str, float]
+    ) -> None:
+        """Take over how busy the fleet is: workers by role, and two values by worker. Others have no value."""
+        for role, number in num_placeable.items():
+            self.placeable_workers.labels(role).set(number)
+        for gauge, mean, values in (
+            (self.worker_queue, self.prefill_queue, queue_s),
+            (self.worker_kv_used, self.decode_kv_used, kv_used),
+        ):
+            gauge.clear()
+            for worker, value in values.items():
+                gauge.labels(worker).set(value)
+            mean.set(sum(values.values()) / len(values) if values else 0.0)
 
     def read_catalog_staleness(self, staleness_s: Callable[[], float]) -> None:
         """Read the catalog's staleness from its owner at every scrape."""

@@ -19,6 +19,7 @@ from adapters.catalog.sql.catalog import MAX_PAGE
 from adapters.errors import AdapterNotFound, CatalogUnavailable, InvalidReference
 from adapters.identity import split_adapter_name
 from router.errors import InvalidField, UnknownModel
+from router.fleet.saturation import Saturation
 from router.generation.backends import Backends
 from router.generation.request_state import Requests
 from router.placement.placement import placements
@@ -156,9 +157,12 @@ class Pages:
         return {"ready": bool(ready), "reason": reason, "placements": ready, "workers": workers}
 
     def _own_metrics(self) -> bytes:
-        for worker, load in self._backends.fleet.state.loads.items():
-            self._backends.metrics.worker_in_flight.labels(worker).set(load.num_sequences)
-        return self._backends.metrics.page()
+        fleet, metrics = self._backends.fleet.state, self._backends.metrics
+        for worker, load in fleet.loads.items():
+            metrics.worker_in_flight.labels(worker).set(load.num_sequences)
+        found = Saturation.of(fleet)
+        metrics.set_saturation(found.num_placeable, found.queue_s, found.kv_used)
+        return metrics.page()
 
     def _own_requests(self) -> list[dict[str, Any]]:
         found = self._requests.described()

@@ -11,7 +11,12 @@ from collections.abc import Callable, Iterable, Sequence
 from prometheus_client import Metric, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-_LARGEST = {"prelude_router_catalog_staleness_seconds"}  # of the processes; everything else is a sum
+_LARGEST = {  # of the processes; everything else is a sum
+    "prelude_router_catalog_staleness_seconds",
+    "prelude_router_workers_placeable",
+    "prelude_router_worker_kv_used_ratio",
+    "prelude_router_decode_kv_used_ratio",
+}
 _FIRST = "_created"  # such a sample is the time at which its counter began
 
 
