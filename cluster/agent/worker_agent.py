@@ -196,6 +196,7 @@ class WorkerAgent:
             hooks=[hook.name for hook in hooks_for(self.role, self.spec.device)],
             max_adapter_rank=adapters.max_rank if adapters else 0,
             target_modules=adapters.target_modules if adapters else (),
+            domain=self.worker.domain,
         )
 
     @property

@@ -147,6 +147,7 @@ class WorkerConfig(_Section):
     # are free (for each replica). None: as many as tensor_parallel if any worker has `gpus`, else the first ones.
     gpus: Gpus | None = None
     tensor_parallel: Annotated[int, Field(ge=1)] | None = None  # None: the engine's; if that is not set, one per GPU
+    domain: str = ""  # of NVLink or RDMA: the router prefers pairs of one domain; empty: unknown
     drain_timeout_s: Seconds | None = None  # to finish requests in flight before it stops; None: router.drain_timeout_s
     engine: dict[str, object] = Field(default_factory=dict)  # overrides of the cluster's `engine` section
 

@@ -45,7 +45,7 @@ class DescribeRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class WorkerDescription(_message.Message):
-    __slots__ = ("name", "role", "engine_url", "kv_host", "kv_bootstrap_port", "model", "engine_version", "hooks", "max_adapter_rank", "target_modules")
+    __slots__ = ("name", "role", "engine_url", "kv_host", "kv_bootstrap_port", "model", "engine_version", "hooks", "max_adapter_rank", "target_modules", "domain")
     NAME_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
     ENGINE_URL_FIELD_NUMBER: _ClassVar[int]
@@ -56,6 +56,7 @@ class WorkerDescription(_message.Message):
     HOOKS_FIELD_NUMBER: _ClassVar[int]
     MAX_ADAPTER_RANK_FIELD_NUMBER: _ClassVar[int]
     TARGET_MODULES_FIELD_NUMBER: _ClassVar[int]
+    DOMAIN_FIELD_NUMBER: _ClassVar[int]
     name: str
     role: Role
     engine_url: str
@@ -66,7 +67,8 @@ class WorkerDescription(_message.Message):
     hooks: _containers.RepeatedScalarFieldContainer[str]
     max_adapter_rank: int
     target_modules: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, name: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ..., engine_url: _Optional[str] = ..., kv_host: _Optional[str] = ..., kv_bootstrap_port: _Optional[int] = ..., model: _Optional[str] = ..., engine_version: _Optional[str] = ..., hooks: _Optional[_Iterable[str]] = ..., max_adapter_rank: _Optional[int] = ..., target_modules: _Optional[_Iterable[str]] = ...) -> None: ...
+    domain: str
+    def __init__(self, name: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ..., engine_url: _Optional[str] = ..., kv_host: _Optional[str] = ..., kv_bootstrap_port: _Optional[int] = ..., model: _Optional[str] = ..., engine_version: _Optional[str] = ..., hooks: _Optional[_Iterable[str]] = ..., max_adapter_rank: _Optional[int] = ..., target_modules: _Optional[_Iterable[str]] = ..., domain: _Optional[str] = ...) -> None: ...
 
 class WatchStateRequest(_message.Message):
     __slots__ = ("heartbeat_s",)

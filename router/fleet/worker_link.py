@@ -156,6 +156,7 @@ class WorkerLink:
             engine_url=description.engine_url.rstrip("/"),
             kv_host=description.kv_host,
             kv_bootstrap_port=description.kv_bootstrap_port,
+            domain=description.domain,
         )
 
     async def _follow(self) -> None:

@@ -23,14 +23,14 @@ def choose_decode(
     if not decodes:
         return None
 
-    def cost(decode: WorkerView) -> tuple[bool, bool, float, int, str]:
+    def cost(decode: WorkerView) -> tuple[bool, bool, float, int]:
         """Room for the sequence first, then the domain, then the share of KV memory that would be in use."""
         load = fleet.loads[decode.name]
         used = load.used_kv_tokens + request.size.kv_tokens
         has_room = not load.max_kv_tokens or used <= load.max_kv_tokens
         is_far = bool(prefill.domain and decode.domain and prefill.domain != decode.domain)
         share = used / load.max_kv_tokens if load.max_kv_tokens else 0.0
-        return not has_room, is_far, share, load.num_sequences, decode.name
+        return not has_room, is_far, share, load.num_sequences
 
     if len(decodes) > _FEW:
         near = fleet.warm_decodes_in_domain(prefill) if prefill.domain and may_serve is None else decodes

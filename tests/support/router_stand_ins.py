@@ -351,6 +351,7 @@ class WorkerStandIn(WorkerControlServicer):
     def __init__(self, name: str, role: str) -> None:
         self.name = name
         self.role = role
+        self.domain = ""
         self.engine = EngineStandIn(role)
         self.state = control.WorkerState(incarnation=f"{name}-1", engine_state=control.ENGINE_STATE_UP, ready=True)
         self.resident: set[str] = set()
@@ -423,6 +424,7 @@ class WorkerStandIn(WorkerControlServicer):
             kv_host="10.0.0.1" if self.role == "prefill" else "",
             kv_bootstrap_port=8998 if self.role == "prefill" else 0,
             model=MODEL,
+            domain=self.domain,
         )
 
     async def WatchState(self, request: Any, context: Any) -> AsyncIterator[control.WorkerState]:

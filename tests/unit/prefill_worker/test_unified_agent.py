@@ -90,9 +90,11 @@ async def eventually(is_so: Any, within_s: float = 5.0) -> None:
 
 
 def test_it_describes_itself(config: ClusterConfig, tmp_path: Path):
+    worker = config.workers["u"].model_copy(update={"domain": "rack-1"})
+    config = config.model_copy(update={"workers": {**config.workers, "u": worker}})
     agent = UnifiedAgent(config, "u", tmp_path / "scratch")
     description = agent.describe()
-    assert description.role == pb.ROLE_UNIFIED
+    assert (description.role, description.domain) == (pb.ROLE_UNIFIED, "rack-1")
     assert (description.kv_host, description.kv_bootstrap_port) == ("", 0)
     assert description.max_adapter_rank == config.adapter_limits.max_rank
     assert tuple(description.target_modules) == config.adapter_limits.target_modules

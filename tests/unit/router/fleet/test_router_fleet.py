@@ -56,3 +56,16 @@ def test_a_link_for_each_worker() -> None:
                 cluster.fleet.link("p9")
 
     asyncio.run(scenario())
+
+
+def test_an_agent_may_come_back_in_another_domain() -> None:
+    async def scenario() -> None:
+        async with running_cluster() as cluster:
+            assert cluster.fleet.state.workers["p0"].domain == ""
+            cluster.prefill[0].domain = "rack-1"
+            await cluster.prefill[0].restart_agent()
+            await eventually(
+                lambda: asyncio.sleep(0, cluster.fleet.state.workers["p0"].domain), lambda domain: domain == "rack-1"
+            )
+
+    asyncio.run(scenario())
