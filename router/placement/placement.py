@@ -87,7 +87,7 @@ def place(
 def rank(request: PlacementRequest, fleet: FleetState, policy: Policy) -> list[Ranked]:
     """Every worker that can read the prompt, the best first, with the costs that `place` compares."""
     readers = _Readers.of(request, fleet)
-    return _ranked(request, policy, readers, range(len(readers.workers))) if readers.workers else []
+    return _ranked(request, policy, readers) if readers.workers else []
 
 
 def placements(request: PlacementRequest, fleet: FleetState) -> Iterator[Placement]:
@@ -111,8 +111,9 @@ def _first(
     everybody: Sequence[int] = range(len(readers.workers))
     rounds = [everybody] if len(everybody) <= _FEW else [_shortlist(request, policy, readers), everybody]
     for indices in rounds if everybody else ():  # everybody again: no shortlisted one may have a decode worker
-        for ranked in _ranked(request, policy, readers, indices):
-            if (placement := _completed(ranked.worker, request, fleet, failed, no_decodes)) is not None:
+        for index in _by_cost(request, policy, readers, indices):
+            reader = readers.workers[index]
+            if (placement := _completed(reader, request, fleet, failed, no_decodes)) is not None:
                 return placement
     return None
 
@@ -135,8 +136,41 @@ def _completed(
     return None if decode is None else Placement(reader, decode)
 
 
-def _ranked(request: PlacementRequest, policy: Policy, readers: _Readers, indices: Sequence[int]) -> list[Ranked]:
-    """The readers at these indices, the best first."""
+def _by_cost(request: PlacementRequest, policy: Policy, readers: _Readers, indices: Sequence[int]) -> list[int]:
+    """These indices, the best reader's first."""
+    candidates, choice = _candidates(request, policy, readers, indices)
+    found = []
+    for index, candidate in zip(indices, candidates, strict=True):
+        cost_s = 0.0
+        for weight, scorer in policy.scorers:
+            cost_s += weight * scorer.cost_s(candidate, choice)
+        found.append((cost_s, candidate.rank, candidate.worker.name, index))
+    found.sort()
+    return [each[3] for each in found]
+
+
+def _ranked(request: PlacementRequest, policy: Policy, readers: _Readers) -> list[Ranked]:
+    """All readers, the best first, with what each scorer says."""
+    indices = range(len(readers.workers))
+    candidates, choice = _candidates(request, policy, readers, indices)
+    order = {
+        name: position for position, name in enumerate(_names(readers, _by_cost(request, policy, readers, indices)))
+    }
+    ranked = []
+    for candidate in candidates:
+        parts = tuple(weight * scorer.cost_s(candidate, choice) for weight, scorer in policy.scorers)
+        ranked.append(Ranked(candidate, sum(parts), parts))
+    return sorted(ranked, key=lambda each: order[each.worker.name])
+
+
+def _names(readers: _Readers, indices: Sequence[int]) -> list[str]:
+    return [readers.workers[index].name for index in indices]
+
+
+def _candidates(
+    request: PlacementRequest, policy: Policy, readers: _Readers, indices: Sequence[int]
+) -> tuple[list[Candidate], Choice]:
+    """The readers at these indices, and what they have in common."""
     revision_id = request.revision_id
     order = _order(request, policy, readers)
     ranks = {index: position for position, index in enumerate(order)}
@@ -147,12 +181,7 @@ def _ranked(request: PlacementRequest, policy: Policy, readers: _Readers, indice
         has_revision = revision_id in readers.resident[index] or revision_id in load.revisions
         choice.num_copies += has_revision
         candidates.append(Candidate(readers.workers[index], load, ranks.get(index, len(order)), has_revision))
-    ranked = []
-    for candidate in candidates:
-        parts = tuple([weight * scorer.cost_s(candidate, choice) for weight, scorer in policy.scorers])
-        ranked.append(Ranked(candidate, sum(parts), parts))
-    ranked.sort(key=lambda each: (each.cost_s, each.candidate.rank, each.worker.name))
-    return ranked
+    return candidates, choice
 
 
 def _choice(request: PlacementRequest, policy: Policy, readers: _Readers, order: Sequence[int]) -> Choice:

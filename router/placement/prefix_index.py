@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Set
 
 from router.placement.request import PlacementRequest
 
 _MAX_BLOCKS = 20_000  # of one worker: about 2 MB
 _MIN_BLOCKS = 64
+_MAX_FIRST_BLOCKS = 100_000  # of all workers
 _SHRINK, _GROW = 0.9, 1.02  # of a worker's bound, after an answer
+_NOBODY: Set[str] = frozenset()
 
 
 class _Worker:
@@ -29,6 +32,7 @@ class PrefixIndex:
 
     def __init__(self) -> None:
         self._workers: dict[str, _Worker] = {}
+        self._by_first_block: OrderedDict[int, set[str]] = OrderedDict()  # may name workers that have evicted it
 
     def add(self, request: PlacementRequest, worker: str, incarnation: str) -> None:
         """The worker's engine reads this prompt."""
@@ -37,9 +41,14 @@ class PrefixIndex:
         known = self._workers.get(worker)
         if known is None or known.incarnation != incarnation:
             known = self._workers[worker] = _Worker(incarnation)
-        for key in _keys(request):
+        keys = _keys(request)
+        for key in keys:
             known.blocks[key] = None
             known.blocks.move_to_end(key)
+        self._by_first_block.setdefault(keys[0], set()).add(worker)
+        self._by_first_block.move_to_end(keys[0])
+        if len(self._by_first_block) > _MAX_FIRST_BLOCKS:
+            self._by_first_block.popitem(last=False)
         while len(known.blocks) > known.max_blocks:
             known.blocks.popitem(last=False)
 
@@ -64,12 +73,11 @@ class PrefixIndex:
             num_blocks += 1
         return min(num_blocks * request.size.tokens_per_block, request.size.prompt_tokens)
 
-    def workers(self, request: PlacementRequest) -> set[str]:
-        """The workers that are believed to have the prompt's first block."""
+    def workers(self, request: PlacementRequest) -> Set[str]:
+        """The workers that have read the prompt's first block. Some may have evicted it."""
         if not request.size.blocks:
-            return set()
-        key = hash((request.revision_id, request.size.blocks[0]))
-        return {name for name, known in self._workers.items() if key in known.blocks}
+            return _NOBODY
+        return self._by_first_block.get(hash((request.revision_id, request.size.blocks[0])), _NOBODY)
 
     def forget(self, worker: str) -> None:
         """The worker has left."""

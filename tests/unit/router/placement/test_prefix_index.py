@@ -18,7 +18,7 @@ def test_the_longest_common_beginning_counts() -> None:
     index.add(request(1, 2, 3), "p0", "a")
     index.add(request(1, 2, 4), "p1", "b")
     assert index.workers(request(1, 9)) == {"p0", "p1"}
-    assert index.workers(request(2)) >= set()
+    assert index.workers(request(2)) == index.workers(request()) == set()
     tokens = {name: index.cached_tokens(request(1, 2, 4, 5), name, life) for name, life in (("p0", "a"), ("p1", "b"))}
     assert tokens == {"p0": 200, "p1": 300}
     assert index.cached_tokens(request(1, 2, 3, revision=None), "p0", "a") == 0
@@ -38,16 +38,19 @@ def test_a_worker_that_left_is_forgotten() -> None:
     index.add(request(1), "p0", "a")
     index.forget("p0")
     index.forget("p9")
-    assert index.workers(request(1)) == set()
+    assert index.cached_tokens(request(1), "p0", "a") == 0
 
 
 def test_its_memory_is_bounded_and_the_oldest_goes_first(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prefix_index, "_MAX_BLOCKS", 100)
+    monkeypatch.setattr(prefix_index, "_MAX_FIRST_BLOCKS", 50)
     index = PrefixIndex()
     for block in range(0, 300, 2):
         index.add(request(block, block + 1), "p0", "a")
         index.add(request(0, 1), "p0", "a")  # used again and again
     assert len(index._workers["p0"].blocks) == 100
+    assert len(index._by_first_block) == 50
+    assert (index.workers(request(0)), index.workers(request(2))) == ({"p0"}, set())
     assert index.cached_tokens(request(0, 1), "p0", "a") == 200
     assert index.cached_tokens(request(2, 3), "p0", "a") == 0
     assert index.cached_tokens(request(298, 299), "p0", "a") == 200
