@@ -65,6 +65,7 @@ def _list(arguments: argparse.Namespace) -> None:
             "role": pb.Role.Name(description.role).removeprefix("ROLE_").lower(),
             "state": _state_of(state),
             "reason": "" if state.draining else state.reason,
+            "not_warm_with": list(state.not_warm_with),
             "running_requests": state.load.running_requests,
             "queued_requests": state.load.queued_requests,
             "used_kv_tokens": state.load.used_kv_tokens,
@@ -76,7 +77,8 @@ def _list(arguments: argparse.Namespace) -> None:
             f"{worker['running_requests']} running, {worker['queued_requests']} queued, "
             f"{worker['used_kv_tokens']} of {worker['max_kv_tokens']} KV tokens"
         )
-        reason = f" ({worker['reason']})" if worker["reason"] else ""
+        cold = f"not warm with {', '.join(worker['not_warm_with'])}" if worker["not_warm_with"] else ""
+        reason = f" ({worker['reason'] or cold})" if worker["reason"] or cold else ""
         return f"{name}  {worker['role']}  {worker['state']}{reason}  {load}"
 
     _call_workers(arguments, None, call, line)

@@ -15,14 +15,20 @@ class DecodeAgent(WorkerAgent):
     peer_role = "prefill"
 
     def why_not_warm(self) -> str:
-        up = {
-            name: peer.state
-            for name, peer in self.peers.items()
-            if peer.state is not None and peer.state.engine_state == pb.ENGINE_STATE_UP
+        if any(self._is_warmed_by(state) for state in self._peers_up().values()):
+            return ""
+        return f"not warm yet with {', '.join(self.not_warm_with()) or 'any prefill worker'}"
+
+    def not_warm_with(self) -> list[str]:
+        return sorted(name for name, state in self._peers_up().items() if not self._is_warmed_by(state))
+
+    def _peers_up(self) -> dict[str, pb.WorkerState]:
+        states = {name: peer.state for name, peer in self.peers.items()}
+        return {
+            name: state
+            for name, state in states.items()
+            if state is not None and state.engine_state == pb.ENGINE_STATE_UP
         }
-        warm = {name for name, state in up.items() if self._is_warmed_by(state)}
-        missing = sorted(up.keys() - warm) or ([] if warm else ["any prefill worker"])
-        return f"not warm yet with {', '.join(missing)}" if missing else ""
 
     def _is_warmed_by(self, prefill: pb.WorkerState) -> bool:
         return any(

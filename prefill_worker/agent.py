@@ -30,10 +30,12 @@ class PrefillAgent(AdapterHolder):
         self._warm: dict[str, str] = {}  # decode worker -> the incarnation that this engine is warm with
 
     def why_not_warm(self) -> str:
-        up = {peer.name for peer in self.peers.values() if _incarnation_of(peer)}
-        missing = sorted(name for name in up if not self._is_warm(self.peers[name]))
-        missing = missing or ([] if self._warm else ["any decode worker"])
-        return f"not warm yet with {', '.join(missing)}" if missing else ""
+        if any(self._is_warm(peer) for peer in self.peers.values()):
+            return ""
+        return f"not warm yet with {', '.join(self.not_warm_with()) or 'any decode worker'}"
+
+    def not_warm_with(self) -> list[str]:
+        return sorted(peer.name for peer in self.peers.values() if _incarnation_of(peer) and not self._is_warm(peer))
 
     def engine_gone(self) -> None:
         super().engine_gone()
@@ -70,7 +72,7 @@ class PrefillAgent(AdapterHolder):
                 await asyncio.sleep(0.2)
 
     def _is_warm(self, peer: WorkerWatch) -> bool:
-        return self._warm.get(peer.name) == _incarnation_of(peer)
+        return bool(theirs := _incarnation_of(peer)) and self._warm.get(peer.name) == theirs
 
     def _warm_pairs(self) -> list[pb.WarmPair]:
         return [pb.WarmPair(decode_name=name, decode_incarnation=seen) for name, seen in sorted(self._warm.items())]

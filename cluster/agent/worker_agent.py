@@ -52,7 +52,7 @@ _IDLE_FOR_S = 1.0  # without load, after which an engine counts as drained
 
 
 class WorkerAgent:
-    """One worker. Subclasses set `role` and implement `why_not_warm`."""
+    """One worker. Subclasses set `role` and implement `why_not_warm`; those with peers `not_warm_with`, too."""
 
     role: str
     peer_role: str | None  # of the workers at the other end of KV transfers
@@ -79,8 +79,12 @@ class WorkerAgent:
     # Extended by roles.
 
     def why_not_warm(self) -> str:
-        """Why the engine, which is up, is not warm yet; empty once it is."""
+        """Why the engine, which is up, is not warm yet; empty once one of its pairs is, or, without peers, itself."""
         raise NotImplementedError
+
+    def not_warm_with(self) -> list[str]:
+        """The peers whose engine is up, and with which this one is not warm, by name."""
+        return []
 
     def engine_gone(self) -> None:
         """Called when the engine has ended. Its adapters and KV are lost."""
@@ -250,7 +254,7 @@ class WorkerAgent:
                 reason = "draining" if self.hub.state.draining else ""
             if ready != self.hub.state.ready:
                 log.info("ready" if ready else "not ready", extra={"fields": {"reason": reason}})
-            self.hub.update(ready=ready, reason=reason)
+            self.hub.update(ready=ready, reason=reason, not_warm_with=self.not_warm_with() if up else [])
             self.metrics.ready.set(ready and not self.hub.state.draining)
 
     async def _poll_load(self) -> None:

@@ -77,7 +77,7 @@ class WatchStateRequest(_message.Message):
     def __init__(self, heartbeat_s: _Optional[float] = ...) -> None: ...
 
 class WorkerState(_message.Message):
-    __slots__ = ("incarnation", "engine_state", "ready", "draining", "load", "warm_pairs", "residency", "reason")
+    __slots__ = ("incarnation", "engine_state", "ready", "draining", "load", "warm_pairs", "residency", "reason", "not_warm_with", "hung", "progress")
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     ENGINE_STATE_FIELD_NUMBER: _ClassVar[int]
     READY_FIELD_NUMBER: _ClassVar[int]
@@ -86,6 +86,9 @@ class WorkerState(_message.Message):
     WARM_PAIRS_FIELD_NUMBER: _ClassVar[int]
     RESIDENCY_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
+    NOT_WARM_WITH_FIELD_NUMBER: _ClassVar[int]
+    HUNG_FIELD_NUMBER: _ClassVar[int]
+    PROGRESS_FIELD_NUMBER: _ClassVar[int]
     incarnation: str
     engine_state: EngineState
     ready: bool
@@ -94,7 +97,10 @@ class WorkerState(_message.Message):
     warm_pairs: _containers.RepeatedCompositeFieldContainer[WarmPair]
     residency: ResidencyDelta
     reason: str
-    def __init__(self, incarnation: _Optional[str] = ..., engine_state: _Optional[_Union[EngineState, str]] = ..., ready: _Optional[bool] = ..., draining: _Optional[bool] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., warm_pairs: _Optional[_Iterable[_Union[WarmPair, _Mapping]]] = ..., residency: _Optional[_Union[ResidencyDelta, _Mapping]] = ..., reason: _Optional[str] = ...) -> None: ...
+    not_warm_with: _containers.RepeatedScalarFieldContainer[str]
+    hung: bool
+    progress: int
+    def __init__(self, incarnation: _Optional[str] = ..., engine_state: _Optional[_Union[EngineState, str]] = ..., ready: _Optional[bool] = ..., draining: _Optional[bool] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., warm_pairs: _Optional[_Iterable[_Union[WarmPair, _Mapping]]] = ..., residency: _Optional[_Union[ResidencyDelta, _Mapping]] = ..., reason: _Optional[str] = ..., not_warm_with: _Optional[_Iterable[str]] = ..., hung: _Optional[bool] = ..., progress: _Optional[int] = ...) -> None: ...
 
 class Load(_message.Message):
     __slots__ = ("running_requests", "queued_requests", "used_kv_tokens", "max_kv_tokens")

@@ -24,7 +24,8 @@ async def serve_worker_http(worker: Worker) -> AsyncIterator[None]:
     async def ready(_request: web.Request) -> web.Response:
         state = worker.hub.state
         ok = state.ready and not state.draining
-        return web.json_response({"ready": ok, "reason": state.reason}, status=200 if ok else 503)
+        body = {"ready": ok, "reason": state.reason, "not_warm_with": list(state.not_warm_with)}
+        return web.json_response(body, status=200 if ok else 503)
 
     app = web.Application()
     app.add_routes([web.get("/metrics", metrics), web.get("/health", health), web.get("/ready", ready)])

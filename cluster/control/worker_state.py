@@ -28,9 +28,9 @@ class WorkerStateHub:
         changed = pb.WorkerState()
         changed.CopyFrom(self.state)
         for name, value in fields.items():
-            if name == "warm_pairs":
-                del changed.warm_pairs[:]
-                changed.warm_pairs.extend(value)
+            if name in ("warm_pairs", "not_warm_with"):
+                del getattr(changed, name)[:]
+                getattr(changed, name).extend(value)
             elif name == "load":
                 changed.load.CopyFrom(value)
             else:

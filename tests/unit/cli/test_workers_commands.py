@@ -101,11 +101,12 @@ def test_a_stopping_worker_refuses(agents: tuple[Agent, Agent], capsys):
 def test_list(agents: tuple[Agent, Agent], capsys):
     a, b = agents
     a.state.load.used_kv_tokens = 40
+    a.state.not_warm_with.extend(["d1", "d2"])
     b.state.ready, b.state.engine_state, b.state.reason = False, pb.ENGINE_STATE_STARTING, "the engine is starting"
     code, output, _ = run(capsys, "list")
     assert code == 0
     assert output.splitlines() == [
-        "a  unified  ready  0 running, 0 queued, 40 of 100 KV tokens",
+        "a  unified  ready (not warm with d1, d2)  0 running, 0 queued, 40 of 100 KV tokens",
         "b  unified  starting (the engine is starting)  0 running, 0 queued, 0 of 0 KV tokens".replace(
             "0 of 0", "0 of 100"
         ),
