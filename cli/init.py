@@ -96,9 +96,9 @@ def _publish(partial: Path, path: Path) -> None:
 
 def _host(arguments: argparse.Namespace) -> Any:
     """The host to plan for. Raises ConfigError and StartError."""
+    from cluster.host_memory import GIB
     from cluster.local.gpus import list_gpus
     from cluster.local.initial_config import Host
-    from cluster.local.memory_plan import GIB
 
     if arguments.gpu_memory_gib is not None:
         if not 0 < arguments.gpu_memory_gib < 1e6:

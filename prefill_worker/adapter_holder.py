@@ -12,6 +12,7 @@ from cluster.agent.worker_agent import WorkerAgent
 from cluster.config.schema import ClusterConfig
 from cluster.control import control_pb2 as pb
 from cluster.errors import StartError
+from cluster.host_memory import SHARED_MEMORY, with_fitted_default
 from cluster.open_library import limits_of, open_configured_store
 from engine.errors import EngineUnreachable
 from prefill_worker.residency import Acceptance, Residency, Tier, sweep_abandoned
@@ -32,7 +33,9 @@ class AdapterHolder(WorkerAgent):
     @contextlib.asynccontextmanager
     async def resources(self) -> AsyncIterator[None]:
         await asyncio.to_thread(sweep_abandoned)
-        settings = self.config.residency
+        neighbours = [each for each in self.config.workers.values() if each.host == self.worker.host]
+        num_holders = sum(each.holds_adapters for each in neighbours)
+        settings = with_fitted_default(self.config.residency, num_holders, SHARED_MEMORY)
         disk_folder = settings.disk_directory / self.name if settings.disk_directory else self.scratch / "adapters"
         residency = Residency(
             self.name,
@@ -45,6 +48,7 @@ class AdapterHolder(WorkerAgent):
             ResidencyMetrics(self.metrics.registry, self.name, self.role, self.config.adapter_limits.slots),
         )
         try:
+            residency.check_room()
             try:
                 await residency.open()
             except OSError as error:

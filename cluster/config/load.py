@@ -37,7 +37,10 @@ def load_cluster_config(path: Path) -> ClusterConfig:
 
 def dump_cluster_config(config: ClusterConfig, path: Path) -> None:
     """Write a configuration, which `load_cluster_config` reads back unchanged."""
-    path.write_text(yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False), encoding="utf-8")
+    data = config.model_dump(mode="json")
+    if "host_bytes" not in config.residency.model_fields_set:  # a given one must fit, the default is lowered
+        del data["residency"]["host_bytes"]
+    path.write_text(yaml.safe_dump(data, sort_keys=False), encoding="utf-8")
 
 
 def _describe(path: Path, root: yaml.Node, problem) -> str:

@@ -126,7 +126,9 @@ class ResidencyConfig(_Section):
 
     disk_bytes: Annotated[int, Field(ge=0)] = 64 * 1024**3  # size of the disk cache
     disk_directory: ConfigPath | None = None  # has a folder per worker; None: .prelude/cache beside cluster.yaml
-    host_bytes: Annotated[int, Field(ge=1)] = 8 * 1024**3  # size of the cache in host memory
+    # Size of the cache in host memory: /dev/shm, in which all workers of a host must fit. Not given: 8 GiB, or less
+    # where there is less.
+    host_bytes: Annotated[int, Field(ge=1)] = 8 * 1024**3
     parallel_loads: Annotated[int, Field(ge=1)] = 8  # concurrent loads
     queued_loads: Annotated[int, Field(ge=1)] = 256  # loads waiting for them; more are refused with a retry-after
     lease_s: Seconds = 0.5  # no eviction for this long after a request ensured a revision, until the engine counts it
@@ -240,7 +242,9 @@ class RouterConfig(_Section):
     event_gap_timeout_s: Seconds = 120.0  # between two events of a stream
     answer_timeout_s: Seconds = 1800.0  # a complete answer without streaming; on unified workers including prefill
     body_timeout_s: Seconds = 60.0  # to receive a client's request
-    heartbeat_s: Seconds = 2.0  # longest gap in a worker's state stream; a worker that misses three gets no requests
+    heartbeat_s: Annotated[float, Field(ge=0.05, le=3600)] = (
+        2.0  # longest gap in a worker's state stream; a worker that misses three gets no requests
+    )
     max_attempts: Annotated[int, Field(ge=1)] = 3  # placements tried per sequence
     placement: PlacementConfig = PlacementConfig()
     debug_header: bool = False  # answer `x-prelude-debug: placement` with why the request went where it went

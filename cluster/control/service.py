@@ -12,6 +12,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from adapters.errors import AdapterError
 from adapters.store import Envelope
 from cluster.control import control_pb2 as pb
+from cluster.control.bounds import MAX_MESSAGE_BYTES, BoundedRequests
 from cluster.control.control_pb2_grpc import WorkerControlServicer, add_WorkerControlServicer_to_server
 from cluster.control.worker import AdapterOperations, Worker
 from cluster.errors import ERROR_CODE_KEY, HTTP_STATUS_KEY, RETRY_AFTER_KEY, AdapterHolderBusy, WorkerStopping
@@ -21,6 +22,7 @@ SERVICE = "prelude.control.v1.WorkerControl"
 _STOP_GRACE_S = 1.0
 _DISCARD_S = 2.0  # less than the margin for which callers outwait a deadline
 _DEADLINE_S = 60.0  # of calls that set none
+_MAX_CALLS = 8192  # at once, over all connections: each router and peer has a stream, and calls that wait for loads
 
 
 class ControlService(WorkerControlServicer):
@@ -66,7 +68,7 @@ class ControlService(WorkerControlServicer):
         envelope = Envelope(first.begin.revision_id, first.begin.content_sha256, first.begin.content_bytes)
         async with _errors_as_grpc_status(context, f"the adapter was not received and loaded within {deadline_s:g} s"):
             try:
-                response = await adapters.put_adapter(envelope, _chunks(parts), deadline_s)
+                response = await adapters.put_adapter(envelope, _chunks(parts, context), deadline_s)
             except Exception:
                 await _discard(parts)
                 raise
@@ -104,8 +106,10 @@ class ControlService(WorkerControlServicer):
             raise AssertionError("abort raises") from error
 
 
-async def _chunks(parts: AsyncIterable[pb.PutAdapterRequest]) -> AsyncIterator[bytes]:
+async def _chunks(parts: AsyncIterable[pb.PutAdapterRequest], context) -> AsyncIterator[bytes]:
     async for part in parts:
+        if part.WhichOneof("part") != "chunk":
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "every message after the first must be a `chunk`")
         yield part.chunk
 
 
@@ -143,7 +147,11 @@ async def _errors_as_grpc_status(context, on_timeout: str) -> AsyncIterator[None
 @contextlib.asynccontextmanager
 async def serve_control(worker: Worker) -> AsyncIterator[None]:
     """Serve the agent's control service and health on its control port."""
-    server = grpc.aio.server()
+    server = grpc.aio.server(
+        interceptors=[BoundedRequests()],
+        options=[("grpc.max_receive_message_length", MAX_MESSAGE_BYTES)],
+        maximum_concurrent_rpcs=_MAX_CALLS,
+    )
     add_WorkerControlServicer_to_server(ControlService(worker), server)
     health_service = health.aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(health_service, server)

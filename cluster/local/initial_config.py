@@ -13,7 +13,8 @@ import yaml
 from adapters.model.footprint import ITEM_BYTES
 from cluster.config.schema import AdapterLimits
 from cluster.errors import ConfigError
-from cluster.local.memory_plan import CPU_SHARE, GPU_SHARE, MIN_TOKENS, ModelSizes, engine_memory, gib
+from cluster.host_memory import gib
+from cluster.local.memory_plan import CPU_SHARE, GPU_SHARE, MIN_TOKENS, ModelSizes, engine_memory
 
 _TYPICAL_RANK = 16
 _MAX_CPU_TOKENS = 32768  # of KV, which is plenty for the speed of a CPU

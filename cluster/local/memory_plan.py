@@ -12,8 +12,8 @@ from adapters.errors import BaseModelInvalid
 from adapters.model.base_model import MODULES, BaseModel
 from adapters.model.footprint import ITEM_BYTES, slot_bytes
 from adapters.model.serving import EngineDtype
+from cluster.host_memory import gib
 
-GIB = 1024**3
 # Of a GPU's memory, for weights, adapter slots and KV. SGLang's own default leaves about as much for activations, CUDA
 # graphs and the communication between ranks.
 GPU_SHARE = 0.85
@@ -100,11 +100,6 @@ def engine_memory(sizes: ModelSizes, usable_bytes: int, tensor_parallel: int, ad
         adapter_slot_bytes,
         sizes.kv_bytes_per_token_and_rank(tensor_parallel),
     )
-
-
-def gib(num_bytes: float) -> str:
-    """Such as `1.5 GiB`; below a tenth of that in MiB."""
-    return f"{num_bytes / GIB:.1f} GiB" if abs(num_bytes) >= GIB / 10 else f"{num_bytes / 1024**2:.1f} MiB"
 
 
 def _weight_files(model: Path) -> list[Path]:

@@ -20,6 +20,7 @@ from cluster.agent.engine_spec import base_model_of, fitted_spec
 from cluster.config.load import dump_cluster_config
 from cluster.config.schema import ClusterConfig
 from cluster.errors import StartError
+from cluster.host_memory import check_host_bytes
 from cluster.local import shared_memory
 from cluster.local.gpus import with_host_gpus
 from cluster.local.ports import check_free, with_ports
@@ -58,6 +59,7 @@ class LocalCluster:
         self.config = await asyncio.to_thread(with_host_gpus, self.config)
         for name in self.config.workers:  # a worker that cannot start would be restarted forever
             fitted_spec(self.config, name, self._run_dir, base)
+        check_host_bytes(self.config)
         check_free(self.config)
         self.logs.mkdir(parents=True, exist_ok=True)
         dump_cluster_config(self.config, self._run_dir / "cluster.yaml")

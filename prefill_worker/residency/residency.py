@@ -72,7 +72,8 @@ class Residency:
         self._settings = settings
         self._hub = hub
         self._metrics = metrics
-        self._folder = SharedFolder(worker, shared_memory)
+        is_given = "host_bytes" in settings.model_fields_set
+        self._folder = SharedFolder(worker, shared_memory, settings.host_bytes if is_given else 0)
         self._threads = WorkThreads(settings.parallel_loads + 2)
         self._host = HostMemory(
             self._folder.path,
@@ -123,6 +124,10 @@ class Residency:
         )
 
     # Lifecycle.
+
+    def check_room(self) -> None:
+        """Raise StartError if the agents on this host were given more shared memory than there is."""
+        self._folder.check_room()
 
     async def open(self) -> None:
         """Take over the disk cache of an earlier agent. Raises OSError."""

@@ -37,7 +37,7 @@ engine.arguments
 engine
 cluster.errors
 cluster.config
-cluster.open_library cluster.control
+cluster.open_library cluster.control cluster.host_memory
 cluster.agent
 cluster cluster.local
 router.errors router.metrics router.http router.processes

@@ -16,9 +16,10 @@ from cluster.agent.engine_spec import fitted_spec
 from cluster.config.load import load_cluster_config
 from cluster.config.schema import ClusterConfig
 from cluster.errors import ConfigError
+from cluster.host_memory import GIB
 from cluster.local import gpus as gpus_module
 from cluster.local.initial_config import Host, Pools, initial_config
-from cluster.local.memory_plan import GIB, ModelSizes
+from cluster.local.memory_plan import ModelSizes
 
 LLAMA_8B = {
     "architectures": ["LlamaForCausalLM"], "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,

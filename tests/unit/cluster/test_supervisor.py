@@ -5,14 +5,17 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
 import sys
 import tempfile
 from pathlib import Path
 
 import pytest
 
-from cluster.config.schema import ClusterConfig
+from cluster.config.load import dump_cluster_config, load_cluster_config
+from cluster.config.schema import ClusterConfig, ResidencyConfig
 from cluster.errors import StartError
+from cluster.host_memory import check_host_bytes, with_fitted_default
 from cluster.local import gpus as gpus_module
 from cluster.local import supervisor
 from cluster.local.gpus import Gpu, HostGpus
@@ -81,3 +84,33 @@ def test_processes_get_their_drain_timeout_to_stop(tmp_path: Path, monkeypatch):
     assert asyncio.run(stopped(0.05, 30)) == (-9, 0)
     assert asyncio.run(stopped(30, 0.05)) == (0, -9)
     assert os.listdir(tmp_path) == ["config.json"]
+
+
+def test_workers_that_share_a_hosts_memory_must_fit_in_it_together(tmp_path: Path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    total = shutil.disk_usage("/dev/shm").total
+    config = config_in(
+        tmp_path, workers={"u": {"role": "unified", "replicas": 3}}, residency={"host_bytes": total // 2}
+    )
+
+    async def scenario() -> None:
+        async with local_cluster(config, tmp_path / "logs"):
+            pytest.fail("it started")
+
+    with pytest.raises(StartError, match=rf"3 x .*\(u-0, u-1, u-2\), and /dev/shm has .*at most {total // 3}, or"):
+        asyncio.run(scenario())
+    assert not (tmp_path / "logs").exists()
+
+
+def test_a_default_that_does_not_fit_is_lowered_and_stays_a_default(tmp_path: Path):
+    config = config_in(tmp_path, workers={"u": {"role": "unified"}})
+    check_host_bytes(config)
+    total = shutil.disk_usage(tmp_path).total
+    many = total // config.residency.host_bytes + 2
+    fitted = with_fitted_default(config.residency, many, tmp_path)
+    assert (fitted.host_bytes, "host_bytes" in fitted.model_fields_set) == (total // many, False)
+    dump_cluster_config(config.model_copy(update={"residency": fitted}), tmp_path / "cluster.yaml")
+    read = load_cluster_config(tmp_path / "cluster.yaml")
+    assert "host_bytes" not in read.residency.model_fields_set
+    given = ResidencyConfig(host_bytes=total)
+    assert with_fitted_default(given, many, tmp_path) is given

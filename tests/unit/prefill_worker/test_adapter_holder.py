@@ -6,102 +6,25 @@ import asyncio
 import contextlib
 import hashlib
 import itertools
-import json
 import os
 import signal
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 import grpc
 import pytest
 from prometheus_client import generate_latest
-from support.engine_stand_in import EngineStandIn, engine_stand_in
-from support.held_adapters import SIZES, StoredAdapters, eventually, reft_directory
+from support.engine_stand_in import engine_stand_in
+from support.held_adapters import StoredAdapters, eventually, reft_directory
+from support.running_agent import configured, refused, running_agent
 
 from adapters.packed import read_packed
 from cluster.agent import worker_agent
-from cluster.config.schema import ClusterConfig
 from cluster.control import control_pb2 as pb
 from cluster.control.control_pb2_grpc import WorkerControlStub
-from cluster.control.service import serve_control
 from cluster.errors import ERROR_CODE_KEY, HTTP_STATUS_KEY, RETRY_AFTER_KEY, StartError
-from cluster.local.ports import with_ports
-from engine.client import EngineClient
 from engine.supervisor import EngineSnapshot, EngineStatus
-from prefill_worker.adapter_holder import AdapterHolder
-from prefill_worker.agent import PrefillAgent
 from prefill_worker.unified_agent import UnifiedAgent
-
-
-@dataclass
-class RunningAgent:
-    agent: AdapterHolder
-    control: WorkerControlStub
-    engine: EngineStandIn
-
-    def engine_is(self, status: EngineStatus, incarnation: str = "") -> None:
-        self.agent._engine_changed(EngineSnapshot(status, incarnation, (), 0, ""))
-
-    async def ensure(self, revision_id: str, deadline_s: float = 5, tier: pb.Tier = pb.TIER_UNSPECIFIED):
-        request = pb.EnsureAdapterRequest(revision_id=revision_id, deadline_s=deadline_s, tier=tier)
-        return await self.control.EnsureAdapter(request, timeout=20)
-
-
-def configured(stored: StoredAdapters, tmp_path: Path, role: str, engine: EngineStandIn, **residency) -> ClusterConfig:
-    model = tmp_path / "model"
-    model.mkdir(exist_ok=True)
-    (model / "config.json").write_text(json.dumps(SIZES))
-    workers = {"w": {"role": role, "engine_port": engine._port}}
-    if role == "prefill":
-        workers["d"] = {"role": "decode"}
-    return with_ports(
-        ClusterConfig.model_validate(
-            {
-                "model": {"path": model, "name": "demo", "dtype": "float32"},
-                "workers": workers,
-                "store": {"url": f"file://{stored.folder}"},
-                "residency": {"lease_s": 0.05, "host_bytes": 100 * stored.room, **residency},
-            }
-        )
-    )
-
-
-@asynccontextmanager
-async def running_agent(
-    stored: StoredAdapters, tmp_path: Path, role: str = "unified", **residency
-) -> AsyncIterator[RunningAgent]:
-    async with engine_stand_in() as engine:
-        config = configured(stored, tmp_path, role, engine, **residency)
-        agent = (UnifiedAgent if role == "unified" else PrefillAgent)(config, "w", tmp_path / "scratch")
-        agent.engine = EngineClient(engine.url)
-        try:
-            async with (
-                agent.resources(),
-                serve_control(agent),
-                grpc.aio.insecure_channel(f"127.0.0.1:{agent.worker.control_port}") as channel,
-            ):
-                background = asyncio.create_task(agent.run_resources())
-                running = RunningAgent(agent, WorkerControlStub(channel), engine)
-                running.engine_is(EngineStatus.UP, "one")
-                yield running
-                background.cancel()
-                await asyncio.gather(background, return_exceptions=True)
-        finally:
-            engine.may_answer.set()
-            await agent.engine.aclose()
-
-
-@asynccontextmanager
-async def refused(status: grpc.StatusCode, words: str = "") -> AsyncIterator[dict[str, str]]:
-    """Expect a call to fail with the status. Yields the trailing metadata."""
-    metadata: dict[str, str] = {}
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        yield metadata
-    assert caught.value.code() is status, caught.value
-    assert words in (caught.value.details() or "")
-    metadata |= {str(key): str(value) for key, value in caught.value.trailing_metadata() or ()}
 
 
 def test_adapters_over_grpc(stored: StoredAdapters, tmp_path: Path):
@@ -298,7 +221,7 @@ def test_an_invalid_push_leaves_nothing(stored: StoredAdapters, tmp_path: Path):
                 ([*whole, whole[-1]], grpc.StatusCode.FAILED_PRECONDITION, "more than", "adapter_not_received"),
                 ([whole[0], *whole[:0:-1]], grpc.StatusCode.FAILED_PRECONDITION, "SHA-256", "adapter_not_received"),
                 ([other, *whole[1:]], grpc.StatusCode.FAILED_PRECONDITION, f"holds {a}", "adapter_malformed"),
-                ([nobody, *whole[1:]], grpc.StatusCode.FAILED_PRECONDITION, "no", "invalid_adapter_reference"),
+                ([nobody, *whole[1:]], grpc.StatusCode.INVALID_ARGUMENT, "begin.revision_id must be", None),
             ):
                 async with refused(status, words) as metadata:
                     await running.control.PutAdapter(iter(parts), timeout=20)

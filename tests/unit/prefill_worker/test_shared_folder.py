@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+from cluster.errors import StartError
 from prefill_worker.residency.tiers.shared_folder import SHARED_MEMORY, SharedFolder, sweep_abandoned
 
 CODE = """
 import sys, time
+import pytest
+
+from cluster.errors import StartError
 from prefill_worker.residency.tiers.shared_folder import SharedFolder
 folder = SharedFolder("killed")
 (folder.path / "adapter").mkdir()
@@ -65,3 +72,22 @@ def test_permissions(tmp_path: Path):
     folder = SharedFolder("w", tmp_path)
     assert os.stat(folder.path).st_mode & 0o777 == 0o700
     folder.close()
+
+
+def test_agents_that_start_beside_others_must_fit(tmp_path: Path):
+    """What agents may use is added up over the host. The one that began first stays."""
+    total = shutil.disk_usage(tmp_path).total
+    first = SharedFolder("a", tmp_path, total // 2)
+    second = SharedFolder("b", tmp_path, total // 2)
+    third = SharedFolder("c", tmp_path, total // 2)
+    with_default = SharedFolder("d", tmp_path)
+    try:
+        for fits in (first, second, with_default):
+            fits.check_room()
+        with pytest.raises(StartError, match=rf"{first.path.name}.*{second.path.name}.*lower residency.host_bytes"):
+            third.check_room()
+        first.close()
+        third.check_room()
+    finally:
+        for folder in (second, third, with_default):
+            folder.close()
