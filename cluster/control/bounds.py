@@ -85,7 +85,7 @@ def out_of_bounds(message: Message) -> str | None:
     return None
 
 
-def _bound_of(field: FieldDescriptor) -> tuple[str, Check]:
+def _bound_of(field: Any) -> tuple[str, Check]:
     if field.cpp_type == FieldDescriptor.CPPTYPE_ENUM:
         known = field.enum_type.values_by_number
         return f"one of {', '.join(value.name for value in known.values())}", known.__contains__
