@@ -11,7 +11,6 @@ import itertools
 import json
 import re
 import tempfile
-import time
 from bisect import bisect
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -26,6 +25,7 @@ from adapters.model.base_model import BaseModel
 from bench.errors import BenchError, SystemFailed
 from bench.measuring import provenance
 from bench.measuring.closed_loop import closed_loop
+from bench.measuring.first_token import first_token_s
 from bench.measuring.quantile import quantile
 from bench.measuring.workload import request
 from bench.systems.systems import completion
@@ -143,8 +143,8 @@ async def _measure(options: Options, config: ClusterConfig, folder: Path) -> dic
         async def send(number: int) -> None:
             prompt = request((0,), number, 0, options.prompt_tokens, 600)
             body = completion(prompt, options.generated_tokens, False)
-            body |= {"adapter": f"adapter-{adapters[number]}", "stream": True}
-            first_tokens_s.append(await _first_token_s(session, cluster.url, body))
+            body |= {"adapter": f"adapter-{adapters[number]}"}
+            first_tokens_s.append(await first_token_s(session, cluster.url, body))
 
         result = await closed_loop(send, options.num_requests, options.concurrency)
         async with session.get(f"{cluster.url}/metrics") as answer:
@@ -159,17 +159,3 @@ async def _measure(options: Options, config: ClusterConfig, folder: Path) -> dic
         "first_token_p95_ms": round(1000 * quantile(first_tokens_s, 0.95), 1),
         "requests_per_s": round(result.requests_per_s, 2),
     }
-
-
-async def _first_token_s(session: aiohttp.ClientSession, url: str, body: dict[str, Any]) -> float:
-    """Send a request and read its whole stream; returns its TTFT. Raises SystemFailed."""
-    began_at, first_s, last = time.perf_counter(), None, b""
-    async with session.post(f"{url}/v1/completions", json=body) as answer:
-        if answer.status != 200:
-            raise SystemFailed(f"the router answered {answer.status}: {(await answer.text())[:500]}")
-        async for line in answer.content:
-            if line.startswith(b"data: "):
-                first_s, last = first_s or time.perf_counter() - began_at, line
-    if first_s is None or not last.startswith(b"data: [DONE]"):
-        raise SystemFailed(f"a stream of {body['adapter']} failed: {last.decode()[:500]}")
-    return first_s

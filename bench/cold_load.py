@@ -31,6 +31,7 @@ from adapters.packed import PACKED_NAME, write_for_engine
 from bench.errors import BenchError, SystemFailed
 from bench.measuring import provenance
 from bench.measuring.closed_loop import closed_loop
+from bench.measuring.first_token import first_token_s
 from bench.measuring.quantile import quantile
 from bench.measuring.workload import request
 from bench.systems.slow_store import BUCKET, slow_store
@@ -317,17 +318,5 @@ class _Bench:
         """Send a request and read its whole answer; returns its TTFT. Raises SystemFailed."""
         options = self._options
         prompt = request((seed,), number, 0, options.prompt_tokens, 600)
-        body = completion(prompt, options.generated_tokens, False) | {"adapter": _name(adapter), "stream": True}
-        began_at, first_s, is_done = time.perf_counter(), None, False
-        async with self._session.post(f"{self._url}/v1/completions", json=body) as answer:
-            if answer.status != 200:
-                raise SystemFailed(f"the router answered {answer.status}: {(await answer.text())[:500]}")
-            async for line in answer.content:
-                if line.startswith(b'data: {"error"'):
-                    raise SystemFailed(f"a stream of {_name(adapter)} failed: {line.decode()[:500]}")
-                if line.startswith(b"data: {"):
-                    first_s = first_s or time.perf_counter() - began_at
-                is_done = is_done or line.startswith(b"data: [DONE]")
-        if first_s is None or not is_done:
-            raise SystemFailed(f"a stream of {_name(adapter)} ended before its end")
-        return first_s
+        body = completion(prompt, options.generated_tokens, False) | {"adapter": _name(adapter)}
+        return await first_token_s(self._session, self._url, body)

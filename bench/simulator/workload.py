@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -48,7 +49,7 @@ def arrivals(workload: Workload, seed: int) -> Iterator[Arrival]:
     shares = list(accumulate((rank + 1) ** -workload.zipf for rank in range(workload.num_adapters)))
     popularity = list(range(workload.num_adapters))
     random.shuffle(popularity)
-    median_tokens = workload.mean_prompt_tokens / 2.718281828 ** (workload.sigma_prompt_tokens**2 / 2)
+    median_tokens = workload.mean_prompt_tokens / math.exp(workload.sigma_prompt_tokens**2 / 2)
     bursts, hot, burst_ends_s, next_burst_s = workload.bursts, 0, 0.0, 5.0
     now = 0.0
     while (now := now + random.expovariate(workload.requests_per_s)) < workload.duration_s:
@@ -59,5 +60,5 @@ def arrivals(workload: Workload, seed: int) -> Iterator[Arrival]:
                 burst_ends_s, next_burst_s = now + bursts.length_s, next_burst_s + bursts.period_s
             if now < burst_ends_s and random.random() < bursts.share:
                 adapter = hot
-        tokens = 1 + int(median_tokens * 2.718281828 ** random.gauss(0, workload.sigma_prompt_tokens))
+        tokens = 1 + int(median_tokens * math.exp(random.gauss(0, workload.sigma_prompt_tokens)))
         yield Arrival(now, adapter, tokens, random.expovariate(1 / workload.mean_decode_s))

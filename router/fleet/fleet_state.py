@@ -58,7 +58,8 @@ class FleetState:
     def __init__(self, workers: Mapping[str, WorkerView], loads: Mapping[str, WorkerLoad]) -> None:
         self.workers = workers
         self.loads = loads
-        self._warm_decodes: dict[str, tuple[WorkerView, ...]] = {}
+        self._warm_decodes: dict[str, tuple[WorkerView, ...]] = {}  # by prefill worker
+        self._near_decodes: dict[str, tuple[WorkerView, ...]] = {}  # those of them in its domain
 
     @cached_property
     def readers(self) -> tuple[WorkerView, ...]:
@@ -85,6 +86,11 @@ class FleetState:
         """The rendezvous order of `readers`."""
         return Homes([worker.name for worker in self.readers])
 
+    @cached_property
+    def cold_prefills(self) -> Set[str]:
+        """Names of the placeable prefill workers that no placeable decode worker is warm with."""
+        return {worker.name for worker in self.readers if worker.role == "prefill" and not self.warm_decodes(worker)}
+
     def warm_decodes(self, prefill: WorkerView) -> tuple[WorkerView, ...]:
         """The placeable decode workers that are warm with a placeable prefill worker, by name."""
         found = self._warm_decodes.get(prefill.name)
@@ -96,11 +102,10 @@ class FleetState:
 
     def warm_decodes_in_domain(self, prefill: WorkerView) -> tuple[WorkerView, ...]:
         """Those of `warm_decodes` that are in the prefill worker's NVLink or RDMA domain."""
-        key = f"{prefill.name} domain"
-        found = self._warm_decodes.get(key)
+        found = self._near_decodes.get(prefill.name)
         if found is None:
             found = tuple(decode for decode in self.warm_decodes(prefill) if decode.domain == prefill.domain)
-            self._warm_decodes[key] = found
+            self._near_decodes[prefill.name] = found
         return found
 
     def with_late_workers(self, except_for: Set[str]) -> FleetState:

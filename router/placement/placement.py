@@ -109,7 +109,7 @@ def _first(
 ) -> Placement | None:
     """The placement of the best reader that has one."""
     everybody: Sequence[int] = range(len(readers.workers))
-    rounds = [everybody] if len(everybody) <= _FEW else [_shortlist(request, policy, readers), everybody]
+    rounds = [everybody] if len(everybody) <= _FEW else [_shortlist(request, fleet, policy, readers), everybody]
     for indices in rounds if everybody else ():  # everybody again: no shortlisted one may have a decode worker
         for index in _by_cost(request, policy, readers, indices):
             reader = readers.workers[index]
@@ -151,20 +151,12 @@ def _by_cost(request: PlacementRequest, policy: Policy, readers: _Readers, indic
 
 def _ranked(request: PlacementRequest, policy: Policy, readers: _Readers) -> list[Ranked]:
     """All readers, the best first, with what each scorer says."""
-    indices = range(len(readers.workers))
-    candidates, choice = _candidates(request, policy, readers, indices)
-    order = {
-        name: position for position, name in enumerate(_names(readers, _by_cost(request, policy, readers, indices)))
-    }
+    candidates, choice = _candidates(request, policy, readers, range(len(readers.workers)))
     ranked = []
     for candidate in candidates:
         parts = tuple(weight * scorer.cost_s(candidate, choice) for weight, scorer in policy.scorers)
         ranked.append(Ranked(candidate, sum(parts), parts))
-    return sorted(ranked, key=lambda each: order[each.worker.name])
-
-
-def _names(readers: _Readers, indices: Sequence[int]) -> list[str]:
-    return [readers.workers[index].name for index in indices]
+    return sorted(ranked, key=lambda each: (each.cost_s, each.candidate.rank, each.worker.name))
 
 
 def _candidates(
@@ -197,7 +189,7 @@ def _choice(request: PlacementRequest, policy: Policy, readers: _Readers, order:
         missing -= queues_s[index] <= full_queue_s
         if not missing:
             break
-    return Choice(request, mean_queue_s, read_s, full_queue_s, num_homes, num_wanted)
+    return Choice(request, read_s, full_queue_s, num_homes, num_wanted)
 
 
 def _order(request: PlacementRequest, policy: Policy, readers: _Readers) -> Sequence[int]:
@@ -208,15 +200,19 @@ def _order(request: PlacementRequest, policy: Policy, readers: _Readers) -> Sequ
     return (first,)
 
 
-def _shortlist(request: PlacementRequest, policy: Policy, readers: _Readers) -> Sequence[int]:
+def _shortlist(request: PlacementRequest, fleet: FleetState, policy: Policy, readers: _Readers) -> Sequence[int]:
     """Indices of the readers that can win: homes, holders, those with the prompt's beginning, the least loaded."""
-    revision_id, everybody = request.revision_id, range(len(readers.workers))
+    revision_id = request.revision_id
+    everybody: Sequence[int] = range(len(readers.workers))
+    if request.needs_decode and (cold := fleet.cold_prefills):
+        everybody = [index for index in everybody if readers.workers[index].name not in cold] or everybody
     queues = readers.queues_s
-    chosen = {queues.index(min(queues)), request.nonce % len(queues)}
+    chosen = {min(everybody, key=queues.__getitem__), everybody[request.nonce % len(everybody)]}
     if revision_id is not None:
-        chosen.update(_order(request, policy, readers)[: policy.num_homes(request) + _NUM_SPARE_HOMES])
-        holders = [index for index, resident in enumerate(readers.resident) if revision_id in resident]
-        chosen.update(_least_loaded(holders, queues))
+        order = _order(request, policy, readers)
+        homes = _choice(request, policy, readers, order).num_homes
+        chosen.update(order[: max(homes, policy.num_homes(request) + _NUM_SPARE_HOMES)])
+        chosen.update(_least_loaded([index for index in everybody if revision_id in readers.resident[index]], queues))
     if names := policy.prefixes.workers(request):
         chosen.update(_least_loaded([i for i in everybody if readers.workers[i].name in names], queues))
     return tuple(chosen)

@@ -35,7 +35,7 @@ class PromptMeter:
             if name in fields:
                 answer_tokens = msgspec.json.decode(fields[name], type=int)
                 break
-        blocks = _chained_hashes(b"".join(texts))
+        blocks = _chained_hashes(b"".join(text[: _BLOCK_BYTES * _MAX_BLOCKS] for text in texts))
         return PromptSize(prompt_tokens, prompt_tokens + answer_tokens, blocks, _BLOCK_BYTES / self._bytes_per_token)
 
     def observe(self, fields: Fields, prompt_tokens: int) -> None:

@@ -25,7 +25,6 @@ class Choice:
     """What the candidates of one choice have in common."""
 
     request: PlacementRequest
-    mean_queue_s: float  # over all workers that read prompts
     read_s: float  # expected seconds to read this prompt
     full_queue_s: float  # a longer queue makes a home full
     num_homes: int  # candidates of a lower rank are homes of the revision

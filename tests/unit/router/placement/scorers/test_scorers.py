@@ -39,7 +39,7 @@ def cost_s(
 ) -> float:
     load = fleet_of(worker, **{worker.name: num_sequences}).loads[worker.name]
     candidate = Candidate(worker, load, rank, has_revision)
-    return round(scorer.cost_s(candidate, Choice(request, 0.5, 0.2, 1.0, num_homes, num_wanted, num_copies)), 6)
+    return round(scorer.cost_s(candidate, Choice(request, 0.2, 1.0, num_homes, num_wanted, num_copies)), 6)
 
 
 @pytest.mark.parametrize(("num_sequences", "expected"), [(0, 0.2), (1, 0.4), (10, 2.2)])
