@@ -49,7 +49,7 @@ test: setup-dev ## run every test
 	@$(BIN)/python -m pytest $(SPREAD) -m "not long" --durations 20
 
 test-fast: setup-dev ## run the tests without engines and without the slow ones: under three minutes
-	@$(BIN)/python -m pytest -n 4 --no-loadscope-reorder -m "not long and not slow" tests/unit
+	@$(BIN)/python -m pytest -n 6 --no-loadscope-reorder -m "not long and not slow" tests/unit
 
 test-long: setup-dev ## run the long tests too: soak, hundreds of kills
 	@$(BIN)/python -m pytest $(SPREAD) --durations 20

@@ -88,7 +88,7 @@ def postgres() -> Iterator[str]:
 _numbers = itertools.count(1)
 
 
-@pytest.fixture(params=["sqlite", "postgres"])
+@pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.slow)])
 def database(request: pytest.FixtureRequest, tmp_path: Path) -> CatalogDatabase:
     """An empty database, once of each kind."""
     if request.param == "sqlite":

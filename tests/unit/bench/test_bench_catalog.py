@@ -42,6 +42,7 @@ def test_it_fills_measures_and_writes(tmp_path, few):
         assert document[key]
 
 
+@pytest.mark.slow
 def test_what_it_fills_in_is_what_imports_leave(tmp_path, few, monkeypatch):
     monkeypatch.setattr(catalog_bench, "_NUM_IMPORTS", 0)
     monkeypatch.setattr(catalog_bench, "quantile", lambda values, share: 0)
@@ -61,6 +62,7 @@ def test_what_it_fills_in_is_what_imports_leave(tmp_path, few, monkeypatch):
     catalog.close()
 
 
+@pytest.mark.slow
 def test_what_it_refuses(tmp_path, few):
     with pytest.raises(BenchError, match="40 adapters cannot have 30 revisions"):
         run(tmp_path, 30, 40)

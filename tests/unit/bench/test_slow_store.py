@@ -14,6 +14,7 @@ from bench.systems.slow_store import BUCKET, slow_store
 REVISION, OTHER = (f"sha256:{digit * 64}" for digit in "ab")
 
 
+@pytest.mark.slow
 def test_it_has_what_the_folder_has_and_answers_late(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     content = os.urandom(1000) * 9000  # three parts
     (tmp_path / "packed").write_bytes(content)

@@ -20,6 +20,7 @@ from process import log
 ROOT = Path(__file__).parents[3]
 
 
+@pytest.mark.slow
 def test_the_commands_that_import_the_most(tmp_path: Path):
     """transformers, torchao, torch and peft print a lot when `demo` and `verify` use them."""
     folder = tmp_path / "demo"

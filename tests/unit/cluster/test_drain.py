@@ -176,6 +176,7 @@ class EngineSupervisorStandIn:
         await asyncio.Event().wait()
 
 
+@pytest.mark.slow
 def test_sigterm_drains_within_its_bound_and_cannot_be_undone(tmp_path: Path, monkeypatch):
     monkeypatch.setattr(worker_agent, "EngineSupervisor", EngineSupervisorStandIn)
     monkeypatch.setattr(worker_agent, "_STOP_LIMIT_S", 1e6)  # it would end the tests

@@ -60,6 +60,7 @@ while True:
 """
 
 
+@pytest.mark.slow
 def test_processes_get_their_drain_timeout_to_stop(tmp_path: Path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr(supervisor, "_STOP_GRACE_S", 0.0)  # what is left is the drain timeout

@@ -43,6 +43,7 @@ def test_loads_and_unloads_are_idempotent(stored: StoredAdapters, tmp_path: Path
     asyncio.run(scenario())
 
 
+@pytest.mark.slow
 def test_idle_connections_are_closed_before_the_engine_closes_them():
     """The engine does so after 5 s. A load sent at that moment would look like the engine's death."""
 

@@ -257,6 +257,7 @@ def test_shared_memory_that_is_really_smaller_than_the_budget(
     asyncio.run(scenario())
 
 
+@pytest.mark.slow
 def test_nothing_stays_mapped(stored: StoredAdapters, tmp_path: Path):
     wide = stored.add(write_random_lora(tmp_path / "wide", stored.base, 50, rank=32))
 

@@ -280,6 +280,7 @@ def test_retry_pauses_double_up_to_a_bound_with_jitter():
 
 
 @pytest.mark.parametrize("seed", range(60))
+@pytest.mark.slow
 def test_random_requests_keep_the_bounds(seed: int):
     """One load per key, bounded concurrency and queue, and an answer to every waiter within its deadline."""
     chance = random.Random(seed)

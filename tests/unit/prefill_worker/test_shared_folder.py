@@ -28,6 +28,7 @@ time.sleep(60)
 """
 
 
+@pytest.mark.slow
 def test_a_killed_agents_folder_is_swept_and_a_living_ones_is_not():
     agent = subprocess.Popen([sys.executable, "-c", CODE], stdout=subprocess.PIPE, text=True)
     try:

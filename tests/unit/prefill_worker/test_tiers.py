@@ -56,6 +56,7 @@ def test_a_file_that_is_read_stays(stored: StoredAdapters, tmp_path: Path):
     asyncio.run(scenario())
 
 
+@pytest.mark.slow
 def test_copies_do_not_hold_the_file_in_memory(tmp_path: Path):
     num_bytes = 96 * 1024**2
     block = bytes(1024**2)

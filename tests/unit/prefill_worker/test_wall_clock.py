@@ -32,6 +32,7 @@ def jumping_wall_clock(monkeypatch: pytest.MonkeyPatch, first: int = 0) -> None:
 
 
 @pytest.mark.parametrize("first", [1, 2], ids=["forwards", "backwards"])
+@pytest.mark.slow
 def test_leases_and_lru_order_in_memory(stored: StoredAdapters, tmp_path: Path, monkeypatch, first: int):
     jumping_wall_clock(monkeypatch, first)
     lease_s = 1.0

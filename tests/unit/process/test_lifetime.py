@@ -31,6 +31,7 @@ cli.main(sys.argv[1:])
 
 
 @pytest.mark.parametrize("command", ["up", "router", "prefill-worker --name p"])
+@pytest.mark.slow
 def test_servers_end_at_a_ctrl_c_that_python_would_swallow(command: str):
     script = [sys.executable, "-c", SWALLOWED_IN_AN_IMPORT, *command.split()]
     ended = subprocess.run(script, capture_output=True, text=True)

@@ -356,6 +356,7 @@ class TestFailuresBeforeTheFirstEvent:
 
         asyncio.run(scenario())
 
+    @pytest.mark.slow
     def test_long_answer_has_its_own_deadline(self) -> None:
         async def scenario() -> None:
             async with running_cluster(first_event_timeout_s=0.3, answer_timeout_s=1.0) as cluster:

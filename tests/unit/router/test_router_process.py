@@ -93,6 +93,7 @@ cli.main.main(["router", *sys.argv[1:]])
 
 
 @pytest.mark.parametrize("hook", ["router.revisions.configured_adapters.read_adapter", "CachedResolver.close"])
+@pytest.mark.slow
 def test_threads_that_hang_do_not_keep_it(tmp_path: Path, hook: str) -> None:
     """A mount that does not answer an import, and a database that does not answer while its connections are closed."""
     port = free_port()

@@ -631,6 +631,7 @@ def test_connections_that_died_meanwhile_are_replaced(catalog, database):
     assert add(catalog, "bot", 2).number == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("database", ["postgres"], indirect=True)
 def test_a_commit_that_may_have_happened_is_not_repeated(catalog, database):
     times = 0

@@ -228,6 +228,7 @@ NAMES_WITH_ANCHORS = st.tuples(
         st.integers(1, 9),
     )
 )
+@pytest.mark.slow
 def test_patterns_are_those_of_peft(patterns):
     fields = {
         "peft_type": "LORA",

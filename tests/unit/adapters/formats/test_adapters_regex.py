@@ -80,6 +80,7 @@ PATTERNS = st.recursive(
 
 @settings(max_examples=600, deadline=None)
 @given(PATTERNS, st.lists(st.text("ab1._-", max_size=6), min_size=1, max_size=4), st.sampled_from(sorted(AS_PEFT)))
+@pytest.mark.slow
 def test_it_matches_as_re_does_on_random_expressions(pattern, texts, field):
     for text in texts:
         assert matches(pattern, text, field) == (AS_PEFT[field](pattern, text) is not None)
@@ -99,6 +100,7 @@ def test_any_text_matches_as_in_re_or_is_refused(pattern):
     "pattern",
     ["(a*)*b", "(a|a)*b", "(.|.)*X", "(a|aa)+$b", "(.*a){30}b", "((a*)*)*b", "(?:a?){60}" + "a" * 60, "(?=(a+)+b)a*"],
 )
+@pytest.mark.slow
 def test_expressions_that_explode_in_re_do_not(pattern):
     start = time.thread_time()
     try:
@@ -108,6 +110,7 @@ def test_expressions_that_explode_in_re_do_not(pattern):
     assert time.thread_time() - start < 4
 
 
+@pytest.mark.slow
 def test_one_budget_for_all_expressions():
     expressions = Expressions("adapter_config.json")
     start = time.thread_time()

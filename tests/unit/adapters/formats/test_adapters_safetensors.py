@@ -78,6 +78,7 @@ def test_the_size_is_checked_before_anything_is_read(tmp_path):
 
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
+@pytest.mark.slow
 def test_no_damage_to_a_file_crashes_or_allocates_what_it_claims(tmp_path, data):
     path = tmp_path / "t.safetensors"
     write_safetensors(path, {"x": encode(np.ones((2, 3)), "float32"), "y": encode(np.ones(4), "bfloat16")})

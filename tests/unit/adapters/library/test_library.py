@@ -259,6 +259,7 @@ def test_bytes_that_are_being_removed_are_stored_again(library, lora, monkeypatc
     assert library.fsck(0).is_sound
 
 
+@pytest.mark.slow
 def test_content_is_not_accepted_until_its_bytes_are_gone(library, lora, monkeypatch):
     """An import while the bytes that it has just found in the store are being removed."""
     library.import_directory("old", lora(1))
@@ -279,6 +280,7 @@ def test_content_is_not_accepted_until_its_bytes_are_gone(library, lora, monkeyp
     assert library.fsck(0).is_sound
 
 
+@pytest.mark.slow
 def test_an_import_that_never_gets_its_bytes_in_gives_up(library, lora):
     library.import_directory("old", lora(1))
     library.catalog.delete("default", "old")
@@ -341,6 +343,7 @@ def test_one_collection_at_a_time(library, lora, database, monkeypatch):
     other.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("database", ["postgres"], indirect=True)  # a file's lock is lost with its process only
 def test_a_collection_that_has_lost_its_right_goes_no_further(library, lora, database, monkeypatch):
     for seed in (1, 2):
@@ -360,6 +363,7 @@ def test_a_collection_that_has_lost_its_right_goes_no_further(library, lora, dat
     assert library.collect_garbage(TOMORROW) == 2
 
 
+@pytest.mark.slow
 def test_collectors_and_importers_of_the_same_content_at_once(library, lora, database):
     """Whoever has been told that an adapter is there finds its bytes, however often they were collected."""
     num_rounds = 8

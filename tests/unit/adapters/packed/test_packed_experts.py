@@ -128,6 +128,7 @@ def expert_adapters(draw, base: BaseModel) -> Adapter:
 
 @settings(max_examples=80, deadline=None)
 @given(data=st.data(), dtype=st.sampled_from(DTYPES))
+@pytest.mark.slow
 def test_any_adapter_on_experts_is_held_and_comes_back(data, dtype):
     base = data.draw(mixtures())
     adapter = data.draw(expert_adapters(base))
@@ -354,6 +355,7 @@ def test_a_real_number_of_tensors(large, tmp_path):
     assert peak_packing - held < 32 * 1024**2
 
 
+@pytest.mark.slow
 def test_expressions_and_patterns_by_the_thousand(large, tmp_path):
     """As methods that choose ranks write them; reading takes time by tensors, not by tensors times patterns."""
     base, source = large

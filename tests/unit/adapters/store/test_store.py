@@ -131,6 +131,7 @@ def test_parts_of_an_object_are_asked_for_ahead(s3, s3_requests, tmp_path, size,
         assert len(s3_requests) == size // S3_PART  # the last one says that it is the last
 
 
+@pytest.mark.slow
 def test_an_object_that_is_deleted_while_it_is_read(store, tmp_path):
     content = os.urandom(1000) * 40_000
     store.publish(revision(1), source(tmp_path, content))
@@ -242,6 +243,7 @@ def test_quarantine_keeps_the_bytes(store, tmp_path):
     assert raw(store, key) == b"damaged"
 
 
+@pytest.mark.slow
 def test_storage_that_loses_bytes_publishes_nothing(store, tmp_path, monkeypatch):
     write = store._objects.write
     monkeypatch.setattr(store._objects, "write", lambda key, chunks: write(key, (chunk[:-1] for chunk in chunks)))
@@ -338,6 +340,7 @@ def test_parts_that_a_killed_publisher_left_are_deleted(s3, tmp_path):
     assert num_incoming(store) == 0
 
 
+@pytest.mark.slow
 def test_foreign_objects_are_not_listed(store, tmp_path):
     store.publish(revision(1), source(tmp_path, b"content"))
     digits = revision(2).removeprefix("sha256:")
@@ -468,6 +471,7 @@ def failing_in_front_of(endpoint: str, num_failures: int) -> Iterator[tuple[int,
         server.server_close()
 
 
+@pytest.mark.slow
 def test_a_few_failures_are_tried_again_and_many_are_not(s3, tmp_path):
     open_store("s3://adapters/retries", s3).publish(revision(1), source(tmp_path, b"content"))
     with failing_in_front_of(s3.endpoint_url, num_failures=1) as (port, seen):

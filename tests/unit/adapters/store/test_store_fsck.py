@@ -46,6 +46,7 @@ def ids(*numbers: int) -> list[str]:
 REFERENCED = ids(0, 1, 2, 3, 8, 77)  # 77 was never stored, 4 to 7 and 9 are not referenced
 
 
+@pytest.mark.slow
 def test_everything_is_found_and_nothing_touched(store):
     report = fsck(store, REFERENCED, min_age_s=0)
     assert (report.num_referenced, report.num_objects, report.num_young) == (6, 10, 0)

@@ -309,6 +309,7 @@ class TestClients:
         asyncio.run(scenario())
 
     @pytest.mark.parametrize("config", [{"body_timeout_s": 0.3}, {"upload_timeout_s": 3.0}])
+    @pytest.mark.slow
     def test_one_that_does_not_read_on(self, tmp_path: Path, work: Path, large: Path, config: dict[str, float]) -> None:
         async def scenario() -> None:
             async with self.exporting(tmp_path, large, **config) as cluster:
