@@ -12,7 +12,8 @@
     ├── CatalogUnavailable    503  the catalog's database is unreachable or too slow
     ├── CatalogConflict       409  the catalog is not in the state that the change expects
     ├── CatalogTooNew         500  the catalog's tables are those of a newer release
-    └── RevisionBeingRemoved  409  its bytes are being collected as garbage; store them again
+    ├── RevisionBeingRemoved  409  its bytes are being collected as garbage; store them again
+    └── AccessNotFound        404  no such key, grant or tenant in the catalog
 
 Every message names the offending value and what would be right.
 """
@@ -114,3 +115,10 @@ class RevisionBeingRemoved(AdapterError):
     code = "revision_being_removed"
     http_status = 409
     retryable = True
+
+
+class AccessNotFound(AdapterError):
+    """The catalog has no such key, grant or tenant."""
+
+    code = "access_not_found"
+    http_status = 404

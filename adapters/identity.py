@@ -30,6 +30,11 @@ def split_adapter_name(name: str) -> tuple[str, str]:
     return match["tenant"] or DEFAULT_TENANT, match["name"]
 
 
+def is_tenant_name(text: str) -> bool:
+    """True for what may stand before the slash of an adapter's name. ASCII, so no two names look alike."""
+    return isinstance(text, str) and _ALIAS.fullmatch(text) is not None
+
+
 def check_adapter_name(name: str) -> None:
     """Raise ValueError, with the rule, unless `name` is `name` or `tenant/name`."""
     split_adapter_name(name)

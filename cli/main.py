@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import logging
 import os
 import sys
 import tempfile
@@ -18,6 +19,7 @@ from process.lifetime import ctrl_c_ends_process, die_with_parent
 
 if TYPE_CHECKING:
     from cluster.agent.worker_agent import WorkerAgent
+    from cluster.config.schema import ClusterConfig
 
 _SCRATCH_PREFIX = "prelude-scratch-"
 
@@ -75,12 +77,13 @@ def _parser() -> argparse.ArgumentParser:
         worker.add_argument("--name", required=True, help="the worker's name in the configuration")
         worker.add_argument("--scratch", type=Path, help="folder for temporary files; default: a temporary one")
 
-    from cli import bench, init, workers
+    from cli import bench, init, keys, workers
     from cli.adapters import commands as adapters
 
     adapters.add_commands(commands)
     init.add_commands(commands)
     workers.add_commands(commands)
+    keys.add_commands(commands)
     bench.add_commands(commands)
 
     demo = add("demo", _demo, "Create a small random model, adapters and a cluster.yaml to try Prelude with.")
@@ -95,10 +98,23 @@ def _up(arguments: argparse.Namespace) -> None:
         from cluster.local.supervisor import run_until_stopped
 
         config = load_cluster_config(arguments.config)
+        if note := _identity_note(config, arguments.config):
+            print(note, flush=True)
         logs = arguments.logs or arguments.config.resolve().parent / "logs"
         print(f"Starting {len(config.workers)} workers and the router.", flush=True)
         record = record_of(arguments.config)
         asyncio.run(run_until_stopped(config, logs, lambda line: print(line, flush=True), record))
+
+
+def _identity_note(config: ClusterConfig, path: Path) -> str:
+    """What to say about who may use the router. Raises ConfigError if that is nobody, or anybody by mistake."""
+    from cluster.config.load import located
+    from router.identity.startup import check_identity
+
+    try:
+        return check_identity(config)
+    except ConfigError as error:
+        raise located(path, error) from error
 
 
 def _router(arguments: argparse.Namespace) -> None:
@@ -109,6 +125,8 @@ def _router(arguments: argparse.Namespace) -> None:
         config = load_cluster_config(arguments.config)
         number = arguments.process
         log.setup("router" if number is None else f"router-{number}", config.log_level)
+        if number is None and (note := _identity_note(config, arguments.config)):
+            logging.getLogger("router").warning(note)
         if number is None and config.router.processes > 1:
             from router.processes.supervisor import run_processes
 

@@ -19,7 +19,14 @@ class ClusterError(Exception):
 
 
 class ConfigError(ClusterError):
-    """`cluster.yaml` is invalid. The message has a line per problem, each with file and line."""
+    """`cluster.yaml` is invalid. The message has a line per problem, each with file and line.
+
+    `location`: the path of the field at fault, where the one who raises it does not know the file.
+    """
+
+    def __init__(self, message: str, *, location: tuple[str | int, ...] = ()) -> None:
+        super().__init__(message)
+        self.location = location
 
 
 class StartError(ClusterError):

@@ -28,6 +28,9 @@ from router.fleet.worker_loads import WorkerLoads
 from router.generation.backends import Backends
 from router.generation.engine_calls import Engines
 from router.generation.request_state import Requests, new_request_id
+from router.identity.gate import Gate, check_scope
+from router.identity.principal import principal_of, set_principal
+from router.identity.scopes import SCOPE_OF
 from router.management.adapters_export import ExportEndpoint
 from router.management.adapters_http import AdaptersEndpoint
 from router.management.adapters_import import ImportEndpoint
@@ -113,15 +116,34 @@ def build_app(
         },
     )
     app.router.redirect_slashes = False
-    return RouterApp(app, {route.path: route.endpoint for route in completions}, fleet)
+    for route in app.router.routes:
+        _guard(route)
+    gate = Gate(config.auth, adapters.directory)
+    return RouterApp(app, {route.path: route.endpoint for route in completions}, fleet, gate, metrics)
+
+
+def _guard(route: Any) -> None:
+    """Have a route check the caller's scope. Raises KeyError for one that the table of scopes lacks."""
+    needed = {method: SCOPE_OF[method, path] for method, path in openapi.operations_of([route])}
+    if "GET" in needed:
+        needed["HEAD"] = needed["GET"]
+    endpoint = route.app
+
+    async def check_and_serve(scope: Any, receive: Any, send: Any) -> None:
+        check_scope(principal_of(scope), needed[scope["method"]])
+        await endpoint(scope, receive, send)
+
+    route.app = check_and_serve
 
 
 class RouterApp:
-    """Gives every request an id and returns it as `x-request-id`. Sends completions straight to their endpoints."""
+    """Gives every request an id, returned as `x-request-id`, and a principal. Sends completions to their endpoints."""
 
-    def __init__(self, app: Any, completions: Mapping[str, Any], fleet: Fleet) -> None:
+    def __init__(self, app: Any, completions: Mapping[str, Any], fleet: Fleet, gate: Gate, metrics: Metrics) -> None:
         self.fleet = fleet
         self._app = app
+        self._gate = gate
+        self._metrics = metrics
         self._completions = completions  # by path; these add the header themselves
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
@@ -129,8 +151,17 @@ class RouterApp:
             await self._app(scope, receive, send)
             return
         scope["request_id"] = request_id = new_request_id()
-        endpoint = self._completions.get(scope["path"])
-        if endpoint is not None and scope["method"] == "POST":
+        endpoint = self._completions.get(scope["path"]) if scope["method"] == "POST" else None
+        refusal: Any = None
+        try:
+            principal = self._gate.known(scope) or await self._gate.verified(scope)
+            set_principal(scope, principal)
+            if endpoint is not None:
+                check_scope(principal, SCOPE_OF["POST", scope["path"]])
+        except RouterError as error:
+            self._metrics.denials.labels(error.code).inc()
+            refusal = _error_response(Request(scope), error)
+        if endpoint is not None and refusal is None:
             await endpoint(scope, receive, send)
             return
         header = (b"x-request-id", request_id.encode())
@@ -140,7 +171,7 @@ class RouterApp:
                 message["headers"] = [*message.get("headers", ()), header]
             await send(message)
 
-        await self._app(scope, receive, send_with_id)
+        await (refusal or self._app)(scope, receive, send_with_id)
 
 
 def _error_response(_: Request, error: Exception) -> Response:

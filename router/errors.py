@@ -7,6 +7,9 @@
     │   ├── RefusedField             a field that only Prelude may give an engine
     │   ├── InvalidUpload            an adapter's files in an unsupported form
     │   ├── BodyTooLarge, BodyTooSlow
+    │   ├── Unauthenticated          no key or token, or one that is not valid
+    │   ├── CredentialInQuery        a key in the URL, where logs keep it
+    │   ├── Forbidden                the key or token lacks the scope, or is of another tenant
     │   ├── UnknownPath, WrongMethod
     │   ├── NotOffered               a path of OpenAI or SGLang that engines here cannot serve
     │   ├── ManagementOff            adapter management is disabled
@@ -29,6 +32,7 @@
     │   ├── AdapterNotResident       the adapter left the engine between loading and use
     │   └── BrokenAnswer             the answer is incomplete or unreadable
     ├── DeadlineExceeded             a worker missed a deadline
+    ├── IdentityUnavailable          keys cannot be checked yet
     └── Stopping                     this router is shutting down
 
 Errors of `adapters.errors` carry the same three attributes and are answered in the same place.
@@ -89,6 +93,20 @@ class BodyTooLarge(RequestError):
 class BodyTooSlow(RequestError):
     code = "body_too_slow"
     http_status = 408
+
+
+class Unauthenticated(RequestError):
+    code = "invalid_api_key"  # OpenAI's code
+    http_status = 401
+
+
+class CredentialInQuery(RequestError):
+    code = "credential_in_query"
+
+
+class Forbidden(RequestError):
+    code = "insufficient_scope"
+    http_status = 403
 
 
 class UnknownPath(RequestError):
@@ -256,6 +274,12 @@ class DeadlineExceeded(RouterError):
     http_status = 504
 
 
+class IdentityUnavailable(RouterError):
+    code = "identity_unavailable"
+    http_status = 503
+    retryable = True
+
+
 class Stopping(RouterError):
     code = "router_stopping"
     http_status = 503
@@ -276,7 +300,8 @@ class ErrorAnswer:
     def headers(self) -> dict[str, str]:
         seconds = max(1, math.ceil(self.retry_after_s or RETRY_AFTER_S))
         retry = {"retry-after": str(seconds)} if self.retryable else {}
-        return {"content-type": "application/json", **retry}
+        challenge = {"www-authenticate": "Bearer"} if self.status == 401 else {}
+        return {"content-type": "application/json", **retry, **challenge}
 
     @property
     def event(self) -> bytes:

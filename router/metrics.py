@@ -34,6 +34,12 @@ class Metrics:
             ("endpoint", "code"),
             registry=self.registry,
         )
+        self.denials = Counter(
+            "prelude_router_denials_total",
+            "Requests refused because of who made them, by code of the error.",
+            ("code",),
+            registry=self.registry,
+        )
         self.in_flight = Gauge("prelude_router_requests_in_flight", "Requests being served.", registry=self.registry)
         self.processes = Gauge(
             "prelude_router_processes", "Processes of this router whose metrics are added up.", registry=self.registry

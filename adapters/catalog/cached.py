@@ -49,8 +49,15 @@ class CachedResolver:
         *,
         max_entries: int = 100_000,
         clock: Callable[[], float] = time.monotonic,
+        on_changes: Callable[[Sequence[Change] | None], None] | None = None,
     ):
+        """`on_changes` is called with each batch of changes, which may be empty, or None where some are unknown.
+
+        It runs in any thread, one call at a time, and can raise CatalogUnavailable: then it is called again soon.
+        """
         self._catalog = catalog
+        self._on_changes = on_changes
+        self._applying = threading.Lock()
         self._clock = clock
         self._lock = threading.Lock()
         self._found = _Entries(max_entries)
@@ -120,21 +127,31 @@ class CachedResolver:
         try:
             last = newest()
             known_at = self._clock()
-            known = self._sequence
-            changes: Sequence[Change] = ()
-            if known is not None and last > known:
-                changes = self._catalog.changes_since(known, _MAX_CHANGES)
+            with self._applying:  # so that `on_changes` sees batches in order
+                if self._sequence is not None and last < self._sequence:  # another thread has applied newer ones
+                    last = self._catalog.last_change()
+                changes = self._invalidate(last, known_at)
+                if self._on_changes is not None:
+                    self._on_changes(changes)
         except CatalogUnavailable as error:
             self._mark_unreachable(error)
             raise
+
+    def _invalidate(self, last: int, known_at: float) -> Sequence[Change] | None:
+        """Forget what the changes up to `last` concern. Returns them, None if some are unknown."""
+        known = self._sequence
+        changes: Sequence[Change] = ()
+        if known is not None and last > known:
+            changes = self._catalog.changes_since(known, _MAX_CHANGES)
         with self._lock:
             missed = known is not None and last > known and (not changes or changes[0].sequence != known + 1)
-            if known is None or last < known or missed or len(changes) == _MAX_CHANGES:
+            is_unknown = known is None or last < known or missed or len(changes) == _MAX_CHANGES
+            if is_unknown or any(change.kind == "tenants" for change in changes):
                 # Also if the catalog has trimmed changes that are not applied yet, or went back, as after a backup's
                 # restore: no entry can be trusted then.
                 self._found.clear()
                 self._not_found.clear()
-                self._sequence = last
+                self._sequence = last if is_unknown else changes[-1].sequence
             elif changes:
                 for change in changes:
                     if change.tenant is not None and change.name is not None:
@@ -147,6 +164,7 @@ class CachedResolver:
             log.warning(
                 "catalog reachable again", extra={"fields": {"unreachable_s": round(known_at - unreachable_since, 3)}}
             )
+        return None if is_unknown else changes
 
     def _mark_unreachable(self, error: CatalogUnavailable) -> None:
         with self._lock:

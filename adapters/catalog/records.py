@@ -8,8 +8,11 @@ from typing import Literal
 
 from adapters.identity import full_name_of
 from adapters.model.manifest import Manifest
+from adapters.scopes import Permission, Scope
 
-ChangeKind = Literal["import", "stored", "alias", "delete", "restore", "purge", "removed"]
+ChangeKind = Literal[
+    "import", "stored", "alias", "delete", "restore", "purge", "removed", "sharing", "keys", "grants", "tenants"
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +27,7 @@ class AdapterRevision:
     bytes: int  # of the packed content
     created_at: datetime  # when it was added to this adapter
     stored: bool  # False: memory-only, no store has it
+    shares_prefixes: bool = False  # all tenants that use the adapter share one prefix cache
 
     @property
     def full_name(self) -> str:
@@ -97,3 +101,58 @@ class Change:
     kind: ChangeKind
     tenant: str | None  # None, as the name, where no adapter changed
     name: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class ApiKey:
+    """What the catalog keeps of a key."""
+
+    key_id: str
+    tenant: str
+    name: str
+    digest: bytes  # SHA-256 of the key
+    scopes: frozenset[Scope]
+    created_at: datetime
+    created_by: str | None
+    expires_at: datetime | None  # None: never
+    revoked_at: datetime | None
+
+    def is_usable(self, now: datetime) -> bool:
+        """Neither revoked nor expired."""
+        return self.revoked_at is None and (self.expires_at is None or now < self.expires_at)
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """A tenant's permission to use another tenant's adapters."""
+
+    owner: str
+    name: str | None  # of one adapter; None: all of the owner's, future ones too
+    grantee: str
+    permission: Permission
+
+
+@dataclass(frozen=True, slots=True)
+class TenantSummary:
+    """A tenant, with what it has."""
+
+    name: str
+    created_at: datetime
+    num_adapters: int  # deleted ones that can be restored included
+    num_keys: int  # usable or not
+    num_grants: int  # given and received
+
+
+@dataclass(frozen=True, slots=True)
+class AuditEvent:
+    """One change or denial. Has no prompt and no key."""
+
+    at: datetime
+    who: str
+    tenant: str | None  # of who; None: an operator at the command line, or nobody known
+    action: str
+    object: str | None
+    old: str | None  # revision, where one was replaced
+    new: str | None
+    outcome: str  # "done", or the code of the error
+    request_id: str | None

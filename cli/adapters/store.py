@@ -26,7 +26,7 @@ def add_commands(commands: Any) -> None:
     command = add_command(commands, "gc", _gc, text)
     command.add_argument(
         "--older-than",
-        type=_seconds,
+        type=age_s,
         default="7d",
         metavar="AGE",
         help="least time since the deletion, such as 7d or 12h; default: 7d",
@@ -39,12 +39,12 @@ def add_commands(commands: Any) -> None:
     )
     command.add_argument("--no-content", action="store_true", help="do not read the objects' content")
     command.add_argument(
-        "--min-age", type=_seconds, default="1h", metavar="AGE",
+        "--min-age", type=age_s, default="1h", metavar="AGE",
         help="ignore younger objects, whose import may still run; default: 1h",
     )  # fmt: skip
 
 
-def _seconds(text: str) -> float:
+def age_s(text: str) -> float:
     match = re.fullmatch(r"([0-9]{1,9})([smhd])", text)
     if match is None:
         raise argparse.ArgumentTypeError(f"{text!r} is not an age: a number and s, m, h or d, such as 12h")

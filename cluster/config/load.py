@@ -35,6 +35,16 @@ def load_cluster_config(path: Path) -> ClusterConfig:
     return config.with_default_places(folder / ".prelude")
 
 
+def located(path: Path, error: ConfigError) -> ConfigError:
+    """The error with the file and the line of its `location`, if it has one."""
+    if not error.location:
+        return error
+    root = yaml.compose(path.read_text(encoding="utf-8"), Loader=yaml.SafeLoader)
+    assert root is not None
+    name = ".".join(map(str, error.location))
+    return ConfigError(f"{path}:{_line_of(root, error.location)}: {name}: {error}")
+
+
 def dump_cluster_config(config: ClusterConfig, path: Path) -> None:
     """Write a configuration, which `load_cluster_config` reads back unchanged."""
     data = config.model_dump(mode="json")

@@ -5,8 +5,10 @@ New fields have defaults, and a field never changes its meaning. Names of durati
 
 from __future__ import annotations
 
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
 
 from pydantic import (
     AfterValidator,
@@ -20,6 +22,18 @@ from pydantic import (
     field_validator,
     model_validator,
 )
+
+from adapters.scopes import Scope, parse_scope
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches a server at this address."""
+    if host == "localhost":
+        return True
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def _resolve_path(path: Path, info: ValidationInfo) -> Path:
@@ -228,11 +242,55 @@ class PlacementConfig(_Section):
     home_share: Annotated[float, Field(gt=0, le=1)] = 0.25  # of a worker's time for one adapter, before it gets a home
 
 
+class OidcConfig(_Section):
+    """An issuer whose JSON Web Tokens the router takes in place of API keys."""
+
+    issuer: str  # its URL, as in the tokens' `iss`; https, except on this machine
+    audience: Annotated[str, Field(min_length=1)]  # what the tokens' `aud` must have
+    jwks_url: str | None = None  # of its public keys; None: as its /.well-known/openid-configuration says
+    tenant_claim: Annotated[str, Field(min_length=1)] = "tenant"  # the claim with the tenant's name; "a.b": nested
+    scope_claim: Annotated[str, Field(min_length=1)] = "scope"  # a list, or words in one string
+    # What values of the scope claim permit. None: those that are scopes, as they are.
+    scopes: dict[str, tuple[Scope, ...]] | None = None
+    refresh_s: Seconds = 300.0  # between two reads of the public keys
+
+    @field_validator("issuer", "jwks_url")
+    @classmethod
+    def _is_encrypted(cls, url: str | None) -> str | None:
+        parts = urlsplit(url or "https://none")
+        if not parts.hostname or parts.scheme not in ("https", "http"):
+            raise ValueError("expected a URL that begins with https://")
+        if parts.scheme == "http" and not is_loopback(parts.hostname):
+            raise ValueError("whoever is between the router and the issuer could forge tokens; use https://")
+        return url
+
+    @field_validator("scopes", mode="before")
+    @classmethod
+    def _known_scopes(cls, scopes: Any) -> Any:
+        for value, granted in scopes.items() if isinstance(scopes, dict) else ():
+            for each in granted if isinstance(granted, (list, tuple)) else ():
+                try:
+                    parse_scope(each)
+                except ValueError as error:
+                    raise ValueError(f"{value}: {error}") from error
+        return scopes
+
+
+class AuthConfig(_Section):
+    """Who may use the router."""
+
+    keys: bool = True  # API keys of the catalog: `prelude keys create`
+    oidc: tuple[OidcConfig, ...] = ()  # issuers of tokens
+
+
 class RouterConfig(_Section):
     """The router: its HTTP server, its timeouts and retries."""
 
     host: str = "127.0.0.1"
     port: Port = 8000
+    auth: AuthConfig | None = None  # None: no authentication, on this machine only
+    insecure: bool = False  # serve beyond this machine without authentication
+    share_base_prefixes: bool = False  # one prefix cache for the base model's prompts of all tenants
     processes: Annotated[int, Field(ge=1, le=64)] = 1  # that share the port, each with its own view of the workers
     max_body_bytes: Annotated[int, Field(ge=1024)] = 16 * 1024**2
     max_choices: Annotated[int, Field(ge=1)] = 128  # sequences of one request: prompts x n

@@ -15,6 +15,7 @@ from router.generation.client_answer import ClientAnswer
 from router.generation.generation import Generation
 from router.generation.request_state import Requests, RequestState
 from router.http.client_connection import SCOPE_KEY, ClientConnection
+from router.identity.principal import Principal, cache_namespace, principal_of
 from router.protocol.field_values import Limits
 from router.protocol.request_body import ClientGone, read_body
 from router.protocol.sse import Signature
@@ -54,7 +55,7 @@ class CompletionsEndpoint:
             client = ClientAnswer(scope[SCOPE_KEY], request, timeout_s=self._backends.config.event_gap_timeout_s)
             has_disconnected = False
             try:
-                await self._serve(headers, receive, request, client, scope[SCOPE_KEY])
+                await self._serve(headers, receive, request, client, scope[SCOPE_KEY], principal_of(scope))
             except ClientGone:
                 has_disconnected = True
             except (RouterError, AdapterError) as error:
@@ -74,6 +75,7 @@ class CompletionsEndpoint:
         request: RequestState,
         client: ClientAnswer,
         connection: ClientConnection,
+        principal: Principal,
     ) -> None:
         config = self._backends.config
         body = await read_body(headers, receive, max_bytes=config.max_body_bytes, timeout_s=config.body_timeout_s)
@@ -82,8 +84,13 @@ class CompletionsEndpoint:
         request.wants_explanations = config.debug_header and headers.get(b"x-prelude-debug") == b"placement"
         target = await resolve(validated, self._backends.model, self._adapters)
         client.headers |= _target_headers(target, request)
-        generation = Generation(self._backends, validated, target, request, client, self._signature(target))
+        namespace = cache_namespace(principal, is_shared=self._shares_prefixes(target))
+        generation = Generation(self._backends, validated, target, request, client, self._signature(target), namespace)
         await _run_while_connected(connection, client, generation.run())
+
+    def _shares_prefixes(self, target: Target) -> bool:
+        """Whether tenants share KV of this target's prompts."""
+        return target.revision.shares_prefixes if target.revision else self._backends.config.share_base_prefixes
 
     def _signature(self, target: Target) -> Signature:
         revision = target.revision

@@ -49,13 +49,13 @@ def prefill_body(
     model: str,
     handoff: KvHandoff,
     *,
-    tenant: str,
+    namespace: str,
     revision_id: str | None,
     wants_prompt_logprobs: bool = False,
 ) -> bytes:
-    """The prefill call: the same prompt, under the revision, in the tenant's namespace of the prefix cache."""
+    """The prefill call: the same prompt, under the revision, in this namespace of the prefix cache."""
     fields = _common_fields(sequence, model, handoff.rid, wants_prompt_logprobs)
-    fields |= _handoff_fields(handoff) | _adapter_fields(tenant, revision_id)
+    fields |= _handoff_fields(handoff) | _adapter_fields(namespace, revision_id)
     fields.pop("stream_options", None)
     fields["stream"] = _FALSE
     return msgspec.json.encode(fields)
@@ -66,12 +66,12 @@ def unified_body(
     model: str,
     rid: str,
     *,
-    tenant: str,
+    namespace: str,
     revision_id: str | None,
     wants_prompt_logprobs: bool = False,
 ) -> bytes:
-    """The call to a unified worker: the client's request, under the revision, in the tenant's namespace."""
-    fields = _common_fields(sequence, model, rid, wants_prompt_logprobs) | _adapter_fields(tenant, revision_id)
+    """The call to a unified worker: the client's request, under the revision, in this namespace of the prefix cache."""
+    fields = _common_fields(sequence, model, rid, wants_prompt_logprobs) | _adapter_fields(namespace, revision_id)
     return msgspec.json.encode(fields)
 
 
@@ -81,12 +81,12 @@ def scoring_body(
     rid: str,
     worker: WorkerView,
     *,
-    tenant: str,
+    namespace: str,
     revision_id: str | None,
     wants_prompt_logprobs: bool = False,
 ) -> bytes:
     """A call that only reads its prompt, at a prefill or a unified worker. Its one generated token is for nobody."""
-    fields = _common_fields(sequence, model, rid, wants_prompt_logprobs) | _adapter_fields(tenant, revision_id)
+    fields = _common_fields(sequence, model, rid, wants_prompt_logprobs) | _adapter_fields(namespace, revision_id)
     if "prompt" in fields:  # a completion; a score has its own sampling parameters
         fields["max_tokens"] = _ONE
     if worker.role == "prefill":
@@ -101,8 +101,8 @@ def _common_fields(sequence: Sequence, model: str, rid: str, wants_prompt_logpro
     return fields
 
 
-def _adapter_fields(tenant: str, revision_id: str | None) -> Fields:
-    fields = {"extra_key": _raw(f"{tenant}|")}
+def _adapter_fields(namespace: str, revision_id: str | None) -> Fields:
+    fields = {"extra_key": _raw(f"{namespace}|")}
     if revision_id is not None:
         fields["lora_path"] = _raw(revision_id)
     return fields

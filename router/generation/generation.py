@@ -29,13 +29,14 @@ class Generation:
         request: RequestState,
         client: ClientAnswer,
         signature: Signature,
+        namespace: str,
     ) -> None:
         self._backends = backends
         self._validated = validated
         self._request = request
         self._client = client
         self._signature = signature
-        self._generation_request = GenerationRequest(validated, target.revision)
+        self._generation_request = GenerationRequest(validated, target.revision, namespace)
         self._answer_id = (
             f"{validated.endpoint.id_prefix}{request.request_id}"  # of an answer that several sequences share
         )

@@ -36,11 +36,12 @@ class PlacementSearch:
         size: PromptSize,
         request_id: str,
         *,
+        namespace: str,
         needs_decode: bool = True,
     ) -> None:
         self._backends = backends
         self._revision = revision
-        request = PlacementRequest.of(revision, needs_decode=needs_decode, size=size)
+        request = PlacementRequest.of(revision, needs_decode=needs_decode, size=size, namespace=namespace)
         self.request = backends.placer.observe(request)
         self._request_id = request_id
         self._failed = FailedAttempts()

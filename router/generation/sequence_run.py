@@ -12,7 +12,6 @@ from types import TracebackType
 import msgspec
 
 from adapters.catalog.records import AdapterRevision
-from adapters.identity import DEFAULT_TENANT
 from router.errors import AdapterNotResident, AdapterRefused, AttemptError, RouterError
 from router.fleet.fleet_state import WorkerView
 from router.fleet.worker_loads import Hold
@@ -42,10 +41,7 @@ class GenerationRequest:
 
     validated: ValidatedRequest
     revision: AdapterRevision | None  # None: the base model
-
-    @property
-    def tenant(self) -> str:
-        return self.revision.tenant if self.revision else DEFAULT_TENANT
+    namespace: str  # of the prefix cache
 
     @property
     def revision_id(self) -> str | None:
@@ -90,6 +86,7 @@ class SequenceRun:
             self._backends.prompts.measure(self._sequence.fields),
             self._request.request_id,
             needs_decode=self._validated.generates,
+            namespace=self._generation_request.namespace,
         )
         placement = await search.first()
         while True:
@@ -189,7 +186,7 @@ class SequenceRun:
             self._sequence,
             self._backends.model,
             rid,
-            tenant=self._generation_request.tenant,
+            namespace=self._generation_request.namespace,
             revision_id=self._generation_request.revision_id,
             wants_prompt_logprobs=self._validated.wants_prompt_logprobs,
         )
@@ -205,7 +202,7 @@ class SequenceRun:
             self._backends.model,
             rid,
             worker,
-            tenant=self._generation_request.tenant,
+            namespace=self._generation_request.namespace,
             revision_id=self._generation_request.revision_id,
             wants_prompt_logprobs=self._validated.wants_prompt_logprobs,
         )
@@ -218,7 +215,7 @@ class SequenceRun:
             self._sequence,
             self._backends.model,
             handoff,
-            tenant=self._generation_request.tenant,
+            namespace=self._generation_request.namespace,
             revision_id=self._generation_request.revision_id,
             wants_prompt_logprobs=self._validated.wants_prompt_logprobs,
         )

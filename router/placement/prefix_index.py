@@ -68,7 +68,7 @@ class PrefixIndex:
             return 0.0
         num_blocks = 0
         for block in request.size.blocks:
-            if hash((request.revision_id, block)) not in known.blocks:
+            if hash((request.namespace, request.revision_id, block)) not in known.blocks:
                 break
             num_blocks += 1
         return min(num_blocks * request.size.tokens_per_block, request.size.prompt_tokens)
@@ -77,7 +77,7 @@ class PrefixIndex:
         """The workers that have read the prompt's first block. Some may have evicted it."""
         if not request.size.blocks:
             return _NOBODY
-        return self._by_first_block.get(hash((request.revision_id, request.size.blocks[0])), _NOBODY)
+        return self._by_first_block.get(hash((request.namespace, request.revision_id, request.size.blocks[0])), _NOBODY)
 
     def forget(self, worker: str) -> None:
         """The worker has left."""
@@ -85,6 +85,6 @@ class PrefixIndex:
 
 
 def _keys(request: PlacementRequest) -> list[int]:
-    """Hashes that are equal only in one revision's namespace."""
-    revision_id = request.revision_id
-    return [hash((revision_id, block)) for block in request.size.blocks]
+    """Hashes that are equal only in one namespace and revision, as the engines' prefix-cache keys are."""
+    namespace, revision_id = request.namespace, request.revision_id
+    return [hash((namespace, revision_id, block)) for block in request.size.blocks]

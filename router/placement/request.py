@@ -32,14 +32,21 @@ class PlacementRequest:
     size: PromptSize = _NO_SIZE
     demand: float = 0.0  # for this revision: workers that its recent prompts would have kept busy
     nonce: int = 0  # a random number: placement itself draws none
+    namespace: str = ""  # of the prefix cache: only prompts of one namespace and revision share KV
 
     @classmethod
     def of(
-        cls, revision: AdapterRevision | None, *, needs_decode: bool = True, size: PromptSize = _NO_SIZE
+        cls,
+        revision: AdapterRevision | None,
+        *,
+        needs_decode: bool = True,
+        size: PromptSize = _NO_SIZE,
+        namespace: str = "",
     ) -> PlacementRequest:
         if revision is None:
-            return cls(None, needs_decode=needs_decode, size=size)
-        return cls(revision.revision_id, revision.manifest.positions, revision.stored, needs_decode, size)
+            return cls(None, needs_decode=needs_decode, size=size, namespace=namespace)
+        positions, is_stored = revision.manifest.positions, revision.stored
+        return cls(revision.revision_id, positions, is_stored, needs_decode, size, namespace=namespace)
 
     @property
     def single_roles(self) -> tuple[str, ...]:
@@ -49,9 +56,7 @@ class PlacementRequest:
         return ("prefill", "unified")
 
     def with_observations(self, demand: float, nonce: int) -> PlacementRequest:
-        return PlacementRequest(
-            self.revision_id, self.positions, self.is_stored, self.needs_decode, self.size, demand, nonce
-        )
+        return replace(self, demand=demand, nonce=nonce)
 
     def can_be_read_by(self, worker: WorkerView) -> bool:
         """Whether the worker holds the revision or can fetch it, as far as the store is concerned."""

@@ -19,6 +19,7 @@ from adapters.errors import AdapterError, AdapterNotFound, CatalogUnavailable, I
 from adapters.identity import AdapterReference
 from adapters.library import AdapterLibrary
 from adapters.store.errors import StoreUnavailable
+from router.identity.directory import Directory
 from router.metrics import Metrics
 from router.public_errors import redact_addresses
 from router.revisions.configured_adapters import ConfiguredAdapters
@@ -59,6 +60,7 @@ class AdapterService:
         self._configured = ConfiguredAdapters(directories)
         self._metrics = metrics
         self._resolve_timeout_s = resolve_timeout_s
+        self.directory = Directory()  # keys and grants
         self._catalog: SqlCatalog | None = None
         self._library: AdapterLibrary | None = None
         self._resolver: CachedResolver | None = None
@@ -77,7 +79,7 @@ class AdapterService:
         try:
             if self._catalog is None:
                 self._catalog = self._open_catalog()
-                self._resolver = CachedResolver(self._catalog)
+                self._resolver = CachedResolver(self._catalog, on_changes=partial(self.directory.follow, self._catalog))
                 self._resolver.start()
             if self._library is None:
                 self._library = self._open_library(self._catalog)

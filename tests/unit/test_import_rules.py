@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 # where a package's own modules stand at different heights, one of them.
 LAYERS = """
 process
-adapters.errors
+adapters.errors adapters.scopes
 adapters.identity adapters.model adapters.files
 adapters.formats.limits
 adapters.formats.folder
@@ -41,7 +41,7 @@ cluster.open_library cluster.control cluster.host_memory
 cluster.agent
 cluster cluster.local
 router.errors router.metrics router.http router.processes
-router.public_errors router.protocol
+router.public_errors router.protocol router.identity
 router.fleet
 router.placement router.revisions
 router.generation

@@ -13,11 +13,14 @@ from adapters.catalog.records import AdapterDetails, AdapterRevision, AdapterSum
 from adapters.catalog.sql import garbage, listing, lookup, writing
 from adapters.catalog.sql.collector import StillHeld
 from adapters.catalog.sql.database import Database
+from adapters.catalog.sql.grants import SqlGrants
+from adapters.catalog.sql.keys import SqlKeys
 from adapters.catalog.sql.schema import migrate
 from adapters.catalog.sql.tables import AnyRow, AnySelect, adapters, changes, revisions
 from adapters.errors import InvalidReference
 from adapters.identity import LATEST, AdapterReference, check_revision_id, full_name_of, split_adapter_name
 from adapters.model.manifest import Manifest
+from adapters.scopes import Permission
 
 MAX_PAGE = 1000
 _FSCK_PAGE = 10_000
@@ -33,6 +36,8 @@ class SqlCatalog:
     def __init__(self, url: str, *, max_connections: int = 20):
         """Does not connect yet. Raises ValueError unless `url` is `sqlite:///FILE` or `postgresql://…`."""
         self._database = Database(url, max_connections=max_connections)
+        self.keys = SqlKeys(self._database)
+        self.grants = SqlGrants(self._database)
 
     @classmethod
     def open(cls, url: str, *, max_connections: int = 20) -> SqlCatalog:
@@ -104,15 +109,17 @@ class SqlCatalog:
         limit: int = 100,
         *,
         deleted: bool = False,
+        viewer: tuple[str, Permission] | None = None,
     ) -> Sequence[AdapterSummary]:
         """A page of adapters by tenant and name; of deleted and not yet purged ones if `deleted`.
 
-        `prefix` filters by name. The next page is that `after` the last entry's (tenant, name).
+        `prefix` filters by name. The next page is that `after` the last entry's (tenant, name). `viewer` leaves the
+        tenant's own adapters and those that it has this permission for.
         """
         if not 1 <= limit <= MAX_PAGE:
             raise ValueError(f"a page of {limit} adapters cannot be had; ask for 1 to {MAX_PAGE}")
         return self._database.read(
-            lambda connection: listing.list_adapters(connection, tenant, prefix, after, limit, deleted)
+            lambda connection: listing.list_adapters(connection, tenant, prefix, after, limit, deleted, viewer)
         )
 
     def show(self, tenant: str, name: str, limit: int = 100) -> AdapterDetails:

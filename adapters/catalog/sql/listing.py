@@ -5,9 +5,11 @@ from __future__ import annotations
 from sqlalchemy import Connection, func, select, tuple_
 
 from adapters.catalog.records import AdapterDetails, AdapterSummary, AliasMove, RevisionSummary
+from adapters.catalog.sql.grants import visible_to
 from adapters.catalog.sql.lookup import not_found, require_adapter
 from adapters.catalog.sql.tables import AnyRow, AnySelect, adapter_revisions, adapters, alias_moves, aliases, revisions
 from adapters.identity import LATEST, AdapterReference
+from adapters.scopes import Permission
 
 _CONTENT = (
     revisions.c.revision_id,
@@ -44,12 +46,15 @@ def list_adapters(
     after: tuple[str, str] | None,
     limit: int,
     deleted: bool,
+    viewer: tuple[str, Permission] | None,
 ) -> list[AdapterSummary]:
     """See `SqlCatalog.list`."""
     query = _SUMMARIES.order_by(adapters.c.tenant, adapters.c.name).limit(limit)
     query = query.where(adapters.c.deleted_at.is_not(None) if deleted else adapters.c.deleted_at.is_(None))
     if tenant is not None:
         query = query.where(adapters.c.tenant == tenant)
+    if viewer is not None:
+        query = query.where(visible_to(*viewer))
     if prefix:
         query = query.where(adapters.c.name >= prefix, adapters.c.name < prefix + _AFTER_ALL_NAMES)
     if after is not None and tenant is not None:

@@ -23,6 +23,7 @@ _FOUND: AnySelect = (
         adapters.c.id.label("adapter_id"),
         adapters.c.tenant,
         adapters.c.name,
+        adapters.c.shares_prefixes,
         adapter_revisions.c.number,
         adapter_revisions.c.created_at,
         revisions.c.revision_id,
@@ -75,7 +76,15 @@ def find_revision(connection: Connection, wanted: AdapterReference) -> AdapterRe
 def revision_of(row: AnyRow) -> AdapterRevision:
     """The record of a row of these queries."""
     return AdapterRevision(
-        row.tenant, row.name, row.number, row.revision_id, _parsed(row.json), row.bytes, row.created_at, row.stored
+        row.tenant,
+        row.name,
+        row.number,
+        row.revision_id,
+        _parsed(row.json),
+        row.bytes,
+        row.created_at,
+        row.stored,
+        row.shares_prefixes,
     )
 
 

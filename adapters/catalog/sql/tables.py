@@ -6,6 +6,9 @@
                   └─< changes          every commit, append-only
     change_counter                     one row: the last change; its lock is the right to write
     removals                           content that garbage collections have removed
+    tenants ─< api_keys                digests of keys, and what each permits
+    tenants ─< grants                  what a tenant lets another one do with its adapters
+    audit_events                       changes and denials, append-only
 
 A row of `revisions` is content, known by its digest; a row of `adapter_revisions` says that an adapter has it, under
 which number. Content that is not `stored` is in workers' memory only. Adapters of one base and one recipe have equal
@@ -34,6 +37,7 @@ from sqlalchemy import (
     Table,
     Text,
     UniqueConstraint,
+    false,
     true,
 )
 from sqlalchemy.dialects import postgresql
@@ -91,6 +95,7 @@ adapters = Table(
     Column("created_at", UtcTime, nullable=False),
     Column("deleted_at", UtcTime),
     Column("purged_at", UtcTime),  # its revisions are gone; the row prevents reuse of their numbers
+    Column("shares_prefixes", Boolean, nullable=False, server_default=false()),  # between tenants
     UniqueConstraint("tenant", "name"),
 )
 Index(
@@ -185,4 +190,48 @@ removals = Table(
     Column("revision_id", NAME, primary_key=True),
     Column("condemned_at", UtcTime, nullable=False),
     Column("removed_sequence", BigInteger),  # NULL: its bytes may still be in the store
+)
+
+api_keys = Table(
+    "api_keys",
+    metadata,
+    Column("key_id", NAME, primary_key=True),
+    Column("tenant", NAME, ForeignKey(tenants.c.name), nullable=False),
+    Column("name", Text, nullable=False),
+    Column("digest", NAME, nullable=False),  # SHA-256 of the key, in hexadecimal
+    Column("scopes", Text, nullable=False),  # joined by commas
+    Column("created_at", UtcTime, nullable=False),
+    Column("created_by", Text),
+    Column("expires_at", UtcTime),
+    Column("revoked_at", UtcTime),
+    Column("changed", BigInteger, nullable=False),  # the sequence of the newest change to the row
+    Index(None, "changed"),
+    Index(None, "tenant"),
+)
+
+grants = Table(
+    "grants",
+    metadata,
+    Column("owner", NAME, ForeignKey(tenants.c.name), primary_key=True),
+    Column("name", NAME, primary_key=True),  # of an adapter; empty: all of the owner's
+    Column("grantee", NAME, ForeignKey(tenants.c.name), primary_key=True),
+    Column("permission", NAME, primary_key=True),
+    Column("created_at", UtcTime, nullable=False),
+    Column("created_by", Text),
+    Index(None, "grantee"),
+)
+
+audit_events = Table(
+    "audit_events",
+    metadata,
+    _id(),
+    Column("at", UtcTime, nullable=False),
+    Column("who", Text, nullable=False),
+    Column("tenant", NAME),
+    Column("action", Text, nullable=False),
+    Column("object", Text),
+    Column("old", Text),
+    Column("new", Text),
+    Column("outcome", Text, nullable=False),
+    Column("request_id", Text),
 )

@@ -19,8 +19,8 @@ from adapters.catalog.sql.tables import (
     manifests,
     removals,
     revisions,
-    tenants,
 )
+from adapters.catalog.sql.tenants import ensure_tenant
 from adapters.errors import CatalogConflict, RevisionBeingRemoved
 from adapters.identity import LATEST, AdapterReference, full_name_of
 from adapters.model.manifest import Manifest
@@ -210,8 +210,7 @@ def _adapter(transaction: Transaction, tenant: str, name: str) -> int:
         if row.deleted_at is not None:
             connection.execute(update(adapters).where(adapters.c.id == row.id).values(deleted_at=None, purged_at=None))
         return row.id
-    if connection.execute(select(tenants.c.name).where(tenants.c.name == tenant)).first() is None:
-        connection.execute(insert(tenants), {"name": tenant, "created_at": transaction.now})
+    ensure_tenant(transaction, tenant)
     return connection.execute(
         insert(adapters).returning(adapters.c.id),
         {"tenant": tenant, "name": name, "last_number": 0, "created_at": transaction.now},

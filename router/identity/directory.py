@@ -1,0 +1,102 @@
+"""All keys and grants of the catalog, in memory: no request waits for the catalog to learn who makes it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from typing import Protocol
+
+from adapters.catalog.api_keys import digest_of, key_id_of
+from adapters.catalog.records import ApiKey, Change, Grant
+from adapters.catalog.sql.keys import matches
+from adapters.scopes import Permission
+from router.identity.principal import Principal
+
+_GrantKey = tuple[str, str, str | None, Permission]  # grantee, owner, name
+
+
+class _Keys(Protocol):
+    def list(self) -> Sequence[ApiKey]: ...
+    def changed_since(self, sequence: int) -> Sequence[ApiKey]: ...
+
+
+class _Grants(Protocol):
+    def list(self) -> Sequence[Grant]: ...
+
+
+class AccessCatalog(Protocol):
+    """The parts of a catalog that the directory reads. Each can raise CatalogUnavailable."""
+
+    @property
+    def keys(self) -> _Keys: ...
+
+    @property
+    def grants(self) -> _Grants: ...
+
+
+class Directory:
+    """Keys and grants as of the catalog's last change that is known. While the catalog is unreachable, they stay."""
+
+    def __init__(self, now: Callable[[], datetime] = lambda: datetime.now(UTC)) -> None:
+        self.is_loaded = False
+        self._now = now
+        self._keys: dict[str, tuple[ApiKey, Principal]] = {}  # by id
+        self._grants: frozenset[_GrantKey] = frozenset()
+        self._to_reload = True
+        self._keys_since: int | None = None  # keys changed after this sequence are to be read
+        self._grants_to_read = False
+        self._lock = threading.Lock()
+
+    def follow(self, catalog: AccessCatalog, changes: Sequence[Change] | None) -> None:
+        """Read what changes concern; all if they are None. Blocking. Raises CatalogUnavailable; then call it again."""
+        with self._lock:
+            if changes is None:
+                self._to_reload = True
+            for change in changes or ():
+                self._to_reload |= change.kind == "tenants"
+                self._grants_to_read |= change.kind == "grants"
+                if change.kind == "keys" and self._keys_since is None:
+                    self._keys_since = change.sequence - 1
+            if self._to_reload:
+                self._keys = {key.key_id: (key, _principal_of(key)) for key in catalog.keys.list()}
+                self._grants = _granted(catalog.grants.list())
+            else:
+                if self._keys_since is not None:
+                    for key in catalog.keys.changed_since(self._keys_since):
+                        self._keys[key.key_id] = key, _principal_of(key)
+                if self._grants_to_read:
+                    self._grants = _granted(catalog.grants.list())
+            self._to_reload, self._keys_since, self._grants_to_read = False, None, False
+            self.is_loaded = True
+
+    def principal_of_key(self, key: str) -> Principal | None:
+        """Whose key it is; None for an unknown, expired or revoked one. Takes microseconds."""
+        key_id = key_id_of(key)
+        if key_id is None:
+            return None
+        digest = digest_of(key)
+        found = self._keys.get(key_id)
+        if found is None or not matches(found[0], digest) or not found[0].is_usable(self._now()):
+            return None
+        return found[1]
+
+    def may(self, principal: Principal, owner: str, name: str, permission: Permission) -> bool:
+        """Whether a principal may use this adapter, as far as tenants go.
+
+        Decided by the names alone, so it says and takes the same for adapters that exist and for others.
+        """
+        if principal.tenant == owner or principal.crosses_tenants:
+            return True
+        grants = self._grants
+        return (principal.tenant, owner, None, permission) in grants or (
+            principal.tenant, owner, name, permission
+        ) in grants  # fmt: skip
+
+
+def _principal_of(key: ApiKey) -> Principal:
+    return Principal(key.tenant, f"{key.tenant} key {key.key_id} ({key.name})", key.scopes, key.key_id)
+
+
+def _granted(grants: Sequence[Grant]) -> frozenset[_GrantKey]:
+    return frozenset((each.grantee, each.owner, each.name, each.permission) for each in grants)

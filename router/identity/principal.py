@@ -1,0 +1,57 @@
+"""Who makes a request. Every handler finds it in the ASGI scope."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from adapters.identity import DEFAULT_TENANT
+from adapters.scopes import Scope
+
+_SCOPE_KEY = "prelude.principal"  # in the ASGI scope
+SHARED_NAMESPACE = "*"  # of the prefix cache; no tenant can have this name
+
+
+@dataclass(frozen=True, slots=True)
+class Principal:
+    """The holder of a key or a token.
+
+    Quotas are counted here: by `tenant`, and by `key_id` where one key has a quota of its own. `principal_of(scope)` is
+    there before a request's body is read; objects are shared between requests, so keep no state in them.
+    """
+
+    tenant: str
+    name: str  # for logs, histories of aliases and the audit log; never a key
+    scopes: frozenset[Scope]
+    key_id: str | None = None  # None: a token, or nobody asks for keys
+
+    def has(self, scope: Scope) -> bool:
+        """Whether it may do what needs this scope."""
+        return scope in self.scopes or Scope.ADMIN in self.scopes
+
+    @property
+    def crosses_tenants(self) -> bool:
+        """Whether it may act on every tenant's adapters."""
+        return Scope.ADMIN in self.scopes
+
+
+# Everybody, where the router has no authentication.
+ANYBODY = Principal(DEFAULT_TENANT, "http", frozenset({Scope.ADMIN}))
+
+NOBODY = Principal("", "nobody", frozenset())  # on public paths
+
+
+def set_principal(scope: dict[str, Any], principal: Principal) -> None:
+    """Note who makes a request."""
+    scope[_SCOPE_KEY] = principal
+
+
+def principal_of(scope: Mapping[str, Any]) -> Principal:
+    """Who makes a request. Authentication comes before every handler, so somebody is known."""
+    return scope[_SCOPE_KEY]
+
+
+def cache_namespace(principal: Principal, *, is_shared: bool) -> str:
+    """What the prefix-cache key of a request begins with. Only equal namespaces share KV."""
+    return SHARED_NAMESPACE if is_shared else principal.tenant

@@ -1,0 +1,61 @@
+"""Checks at the start, before a router serves: nobody serves openly, or with no key at all, without having said so."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+from adapters.errors import CatalogUnavailable
+from cluster.config.schema import ClusterConfig, is_loopback
+from cluster.errors import ConfigError
+from cluster.open_library import open_configured_catalog
+
+
+def check_identity(config: ClusterConfig) -> str:
+    """What to tell the operator about who may use the router; may be empty. Blocking: it asks the catalog.
+
+    Raises ConfigError, with its location.
+    """
+    router = config.router
+    if router.auth is None:
+        return _check_open(config)
+    if not router.auth.keys and not router.auth.oidc:
+        raise ConfigError(
+            "it lets nobody in: set `keys: true`, or name an issuer in `oidc`", location=("router", "auth")
+        )
+    if router.auth.keys and not router.auth.oidc:
+        return _check_keys(config)
+    return ""
+
+
+def _check_open(config: ClusterConfig) -> str:
+    router = config.router
+    if is_loopback(router.host):
+        return "There is no authentication: the router serves this machine only."
+    if not router.insecure:
+        raise ConfigError(
+            f"{router.host} can be reached from other machines, and nobody has to authenticate. Set `router: {{auth: "
+            "{}}}` and make a key with `prelude keys create`, or host to 127.0.0.1; `insecure: true` serves openly",
+            location=("router", "host"),
+        )
+    return f"There is no authentication: whoever reaches {router.host}:{router.port} can use the router."
+
+
+def _check_keys(config: ClusterConfig) -> str:
+    try:
+        catalog = open_configured_catalog(config)
+        try:
+            keys = catalog.keys.list()
+        finally:
+            catalog.close()
+    except CatalogUnavailable as error:  # the router starts all the same, and reads the keys when it can
+        return f"Keys cannot be checked now: {error}"
+    except ValueError as error:
+        raise ConfigError(str(error), location=("catalog", "url")) from error
+    now = datetime.now(UTC)
+    if not any(key.is_usable(now) for key in keys):
+        what = "the keys in the catalog are all revoked or expired" if keys else "there is no key in the catalog"
+        raise ConfigError(
+            f"{what}, so nobody could use the router; make one with `prelude keys create --tenant TENANT NAME`",
+            location=("router", "auth", "keys"),
+        )
+    return ""

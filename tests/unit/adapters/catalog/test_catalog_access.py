@@ -1,0 +1,103 @@
+"""Keys and grants in the catalog, on both databases."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+from support.catalog_databases import CatalogDatabase, add
+
+from adapters.catalog.api_keys import digest_of, key_id_of
+from adapters.catalog.records import Grant
+from adapters.catalog.sql import SqlCatalog
+from adapters.errors import AccessNotFound, AdapterNotFound, CatalogConflict, InvalidReference
+from adapters.scopes import Permission, Scope
+
+INFER, READ = Permission.INFER, Permission.READ
+
+
+@pytest.fixture
+def catalog(database: CatalogDatabase):
+    with_tables = SqlCatalog.open(database.url)
+    yield with_tables
+    with_tables.close()
+
+
+def test_a_key_is_kept_as_a_digest_only(database: CatalogDatabase, catalog: SqlCatalog):
+    expires_at = catalog.now() + timedelta(hours=1)
+    record, key = catalog.keys.create("acme", "ci", {Scope.INFER, Scope.ADMIN}, expires_at=expires_at, by="me")
+    assert key_id_of(key) == record.key_id
+    assert record.digest == digest_of(key)
+    (row,) = database.query("SELECT * FROM api_keys")
+    assert key.rpartition("_")[2] not in str(row)
+    assert catalog.keys.list("acme") == [record] == catalog.keys.list()
+    assert catalog.keys.list("beta") == []
+    assert record.is_usable(catalog.now())
+    assert not record.is_usable(expires_at)
+
+
+def test_a_change_is_read_by_itself(catalog: SqlCatalog):
+    first, _ = catalog.keys.create("acme", "one", {Scope.INFER}, expires_at=None, by=None)
+    known = catalog.last_change()
+    second, _ = catalog.keys.create("acme", "two", {Scope.INFER}, expires_at=None, by=None)
+    assert catalog.keys.changed_since(known) == [second]
+    revoked = catalog.keys.revoke(first.key_id)
+    assert not revoked.is_usable(catalog.now())
+    assert {each.key_id for each in catalog.keys.changed_since(known)} == {first.key_id, second.key_id}
+    assert [each.kind for each in catalog.changes_since(0)] == ["keys"] * 3
+    with pytest.raises(CatalogConflict, match="was revoked"):
+        catalog.keys.revoke(first.key_id)
+    with pytest.raises(AccessNotFound, match="no key"):
+        catalog.keys.revoke("nosuchkey")
+
+
+@pytest.mark.parametrize("tenant", ["", "*", "a/b", "../x", "аcme", "acme\n", "a" * 64])  # the fifth is Cyrillic
+def test_names_of_tenants_that_are_refused(catalog: SqlCatalog, tenant: str):
+    with pytest.raises(InvalidReference, match="not a tenant"):
+        catalog.keys.create(tenant, "ci", {Scope.INFER}, expires_at=None, by=None)
+    assert catalog.last_change() == 0
+
+
+def test_keys_that_are_refused(catalog: SqlCatalog):
+    with pytest.raises(ValueError, match="without any scope"):
+        catalog.keys.create("acme", "ci", (), expires_at=None, by=None)
+    with pytest.raises(ValueError, match="expired already"):
+        catalog.keys.create("acme", "ci", {Scope.INFER}, expires_at=catalog.now() - timedelta(seconds=1), by=None)
+    with pytest.raises(ValueError, match="printable"):
+        catalog.keys.create("acme", "a\nb", {Scope.INFER}, expires_at=None, by=None)
+
+
+def test_grants(catalog: SqlCatalog):
+    add(catalog, "legal", 1, tenant="acme")
+    add(catalog, "tax", 2, tenant="acme")
+    add(catalog, "own", 3, tenant="beta")
+    one, every = Grant("acme", "legal", "beta", INFER), Grant("acme", None, "gamma", READ)
+    assert catalog.grants.add(one, by="me")
+    assert not catalog.grants.add(one, by="me")
+    assert catalog.grants.add(every, by="me")
+    assert catalog.grants.list("acme") == [every, one] == catalog.grants.list()
+    assert catalog.grants.list("gamma") == [every]
+
+    def seen(tenant: str, permission: Permission) -> list[str]:
+        return [each.full_name for each in catalog.list(viewer=(tenant, permission))]
+
+    assert seen("beta", INFER) == ["acme/legal", "beta/own"]
+    assert seen("beta", READ) == ["beta/own"]
+    assert seen("gamma", READ) == ["acme/legal", "acme/tax"]
+    assert catalog.list("acme", viewer=("delta", INFER)) == []
+    catalog.grants.remove(one)
+    assert seen("beta", INFER) == ["beta/own"]
+    with pytest.raises(AccessNotFound, match="no grant"):
+        catalog.grants.remove(one)
+    with pytest.raises(AdapterNotFound):
+        catalog.grants.add(Grant("acme", "typo", "beta", INFER), by=None)
+    with pytest.raises(InvalidReference, match="own adapters anyway"):
+        catalog.grants.add(Grant("acme", None, "acme", INFER), by=None)
+
+
+def test_shared_prefixes(catalog: SqlCatalog):
+    add(catalog, "legal", 1, tenant="acme")
+    assert not catalog.resolve("acme/legal").shares_prefixes
+    catalog.grants.set_shared_prefixes("acme", "legal", True)
+    assert catalog.resolve("acme/legal").shares_prefixes
+    assert (catalog.changes_since(0)[-1].kind, catalog.changes_since(0)[-1].name) == ("sharing", "legal")
