@@ -41,7 +41,7 @@ from router.metrics import Metrics
 from router.placement.placer import Placer
 from router.placement.prompt_meter import PromptMeter
 from router.processes.siblings import Siblings
-from router.protocol.field_values import Limits
+from router.protocol.field_values import DEFAULT_CONTEXT_LENGTH, Limits
 from router.protocol.validation import Endpoint
 from router.revisions.adapter_service import AdapterService
 from router.revisions.memory_only import MemoryOnlyRevisions
@@ -54,6 +54,7 @@ def build_app(
     *,
     model: str,
     vocabulary: int,
+    context_length: int = DEFAULT_CONTEXT_LENGTH,
     fingerprint: str,
     adapters: AdapterService,
     metrics: Metrics,
@@ -70,7 +71,7 @@ def build_app(
     placer = Placer(config.placement, loads, random=random)
     backends = Backends(fleet, engines, metrics, config, placer, PromptMeter(), model)
     memory_only = MemoryOnlyRevisions(fleet, adapters)
-    limits = Limits(config.max_choices, vocabulary)
+    limits = Limits(config.max_choices, vocabulary, context_length, config.limits)
     pages = Pages(backends, adapters, requests, siblings)
 
     @asynccontextmanager

@@ -229,10 +229,18 @@ class EngineRefusal(AttemptError):
     code = "invalid_request"
     retryable = False
 
-    def __init__(self, message: str, *, worker: str, http_status: int = 400, param: str | None = None) -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        worker: str,
+        http_status: int = 400,
+        param: str | None = None,
+        is_too_long: bool = False,
+    ) -> None:
         super().__init__(message, worker=worker, param=param)
         self.http_status = http_status
-        if "context length" in message:
+        if is_too_long:
             self.code = "context_length_exceeded"  # OpenAI's code, which clients check
 
 

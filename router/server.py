@@ -23,6 +23,7 @@ from router.app import build_app
 from router.http.client_connection import ClientProtocol
 from router.metrics import Metrics
 from router.processes.siblings import Siblings, shared_listener
+from router.protocol.field_values import DEFAULT_CONTEXT_LENGTH
 from router.revisions.adapter_service import AdapterService
 
 log = logging.getLogger(__name__)
@@ -49,6 +50,7 @@ def run(config: ClusterConfig, siblings: Siblings | None = None) -> NoReturn:
         config.router,
         model=config.model.name,
         vocabulary=base.vocabulary,
+        context_length=_context_length(config, base),
         fingerprint=base.fingerprint,
         adapters=adapters,
         metrics=metrics,
@@ -91,6 +93,13 @@ def _exit() -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)
+
+
+def _context_length(config: ClusterConfig, base: BaseModel) -> int:
+    """The longest of all engines."""
+    lengths = {config.engine_of(worker).context_length for worker in config.workers}
+    known = [length or base.context_length or DEFAULT_CONTEXT_LENGTH for length in lengths]
+    return max(known, default=DEFAULT_CONTEXT_LENGTH)
 
 
 def worker_addresses(config: ClusterConfig) -> Mapping[str, tuple[str, str]]:

@@ -57,6 +57,7 @@ class BaseModel:
     vocabulary: int
     name: str = field(default="", compare=False)  # the directory it was read from; not part of its identity
     experts: Experts | None = None  # None: every layer has an MLP
+    context_length: int | None = field(default=None, compare=False)  # of config.json; None: it has none
 
     @classmethod
     def read(cls, model_dir: Path | str) -> BaseModel:
@@ -134,6 +135,7 @@ class BaseModel:
             vocabulary=size("vocab_size"),
             name=str(path.parent),
             experts=experts,
+            context_length=_context_length(config),
         )
 
     @property
@@ -216,3 +218,13 @@ def name_of_module(layer: int, module: str) -> str:
 def name_of_experts(layer: int) -> str:
     """The dotted name of a layer's experts inside a transformers causal LM."""
     return f"model.layers.{layer}.mlp.experts"
+
+
+def _context_length(config: dict[str, Any]) -> int | None:
+    """As SGLang reads it, or more: a factor that stretches positions counts even where the length includes it."""
+    length, scaling = config.get("max_position_embeddings"), config.get("rope_scaling")
+    if isinstance(length, bool) or not isinstance(length, int) or not 0 < length < _MAX_SIZE:
+        return None
+    factor = scaling.get("factor", 1) if isinstance(scaling, dict) else 1
+    is_factor = isinstance(factor, (int, float)) and 1 <= factor < 1000
+    return int(length * factor) if is_factor else length

@@ -8,6 +8,8 @@ adapter is looked up until the scheduler has finished it, or until it fails befo
 
 from __future__ import annotations
 
+NOT_RESIDENT_STATUS = 424  # of the answer for an adapter that the engine lacks; the router knows it
+
 
 async def note_use(original, manager, obj) -> None:
     """Record a new request's adapters, then look them up."""
@@ -17,7 +19,12 @@ async def note_use(original, manager, obj) -> None:
             if getattr(obj, "parallel_sample_num", 1) > 1:  # its sequences get their own ids only later
                 raise ValueError("n above 1 cannot be used with an adapter; send a request for each sequence")
             _uses(manager).update((rid, adapter) for rid, adapter in zip(rids, adapters, strict=True) if adapter)
-    await original(manager, obj)
+    try:
+        await original(manager, obj)
+    except ValueError as error:  # a status of its own, since a client may choose what texts of errors quote
+        from fastapi import HTTPException
+
+        raise HTTPException(NOT_RESIDENT_STATUS, str(error)) from error
 
 
 async def forget_finished(original, manager, output):

@@ -17,10 +17,11 @@ from router.protocol.field_values import Limits, boolean, check_token_ids, decod
 from router.protocol.fields import ADAPTER, DETOKENIZE_FIELDS, REFUSED, TOKENIZE_FIELDS
 from router.protocol.json_answer import json_answer
 from router.protocol.request_body import ClientGone, Fields, read_body, split
-from router.protocol.validation import check_messages
+from router.protocol.rules import RULES
 from router.revisions.adapter_service import AdapterService
 from router.revisions.resolve import resolve
 
+_NULL = msgspec.Raw(b"null")
 _PATHS = {TOKENIZE: ("/v1/tokenize", "/tokenize"), DETOKENIZE: ("/v1/detokenize", "/detokenize")}
 
 
@@ -51,8 +52,10 @@ class TokenizationEndpoint:
         if ("prompt" in fields) == ("messages" in fields):
             raise InvalidField("prompt or messages is required, and not both", param="prompt")
         if "messages" in fields:
-            check_messages(fields)
+            for name in fields.keys() & RULES.keys() - {"prompt"}:
+                RULES[name].check(fields, name, self._limits)
         else:
+            self._limits.check_prompt_size("prompt", len(memoryview(fields["prompt"])))
             prompt = decoded(fields, "prompt", str | list[str], "a string or a list of strings")
             if prompt == []:
                 raise InvalidField("prompt must not be empty", param="prompt")
@@ -64,10 +67,10 @@ class TokenizationEndpoint:
         """The text of `tokens`, as `text` (SGLang's name) and as `prompt` (vLLM's)."""
         fields = await self._fields(request, DETOKENIZE_FIELDS)
         expected = "a list of token ids, or a list of such lists"
-        tokens = decoded(fields, "tokens", list[msgspec.Raw], expected)
-        if tokens is None:
+        if "tokens" not in fields:
             raise InvalidField(f"tokens is required: {expected}", param="tokens")
-        has_lists = bool(tokens) and bytes(tokens[0])[:1] == b"["
+        self._limits.check_prompt_size("tokens", len(memoryview(fields["tokens"])))
+        has_lists = bytes(memoryview(fields["tokens"])[1:64]).lstrip()[:1] == b"["
         ids = decoded(fields, "tokens", list[list[int]] if has_lists else list[int], expected)
         for each in ids if has_lists else [ids]:
             check_token_ids("tokens", each, self._limits)
@@ -85,14 +88,17 @@ class TokenizationEndpoint:
             )
         except ClientGone:
             return {}
-        fields = {name: value for name, value in split(body).items() if bytes(value) != b"null"}
-        for name in fields:
+        fields = {}
+        for name, value in split(body, self._limits.request.nesting).items():
+            if value == _NULL:
+                continue
             if name in REFUSED:
                 raise RefusedField(f"{name} is not for clients to set; remove it", param=name)
             if name not in known and name not in ("model", ADAPTER):
                 raise InvalidField(
-                    f"{name} is not a field of this request; it takes {', '.join(sorted(known))}", param=name
+                    f"{name[:60]} is not a field of this request; it takes {', '.join(sorted(known))}", param=name[:60]
                 )
+            fields[name] = value
         base = self._backends.model
         named = _Named(string(fields, "model") or base, string(fields, ADAPTER))
         await resolve(named, base, self._adapters)

@@ -79,7 +79,17 @@ class _EngineErrorBody(msgspec.Struct):
     error: _EngineError | None = None
 
 
-_NOT_RESIDENT = ("LoRA adapters are not loaded", "Got LoRA adapter that has never been loaded")
+# The status that the hook `uses_are_noted` gives an engine's answer if the adapter is not there. Texts of errors may
+# quote the client, so no class of error depends on them.
+NOT_RESIDENT_STATUS = 424
+# Engines have no other sign of prompts that are too long. A text that matches as a whole has no room for a client's.
+_TOO_LONG = re.compile(
+    r"The input \(\d+ tokens\) is longer than the model's context length \(\d+ tokens\)\."
+    r"|Requested token count exceeds the model's maximum context length of \d+ tokens\. You requested a total of \d+ "
+    r"tokens: \d+ tokens from the input messages and \d+ tokens for the completion\. Please reduce the number of "
+    r"tokens in the input messages or the completion to fit within the limit\."
+    r"|max_completion_tokens is too large: \d+\.This model supports at most \d+ completion tokens\."
+)
 
 
 def engine_error(status: int, body: bytes, worker: str) -> AttemptError:
@@ -94,12 +104,16 @@ def engine_error(status: int, body: bytes, worker: str) -> AttemptError:
     reported = parsed.error or parsed
     if status == 200 and isinstance(reported.code, int):
         status = reported.code
-    if any(text in reported.message for text in _NOT_RESIDENT):  # the texts list other tenants' revisions
+    if status == NOT_RESIDENT_STATUS:  # its text lists other tenants' revisions
         return AdapterNotResident(f"the adapter left worker {worker} before it was used", worker=worker)
     if 400 <= status < 500 and status not in (408, 429, 499):
         message, param = _readable(reported.message, reported.param)
         return EngineRefusal(
-            message or "the engine refused the request", worker=worker, http_status=status, param=param
+            message or "the engine refused the request",
+            worker=worker,
+            http_status=status,
+            param=param,
+            is_too_long=_TOO_LONG.fullmatch(reported.message) is not None,
         )
     is_busy = status in (429, 503)
     what = "has too many requests" if is_busy else f"failed with status {status}"
@@ -118,7 +132,10 @@ def _readable(message: str, param: str | None) -> tuple[str, str | None]:
     problems = []
     for problem in _PROBLEM.finditer(message):
         location = [part.strip().strip("'") for part in problem["loc"].split(",") if part.strip()][1:]
-        text = str(ast.literal_eval(problem["msg"])).removeprefix("Value error, ")
+        try:
+            text = str(ast.literal_eval(problem["msg"])).removeprefix("Value error, ")
+        except (SyntaxError, ValueError):  # a line of the client's own
+            continue
         problems.append((location, text))
     if not problems:
         if "validation error" in message:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import msgspec
 
+from cluster.config.limits import RequestLimits
 from router.errors import InvalidField
 from router.protocol.request_body import Fields
+
+DEFAULT_CONTEXT_LENGTH = 131_072  # where config.json has none
+_MIN_PROMPT_BYTES = 16 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,6 +22,22 @@ class Limits:
 
     max_choices: int  # prompts x n
     vocabulary: int  # token ids are below it
+    context_length: int = DEFAULT_CONTEXT_LENGTH  # tokens of a prompt
+    request: RequestLimits = field(default_factory=RequestLimits)
+
+    @property
+    def prompt_bytes(self) -> int:
+        """Of a prompt's JSON text. Longer ones hold more tokens than the context, or are mostly escapes."""
+        return max(_MIN_PROMPT_BYTES, self.context_length * self.request.prompt_bytes_per_token)
+
+    def check_prompt_size(self, name: str, num_bytes: int) -> None:
+        """Raises InvalidField."""
+        if num_bytes > self.prompt_bytes:
+            raise InvalidField(
+                f"{name} has {num_bytes} bytes; at most {self.prompt_bytes} are accepted, since the model's context "
+                f"length is {self.context_length} tokens",
+                param=name.partition("[")[0],
+            )
 
 
 def decoded(fields: Fields, name: str, kind: Any, expected: str) -> Any:
@@ -50,9 +71,34 @@ def integer(fields: Fields, name: str, least: int, most: int) -> int | None:
     return value
 
 
+def number(fields: Fields, name: str, least: float, most: float, *, is_above: bool = False) -> float | None:
+    """`is_above`: the value must be above `least`."""
+    value = decoded(fields, name, float, "a number")
+    if value is not None and (not least <= value <= most or (is_above and value == least)):
+        bounds = f"above {least:g}, at most {most:g}" if is_above else f"from {least:g} to {most:g}"
+        raise InvalidField(f"{name} must be {bounds} (found {shown(fields[name])})", param=name)
+    return value
+
+
 def check_token_id_field(fields: Fields, name: str, limits: Limits) -> None:
+    """A prompt as token ids."""
     if name in fields:
-        check_token_ids(name, decoded(fields, name, list[int], "a list of token ids"), limits)
+        check_token_ids(name, decode_token_ids(fields[name], name, limits), limits)
+
+
+def decode_token_ids(raw: msgspec.Raw, name: str, limits: Limits) -> list[int]:
+    """A prompt's token ids, no more than the context has. Raises InvalidField."""
+    param = name.partition("[")[0]
+    limits.check_prompt_size(name, len(memoryview(raw)))
+    try:
+        ids = _ids.decode(raw)
+    except msgspec.MsgspecError:
+        raise InvalidField(f"{name} must be a list of token ids (found {shown(raw)})", param=param) from None
+    if len(ids) > limits.context_length:
+        raise InvalidField(
+            f"{name} has {len(ids)} token ids; the model's context length is {limits.context_length}", param=param
+        )
+    return ids
 
 
 def check_token_ids(name: str, ids: list[int], limits: Limits) -> None:
@@ -62,7 +108,36 @@ def check_token_ids(name: str, ids: list[int], limits: Limits) -> None:
         raise InvalidField(f"{name}: token id {wrong} is not in [0, {limits.vocabulary})", param=param)
 
 
+_ids = msgspec.json.Decoder(list[int])
+_items = msgspec.json.Decoder(list[msgspec.Raw])
+_SMALL_BYTES = 4096
+
+
+def bounded_list(raw: msgspec.Raw, most: int) -> list[msgspec.Raw] | None:
+    """The items of a list, None if there are more than `most`. Raises MsgspecError if it is no list.
+
+    A long list is not decoded beyond the bound, since a million items would hold the interpreter for long.
+    """
+    if len(memoryview(raw)) <= _SMALL_BYTES:
+        items = _items.decode(raw)
+        return items if len(items) <= most else None
+    try:
+        row = _row_decoder(most).decode(raw)
+    except msgspec.ValidationError:
+        if memoryview(raw)[:1] == b"[":
+            return None
+        raise
+    return [item for item in msgspec.structs.astuple(row) if item is not msgspec.UNSET]
+
+
+@lru_cache(maxsize=8)
+def _row_decoder(most: int) -> msgspec.json.Decoder[Any]:
+    fields = [(f"item{i}", msgspec.Raw | msgspec.UnsetType, msgspec.UNSET) for i in range(most)]
+    row = msgspec.defstruct("Row", fields, array_like=True, forbid_unknown_fields=True)
+    return msgspec.json.Decoder(row)
+
+
 def shown(raw: msgspec.Raw) -> str:
     """A value for an error message, shortened, because it may be a prompt."""
-    text = bytes(raw).decode("utf-8", "replace")
+    text = bytes(memoryview(raw)[:200]).decode("utf-8", "replace")
     return text if len(text) <= 40 else f"{text[:37]}..."

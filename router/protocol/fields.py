@@ -22,6 +22,40 @@ USER_FACING = frozenset({
     "return_prompt_token_ids",
 })  # fmt: skip
 
+# Of these, the ones of one endpoint alone; the other refuses them.
+CHAT_ONLY = frozenset(
+    {
+        "messages",
+        "input_ids",
+        "tools",
+        "tool_choice",
+        "parallel_tool_calls",
+        "chat_template_kwargs",
+        "continue_final_message",
+        "reasoning_effort",
+        "reasoning",
+        "task",
+        "modalities",
+        "prediction",
+        "verbosity",
+    }
+)
+COMPLETIONS_ONLY = frozenset({"prompt", "suffix", "echo", "best_of", "json_schema"})
+
+# OpenAI's fields, and others that clients of several services send, that change nothing here. Engines get none of them.
+BOOKKEEPING = frozenset({
+    "metadata", "modalities", "prediction", "prompt_cache_key", "prompt_cache_retention", "safety_identifier",
+    "service_tier", "store", "verbosity",
+})  # fmt: skip
+
+# OpenAI's fields that change the answer and are not offered, with what to use instead.
+NOT_OFFERED = {
+    "functions": "use tools",
+    "function_call": "use tool_choice",
+    "audio": "the model gives text",
+    "web_search_options": "the model searches nothing",
+}
+
 # Fields that would reach another tenant's adapter, KV cache or queue position, or the engine's internals.
 ENGINE_INTERNAL = frozenset({
     # adapter and KV cache

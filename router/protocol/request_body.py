@@ -13,10 +13,16 @@ from router.errors import BodyTooLarge, BodyTooSlow, InvalidBody
 Fields = dict[str, msgspec.Raw]  # a JSON object whose values are still the client's bytes
 
 MAX_NESTING = 100  # of arrays and objects; engines parse recursively
+LARGE_BYTES = 64 * 1024  # such a body is decoded off the event loop
+# What a large body may have, so that no step of decoding it holds the interpreter for long.
+MAX_STRINGS = 32 * 1024  # keys and values
+MAX_CONTAINERS = 64 * 1024
+MAX_COMMAS = 4 * 1024**2
 
 _fields = msgspec.json.Decoder(Fields)
 _STEP = {ord(b"{"): 1, ord(b"["): 1, ord(b"}"): -1, ord(b"]"): -1}
 _NOT_BRACKETS = bytes(byte for byte in range(256) if byte not in _STEP)
+_NOT_OPENING = bytes(byte for byte in range(256) if byte not in b"[{")
 
 
 class ClientGone(Exception):
@@ -52,14 +58,16 @@ async def read_body(headers: dict[bytes, bytes], receive: Any, *, max_bytes: int
         raise BodyTooSlow(f"the body did not arrive within {timeout_s:g} s") from None
 
 
-def split(body: bytes) -> Fields:
+def split(body: bytes, max_nesting: int = MAX_NESTING) -> Fields:
     """The fields of a JSON object. Checks encoding, syntax and depth of the whole text."""
+    if len(body) > LARGE_BYTES:
+        _check_density(body)
     try:
         body.decode("utf-8")
     except UnicodeDecodeError as error:
         raise InvalidBody(f"the body is not UTF-8: byte {error.start} is {body[error.start]:#04x}") from None
-    if nesting(body) > MAX_NESTING:
-        raise InvalidBody(f"the body is nested deeper than {MAX_NESTING} levels")
+    if nesting(body, max_nesting) > max_nesting:
+        raise InvalidBody(f"the body is nested deeper than {max_nesting} levels")
     try:
         return _fields.decode(body)
     except msgspec.ValidationError:
@@ -68,9 +76,23 @@ def split(body: bytes) -> Fields:
         raise InvalidBody(f"the body is not JSON: {str(error).removeprefix('JSON is malformed: ')}") from None
 
 
-def nesting(body: bytes) -> int:
+def _check_density(body: bytes) -> None:
+    """Raises InvalidBody if a large body consists of too many small values to be a prompt."""
+    # A string that ends in a backslash hides one of its quotes here, and has two.
+    num_strings = (body.count(b'"') - body.count(b'\\"')) // 2
+    num_containers = body.count(b"[") + body.count(b"{")
+    counts = {"strings": (num_strings, MAX_STRINGS), "commas": (body.count(b","), MAX_COMMAS)}
+    if num_containers > MAX_CONTAINERS and num_strings <= MAX_STRINGS:  # unless they are text
+        num_containers = len(_outside_strings(body).translate(None, _NOT_OPENING))
+        counts["arrays and objects"] = (num_containers, MAX_CONTAINERS)
+    for what, (found, most) in counts.items():
+        if found > most:
+            raise InvalidBody(f"the body has {found} {what}; at most {most} are accepted")
+
+
+def nesting(body: bytes, max_nesting: int = MAX_NESTING) -> int:
     """The maximum depth of arrays and objects, or 0 if there are too few brackets to exceed the limit."""
-    if body.count(b"[") + body.count(b"{") <= MAX_NESTING:
+    if body.count(b"[") + body.count(b"{") <= max_nesting:
         return 0
     return max(accumulate(map(_STEP.__getitem__, _outside_strings(body).translate(None, _NOT_BRACKETS))), default=0)
 

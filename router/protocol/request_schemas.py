@@ -6,24 +6,18 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from router.protocol.field_values import Limits
-from router.protocol.fields import ADAPTER, DETOKENIZE_FIELDS, REFUSED, SCORE, TOKENIZE_FIELDS, USER_FACING
+from router.protocol.fields import ADAPTER, DETOKENIZE_FIELDS, NOT_OFFERED, REFUSED, SCORE, TOKENIZE_FIELDS
+from router.protocol.messages import PARTS, ROLES
+from router.protocol.rules import INT32_MAX, MAX_TOP_LOGPROBS, RULES
 from router.protocol.scoring import MAX_LABELS
-from router.protocol.validation import (
-    INT32_MAX,
-    INTEGERS,
-    MAX_LOGIT_BIAS,
-    MAX_TEMPERATURE,
-    MAX_TOP_LOGPROBS,
-    ROLES,
-    Endpoint,
-)
+from router.protocol.validation import FIELDS, Endpoint
 
 Schema = dict[str, Any]
 
 BOOLEAN: Schema = {"type": "boolean"}
 TEXT: Schema = {"type": "string", "minLength": 1}
 _REFUSED: Schema = {"type": "null", "description": "Refused: it reaches into the engine."}
-_ANY: Schema = {"description": "Passed to the engine as it is."}
+_ANY: Schema = {}
 
 
 def request_schemas(limits: Limits) -> dict[str, Schema]:
@@ -37,37 +31,29 @@ def request_schemas(limits: Limits) -> dict[str, Schema]:
         "model": {**TEXT, "description": "The base model, an adapter, or base:adapter."},
         ADAPTER: {**TEXT, "description": "name, name@alias, name@r7 or name@sha256:…"},
     }
-    generation = dict.fromkeys(USER_FACING, _ANY) | {
-        **named,
-        **{name: _range(*bounds) for name, bounds in INTEGERS.items()},
-        "n": _range(1, limits.max_choices),
-        "stream": BOOLEAN,
-        "stream_options": {"type": "object", "properties": {"include_usage": _nullable(BOOLEAN)}},
-        "temperature": {"type": "number", "minimum": 0, "maximum": MAX_TEMPERATURE},
-        "logit_bias": {
-            "type": "object",
-            "additionalProperties": {"type": "number", "minimum": -MAX_LOGIT_BIAS, "maximum": MAX_LOGIT_BIAS},
-        },
-        "response_format": {"type": "object"},
-        "stop_token_ids": tokens,
-        "top_logprobs": num_logprobs,
-    }
+    rules = {name: rule.schema(limits) for name, rule in RULES.items()} | named | {"top_logprobs": num_logprobs}
+    rules["n"] = _range(1, limits.max_choices)
+    part = {"type": "object", "properties": {"type": {"enum": [*PARTS]}}, "required": ["type"]}
+    content = {"anyOf": [{"type": ["string", "null"]}, {"type": "array", "items": part}]}
     messages = {
         "type": "array",
         "minItems": 1,
+        "maxItems": limits.request.messages,
         "items": {
             "type": "object",
-            "properties": {"role": {"type": "string", "pattern": _any_case(ROLES)}},
+            "properties": {"role": {"type": "string", "pattern": _any_case(ROLES)}, "content": content},
             "required": ["role"],
         },
     }
-    chat = {**generation, "messages": messages, "input_ids": tokens, "max_tokens": _range(1, INT32_MAX)}
+    rules["messages"] = messages
+    chat = {name: rules[name] for name in FIELDS[Endpoint.CHAT]} | {
+        "max_tokens": _range(1, INT32_MAX),
+        "logprobs": BOOLEAN,
+    }
     # Values that depend on each other (`echo` with `stream`, `n` with `prompt`, …) are not in the schemas.
-    completion = {
-        **generation,
+    completion = {name: rules[name] for name in FIELDS[Endpoint.COMPLETIONS]} | {
         "prompt": {"anyOf": [*prompt["anyOf"], *prompts]},
         "max_tokens": {**_range(0, INT32_MAX), "description": "0: only the prompt is read"},
-        "echo": BOOLEAN,
         "logprobs": num_logprobs,
         "best_of": {**_range(1, limits.max_choices), "description": "must equal n"},
     }
@@ -84,7 +70,7 @@ def request_schemas(limits: Limits) -> dict[str, Schema]:
         "item_first": BOOLEAN,
     }
     tokenize = {
-        **dict.fromkeys(TOKENIZE_FIELDS, _ANY),
+        **{name: rules[name] for name in TOKENIZE_FIELDS & rules.keys()},
         **named,
         "prompt": {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}, "minItems": 1}]},
         "messages": messages,
@@ -97,19 +83,19 @@ def request_schemas(limits: Limits) -> dict[str, Schema]:
         "tokens": {"anyOf": [tokens, {"type": "array", "items": tokens}]},
     }
     return {
-        "ChatRequest": _object(chat, ("model", "messages"), open_=True) | {"dependentSchemas": needs_stream},
-        "CompletionRequest": _object(completion, ("model", "prompt"), open_=True) | {"dependentSchemas": needs_stream},
+        "ChatRequest": _object(chat, ("model", "messages"), NOT_OFFERED) | {"dependentSchemas": needs_stream},
+        "CompletionRequest": _object(completion, ("model", "prompt"), NOT_OFFERED) | {"dependentSchemas": needs_stream},
         "ScoreRequest": _object(score, ("model", "query", "items", "label_token_ids")),
         "TokenizeRequest": _object(tokenize, ()) | {"oneOf": one_input},
         "DetokenizeRequest": _object(detokenize, ("tokens",)),
     }
 
 
-def _object(properties: Mapping[str, Schema], required: Collection[str], *, open_: bool = False) -> Schema:
-    """An object whose fields may be null, as clients send for what they leave out. `open_`: with other fields, too."""
+def _object(properties: Mapping[str, Schema], required: Collection[str], not_offered: Collection[str] = ()) -> Schema:
+    """An object whose fields may be null, as clients send for what they leave out."""
     values = {name: each if name in required else _nullable(each) for name, each in sorted(properties.items())}
-    values |= dict.fromkeys(sorted(REFUSED), _REFUSED)
-    return {"type": "object", "properties": values, "required": [*required], "additionalProperties": open_}
+    values |= dict.fromkeys(sorted(REFUSED), _REFUSED) | {key: {"type": "null"} for key in sorted(not_offered)}
+    return {"type": "object", "properties": values, "required": [*required], "additionalProperties": False}
 
 
 def _nullable(schema: Schema) -> Schema:

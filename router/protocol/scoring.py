@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,8 +16,7 @@ import msgspec
 
 from router.errors import BrokenAnswer, InvalidField
 from router.protocol.choices import Usage
-from router.protocol.field_values import Limits, boolean, check_token_ids, decoded, shown
-from router.protocol.fields import ADAPTER, SCORE
+from router.protocol.field_values import Limits, boolean, bounded_list, check_token_ids, decoded, shown
 from router.protocol.request_body import Fields
 
 MAX_LABELS = 1000
@@ -33,7 +32,9 @@ class Labels:
     @classmethod
     def of(cls, fields: Fields, limits: Limits) -> Labels:
         """Raises InvalidField."""
-        ids = decoded(fields, "label_token_ids", list[int], "a list of token ids")
+        raw = fields.get("label_token_ids")
+        is_short = raw is None or len(memoryview(raw)) <= 32 * MAX_LABELS  # before it is decoded
+        ids = decoded(fields, "label_token_ids", list[int], "a list of token ids") if is_short else None
         if not ids or len(ids) > MAX_LABELS:
             found = len(ids) if ids else "none"
             raise InvalidField(
@@ -68,44 +69,56 @@ class Labels:
 
 def score_prompts(fields: Fields, limits: Limits) -> tuple[msgspec.Raw, ...]:
     """One prompt for each item: query and item, or item and query. Raises InvalidField."""
-    for name in fields:
-        if name not in SCORE and name not in ("model", ADAPTER):
-            raise InvalidField(
-                f"{name} is not a field of this request; it takes {', '.join(sorted(SCORE))}", param=name
-            )
     item_first = boolean(fields, "item_first")
-    is_text = bytes(fields.get("query", b'""'))[:1] == b'"'
-    query = decoded(fields, "query", str if is_text else list[int], "a string or a list of token ids")
-    if query is None:
+    raw_query = fields.get("query")
+    if raw_query is None:
         raise InvalidField("query is required: a string or a list of token ids", param="query")
+    limits.check_prompt_size("query", len(memoryview(raw_query)))
+    is_text = memoryview(raw_query)[:1] == b'"'
+    query = decoded(fields, "query", str if is_text else list[int], "a string or a list of token ids")
     if not is_text:
         check_token_ids("query", query, limits)
+    raw_items = _items(fields, is_text, limits)
+    total = sum(len(memoryview(item)) for item in raw_items) + len(raw_items) * len(memoryview(raw_query))
+    if total > limits.request.choice_bytes:
+        raise InvalidField(
+            f"items x query is {total} bytes; at most {limits.request.choice_bytes} are served per request",
+            param="items",
+        )
     prompts = []
-    for item in _items(fields, is_text):
+    for raw in raw_items:
+        limits.check_prompt_size("items", len(memoryview(raw)))
+        item = decoded({"items": raw}, "items", str if is_text else list[int], _expected_items(is_text))
         prompt = item + query if item_first else query + item
         if not prompt:
             raise InvalidField("items: an item and query must not both be empty", param="items")
         if not is_text:
             check_token_ids("items", item, limits)
         prompts.append(_raw(prompt))
-    if len(prompts) > limits.max_choices:
-        raise InvalidField(f"{len(prompts)} items; at most {limits.max_choices} are scored per request", param="items")
     return tuple(prompts)
 
 
-def _items(fields: Fields, is_text: bool) -> Iterator[Any]:
+def _expected_items(is_text: bool) -> str:
     as_text = "a string or a list of strings, as query is a string"
-    expected = as_text if is_text else "a list of lists of token ids, as query is a list"
+    return as_text if is_text else "a list of lists of token ids, as query is a list"
+
+
+def _items(fields: Fields, is_text: bool, limits: Limits) -> list[msgspec.Raw]:
+    expected = _expected_items(is_text)
     raw = fields.get("items")
     if raw is None:
         raise InvalidField(f"items is required: {expected}", param="items")
-    if is_text and bytes(raw)[:1] == b'"':
-        yield decoded(fields, "items", str, expected)
-        return
-    items = decoded(fields, "items", list[str] if is_text else list[list[int]], expected)
+    if is_text and memoryview(raw)[:1] == b'"':
+        return [raw]
+    try:
+        items = bounded_list(raw, limits.max_choices)
+    except msgspec.MsgspecError:
+        raise InvalidField(f"items must be {expected} (found {shown(raw)})", param="items") from None
+    if items is None:
+        raise InvalidField(f"at most {limits.max_choices} items are scored per request", param="items")
     if not items:
         raise InvalidField(f"items must not be empty (found {shown(raw)})", param="items")
-    yield from items
+    return items
 
 
 class _MetaInfo(msgspec.Struct):

@@ -1,11 +1,10 @@
-"""Validates the fields that route a request; all other values stay the client's bytes."""
+"""Validates a request: its fields are those of the admission contract, and their values stay the client's bytes."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any
 
 import msgspec
 
@@ -13,30 +12,30 @@ from router.errors import InvalidField, RefusedField
 from router.protocol.field_values import (
     Limits,
     boolean,
-    check_token_id_field,
-    check_token_ids,
+    bounded_list,
+    decode_token_ids,
     decoded,
     integer,
     shown,
     string,
 )
-from router.protocol.fields import ADAPTER, REFUSED, SCORE, USER_FACING
+from router.protocol.fields import (
+    ADAPTER,
+    BOOKKEEPING,
+    CHAT_ONLY,
+    COMPLETIONS_ONLY,
+    NOT_OFFERED,
+    REFUSED,
+    SCORE,
+    USER_FACING,
+)
 from router.protocol.request_body import Fields, split
+from router.protocol.rules import INT32_MAX, INTEGERS, MAX_TOP_LOGPROBS, RULES, check_token_ids, includes_usage
 from router.protocol.scoring import Labels, score_prompts
 
-_NULL = b"null"
-MAX_TOP_LOGPROBS = 100
-
-# Limits of numbers that the engine puts into tensors unchecked; a larger one would crash its scheduler.
-INT32_MAX = 2**31 - 1
-INTEGERS = {
-    "max_completion_tokens": (1, INT32_MAX),
-    "min_tokens": (0, INT32_MAX),
-    "top_k": (-1, INT32_MAX),
-    "seed": (-(2**62), 2**62),
-}
-MAX_TEMPERATURE = 100.0
-MAX_LOGIT_BIAS = 100.0  # as OpenAI's
+_NULL = msgspec.Raw(b"null")
+_MAX_NAME_BYTES = 1024  # of `model` and `adapter`
+_GENERATION = USER_FACING | BOOKKEEPING | {"reasoning", ADAPTER}
 
 
 class Endpoint(Enum):
@@ -107,32 +106,35 @@ class ValidatedRequest:
         return "prompt"
 
 
+FIELDS = {  # of each endpoint, all others are refused
+    Endpoint.CHAT: _GENERATION - COMPLETIONS_ONLY,
+    Endpoint.COMPLETIONS: _GENERATION - CHAT_ONLY,
+    Endpoint.SCORE: SCORE | {"model", ADAPTER},
+}
+
+
 def validate(endpoint: Endpoint, body: bytes, limits: Limits) -> ValidatedRequest:
     """Validate a request. Raises RequestError, which names the field and the expected value."""
-    fields = {name: value for name, value in split(body).items() if bytes(value) != _NULL or name not in _NULLABLE}
-    for name in REFUSED.intersection(fields):
-        raise RefusedField(f"{name} is not for clients to set; remove it", param=name)
-    model = string(fields, "model")
+    fields = _known(endpoint, split(body, limits.request.nesting))
+    model = _name(fields, "model")
     if model is None:
         raise InvalidField(
             "model is required: the base model's name, an adapter's name, or base:adapter", param="model"
         )
-    adapter = string(fields, ADAPTER)
+    adapter = _name(fields, ADAPTER)
     if endpoint is Endpoint.SCORE:
         return _score(fields, model, adapter, limits)
+    for name in fields:
+        RULES[name].check(fields, name, limits)
     is_streaming = boolean(fields, "stream")
     max_top_logprobs = min(MAX_TOP_LOGPROBS, limits.vocabulary)
     n = integer(fields, "n", 1, INT32_MAX) or 1
-    for name, (least, most) in INTEGERS.items():
-        integer(fields, name, least, most)
     max_tokens = integer(fields, "max_tokens", 1 if endpoint is Endpoint.CHAT else 0, INT32_MAX)
     integer(fields, "top_logprobs", 0, max_top_logprobs)
-    _check_floats(fields)
-    check_token_id_field(fields, "stop_token_ids", limits)
-    decoded(fields, "response_format", dict[str, msgspec.Raw], "an object")
     if endpoint is Endpoint.CHAT:
-        check_messages(fields)
-        check_token_id_field(fields, "input_ids", limits)
+        if "messages" not in fields:
+            raise InvalidField("messages is required: a list of at least one message", param="messages")
+        boolean(fields, "logprobs")
         prompts: tuple[msgspec.Raw, ...] = ()
         echoes = wants_prompt_logprobs = False
     else:
@@ -147,19 +149,23 @@ def validate(endpoint: Endpoint, body: bytes, limits: Limits) -> ValidatedReques
         best_of = integer(fields, "best_of", 1, INT32_MAX)
         if best_of is not None and best_of != n:
             raise InvalidField(f"best_of must equal n ({n}) or be left out (found {best_of})", param="best_of")
+        if "suffix" in fields:
+            decoded(fields, "suffix", str, "a string")
+            limits.check_prompt_size("suffix", len(memoryview(fields["suffix"])))
     num_choices = max(1, len(prompts)) * n
     if num_choices > limits.max_choices:
         raise InvalidField(
             f"n x prompts is {num_choices}; at most {limits.max_choices} choices are served per request",
             param="n" if n > 1 else "prompt",
         )
+    _check_choice_bytes(fields, prompts, n, limits)
     return ValidatedRequest(
         endpoint=endpoint,
-        fields={name: value for name, value in fields.items() if name not in ("model", ADAPTER)},
+        fields={name: value for name, value in fields.items() if name not in _OURS},
         model=model,
         adapter=adapter,
         is_streaming=is_streaming,
-        includes_usage=_includes_usage(fields, is_streaming),
+        includes_usage=includes_usage(fields, is_streaming),
         prompts=prompts,
         num_per_prompt=n,
         seed=integer(fields, "seed", *INTEGERS["seed"]),
@@ -167,6 +173,52 @@ def validate(endpoint: Endpoint, body: bytes, limits: Limits) -> ValidatedReques
         wants_prompt_logprobs=wants_prompt_logprobs,
         generates=max_tokens != 0,
     )
+
+
+_OURS = BOOKKEEPING | {"model", ADAPTER}
+
+
+def _known(endpoint: Endpoint, given: Fields) -> Fields:
+    """The fields without nulls, which OpenAI's clients may send for absent ones. Raises RequestError for any other."""
+    fields, known = {}, FIELDS[endpoint]
+    for name, value in given.items():
+        if name not in known:
+            if value == _NULL and (name in REFUSED or name in NOT_OFFERED):
+                continue
+            raise _unknown(endpoint, name)
+        if value != _NULL:
+            fields[name] = value
+    return fields
+
+
+def _unknown(endpoint: Endpoint, name: str) -> InvalidField | RefusedField:
+    if name in REFUSED:
+        return RefusedField(f"{name} is not for clients to set; remove it", param=name)
+    if name in NOT_OFFERED:
+        return InvalidField(f"{name} is not offered: {NOT_OFFERED[name]}", param=name)
+    shortened = name if len(name) <= 60 else f"{name[:57]}..."
+    known = "; docs/api.md has those that are" if endpoint is not Endpoint.SCORE else f"; it takes {_SCORE_FIELDS}"
+    return InvalidField(f"{shortened} is not a field of {endpoint.value}{known}", param=shortened)
+
+
+_SCORE_FIELDS = ", ".join(sorted(SCORE))
+
+
+def _name(fields: Fields, name: str) -> str | None:
+    if name in fields and len(memoryview(fields[name])) > _MAX_NAME_BYTES:
+        raise InvalidField(f"{name} has over {_MAX_NAME_BYTES} bytes", param=name)
+    return string(fields, name)
+
+
+def _check_choice_bytes(fields: Fields, prompts: tuple[msgspec.Raw, ...], n: int, limits: Limits) -> None:
+    """Each sequence is a request to one or two engines, which all need its text."""
+    shared = sum(len(memoryview(value)) for name, value in fields.items() if name != "prompt")
+    total = n * (sum(len(memoryview(prompt)) for prompt in prompts) + max(1, len(prompts)) * shared)
+    if total > limits.request.choice_bytes:
+        raise InvalidField(
+            f"n x prompts x bytes is {total}; at most {limits.request.choice_bytes} are served per request",
+            param="n" if n > 1 else "prompt" if prompts else "messages",
+        )
 
 
 def _score(fields: Fields, model: str, adapter: str | None, limits: Limits) -> ValidatedRequest:
@@ -188,86 +240,47 @@ def _score(fields: Fields, model: str, adapter: str | None, limits: Limits) -> V
     )
 
 
-# OpenAI's clients may send null for an absent field. Engines accept that for few fields, so it is dropped.
-_NULLABLE = USER_FACING | REFUSED | SCORE | {ADAPTER}
-
-
-def _check_floats(fields: Fields) -> None:
-    temperature = decoded(fields, "temperature", float, "a number")
-    if temperature is not None and not 0 <= temperature <= MAX_TEMPERATURE:
-        raise InvalidField(f"temperature must be from 0 to {MAX_TEMPERATURE:g}", param="temperature")
-    biases = decoded(fields, "logit_bias", dict[str, float], "an object of token ids and numbers") or {}
-    if any(abs(bias) > MAX_LOGIT_BIAS for bias in biases.values()):
-        raise InvalidField(
-            f"logit_bias values must be from -{MAX_LOGIT_BIAS:g} to {MAX_LOGIT_BIAS:g}", param="logit_bias"
-        )
-
-
-def check_messages(fields: Fields) -> None:
-    """Raises InvalidField if `messages` is not a list of at least one message with a known role."""
-    messages = decoded(fields, "messages", list[msgspec.Raw], "a list of messages")
-    if not messages:
-        raise InvalidField("messages must be a list of at least one message", param="messages")
-    for i, message in enumerate(messages):
-        if bytes(message)[:1] != b"{":
-            raise InvalidField(f"messages[{i}] must be an object (found {shown(message)})", param="messages")
-        role = msgspec.json.decode(message, type=_Message).role
-        if not (isinstance(role, str) and role.lower() in ROLES):
-            found = "none" if role is None else repr(role)
-            raise InvalidField(
-                f"messages[{i}].role must be one of {', '.join(ROLES)} (found {found})", param=f"messages[{i}].role"
-            )
-
-
-class _Message(msgspec.Struct):
-    role: Any = None
-
-
-ROLES = ("system", "developer", "user", "assistant", "tool", "function")
-
-
 def _prompts(fields: Fields, limits: Limits) -> tuple[msgspec.Raw, ...]:
     """The prompts of a completion as the client's bytes: one string or list of ids, or several of either."""
     expected = "a string, a list of token ids, or a list of either"
     raw = fields.get("prompt")
     if raw is None:
         raise InvalidField(f"prompt is required: {expected}", param="prompt")
-    if bytes(raw)[:1] == b'"':
+    start = bytes(memoryview(raw)[:64])
+    if start[:1] != b"[":
         return (_checked_prompt(raw, "prompt", limits),)
-    items = decoded(fields, "prompt", list[msgspec.Raw], expected)
-    if not items:
+    first = start[1:].lstrip()[:1]
+    if first == b"]":
         raise InvalidField("prompt must not be empty", param="prompt")
-    first = bytes(items[0])[:1]
     if first not in (b'"', b"["):
         return (_checked_prompt(raw, "prompt", limits),)
-    if any(bytes(item)[:1] != first for item in items):
+    try:
+        items = bounded_list(raw, limits.max_choices)
+    except msgspec.MsgspecError:
+        raise InvalidField(f"prompt must be {expected} (found {shown(raw)})", param="prompt") from None
+    if items is None:
+        raise InvalidField(
+            f"prompt has more than {limits.max_choices} prompts, which is the most that are served per request",
+            param="prompt",
+        )
+    if any(memoryview(item)[:1] != first for item in items):
         raise InvalidField("prompt must not mix strings and lists of token ids", param="prompt")
     return tuple(_checked_prompt(item, f"prompt[{i}]", limits) for i, item in enumerate(items))
 
 
 def _checked_prompt(raw: msgspec.Raw, name: str, limits: Limits) -> msgspec.Raw:
-    if bytes(raw)[:1] == b'"':
-        if bytes(raw) == b'""':
+    size = len(memoryview(raw))
+    limits.check_prompt_size(name, size)
+    if memoryview(raw)[:1] == b'"':
+        if size == 2:
             raise InvalidField(f"{name} must not be empty", param="prompt")
         return raw
-    try:
-        ids = msgspec.json.decode(raw, type=list[int])
-    except msgspec.MsgspecError:
-        raise InvalidField(f"{name} must be a string or a list of token ids", param="prompt") from None
+    if memoryview(raw)[:1] != b"[":
+        raise InvalidField(f"{name} must be a string or a list of token ids (found {shown(raw)})", param="prompt")
+    ids = decode_token_ids(raw, name, limits)
     if not ids:
         raise InvalidField(f"{name} must not be empty", param="prompt")
     check_token_ids(name, ids, limits)
     if not any(ids):  # engines take a list of nothing but 0 for an empty prompt, but not as one prompt of several
         return msgspec.Raw(b"[" + bytes(raw) + b"]")
     return raw
-
-
-class _StreamOptions(msgspec.Struct):
-    include_usage: bool | None = None
-
-
-def _includes_usage(fields: Fields, is_streaming: bool) -> bool:
-    if "stream_options" in fields and not is_streaming:
-        raise InvalidField("stream_options needs stream: true; remove it or set stream", param="stream_options")
-    options = decoded(fields, "stream_options", _StreamOptions, 'an object such as {"include_usage": true}')
-    return bool(options and options.include_usage)

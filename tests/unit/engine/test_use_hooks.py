@@ -6,6 +6,7 @@ import asyncio
 from types import SimpleNamespace
 
 import pytest
+from fastapi import HTTPException
 
 from engine.hooks import uses
 
@@ -62,6 +63,15 @@ def test_an_adapter_is_used_until_the_scheduler_has_finished():
     assert manager.lora_ref_cache == {}
     with pytest.raises(ValueError, match="does not exist"):
         manager.unload()
+
+
+def test_a_missing_adapter_has_a_status_of_its_own():
+    async def is_missing(_manager, _obj):
+        raise ValueError("Got LoRA adapter that has never been loaded: sha256:b")
+
+    with pytest.raises(HTTPException) as missing:
+        asyncio.run(uses.note_use(is_missing, Manager(), SimpleNamespace(rid="r1", lora_path="sha256:b")))
+    assert missing.value.status_code == uses.NOT_RESIDENT_STATUS
 
 
 def test_a_client_that_leaves_uses_it_until_the_scheduler_has_stopped():

@@ -9,6 +9,7 @@ import pytest
 
 from adapters.errors import AdapterMalformed, AdapterNotFound
 from cluster.control import service as control_service
+from engine.hooks.uses import NOT_RESIDENT_STATUS
 from router import errors
 from router.errors import (
     AdapterNotResident,
@@ -66,7 +67,9 @@ def test_every_error_has_its_own_code() -> None:
         (503, {"error": {"message": "s3cret", "code": 503}}, EngineFailure, "too many requests"),
         (200, {"error": {"message": "too long", "type": "x", "code": 400}}, EngineRefusal, "too long"),
         (200, {"error": {"message": "s3cret", "type": "x", "code": 500}}, EngineFailure, "status 500"),
-        (400, {"message": "LoRA adapters are not loaded: x\nLoaded adapters: s3cret"}, AdapterNotResident, "left"),
+        (424, {"message": "LoRA adapters are not loaded: x\nLoaded adapters: s3cret"}, AdapterNotResident, "left"),
+        (400, {"message": "min_p: LoRA adapters are not loaded", "code": 400}, EngineRefusal, "min_p"),
+        (400, {"message": "min_p: Got LoRA adapter that has never been loaded", "code": 400}, EngineRefusal, "min_p"),
     ],
 )
 def test_engine_answers(status: int, body: dict, kind: type, message: str) -> None:
@@ -75,6 +78,22 @@ def test_engine_answers(status: int, body: dict, kind: type, message: str) -> No
     assert message in str(error)
     assert "s3cret" not in str(error)
     assert error.retryable is (kind is not EngineRefusal)
+
+
+def test_the_status_of_a_missing_adapter_is_the_hooks() -> None:
+    assert worker_errors.NOT_RESIDENT_STATUS == NOT_RESIDENT_STATUS
+
+
+@pytest.mark.parametrize(
+    ("message", "code"),
+    [
+        ("The input (3 tokens) is longer than the model's context length (2 tokens).", "context_length_exceeded"),
+        ("tools: 'is longer than the model's context length'", "invalid_request"),
+        ("x The input (3 tokens) is longer than the model's context length (2 tokens).", "invalid_request"),
+    ],
+)
+def test_a_code_is_not_chosen_by_a_text_that_quotes_the_client(message: str, code: str) -> None:
+    assert engine_error(400, json.dumps({"message": message, "code": 400}).encode(), "d0").code == code
 
 
 def test_engine_answer_that_is_no_json() -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,13 @@ import pytest
 from support.described_answers import Described
 from support.router_stand_ins import VOCABULARY, running_cluster
 
+from cluster.config.limits import RequestLimits
 from router.api.openapi import OPERATIONS, error_codes, operations_of
 from router.errors import RequestError
 from router.protocol.field_values import Limits
 from router.protocol.fields import REFUSED
 from router.protocol.request_schemas import SCHEMA_OF
+from router.protocol.rules import limits_table
 from router.protocol.validation import INT32_MAX, INTEGERS, Endpoint, validate
 
 LIMITS = Limits(max_choices=8, vocabulary=100)
@@ -52,6 +55,17 @@ def test_schemas_are_schemas_and_references_lead_somewhere() -> None:
     references = set(json.dumps(DESCRIBED.document).split('"$ref": "')[1:])
     named = {each.partition('"')[0].removeprefix("#/components/schemas/") for each in references}
     assert named == schemas.keys()  # all of them, and none is left over
+
+
+def test_the_page_has_the_table_of_fields() -> None:
+    page = (Path(__file__).parents[3] / "docs/api.md").read_text()
+    assert page.split("<!-- table fields -->")[1].split("<!-- end -->")[0].strip() == limits_table()
+    sizes = RequestLimits()
+    named = {name for name in RequestLimits.model_fields if f"`limits.{name}`" in page}
+    assert named == RequestLimits.model_fields.keys()
+    for name, shown in re.findall(r"`limits\.(\w+)` \((\d+)(?: [KM]iB)?\)", page):
+        value = getattr(sizes, name)
+        assert int(shown) in (value, value / 1024, value / 1024**2), name
 
 
 def test_error_codes_are_those_of_the_code() -> None:

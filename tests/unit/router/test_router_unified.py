@@ -238,13 +238,13 @@ class TestFailures:
     def test_adapter_evicted_between_load_and_use(self, stream: bool) -> None:
         """For a stream the engine reports it by an event inside a 200."""
         message = "The following requested LoRA adapters are not loaded: x\nLoaded adapters: dict_keys(['s3cret'])."
-        error = {"object": "error", "message": message, "type": "BadRequest", "param": None, "code": 400}
+        error = {"object": "error", "message": message, "type": "424", "param": None, "code": 424}
         event = b"data: " + json.dumps({"error": error}).encode() + b"\n\n"
 
         async def scenario() -> None:
             async with unified_cluster() as cluster:
                 (worker,) = cluster.unified
-                worker.engine.behaviours = [streams(event, b"data: [DONE]\n\n") if stream else answers(400, error)]
+                worker.engine.behaviours = [streams(event, b"data: [DONE]\n\n") if stream else answers(424, error)]
                 if stream:
                     assert (await cluster.stream(prompt="Hi", adapter="a0"))[-1] == b"[DONE]"
                 else:

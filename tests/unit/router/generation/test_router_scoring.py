@@ -160,10 +160,13 @@ def test_another_worker_reads_the_prompt_if_one_fails() -> None:
     asyncio.run(scenario())
 
 
+TOO_LONG = "The input (9 tokens) is longer than the model's context length (8 tokens)."
+
+
 def test_an_engine_that_refuses_the_prompt_is_quoted() -> None:
     async def scenario() -> None:
         async with running_cluster() as cluster:
-            refusal = {"object": "error", "message": "the prompt is longer than the context length", "code": 400}
+            refusal = {"object": "error", "message": TOO_LONG, "code": 400}
             cluster.prefill[0].engine.behaviours = [answers(400, refusal)]
             status, answer, _ = await cluster.post(prompt=PROMPT, max_tokens=0)
             assert (status, answer["error"]["code"]) == (400, "context_length_exceeded")

@@ -1,0 +1,212 @@
+"""Bounds what output must match: JSON schemas, regular expressions, EBNF grammars, structural tags.
+
+Engines compile them beside the scheduler and match them inside its loop, for every token of the vocabulary. Costs are
+bounded by what was measured to be expensive: optional properties, counted repeats, ambiguous expressions.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from router.errors import InvalidField
+from router.protocol.field_values import Limits, decoded, shown
+from router.protocol.regexes import RegexRefused, check_regex
+from router.protocol.request_body import MAX_NESTING, Fields, nesting
+
+MAX_SCHEMAS = 1000  # objects inside a schema that are schemas or lists of them
+MAX_PROPERTIES = 400
+MAX_OPTIONAL = 64  # properties of one object that are not required: the matcher tries every subset's next one
+MAX_ALTERNATIVES = 64  # of one anyOf, oneOf or allOf
+MAX_ENUM = 1000
+MAX_COUNTED = 16  # strings with a minimum or maximum length; each takes seconds to compile
+MAX_PATTERNS = 16
+MAX_DEPTH = 32
+MAX_STRUCTURES = 32
+MAX_TAG_BYTES = 256  # of a structure's `begin` and `end`, and of each trigger
+
+_COUNTS = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
+_FORMATS = ("text", "json_object", "json_schema", "structural_tag")
+
+
+class _JsonSchema(msgspec.Struct, forbid_unknown_fields=True):
+    name: str
+    schema: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    description: str | None = None
+    strict: bool | None = None
+
+
+class _ResponseFormat(msgspec.Struct, forbid_unknown_fields=True):
+    type: str
+    json_schema: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    schema: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    structures: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    triggers: list[str] = []
+    at_least_one: bool = False
+    format: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+
+
+class _Structure(msgspec.Struct, forbid_unknown_fields=True):
+    begin: str
+    end: str
+    schema: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+
+
+def check_response_format(fields: Fields, name: str, limits: Limits) -> None:
+    """Raises InvalidField."""
+    found = decoded(fields, name, _ResponseFormat, f"an object with a type of {', '.join(_FORMATS)}")
+    if found is None:
+        return
+    if found.type not in _FORMATS:
+        raise InvalidField(f"{name}.type must be one of {', '.join(_FORMATS)} (found {found.type[:40]!r})", param=name)
+    if found.type == "structural_tag":
+        _check_structural_tag(found, name, limits)
+        return
+    if found.json_schema is not msgspec.UNSET and bytes(found.json_schema) != b"null":
+        part = decoded({name: found.json_schema}, name, _JsonSchema, 'an object {"name": …, "schema": …}')
+        if part.schema is not msgspec.UNSET:
+            _check_raw_schema(part.schema, f"{name}.json_schema.schema", limits)
+            return
+    if found.schema is not msgspec.UNSET:  # SGLang's older form
+        schema = _check_raw_schema(found.schema, f"{name}.schema", limits)
+        strict = schema.get("properties", {}).get("strict", {})
+        if not isinstance(strict, dict) or not isinstance(schema.get("title", ""), str):
+            raise InvalidField(f"{name}.schema: title must be a string, and strict a schema", param=name)
+    elif found.type == "json_schema":
+        raise InvalidField(f"{name}.json_schema.schema is required: a JSON schema", param=name)
+
+
+def _check_structural_tag(found: _ResponseFormat, name: str, limits: Limits) -> None:
+    if found.format is not msgspec.UNSET:  # may hold grammars and regular expressions of any kind
+        _check_trusted(f"{name}.format", len(memoryview(found.format)), name, limits)
+        return
+    expected = "a list of {begin, schema, end}"
+    raw = {name: found.structures} if found.structures is not msgspec.UNSET else {}
+    structures = decoded(raw, name, list[_Structure], expected) or []
+    texts = [*found.triggers, *(part for each in structures for part in (each.begin, each.end))]
+    if not structures or len(structures) > MAX_STRUCTURES or len(found.triggers) > MAX_STRUCTURES:
+        raise InvalidField(f"{name}: 1 to {MAX_STRUCTURES} structures, {expected}, and triggers are served", param=name)
+    if any(len(text) > MAX_TAG_BYTES for text in texts):
+        raise InvalidField(f"{name}: begin, end and triggers have at most {MAX_TAG_BYTES} characters", param=name)
+    total = 0
+    for i, each in enumerate(structures):
+        if each.schema is not msgspec.UNSET and bytes(each.schema) != b"null":
+            total += len(memoryview(each.schema))
+            if total > limits.request.schema_bytes:
+                raise _too_large(f"{name}.structures", total, limits)
+            _check_raw_schema(each.schema, f"{name}.structures[{i}].schema", limits)
+
+
+def check_schema_text(fields: Fields, name: str, limits: Limits) -> None:
+    """A field whose value is a JSON schema as a string. Raises InvalidField."""
+    text = decoded(fields, name, str, "a string that holds a JSON schema")
+    if text:
+        _check_raw_schema(msgspec.Raw(text.encode()), name, limits)
+
+
+def check_regex_field(fields: Fields, name: str, limits: Limits) -> None:
+    """Raises InvalidField."""
+    pattern = decoded(fields, name, str, "a string")
+    if pattern:
+        _check_pattern(pattern, len(pattern.encode()), name, name, limits)
+
+
+def check_ebnf(fields: Fields, name: str, limits: Limits) -> None:
+    """Raises InvalidField."""
+    grammar = decoded(fields, name, str, "a string")
+    if grammar:
+        _check_trusted(name, len(grammar.encode()), name, limits)
+
+
+def _check_trusted(what: str, size: int, param: str, limits: Limits) -> None:
+    most = limits.request.ebnf_bytes
+    if not most:
+        raise InvalidField(
+            f"{what} is not offered: a grammar can occupy an engine for ever. Use a JSON schema or regex, or let the "
+            "operator set router.limits.ebnf_bytes",
+            param=param,
+        )
+    if size > most:
+        raise InvalidField(f"{what} has {size} bytes; at most {most} are accepted", param=param)
+
+
+def _too_large(what: str, size: int, limits: Limits) -> InvalidField:
+    most = limits.request.schema_bytes
+    return InvalidField(f"{what} has {size} bytes; at most {most} are accepted", param=what.partition(".")[0])
+
+
+def _check_raw_schema(raw: msgspec.Raw, what: str, limits: Limits) -> dict[str, Any]:
+    param, size = what.partition(".")[0], len(memoryview(raw))
+    if size > limits.request.schema_bytes:
+        raise _too_large(what, size, limits)
+    try:
+        schema = msgspec.json.decode(raw) if nesting(bytes(raw)) <= MAX_NESTING else None
+    except msgspec.DecodeError as error:
+        raise InvalidField(f"{what} is not JSON: {error}", param=param) from None
+    if not isinstance(schema, dict):
+        raise InvalidField(f"{what} must be a JSON schema, an object (found {shown(raw)})", param=param)
+    check_schema(schema, what, limits)
+    return schema
+
+
+def check_schema(schema: dict[str, Any], what: str, limits: Limits) -> None:
+    """A decoded JSON schema that output must match. Raises InvalidField."""
+    param = what.partition(".")[0].partition("[")[0]
+
+    def refuse(reason: str) -> InvalidField:
+        return InvalidField(f"{what} {reason}", param=param)
+
+    num_schemas = num_properties = num_counted = pattern_bytes = num_patterns = 0
+    pending: list[tuple[Any, int]] = [(schema, 0)]
+    while pending:
+        node, depth = pending.pop()
+        if isinstance(node, list):
+            pending += ((each, depth + 1) for each in node if isinstance(each, (dict, list)))
+        else:
+            properties, required = node.get("properties"), node.get("required")
+            if properties is not None:
+                if not isinstance(properties, dict):
+                    raise refuse("has properties that are no object")
+                num_properties += len(properties)
+                names = {each for each in required if isinstance(each, str)} if isinstance(required, list) else set()
+                if len(properties.keys() - names) > MAX_OPTIONAL:
+                    raise refuse(f"has an object with more than {MAX_OPTIONAL} properties that are not required")
+            for key in ("anyOf", "oneOf", "allOf", "prefixItems"):
+                if isinstance(node.get(key), list) and len(node[key]) > MAX_ALTERNATIVES:
+                    raise refuse(f"has {len(node[key])} schemas in {key}; at most {MAX_ALTERNATIVES} are accepted")
+            if isinstance(node.get("enum"), list) and len(node["enum"]) > MAX_ENUM:
+                raise refuse(f"has {len(node['enum'])} values in an enum; at most {MAX_ENUM} are accepted")
+            for key in _COUNTS:
+                count = node.get(key)
+                if isinstance(count, (int, float)) and not 0 <= count <= 1_000_000:
+                    raise refuse(f"has {key} {count}; 0 to 1000000 is accepted")
+            num_counted += any(isinstance(node.get(key), (int, float)) for key in ("minLength", "maxLength"))
+            patterns = [node["pattern"]] if isinstance(node.get("pattern"), str) else []
+            if isinstance(node.get("patternProperties"), dict):
+                patterns += node["patternProperties"]
+            for pattern in patterns:
+                num_patterns += 1
+                pattern_bytes += len(pattern.encode())
+                if num_patterns > MAX_PATTERNS:
+                    raise refuse(f"has more than {MAX_PATTERNS} patterns")
+                _check_pattern(pattern, pattern_bytes, f"{what}: a pattern", param, limits)
+            pending += ((each, depth + 1) for each in node.values() if isinstance(each, (dict, list)))
+        num_schemas += 1
+        if depth > MAX_DEPTH:
+            raise refuse(f"is nested deeper than {MAX_DEPTH} levels")
+        if num_schemas > MAX_SCHEMAS or num_properties > MAX_PROPERTIES or num_counted > MAX_COUNTED:
+            raise refuse(
+                f"is too large: at most {MAX_PROPERTIES} properties, {MAX_COUNTED} strings with a minimum or maximum "
+                f"length, and {MAX_SCHEMAS} objects and lists are accepted"
+            )
+
+
+def _check_pattern(pattern: str, total_bytes: int, what: str, param: str, limits: Limits) -> None:
+    most = limits.request.regex_bytes
+    if total_bytes > most:
+        raise InvalidField(f"{what} has over {most} bytes, which is the most that is accepted", param=param)
+    try:
+        check_regex(pattern)
+    except RegexRefused as refused:
+        raise InvalidField(f"{what} {pattern[:40]!r} is refused: {refused}", param=param) from None

@@ -1,0 +1,210 @@
+"""Refuses regular expressions that could occupy an engine.
+
+Engines match them byte by byte against every token of the vocabulary, in the loop that also runs all other requests.
+The matcher keeps every way in which the text so far can match, and `([a-z]+)+` has a new one for each letter: the loop
+stood still for good. So a group that repeats and has repeats inside must be unambiguous: at each place, the next
+character tells which part comes next. Elsewhere a few ambiguous places are accepted, as in `.*foo`.
+"""
+
+from __future__ import annotations
+
+import re
+import re._constants as sre  # type: ignore[import-not-found]
+import re._parser as sre_parser  # type: ignore[import-not-found]
+import warnings
+from dataclasses import dataclass
+from typing import Any
+
+_MAX_POSITIONS = 4000  # characters with exact repeats written out
+_MAX_COUNT = 10_000  # of a repeat, and of repeats inside each other multiplied
+_MAX_AMBIGUOUS = 32  # places where two parts may come next
+_MAX_AMBIGUOUS_COUNTS = 1  # and one of them is a counted repeat
+_MAX_FOLLOWERS = 50_000
+_MAX_DEPTH = 32
+_MAX_PARTS = 20_000
+
+_LAST_BYTE = 255
+_OTHERS = 1 << 256  # every character beyond the first 256, as one
+_EVERY = (_OTHERS << 1) - 1
+_CATEGORIES = {
+    sre.CATEGORY_DIGIT: r"\d", sre.CATEGORY_NOT_DIGIT: r"\D", sre.CATEGORY_SPACE: r"\s",
+    sre.CATEGORY_NOT_SPACE: r"\S", sre.CATEGORY_WORD: r"\w", sre.CATEGORY_NOT_WORD: r"\W",
+}  # fmt: skip
+_LOOP, _COUNTED = 1, 2
+
+
+class RegexRefused(ValueError):
+    """The reason."""
+
+
+def check_regex(pattern: str) -> None:
+    """Raises RegexRefused."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            parsed = sre_parser.parse(re.sub(r"\(\?<(?=\w)", "(?P<", pattern))
+        _Checker().check(parsed)
+    except (re.error, OverflowError) as error:
+        raise RegexRefused(f"it is no valid regular expression ({error})") from None
+    except RecursionError:
+        raise RegexRefused("it is nested too deeply") from None
+
+
+@dataclass(slots=True)
+class _Part:
+    """A part of an expression: what it can begin and end with. Positions are numbers of characters."""
+
+    is_nullable: bool
+    first: list[int]
+    last: list[int]
+    has_loop: bool = False
+    count: int = 1  # the largest product of counts of repeats inside each other
+
+
+class _Checker:
+    def __init__(self) -> None:
+        self._masks: list[int] = []  # of each position: the characters that it accepts, as bits
+        self._follow: list[list[tuple[int, int]]] = []  # of each position: those that may come next, and by which way
+        self._num_followers = 0
+        self._num_parts = 0
+
+    def check(self, parsed: Any) -> None:
+        whole = self._sequence(parsed, 0)
+        found = [self._ambiguity([(position, 0) for position in whole.first])]
+        found += map(self._ambiguity, self._follow)
+        if sum(found_one > 0 for found_one in found) > _MAX_AMBIGUOUS:
+            raise RegexRefused(f"it is ambiguous at more than {_MAX_AMBIGUOUS} places")
+        if sum(found_one == _COUNTED for found_one in found) > _MAX_AMBIGUOUS_COUNTS:
+            raise RegexRefused(
+                "what follows a counted repeat must begin with a character that the repeat does not take"
+            )
+
+    def _ambiguity(self, followers: list[tuple[int, int]]) -> int:
+        """0 if every character is taken by at most one of them."""
+        taken, counted, worst = 0, 0, 0
+        for position, way in followers:
+            mask = self._masks[position]
+            if mask & taken:
+                worst = max(worst, _COUNTED if mask & counted or way == _COUNTED else _LOOP)
+            taken |= mask
+            if way == _COUNTED:
+                counted |= mask
+        return worst
+
+    # ---- positions that follow each other -----------------------------------------------------------------------
+
+    def _sequence(self, items: Any, depth: int) -> _Part:
+        self._num_parts += 1
+        if depth > _MAX_DEPTH or self._num_parts > _MAX_PARTS:
+            raise RegexRefused("it is nested too deeply")
+        whole = _Part(True, [], [])
+        for item in items:
+            whole = self._joined(whole, self._part(item, depth))
+        return whole
+
+    def _joined(self, left: _Part, right: _Part) -> _Part:
+        self._connect(left.last, right.first, 0)
+        return _Part(
+            left.is_nullable and right.is_nullable,
+            left.first + right.first if left.is_nullable else left.first,
+            left.last + right.last if right.is_nullable else right.last,
+            left.has_loop or right.has_loop,
+            max(left.count, right.count),
+        )
+
+    def _connect(self, last: list[int], first: list[int], way: int) -> None:
+        self._num_followers += len(last) * len(first)
+        if self._num_followers > _MAX_FOLLOWERS:
+            raise RegexRefused("it has too many optional parts after each other")
+        for position in last:
+            self._follow[position] += ((each, way) for each in first)
+
+    def _part(self, item: Any, depth: int) -> _Part:
+        kind, value = item
+        if kind in (sre.LITERAL, sre.NOT_LITERAL, sre.ANY, sre.IN, sre.CATEGORY):
+            return self._character(item)
+        if kind is sre.SUBPATTERN:
+            return self._sequence(value[3], depth + 1)
+        if kind is sre.BRANCH:
+            parts = [self._sequence(branch, depth + 1) for branch in value[1]]
+            return _Part(
+                any(part.is_nullable for part in parts),
+                [position for part in parts for position in part.first],
+                [position for part in parts for position in part.last],
+                any(part.has_loop for part in parts),
+                max(part.count for part in parts),
+            )
+        if kind in (sre.MAX_REPEAT, sre.MIN_REPEAT):
+            least, most, body = value
+            return self._repeat(least, most, body, depth)
+        if kind is sre.AT and value in (sre.AT_BEGINNING, sre.AT_END):
+            return _Part(True, [], [])
+        raise RegexRefused(
+            "it has look-around, a back reference, a word boundary or another construct that is not served"
+        )
+
+    def _character(self, item: Any) -> _Part:
+        position = len(self._masks)
+        if position >= _MAX_POSITIONS:
+            raise RegexRefused(f"it has more than {_MAX_POSITIONS} characters when its repeats are written out")
+        self._masks.append(_mask(item))
+        self._follow.append([])
+        return _Part(False, [position], [position])
+
+    def _repeat(self, least: int, most: int, body: Any, depth: int) -> _Part:
+        is_endless = most is sre.MAXREPEAT
+        if max(least, 0 if is_endless else most) > _MAX_COUNT:
+            raise RegexRefused(f"a repeat is counted to more than {_MAX_COUNT}")
+        if least == most and most <= 64:
+            whole = _Part(True, [], [])
+            for _ in range(most):
+                whole = self._joined(whole, self._sequence(body, depth + 1))
+            return whole
+        begins_at = len(self._masks)
+        part = self._sequence(body, depth + 1)
+        part.is_nullable = part.is_nullable or least == 0
+        if not is_endless and most <= 1:
+            return part
+        if not is_endless:
+            part.count *= most
+            if part.count > _MAX_COUNT:
+                raise RegexRefused(f"repeats inside each other are counted to more than {_MAX_COUNT}")
+        had_loop, is_nullable = part.has_loop, part.is_nullable and least > 0
+        self._connect(part.last, part.first, _LOOP if is_endless else _COUNTED)
+        part.has_loop = True
+        if had_loop:
+            inside = range(begins_at, len(self._masks))
+            followers = [[(position, 0) for position in part.first], *(self._follow[each] for each in inside)]
+            if is_nullable or any(map(self._ambiguity, followers)):
+                raise RegexRefused(
+                    "a group that repeats has a repeat inside, and where one round ends and the next begins is "
+                    "ambiguous, as in ([a-z]+)+; separate the rounds, as in ([a-z]+,)*"
+                )
+        return part
+
+
+def _mask(item: Any) -> int:
+    """The characters that a part accepts, as bits."""
+    kind, value = item
+    if kind is sre.LITERAL:
+        return 1 << value if value <= _LAST_BYTE else _OTHERS
+    if kind is sre.NOT_LITERAL:
+        return _EVERY & ~(1 << value) if value <= _LAST_BYTE else _EVERY
+    if kind is sre.ANY:
+        return _EVERY & ~(1 << ord("\n"))
+    if kind is sre.RANGE:
+        low, high = value
+        within = ((1 << (min(high, _LAST_BYTE) + 1)) - 1) & ~((1 << low) - 1) if low <= _LAST_BYTE else 0
+        return within | (_OTHERS if high > _LAST_BYTE else 0)
+    if kind is sre.CATEGORY:
+        matches = re.compile(_CATEGORIES[value]).match
+        mask = sum(1 << n for n in range(128) if matches(chr(n)))
+        is_negative = value in (sre.CATEGORY_NOT_DIGIT, sre.CATEGORY_NOT_SPACE, sre.CATEGORY_NOT_WORD)
+        return mask | _EVERY & ~((1 << 128) - 1) if is_negative else mask  # engines mean ASCII
+    mask, is_negated = 0, False
+    for each in value:
+        if each[0] is sre.NEGATE:
+            is_negated = True
+        else:
+            mask |= _mask(each)
+    return (_EVERY & ~mask) | _OTHERS if is_negated else mask

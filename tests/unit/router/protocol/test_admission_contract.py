@@ -1,0 +1,221 @@
+"""The admission contract: a field that is not on the list is refused by name, at every depth, and so is too much.
+
+Each case of SMUGGLED and TOO_MUCH reached an engine before there was a contract; some stopped it for good.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from cluster.config.limits import RequestLimits
+from router.errors import InvalidBody, RequestError
+from router.protocol.field_values import Limits
+from router.protocol.fields import BOOKKEEPING, CHAT_ONLY, COMPLETIONS_ONLY, NOT_OFFERED, USER_FACING
+from router.protocol.rules import RULES
+from router.protocol.validation import FIELDS, Endpoint, validate
+
+LIMITS = Limits(max_choices=128, vocabulary=1000, context_length=4096)
+USER = {"role": "user", "content": "Hi"}
+CHAT = {"model": "base", "messages": [USER]}
+COMPLETION = {"model": "base", "prompt": "Hi"}
+BAD_TEMPLATE = "{% for i in range(999999999) %}{% endfor %}"
+
+
+def admit(endpoint: Endpoint, fields: dict[str, Any], limits: Limits = LIMITS) -> Any:
+    return validate(endpoint, json.dumps(fields).encode(), limits)
+
+
+def chat(limits: Limits = LIMITS, **fields: Any) -> Any:
+    return admit(Endpoint.CHAT, {**CHAT, **fields}, limits)
+
+
+def complete(limits: Limits = LIMITS, **fields: Any) -> Any:
+    return admit(Endpoint.COMPLETIONS, {**COMPLETION, **fields}, limits)
+
+
+def tool(**function: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": "f", **function}}
+
+
+def of_schema(schema: Any) -> dict[str, Any]:
+    return {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+
+
+# What the error names: the fields
+SMUGGLED = {
+    "chat_template": {"chat_template_kwargs": {"chat_template": BAD_TEMPLATE}},
+    "tokenizer_kwargs": {"chat_template_kwargs": {"tokenizer_kwargs": {"truncation": True}}},
+    "enable_thinking": {"chat_template_kwargs": {"enable_thinking": "x" * 65}},
+    "chat_template_kwargs": {"chat_template_kwargs": {"enable_thinking": {"a": 1}}},
+    "new_field": {"new_field": None},
+    "chat_templat\u0435": {"chat_templat\u0435": "x"},  # a Cyrillic letter
+    "LORA_PATH": {"LORA_PATH": "x"},
+    "lora_path ": {"lora_path ": "x"},
+    "functions": {"functions": []},
+    "prompt": {"prompt": "Hi"},
+    "messages[1]": {"messages": [USER, {**USER, "lora_path": "x"}]},
+    "messages[0]: content": {"messages": [{"role": "user", "content": [{"type": "text", "text": "a", "rid": "x"}]}]},
+    "image_url": {"messages": [{"role": "user", "content": [{"type": "image_url", "text": "file:///etc/passwd"}]}]},
+    "messages[0]": {"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "rid": "x"}}]}]},
+    "tools": {"tools": [tool(lora_path="x")]},
+    "parameters": {"tools": [tool(parameters="x")]},
+    "tool_choice": {"tools": [tool()], "tool_choice": {"type": "function", "function": {"name": "f"}, "rid": "x"}},
+    "response_format": {"response_format": {"type": "json_schema", "schema": "x"}},
+    "strict": {"response_format": {"type": "json_schema", "schema": {"properties": {"strict": "x"}}}},
+    "response_format.json_schema": {"response_format": {"type": "json_schema"}},
+    "min_p": {"min_p": "LoRA adapters are not loaded"},
+    "top_p": {"top_p": 0},
+    "logit_bias": {"logit_bias": {"\u0661": 1}},  # a digit of another script
+    "stream_options": {"stream": True, "stream_options": {"include_usage": True, "rid": "x"}},
+    "reasoning_effort": {"reasoning_effort": True},
+    "reasoning": {"reasoning": {"effort": "high", "chat_template": "x"}},
+    "ebnf": {"ebnf": 'root ::= s\ns ::= s s | [a-z]'},
+    "regex": {"regex": "((([a-z]+)+)+)+b"},
+    "format": {"response_format": {"type": "structural_tag", "format": {"type": "grammar", "grammar": "x"}}},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SMUGGLED)
+def test_what_is_not_on_the_list_is_named(name: str) -> None:
+    with pytest.raises(RequestError) as refused:
+        chat(**SMUGGLED[name])
+    assert refused.value.http_status == 400
+    assert not refused.value.retryable
+    assert name in str(refused.value)
+
+
+TOO_MUCH = {
+    "messages has": {"messages": [{"role": "user", "content": "x" * (4096 * 16)}]},
+    "more than 1024 messages": {"messages": [{"role": "user"}] * 1025},
+    "1025 parts": {"messages": [{"role": "user", "content": [{"type": "text", "text": ""}] * 1025}]},
+    "513 tool calls": {"messages": [{"role": "assistant", "tool_calls": [{"function": {}}] * 513}]},
+    "129 tools": {"tools": [tool()] * 129},
+    "tools have": {"tools": [tool(description="x" * 2**17)]},
+    "stop has 33": {"stop": ["x"] * 33},
+    "stop has 1025 bytes": {"stop": "x" * 1025},
+    "stop is too long": {"stop": ["x"] * 30_000},
+    "stop_token_ids": {"stop_token_ids": [1] * 129},
+    "logit_bias": {"logit_bias": {str(n): 1 for n in range(1025)}},
+    "input_ids has 4097": {"input_ids": [1] * 4097},
+    "regex": {"regex": "x" * 1025},
+    "n x prompts x bytes": {"n": 128, "messages": [{"role": "user", "content": "x" * 50_000}] , "user": "x"},
+    "metadata": {"metadata": {"a": "x" * 20_000}},
+    "response_format.json_schema.schema has": {"response_format": of_schema({"description": "x" * 2**15})},
+    "not required": {"response_format": of_schema(
+        {"type": "object", "properties": {f"p{n}": {} for n in range(65)}}
+    )},
+    "too large": {"response_format": of_schema(
+        {"required": [f"p{n}" for n in range(17)], "properties": {f"p{n}": {"maxLength": 9} for n in range(17)}}
+    )},
+    "anyOf": {"response_format": of_schema({"anyOf": [{}] * 65})},
+    "a pattern": {"response_format": of_schema({"type": "string", "pattern": "([a-z]+ ?)*"})},
+    "parameters has": {"tools": [tool(parameters={"anyOf": [{}] * 65})], "tool_choice": "required"},
+    "maxLength": {"response_format": of_schema({"type": "string", "maxLength": 10**9})},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("words", TOO_MUCH)
+def test_what_is_too_much_is_refused_with_the_limit(words: str) -> None:
+    limits = Limits(128, 100_000, 4096, RequestLimits(choice_bytes=4 * 1024**2))
+    with pytest.raises(RequestError) as refused:
+        chat(limits, **TOO_MUCH[words])
+    assert refused.value.http_status == 400
+    assert words in str(refused.value)
+
+
+def test_bounds_are_by_configuration() -> None:
+    fields = {"stop": ["x"] * 40, "chat_template_kwargs": {"persona": "x"}, "ebnf": 'root ::= "x"'}
+    for name, value in fields.items():
+        with pytest.raises(RequestError, match=name):
+            chat(**{name: value})
+    limits = Limits(128, 1000, 4096, RequestLimits(stops=64, template_kwargs=("persona",), ebnf_bytes=100))
+    chat(limits, **fields)
+    for name in ("chat_template", "tools", "tokenize"):
+        with pytest.raises(ValueError, match=name):
+            RequestLimits(template_kwargs=(name,))
+
+
+def test_a_prompt_has_no_more_than_the_context() -> None:
+    complete(prompt="x" * (4096 * 16 - 2))
+    complete(prompt=[[1] * 4096, [2] * 4096])
+    for prompt in ("x" * (4096 * 16), [1] * 4097, ["x", "x" * (4096 * 16)], [[1] * 4097]):
+        with pytest.raises(RequestError, match=r"prompt.*context length is 4096"):
+            complete(prompt=prompt)
+    with pytest.raises(RequestError, match="more than 128 prompts"):
+        complete(prompt=["x"] * 5000)
+
+
+def test_scores_are_bounded() -> None:
+    fields = {"model": "base", "query": "x" * 60_000, "items": ["y"] * 100, "label_token_ids": [1]}
+    with pytest.raises(RequestError, match="items x query is"):
+        admit(Endpoint.SCORE, fields, Limits(128, 1000, 4096, RequestLimits(choice_bytes=2**20)))
+    for change in ({"query": "x" * 70_000}, {"items": ["y" * 70_000]}, {"label_token_ids": [1] * 100_000}):
+        with pytest.raises(RequestError):
+            admit(Endpoint.SCORE, {**fields, **change})
+
+
+# What the clients of docs/clients.md send, and what answers have that clients send back.
+WORKING: tuple[dict[str, Any], ...] = (
+    {"metadata": {"a": "b"}, "store": False, "service_tier": "auto", "user": "u", "prompt_cache_key": "k",
+     "safety_identifier": "s", "verbosity": "low", "modalities": ["text"]},
+    {"max_completion_tokens": 8, "max_tokens": 8, "ignore_eos": True, "stop": None, "stream": True,
+     "stream_options": {"include_usage": True, "continuous_usage_stats": True}},  # guidellm
+    {"temperature": 0.0, "n": 1, "seed": 1, "top_p": 1.0, "stop": ["\n\n"], "logprobs": True, "top_logprobs": 5},
+    {"tools": [tool(description="d", parameters={"type": "object", "properties": {"a": {}}}, strict=False)],
+     "tool_choice": {"type": "function", "function": {"name": "f"}}, "parallel_tool_calls": False},
+    {"messages": [
+        {"role": "system", "content": "s"}, {"role": "user", "content": [{"type": "text", "text": "a"}], "name": "n"},
+        {"role": "assistant", "content": None, "refusal": None, "annotations": [], "audio": None, "function_call": None,
+         "reasoning_content": None, "tool_calls": [
+            {"id": "c", "type": "function", "index": 0, "function": {"name": "f", "arguments": "{}"}}]},
+        {"role": "tool", "tool_call_id": "c", "content": "r", "name": "f"}]},
+    {"response_format": {"type": "json_object"}},
+    {"response_format": of_schema({"type": "object", "properties": {"a": {"type": "string", "maxLength": 8}}})},
+    {"response_format": {"type": "structural_tag", "triggers": ["<f"], "structures": [
+        {"begin": "<f>", "schema": {"type": "object"}, "end": "</f>"}]}},
+    {"regex": r"\d{4}-\d{2}-\d{2}", "chat_template_kwargs": {"enable_thinking": False}, "reasoning_effort": "low"},
+    {"reasoning": {"effort": "high", "enabled": True}, "reasoning_effort": 0.5},
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("number", range(len(WORKING)))
+def test_what_clients_send_is_admitted(number: int) -> None:
+    fields = WORKING[number]
+    admitted = chat(**fields).fields
+    for name, value in {**CHAT, **fields}.items():
+        if name in BOOKKEEPING or value is None or name == "model":
+            assert name not in admitted  # nothing of it reaches an engine
+        else:
+            assert bytes(admitted[name]) == json.dumps(value).encode()  # byte for byte
+
+
+def test_every_field_has_a_rule() -> None:
+    fields = USER_FACING | BOOKKEEPING | {"reasoning", "adapter"}
+    assert fields == RULES.keys()
+    assert FIELDS[Endpoint.CHAT] | FIELDS[Endpoint.COMPLETIONS] == fields
+    assert not CHAT_ONLY & COMPLETIONS_ONLY
+    assert not NOT_OFFERED.keys() & fields
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"model":"b","prompt":[' + b"1," * 5_000_000 + b"1]}",
+        b"{" + b",".join(b'"k%d":1' % n for n in range(40_000)) + b"}",
+        b'{"model":"b",' + b'"n":1,' * 40_000 + b'"prompt":"x"}',
+        b'{"model":"b","prompt":[' + b"[]," * 70_000 + b"[]]}",
+    ],
+    ids=["token ids", "unknown keys", "the same key", "lists"],
+)
+def test_a_large_body_of_small_values_is_refused_before_it_is_decoded(body: bytes) -> None:
+    with pytest.raises(InvalidBody, match="at most"):
+        validate(Endpoint.COMPLETIONS, body, LIMITS)
+
+
+def test_a_large_body_of_text_with_brackets_and_quotes_is_admitted() -> None:
+    limits = Limits(8, 1000, 131_072)
+    text = '[{"a": "b"}, \\' * 50_000
+    assert complete(limits, prompt=text).num_choices == 1
