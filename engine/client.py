@@ -17,9 +17,9 @@ IN_USE = "is in use"  # in the engine's error when it refuses an unload (`engine
 
 @dataclass(frozen=True, slots=True)
 class EngineLoad:
-    """The scheduler's load, published after each batch; a batch that is still running is not counted."""
+    """The scheduler's load, published when the batch of a prompt begins, after each batch, and while requests wait."""
 
-    running_requests: int
+    running_requests: int  # also prompts that are being computed
     queued_requests: int  # waiting, bootstrapping, transferring KV or retracted
     used_kv_tokens: int
     max_kv_tokens: int
@@ -33,6 +33,7 @@ class EngineClient:
         self._timeout_s = timeout_s
         connector = aiohttp.TCPConnector(keepalive_timeout=_KEEPALIVE_S)
         self._session = aiohttp.ClientSession(connector=connector)
+        self.num_answers = 0  # of the server, errors too: signs that it lives
 
     async def aclose(self) -> None:
         """Close all connections."""
@@ -93,6 +94,7 @@ class EngineClient:
         timeout = aiohttp.ClientTimeout(total=timeout_s or self._timeout_s)
         try:
             async with self._session.request(method, self._url + path, json=body, timeout=timeout) as answer:
+                self.num_answers += 1
                 text = await answer.text()
                 if answer.status >= 400 and not text.startswith('{"rid"'):
                     raise EngineRefused(f"{path} answered {answer.status}: {text[:500]}")

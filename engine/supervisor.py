@@ -1,4 +1,7 @@
-"""Keeps one SGLang server running: start, hook verification, watch, restart with back-off, stop."""
+"""Keeps one SGLang server running: start, hook verification, watch, restart with back-off, stop.
+
+An engine is started again when one of its processes has ended, and when one of its parts hangs.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +15,13 @@ import time
 import uuid
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from engine.arguments import EngineSpec, command, environment
 from engine.client import EngineClient
 from engine.errors import EngineError
+from engine.hang_watch import OBSERVE_S, EngineProbe, HangWatch, Timeouts, parts_of
 from engine.hooks.ledger import hooks_for
 from engine.hooks.report import ProcessReport, read_reports
 from process.lifetime import is_alive, kill_group
@@ -41,13 +45,17 @@ class EngineStatus(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class EngineSnapshot:
-    """The engine's current state. `incarnation` is new at each start, and empty unless the engine is up."""
+    """The engine's current state. `incarnation` is new at each start, and empty unless the engine is up.
+
+    `suspicion` says why an engine that is up should get no requests: a part of it shows no sign of life.
+    """
 
     status: EngineStatus
     incarnation: str
     reports: tuple[ProcessReport, ...]
     num_restarts: int
     reason: str
+    suspicion: str = ""
 
 
 class EngineStartFailed(EngineError):
@@ -55,12 +63,27 @@ class EngineStartFailed(EngineError):
 
 
 class EngineSupervisor:
-    """Owns one engine's processes. Calls `on_change` in the event loop at every state change."""
+    """Owns one engine's processes. Calls `on_change` in the event loop at every state change.
 
-    def __init__(self, spec: EngineSpec, start_timeout_s: float, on_change: Callable[[EngineSnapshot], None]) -> None:
+    Without `hang_timeouts` nothing looks for hangs. With them, somebody must ask the engine's HTTP server at least once
+    a second; `num_answers` says how many answers came.
+    """
+
+    def __init__(
+        self,
+        spec: EngineSpec,
+        start_timeout_s: float,
+        on_change: Callable[[EngineSnapshot], None],
+        *,
+        hang_timeouts: Timeouts | None = None,
+        num_answers: Callable[[], int] = lambda: 0,
+    ) -> None:
         self._spec = spec
         self._start_timeout_s = start_timeout_s
         self._on_change = on_change
+        self._hang_timeouts = hang_timeouts
+        self._num_answers = num_answers
+        self.progress = 0  # changes while the engine works on requests
         self._process: asyncio.subprocess.Process | None = None
         self._last_lines: deque[str] = deque(maxlen=30)
         self._num_restarts = 0
@@ -92,10 +115,39 @@ class EngineSupervisor:
         log.info("engine up", extra={"fields": {"pids": [report.pid for report in reports]}})
         self._set(EngineStatus.UP, incarnation=uuid.uuid4().hex[:12], reports=reports)
         pids = [report.pid for report in reports]
-        while all(is_alive(pid) for pid in pids):  # noqa: ASYNC110 grandchildren: only /proc shows their end
-            await asyncio.sleep(_POLL_S)
+        hangs = asyncio.create_task(self._look_for_hangs(), name="hang-watch")
+        try:
+            while all(is_alive(pid) for pid in pids):  # grandchildren: only /proc shows their end
+                if hangs.done():
+                    hangs.result()
+                await asyncio.sleep(_POLL_S)
+        finally:
+            hangs.cancel()
         dead = [report.process for report in reports if not is_alive(report.pid)]
         raise EngineError(f"the engine's {', '.join(dead)} process ended; last output: {self._output()}")
+
+    async def _look_for_hangs(self) -> None:
+        """Publish what is suspicious. Raises EngineError if the engine hangs."""
+        if self._hang_timeouts is None:
+            await asyncio.Event().wait()
+            return
+        assert self._process is not None
+        watch = HangWatch(self._hang_timeouts)
+        parts = parts_of(self._spec.role, self._spec.tensor_parallel)
+        probe = EngineProbe(self._spec.report_dir, parts, self._process.pid, self._num_answers)
+        while True:
+            watch.observe(time.monotonic(), probe.observe())
+            self.progress = probe.num_batches + watch.num_signs
+            if watch.is_hung:
+                raise EngineError(f"{watch.suspicion}; it is started again")
+            if bool(watch.suspicion) != bool(self.snapshot.suspicion):
+                log.warning(
+                    "engine suspected" if watch.suspicion else "engine is back",
+                    extra={"fields": {"reason": watch.suspicion}},
+                )
+                self.snapshot = replace(self.snapshot, suspicion=watch.suspicion)
+                self._on_change(self.snapshot)
+            await asyncio.sleep(OBSERVE_S)
 
     async def _spawn(self) -> None:
         scratch = self._spec.scratch

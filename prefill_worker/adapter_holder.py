@@ -100,7 +100,7 @@ class AdapterHolder(WorkerAgent):
 
     def _residency_for(self, tier: Tier) -> Residency:
         """The residency, if a tier can be changed now. Raises EngineUnreachable."""
-        engine_is_up = self.hub.state.engine_state == pb.ENGINE_STATE_UP
+        engine_is_up = self.hub.state.engine_state == pb.ENGINE_STATE_UP and not self.hub.state.hung
         if self._residency is None or (tier is Tier.HOST and not engine_is_up):
             raise EngineUnreachable(f"the engine of {self.name} is not up")
         return self._residency

@@ -24,7 +24,8 @@
     ├── NoWorkerAvailable            no suitable worker is placeable now
     ├── AdapterRefused               the worker will never load this adapter
     ├── AttemptError                 an attempt at one placement failed
-    │   ├── WorkerLost               the connection or the engine was lost
+    │   ├── WorkerLost               the connection or the engine was lost, or the engine hangs
+    │   ├── WorkerStalled            nothing that the request waits for makes progress
     │   ├── EngineFailure            a 5xx, or the engine is busy
     │   ├── EngineAborted            the engine aborted the request
     │   ├── EngineRefusal            a 4xx: the request is wrong
@@ -202,9 +203,23 @@ class AttemptError(RouterError):
 class WorkerLost(AttemptError):
     code = "worker_lost"
 
-    def __init__(self, message: str, *, worker: str, was_reached: bool = True) -> None:
+    def __init__(
+        self, message: str, *, worker: str, was_reached: bool = True, has_broken_connection: bool = False
+    ) -> None:
         super().__init__(message, worker=worker)
         self.was_reached = was_reached  # False: no connection in time, so the engine has not seen the request
+        self.has_broken_connection = has_broken_connection  # seen by this router itself, not told by the agent
+
+
+class WorkerStalled(AttemptError):
+    """`workers` are all that the request waited for; which one is at fault is unknown."""
+
+    code = "worker_stalled"
+    http_status = 504
+
+    def __init__(self, message: str, *, workers: tuple[str, ...]) -> None:
+        super().__init__(message, worker=workers[0])
+        self.workers = workers
 
 
 class EngineFailure(AttemptError):

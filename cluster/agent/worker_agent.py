@@ -11,7 +11,7 @@ import contextlib
 import logging
 import os
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,7 @@ from cluster.control.worker_watch import WorkerWatch
 from cluster.errors import WorkerStopping
 from engine.client import EngineClient
 from engine.errors import EngineError
+from engine.hang_watch import Timeouts
 from engine.hooks.ledger import hooks_for
 from engine.pin import SGLANG_VERSION
 from engine.supervisor import EngineSnapshot, EngineStatus, EngineSupervisor
@@ -74,6 +75,7 @@ class WorkerAgent:
         self.engine: EngineClient  # created in `run`, where the event loop runs
         self._changed = asyncio.Event()
         self._ready_incarnation = ""
+        self._suspicion = ""  # why an engine that is up should get no requests
         self._is_stopping = False
 
     # Extended by roles.
@@ -109,7 +111,16 @@ class WorkerAgent:
     async def run(self) -> None:
         """Serve until SIGTERM or SIGINT, then drain and stop the engine."""
         self.engine = EngineClient(self.spec.url)
-        supervisor = EngineSupervisor(self.spec, self.config.engine_of(self.name).start_timeout_s, self._engine_changed)
+        settings = self.config.engine_of(self.name)
+        supervisor = EngineSupervisor(
+            self.spec,
+            settings.start_timeout_s,
+            self._engine_changed,
+            hang_timeouts=Timeouts(settings.hang_timeout_s, settings.batch_timeout_s)
+            if settings.hang_timeout_s
+            else None,
+            num_answers=lambda: self.engine.num_answers,
+        )
         async with contextlib.AsyncExitStack() as stack:
             stack.push_async_callback(self.engine.aclose)
             await stack.enter_async_context(self.resources())
@@ -119,7 +130,7 @@ class WorkerAgent:
                 asyncio.create_task(coroutine, name=name)
                 for name, coroutine in (
                     ("engine", supervisor.run()),
-                    ("load", self._poll_load()),
+                    ("load", self._poll_load(lambda: supervisor.progress)),
                     ("readiness", self._follow_readiness()),
                     ("role", self.run_role()),
                     ("resources", self.run_resources()),
@@ -226,12 +237,15 @@ class WorkerAgent:
             self.engine_gone()
             if snapshot.incarnation:
                 self.engine_up()
+            self.hub.update(load=pb.Load())
         self.metrics.engine_restarts.set(snapshot.num_restarts)
+        self._suspicion = snapshot.suspicion
+        hung = {"ready": False, "hung": True} if snapshot.suspicion else {"hung": False}
         self.hub.update(
             engine_state=_ENGINE_STATES[snapshot.status],
             incarnation=snapshot.incarnation,
-            reason=snapshot.reason,
-            load=pb.Load(),
+            reason=snapshot.suspicion or snapshot.reason,
+            **hung,
         )
         self._changed.set()
 
@@ -243,7 +257,7 @@ class WorkerAgent:
         while True:
             await self._changed.wait()
             self._changed.clear()
-            up = self.hub.state.engine_state == pb.ENGINE_STATE_UP
+            up = self.hub.state.engine_state == pb.ENGINE_STATE_UP and not self._suspicion
             reason = self.hub.state.reason
             if up and self._ready_incarnation != self.incarnation:
                 reason = self.why_not_warm()
@@ -257,7 +271,8 @@ class WorkerAgent:
             self.hub.update(ready=ready, reason=reason, not_warm_with=self.not_warm_with() if up else [])
             self.metrics.ready.set(ready and not self.hub.state.draining)
 
-    async def _poll_load(self) -> None:
+    async def _poll_load(self, progress: Callable[[], int]) -> None:
+        """Publish the engine's load. These calls are also what shows that its HTTP server lives."""
         while True:
             busy = False
             if self.hub.state.engine_state == pb.ENGINE_STATE_UP:
@@ -265,12 +280,13 @@ class WorkerAgent:
                     load = await self.engine.load()
                     busy = load.running_requests + load.queued_requests > 0
                     self.hub.update(
+                        progress=progress(),
                         load=pb.Load(
                             running_requests=load.running_requests,
                             queued_requests=load.queued_requests,
                             used_kv_tokens=load.used_kv_tokens,
                             max_kv_tokens=load.max_kv_tokens,
-                        )
+                        ),
                     )
                     self.metrics.observe_load(load)
             await asyncio.sleep(_LOAD_POLL_BUSY_S if busy else _LOAD_POLL_IDLE_S)

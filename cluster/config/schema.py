@@ -98,6 +98,10 @@ class EngineConfig(_Section):
     context_length: Annotated[int, Field(ge=8)] | None = None  # None: the model's maximum
     tensor_parallel: Annotated[int, Field(ge=1)] = 1  # GPUs of one engine, among which it divides the model
     start_timeout_s: Seconds = 600.0
+    # A part of the engine that shows no sign of life for so long: no requests, and a restart after twice or four times
+    # that (docs/workers.md). None: nothing looks for hangs.
+    hang_timeout_s: Annotated[float, Field(ge=1)] | None = 10.0
+    batch_timeout_s: Annotated[float, Field(ge=1)] = 300.0  # a scheduler that computes one batch for so long hangs, too
     extra_arguments: tuple[str, ...] = ()  # appended to SGLang's command line; a worker's replace the cluster's
     more_arguments: tuple[str, ...] = ()  # appended after them; a worker's are added to the cluster's
 
@@ -299,6 +303,8 @@ class RouterConfig(_Section):
     connect_timeout_s: Seconds = 5.0
     adapter_timeout_s: Seconds = 60.0  # to load a cold adapter
     first_event_timeout_s: Seconds = 300.0  # queueing, prefill and KV transfer
+    # A request that waits for its first event, or its answer, at workers that report no progress is tried elsewhere.
+    progress_timeout_s: Seconds = 60.0
     event_gap_timeout_s: Seconds = 120.0  # between two events of a stream
     answer_timeout_s: Seconds = 1800.0  # a complete answer without streaming; on unified workers including prefill
     body_timeout_s: Seconds = 60.0  # to receive a client's request

@@ -1,10 +1,15 @@
-"""Bodies of the hooks that publish a scheduler's adapter tensors and its load while requests wait."""
+"""Bodies of the hooks that publish an engine's adapter tensors, its load and its signs of life."""
 
 from __future__ import annotations
 
+import functools
+import os
 import time
+from pathlib import Path
 
+from engine.hooks.report import REPORT_DIR_VARIABLE
 from engine.hooks.state import report
+from engine.vital_signs import Vitals
 
 
 def report_scheduler(result, scheduler):
@@ -41,3 +46,89 @@ def count_adapter_tensors(runner) -> int:
         return layers
     pool = manager.memory_pool
     return layers + sum(len(buffers) for half in (pool.A_buffer, pool.B_buffer) for buffers in half.values())
+
+
+_ASK_EVERY_S = 1.0
+_asked_at = 0.0
+_KV_QUESTION = [b"ABORT", b"-1"]  # the abort of a KV room that cannot exist
+_prefilling: dict[int, object] = {}  # requests of the prompts that are being computed, by the id of the object
+
+
+def live(_result, scheduler, _received):
+    """Count a pass of the scheduler's loop. Every second, ask the parts that sleep until they get a message."""
+    global _asked_at
+    rank = scheduler.ps.tp_rank
+    _own_vitals(f"scheduler-{rank}").live()
+    now = time.monotonic()
+    if now - _asked_at < _ASK_EVERY_S:
+        return
+    _asked_at = now
+    if scheduler.ipc_channels.send_to_detokenizer.socket is not None and _vitals("detokenizer").ask():
+        from sglang.srt.managers.io_struct import ConfigureLoggingReq
+
+        scheduler.ipc_channels.send_to_detokenizer.send_output(ConfigureLoggingReq())
+    if scheduler.disaggregation_mode.value == "prefill" and _vitals(f"kv-{rank}").ask():
+        manager = scheduler.disagg_prefill_bootstrap_queue.kv_manager
+        _to_kv_thread(manager).send_multipart(_KV_QUESTION)
+
+
+def detokenizer_answers(_result, _detokenizer, request):
+    """Count the answer to the question of `live`: a change of the logging that changes nothing."""
+    if request.log_level is None:
+        _own_vitals("detokenizer").live()
+
+
+def kv_thread_answers(original, manager, message):
+    """Count the answer to the question of `live`; other messages take their usual way."""
+    if message != _KV_QUESTION:
+        return original(manager, message)
+    _own_vitals(f"kv-{manager.kv_args.engine_rank}").live()
+    return True
+
+
+@functools.cache
+def _vitals(part: str) -> Vitals:
+    return Vitals(Path(os.environ[REPORT_DIR_VARIABLE]), part)
+
+
+@functools.cache
+def _own_vitals(part: str) -> Vitals:
+    vitals = _vitals(part)
+    vitals.is_in_process(os.getpid())
+    return vitals
+
+
+@functools.cache
+def _to_kv_thread(manager):
+    """A socket of the scheduler's thread to the thread that takes decode engines' messages."""
+    import zmq
+
+    socket = zmq.Context.instance().socket(zmq.PUSH)
+    socket.setsockopt(zmq.LINGER, 0)
+    host = f"[{manager.local_ip}]" if ":" in manager.local_ip else manager.local_ip
+    socket.connect(f"tcp://{host}:{manager.rank_port}")
+    return socket
+
+
+def publish_prefill(original, scheduler, batch, *args, **kwargs):
+    """Publish the load with the prompts of this batch, which have left the queue and are in no count of SGLang's."""
+    _own_vitals(f"scheduler-{scheduler.ps.tp_rank}").ran_batch()
+    if batch.forward_mode.is_extend():
+        _prefilling.update((id(request), request) for request in batch.reqs)
+        scheduler.publish_load_snapshot(force=True)
+    return original(scheduler, batch, *args, **kwargs)
+
+
+def prefill_ended(_result, _scheduler, batch, *_args):
+    """The results of this batch are there."""
+    for request in batch.reqs:
+        _prefilling.pop(id(request), None)
+
+
+def count_prefill(loads, inquirer):
+    """Add prompts that are being computed to the running requests, and those whose KV is on its way to the queued."""
+    running = set(map(id, inquirer.get_running_batch().reqs)) if _prefilling else ()
+    loads.num_running_reqs += sum(key not in running for key in _prefilling)
+    if loads.disaggregation is not None:
+        loads.num_waiting_reqs += loads.disaggregation.prefill_inflight_queue_reqs
+    return loads

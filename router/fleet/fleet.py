@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import replace
+from functools import partial
 from types import MappingProxyType
+from typing import TypeVar
 
-from router.errors import WorkerLost
+from router.errors import WorkerLost, WorkerStalled
+from router.fleet.breaker import Breaker
 from router.fleet.fleet_state import FleetState, WorkerView
+from router.fleet.progress import ProgressCheck
 from router.fleet.worker_link import WorkerLink
 from router.fleet.worker_loads import WorkerLoads
 from router.fleet.worker_residency import WorkerResidency
 
+T = TypeVar("T")
 Loss = Callable[[WorkerLost], None]
 
 
@@ -21,6 +27,7 @@ class Watch:
 
     def __init__(self, watches: set[Watch], view: WorkerView, on_loss: Loss) -> None:
         self.needs_contact = True  # losing contact with the agent counts as a loss, too
+        self.needs_progress = True  # and so does an engine that hangs
         self._watches = watches
         self._incarnation = view.incarnation
         self._on_loss = on_loss
@@ -32,11 +39,14 @@ class Watch:
     def check(self, view: WorkerView) -> None:
         """Report a loss if the engine is down or has another incarnation.
 
-        A running stream does not need the agent: set `needs_contact` to False for it.
+        A running stream does not need the agent, and waits until a hanging engine is back or is restarted: set
+        `needs_contact` and `needs_progress` to False for it.
         """
         if view.is_connected:
             is_lost = not (view.is_engine_up and view.incarnation == self._incarnation)
             what = "the engine of worker {} went away"
+            if not is_lost and view.is_hung:
+                is_lost, what = self.needs_progress, "the engine of worker {} hangs"
         else:
             is_lost, what = self.needs_contact, "the router lost contact with worker {}"
         if is_lost:
@@ -60,6 +70,7 @@ class Fleet:
         self._views = {name: WorkerView(name, role) for name, (role, _) in addresses.items()}
         self._state: FleetState | None = None  # None: outdated
         self._watches: dict[str, set[Watch]] = {name: set() for name in addresses}
+        self._breakers: dict[str, Breaker] = {}
         self._links = {
             name: WorkerLink(
                 self._views[name],
@@ -93,6 +104,43 @@ class Fleet:
         watch = Watch(self._watches[view.name], view, on_loss)
         watch.check(self._views[view.name])
         return watch
+
+    async def unless_lost(self, view: WorkerView, work: Awaitable[T]) -> T:
+        """The result of `work`, which is cancelled when the engine of `view` is lost or hangs. Raises WorkerLost."""
+        losses: list[WorkerLost] = []
+        try:
+            async with asyncio.timeout(None) as limit:
+
+                def lose(error: WorkerLost) -> None:
+                    losses.append(error)
+                    limit.reschedule(asyncio.get_running_loop().time())
+
+                watch = self.watch(view, lose)
+                try:
+                    return await work
+                finally:
+                    watch.end()
+        except TimeoutError:
+            if losses:
+                raise losses[0] from None
+            raise
+
+    def check_progress(
+        self, workers: tuple[str, ...], timeout_s: float, on_stall: Callable[[WorkerStalled], None]
+    ) -> ProgressCheck:
+        """Call `on_stall` when none of the workers has reported progress for so long, until the check's `end`."""
+
+        def has_contact(worker: str) -> bool:
+            return worker in self._views and self._views[worker].is_connected
+
+        return ProgressCheck(self.loads, has_contact, workers, timeout_s, on_stall)
+
+    def breaker(self, worker: str) -> Breaker:
+        """What this router's calls to the worker's engine have shown."""
+        breaker = self._breakers.get(worker)
+        if breaker is None:
+            breaker = self._breakers[worker] = Breaker(worker, partial(self._breaker_changed, worker))
+        return breaker
 
     def link(self, worker: str) -> WorkerLink:
         """The link to one worker, for calls to its agent. Raises KeyError for a name that is not in cluster.yaml."""
@@ -133,8 +181,17 @@ class Fleet:
         names = (name for name, view in self._views.items() if view.is_connected and has_revision(view.residency))
         return tuple(sorted(names))
 
+    def _breaker_changed(self, worker: str) -> None:
+        if worker in self._views:
+            self._update(self._views[worker])
+
     def _update(self, view: WorkerView) -> None:
-        before, self._views[view.name] = self._views[view.name], view
+        before, breaker = self._views[view.name], self.breaker(view.name)
+        if view.incarnation != before.incarnation:
+            breaker.reset()
+        if view.is_blocked != breaker.is_blocking:
+            view = replace(view, is_blocked=breaker.is_blocking)
+        self._views[view.name] = view
         has_changed = view != before or view.residency is not before.residency
         if has_changed:
             self._state = None

@@ -29,14 +29,17 @@ class WorkerView:
     incarnation: str = ""  # of the engine; empty without one
     is_engine_up: bool = False
     is_ready: bool = False
+    is_hung: bool = False  # the engine shows no sign of life; its agent restarts it if that goes on
     is_draining: bool = False
+    is_blocked: bool = False  # by this router's breaker
     warm_pairs: frozenset[tuple[str, str]] = frozenset()  # (decode name, its incarnation); prefill only
     residency: WorkerResidency = field(default_factory=WorkerResidency, compare=False)  # shared and mutable; see there
     num_residency_changes: int = field(default=0, compare=False)  # since the router started
 
     @property
     def is_placeable(self) -> bool:
-        return self.is_connected and self.is_engine_up and self.is_ready and not self.is_draining
+        is_ready = self.is_connected and self.is_engine_up and self.is_ready
+        return is_ready and not self.is_draining and not self.is_blocked
 
     def is_warm_with(self, decode: WorkerView) -> bool:
         """True if a warm-up request has passed through these two incarnations of the engines."""
@@ -49,6 +52,8 @@ class WorkerView:
             return ""
         if self.is_connected and self.is_draining:
             return self.reason or "draining"
+        if self.is_connected and self.is_ready and self.is_blocked:
+            return "calls to it have failed, or made no progress; this router tries it again within seconds"
         return self.reason or "the worker says it is not ready"
 
 

@@ -32,9 +32,9 @@ log = logging.getLogger(__name__)
 
 
 class LoadReport(Protocol):
-    """Takes what an engine reports of its KV memory."""
+    """Takes what an engine reports of its KV memory and its progress."""
 
-    def __call__(self, worker: str, *, used_kv_tokens: int, max_kv_tokens: int) -> None: ...
+    def __call__(self, worker: str, *, used_kv_tokens: int, max_kv_tokens: int, progress: int) -> None: ...
 
 
 class WorkerLink:
@@ -172,7 +172,12 @@ class WorkerLink:
                     return
                 self._view.residency.apply(state.residency)
                 load = state.load
-                self._on_load(self._view.name, used_kv_tokens=load.used_kv_tokens, max_kv_tokens=load.max_kv_tokens)
+                self._on_load(
+                    self._view.name,
+                    used_kv_tokens=load.used_kv_tokens,
+                    max_kv_tokens=load.max_kv_tokens,
+                    progress=state.progress,
+                )
                 num_changes = self._view.num_residency_changes + bool(state.residency.ByteSize())
                 self._publish(replace(_view_after(self._view, state), num_residency_changes=num_changes))
         finally:
@@ -218,6 +223,7 @@ def _view_after(view: WorkerView, state: control.WorkerState) -> WorkerView:
         incarnation=state.incarnation,
         is_engine_up=state.engine_state == control.ENGINE_STATE_UP,
         is_ready=state.ready,
+        is_hung=state.hung,
         is_draining=state.draining,
         warm_pairs=frozenset((pair.decode_name, pair.decode_incarnation) for pair in state.warm_pairs),
     )

@@ -21,8 +21,10 @@ class WorkerLoad:
         "max_kv_tokens",
         "num_sequences",
         "placed_kv_tokens",
+        "progressed_at",
         "prompt_tokens",
         "reported_kv_tokens",
+        "reported_progress",
         "revisions",
         "s_per_token",
     )
@@ -33,6 +35,8 @@ class WorkerLoad:
         self.placed_kv_tokens = 0  # that this router's sequences may come to occupy
         self.reported_kv_tokens = 0  # that are occupied, by all routers' sequences
         self.max_kv_tokens = 0  # 0: not reported
+        self.reported_progress = 0
+        self.progressed_at = 0.0  # when its agent last reported that the engine works, by the loads' clock
         self.revisions: dict[str, int] = {}  # revision id -> this router's sequences that use it
         self.s_per_token = 1 / _INITIAL_TOKENS_PER_S  # while it has prompts to read
         self._num_reading = 0
@@ -81,7 +85,7 @@ class WorkerLoads(Mapping[str, WorkerLoad]):
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._loads: dict[str, WorkerLoad] = {}
-        self._clock = clock
+        self.clock = clock
 
     def __getitem__(self, worker: str) -> WorkerLoad:
         load = self._loads.get(worker)
@@ -95,9 +99,11 @@ class WorkerLoads(Mapping[str, WorkerLoad]):
     def __len__(self) -> int:
         return len(self._loads)
 
-    def report(self, worker: str, *, used_kv_tokens: int, max_kv_tokens: int) -> None:
-        """Take over what an engine reports."""
+    def report(self, worker: str, *, used_kv_tokens: int, max_kv_tokens: int, progress: int = 0) -> None:
+        """Take over what an engine reports. Another use of its memory is progress, too."""
         load = self[worker]
+        if (progress, used_kv_tokens) != (load.reported_progress, load.reported_kv_tokens):
+            load.reported_progress, load.progressed_at = progress, self.clock()
         load.reported_kv_tokens, load.max_kv_tokens = used_kv_tokens, max_kv_tokens
 
     def forget(self, worker: str) -> None:
@@ -108,7 +114,7 @@ class WorkerLoads(Mapping[str, WorkerLoad]):
 
     def hold(self, worker: str, *, prompt_tokens: int = 0, kv_tokens: int = 0, revision_id: str | None = None) -> Hold:
         """Count one more sequence at a worker until the hold is released."""
-        return Hold(self[worker], self._clock, prompt_tokens, kv_tokens, revision_id)
+        return Hold(self[worker], self.clock, prompt_tokens, kv_tokens, revision_id)
 
 
 class Hold:

@@ -21,9 +21,11 @@ class Attempt:
     The owner of an attempt must await `end`, whatever happened before.
     """
 
-    def __init__(self, fleet: Fleet, call: EngineCall, *, is_streaming: bool) -> None:
+    def __init__(self, fleet: Fleet, call: EngineCall, *, is_streaming: bool, progress_timeout_s: float) -> None:
+        self._fleet = fleet
         self._call = call
         self._is_streaming = is_streaming
+        self._progress = fleet.check_progress(self._worker_names(), progress_timeout_s, call.fail)
         self._is_complete = False  # the whole output has arrived
         call.start(wants_stream=is_streaming)
         self._watch = fleet.watch(call.worker, self._lose)
@@ -91,13 +93,20 @@ class Attempt:
     async def end(self) -> None:
         """Stop what is left. Closes connections and starts aborts before it first waits. Idempotent."""
         self._watch.end()
+        self._progress.end()
         self._call.leave()
 
+    def _worker_names(self) -> tuple[str, ...]:
+        """The workers whose progress the output waits for; it has stalled when none of them makes any."""
+        return (self._call.worker.name,)
+
     def _begun(self, first: bytes) -> bytes:
-        """The first output, checked. From now on losing contact with the agent ends nothing."""
+        """The first output, checked. From now on neither losing contact with the agent nor a hang ends anything."""
         self._is_complete = not self._is_streaming
         self._check(first)
-        self._watch.needs_contact = False
+        self._watch.needs_contact = self._watch.needs_progress = False
+        self._progress.end()
+        self._fleet.breaker(self._call.worker.name).succeeded()
         self._call.prompt_was_read()
         return first
 

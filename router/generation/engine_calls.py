@@ -238,5 +238,8 @@ class EngineCall:
         fields = {"worker": self.worker.name, "rid": self.rid, "reason": str(error) or type(error).__name__}
         log.info("engine call failed", extra={"fields": fields})
         return WorkerLost(
-            f"the connection to worker {self.worker.name} broke", worker=self.worker.name, was_reached=was_reached
+            f"the connection to worker {self.worker.name} broke",
+            worker=self.worker.name,
+            was_reached=was_reached,
+            has_broken_connection=True,
         )

@@ -24,6 +24,7 @@ class PairAttempt(Attempt):
         decode: EngineCall,
         *,
         is_streaming: bool,
+        progress_timeout_s: float,
         on_prefill_answer: Callable[[bytes], None],
     ) -> None:
         self._prefill = prefill
@@ -31,7 +32,7 @@ class PairAttempt(Attempt):
         self._deadline: asyncio.Timeout | None = None  # of `begin`
         self._answer_timeout_s = 0.0
         prefill.start()
-        super().__init__(fleet, decode, is_streaming=is_streaming)
+        super().__init__(fleet, decode, is_streaming=is_streaming, progress_timeout_s=progress_timeout_s)
         self._prefill_watch = fleet.watch(prefill.worker, self._lose)
         prefill.output.add_done_callback(self._on_prefill_answer)
 
@@ -72,12 +73,16 @@ class PairAttempt(Attempt):
         """Stop what is left of both calls, as `Attempt.end` does."""
         self._prefill_watch.end()
         self._watch.end()
+        self._progress.end()
         try:
             if self._is_complete and not self._prefill.output.done():
                 await asyncio.wait({self._prefill.output}, timeout=_PREFILL_END_S)
         finally:  # also if the client disconnects meanwhile
             self._prefill.leave()
             await super().end()
+
+    def _worker_names(self) -> tuple[str, ...]:
+        return self._prefill.worker.name, self._call.worker.name
 
     def _on_prefill_answer(self, output: asyncio.Future[bytes]) -> None:
         if output.cancelled():
@@ -88,6 +93,7 @@ class PairAttempt(Attempt):
             try:
                 self._check_prefill(answer)
                 self._prefill.prompt_was_read()
+                self._fleet.breaker(self._prefill.worker.name).succeeded()
                 self._observe_prefill(answer)
             except EngineAborted as aborted:
                 error = aborted

@@ -15,6 +15,7 @@ from router.errors import (
     AttemptError,
     RouterError,
     WorkerLost,
+    WorkerStalled,
 )
 from router.fleet.fleet_state import FleetState
 from router.generation.backends import Backends
@@ -87,7 +88,8 @@ class PlacementSearch:
     def _note(self, error: AttemptError, placement: Placement) -> None:
         if isinstance(error, AdapterNotResident):  # the same worker only has to load it again
             return
-        self._failed = self._failed.with_worker(error.worker)
+        for name in error.workers if isinstance(error, WorkerStalled) else (error.worker,):
+            self._failed = self._failed.with_worker(name)
         if not isinstance(error, WorkerLost) or error.was_reached:
             self._failed = self._failed.with_placement(placement)
 

@@ -12,7 +12,17 @@ from types import TracebackType
 import msgspec
 
 from adapters.catalog.records import AdapterRevision
-from router.errors import AdapterNotResident, AdapterRefused, AttemptError, RouterError
+from router.errors import (
+    AdapterNotResident,
+    AdapterRefused,
+    AttemptError,
+    EngineAborted,
+    EngineFailure,
+    EngineRefusal,
+    RouterError,
+    WorkerLost,
+    WorkerStalled,
+)
 from router.fleet.fleet_state import WorkerView
 from router.fleet.worker_loads import Hold
 from router.generation.attempt import Attempt
@@ -97,6 +107,7 @@ class SequenceRun:
             except (AdapterRefused, AttemptError) as error:
                 await self._end_attempt()
                 self._state.phase = Phase.ADMITTED
+                self._note_for_breakers(error)
                 if isinstance(error, AdapterNotResident):
                     self._not_in_engine.add(error.worker)
                 placement = await search.after(error, placement)
@@ -135,10 +146,24 @@ class SequenceRun:
         self._state.placement = placement
         self._state.num_attempts += 1
         placer = self._backends.placer
+        for worker in placement.workers:
+            self._backends.fleet.breaker(worker.name).placed()
         if self._request.wants_explanations:
             note = summary(request, self._backends.fleet.state, placer.policy, placement)
             self._request.explanations.append(note)
         return placer.take(request, placement)
+
+    def _note_for_breakers(self, error: AdapterRefused | AttemptError) -> None:
+        """Count what this router has seen itself. Ends of engines come from their agents, which start them again."""
+        fleet = self._backends.fleet
+        if isinstance(error, WorkerStalled):
+            for name in error.workers:
+                fleet.breaker(name).failed()
+        elif isinstance(error, WorkerLost):
+            if error.has_broken_connection:
+                fleet.breaker(error.worker).failed()
+        elif isinstance(error, (EngineFailure, EngineRefusal, EngineAborted)):
+            fleet.breaker(error.worker).succeeded()  # it has answered
 
     async def _ensure_adapter(self, placed: Placed) -> None:
         """Make the revision resident before any KV room exists: a KV room that waits for a load blocks both engines."""
@@ -149,11 +174,13 @@ class SequenceRun:
         began_at = loop.time()
         timeout_s = self._backends.config.adapter_timeout_s
         outcomes = self._backends.metrics.ensured_adapters
+        worker = placed.placement.prefill
+        name = worker.name
         try:
-            name = placed.placement.prefill.name
-            load_s = await self._backends.fleet.link(name).ensure_adapter(
+            ensured = self._backends.fleet.link(name).ensure_adapter(
                 self._generation_request.revision_id, timeout_s, not_in_engine=name in self._not_in_engine
             )
+            load_s = await self._backends.fleet.unless_lost(worker, ensured)
         except RouterError as error:
             outcomes.labels(error.code).inc()
             raise
@@ -193,7 +220,12 @@ class SequenceRun:
         call = self._call(worker, body, rid, hold)
         if not self._validated.is_streaming:  # nothing shows when its prompt was read
             asyncio.get_running_loop().call_later(hold.expected_read_s, partial(hold.read_ended, was_read=False))
-        return Attempt(self._backends.fleet, call, is_streaming=self._validated.is_streaming)
+        return Attempt(
+            self._backends.fleet,
+            call,
+            is_streaming=self._validated.is_streaming,
+            progress_timeout_s=self._backends.config.progress_timeout_s,
+        )
 
     def _begin_scoring(self, placed: Placed, rid: str) -> Attempt:
         (worker,), (hold,) = placed.placement.workers, placed.holds
@@ -206,7 +238,12 @@ class SequenceRun:
             revision_id=self._generation_request.revision_id,
             wants_prompt_logprobs=self._validated.wants_prompt_logprobs,
         )
-        return Attempt(self._backends.fleet, self._call(worker, body, rid, hold), is_streaming=False)
+        return Attempt(
+            self._backends.fleet,
+            self._call(worker, body, rid, hold),
+            is_streaming=False,
+            progress_timeout_s=self._backends.config.progress_timeout_s,
+        )
 
     def _begin_pair(self, placed: Placed, rid: str) -> Attempt:
         pair = placed.placement
@@ -231,6 +268,7 @@ class SequenceRun:
             self._call(pair.prefill, for_prefill, rid, prefill_hold),
             self._call(pair.decode, for_decode, rid, decode_hold),
             is_streaming=self._validated.is_streaming,
+            progress_timeout_s=self._backends.config.progress_timeout_s,
             on_prefill_answer=partial(self._observe_prompt, placed),
         )
 

@@ -1,4 +1,4 @@
-"""Engines that are killed: the running request ends with an error, the worker comes back, later requests succeed."""
+"""Engines that are killed or hang: requests end, the worker comes back, later requests succeed."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ import time
 import httpx
 import psutil
 import pytest
-from support.running_cluster import RunningCluster
+from support.running_cluster import START_TIMEOUT_S, RunningCluster
 
 pytestmark = pytest.mark.kills_the_cluster
 
 ERROR_WITHIN_S = 10.0
 BACK_WITHIN_S = 90.0
+OUT_WITHIN_S = 30.0  # 10 to 12 s on a machine that is not overloaded
+RESTARTED_WITHIN_S = 60.0
 ENDLESS = {"model": "demo", "prompt": "The sea " * 20, "max_tokens": 1800, "ignore_eos": True, "temperature": 0}
 
 
@@ -28,8 +30,12 @@ def answer_of(cluster: RunningCluster, **fields) -> str:
 def processes(cluster: RunningCluster, worker: str) -> dict[str, psutil.Process]:
     """The killable processes of a worker's engine."""
     server = cluster.engine(worker)
-    scheduler = next(child for child in server.children(recursive=True) if "scheduler" in " ".join(child.cmdline()))
-    return {"server": server, "scheduler": scheduler}
+    found = {"server": server}
+    for child in server.children(recursive=True):
+        for name in ("scheduler", "detokenizer"):
+            if f"sglang::{name}" in " ".join(child.cmdline()):
+                found[name] = child
+    return found
 
 
 @pytest.mark.parametrize(
@@ -55,6 +61,47 @@ def test_engine_killed(cluster: RunningCluster, worker: str, process: str):
     cluster.wait_ready(BACK_WITHIN_S)
     # The adapters are gone with the prefill engine; they come back when they are asked for.
     assert {adapter: answer_of(cluster, adapter=adapter) for adapter in before} == before
+
+
+@pytest.mark.parametrize(
+    ("worker", "process"),
+    [
+        ("prefill-0", "scheduler"),
+        *(
+            pytest.param(worker, process, marks=pytest.mark.long)
+            for worker in ("prefill-0", "decode-0")
+            for process in ("server", "scheduler", "detokenizer")
+            if (worker, process) != ("prefill-0", "scheduler")
+        ),
+    ],
+)
+def test_engine_stopped(cluster: RunningCluster, worker: str, process: str):
+    """SIGSTOP: it is out of placement, then started again, and nobody waits for it any longer."""
+    cluster.wait_ready(BACK_WITHIN_S)
+    before = answer_of(cluster, adapter="a0")
+    victim, server = processes(cluster, worker)[process], cluster.engine(worker)
+    victim.suspend()
+    stopped_at = time.monotonic()
+    answer = httpx.post(f"{cluster.url}/v1/completions", json={**ENDLESS, "max_tokens": 8}, timeout=BACK_WITHIN_S)
+    waited_s = time.monotonic() - stopped_at
+    if answer.status_code != 200:  # it needs no detokenizer of a prefill engine that only sends KV
+        assert answer.status_code in (502, 503)
+        assert waited_s < OUT_WITHIN_S
+    while httpx.get(f"{cluster.worker_url(worker)}/ready", timeout=10).status_code == 200:
+        assert time.monotonic() - stopped_at < OUT_WITHIN_S
+        time.sleep(0.1)
+    out_s = time.monotonic() - stopped_at
+    page = httpx.get(f"{cluster.worker_url(worker)}/ready", timeout=10).json()
+    assert "has shown no progress" in page["reason"]
+    wait_for_another_engine(cluster, worker, server.pid)
+    restarted_s = time.monotonic() - stopped_at
+    cluster.wait_ready(START_TIMEOUT_S)
+    print(
+        f"{worker} {process}: the client waited {waited_s:.1f} s, out of placement after {out_s:.1f} s, started again "
+        f"after {restarted_s:.1f} s, ready after {time.monotonic() - stopped_at:.1f} s"
+    )
+    assert restarted_s < RESTARTED_WITHIN_S
+    assert answer_of(cluster, adapter="a0") == before
 
 
 def wait_for_another_engine(cluster: RunningCluster, worker: str, old_pid: int) -> float:

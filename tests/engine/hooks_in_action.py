@@ -17,6 +17,12 @@ from engine import cpu_support
 cpu_support.install()
 
 
+class Namespace(types.SimpleNamespace):
+    """One that can be a key of a cache."""
+
+    __hash__ = object.__hash__
+
+
 def outcome(action):
     """An action's result, or the type and message of its exception."""
     try:
@@ -29,6 +35,7 @@ def observe() -> dict:
     """One observation per hook."""
     import nixl_cu13._api as nixl
     import torch
+    import zmq
     from sglang.srt.constrained import xgrammar_backend
     from sglang.srt.disaggregation.nixl import conn
     from sglang.srt.entrypoints.openai import serving_tokenize
@@ -36,7 +43,11 @@ def observe() -> dict:
     from sglang.srt.lora.backend import torch_backend
     from sglang.srt.lora.lora_manager import LoRAManager
     from sglang.srt.managers import tokenizer_control_mixin
+    from sglang.srt.managers.detokenizer_manager import DetokenizerManager
+    from sglang.srt.managers.io_struct import ConfigureLoggingReq
     from sglang.srt.managers.scheduler import Scheduler
+
+    from engine.vital_signs import read_vitals
 
     published = []
     waiting = types.SimpleNamespace(
@@ -87,6 +98,49 @@ def observe() -> dict:
         reports = [json.loads(path.read_text()) for path in Path(sys.argv[2]).glob("*.json")]
         return [report["process"] for report in reports if report["process"].startswith("scheduler")]
 
+    folder = Path(sys.argv[2])
+    asked_detokenizer, kv_socket = [], zmq.Context.instance().socket(zmq.PULL)
+    looping = types.SimpleNamespace(
+        session_controller=types.SimpleNamespace(maybe_reap=lambda now: None),
+        flush_wrapper=types.SimpleNamespace(check_pending=lambda: None),
+        external_corpus_manager=None,
+        ps=types.SimpleNamespace(tp_rank=0),
+        ipc_channels=types.SimpleNamespace(
+            send_to_detokenizer=types.SimpleNamespace(
+                socket=object(), send_output=lambda question: asked_detokenizer.append(type(question).__name__)
+            )
+        ),
+        disaggregation_mode=types.SimpleNamespace(value="prefill"),
+        disagg_prefill_bootstrap_queue=types.SimpleNamespace(),
+        forward_ct=0,
+        publish_load_snapshot=lambda force: prefill_published.append(force),
+    )
+    manager = Namespace(
+        local_ip="127.0.0.1",
+        rank_port=kv_socket.bind_to_random_port("tcp://127.0.0.1"),
+        kv_args=types.SimpleNamespace(engine_rank=0),
+        request_status={},
+    )
+    looping.disagg_prefill_bootstrap_queue.kv_manager = manager
+    prefill_published: list[bool] = []
+    prompt = types.SimpleNamespace(
+        forward_mode=types.SimpleNamespace(is_extend=lambda: True, is_prebuilt=lambda: False), reqs=[]
+    )
+
+    def pass_of_the_loop():
+        Scheduler.process_input_requests(looping, [])
+        is_asked = bool(kv_socket.poll(1000 if asked_detokenizer else 0))
+        messages = [part.decode() for part in kv_socket.recv_multipart()] if is_asked else []
+        return [read_vitals(folder, "scheduler-0").num_signs, list(asked_detokenizer), messages]
+
+    def detokenizer_signs():
+        DetokenizerManager.handle_configure_logging_req(object(), ConfigureLoggingReq())
+        return read_vitals(folder, "detokenizer").num_signs
+
+    def kv_thread_signs():
+        is_handled = conn.NixlKVManager._handle_abort_notification(manager, [b"ABORT", b"-1"])
+        return [is_handled, read_vitals(folder, "kv-0").num_signs]
+
     def ids():
         return [tokenizer_control_mixin.LoRARef(lora_name="sha256:1", lora_path="/x").lora_id for _ in range(2)]
 
@@ -102,6 +156,10 @@ def observe() -> dict:
                 for length in (7, 10**30)
             ]
         ),
+        "scheduler_lives": outcome(pass_of_the_loop),
+        "detokenizer_lives": outcome(detokenizer_signs),
+        "kv_thread_lives": outcome(kv_thread_signs),
+        "prefill_is_published": [outcome(lambda: Scheduler.run_batch(looping, prompt)), prefill_published][1],
         "waiting_is_visible": [outcome(lambda: Scheduler.on_idle(waiting)), published][1],
         "lora_layers_do_not_pin": outcome(lambda: layers.torch.tensor([1], pin_memory=True).tolist()),
         "lora_backend_does_not_pin": outcome(lambda: torch_backend.torch.zeros(1, pin_memory=True).tolist()),

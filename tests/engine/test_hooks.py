@@ -18,6 +18,13 @@ EXPECTED = {
     "loading_twice_is_harmless": (lambda seen: "Error" in seen, lambda seen: seen == "success=True"),
     "scheduler_reports_itself": (lambda seen: seen == [], lambda seen: seen == ["scheduler-0"]),
     "tokenizers_have_no_limit": (lambda seen: seen == [7, 10**30], lambda seen: seen == [7, -1]),
+    "scheduler_lives": (
+        lambda seen: seen == [0, [], []],
+        lambda seen: seen == [1, ["ConfigureLoggingReq"], ["ABORT", "-1"]],
+    ),
+    "detokenizer_lives": (lambda seen: seen == 0, lambda seen: seen == 1),
+    "kv_thread_lives": (lambda seen: seen == [True, 0], lambda seen: seen == [True, 1]),
+    "prefill_is_published": (lambda seen: seen == [], lambda seen: seen == [True]),
     "waiting_is_visible": (lambda seen: seen == [], lambda seen: seen == [True]),
     "lora_layers_do_not_pin": (lambda seen: "Error" in seen, lambda seen: seen == [1]),
     "lora_backend_does_not_pin": (lambda seen: "Error" in seen, lambda seen: seen == [0.0]),
@@ -56,6 +63,8 @@ SHOWN_ELSEWHERE = {
     "memory_pool_is_complemented": "test_unified.py::test_parity_alone",
     "reft_in_prefill_graphs": "test_bfloat16.py on a GPU; tests/unit/engine/test_reft.py what it is for",
     "slots_are_filled_at_once": "test_unified.py::test_more_adapters_than_slots_at_once",
+    "prefill_is_counted": "test_unified.py::test_a_prompt_is_counted_while_it_is_computed",
+    "prefill_is_counted_once": "tests/unit/engine/test_inspection_hooks.py",
     "children_are_forked": "test_unified.py::test_its_processes_are_forked",
     "lora_expands_with_wide_accesses": "tests/unit/engine/test_lora_expand.py; test_bfloat16.py on a GPU",
 }

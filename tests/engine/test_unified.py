@@ -157,6 +157,23 @@ def test_an_adapter_in_use_stays(unified: Unified):
     unified.engine.load(unified.directories["loreft"])
 
 
+def test_a_prompt_is_counted_while_it_is_computed(unified: Unified):
+    """It has left the queue and generates nothing: SGLang itself counts it nowhere, and a drain would not wait."""
+    body = {"model": "demo", "prompt": list(tokens(1900, 211)), "max_tokens": 1}
+
+    async def run() -> set[int]:
+        async with httpx.AsyncClient(timeout=120) as client:
+            asking = asyncio.create_task(client.post(f"{unified.engine.spec.url}/v1/completions", json=body))
+            seen = set()
+            while not asking.done():
+                load = (await client.get(f"{unified.engine.spec.url}/v1/loads")).json()["loads"][0]
+                seen.add(load["num_running_reqs"])
+            assert (await asking).status_code == 200
+            return seen
+
+    assert 1 in asyncio.run(run())
+
+
 def test_clients_that_leave_use_nothing(unified: Unified):
     """At any moment, before and after the scheduler has heard of them, or refused: all can be unloaded."""
     names = ("lora", "direft", "mixed", "lora-64")

@@ -29,7 +29,7 @@ adapters.catalog.sql
 adapters.packed
 adapters adapters.verification
 samples
-engine.errors engine.pin engine.step_times engine.cpu_support
+engine.errors engine.pin engine.step_times engine.vital_signs engine.cpu_support
 engine.client engine.adapter_slots
 engine.hooks
 engine.plugin

@@ -170,7 +170,9 @@ def test_it_stays_drained_when_its_engine_restarts(tmp_path: Path, monkeypatch):
 class EngineSupervisorStandIn:
     """Starts no engine."""
 
-    def __init__(self, _spec, _start_timeout_s, _on_change) -> None: ...
+    progress = 0
+
+    def __init__(self, _spec, _start_timeout_s, _on_change, **_settings) -> None: ...
 
     async def run(self) -> None:
         await asyncio.Event().wait()
@@ -211,6 +213,7 @@ class KeptOpen:
 
     def __init__(self, client: EngineClient) -> None:
         self.load = client.load
+        self.num_answers = 0
 
     async def aclose(self) -> None: ...
 

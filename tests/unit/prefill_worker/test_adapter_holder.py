@@ -333,7 +333,9 @@ def test_the_whole_agent_starts_serves_and_stops(stored: StoredAdapters, tmp_pat
     incarnations = itertools.count()
 
     class SupervisorStandIn:
-        def __init__(self, spec, start_timeout_s, on_change) -> None:
+        progress = 0
+
+        def __init__(self, spec, start_timeout_s, on_change, **_settings) -> None:
             self._on_change = on_change
 
         async def run(self) -> None:
@@ -363,7 +365,9 @@ def test_an_agent_whose_task_fails_does_not_wait_forever(stored: StoredAdapters,
     exits: list[int] = []
 
     class SupervisorStandIn:
-        def __init__(self, *_arguments) -> None:
+        progress = 0
+
+        def __init__(self, *_arguments, **_settings) -> None:
             pass
 
         async def run(self) -> None:

@@ -1,0 +1,162 @@
+"""Tells whether an engine hangs, by the progress of its parts.
+
+A part is *silent* while it shows no progress, and *still* while its thread uses no processor time either. Only time
+that this process itself was scheduled counts, so a machine that stalls as a whole makes nobody hang.
+
+| part | suspected after | hung after |
+|---|---|---|
+| scheduler, still | `hang_timeout_s` | twice that |
+| scheduler that computes: one long batch | `batch_timeout_s` | `batch_timeout_s` |
+| HTTP server, detokenizer, KV thread | `hang_timeout_s` silent | twice that if still, four times if it computes |
+
+A suspected engine gets no requests; it is taken back when it shows progress. A hung one is started again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil  # SGLang needs it, too
+
+from engine.vital_signs import read_vitals
+
+OBSERVE_S = 1.0  # between two observations
+_MAX_COUNTED_S = 1.5 * OBSERVE_S  # of the time since the last observation: what is above it, this process was not run
+_STILL_FACTOR, _COMPUTING_FACTOR = 2, 4
+_LOOK_FOR_CHILDREN_AFTER = 2  # observations without progress: listing processes takes milliseconds
+SERVER = "HTTP server"
+
+
+@dataclass(frozen=True, slots=True)
+class Timeouts:
+    """See the table above."""
+
+    hang_s: float
+    batch_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class PartState:
+    """One observation of a part. A change of any counter is progress."""
+
+    progress: int
+    processor_ticks: int | None  # of its thread; None: unknown
+    is_asked: bool = True  # silence means something
+
+
+@dataclass(slots=True)
+class _Clock:
+    last: PartState
+    silent_s: float = 0.0
+    still_s: float = 0.0
+
+
+class HangWatch:
+    """Judges observations. A pure function of them and of time."""
+
+    def __init__(self, timeouts: Timeouts) -> None:
+        self._timeouts = timeouts
+        self._clocks: dict[str, _Clock] = {}
+        self._observed_at: float | None = None
+        self.suspicion = ""  # why no request should go there, in words; empty: nothing is wrong
+        self.is_hung = False
+        self.num_signs = 0  # of a scheduler that computes, without progress yet
+
+    def observe(self, now_s: float, parts: Mapping[str, PartState]) -> None:
+        """Take the state of all parts at a time."""
+        passed_s = 0.0 if self._observed_at is None else min(now_s - self._observed_at, _MAX_COUNTED_S)
+        self._observed_at = now_s
+        self.suspicion, self.is_hung = "", False
+        for name, state in parts.items():
+            clock = self._clocks.setdefault(name, _Clock(state))
+            has_computed = state.processor_ticks is None or state.processor_ticks != clock.last.processor_ticks
+            has_progressed = state.progress != clock.last.progress
+            clock.last = state
+            if has_progressed or not state.is_asked:
+                clock.silent_s = clock.still_s = 0.0
+            else:
+                clock.silent_s += passed_s
+                clock.still_s = 0.0 if has_computed else clock.still_s + passed_s
+                self.num_signs += has_computed and name.startswith("scheduler")
+            self._judge(name, clock)
+
+    def _judge(self, name: str, clock: _Clock) -> None:
+        hang_s, batch_s = self._timeouts.hang_s, self._timeouts.batch_s
+        if name.startswith("scheduler"):
+            is_suspected = clock.still_s >= hang_s or clock.silent_s >= batch_s
+            is_hung = clock.still_s >= _STILL_FACTOR * hang_s or clock.silent_s >= batch_s
+        else:
+            is_suspected = clock.silent_s >= hang_s
+            is_hung = clock.still_s >= _STILL_FACTOR * hang_s or clock.silent_s >= _COMPUTING_FACTOR * hang_s
+        self.is_hung |= is_hung
+        if is_suspected and not self.suspicion:
+            self.suspicion = f"the engine's {name} has shown no progress for {clock.silent_s:.0f} s"
+
+
+def parts_of(role: str, tensor_parallel: int) -> tuple[str, ...]:
+    """The parts of an engine that have vital signs. Stock engines have none."""
+    if role == "stock":
+        return ()
+    ranks = range(tensor_parallel)
+    kv = [f"kv-{rank}" for rank in ranks] if role == "prefill" else []
+    return (*(f"scheduler-{rank}" for rank in ranks), "detokenizer", *kv)
+
+
+class EngineProbe:
+    """Observes one engine for a HangWatch."""
+
+    def __init__(
+        self,
+        folder: Path,
+        parts: Iterable[str],
+        server_pid: int,
+        num_answers: Callable[[], int],
+    ) -> None:
+        self._folder = folder
+        self._parts = tuple(parts)
+        self._server_pid = server_pid
+        self._num_answers = num_answers  # of its HTTP server, which the agent asks at least every second
+        self._num_signs: dict[str, tuple[int, int]] = {}  # by scheduler: its last count, and how often in a row
+        self.num_batches = 0  # that its schedulers have begun
+
+    def observe(self) -> dict[str, PartState]:
+        """The state of all parts now."""
+        states = {SERVER: PartState(self._num_answers(), processor_ticks(self._server_pid))}
+        num_batches = 0
+        for part in self._parts:
+            reading = read_vitals(self._folder, part)
+            num_batches += reading.num_batches
+            if part.startswith("scheduler"):
+                last, times = self._num_signs.get(part, (-1, 0))
+                times = times + 1 if reading.num_signs == last else 0
+                self._num_signs[part] = reading.num_signs, times
+                is_silent = times > _LOOK_FOR_CHILDREN_AFTER
+                states[part] = PartState(reading.num_signs, processor_ticks(reading.pid, with_children=is_silent))
+            else:
+                ticks = processor_ticks(reading.pid) if part == "detokenizer" else None
+                states[part] = PartState(reading.num_signs, ticks, is_asked=reading.owes_answer)
+        self.num_batches = num_batches
+        return states
+
+
+def processor_ticks(pid: int, *, with_children: bool = False) -> int | None:
+    """Processor time of a process's main thread, in ticks of 10 ms; None if it cannot be read.
+
+    `with_children`: and of the processes that it has started, which may compile kernels for it. Its other threads do
+    not count: an engine's threads for KV transfers never rest.
+    """
+    try:
+        with open(f"/proc/{pid}/task/{pid}/stat") as stat:
+            fields = stat.read().rsplit(")", 1)[1].split()
+        ticks = int(fields[11]) + int(fields[12])  # utime, stime
+    except (OSError, IndexError, ValueError):
+        return None
+    if with_children:
+        with contextlib.suppress(psutil.Error):
+            for child in psutil.Process(pid).children(recursive=True):
+                times = child.cpu_times()
+                ticks += int(100 * (times.user + times.system))
+    return ticks

@@ -1,0 +1,77 @@
+"""A circuit breaker per worker: after failures in a row it gets no requests, then one at a time until one succeeds."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+_FAILURES = 3  # in a row
+_FIRST_REST_S, _LAST_REST_S = 1.0, 8.0  # doubled at each failed probe
+
+log = logging.getLogger(__name__)
+
+
+class Breaker:
+    """Counts what this router itself sees of one worker's engine: broken connections, and no progress.
+
+    Answers of every status count as successes, since a client can ask for something that fails. Closed: requests pass.
+    Open: none does, for a rest. Half open: one passes, the probe, and decides.
+    """
+
+    def __init__(self, worker: str, on_change: Callable[[], None]) -> None:
+        self.is_blocking = False
+        self._worker = worker
+        self._on_change = on_change
+        self._num_failures = 0
+        self._rest_s = _FIRST_REST_S
+        self._is_half_open = False  # the next request is the probe
+        self._is_probed = False  # the probe is on its way
+        self._timer: asyncio.TimerHandle | None = None
+
+    def failed(self) -> None:
+        """A call to the engine broke, or what waits there makes no progress."""
+        self._num_failures += 1
+        if self._num_failures < _FAILURES or (self._timer is not None and not self._is_probed):
+            return  # calls that had begun before it was blocked
+        self._stop_timer()
+        fields = {"worker": self._worker, "failures": self._num_failures, "rest_s": self._rest_s}
+        log.warning("worker blocked", extra={"fields": fields})
+        self._timer = asyncio.get_running_loop().call_later(self._rest_s, self._half_open)
+        self._rest_s = min(2 * self._rest_s, _LAST_REST_S)
+        self._is_half_open = self._is_probed = False
+        self._set(True)
+
+    def succeeded(self) -> None:
+        """The engine has answered."""
+        if self._num_failures:
+            self.reset()
+
+    def placed(self) -> None:
+        """A request goes there. If it is the probe, no other one follows before its outcome, or another rest."""
+        if self._is_half_open:
+            self._is_half_open, self._is_probed = False, True
+            self._timer = asyncio.get_running_loop().call_later(self._rest_s, self._half_open)
+            self._set(True)
+
+    def reset(self) -> None:
+        """Forget everything, as for another engine."""
+        self._num_failures, self._rest_s = 0, _FIRST_REST_S
+        self._is_half_open = self._is_probed = False
+        self._stop_timer()
+        self._set(False)
+
+    def _half_open(self) -> None:
+        self._timer = None
+        self._is_half_open, self._is_probed = True, False
+        self._set(False)
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _set(self, is_blocking: bool) -> None:
+        if is_blocking != self.is_blocking:
+            self.is_blocking = is_blocking
+            self._on_change()

@@ -1,0 +1,82 @@
+"""Stands in for a prefill engine's processes: `python hangable_engine.py PORT FOLDER HOOK…`, or a part of it.
+
+Its server, its scheduler with a KV thread, and its detokenizer are processes with the vital signs of real ones. A file
+`kv-ends` in the folder ends the KV thread.
+"""
+
+from __future__ import annotations
+
+import http.server
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+from engine.vital_signs import Vitals, read_vitals
+
+TICK_S = 0.05
+
+
+def server(port: int, folder: Path, hooks: list[str]) -> None:
+    report(folder, "server", hooks)
+    for part in ("scheduler", "detokenizer"):
+        subprocess.Popen([sys.executable, __file__, part, str(folder), *hooks])
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            rank = {"num_running_reqs": 0, "num_waiting_reqs": 0, "num_used_tokens": 0, "max_total_num_tokens": 1}
+            body = json.dumps({"loads": [rank]}).encode()
+            self.send_response(200)
+            self.send_header("content-type", "application/json")
+            self.send_header("content-length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_words) -> None: ...
+
+    while not read_vitals(folder, "detokenizer").pid:
+        time.sleep(TICK_S)
+    http.server.HTTPServer(("127.0.0.1", port), Handler).serve_forever()
+
+
+def scheduler(folder: Path, hooks: list[str]) -> None:
+    own, parts = Vitals(folder, "scheduler-0"), [Vitals(folder, "detokenizer"), Vitals(folder, "kv-0")]
+    own.is_in_process(report(folder, "scheduler-0", hooks))
+    threading.Thread(target=answer, args=(folder, "kv-0"), daemon=True).start()
+    while True:
+        own.live()
+        for part in parts:
+            part.ask()
+        time.sleep(TICK_S)
+
+
+def answer(folder: Path, part: str) -> None:
+    own = Vitals(folder, part)
+    while not (part == "kv-0" and (folder / "kv-ends").exists()):
+        if read_vitals(folder, part).owes_answer:
+            own.live()
+        time.sleep(TICK_S)
+
+
+def report(folder: Path, process: str, hooks: list[str]) -> int:
+    path = folder / f"{os.getpid()}.json"
+    path.with_suffix(".partial").write_text(json.dumps({"process": process, "pid": os.getpid(), "hooks": hooks}))
+    path.with_suffix(".partial").rename(path)
+    return os.getpid()
+
+
+def main(what: str, folder: Path, hooks: list[str]) -> None:
+    if what == "scheduler":
+        scheduler(folder, hooks)
+    elif what == "detokenizer":
+        Vitals(folder, "detokenizer").is_in_process(report(folder, "server", hooks))  # as real ones report
+        answer(folder, "detokenizer")
+    else:
+        server(int(what), folder, hooks)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]), sys.argv[3:])

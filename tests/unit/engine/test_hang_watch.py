@@ -1,0 +1,93 @@
+"""What counts as a hang: no progress, and no processor time or far too much of it. A table, under a virtual clock."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from engine.hang_watch import SERVER, HangWatch, PartState, Timeouts
+
+TIMEOUTS = Timeouts(hang_s=10.0, batch_s=300.0)
+SCHEDULER, DETOKENIZER, KV = "scheduler-0", "detokenizer", "kv-0"
+
+
+def seconds_until(part: str, states, *, step_s: float = 1.0, limit_s: float = 1000.0) -> tuple[float, float]:
+    """After how long the part is suspected, and hung; inf for never. Other parts are well."""
+    watch = HangWatch(TIMEOUTS)
+    suspected_s = hung_s = float("inf")
+    for number, state in enumerate(states):
+        at_s = number * step_s
+        if at_s > limit_s:
+            break
+        watch.observe(at_s, {part: state, "scheduler-1": PartState(number, 0)})
+        if watch.suspicion:
+            suspected_s = min(suspected_s, at_s)
+            assert part in watch.suspicion
+        if watch.is_hung:
+            hung_s = min(hung_s, at_s)
+    return suspected_s, hung_s
+
+
+def still(is_asked: bool = True):
+    """A stopped or deadlocked part."""
+    return itertools.repeat(PartState(7, 50, is_asked))
+
+
+def computing():
+    """One that computes without progress."""
+    return (PartState(7, ticks) for ticks in itertools.count())
+
+
+NEVER = (float("inf"), float("inf"))
+
+
+@pytest.mark.parametrize(
+    ("part", "states", "after"),
+    [
+        (SCHEDULER, still, (10, 20)),
+        (SERVER, still, (10, 20)),
+        (DETOKENIZER, still, (10, 20)),
+        (SCHEDULER, computing, (300, 300)),  # a long prefill is no hang; one without end is
+        (SERVER, computing, (10, 40)),  # an endless template blocks its loop
+        (DETOKENIZER, computing, (10, 40)),
+        (KV, lambda: itertools.repeat(PartState(7, None)), (10, 40)),  # a thread's time is not known
+        (DETOKENIZER, lambda: still(is_asked=False), NEVER),  # it has nothing to answer
+        (KV, lambda: itertools.repeat(PartState(7, None, False)), NEVER),
+        (SCHEDULER, lambda: (PartState(n, 50) for n in itertools.count()), NEVER),  # an idle loop
+        # A batch of 200 s that gets one tick of 10 ms in nine seconds, then the next one.
+        (SCHEDULER, lambda: (PartState(n // 200, n // 9) for n in itertools.count()), NEVER),
+    ],
+)
+def test_when_a_part_is_suspected_and_hung(part: str, states, after: tuple[float, float]):
+    assert seconds_until(part, states()) == after
+
+
+def test_time_in_which_nobody_looked_does_not_count():
+    """The whole machine was suspended, or this process starved."""
+    watch = HangWatch(TIMEOUTS)
+    for at_s in (0.0, 1.0, 400.0, 800.0):
+        watch.observe(at_s, {SCHEDULER: PartState(7, 50), SERVER: PartState(7, 50)})
+        assert not watch.suspicion
+
+
+def test_it_is_taken_back_when_it_progresses():
+    watch = HangWatch(TIMEOUTS)
+    for second in range(12):
+        watch.observe(second, {SCHEDULER: PartState(7, 50)})
+    assert watch.suspicion == "the engine's scheduler-0 has shown no progress for 11 s"
+    watch.observe(12, {SCHEDULER: PartState(8, 51)})
+    assert (watch.suspicion, watch.is_hung) == ("", False)
+    for second in range(13, 22):
+        watch.observe(second, {SCHEDULER: PartState(8, 51)})
+    assert not watch.suspicion
+
+
+def test_a_long_batch_is_progress_for_routers():
+    watch = HangWatch(TIMEOUTS)
+    for second in range(20):
+        watch.observe(second, {SCHEDULER: PartState(7, second)})
+    assert watch.num_signs == 19
+    for second in range(20, 40):
+        watch.observe(second, {SCHEDULER: PartState(7, 19)})
+    assert watch.num_signs == 19

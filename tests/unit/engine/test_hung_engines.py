@@ -1,0 +1,140 @@
+"""Really stopped processes: an engine that hangs is suspected, taken back if it returns, else started again."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import os
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from support import hangable_engine
+from support.running_engine import engine_spec
+
+from engine import hang_watch, supervisor
+from engine.client import EngineClient
+from engine.errors import EngineError
+from engine.hang_watch import Timeouts
+from engine.hooks.ledger import hooks_for
+from engine.supervisor import EngineSnapshot, EngineStatus, EngineSupervisor
+from engine.vital_signs import read_vitals
+
+pytestmark = pytest.mark.slow
+
+HANG_S = 1.0
+WITHIN_S = 40.0  # on a machine that stalls
+
+
+class Watched:
+    """A supervised stand-in."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.snapshots: list[EngineSnapshot] = []
+
+    @property
+    def now(self) -> EngineSnapshot:
+        return self.snapshots[-1]
+
+    async def until(self, is_so: Callable[[], bool]) -> None:
+        async with asyncio.timeout(WITHIN_S):
+            while not is_so():  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+
+    def pid_of(self, part: str) -> int:
+        if part == hang_watch.SERVER:
+            children = {report.pid for report in self.now.reports} - {self.pid_of("scheduler-0")}
+            return (children - {self.pid_of("detokenizer")}).pop()
+        return read_vitals(self.folder, part).pid
+
+
+@asynccontextmanager
+async def watched_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Watched]:
+    monkeypatch.setattr(supervisor, "OBSERVE_S", 0.1)
+    monkeypatch.setattr(hang_watch, "_MAX_COUNTED_S", 0.15)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    spec = dataclasses.replace(engine_spec("prefill", tmp_path, tmp_path / "scratch"), host="127.0.0.1", port=port)
+    hooks = [hook.name for hook in hooks_for("prefill", "cpu")]
+    line = [sys.executable, hangable_engine.__file__, str(port), str(spec.report_dir), *hooks]
+    monkeypatch.setattr(supervisor, "command", lambda _spec: line)
+    root = str(Path(__file__).parents[3])
+    monkeypatch.setattr(supervisor, "environment", lambda _spec, inherited: {**inherited, "PYTHONPATH": root})
+    client = EngineClient(spec.url, timeout_s=1.0)
+    engine = Watched(spec.report_dir)
+    supervised = EngineSupervisor(
+        spec,
+        WITHIN_S,
+        engine.snapshots.append,
+        hang_timeouts=Timeouts(HANG_S, 300.0),
+        num_answers=lambda: client.num_answers,
+    )
+
+    async def poll() -> None:
+        while True:
+            with contextlib.suppress(EngineError):
+                await client.load()
+            await asyncio.sleep(0.05)
+
+    tasks = [asyncio.create_task(supervised.run()), asyncio.create_task(poll())]
+    try:
+        await engine.until(lambda: bool(engine.snapshots) and engine.now.status is EngineStatus.UP)
+        yield engine
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await client.aclose()
+
+
+@pytest.mark.parametrize("part", ["HTTP server", "scheduler-0", "detokenizer"])
+def test_a_stopped_process(tmp_path: Path, monkeypatch, part: str):
+    async def scenario() -> None:
+        async with watched_engine(tmp_path, monkeypatch) as engine:
+            first, victim = engine.now.incarnation, engine.pid_of(part)
+            os.kill(victim, signal.SIGSTOP)
+            await engine.until(lambda: bool(engine.now.suspicion))
+            assert part in engine.now.suspicion
+            assert (engine.now.status, engine.now.incarnation) == (EngineStatus.UP, first)  # streams go on, for now
+            await engine.until(lambda: engine.now.incarnation not in ("", first))
+            assert engine.now.num_restarts == 1
+            assert not engine.now.suspicion
+            hung = next(each for each in engine.snapshots if each.status is EngineStatus.DOWN)
+            assert f"the engine's {part} has shown no progress" in hung.reason
+            with pytest.raises(ProcessLookupError):
+                os.kill(victim, 0)
+
+    asyncio.run(scenario())
+
+
+def test_a_kv_thread_that_has_ended(tmp_path: Path, monkeypatch):
+    """One foreign message ends it, and its process lives on."""
+
+    async def scenario() -> None:
+        async with watched_engine(tmp_path, monkeypatch) as engine:
+            first = engine.now.incarnation
+            (engine.folder / "kv-ends").touch()
+            await engine.until(lambda: bool(engine.now.suspicion))
+            assert "kv-0" in engine.now.suspicion
+            await engine.until(lambda: engine.now.incarnation not in ("", first))
+
+    asyncio.run(scenario())
+
+
+def test_a_process_that_returns_in_time(tmp_path: Path, monkeypatch):
+    async def scenario() -> None:
+        async with watched_engine(tmp_path, monkeypatch) as engine:
+            first, victim = engine.now.incarnation, engine.pid_of("scheduler-0")
+            os.kill(victim, signal.SIGSTOP)
+            await engine.until(lambda: bool(engine.now.suspicion))
+            os.kill(victim, signal.SIGCONT)
+            await engine.until(lambda: not engine.now.suspicion)
+            assert (engine.now.status, engine.now.incarnation) == (EngineStatus.UP, first)
+
+    asyncio.run(scenario())

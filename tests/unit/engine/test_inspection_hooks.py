@@ -1,0 +1,88 @@
+"""Which requests an engine's load report counts: a prompt that is being computed, once."""
+
+from __future__ import annotations
+
+import types
+from pathlib import Path
+
+import pytest
+
+from engine.hooks import inspection
+from engine.hooks.report import REPORT_DIR_VARIABLE
+from engine.vital_signs import Vitals, read_vitals
+
+
+class Scheduler:
+    """Its queues, in the words of SGLang."""
+
+    def __init__(self) -> None:
+        self.ps = types.SimpleNamespace(tp_rank=0)
+        self.running: list[object] = []
+        self.sending: list[object] = []
+        self.published: list[tuple[int, int]] = []
+
+    def loads(self) -> tuple[int, int]:
+        transfers = types.SimpleNamespace(prefill_inflight_queue_reqs=len(self.sending))
+        sglangs = types.SimpleNamespace(
+            num_running_reqs=len(self.running), num_waiting_reqs=0, disaggregation=transfers
+        )
+        inquirer = types.SimpleNamespace(get_running_batch=lambda: types.SimpleNamespace(reqs=self.running))
+        counted = inspection.count_prefill(sglangs, inquirer)
+        return counted.num_running_reqs, counted.num_waiting_reqs
+
+    def publish_load_snapshot(self, force: bool) -> None:
+        assert force
+        self.published.append(self.loads())
+
+
+@pytest.fixture
+def scheduler(tmp_path: Path, monkeypatch) -> Scheduler:
+    monkeypatch.setenv(REPORT_DIR_VARIABLE, str(tmp_path))
+    for cached in (inspection._vitals, inspection._own_vitals):
+        cached.cache_clear()
+    return Scheduler()
+
+
+def batch(*requests: object, is_prompt: bool = True) -> types.SimpleNamespace:
+    return types.SimpleNamespace(reqs=list(requests), forward_mode=types.SimpleNamespace(is_extend=lambda: is_prompt))
+
+
+def test_a_prompt_is_counted_from_its_batch_to_its_result(scheduler: Scheduler, tmp_path: Path):
+    a, b = object(), object()
+    prompts = batch(a, b)
+    seen = inspection.publish_prefill(lambda scheduler, _batch: scheduler.loads(), scheduler, prompts)
+    assert (scheduler.published, seen) == ([(2, 0)], (2, 0))
+    assert read_vitals(tmp_path, "scheduler-0").num_batches == 1
+    inspection.prefill_ended(None, scheduler, prompts, None)
+    assert scheduler.loads() == (0, 0)
+    scheduler.sending = [a, b]  # SGLang has it in a queue that it does not count
+    assert scheduler.loads() == (0, 2)
+
+
+def test_it_is_counted_once_when_it_generates_already(scheduler: Scheduler):
+    """An overlapping scheduler merges a batch before it has processed its results."""
+    a = object()
+    prompts = batch(a)
+    inspection.publish_prefill(lambda *_: None, scheduler, prompts)
+    scheduler.running = [a]
+    assert scheduler.loads() == (1, 0)
+    inspection.prefill_ended(None, scheduler, prompts, None)
+    assert scheduler.loads() == (1, 0)
+
+
+def test_batches_of_answers_are_left_to_sglang(scheduler: Scheduler):
+    inspection.publish_prefill(lambda *_: None, scheduler, batch(object(), is_prompt=False))
+    assert (scheduler.published, scheduler.loads()) == ([], (0, 0))
+
+
+def test_vital_signs(tmp_path: Path):
+    vitals = Vitals(tmp_path, "kv-0")
+    assert vitals.ask()
+    assert not vitals.ask()  # one question at a time
+    assert read_vitals(tmp_path, "kv-0").owes_answer
+    other = Vitals(tmp_path, "kv-0")  # as another process maps it
+    other.live()
+    assert read_vitals(tmp_path, "kv-0").num_signs == 1
+    assert not read_vitals(tmp_path, "kv-0").owes_answer
+    assert vitals.ask()
+    assert read_vitals(tmp_path, "nobody").pid == 0

@@ -1,0 +1,114 @@
+"""What this router sees itself: workers that answer nothing and report no progress, connections that break."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from support.router_stand_ins import (
+    ClusterStandIn,
+    WorkerStandIn,
+    answers,
+    drops,
+    eventually,
+    hangs,
+    running_cluster,
+)
+
+
+async def waits_at(cluster: ClusterStandIn, worker: WorkerStandIn) -> asyncio.Task:
+    """A request that waits there."""
+    asking = asyncio.create_task(cluster.post(prompt="Hi", adapter="a0"))
+    await eventually(lambda: asyncio.sleep(0, worker.engine.bodies), bool)
+    return asking
+
+
+def test_without_progress_it_is_tried_elsewhere():
+    async def scenario() -> None:
+        async with running_cluster(0, 0, 2, progress_timeout_s=0.5) as cluster:
+            first, second = cluster.unified
+            first.engine.behaviours = [hangs]
+            assert (await asyncio.wait_for(await waits_at(cluster, first), 5))[0] == 200
+            assert len(second.engine.bodies) == 1
+            assert len(first.engine.aborted) >= 1
+
+    asyncio.run(scenario())
+
+
+def test_without_progress_of_both_workers_of_a_pair_two_others_are_tried():
+    async def scenario() -> None:
+        async with running_cluster(2, 2, progress_timeout_s=0.5) as cluster:
+            prefill, decode = cluster.prefill_by_affinity[0], cluster.decode[0]
+            prefill.engine.behaviours, decode.engine.behaviours = [hangs], [hangs]
+            assert (await asyncio.wait_for(await waits_at(cluster, prefill), 5))[0] == 200
+            assert [len(worker.engine.bodies) for worker in cluster.workers] == [1, 1, 1, 1]
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("role", ["prefill", "decode"])
+def test_progress_of_either_worker_is_progress(role: str):
+    """A prompt may wait long for others, and so does the decode worker for its KV."""
+
+    async def scenario() -> None:
+        async with running_cluster(1, 1, progress_timeout_s=0.4) as cluster:
+            (prefill,), (decode,) = cluster.prefill, cluster.decode
+            prefill.engine.behaviours, decode.engine.behaviours = [hangs], [hangs]
+            asking = await waits_at(cluster, prefill)
+            working = prefill if role == "prefill" else decode
+            for number in range(15):
+                await working.change(progress=number + 1)
+                await asyncio.sleep(0.1)
+                assert not asking.done()
+            answer = await asyncio.wait_for(asking, 5)  # there is no other pair
+            assert (answer[0], answer[1]["error"]["code"]) == (504, "worker_stalled")
+
+    asyncio.run(scenario())
+
+
+def test_without_contact_nothing_is_known():
+    async def scenario() -> None:
+        async with running_cluster(1, 1, progress_timeout_s=0.4, heartbeat_s=0.1) as cluster:
+            (prefill,), (decode,) = cluster.prefill, cluster.decode
+            decode.engine.behaviours = [hangs]
+            asking = await waits_at(cluster, decode)
+            await eventually(lambda: asyncio.sleep(0, prefill.engine.bodies), bool)
+            await decode.stop_agent()
+            await asyncio.sleep(1.0)
+            assert not asking.done()  # decode may be generating
+            decode.engine.abort_events.popitem()[1].set()
+            await asyncio.wait_for(asking, 5)
+
+    asyncio.run(scenario())
+
+
+def test_a_worker_whose_connections_break_is_blocked_then_probed():
+    async def scenario() -> None:
+        async with running_cluster(0, 0, 2) as cluster:
+            first, second = cluster.unified
+            first.engine.behaviours = [drops] * 3
+            for _ in range(3):
+                assert (await cluster.post(prompt="Hi", adapter="a0"))[0] == 200  # by the other one
+            page = (await cluster.get("/ready"))[1]["workers"]
+            assert (page["u0"]["ready"], page["u1"]["ready"]) == (False, True)
+            assert "tries it again within seconds" in page["u0"]["reason"]
+            num_seen = len(first.engine.bodies)
+            assert (await cluster.post(prompt="Hi", adapter="a0"))[0] == 200
+            assert len(first.engine.bodies) == num_seen == 3
+            await eventually(lambda: cluster.get("/ready"), lambda answer: answer[1]["workers"]["u0"]["ready"])
+            assert (await cluster.post(prompt="Hi", adapter="a0"))[0] == 200  # the probe
+            assert len(first.engine.bodies) == 4
+            assert (await cluster.get("/ready"))[1]["workers"]["u0"]["ready"]
+
+    asyncio.run(scenario())
+
+
+def test_failures_that_a_client_can_cause_block_nobody():
+    async def scenario() -> None:
+        async with running_cluster(0, 0, 1) as cluster:
+            cluster.unified[0].engine.behaviours = [answers(500)] * 5
+            for _ in range(5):
+                assert (await cluster.post(prompt="Hi", adapter="a0"))[0] == 502
+            assert (await cluster.post(prompt="Hi", adapter="a0"))[0] == 200
+
+    asyncio.run(scenario())
