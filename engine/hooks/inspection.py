@@ -103,7 +103,7 @@ def _to_kv_thread(manager):
     """A socket of the scheduler's thread to the thread that takes decode engines' messages."""
     import zmq
 
-    socket = zmq.Context.instance().socket(zmq.PUSH)
+    socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.PUSH)
     socket.setsockopt(zmq.LINGER, 0)
     host = f"[{manager.local_ip}]" if ":" in manager.local_ip else manager.local_ip
     socket.connect(f"tcp://{host}:{manager.rank_port}")

@@ -85,7 +85,7 @@ def test_without_contact_nothing_is_known():
 def test_a_worker_whose_connections_break_is_blocked_then_probed():
     async def scenario() -> None:
         async with running_cluster(0, 0, 2) as cluster:
-            first, second = cluster.unified
+            first, _ = cluster.unified
             first.engine.behaviours = [drops] * 3
             for _ in range(3):
                 assert (await cluster.post(prompt="Hi", adapter="a0"))[0] == 200  # by the other one
