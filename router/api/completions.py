@@ -9,6 +9,7 @@ from collections.abc import Coroutine
 from typing import Any
 
 from adapters.errors import AdapterError
+from router.api.client_deadline import client_deadline
 from router.errors import RouterError, Stopping, answer_of
 from router.generation.backends import Backends
 from router.generation.client_answer import ClientAnswer
@@ -55,7 +56,8 @@ class CompletionsEndpoint:
             client = ClientAnswer(scope[SCOPE_KEY], request, timeout_s=self._backends.config.event_gap_timeout_s)
             has_disconnected = False
             try:
-                await self._serve(headers, receive, request, client, scope[SCOPE_KEY], principal_of(scope))
+                async with client_deadline(headers, request.age_s):
+                    await self._serve(headers, receive, request, client, scope[SCOPE_KEY], principal_of(scope))
             except ClientGone:
                 has_disconnected = True
             except (RouterError, AdapterError) as error:
