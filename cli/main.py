@@ -77,13 +77,14 @@ def _parser() -> argparse.ArgumentParser:
         worker.add_argument("--name", required=True, help="the worker's name in the configuration")
         worker.add_argument("--scratch", type=Path, help="folder for temporary files; default: a temporary one")
 
-    from cli import bench, init, keys, workers
+    from cli import bench, certs, init, keys, workers
     from cli.adapters import commands as adapters
 
     adapters.add_commands(commands)
     init.add_commands(commands)
     workers.add_commands(commands)
     keys.add_commands(commands)
+    certs.add_commands(commands)
     bench.add_commands(commands)
 
     demo = add("demo", _demo, "Create a small random model, adapters and a cluster.yaml to try Prelude with.")
@@ -98,6 +99,7 @@ def _up(arguments: argparse.Namespace) -> None:
         from cluster.local.supervisor import run_until_stopped
 
         config = load_cluster_config(arguments.config)
+        _check_certificates(config, arguments.config)
         if note := _identity_note(config, arguments.config):
             print(note, flush=True)
         logs = arguments.logs or arguments.config.resolve().parent / "logs"
@@ -117,12 +119,27 @@ def _identity_note(config: ClusterConfig, path: Path) -> str:
         raise located(path, error) from error
 
 
+def _check_certificates(config: ClusterConfig, path: Path, process: str | None = None) -> None:
+    """Check the certificates of one process, or of all of cluster.yaml. Raises ConfigError."""
+    from cluster.config.certificates import check_cluster, check_process
+    from cluster.config.load import located
+
+    try:
+        if process is None:
+            check_cluster(config)
+        else:
+            check_process(config, process)
+    except ConfigError as error:
+        raise located(path, error) from error
+
+
 def _router(arguments: argparse.Namespace) -> None:
     with ctrl_c_ends_process():
         from cluster.config.load import load_cluster_config
         from process import log
 
         config = load_cluster_config(arguments.config)
+        _check_certificates(config, arguments.config, "router")
         number = arguments.process
         log.setup("router" if number is None else f"router-{number}", config.log_level)
         if number is None and (note := _identity_note(config, arguments.config)):
@@ -153,6 +170,7 @@ def _worker(arguments: argparse.Namespace) -> None:
             raise ConfigError(
                 f"{arguments.config}: there is no {arguments.role} worker called {arguments.name!r}; there is {names}"
             )
+        _check_certificates(config, arguments.config, arguments.name)
         log.setup(arguments.name, config.log_level)
         from cluster.agent.worker_agent import run_agent
         from cluster.local.gpus import with_host_gpus

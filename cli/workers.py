@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
 from cli.adapters.outcome import REFUSED, add_command, failures_end, print_result
-from cli.agents import agent_addresses
+from cli.agents import Agents, agents_of
 from cluster.errors import ANSWER_MARGIN_S, ConfigError
 
 if TYPE_CHECKING:
@@ -137,8 +137,8 @@ def _call_workers(
             if name not in config.workers:
                 known = ", ".join(config.workers)
                 raise ConfigError(f"{arguments.config}: there is no worker called {name!r}; there is {known}")
-        addresses = agent_addresses(config, arguments.config, names or list(config.workers))
-    answers = asyncio.run(_call_all(addresses, call))
+        agents = agents_of(config, arguments.config, names or list(config.workers))
+    answers = asyncio.run(_call_all(agents, call))
     failed = {name: answer["error"] for name, answer in answers.items() if "error" in answer}
     lines = [line(name, answer) for name, answer in answers.items() if name not in failed]
     print_result(arguments, {"workers": answers}, lines)
@@ -148,19 +148,19 @@ def _call_workers(
         sys.exit(REFUSED)
 
 
-async def _call_all(addresses: dict[str, str], call: _Call) -> dict[str, dict[str, Any]]:
-    answers = await asyncio.gather(*(_call_one(name, address, call) for name, address in addresses.items()))
-    return dict(zip(addresses, answers, strict=True))
+async def _call_all(agents: Agents, call: _Call) -> dict[str, dict[str, Any]]:
+    answers = await asyncio.gather(*(_call_one(agents, name, call) for name in agents.addresses))
+    return dict(zip(agents.addresses, answers, strict=True))
 
 
-async def _call_one(name: str, address: str, call: _Call) -> dict[str, Any]:
+async def _call_one(agents: Agents, name: str, call: _Call) -> dict[str, Any]:
     import grpc
 
     from cluster.control.control_pb2_grpc import WorkerControlStub
 
-    async with grpc.aio.insecure_channel(address) as channel:
+    async with agents.channel(name) as channel:
         try:
             return await call(WorkerControlStub(channel), name)
         except grpc.aio.AioRpcError as error:
-            details = error.details() or f"{address} gave no details"
+            details = error.details() or f"{agents.addresses[name][1]} gave no details"
             return {"error": {"code": error.code().name.lower(), "message": details}}

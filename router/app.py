@@ -17,6 +17,7 @@ from starlette.routing import Route
 
 from adapters.errors import AdapterError
 from cluster.config.schema import RouterConfig
+from cluster.control.transport import PLAIN, Transport
 from router.api import openapi, refused_paths
 from router.api.completions import CompletionsEndpoint
 from router.api.placement_page import PlacementPage
@@ -61,12 +62,19 @@ def build_app(
     max_adapter_bytes: int,
     workers: Mapping[str, tuple[str, str]],  # name -> (role, host:port of the agent)
     siblings: Siblings | None = None,  # the router's other processes
+    transport: Transport = PLAIN,  # to agents and engines
     random: Random | None = None,  # for placement between equal workers
 ) -> RouterApp:
     """The whole router. It connects to the workers when the server starts it."""
     loads, requests = WorkerLoads(), Requests()
     metrics.read_in_flight(lambda: len(requests))
-    fleet = Fleet(workers, loads, heartbeat_s=config.heartbeat_s, connect_timeout_s=config.connect_timeout_s)
+    fleet = Fleet(
+        workers,
+        loads,
+        heartbeat_s=config.heartbeat_s,
+        connect_timeout_s=config.connect_timeout_s,
+        transport=transport,
+    )
     engines = Engines(metrics, connect_timeout_s=config.connect_timeout_s)
     placer = Placer(config.placement, loads, random=random)
     backends = Backends(fleet, engines, metrics, config, placer, PromptMeter(), model)

@@ -17,8 +17,10 @@ import uvicorn
 
 from adapters.model.base_model import BaseModel
 from cluster.config.schema import ClusterConfig
+from cluster.control.transport import Transport
 from cluster.errors import ConfigError
 from cluster.open_library import open_configured_catalog, open_library
+from process.certificates.identity import ROUTER
 from router.app import build_app
 from router.http.client_connection import ClientProtocol
 from router.metrics import Metrics
@@ -57,6 +59,7 @@ def run(config: ClusterConfig, siblings: Siblings | None = None) -> NoReturn:
         max_adapter_bytes=config.adapter_limits.max_bytes,
         workers=worker_addresses(config),
         siblings=siblings,
+        transport=Transport.of(config, ROUTER),
     )
     server = RouterServer(uvicorn_config(app, config))
     _spare_garbage_collection()

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from adapters.identity import AdapterReference
 from cli.adapters.opened import opened_catalog
 from cli.adapters.outcome import REFUSED, add_command, failures_end, print_result
-from cli.agents import agent_addresses
+from cli.agents import Agents, agents_of
 from cluster.errors import ANSWER_MARGIN_S, ERROR_CODE_KEY, ConfigError
 
 if TYPE_CHECKING:
@@ -83,10 +83,10 @@ def _call_workers(arguments: argparse.Namespace, call: Callable[[str], _Call], d
 
     with failures_end(arguments):
         AdapterReference.parse(arguments.reference)
-        addresses = _addresses(load_cluster_config(arguments.config), arguments)
+        agents = _agents(load_cluster_config(arguments.config), arguments)
         with opened_catalog(arguments) as catalog:
             revision = catalog.resolve(arguments.reference)
-    seconds, errors = asyncio.run(_call_all(addresses, call(revision.revision_id)))
+    seconds, errors = asyncio.run(_call_all(agents, call(revision.revision_id)))
     as_json = {
         "name": revision.full_name,
         "number": revision.number,
@@ -100,8 +100,8 @@ def _call_workers(arguments: argparse.Namespace, call: Callable[[str], _Call], d
         sys.exit(REFUSED)
 
 
-def _addresses(config: ClusterConfig, arguments: argparse.Namespace) -> dict[str, str]:
-    """The agents' addresses, by worker. Raises ConfigError."""
+def _agents(config: ClusterConfig, arguments: argparse.Namespace) -> Agents:
+    """The agents to call. Raises ConfigError."""
     workers = {name: worker for name, worker in config.workers.items() if worker.holds_adapters}
     if arguments.worker is not None:
         if arguments.worker not in workers:
@@ -109,30 +109,30 @@ def _addresses(config: ClusterConfig, arguments: argparse.Namespace) -> dict[str
                 f"{arguments.config}: no worker {arguments.worker!r} holds adapters; there is {', '.join(workers)}"
             )
         workers = {arguments.worker: workers[arguments.worker]}
-    return agent_addresses(config, arguments.config, list(workers))
+    return agents_of(config, arguments.config, list(workers))
 
 
-async def _call_all(addresses: dict[str, str], call: _Call) -> tuple[dict[str, float], dict[str, dict[str, str]]]:
+async def _call_all(agents: Agents, call: _Call) -> tuple[dict[str, float], dict[str, dict[str, str]]]:
     """Seconds by worker that succeeded, and errors by worker that failed."""
-    answers = await asyncio.gather(*(_call_one(address, call) for address in addresses.values()))
-    by_worker = dict(zip(addresses, answers, strict=True))
+    answers = await asyncio.gather(*(_call_one(agents, name, call) for name in agents.addresses))
+    by_worker = dict(zip(agents.addresses, answers, strict=True))
     return (
         {name: answer for name, answer in by_worker.items() if isinstance(answer, float)},
         {name: answer for name, answer in by_worker.items() if not isinstance(answer, float)},
     )
 
 
-async def _call_one(address: str, call: _Call) -> float | dict[str, str]:
+async def _call_one(agents: Agents, name: str, call: _Call) -> float | dict[str, str]:
     import grpc
 
     from cluster.control.control_pb2_grpc import WorkerControlStub
 
     began_at = time.monotonic()
-    async with grpc.aio.insecure_channel(address) as channel:
+    async with agents.channel(name) as channel:
         try:
             await call(WorkerControlStub(channel))
         except grpc.aio.AioRpcError as error:
             metadata = dict(error.trailing_metadata() or ())
             code = metadata.get(ERROR_CODE_KEY) or error.code().name.lower()
-            return {"code": str(code), "message": error.details() or f"{address} gave no details"}
+            return {"code": str(code), "message": error.details() or f"{agents.addresses[name][1]} gave no details"}
     return round(time.monotonic() - began_at, 4)

@@ -25,6 +25,7 @@ from cluster.config.schema import ClusterConfig
 from cluster.control import control_pb2 as pb
 from cluster.control.http import serve_worker_http
 from cluster.control.service import serve_control
+from cluster.control.transport import Transport
 from cluster.control.worker import AdapterOperations
 from cluster.control.worker_state import WorkerStateHub
 from cluster.control.worker_watch import WorkerWatch
@@ -68,8 +69,15 @@ class WorkerAgent:
         self.spec = fitted_spec(config, name, scratch / "engine", self.base)
         self.hub = WorkerStateHub()
         self.metrics = WorkerMetrics(name, self.role)
+        self.transport = Transport.of(config, name)
         self.peers = {
-            peer: WorkerWatch(peer, f"{worker.host}:{worker.control_port}", self._peer_changed)
+            peer: WorkerWatch(
+                peer,
+                f"{worker.host}:{worker.control_port}",
+                self._peer_changed,
+                role=worker.role,
+                transport=self.transport,
+            )
             for peer, worker in (config.workers_of(self.peer_role) if self.peer_role else {}).items()
         }
         self.engine: EngineClient  # created in `run`, where the event loop runs

@@ -226,6 +226,25 @@ class WorkerConfig(_Section):
         return self.model_copy(update={**given, "replicas": 1})
 
 
+class TlsConfig(_Section):
+    """Mutual TLS between the cluster's processes. Files are PEM, and are read again when they change.
+
+    `{name}` in a path stands for the process: a worker's name, `router`, or `operator` for the command line.
+    `prelude certs` makes such files; docs/security.md says what others must contain.
+    """
+
+    ca: ConfigPath  # the authorities that processes believe
+    certificate: ConfigPath
+    key: ConfigPath
+
+
+class ClientTlsConfig(_Section):
+    """TLS for clients of the router. Files are PEM, and are read again when they change."""
+
+    certificate: ConfigPath  # with the chain that leads to its authority
+    key: ConfigPath
+
+
 class ScorerWeights(_Section):
     """Weights of what placement adds up, each in expected seconds to the first token. 0 switches a scorer off."""
 
@@ -296,6 +315,7 @@ class RouterConfig(_Section):
     auth: AuthConfig | None = None  # None: no authentication, on this machine only
     insecure: bool = False  # serve beyond this machine without authentication
     share_base_prefixes: bool = False  # one prefix cache for the base model's prompts of all tenants
+    tls: ClientTlsConfig | None = None  # None: plain HTTP
     processes: Annotated[int, Field(ge=1, le=64)] = 1  # that share the port, each with its own view of the workers
     max_body_bytes: Annotated[int, Field(ge=1024)] = 16 * 1024**2
     max_choices: Annotated[int, Field(ge=1)] = 128  # sequences of one request: prompts x n
@@ -327,6 +347,7 @@ class ClusterConfig(_Section):
     engine: EngineConfig = EngineConfig()
     router: RouterConfig = RouterConfig()
     workers: Annotated[dict[Name, WorkerConfig], Field(min_length=1)]
+    tls: TlsConfig | None = None  # None: control and engine traffic is plain text
     adapter_limits: AdapterLimits = AdapterLimits()
     adapters: dict[str, AdapterConfig] = Field(default_factory=dict)
     catalog: CatalogConfig = CatalogConfig()
@@ -381,6 +402,8 @@ class ClusterConfig(_Section):
                     "a cluster needs at least one of each, or unified workers only"
                 )
         for name, worker in self.workers.items():
+            if self.tls is not None and name in ("router", "operator", "ca"):
+                raise ValueError(f"workers.{name}: with `tls` that name is another process's certificate; rename it")
             if worker.role != "prefill" and worker.bootstrap_port:
                 raise ValueError(f"workers.{name}.bootstrap_port: only prefill workers have one")
         from adapters.identity import check_not_base_model

@@ -12,6 +12,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from adapters.errors import AdapterError
 from adapters.store import Envelope
 from cluster.control import control_pb2 as pb
+from cluster.control.authorization import AuthorizedCalls
 from cluster.control.bounds import MAX_MESSAGE_BYTES, BoundedRequests
 from cluster.control.control_pb2_grpc import WorkerControlServicer, add_WorkerControlServicer_to_server
 from cluster.control.worker import AdapterOperations, Worker
@@ -147,15 +148,16 @@ async def _errors_as_grpc_status(context, on_timeout: str) -> AsyncIterator[None
 @contextlib.asynccontextmanager
 async def serve_control(worker: Worker) -> AsyncIterator[None]:
     """Serve the agent's control service and health on its control port."""
+    identity = worker.transport.identity
     server = grpc.aio.server(
-        interceptors=[BoundedRequests()],
+        interceptors=[*([] if identity is None else [AuthorizedCalls(identity)]), BoundedRequests()],
         options=[("grpc.max_receive_message_length", MAX_MESSAGE_BYTES)],
         maximum_concurrent_rpcs=_MAX_CALLS,
     )
     add_WorkerControlServicer_to_server(ControlService(worker), server)
     health_service = health.aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(health_service, server)
-    server.add_insecure_port(f"{worker.worker.host}:{worker.worker.control_port}")
+    worker.transport.add_port(server, f"{worker.worker.host}:{worker.worker.control_port}")
     await server.start()
     follow = asyncio.create_task(_follow_health(worker, health_service), name="health")
     try:

@@ -10,6 +10,7 @@ from prometheus_client import CollectorRegistry
 from adapters.store import Envelope
 from cluster.config.schema import WorkerConfig
 from cluster.control import control_pb2 as pb
+from cluster.control.transport import Transport
 from cluster.control.worker_state import WorkerStateHub
 
 
@@ -45,6 +46,7 @@ class Worker(Protocol):
     name: str
     worker: WorkerConfig
     hub: WorkerStateHub
+    transport: Transport
     adapters: AdapterOperations | None  # None where the engine has no slots for adapters
 
     @property

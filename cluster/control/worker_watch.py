@@ -11,6 +11,7 @@ import grpc
 from cluster.control import control_pb2 as pb
 from cluster.control.control_pb2_grpc import WorkerControlStub
 from cluster.control.heartbeat import next_state
+from cluster.control.transport import PLAIN, AgentChannel, Transport
 
 log = logging.getLogger(__name__)
 
@@ -27,22 +28,30 @@ _CHANNEL_OPTIONS = (
 class WorkerWatch:
     """Follows one worker. `state` is None while it is unreachable, `description` until it was reached once."""
 
-    def __init__(self, name: str, address: str, on_change: Callable[[WorkerWatch], None]) -> None:
+    def __init__(
+        self,
+        name: str,
+        address: str,
+        on_change: Callable[[WorkerWatch], None],
+        *,
+        role: str = "",
+        transport: Transport = PLAIN,
+    ) -> None:
         self.name = name
         self.address = address
         self.description: pb.WorkerDescription | None = None
         self.state: pb.WorkerState | None = None
         self.resident: frozenset[str] = frozenset()
         self._on_change = on_change
+        self._channel = AgentChannel(transport, address, role, name, _CHANNEL_OPTIONS)
         self.control: WorkerControlStub  # created in `run`: a channel belongs to an event loop
 
     async def run(self) -> None:
         """Follow the worker until cancelled, reconnecting whenever the stream ends or falls silent."""
         failures = 0
-        channel = grpc.aio.insecure_channel(self.address, options=_CHANNEL_OPTIONS)
-        self.control = WorkerControlStub(channel)
         try:
             while True:
+                self.control = await self._channel.stub()
                 try:
                     self.description = await self.control.Describe(pb.DescribeRequest(), timeout=_DESCRIBE_TIMEOUT_S)
                     failures = 0
@@ -55,7 +64,7 @@ class WorkerWatch:
                 await asyncio.sleep(_RETRY_S[min(failures, len(_RETRY_S) - 1)])
                 failures += 1
         finally:
-            await channel.close()
+            await self._channel.aclose()
 
     async def _follow(self) -> None:
         """Apply states until the stream ends. Raises TimeoutError if the worker is silent."""

@@ -10,6 +10,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import TypeVar
 
+from cluster.control.transport import PLAIN, Transport
 from router.errors import WorkerLost, WorkerStalled
 from router.fleet.breaker import Breaker
 from router.fleet.fleet_state import FleetState, WorkerView
@@ -64,6 +65,7 @@ class Fleet:
         *,
         heartbeat_s: float,
         connect_timeout_s: float,
+        transport: Transport = PLAIN,
     ) -> None:
         self.loads = loads
         self._changed = asyncio.Event()  # set and replaced whenever a view changes
@@ -79,6 +81,7 @@ class Fleet:
                 connect_timeout_s=connect_timeout_s,
                 on_view=self._update,
                 on_load=loads.report,
+                transport=transport,
             )
             for name, (_, address) in addresses.items()
         }

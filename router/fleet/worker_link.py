@@ -14,6 +14,7 @@ from adapters.library import PackedAdapter
 from cluster.control import control_pb2 as control
 from cluster.control.control_pb2_grpc import WorkerControlStub
 from cluster.control.heartbeat import MISSED_HEARTBEATS, next_state
+from cluster.control.transport import PLAIN, AgentChannel, Transport
 from cluster.errors import ANSWER_MARGIN_S
 from router.errors import WorkerLost
 from router.fleet.fleet_state import WorkerView
@@ -49,23 +50,26 @@ class WorkerLink:
         connect_timeout_s: float,
         on_view: Callable[[WorkerView], None],
         on_load: LoadReport,
+        transport: Transport = PLAIN,
     ) -> None:
         self._view = view
+        self._channel = AgentChannel(transport, address, view.role, view.name, _CHANNEL_OPTIONS)
         self._address = address
         self._heartbeat_s = heartbeat_s
         self._connect_timeout_s = connect_timeout_s
         self._on_view = on_view
         self._on_load = on_load
         self._stub: WorkerControlStub | None = None
+        self._logged = ""
         self._late_until = 0.0  # by the loop's clock
 
     async def run(self) -> None:
         """Connect, follow the control stream, publish the loss of contact, reconnect. Ends only by cancellation."""
         num_failures = 0
-        async with grpc.aio.insecure_channel(self._address, options=_CHANNEL_OPTIONS) as channel:
-            self._stub = WorkerControlStub(channel)
+        try:
             while True:
                 try:
+                    self._stub = await self._channel.stub()
                     await self._describe()
                     num_failures = 0
                     await self._follow()
@@ -75,12 +79,15 @@ class WorkerLink:
                     reason = f"silent for {MISSED_HEARTBEATS} heartbeats"
                 except grpc.aio.AioRpcError as error:
                     reason = f"its agent cannot be reached at {self._address}: {error.code().name.lower()}"
+                    self._log_once(error.details() or "")
                 except Exception:  # the edge of this worker's task; other workers must go on
                     log.exception("worker link failed", extra={"fields": {"worker": self._view.name}})
                     reason = "the router's link to it failed; see the router's log"
                 self._publish(self._view_without_contact(reason))
                 await asyncio.sleep(_RETRY_S[min(num_failures, len(_RETRY_S) - 1)])
                 num_failures += 1
+        finally:
+            await self._channel.aclose()
 
     async def ensure_adapter(
         self,
@@ -182,6 +189,12 @@ class WorkerLink:
                 self._publish(replace(_view_after(self._view, state), num_residency_changes=num_changes))
         finally:
             stream.cancel()
+
+    def _log_once(self, details: str) -> None:
+        """Log why the agent cannot be reached (a certificate, say), again only when that changes."""
+        if details != self._logged:
+            self._logged = details
+            log.info("agent not reached", extra={"fields": {"worker": self._view.name, "details": details[:500]}})
 
     def _view_without_contact(self, reason: str) -> WorkerView:
         now = asyncio.get_running_loop().time()

@@ -14,7 +14,8 @@ ROOT = Path(__file__).parents[2]
 # From the bottom up. A room imports rooms of lower lines and itself, nothing beside or above it. A room is a folder or,
 # where a package's own modules stand at different heights, one of them.
 LAYERS = """
-process
+process process.certificates.errors process.certificates.identity
+process.certificates
 adapters.errors adapters.scopes
 adapters.identity adapters.model adapters.files
 adapters.formats.limits

@@ -1,0 +1,48 @@
+"""Who a process is, as its certificate says: a SPIFFE ID of a role and a name, and the DNS name that callers check."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+ROUTER, OPERATOR = "router", "operator"
+WORKER_ROLES = ("prefill", "decode", "unified")
+ROLES = (ROUTER, *WORKER_ROLES, OPERATOR)
+TRUST_DOMAIN = "prelude.local"  # of `prelude certs`, where no other is asked for
+
+_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}"
+_URI = re.compile(rf"spiffe://(?P<domain>[a-z0-9][a-z0-9._-]{{0,254}})/(?P<role>{'|'.join(ROLES)})/(?P<name>{_NAME})")
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """One process: a router, a worker of some role, or an operator's command line."""
+
+    role: str
+    name: str
+    trust_domain: str = TRUST_DOMAIN
+
+    @property
+    def uri(self) -> str:
+        """The SPIFFE ID, which is the certificate's one URI among its alternative names."""
+        return f"spiffe://{self.trust_domain}/{self.role}/{self.name}"
+
+    @property
+    def dns(self) -> str:
+        """The name that a caller asks TLS to find in the certificate, wherever the process listens."""
+        return f"{self.name}.{self.role}.{self.trust_domain}".lower()
+
+    @classmethod
+    def parse(cls, uri: str) -> Identity:
+        """Raises ValueError if it is no SPIFFE ID of a process of a cluster."""
+        found = _URI.fullmatch(uri)
+        if found is None:
+            raise ValueError(f"{uri!r} is not spiffe://TRUST-DOMAIN/ROLE/NAME with a role of {', '.join(ROLES)}")
+        return cls(found["role"], found["name"], found["domain"])
+
+    def peer(self, role: str, name: str) -> Identity:
+        """Another process of the same trust domain."""
+        return Identity(role, name, self.trust_domain)
+
+    def __str__(self) -> str:
+        return f"{self.role} {self.name}"

@@ -1,0 +1,39 @@
+"""Real certificates of a small authority, for tests with real sockets."""
+
+from __future__ import annotations
+
+import datetime as dt
+from pathlib import Path
+
+from process.certificates.authority import Authority
+from process.certificates.files import CertificateFiles
+from process.certificates.identity import Identity
+
+
+def authority(folder: Path, trust_domain: str = "prelude.local") -> Authority:
+    made = Authority(folder)
+    made.init(trust_domain=trust_domain)
+    return made
+
+
+def issued(
+    by: Authority,
+    role: str,
+    name: str,
+    *,
+    days: float = 90,
+    stem: str | None = None,
+    hosts: tuple[str, ...] = (),
+    trust_domain: str | None = None,
+    ca: Path | None = None,
+    ago: dt.timedelta = dt.timedelta(),
+) -> CertificateFiles:
+    """The files of a process. `ago`: when it was made; with `days` in the past it has expired."""
+    identity = Identity(role, name, trust_domain or by.trust_domain)
+    start = dt.datetime.now(dt.UTC) - ago
+    certificate, key = by.issue(identity, days=days, stem=stem or f"{role}-{name}", hosts=hosts, valid_from=start)
+    return CertificateFiles(certificate, key, ca or by.certificate)
+
+
+def expired(by: Authority, role: str, name: str) -> CertificateFiles:
+    return issued(by, role, name, days=1, stem=f"expired-{name}", ago=dt.timedelta(days=3))

@@ -1,0 +1,343 @@
+"""Mutual TLS of the control protocol: who may call what, and who is not talked to, over real sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from support.certificates import authority, expired, issued
+
+from cluster.control import control_pb2 as pb
+from cluster.control.authorization import CALLERS
+from cluster.control.control_pb2_grpc import WorkerControlStub
+from cluster.control.service import serve_control
+from cluster.control.transport import AgentChannel, Transport
+from cluster.control.worker_state import WorkerStateHub
+from cluster.control.worker_watch import WorkerWatch
+from process.certificates.authority import Authority
+from process.certificates.contexts import Following
+from process.certificates.errors import CertificateError
+from process.certificates.files import CertificateFiles
+from process.certificates.identity import ROLES
+
+REVISION = "sha256:" + "0" * 64
+
+
+@dataclass
+class Worker:
+    """A decode worker, which holds no adapters, with the real control service."""
+
+    transport: Transport
+    name: str = "d"
+    adapters: Any = None
+    hub: WorkerStateHub = field(default_factory=WorkerStateHub)
+    worker: Any = None
+    drained: list[float | None] = field(default_factory=list)
+
+    def describe(self) -> pb.WorkerDescription:
+        return pb.WorkerDescription(name=self.name, role=pb.ROLE_DECODE)
+
+    async def drain(self, deadline_s: float | None) -> bool:
+        self.drained.append(deadline_s)
+        return True
+
+    def undrain(self) -> bool:
+        return False
+
+
+def free_port() -> int:
+    import socket
+
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
+
+
+@asynccontextmanager
+async def served(files: CertificateFiles) -> AsyncIterator[tuple[Worker, str]]:
+    port = free_port()
+    worker = Worker(Transport(files), worker=SimpleNamespace(host="127.0.0.1", control_port=port))
+    async with serve_control(worker):  # type: ignore[arg-type]
+        yield worker, f"127.0.0.1:{port}"
+
+
+@asynccontextmanager
+async def called(files: CertificateFiles, address: str, role: str = "decode", name: str = "d") -> AsyncIterator[Any]:
+    async with Transport(files).channel(address, role, name) as channel:
+        yield WorkerControlStub(channel)
+
+
+@pytest.fixture
+def ca(tmp_path: Path) -> Authority:
+    return authority(tmp_path / "certs")
+
+
+async def outcome(stub: Any, method: str) -> grpc.StatusCode:
+    """What a call of this method ends with, as far as it gets."""
+    requests = {
+        "Describe": pb.DescribeRequest(),
+        "WatchState": pb.WatchStateRequest(),
+        "EnsureAdapter": pb.EnsureAdapterRequest(revision_id=REVISION),
+        "PinAdapter": pb.PinAdapterRequest(revision_id=REVISION),
+        "PutAdapter": iter([pb.PutAdapterRequest(chunk=b"x")]),
+        "EvictAdapter": pb.EvictAdapterRequest(revision_id=REVISION),
+        "Drain": pb.DrainRequest(),
+        "Undrain": pb.UndrainRequest(),
+    }
+    call = getattr(stub, method)(requests[method], timeout=10)
+    try:
+        if method == "WatchState":
+            assert (await call.read()).ready is False
+            call.cancel()
+        else:
+            await call
+    except grpc.aio.AioRpcError as error:
+        return error.code()
+    return grpc.StatusCode.OK
+
+
+class TestEveryCallByEveryRole:
+    def test_the_table_has_every_method_of_the_protocol_and_only_roles(self):
+        assert set(CALLERS) == {method.name for method in pb.DESCRIPTOR.services_by_name["WorkerControl"].methods}
+        assert frozenset().union(*CALLERS.values()) <= set(ROLES)
+
+    @pytest.mark.parametrize("role", ROLES)
+    def test_roles_make_the_calls_of_the_table_only(self, ca: Authority, role: str):
+        async def run():
+            async with (
+                served(issued(ca, "decode", "d")) as (_, address),
+                called(issued(ca, role, "caller"), address) as stub,
+            ):
+                return {method: await outcome(stub, method) for method in CALLERS}
+
+        found = asyncio.run(run())
+        denied = {method for method, code in found.items() if code is grpc.StatusCode.PERMISSION_DENIED}
+        assert denied == {method for method, callers in CALLERS.items() if role not in callers}
+        # What gets through reaches the service: a decode worker holds no adapters.
+        through = {"Describe", "WatchState", "Drain", "Undrain"} - denied
+        assert {method for method, code in found.items() if code is grpc.StatusCode.OK} == through
+        for method in set(CALLERS) - denied - through:
+            assert found[method] is grpc.StatusCode.FAILED_PRECONDITION
+
+    def test_what_each_role_may_do_is_written_down_here_too(self):
+        """A change of the table is a change of this test."""
+        router = {"Describe", "WatchState", "EnsureAdapter", "PinAdapter", "PutAdapter", "EvictAdapter"}
+        operator = {"Describe", "WatchState", "EnsureAdapter", "PinAdapter", "EvictAdapter", "Drain", "Undrain"}
+        peer = {"Describe", "WatchState"}
+        expected = {"router": router, "operator": operator, "prefill": peer, "decode": peer, "unified": set()}
+        assert expected == {role: {method for method, by in CALLERS.items() if role in by} for role in ROLES}
+
+    def test_a_refused_drain_drains_nothing(self, ca: Authority):
+        async def run():
+            async with (
+                served(issued(ca, "decode", "d")) as (worker, address),
+                called(issued(ca, "router", "r"), address) as stub,
+            ):
+                assert await outcome(stub, "Drain") is grpc.StatusCode.PERMISSION_DENIED
+                assert worker.drained == []
+            async with (
+                served(issued(ca, "decode", "d")) as (worker, address),
+                called(issued(ca, "operator", "o"), address) as stub,
+            ):
+                assert await outcome(stub, "Drain") is grpc.StatusCode.OK
+                assert worker.drained == [None]
+
+        asyncio.run(run())
+
+    def test_health_is_for_every_process_of_the_cluster(self, ca: Authority):
+        async def run():
+            async with (
+                served(issued(ca, "decode", "d")) as (_, address),
+                Transport(issued(ca, "unified", "u")).channel(address, "decode", "d") as channel,
+            ):
+                stub = health_pb2_grpc.HealthStub(channel)
+                return (await stub.Check(health_pb2.HealthCheckRequest(), timeout=10)).status
+
+        assert asyncio.run(run()) == health_pb2.HealthCheckResponse.NOT_SERVING
+
+
+class TestUnknownCallers:
+    @pytest.mark.parametrize("method", ["Describe", "PutAdapter", "WatchState"])
+    def test_a_certificate_of_another_trust_domain_names_nobody(self, ca: Authority, method: str):
+        async def run():
+            async with served(issued(ca, "decode", "d")) as (_, address):
+                files = issued(ca, "router", "r", trust_domain="elsewhere")
+                # It would look for the agent in its own domain, so it is told the agent's name.
+                transport = Transport(files)
+                transport.identity = Transport(issued(ca, "router", "x")).identity
+                async with transport.channel(address, "decode", "d") as channel:
+                    return await outcome(WorkerControlStub(channel), method)
+
+        assert asyncio.run(run()) is grpc.StatusCode.UNAUTHENTICATED
+
+    def test_a_certificate_of_another_authority_gets_no_connection(self, ca: Authority, tmp_path: Path):
+        other = authority(tmp_path / "other")
+
+        async def run():
+            async with served(issued(ca, "decode", "d")) as (_, address):
+                forged = issued(other, "router", "r", ca=ca.certificate)
+                # The files do not fit each other, which a process refuses at its start; an attacker has no such checks.
+                credentials = grpc.ssl_channel_credentials(
+                    ca.certificate.read_bytes(), forged.key.read_bytes(), forged.certificate.read_bytes()
+                )
+                target = (("grpc.ssl_target_name_override", "d.decode.prelude.local"),)
+                async with grpc.aio.secure_channel(address, credentials, options=target) as channel:
+                    return await outcome(WorkerControlStub(channel), "Describe")
+
+        assert asyncio.run(run()) is grpc.StatusCode.UNAVAILABLE
+
+    def test_no_certificate_and_plain_text_get_no_connection(self, ca: Authority):
+        async def run():
+            async with served(issued(ca, "decode", "d")) as (_, address):
+                anonymous = grpc.ssl_channel_credentials(ca.certificate.read_bytes())
+                target = (("grpc.ssl_target_name_override", "d.decode.prelude.local"),)
+                async with grpc.aio.secure_channel(address, anonymous, options=target) as channel:
+                    with_tls = await outcome(WorkerControlStub(channel), "Describe")
+                async with grpc.aio.insecure_channel(address) as channel:
+                    return with_tls, await outcome(WorkerControlStub(channel), "Describe")
+
+        assert asyncio.run(run()) == (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.UNAVAILABLE)
+
+    def test_an_expired_certificate_gets_no_connection(self, ca: Authority):
+        async def run():
+            async with served(issued(ca, "decode", "d")) as (_, address):
+                old = expired(ca, "router", "r")
+                credentials = grpc.ssl_channel_credentials(
+                    ca.certificate.read_bytes(), old.key.read_bytes(), old.certificate.read_bytes()
+                )
+                target = (("grpc.ssl_target_name_override", "d.decode.prelude.local"),)
+                async with grpc.aio.secure_channel(address, credentials, options=target) as channel:
+                    return await outcome(WorkerControlStub(channel), "Describe")
+
+        assert asyncio.run(run()) is grpc.StatusCode.UNAVAILABLE
+
+
+class TestWhoIsCalled:
+    @pytest.mark.parametrize(
+        ("role", "name"),
+        [("decode", "other"), ("prefill", "d"), ("router", "d")],
+        ids=["swapped names", "another role", "a router that acts as a worker"],
+    )
+    def test_only_the_worker_that_is_meant_is_talked_to(self, ca: Authority, role: str, name: str):
+        async def run():
+            async with (
+                served(issued(ca, role, name)) as (_, address),
+                called(issued(ca, "router", "r"), address) as stub,
+            ):
+                return await outcome(stub, "Describe")
+
+        assert asyncio.run(run()) is grpc.StatusCode.UNAVAILABLE
+
+    def test_an_agent_of_another_authority_is_not_talked_to(self, ca: Authority, tmp_path: Path):
+        other = authority(tmp_path / "other")
+
+        async def run():
+            async with (
+                served(issued(other, "decode", "d")) as (_, address),
+                called(issued(ca, "router", "r"), address) as stub,
+            ):
+                return await outcome(stub, "Describe")
+
+        assert asyncio.run(run()) is grpc.StatusCode.UNAVAILABLE
+
+
+def replace(files: CertificateFiles, by: CertificateFiles) -> None:
+    """As `prelude certs renew` does: the key first, each file at once."""
+    for old, new in ((files.key, by.key), (files.certificate, by.certificate)):
+        shutil.move(new, old)
+
+
+class TestReload:
+    def test_new_files_serve_the_next_handshake_and_end_no_stream(self, ca: Authority, tmp_path: Path):
+        """Both sides change their authority's certificates while a stream runs; old ones are refused afterwards."""
+
+        async def run():
+            server, client = issued(ca, "decode", "d"), issued(ca, "router", "r")
+            other = authority(tmp_path / "other")
+            async with served(server) as (worker, address):
+                transport = Transport(client)
+                clock = [0.0]
+                for following in (transport._pem, worker.transport._pem):
+                    following._clock, following._looked_at = lambda: clock[0], 0.0
+                channel = AgentChannel(transport, address, "decode", "d")
+                stream = (await channel.stub()).WatchState(pb.WatchStateRequest(heartbeat_s=0.05))
+                assert isinstance(await stream.read(), pb.WorkerState)
+                # A new authority. Both believe it: it comes in one file with a certificate, as a mounted secret does.
+                for files, role, name in ((server, "decode", "d"), (client, "router", "r")):
+                    new = issued(other, role, name, stem=f"new-{role}")
+                    replace(files, new)
+                ca.certificate.write_bytes(other.certificate.read_bytes())
+                before = await channel.stub()
+                assert await outcome(before, "Describe") is grpc.StatusCode.OK  # by the connection that there is
+                clock[0] += 2
+                for _ in range(3):  # the running stream goes on
+                    assert isinstance(await stream.read(), pb.WorkerState)
+                async with Transport(client).channel(address, "decode", "d") as fresh:
+                    assert await outcome(WorkerControlStub(fresh), "Describe") is grpc.StatusCode.OK
+                assert (transport.version, worker.transport._pem.version) == (1, 1)
+                for _ in range(3):
+                    assert isinstance(await stream.read(), pb.WorkerState)
+                stream.cancel()
+                renewed = await channel.stub()
+                assert await outcome(renewed, "Describe") is grpc.StatusCode.OK
+                await channel.aclose()
+
+        asyncio.run(run())
+
+    def test_half_a_pair_changes_nothing(self, ca: Authority):
+        files = issued(ca, "router", "r")
+        clock = [0.0]
+        following = Following(files, lambda given: given.certificate.read_bytes(), lambda: clock[0])
+        before = following.current()
+        new = issued(ca, "router", "r", stem="new")
+        shutil.copy(new.key, files.key)
+        clock[0] = 2.0
+        assert (following.current(), following.version) == (before, 0)
+        shutil.copy(new.certificate, files.certificate)
+        clock[0] = 2.5  # it has just looked
+        assert following.current() == before
+        clock[0] = 4.0
+        assert (following.current(), following.version) == (new.certificate.read_bytes(), 1)
+
+    def test_an_expired_or_missing_one_changes_nothing(self, ca: Authority):
+        files = issued(ca, "router", "r")
+        clock = [0.0]
+        following = Following(files, lambda given: given.certificate.read_bytes(), lambda: clock[0])
+        before = following.current()
+        replace(files, expired(ca, "router", "r"))
+        clock[0] = 2.0
+        assert following.current() == before
+        files.key.unlink()
+        clock[0] = 4.0
+        assert following.current() == before
+
+
+def test_a_process_without_usable_files_does_not_start(ca: Authority):
+    with pytest.raises(CertificateError, match="expired at"):
+        Transport(expired(ca, "router", "r"))
+
+
+def test_a_peer_is_watched_over_tls(ca: Authority):
+    async def run():
+        async with served(issued(ca, "decode", "d")) as (_, address):
+            changed = asyncio.Event()
+            transport = Transport(issued(ca, "prefill", "p"))
+            watch = WorkerWatch("d", address, lambda _: changed.set(), role="decode", transport=transport)
+            task = asyncio.create_task(watch.run())
+            await asyncio.wait_for(changed.wait(), 10)
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            return watch.description
+
+    description = asyncio.run(run())
+    assert description is not None
+    assert description.name == "d"
