@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import ssl
 import sys
 import urllib.error
 import urllib.parse
@@ -36,9 +37,10 @@ def _tokens(text: str) -> int:
 def _explain(arguments: argparse.Namespace) -> None:
     names = ("adapter", "prompt_tokens", "answer_tokens")
     query = {name: getattr(arguments, name) for name in names if getattr(arguments, name) is not None}
-    url = f"{arguments.url or _url(arguments.config)}/debug/placement?{urllib.parse.urlencode(query)}"
+    base, context = (arguments.url, None) if arguments.url else _router(arguments.config)
+    url = f"{base}/debug/placement?{urllib.parse.urlencode(query)}"
     try:
-        with urllib.request.urlopen(url, timeout=_TIMEOUT_S) as answer:
+        with urllib.request.urlopen(url, timeout=_TIMEOUT_S, context=context) as answer:
             found = json.load(answer)
     except urllib.error.HTTPError as error:
         sys.exit(f"prelude: {_message_in(error.read()) or f'{url} answered {error.code}'}")
@@ -47,11 +49,15 @@ def _explain(arguments: argparse.Namespace) -> None:
     print(json.dumps(found, indent=1) if arguments.json else "\n".join(_lines(found)))
 
 
-def _url(config: Path) -> str:
+def _router(config: Path) -> tuple[str, ssl.SSLContext | None]:
+    """Base URL, and the context that expects the router's own certificate."""
     from cluster.config.load import load_cluster_config
+    from process.certificates.contexts import make_pinned_context
 
     router = load_cluster_config(config).router
-    return f"http://{router.host}:{router.port}"
+    if router.tls is None:
+        return f"http://{router.host}:{router.port}", None
+    return f"https://{router.host}:{router.port}", make_pinned_context(router.tls.certificate)
 
 
 def _message_in(body: bytes) -> str | None:

@@ -8,18 +8,22 @@ import math
 import os
 import signal
 import socket
+import ssl
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import NoReturn
 
 import uvicorn
 
 from adapters.model.base_model import BaseModel
+from cluster.config.certificates import client_files
 from cluster.config.schema import ClusterConfig
 from cluster.control.transport import Transport
 from cluster.errors import ConfigError
 from cluster.open_library import open_configured_catalog, open_library
+from process.certificates.contexts import Following, make_server_context, server_context
+from process.certificates.expiry import export_expiry
 from process.certificates.identity import ROUTER
 from router.app import build_app
 from router.http.client_connection import ClientProtocol
@@ -48,6 +52,10 @@ def run(config: ClusterConfig, siblings: Siblings | None = None) -> NoReturn:
         adapters.open()
     except ValueError as error:
         raise ConfigError(str(error)) from error
+    transport, clients = Transport.of(config, ROUTER), client_tls(config)
+    export_expiry(
+        metrics.registry, lambda: transport.expiry | ({} if clients is None else {"clients": clients.expires_at()})
+    )
     app = build_app(
         config.router,
         model=config.model.name,
@@ -59,9 +67,9 @@ def run(config: ClusterConfig, siblings: Siblings | None = None) -> NoReturn:
         max_adapter_bytes=config.adapter_limits.max_bytes,
         workers=worker_addresses(config),
         siblings=siblings,
-        transport=Transport.of(config, ROUTER),
+        transport=transport,
     )
-    server = RouterServer(uvicorn_config(app, config))
+    server = RouterServer(uvicorn_config(app, config, clients))
     _spare_garbage_collection()
     log.info("router starting", extra={"fields": {"host": config.router.host, "port": config.router.port}})
     server.run(sockets=None if siblings is None else [_shared_port(config)])
@@ -110,7 +118,16 @@ def worker_addresses(config: ClusterConfig) -> Mapping[str, tuple[str, str]]:
     return {name: (worker.role, f"{worker.host}:{worker.control_port}") for name, worker in config.workers.items()}
 
 
-def uvicorn_config(app: object, config: ClusterConfig) -> uvicorn.Config:
+def client_tls(config: ClusterConfig) -> Following[ssl.SSLContext] | None:
+    """TLS for clients, None for plain HTTP. Raises CertificateError."""
+    files = client_files(config)
+    return None if files is None else Following(files, make_server_context)
+
+
+def uvicorn_config(
+    app: object, config: ClusterConfig, clients: Following[ssl.SSLContext] | None = None
+) -> uvicorn.Config:
+    factory = None if clients is None else _context_factory(clients)
     return uvicorn.Config(
         app,  # type: ignore[arg-type]
         host=config.router.host,
@@ -119,6 +136,7 @@ def uvicorn_config(app: object, config: ClusterConfig) -> uvicorn.Config:
         http=ClientProtocol,
         ws="none",
         lifespan="on",
+        ssl_context_factory=factory,
         log_config=None,
         access_log=False,
         server_header=False,
@@ -126,6 +144,12 @@ def uvicorn_config(app: object, config: ClusterConfig) -> uvicorn.Config:
         timeout_keep_alive=75,
         timeout_graceful_shutdown=math.ceil(config.router.drain_timeout_s),
     )
+
+
+def _context_factory(
+    clients: Following[ssl.SSLContext],
+) -> Callable[[uvicorn.Config, Callable[[], ssl.SSLContext]], ssl.SSLContext]:
+    return lambda _config, _default: server_context(clients)
 
 
 class RouterServer(uvicorn.Server):

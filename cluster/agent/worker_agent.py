@@ -36,6 +36,7 @@ from engine.hang_watch import Timeouts
 from engine.hooks.ledger import hooks_for
 from engine.pin import SGLANG_VERSION
 from engine.supervisor import EngineSnapshot, EngineStatus, EngineSupervisor
+from process.certificates.expiry import export_expiry
 from process.lifetime import stop_signal
 
 log = logging.getLogger(__name__)
@@ -70,6 +71,7 @@ class WorkerAgent:
         self.hub = WorkerStateHub()
         self.metrics = WorkerMetrics(name, self.role)
         self.transport = Transport.of(config, name)
+        export_expiry(self.metrics.registry, lambda: self.transport.expiry)
         self.peers = {
             peer: WorkerWatch(
                 peer,

@@ -25,6 +25,7 @@ from cluster.local import shared_memory
 from cluster.local.gpus import with_host_gpus
 from cluster.local.ports import check_free, with_ports
 from cluster.local.running import recorded
+from process.certificates.contexts import make_pinned_context
 from process.lifetime import kill_group, stop_signal
 
 _FOLDER_PREFIX = "prelude-run"  # short: it holds engines' sockets, whose paths have a length limit
@@ -51,7 +52,8 @@ class LocalCluster:
     @property
     def url(self) -> str:
         """The router's base URL."""
-        return f"http://{self.config.router.host}:{self.config.router.port}"
+        scheme = "http" if self.config.router.tls is None else "https"
+        return f"{scheme}://{self.config.router.host}:{self.config.router.port}"
 
     async def start(self) -> None:
         """Start every process and wait until the router can serve requests. Raises StartError and ConfigError."""
@@ -117,7 +119,9 @@ class LocalCluster:
     async def _wait_until_ready(self) -> None:
         started_at = time.monotonic()
         seen: dict[str, str] = {}
-        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=5)) as session:
+        tls = self.config.router.tls
+        connector = aiohttp.TCPConnector(ssl=True if tls is None else make_pinned_context(tls.certificate))
+        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=5), connector=connector) as session:
             while time.monotonic() - started_at < _READY_TIMEOUT_S:
                 for name in ("router", *self.config.workers):
                     status = await _status_of(session, self._ready_url(name))

@@ -49,6 +49,11 @@ class Following(Generic[_Made]):
             self._look()
         return self._made
 
+    def expires_at(self) -> float:
+        """When the certificate in use expires, in seconds since the epoch."""
+        self.current()
+        return self.checked.not_after
+
     def _look(self) -> None:
         signature = _signature(self.files)
         if signature == self._signature:
@@ -96,6 +101,15 @@ def make_client_context(files: CertificateFiles) -> ssl.SSLContext:
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.load_cert_chain(files.certificate, files.key)
     context.load_verify_locations(files.ca)
+    return context
+
+
+def make_pinned_context(certificate: Path) -> ssl.SSLContext:
+    """For calls to a server on whichever address, if it has this very certificate."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.load_verify_locations(certificate)
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
     return context
 
 

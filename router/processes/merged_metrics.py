@@ -17,6 +17,7 @@ _LARGEST = {  # of the processes; everything else is a sum
     "prelude_router_worker_kv_used_ratio",
     "prelude_router_decode_kv_used_ratio",
 }
+_EARLIEST = "prelude_certificate_expiry_timestamp_seconds"
 _FIRST = "_created"  # such a sample is the time at which its counter began
 
 
@@ -50,4 +51,4 @@ def merged_metrics(pages: Sequence[bytes]) -> bytes:
 def _merge(name: str) -> Callable[[float, float], float]:
     if name in _LARGEST:
         return max
-    return min if name.endswith(_FIRST) else float.__add__
+    return min if name == _EARLIEST or name.endswith(_FIRST) else float.__add__

@@ -13,6 +13,7 @@ import json
 import math
 import shutil
 import socket
+import ssl
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -38,6 +39,7 @@ from adapters.store import open_store
 from cluster.config.schema import RouterConfig
 from cluster.control import control_pb2 as control
 from cluster.control.control_pb2_grpc import WorkerControlServicer, add_WorkerControlServicer_to_server
+from process.certificates.contexts import Following, make_pinned_context, server_context
 from router.app import build_app
 from router.fleet.fleet import Fleet
 from router.fleet.homes import Homes
@@ -619,6 +621,7 @@ async def running_cluster(
     folder: Path | None = None,
     catalog_url: str | None = None,
     directories: Mapping[str, Path] = DIRECTORIES,
+    client_tls: Following[ssl.SSLContext] | None = None,
     **config: Any,
 ) -> AsyncIterator[ClusterStandIn]:
     """A ready router on a free port, with workers. Its catalog and store are in `folder`, or a temporary one."""
@@ -659,12 +662,17 @@ async def running_cluster(
                 lifespan="on",
                 log_config=None,
                 access_log=False,
+                ssl_context_factory=None
+                if client_tls is None
+                else lambda _config, _default: server_context(client_tls),
                 timeout_graceful_shutdown=drain_timeout_s,  # type: ignore[arg-type]
             )
         )
         serving = asyncio.create_task(server._serve([listener]))
-        http = await stack.enter_async_context(aiohttp.ClientSession())
-        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        pinned = True if client_tls is None else make_pinned_context(client_tls.files.certificate)
+        connector = aiohttp.TCPConnector(ssl=pinned)
+        http = await stack.enter_async_context(aiohttp.ClientSession(connector=connector))
+        url = f"http{'' if client_tls is None else 's'}://127.0.0.1:{listener.getsockname()[1]}"
         described = Described(Limits(router_config.max_choices, VOCABULARY))
         cluster = ClusterStandIn(url, prefill, decode, unified, server, http, adapters, app.fleet, folder, described)
         try:

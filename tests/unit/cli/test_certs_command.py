@@ -1,0 +1,198 @@
+"""`prelude certs`, and what a process says at its start about certificates that it cannot use."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import stat
+from pathlib import Path
+
+import pytest
+from support.certificates import authority, expired, issued
+
+from cli.main import main
+from process.certificates.files import CertificateFiles, check, check_identity
+
+CLUSTER = """
+model: {path: model, name: demo}
+workers:
+  prefill-0: {role: prefill}
+  decode-0: {role: decode}
+tls:
+  ca: certs/ca.crt
+  certificate: certs/{name}.crt
+  key: certs/{name}.key
+"""
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    path = tmp_path / "cluster.yaml"
+    path.write_text(CLUSTER)
+    return path
+
+
+def certs(config: Path, *words: str, status: int = 0) -> None:
+    try:
+        main(["certs", *words, "--config", str(config)])
+    except SystemExit as end:
+        assert end.code == status
+    else:
+        assert status == 0
+
+
+def files(config: Path, name: str) -> CertificateFiles:
+    folder = config.parent / "certs"
+    return CertificateFiles(folder / f"{name}.crt", folder / f"{name}.key", folder / "ca.crt")
+
+
+def test_a_small_cluster_gets_all_it_needs(config: Path, capsys: pytest.CaptureFixture[str]):
+    certs(config, "init")
+    certs(config, "issue", "--json")
+    out = capsys.readouterr().out
+    found = json.loads(out[out.index("{\n") :])["issued"]
+    assert {name: each["identity"] for name, each in found.items()} == {
+        "router": "spiffe://prelude.local/router/router",
+        "operator": "spiffe://prelude.local/operator/operator",
+        "prefill-0": "spiffe://prelude.local/prefill/prefill-0",
+        "decode-0": "spiffe://prelude.local/decode/decode-0",
+    }
+    for name, role in (("router", "router"), ("prefill-0", "prefill"), ("decode-0", "decode")):
+        own = files(config, name)
+        assert check_identity(own, check(own), role, name).name == name
+        assert stat.S_IMODE(own.key.stat().st_mode) == 0o600
+    assert stat.S_IMODE((config.parent / "certs" / "ca.key").stat().st_mode) == 0o600
+
+
+def test_issue_makes_what_is_missing_and_nothing_twice(config: Path, capsys: pytest.CaptureFixture[str]):
+    certs(config, "init")
+    certs(config, "issue", "router", "--host", "api.example.org", "--host", "10.0.0.7")
+    before = files(config, "router").certificate.read_bytes()
+    certs(config, "issue")
+    assert files(config, "router").certificate.read_bytes() == before
+    assert files(config, "decode-0").certificate.exists()
+    capsys.readouterr()
+    certs(config, "issue")
+    assert capsys.readouterr().out == "nothing to issue\n"
+
+
+def test_renewed_ones_have_the_names_of_the_old_ones_and_other_keys(config: Path, capsys: pytest.CaptureFixture[str]):
+    from cryptography import x509
+
+    certs(config, "init", "--trust-domain", "fleet-7")
+    certs(config, "issue", "router", "--host", "api.example.org", "--host", "10.0.0.7", "--days", "10")
+    certs(config, "issue", "decode-0", "--days", "60")
+
+    def names(name: str) -> x509.SubjectAlternativeName:
+        certificate = x509.load_pem_x509_certificate(files(config, name).certificate.read_bytes())
+        return certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+
+    old, old_key, other = names("router"), files(config, "router").key.read_bytes(), names("decode-0")
+    other_bytes = files(config, "decode-0").certificate.read_bytes()
+    capsys.readouterr()
+    certs(config, "renew", "--json")
+    assert [Path(path).name for path in json.loads(capsys.readouterr().out)["renewed"]] == ["router.crt"]
+    assert (names("router"), names("decode-0")) == (old, other)
+    assert files(config, "router").key.read_bytes() != old_key
+    assert files(config, "decode-0").certificate.read_bytes() == other_bytes
+    assert check(files(config, "router")).identity is not None
+    certs(config, "renew", "--all")
+    assert files(config, "decode-0").certificate.read_bytes() != other_bytes
+
+
+def test_show_lists_expiry_and_fails_when_one_has_expired(config: Path, capsys: pytest.CaptureFixture[str]):
+    made = authority(config.parent / "certs")
+    issued(made, "router", "router", stem="router", days=5)
+    certs(config, "show")
+    assert "router.crt" in capsys.readouterr().out
+    expired(made, "decode", "decode-0")
+    certs(config, "show", status=1)
+    out = capsys.readouterr().out
+    assert "expired-decode-0.crt" in out
+    assert out.count("EXPIRED") == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "text"),
+    [
+        (["issue"], 1, "`prelude certs init` makes an authority"),
+        (["init", "--trust-domain", "Not A Domain"], 2, "must be lower-case letters"),
+        (["init", "--days", "-3"], 2, "no number of days"),
+        (["issue", "nobody"], 2, "there is router, operator, prefill-0, decode-0"),
+    ],
+)
+def test_wrong_usage_says_what_is_right(
+    config: Path, capsys: pytest.CaptureFixture[str], words: list[str], status: int, text: str
+):
+    if words == ["issue", "nobody"]:
+        certs(config, "init")
+    certs(config, *words, status=status)
+    assert text in capsys.readouterr().err
+
+
+def test_init_replaces_no_authority(config: Path, capsys: pytest.CaptureFixture[str]):
+    certs(config, "init")
+    before = (config.parent / "certs" / "ca.key").read_bytes()
+    certs(config, "init", status=1)
+    assert (config.parent / "certs" / "ca.key").read_bytes() == before
+
+
+class TestStart:
+    """Each error names the file of the certificate, the line of cluster.yaml, and the remedy."""
+
+    def refused(self, config: Path, capsys: pytest.CaptureFixture[str], *words: str) -> str:
+        with pytest.raises(SystemExit) as end:
+            main([*words, "--config", str(config)])
+        assert end.value.code == 2
+        return capsys.readouterr().err
+
+    def test_an_expired_certificate(self, config: Path, capsys: pytest.CaptureFixture[str]):
+        old = expired(authority(config.parent / "certs"), "router", "router")
+        for path in (old.certificate, old.key):
+            shutil.move(path, path.with_stem("router"))
+        error = self.refused(config, capsys, "router")
+        assert f"{config}:8: tls.certificate: {config.parent}/certs/router.crt: expired at " in error
+        assert "`prelude certs renew`" in error
+
+    def test_a_key_of_another_certificate(self, config: Path, capsys: pytest.CaptureFixture[str]):
+        certs(config, "init")
+        certs(config, "issue")
+        shutil.copy(files(config, "decode-0").key, files(config, "router").key)
+        error = self.refused(config, capsys, "router")
+        assert f"{config}:9: tls.key: {config.parent}/certs/router.key: is not the private key of " in error
+
+    def test_another_authority(self, config: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path):
+        certs(config, "init")
+        certs(config, "issue")
+        shutil.copy(_other_ca(tmp_path), config.parent / "certs" / "ca.crt")
+        error = self.refused(config, capsys, "prefill-worker", "--name", "prefill-0")
+        assert f"{config}:8: tls.certificate: {config.parent}/certs/prefill-0.crt: was issued by " in error
+
+    def test_the_certificate_of_another_process(self, config: Path, capsys: pytest.CaptureFixture[str]):
+        certs(config, "init")
+        certs(config, "issue")
+        for suffix in ("crt", "key"):
+            shutil.copy(config.parent / "certs" / f"prefill-0.{suffix}", config.parent / "certs" / f"decode-0.{suffix}")
+        error = self.refused(config, capsys, "decode-worker", "--name", "decode-0")
+        assert "is the certificate of prefill prefill-0, and this is decode decode-0" in error
+        assert "is the certificate of prefill prefill-0" in self.refused(config, capsys, "up")
+
+    def test_a_missing_file_and_no_certificate_at_all(self, config: Path, capsys: pytest.CaptureFixture[str]):
+        certs(config, "init")
+        assert "router.crt: cannot be read" in self.refused(config, capsys, "router")
+        certs(config, "issue", "router")
+        files(config, "router").certificate.write_text("nothing")
+        assert "has no certificate in PEM form" in self.refused(config, capsys, "router")
+
+    def test_commands_need_the_operators(self, config: Path, capsys: pytest.CaptureFixture[str]):
+        certs(config, "init")
+        error = self.refused(config, capsys, "workers", "list")
+        assert f"{config}:8: tls.certificate: {config.parent}/certs/operator.crt: cannot be read" in error
+
+    def test_names_that_are_other_processes(self, config: Path, capsys: pytest.CaptureFixture[str]):
+        config.write_text(CLUSTER.replace("decode-0", "operator"))
+        assert "that name is another process's certificate" in self.refused(config, capsys, "router")
+
+
+def _other_ca(tmp_path: Path) -> Path:
+    return authority(tmp_path / "other").certificate

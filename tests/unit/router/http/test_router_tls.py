@@ -1,0 +1,146 @@
+"""TLS for clients of the router, with real certificates and sockets: reload without a restart or a dropped stream."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+import ssl
+from collections.abc import Callable
+from pathlib import Path
+
+import aiohttp
+import pytest
+from support.certificates import authority, issued
+from support.router_stand_ins import ClusterStandIn, eventually, running_cluster
+
+from process.certificates.authority import Authority
+from process.certificates.contexts import Following, make_pinned_context, make_server_context
+from process.certificates.files import CertificateFiles
+
+BODY = {"model": "base", "prompt": "x", "stream": True, "max_tokens": 3}
+
+
+@pytest.fixture
+def ca(tmp_path: Path) -> Authority:
+    return authority(tmp_path / "certs")
+
+
+def trusting(by: Authority) -> ssl.SSLContext:
+    return ssl.create_default_context(cafile=str(by.certificate))
+
+
+async def serial_of(url: str, context: ssl.SSLContext) -> str:
+    """Which certificate a new connection gets."""
+    host, _, port = url.removeprefix("https://").partition(":")
+    _, writer = await asyncio.open_connection(host, int(port), ssl=context, server_hostname="localhost")
+    serial = writer.get_extra_info("peercert")["serialNumber"]
+    writer.close()
+    return serial
+
+
+def replace(files: CertificateFiles, by: CertificateFiles) -> None:
+    shutil.move(by.key, files.key)
+    shutil.move(by.certificate, files.certificate)
+
+
+class TestClients:
+    def cluster(self, ca: Authority, test: Callable, **config) -> None:
+        async def run():
+            self.files = issued(ca, "router", "router", hosts=("localhost", "127.0.0.1"))
+            self.clock = [0.0]
+            clients = Following(CertificateFiles(self.files.certificate, self.files.key), make_server_context)
+            clients._clock, clients._looked_at = lambda: self.clock[0], 0.0
+            async with running_cluster(client_tls=clients, **config) as cluster:
+                assert cluster.url.startswith("https://")
+                await test(cluster)
+
+        asyncio.run(run())
+
+    def test_clients_verify_the_router_and_get_answers_and_streams(self, ca: Authority, tmp_path: Path):
+        async def test(cluster: ClusterStandIn):
+            connector = aiohttp.TCPConnector(ssl=trusting(ca))
+            async with aiohttp.ClientSession(connector=connector) as http:
+                body = {**BODY, "stream": False}
+                async with http.post(f"{cluster.url}/v1/completions", json=body) as answer:
+                    assert answer.status == 200, await answer.text()
+                async with http.post(f"{cluster.url}/v1/completions", json=BODY) as answer:
+                    assert (await answer.read()).endswith(b"data: [DONE]\n\n")
+            for wrong in (trusting(authority(tmp_path / "other")), ssl.create_default_context()):
+                with pytest.raises(ssl.SSLCertVerificationError):
+                    await serial_of(cluster.url, wrong)
+            assert await serial_of(cluster.url, make_pinned_context(self.files.certificate))
+            plain = cluster.url.replace("https", "http")
+            with pytest.raises(aiohttp.ClientError):
+                async with aiohttp.ClientSession() as http, http.get(f"{plain}/health"):
+                    pass
+
+        self.cluster(ca, test)
+
+    def test_a_new_certificate_serves_new_connections_and_drops_no_stream(self, ca: Authority):
+        """Sixteen streams run while the certificate is replaced four times."""
+
+        async def test(cluster: ClusterStandIn):
+            decode = cluster.decode[0].engine
+            decode.words, decode.event_gap_s = tuple(f" w{number}" for number in range(60)), 0.02
+            connector = aiohttp.TCPConnector(ssl=trusting(ca), limit=0)
+            async with aiohttp.ClientSession(connector=connector) as http:
+
+                async def stream() -> bytes:
+                    async with http.post(f"{cluster.url}/v1/completions", json=BODY) as answer:
+                        assert answer.status == 200
+                        return await answer.read()
+
+                streams = [asyncio.create_task(stream()) for _ in range(16)]
+                await eventually(lambda: asyncio.sleep(0, decode.num_running), lambda running: running == 16)
+                serials = [await serial_of(cluster.url, trusting(ca))]
+                for number in range(4):
+                    new = issued(ca, "router", "router", stem=f"new-{number}", hosts=("localhost", "127.0.0.1"))
+                    replace(self.files, new)
+                    self.clock[0] += 2
+                    serials.append(await serial_of(cluster.url, trusting(ca)))
+                assert not any(each.done() for each in streams)
+                assert len(set(serials)) == 5
+                texts = await asyncio.gather(*streams)
+            assert all(text.count(b"data: ") == 61 and text.endswith(b"[DONE]\n\n") for text in texts)
+
+        self.cluster(ca, test)
+
+    def test_half_a_pair_and_an_expired_one_serve_nobody_and_disturb_nobody(self, ca: Authority):
+        async def test(cluster: ClusterStandIn):
+            first = await serial_of(cluster.url, trusting(ca))
+            new = issued(ca, "router", "router", stem="new", hosts=("localhost",))
+            shutil.copy(new.key, self.files.key)  # the certificate is still the old one
+            self.clock[0] += 2
+            assert await serial_of(cluster.url, trusting(ca)) == first
+            shutil.copy(new.certificate, self.files.certificate)
+            self.clock[0] += 2
+            second = await serial_of(cluster.url, trusting(ca))
+            assert second != first
+            self.files.certificate.write_text("garbage")
+            self.clock[0] += 2
+            assert await serial_of(cluster.url, trusting(ca)) == second
+
+        self.cluster(ca, test)
+
+    def test_a_slow_reader_makes_the_engine_wait(self, ca: Authority):
+        """Backpressure goes through TLS: what the router holds back is bounded, and nothing is lost."""
+
+        async def test(cluster: ClusterStandIn):
+            decode = cluster.decode[0].engine
+            decode.words = tuple(f" {number:05}" + "x" * 2000 for number in range(4000))  # 8 MB
+            host, _, port = cluster.url.removeprefix("https://").partition(":")
+            reader, writer = await asyncio.open_connection(host, int(port), ssl=trusting(ca), limit=2**14)
+            body = json.dumps({**BODY, "max_tokens": 4000}).encode()
+            head = "POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+            writer.write(f"{head}connection: close\r\ncontent-length: {len(body)}\r\n\r\n".encode() + body)
+            await reader.readuntil(b"00000")
+            data = bytearray()
+            while part := await reader.read(2**14):
+                data += part
+                await asyncio.sleep(0)
+            assert data.count(b"data: ") == 4000  # the rest of them, and [DONE]
+            assert b"data: [DONE]" in data
+            writer.close()
+
+        self.cluster(ca, test)
