@@ -9,6 +9,7 @@ from pathlib import Path
 
 from engine.hooks.report import REPORT_DIR_VARIABLE
 from engine.plugin import DEVICE_VARIABLE, ROLE_VARIABLE
+from process.tracing.settings import TraceSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +19,14 @@ class AdapterSlots:
     count: int  # distinct adapters in one prefill batch
     max_rank: int
     target_modules: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class EngineTraces:
+    """Where SGLang sends the spans of requests that the router traces."""
+
+    settings: TraceSettings
+    worker: str  # identifies the engine in traces
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +54,7 @@ class EngineSpec:
     # GPUs that its processes see, by nvidia-smi's index: one per rank, then those of the engines that it exchanges KV
     # with. Empty: those that this process sees.
     visible_gpus: tuple[int, ...] = ()
+    traces: EngineTraces | None = None  # None: SGLang's tracing is off
 
     @property
     def url(self) -> str:
@@ -109,6 +119,8 @@ def command(spec: EngineSpec) -> list[str]:
         }
         if spec.device == "cpu":
             arguments["lora-backend"] = "torch_native"
+    if spec.traces is not None:
+        arguments |= {"enable-trace": True, "otlp-traces-endpoint": spec.traces.settings.endpoint}
     return [sys.executable, "-m", "engine.launch", *_flags(arguments), *spec.extra_arguments]
 
 
@@ -153,4 +165,18 @@ def environment(spec: EngineSpec, inherited: dict[str, str]) -> dict[str, str]:
         if spec.tensor_parallel > 1:  # one core per rank, round robin
             cores = [str(rank % (os.cpu_count() or 1)) for rank in range(spec.tensor_parallel)]
             ours |= {"SGLANG_CPU_OMP_THREADS_BIND": "|".join(cores)}
+    if spec.traces is not None:
+        ours |= _trace_environment(spec.traces, inherited)
     return {**inherited, **ours}
+
+
+def _trace_environment(traces: EngineTraces, inherited: dict[str, str]) -> dict[str, str]:
+    """What SGLang and OpenTelemetry's SDK in it read."""
+    names = "OTEL_RESOURCE_ATTRIBUTES"
+    own = f"service.instance.id={traces.worker}"
+    return {
+        "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": traces.settings.protocol,
+        "OTEL_TRACES_SAMPLER": "parentbased_always_off",  # the router samples; nothing else, such as warm-up, is traced
+        names: f"{inherited[names]},{own}" if inherited.get(names) else own,
+        "SGLANG_TRACE_LEVEL": str(traces.settings.engine_level),
+    }

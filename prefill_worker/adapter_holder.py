@@ -17,6 +17,7 @@ from cluster.open_library import limits_of, open_configured_store
 from engine.errors import EngineUnreachable
 from prefill_worker.residency import Acceptance, Residency, Tier, sweep_abandoned
 from prefill_worker.residency.metrics import ResidencyMetrics
+from process.tracing.span import NO_SPAN, Span
 
 
 class AdapterHolder(WorkerAgent):
@@ -75,11 +76,18 @@ class AdapterHolder(WorkerAgent):
             self._residency.engine_up()
 
     async def ensure_adapter(
-        self, revision_id: str, tier: pb.Tier, deadline_s: float, *, is_prewarm: bool, not_in_engine: bool
+        self,
+        revision_id: str,
+        tier: pb.Tier,
+        deadline_s: float,
+        *,
+        is_prewarm: bool,
+        not_in_engine: bool,
+        span: Span = NO_SPAN,
     ) -> pb.EnsureAdapterResponse:
         goal = Tier.DISK if tier == pb.TIER_DISK else Tier.HOST
         ensured = await self._residency_for(goal).ensure(
-            revision_id, goal, deadline_s, is_prewarm=is_prewarm, not_in_engine=not_in_engine
+            revision_id, goal, deadline_s, is_prewarm=is_prewarm, not_in_engine=not_in_engine, span=span
         )
         return pb.EnsureAdapterResponse(load_s=ensured.load_s, lease_s=ensured.lease_s)
 

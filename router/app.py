@@ -18,6 +18,7 @@ from starlette.routing import Route
 from adapters.errors import AdapterError
 from cluster.config.schema import RouterConfig
 from cluster.control.transport import PLAIN, Transport
+from process.tracing.span import Tracing
 from router.api import openapi, refused_paths
 from router.api.completions import CompletionsEndpoint
 from router.api.placement_page import PlacementPage
@@ -64,6 +65,7 @@ def build_app(
     siblings: Siblings | None = None,  # the router's other processes
     transport: Transport = PLAIN,  # to agents and engines
     random: Random | None = None,  # for placement between equal workers
+    tracing: Tracing | None = None,
 ) -> RouterApp:
     """The whole router. It connects to the workers when the server starts it."""
     loads, requests = WorkerLoads(), Requests()
@@ -96,7 +98,15 @@ def build_app(
     completions = [
         Route(
             endpoint.value,
-            CompletionsEndpoint(endpoint, backends, adapters, requests, limits=limits, fingerprint=fingerprint),
+            CompletionsEndpoint(
+                endpoint,
+                backends,
+                adapters,
+                requests,
+                limits=limits,
+                fingerprint=fingerprint,
+                tracing=tracing or Tracing(),
+            ),
             methods=["POST"],
         )
         for endpoint in Endpoint

@@ -19,12 +19,14 @@ import uvicorn
 from adapters.model.base_model import BaseModel
 from cluster.config.certificates import client_files
 from cluster.config.schema import ClusterConfig
+from cluster.config.tracing import trace_settings
 from cluster.control.transport import Transport
 from cluster.errors import ConfigError
 from cluster.open_library import open_configured_catalog, open_library
 from process.certificates.contexts import Following, make_server_context, server_context
 from process.certificates.expiry import export_expiry
 from process.certificates.identity import ROUTER
+from process.tracing.start import start_tracing
 from router.app import build_app
 from router.http.client_connection import ClientProtocol
 from router.metrics import Metrics
@@ -56,6 +58,7 @@ def run(config: ClusterConfig, siblings: Siblings | None = None) -> NoReturn:
     export_expiry(
         metrics.registry, lambda: transport.expiry | ({} if clients is None else {"clients": clients.expires_at()})
     )
+    tracing = start_tracing(trace_settings(config.tracing), "prelude-router", _instance(siblings))
     app = build_app(
         config.router,
         model=config.model.name,
@@ -68,13 +71,21 @@ def run(config: ClusterConfig, siblings: Siblings | None = None) -> NoReturn:
         workers=worker_addresses(config),
         siblings=siblings,
         transport=transport,
+        tracing=tracing,
     )
     server = RouterServer(uvicorn_config(app, config, clients))
     _spare_garbage_collection()
     log.info("router starting", extra={"fields": {"host": config.router.host, "port": config.router.port}})
     server.run(sockets=None if siblings is None else [_shared_port(config)])
+    tracing.stop()
     log.info("router stopped")
     _exit()
+
+
+def _instance(siblings: Siblings | None) -> str:
+    """Identifies this process in traces."""
+    number = "" if siblings is None else f"-{siblings.number}"
+    return f"{socket.gethostname()}{number}"
 
 
 def _shared_port(config: ClusterConfig) -> socket.socket:

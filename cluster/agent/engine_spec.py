@@ -8,8 +8,9 @@ from adapters.errors import BaseModelInvalid
 from adapters.model.base_model import BaseModel
 from cluster.agent.kv_transfer import check_kv_transfers
 from cluster.config.schema import ClusterConfig, WorkerConfig
+from cluster.config.tracing import trace_settings
 from cluster.errors import ConfigError
-from engine.arguments import AdapterSlots, EngineSpec
+from engine.arguments import AdapterSlots, EngineSpec, EngineTraces
 from engine.base_models import fitted_to
 from engine.errors import BaseModelNotRun
 
@@ -56,7 +57,13 @@ def engine_spec(config: ClusterConfig, name: str, scratch: Path) -> EngineSpec:
         extra_arguments=(*engine.extra_arguments, *engine.more_arguments),
         scratch=scratch,
         visible_gpus=_visible_gpus(config, name),
+        traces=_traces(config, name),
     )
+
+
+def _traces(config: ClusterConfig, name: str) -> EngineTraces | None:
+    settings = trace_settings(config.tracing)
+    return EngineTraces(settings, name) if settings is not None and settings.engine_level else None
 
 
 def _visible_gpus(config: ClusterConfig, name: str) -> tuple[int, ...]:

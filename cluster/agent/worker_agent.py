@@ -22,6 +22,7 @@ from prometheus_client import CollectorRegistry
 from cluster.agent.engine_spec import base_model_of, fitted_spec
 from cluster.agent.worker_metrics import WorkerMetrics
 from cluster.config.schema import ClusterConfig
+from cluster.config.tracing import trace_settings
 from cluster.control import control_pb2 as pb
 from cluster.control.http import serve_worker_http
 from cluster.control.service import serve_control
@@ -38,6 +39,8 @@ from engine.pin import SGLANG_VERSION
 from engine.supervisor import EngineSnapshot, EngineStatus, EngineSupervisor
 from process.certificates.expiry import export_expiry
 from process.lifetime import stop_signal
+from process.tracing.span import Tracing
+from process.tracing.start import start_tracing
 
 log = logging.getLogger(__name__)
 
@@ -72,6 +75,7 @@ class WorkerAgent:
         self.metrics = WorkerMetrics(name, self.role)
         self.transport = Transport.of(config, name)
         export_expiry(self.metrics.registry, lambda: self.transport.expiry)
+        self.tracing = Tracing()  # on in `run`, if it is configured
         self.peers = {
             peer: WorkerWatch(
                 peer,
@@ -131,7 +135,9 @@ class WorkerAgent:
             else None,
             num_answers=lambda: self.engine.num_answers,
         )
+        self.tracing = start_tracing(trace_settings(self.config.tracing), "prelude-worker", self.name)
         async with contextlib.AsyncExitStack() as stack:
+            stack.push_async_callback(asyncio.to_thread, self.tracing.stop)
             stack.push_async_callback(self.engine.aclose)
             await stack.enter_async_context(self.resources())
             await stack.enter_async_context(serve_control(self))

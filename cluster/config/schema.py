@@ -25,6 +25,7 @@ from pydantic import (
 
 from adapters.scopes import Scope, parse_scope
 from cluster.config.limits import RequestLimits
+from process.tracing.settings import OtlpProtocol
 
 
 def is_loopback(host: str) -> bool:
@@ -72,6 +73,14 @@ def _check_gpus(value: Any) -> Any:
 
 Gpus = Annotated[int | tuple[int | str, ...], BeforeValidator(_check_gpus)]
 _MAX_NAME = 63  # characters of a Name
+
+
+def check_trace_endpoint(value: str) -> str:
+    """The URL of a collector, unchanged. Raises ValueError."""
+    parts = urlsplit(value)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ValueError("expected the URL of a collector, such as http://127.0.0.1:4318")
+    return value
 
 
 class _Section(BaseModel):
@@ -340,6 +349,19 @@ class RouterConfig(_Section):
     upload_timeout_s: Seconds = 600.0  # per step: receive an upload, store it; prepare an export, send it
 
 
+class TracingConfig(_Section):
+    """Traces of requests, sent to an OpenTelemetry collector (docs/tracing.md). Off without an endpoint."""
+
+    # URL of a collector, such as http://127.0.0.1:4318; None: OTEL_EXPORTER_OTLP_TRACES_ENDPOINT or
+    # OTEL_EXPORTER_OTLP_ENDPOINT, if one is set.
+    endpoint: Annotated[str, AfterValidator(check_trace_endpoint)] | None = None
+    protocol: OtlpProtocol | None = None  # None: OTEL_EXPORTER_OTLP_(TRACES_)PROTOCOL, else http/protobuf
+    # Share of the requests that come without a traceparent; None: as OTEL_TRACES_SAMPLER says, else all.
+    sample_ratio: Annotated[float, Field(ge=0, le=1)] | None = None
+    continue_client_traces: bool = True  # a client's traceparent says which trace, and whether it is sampled
+    engine_level: Annotated[int, Field(ge=0, le=4)] = 2  # SGLang's detail; 3: a span per decoded token; 0: no spans
+
+
 class ClusterConfig(_Section):
     """A whole cluster."""
 
@@ -353,6 +375,7 @@ class ClusterConfig(_Section):
     catalog: CatalogConfig = CatalogConfig()
     store: StoreConfig = StoreConfig()
     residency: ResidencyConfig = ResidencyConfig()
+    tracing: TracingConfig = TracingConfig()
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 
     @field_validator("adapters")

@@ -43,13 +43,18 @@ class ControlService(WorkerControlServicer):
         adapters = await self._adapters(context, refuse_if_draining=True)
         deadline_s = request.deadline_s or _DEADLINE_S
         async with _errors_as_grpc_status(context, f"the adapter was not resident within {deadline_s:g} s"):
-            return await adapters.ensure_adapter(
-                request.revision_id,
-                request.tier,
-                deadline_s,
-                is_prewarm=request.prewarm,
-                not_in_engine=request.not_in_engine,
-            )
+            with self._worker.tracing.continued("EnsureAdapter", context.invocation_metadata()) as span:
+                span.set({"prelude.worker": self._worker.name, "prelude.revision": request.revision_id})
+                response = await adapters.ensure_adapter(
+                    request.revision_id,
+                    request.tier,
+                    deadline_s,
+                    is_prewarm=request.prewarm,
+                    not_in_engine=request.not_in_engine,
+                    span=span,
+                )
+                span.set({"prelude.load_s": response.load_s})
+                return response
 
     async def PinAdapter(self, request, context) -> pb.PinAdapterResponse:
         adapters = await self._adapters(context, refuse_if_draining=request.pinned)

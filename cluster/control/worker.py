@@ -12,15 +12,23 @@ from cluster.config.schema import WorkerConfig
 from cluster.control import control_pb2 as pb
 from cluster.control.transport import Transport
 from cluster.control.worker_state import WorkerStateHub
+from process.tracing.span import NO_SPAN, Span, Tracing
 
 
 class AdapterOperations(Protocol):
     """Operations of workers that hold adapters."""
 
     async def ensure_adapter(
-        self, revision_id: str, tier: pb.Tier, deadline_s: float, *, is_prewarm: bool, not_in_engine: bool
+        self,
+        revision_id: str,
+        tier: pb.Tier,
+        deadline_s: float,
+        *,
+        is_prewarm: bool,
+        not_in_engine: bool,
+        span: Span = NO_SPAN,
     ) -> pb.EnsureAdapterResponse:
-        """Load a revision into a tier; into the engine again if `not_in_engine`.
+        """Load a revision into a tier; into the engine again if `not_in_engine`. The load is a step of `span`.
 
         Raises AdapterError, EngineError or TimeoutError.
         """
@@ -48,6 +56,7 @@ class Worker(Protocol):
     hub: WorkerStateHub
     transport: Transport
     adapters: AdapterOperations | None  # None where the engine has no slots for adapters
+    tracing: Tracing
 
     @property
     def registry(self) -> CollectorRegistry:

@@ -29,6 +29,7 @@ from prefill_worker.residency.tiers.host_entry import HostState
 from prefill_worker.residency.tiers.host_memory import HostMemory, room_bytes
 from prefill_worker.residency.tiers.pins import PinOwner
 from prefill_worker.residency.tiers.shared_folder import SHARED_MEMORY, SharedFolder
+from process.tracing.span import NO_SPAN, Span
 
 log = logging.getLogger(__name__)
 
@@ -174,8 +175,11 @@ class Residency:
         *,
         is_prewarm: bool = False,
         not_in_engine: bool = False,
+        span: Span = NO_SPAN,
     ) -> Ensured:
         """Bring a revision to a tier. `not_in_engine`: the engine has just reported that it does not hold it.
+
+        A load is a step of `span`, the first waiter's; the others' are linked to it.
 
         Raises AdapterError (LoadQueueFull at once, other retryable ones at the deadline), EngineError, TimeoutError.
         """
@@ -193,7 +197,7 @@ class Residency:
         while not self._is_on(revision_id, tier):
             try:
                 await self._queue.wait(
-                    revision_id, started_at + deadline_s - loop.time(), goal=tier, is_prewarm=is_prewarm
+                    revision_id, started_at + deadline_s - loop.time(), goal=tier, is_prewarm=is_prewarm, span=span
                 )
             except AdapterError:
                 if tier is Tier.HOST or revision_id not in self._disk:  # another waiter's higher goal failed

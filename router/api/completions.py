@@ -9,6 +9,7 @@ from collections.abc import Coroutine
 from typing import Any
 
 from adapters.errors import AdapterError
+from process.tracing.span import Span, Tracing
 from router.api.client_deadline import client_deadline
 from router.errors import RouterError, Stopping, answer_of
 from router.generation.backends import Backends
@@ -42,6 +43,7 @@ class CompletionsEndpoint:
         *,
         limits: Limits,
         fingerprint: str,
+        tracing: Tracing,
     ) -> None:
         self._endpoint = endpoint
         self._backends = backends
@@ -49,10 +51,15 @@ class CompletionsEndpoint:
         self._requests = requests
         self._limits = limits
         self._fingerprint = fingerprint
+        self._tracing = tracing
+        self._span_name = f"POST {endpoint.value}"
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         headers = dict(scope["headers"])
-        with self._requests.record(scope["request_id"], self._endpoint.label, _client_request_id(headers)) as request:
+        with (
+            self._requests.record(scope["request_id"], self._endpoint.label, _client_request_id(headers)) as request,
+            self._tracing.begin(self._span_name, headers) as request.span,
+        ):
             client = ClientAnswer(scope[SCOPE_KEY], request, timeout_s=self._backends.config.event_gap_timeout_s)
             has_disconnected = False
             try:
@@ -80,11 +87,13 @@ class CompletionsEndpoint:
         principal: Principal,
     ) -> None:
         config = self._backends.config
-        body = await read_body(headers, receive, max_bytes=config.max_body_bytes, timeout_s=config.body_timeout_s)
-        validated = validate(self._endpoint, body, self._limits)
+        with request.span.child("admission"):
+            body = await read_body(headers, receive, max_bytes=config.max_body_bytes, timeout_s=config.body_timeout_s)
+            validated = validate(self._endpoint, body, self._limits)
         request.is_streaming = validated.is_streaming
         request.wants_explanations = config.debug_header and headers.get(b"x-prelude-debug") == b"placement"
-        target = await resolve(validated, self._backends.model, self._adapters)
+        with request.span.child("resolve"):
+            target = await resolve(validated, self._backends.model, self._adapters)
         client.headers |= _target_headers(target, request)
         namespace = cache_namespace(principal, is_shared=self._shares_prefixes(target))
         generation = Generation(self._backends, validated, target, request, client, self._signature(target), namespace)
@@ -109,9 +118,12 @@ class CompletionsEndpoint:
             metrics.first_byte.labels(label).observe(request.first_byte_s)
         if client.stream_error is not None:
             metrics.stream_errors.labels(label, client.stream_error).inc()
+        if request.span.trace_id is not None:
+            _describe(request.span, request, self._endpoint.value, client, status)
         fields = {
             "request_id": request.request_id,
             "client_request_id": request.client_request_id,
+            "trace_id": request.span.trace_id,
             "endpoint": label,
             "adapter": request.adapter,
             "revision": request.revision_id,
@@ -135,6 +147,27 @@ def _target_headers(target: Target, request: RequestState) -> dict[str, str]:
         return {}
     request.adapter, request.revision_id = target.revision.full_name, target.revision.revision_id
     return {"x-prelude-adapter": request.adapter, "x-prelude-revision": request.revision_id}
+
+
+def _describe(span: Span, request: RequestState, route: str, client: ClientAnswer, status: int | None) -> None:
+    """Give a finished request's span its attributes."""
+    attributes: dict[str, str | int | bool | None] = {
+        "http.request.method": "POST",
+        "http.route": route,
+        "http.response.status_code": status,
+        "prelude.request_id": request.request_id,
+        "prelude.adapter": request.adapter,
+        "prelude.revision": request.revision_id,
+        "prelude.streaming": request.is_streaming,
+        "prelude.sequences": len(request.sequences),
+        "prelude.attempts": sum(s.num_attempts for s in request.sequences),
+        "gen_ai.usage.output_tokens": request.num_completion_tokens,
+    }
+    span.set({name: value for name, value in attributes.items() if value is not None})
+    if client.stream_error is not None:
+        span.fail(client.stream_error)
+    elif status is not None and status >= 500:
+        span.fail(str(status))
 
 
 def _short(revision_id: str) -> str:

@@ -16,6 +16,7 @@ from cluster.control.control_pb2_grpc import WorkerControlStub
 from cluster.control.heartbeat import MISSED_HEARTBEATS, next_state
 from cluster.control.transport import PLAIN, AgentChannel, Transport
 from cluster.errors import ANSWER_MARGIN_S
+from process.tracing.span import NO_SPAN, Span
 from router.errors import WorkerLost
 from router.fleet.fleet_state import WorkerView
 from router.fleet.worker_errors import ensure_adapter_error
@@ -97,6 +98,7 @@ class WorkerLink:
         prewarm: bool = False,
         not_in_engine: bool = False,
         tier: Tier = "host",
+        span: Span = NO_SPAN,
     ) -> float:
         """Make a revision resident, or fetch it to the tier. Returns the seconds that loading took.
 
@@ -110,7 +112,7 @@ class WorkerLink:
             prewarm=prewarm,
             not_in_engine=not_in_engine,
         )
-        return (await self._call("EnsureAdapter", request, revision_id, timeout_s)).load_s
+        return (await self._call("EnsureAdapter", request, revision_id, timeout_s, span)).load_s
 
     async def put_adapter(self, packed: PackedAdapter, timeout_s: float) -> bool:
         """Send a memory-only revision and pin it. True if it was pinned before. Raises RouterError."""
@@ -135,12 +137,13 @@ class WorkerLink:
         request = control.EvictAdapterRequest(revision_id=revision_id, from_disk=from_disk)
         return (await self._call("EvictAdapter", request, revision_id, timeout_s)).evicted
 
-    async def _call(self, method: str, request: Any, revision_id: str, timeout_s: float) -> Any:
+    async def _call(self, method: str, request: Any, revision_id: str, timeout_s: float, span: Span = NO_SPAN) -> Any:
         """The response to a call. Waits past the deadline for the agent's error at the deadline. Raises RouterError."""
         if self._stub is None:
             raise WorkerLost(f"worker {self._view.name} has no control stream", worker=self._view.name)
         try:
-            return await getattr(self._stub, method)(request, timeout=timeout_s + ANSWER_MARGIN_S)
+            call = getattr(self._stub, method)
+            return await call(request, timeout=timeout_s + ANSWER_MARGIN_S, metadata=tuple(span.headers.items()))
         except grpc.aio.AioRpcError as error:
             details, code = error.details() or "", error.code()
             fields = {"call": method, "worker": self._view.name, "revision": revision_id}

@@ -107,6 +107,7 @@ class Attempt:
         self._watch.needs_contact = self._watch.needs_progress = False
         self._progress.end()
         self._fleet.breaker(self._call.worker.name).succeeded()
+        self._call.span.event("first token" if self._is_streaming else "answer")
         self._call.prompt_was_read()
         return first
 

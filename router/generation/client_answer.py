@@ -94,4 +94,6 @@ class ClientAnswer:
         self.status = status
         if self._request.explanations:
             headers = {**headers, "x-prelude-placement": " | ".join(self._request.explanations)[:_MAX_EXPLANATION]}
+        if (trace_id := self._request.span.trace_id) is not None:
+            headers = {**headers, "x-prelude-trace-id": trace_id}
         return {**headers, **self.headers, "x-request-id": self._request.request_id}

@@ -11,7 +11,8 @@ import aiohttp
 import httptools
 import msgspec
 
-from router.errors import BrokenAnswer, WorkerLost
+from process.tracing.span import NO_SPAN, Span
+from router.errors import BrokenAnswer, RouterError, WorkerLost
 from router.fleet.fleet_state import WorkerView
 from router.fleet.worker_errors import engine_error
 from router.fleet.worker_loads import Hold
@@ -52,9 +53,11 @@ class Engines:
                 if self._aborts:
                     await asyncio.wait(self._aborts, timeout=_ABORT_TIMEOUT_S)
 
-    def call(self, worker: WorkerView, path: str, body: bytes, rid: str, hold: Hold) -> EngineCall:
-        """Make a call to one engine without sending it. The call releases `hold` at its end."""
-        return EngineCall(self, worker, path, body, rid, hold)
+    def call(
+        self, worker: WorkerView, path: str, body: bytes, rid: str, hold: Hold, span: Span = NO_SPAN
+    ) -> EngineCall:
+        """Make a call to one engine without sending it. The call releases `hold` and ends `span` at its end."""
+        return EngineCall(self, worker, path, body, rid, hold, span)
 
     def abort(self, worker: WorkerView, rid: str) -> None:
         """Abort a request at an engine, in the background. Never waits, since failure paths call it."""
@@ -87,9 +90,12 @@ class EngineCall:
     It is the exchange of its connection: the engine's bytes arrive in its callbacks, and events leave in the same one.
     """
 
-    def __init__(self, engines: Engines, worker: WorkerView, path: str, body: bytes, rid: str, hold: Hold) -> None:
+    def __init__(
+        self, engines: Engines, worker: WorkerView, path: str, body: bytes, rid: str, hold: Hold, span: Span
+    ) -> None:
         self.worker = worker
         self.rid = rid
+        self.span = span
         # The first events of a stream, or the whole answer. Fails with RouterError.
         self.output: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         self._engines = engines
@@ -148,6 +154,8 @@ class EngineCall:
 
     def fail(self, error: BaseException) -> None:
         """Make the reader of this call fail with `error`, if it still waits for something."""
+        if isinstance(error, RouterError):
+            self.span.fail(error.code)
         waiting = self.output if self._ended is None else self._ended
         if not waiting.done():
             waiting.set_exception(error)
@@ -163,8 +171,11 @@ class EngineCall:
             if future is not None and not future.cancel() and not future.cancelled():
                 future.exception()  # perhaps nobody has asked for it
         if self._is_complete or not self._is_sent:
+            self.span.end()
             return
         self._is_sent = False
+        self.span.set({"prelude.aborted": True})
+        self.span.end()
         if self._connection is not None:
             self._connection.close()
         self._engines.abort(self.worker, self.rid)
@@ -227,7 +238,7 @@ class EngineCall:
 
     def _send(self, connection: EngineConnection) -> None:
         self._connection = connection
-        connection.send(self._path, self._body, self)
+        connection.send(self._path, self._body, self, self.span.headers)
 
     def _hold_back(self, events: bytes) -> None:
         self._held_back.append(events)

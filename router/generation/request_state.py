@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from process.tracing.span import NO_SPAN, Span
 from router.placement.request import Placement
 
 
@@ -53,6 +54,7 @@ class RequestState:
     endpoint: str
     started_at: float  # time.monotonic()
     client_request_id: str | None = None
+    span: Span = NO_SPAN  # ends with the request
     adapter: str | None = None
     revision_id: str | None = None
     is_streaming: bool = False

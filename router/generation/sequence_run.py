@@ -12,6 +12,7 @@ from types import TracebackType
 import msgspec
 
 from adapters.catalog.records import AdapterRevision
+from process.tracing.span import NO_SPAN, Span
 from router.errors import (
     AdapterNotResident,
     AdapterRefused,
@@ -75,6 +76,7 @@ class SequenceRun:
         self._request = request
         self._state = SequenceState()
         self._attempt: Attempt | None = None
+        self._span: Span = NO_SPAN  # of the attempt
         self._placed: Placed | None = None  # at the workers of the attempt
         self._not_in_engine: set[str] = set()  # workers whose engine has reported that it lacks the adapter
         request.sequences.append(self._state)
@@ -86,6 +88,8 @@ class SequenceRun:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._state.phase = Phase.DONE
+        if isinstance(error, RouterError):
+            self._span.fail(error.code)
         await self._end_attempt()
 
     async def begin(self) -> bytes:
@@ -98,19 +102,24 @@ class SequenceRun:
             needs_decode=self._validated.generates,
             namespace=self._generation_request.namespace,
         )
-        placement = await search.first()
+        with self._placement_span() as span:
+            placement = await search.first()
+            span.set(_described(placement))
         while True:
             self._placed = placed = self._take(search.request, placement)
             try:
                 await self._ensure_adapter(placed)
                 return await self._call_engines(placed)
             except (AdapterRefused, AttemptError) as error:
+                self._span.fail(error.code)
                 await self._end_attempt()
                 self._state.phase = Phase.ADMITTED
                 self._note_for_breakers(error)
                 if isinstance(error, AdapterNotResident):
                     self._not_in_engine.add(error.worker)
-                placement = await search.after(error, placement)
+                with self._placement_span() as span:
+                    placement = await search.after(error, placement)
+                    span.set(_described(placement))
 
     async def relay(self, first: bytes, write: Callable[[bytes], None], client: ClientAnswer) -> bytes:
         """Hand `first` and all events after it to `write`, at the client's pace; returns the last ones, with [DONE].
@@ -141,10 +150,16 @@ class SequenceRun:
 
     # ---- the steps ----------------------------------------------------------------------------------------------
 
+    def _placement_span(self) -> Span:
+        attributes = {"prelude.sequence": self._sequence.index, "prelude.attempt": self._state.num_attempts + 1}
+        return self._request.span.child("placement", attributes)
+
     def _take(self, request: PlacementRequest, placement: Placement) -> Placed:
         self._state.phase = Phase.PLACED
         self._state.placement = placement
         self._state.num_attempts += 1
+        attributes = {"prelude.sequence": self._sequence.index, "prelude.attempt": self._state.num_attempts}
+        self._span = self._request.span.child("attempt", attributes)
         placer = self._backends.placer
         for worker in placement.workers:
             self._backends.fleet.breaker(worker.name).placed()
@@ -177,10 +192,15 @@ class SequenceRun:
         worker = placed.placement.prefill
         name = worker.name
         try:
-            ensured = self._backends.fleet.link(name).ensure_adapter(
-                self._generation_request.revision_id, timeout_s, not_in_engine=name in self._not_in_engine
-            )
-            load_s = await self._backends.fleet.unless_lost(worker, ensured)
+            with self._span.child("ensure adapter", {"prelude.worker": name}, "client") as span:
+                ensured = self._backends.fleet.link(name).ensure_adapter(
+                    self._generation_request.revision_id,
+                    timeout_s,
+                    not_in_engine=name in self._not_in_engine,
+                    span=span,
+                )
+                load_s = await self._backends.fleet.unless_lost(worker, ensured)
+                span.set({"prelude.load_s": load_s})
         except RouterError as error:
             outcomes.labels(error.code).inc()
             raise
@@ -290,7 +310,9 @@ class SequenceRun:
             self._backends.placer.found_cached(placed, int(cached[1]))
 
     def _call(self, worker: WorkerView, body: bytes, rid: str, hold: Hold) -> EngineCall:
-        return self._backends.engines.call(worker, self._validated.endpoint.engine_path, body, rid, hold)
+        path = self._validated.endpoint.engine_path
+        span = self._span.child(worker.role, {"prelude.worker": worker.name, "prelude.rid": rid}, "client")
+        return self._backends.engines.call(worker, path, body, rid, hold, span)
 
     async def _end_attempt(self) -> None:
         if self._attempt is not None:
@@ -298,3 +320,10 @@ class SequenceRun:
             await attempt.end()
         if self._placed is not None:
             self._placed.release()
+        self._span.end()
+
+
+def _described(placement: Placement) -> dict[str, str]:
+    """A placement's attributes."""
+    decode = {} if placement.is_single else {"prelude.decode": placement.decode.name}
+    return {"prelude.prefill": placement.prefill.name, **decode}

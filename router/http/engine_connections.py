@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any, Protocol
 from urllib.parse import urlsplit
@@ -15,8 +16,9 @@ import httptools
 
 # TCP notices a dead peer, or a cut network, within 15 s: by probes, or in milliseconds by what it has not confirmed.
 _KEEP_ALIVE = (("TCP_KEEPIDLE", 5), ("TCP_KEEPINTVL", 3), ("TCP_KEEPCNT", 3), ("TCP_USER_TIMEOUT", 15_000))
+_NO_HEADERS: Mapping[str, str] = {}
 _REQUEST = (
-    b"POST %b HTTP/1.1\r\nhost: %b\r\naccept: */*\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%b"
+    b"POST %b HTTP/1.1\r\nhost: %b\r\naccept: */*\r\ncontent-type: application/json\r\ncontent-length: %d\r\n%b\r\n%b"
 )
 
 
@@ -102,14 +104,15 @@ class EngineConnection(asyncio.Protocol):
         self._exchange: Exchange | None = None
         self._is_lost = False
 
-    def send(self, path: str, body: bytes, exchange: Exchange) -> None:
-        """Send a request; its response goes to the exchange, which calls `finish` or `close`."""
+    def send(self, path: str, body: bytes, exchange: Exchange, more: Mapping[str, str] = _NO_HEADERS) -> None:
+        """Send a request with more headers; its response goes to the exchange, which calls `finish` or `close`."""
         self._exchange = exchange
         self._parser = httptools.HttpResponseParser(exchange)
         if self._is_lost:  # since it was taken or made
             asyncio.get_running_loop().call_soon(self.connection_lost, None)
             return
-        self._transport.write(_REQUEST % (path.encode(), _host(self.url), len(body), body))
+        lines = b"".join([f"{name}: {value}\r\n".encode() for name, value in more.items()]) if more else b""
+        self._transport.write(_REQUEST % (path.encode(), _host(self.url), len(body), lines, body))
 
     @property
     def status(self) -> int:

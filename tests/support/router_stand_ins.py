@@ -40,6 +40,7 @@ from cluster.config.schema import RouterConfig
 from cluster.control import control_pb2 as control
 from cluster.control.control_pb2_grpc import WorkerControlServicer, add_WorkerControlServicer_to_server
 from process.certificates.contexts import Following, make_pinned_context, server_context
+from process.tracing.span import Tracing
 from router.app import build_app
 from router.fleet.fleet import Fleet
 from router.fleet.homes import Homes
@@ -369,6 +370,7 @@ class WorkerStandIn(WorkerControlServicer):
         self.evicted: list[tuple[str, bool]] = []
         self._deltas: list[control.ResidencyDelta] = []
         self.ensured: list[str] = []
+        self.metadata: list[dict[str, Any]] = []  # of each EnsureAdapter
         self.prewarmed: list[str] = []  # those of `ensured` that were prewarms
         self.on_disk: set[str] = set()  # fetched for the disk tier
         self.not_in_engine: list[bool] = []  # the flag of each EnsureAdapter
@@ -451,6 +453,7 @@ class WorkerStandIn(WorkerControlServicer):
 
     async def EnsureAdapter(self, request: Any, context: Any) -> control.EnsureAdapterResponse:
         self.ensured.append(request.revision_id)
+        self.metadata.append(dict(context.invocation_metadata()))
         self.prewarmed += [request.revision_id] if request.prewarm else []
         self.not_in_engine.append(request.not_in_engine)
         is_late = await self._sleep(self.ensure_delay_s, request.deadline_s)
@@ -622,6 +625,7 @@ async def running_cluster(
     catalog_url: str | None = None,
     directories: Mapping[str, Path] = DIRECTORIES,
     client_tls: Following[ssl.SSLContext] | None = None,
+    tracing: Tracing | None = None,
     **config: Any,
 ) -> AsyncIterator[ClusterStandIn]:
     """A ready router on a free port, with workers. Its catalog and store are in `folder`, or a temporary one."""
@@ -649,6 +653,7 @@ async def running_cluster(
             max_adapter_bytes=LIMITS.max_bytes,
             workers={worker.name: (worker.role, worker.address) for worker in workers},
             random=_Zeros(),
+            tracing=tracing,
         )
         listener = socket.socket(
             socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP

@@ -36,9 +36,15 @@ class RunningAgent:
     def engine_is(self, status: EngineStatus, incarnation: str = "") -> None:
         self.agent._engine_changed(EngineSnapshot(status, incarnation, (), 0, ""))
 
-    async def ensure(self, revision_id: str, deadline_s: float = 5, tier: pb.Tier = pb.TIER_UNSPECIFIED):
+    async def ensure(
+        self,
+        revision_id: str,
+        deadline_s: float = 5,
+        tier: pb.Tier = pb.TIER_UNSPECIFIED,
+        metadata: tuple[tuple[str, str], ...] = (),
+    ):
         request = pb.EnsureAdapterRequest(revision_id=revision_id, deadline_s=deadline_s, tier=tier)
-        return await self.control.EnsureAdapter(request, timeout=20)
+        return await self.control.EnsureAdapter(request, timeout=20, metadata=metadata)
 
 
 def configured(stored: StoredAdapters, tmp_path: Path, role: str, engine: EngineStandIn, **residency) -> ClusterConfig:

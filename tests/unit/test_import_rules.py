@@ -147,7 +147,13 @@ def test_heavy_libraries_stay_where_they_belong(name: str):
 )
 def test_a_process_does_not_load_what_it_does_not_need(module: str):
     """Also not by way of somebody else."""
-    absent = ("sglang", "torch", "transformers", *(("engine",) if module in ("router.server", "cli.main") else ()))
+    absent = (
+        "sglang",
+        "torch",
+        "transformers",
+        "opentelemetry",
+        *(("engine",) if module in ("router.server", "cli.main") else ()),
+    )
     code = f"import sys, {module}; sys.exit(', '.join(n for n in {absent!r} if n in sys.modules) or 0)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0, done.stderr

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 
 from adapters.errors import AdapterError
 from prefill_worker.residency.errors import LoadQueueFull
+from process.tracing.span import NO_SPAN, Span
 
 _INITIAL_MEAN_S = 1.0  # assumed duration of a load before the first one
 _MEAN_WEIGHT = 0.2  # of the latest load in the moving average
@@ -43,11 +44,13 @@ class Load:
     goal: int  # the highest of any waiter; it can rise while the load runs
     is_prewarm: bool  # all waiters are prewarms
     number: int  # in order of arrival
+    arrived_at: float  # by the loop's clock
     attempts: int = 0
     pending_error: AdapterError | None = None  # why it is blocked or retried; raised to waiters at their deadline
     waiters: dict[asyncio.Future[None], float] = field(default_factory=dict)  # and their deadlines
     task: asyncio.Task[None] | None = None  # of the running attempt
     retry: asyncio.TimerHandle | None = None
+    span: Span = NO_SPAN  # of the first waiter whose request is traced
     is_abandoned: bool = False  # its last waiter has left; new waiters need a new load
     ended: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -109,7 +112,9 @@ class LoadQueue:
         least, most = _RETRY_AFTER_S
         return min(max(self._mean_s * len(self._loads) / self._parallel, least), most)
 
-    async def wait(self, key: str, deadline_s: float, *, goal: int = 0, is_prewarm: bool = False) -> None:
+    async def wait(
+        self, key: str, deadline_s: float, *, goal: int = 0, is_prewarm: bool = False, span: Span = NO_SPAN
+    ) -> None:
         """Join or start the load of a key and wait until it ends. A goal that is raised too late may not be reached.
 
         Raises a copy of the load's error; LoadQueueFull; at the deadline the load's pending error, else TimeoutError.
@@ -122,6 +127,10 @@ class LoadQueue:
                 await load.ended.wait()
         if load is None:
             load = self._add(key, goal, is_prewarm)
+        if load.span is NO_SPAN:
+            load.span = span
+        else:
+            span.link(load.span)
         load.goal = max(load.goal, goal)
         if load.is_prewarm and not is_prewarm:
             load.is_prewarm = False
@@ -173,7 +182,7 @@ class LoadQueue:
             if is_prewarm or not prewarms:
                 raise self._full()
             self._finish(max(prewarms, key=lambda load: load.number), self._full())
-        load = Load(key, goal, is_prewarm, next(self._numbers))
+        load = Load(key, goal, is_prewarm, next(self._numbers), asyncio.get_running_loop().time())
         self._loads[key] = load
         self._is_idle.clear()
         heapq.heappush(self._ready, (load.rank, load))
@@ -199,6 +208,8 @@ class LoadQueue:
             self._num_running += 1
             load.attempts += 1
             started_at = asyncio.get_running_loop().time()
+            if load.attempts == 1:
+                load.span.stage("load queue", started_at - load.arrived_at)
             load.task = asyncio.create_task(self._attempt(load), name=f"load {load.key}")
             load.task.add_done_callback(functools.partial(self._on_attempt_done, load, started_at))
 

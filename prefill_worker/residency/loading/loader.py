@@ -24,6 +24,7 @@ from prefill_worker.residency.tiers.disk_cache import DiskCache
 from prefill_worker.residency.tiers.host_entry import HostEntry, HostState
 from prefill_worker.residency.tiers.host_memory import HostMemory
 from prefill_worker.residency.tiers.objects import content_in_memory, is_no_room, write_content
+from process.tracing.span import NO_SPAN, Span
 
 log = logging.getLogger(__name__)
 
@@ -75,6 +76,10 @@ class AdapterLoader:
         self._engine_number += 1
 
     async def __call__(self, load: Load) -> None:
+        with load.span.child("load adapter", {"prelude.attempt": load.attempts}) as span:
+            await self._load(load, span)
+
+    async def _load(self, load: Load, span: Span) -> None:
         started_at = time.monotonic()
         source = "host"
         try:
@@ -82,12 +87,13 @@ class AdapterLoader:
             entry = await self._host.settled(load.key)
             if entry is None:
                 source = "disk" if load.key in self._disk else "store"
+            span.set({"prelude.source": source})
             if load.goal < Tier.HOST:
-                await self._into_disk(load.key, entry)
+                await self._into_disk(load.key, entry, span)
             if load.goal >= Tier.HOST:
                 if load.key in self._refusals:
                     raise AdapterUnsupported(self._refusals[load.key])
-                await self.into_engine(await self._into_memory(load))
+                await self.into_engine(await self._into_memory(load, span), span)
         except (AdapterError, EngineError) as error:
             code = error.code if isinstance(error, AdapterError) else "engine"
             self._metrics.count_load(source, code)
@@ -97,7 +103,7 @@ class AdapterLoader:
         self._metrics.count_load(source, "ok")
         self._metrics.load_seconds.observe(time.monotonic() - started_at)
 
-    async def _into_memory(self, load: Load) -> HostEntry:
+    async def _into_memory(self, load: Load, span: Span) -> HostEntry:
         """Get or create the revision's entry in host memory, complete and verified."""
         revision_id = load.key
         if (entry := await self._host.settled(revision_id)) is not None:
@@ -106,25 +112,25 @@ class AdapterLoader:
             self._disk.use(revision_id)
             try:
                 with self._disk.reading(revision_id) as content:
-                    return await self._fill(load, "disk", self._disk.content_bytes(revision_id), content)
+                    return await self._fill(load, "disk", self._disk.content_bytes(revision_id), content, span)
             except StoreCorrupt as error:  # raised by reads only
                 fields = {"revision": revision_id, "error": str(error)}
                 log.warning("disk cache file damaged; fetching again", extra={"fields": fields})
                 self._metrics.count_load("disk", "damaged")
                 await self._disk.drop_damaged(revision_id)
         try:
-            return await self._from_store(load)
+            return await self._from_store(load, span)
         except RevisionNotStored:  # its message contains the store's address
             raise _not_stored(revision_id) from None
 
-    async def _from_store(self, load: Load) -> HostEntry:
+    async def _from_store(self, load: Load, span: Span) -> HostEntry:
         began = time.monotonic()
         claimed, rest = await self._threads.run(lambda _: self._store().begin_read(load.key))
         try:
             if claimed.content_bytes > self._host.budget_bytes:
                 await self._check_size(claimed)
             begin_s = time.monotonic() - began
-            return await self._fill(load, "store", claimed.content_bytes, rest, begin_s)
+            return await self._fill(load, "store", claimed.content_bytes, rest, span, begin_s)
         finally:
             rest.close()
 
@@ -134,12 +140,13 @@ class AdapterLoader:
         source: str,
         content_bytes: int,
         content: Iterable[Part | Envelope],
+        span: Span,
         begin_s: float = 0.0,
     ) -> HostEntry:
         """Reserve room, copy and verify. `begin_s`: time that it took to learn the size."""
         revision_id, began = load.key, time.monotonic()
         entry = await self._host.reserve(revision_id, content_bytes, functools.partial(setattr, load, "pending_error"))
-        self._metrics.observe_stage("room", time.monotonic() - began)
+        self._ended("room", time.monotonic() - began, span)
 
         def fill(stop: Stop) -> tuple[Envelope, float, float]:
             at = time.monotonic()
@@ -164,12 +171,16 @@ class AdapterLoader:
                     "residency.host_bytes has: lower it, or give this worker more shared memory"
                 ) from error
             raise
-        self._metrics.observe_stage("fetch" if source == "store" else "copy", begin_s + copy_s)
-        self._metrics.observe_stage("check", check_s)
+        self._ended("fetch" if source == "store" else "copy", begin_s + copy_s, span, ended_s_ago=check_s)
+        self._ended("check", check_s, span)
         self._host.set_state(entry, HostState.IN_MEMORY)
         return entry
 
-    async def into_engine(self, entry: HostEntry) -> None:
+    def _ended(self, stage: str, duration_s: float, span: Span, *, ended_s_ago: float = 0.0) -> None:
+        self._metrics.observe_stage(stage, duration_s)
+        span.stage(stage, duration_s, ended_s_ago=ended_s_ago)
+
+    async def into_engine(self, entry: HostEntry, span: Span = NO_SPAN) -> None:
         """Load an entry into the engine, one caller at a time per revision.
 
         Raises AdapterRefusedByEngine and EngineError.
@@ -192,10 +203,10 @@ class AdapterLoader:
                 raise EngineUnreachable("the engine ended while the adapter was being loaded")
             self._host.set_state(entry, HostState.RESIDENT)
             self._host.use(entry, self._lease_s)
-        self._metrics.observe_stage("engine", time.monotonic() - began)
+        self._ended("engine", time.monotonic() - began, span)
         self._on_resident(entry.revision_id)
 
-    async def _into_disk(self, revision_id: str, entry: HostEntry | None) -> None:
+    async def _into_disk(self, revision_id: str, entry: HostEntry | None, span: Span) -> None:
         if revision_id in self._disk:
             return
         if entry is not None and not entry.is_memory_only:
@@ -204,7 +215,7 @@ class AdapterLoader:
             content_bytes = await self.content_bytes(revision_id)
             began = time.monotonic()
             await self._disk.write(revision_id, content_bytes, lambda: self._store().read(revision_id))
-            self._metrics.observe_stage("fetch", time.monotonic() - began)
+            self._ended("fetch", time.monotonic() - began, span)
 
     async def content_bytes(self, revision_id: str) -> int:
         """Size of the revision's packed file. Raises RevisionNotStored and StoreUnavailable."""

@@ -1,0 +1,117 @@
+"""Where traces go: cluster.yaml first, then OpenTelemetry's variables. What is wrong is named."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cluster.agent.engine_spec import engine_spec
+from cluster.config.load import load_cluster_config
+from cluster.config.schema import ClusterConfig, TracingConfig
+from cluster.config.tracing import trace_settings
+from cluster.errors import ConfigError
+from engine.arguments import command, environment
+
+URL = "http://collector:4318"
+WORKERS = {"p": {"role": "prefill"}, "d": {"role": "decode"}}
+
+
+@pytest.mark.parametrize(
+    ("fields", "variables", "endpoint"),
+    [
+        ({}, {}, None),
+        ({"sample_ratio": 0.5, "protocol": "grpc"}, {"OTEL_SERVICE_NAME": "x"}, None),
+        ({"endpoint": URL}, {}, f"{URL}/v1/traces"),
+        ({"endpoint": f"{URL}/"}, {}, f"{URL}/v1/traces"),
+        ({"endpoint": f"{URL}/otlp/v1/traces"}, {}, f"{URL}/otlp/v1/traces"),
+        ({"endpoint": URL, "protocol": "grpc"}, {}, URL),
+        ({"endpoint": URL}, {"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "http://other"}, f"{URL}/v1/traces"),
+        ({}, {"OTEL_EXPORTER_OTLP_ENDPOINT": URL}, f"{URL}/v1/traces"),
+        ({}, {"OTEL_EXPORTER_OTLP_ENDPOINT": URL, "OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"}, URL),
+        ({}, {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://x", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": URL}, URL),
+        ({"endpoint": URL}, {"OTEL_SDK_DISABLED": "true"}, None),
+        ({"endpoint": URL}, {"OTEL_TRACES_EXPORTER": "none"}, None),
+    ],
+)
+def test_endpoint(fields: dict[str, Any], variables: dict[str, str], endpoint: str | None):
+    settings = trace_settings(TracingConfig(**fields), variables)
+    assert (settings and settings.endpoint) == endpoint
+
+
+def test_fields_and_defaults():
+    settings = trace_settings(TracingConfig(endpoint=URL), {"OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": "grpc"})
+    assert settings is not None
+    assert (settings.protocol, settings.sample_ratio, settings.continues_client_traces) == ("grpc", None, True)
+    fields = {"sample_ratio": 0.25, "continue_client_traces": False, "engine_level": 3}
+    settings = trace_settings(TracingConfig(endpoint=URL, **fields), {})
+    assert settings is not None
+    assert (settings.protocol, settings.sample_ratio) == ("http/protobuf", 0.25)
+    assert (settings.continues_client_traces, settings.engine_level) == (False, 3)
+
+
+@pytest.mark.parametrize(
+    ("variables", "words"),
+    [
+        ({"OTEL_EXPORTER_OTLP_ENDPOINT": "collector:4318"}, "OTEL_EXPORTER_OTLP_ENDPOINT: expected the URL .*'collec"),
+        (
+            {"OTEL_EXPORTER_OTLP_ENDPOINT": URL, "OTEL_EXPORTER_OTLP_PROTOCOL": "http/json"},
+            "is 'http/json'; set it, or tracing.protocol in cluster.yaml, to http/protobuf or grpc",
+        ),
+    ],
+)
+def test_wrong_variables(variables: dict[str, str], words: str):
+    with pytest.raises(ConfigError, match=words):
+        trace_settings(TracingConfig(), variables)
+
+
+@pytest.mark.parametrize(
+    ("field", "words"),
+    [
+        (
+            "endpoint: 127.0.0.1:4318",
+            r"tracing\.endpoint: expected the URL of a collector, such as .*127\.0\.0\.1:4318",
+        ),
+        ("sample_ratio: 1.5", r"tracing\.sample_ratio: .*1\.5"),
+        ("engine_level: 5", r"tracing\.engine_level"),
+        ("protocol: udp", r"tracing\.protocol"),
+        ("enabled: true", r"tracing\.enabled"),
+    ],
+)
+def test_wrong_fields_are_named_with_their_line(field: str, words: str, tmp_path: Path):
+    path = tmp_path / "cluster.yaml"
+    path.write_text(f"model: {{path: m, name: demo}}\nworkers: {{u: {{role: unified}}}}\ntracing:\n  {field}\n")
+    with pytest.raises(ConfigError, match=rf"cluster\.yaml:4: {words}"):
+        load_cluster_config(path)
+
+
+def test_a_missing_package_is_an_error_only_where_it_is_needed(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert trace_settings(TracingConfig(), {}) is None
+    with pytest.raises(ConfigError, match=r"opentelemetry\.sdk is not installed: pip install 'prelude\[tracing\]'"):
+        trace_settings(TracingConfig(endpoint=URL), {})
+
+
+class TestEngines:
+    @staticmethod
+    def started(**tracing: Any) -> tuple[list[str], dict[str, str]]:
+        fields = {"model": {"path": "/m", "name": "demo"}, "workers": WORKERS, "tracing": tracing}
+        spec = engine_spec(ClusterConfig.model_validate(fields), "p", Path("/scratch"))
+        return command(spec), environment(spec, {"OTEL_RESOURCE_ATTRIBUTES": "zone=a"})
+
+    def test_they_record_what_the_router_samples(self):
+        words, variables = self.started(endpoint=URL)
+        assert "--enable-trace" in words
+        assert words[words.index("--otlp-traces-endpoint") + 1] == f"{URL}/v1/traces"
+        assert variables["OTEL_TRACES_SAMPLER"] == "parentbased_always_off"
+        assert variables["OTEL_EXPORTER_OTLP_TRACES_PROTOCOL"] == "http/protobuf"
+        assert variables["OTEL_RESOURCE_ATTRIBUTES"] == "zone=a,service.instance.id=p"
+        assert variables["SGLANG_TRACE_LEVEL"] == "2"
+
+    @pytest.mark.parametrize("tracing", [{}, {"endpoint": URL, "engine_level": 0}])
+    def test_or_nothing(self, tracing: dict[str, Any]):
+        words, variables = self.started(**tracing)
+        assert not [word for word in words if "trace" in word]
+        assert "OTEL_TRACES_SAMPLER" not in variables

@@ -1,0 +1,102 @@
+"""Spans of an agent, over its real gRPC service: what a load was made of, beneath the router's call."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import grpc
+import pytest
+from support.held_adapters import StoredAdapters, eventually
+from support.otlp_receiver import ReceivedSpan, children_of, otlp_receiver, tracing_to
+from support.running_agent import RunningAgent, running_agent
+
+from cluster.control import control_pb2 as pb
+
+CALLER_ID = "b7ad6b7169203331"
+STAGES = {"fetch", "room", "check", "engine"}
+
+
+def call_of(trace: int, *, is_sampled: bool = True) -> tuple[tuple[str, str], ...]:
+    """Metadata of a call that is a step of trace number `trace`."""
+    return (("traceparent", f"00-{trace:032x}-{CALLER_ID}-{is_sampled:02x}"),)
+
+
+def traced(
+    stored: StoredAdapters, folder: Path, scenario: Callable[[RunningAgent], Awaitable[None]]
+) -> dict[int, list[ReceivedSpan]]:
+    """The spans that came of the scenario, by number of their trace, in the order in which they began."""
+    found: dict[int, list[ReceivedSpan]] = {}
+    with otlp_receiver() as receiver:
+        tracing = tracing_to(receiver, "w")
+
+        async def run() -> None:
+            async with running_agent(stored, folder) as running:
+                running.agent.tracing = tracing
+                await scenario(running)
+
+        asyncio.run(run())
+        tracing.stop()
+        for span in sorted(receiver.spans, key=lambda each: each.start_ns):
+            found.setdefault(int(span.trace_id, 16), []).append(span)
+    return found
+
+
+def test_a_cold_load_and_a_resident_adapter(stored: StoredAdapters, tmp_path: Path):
+    revision = stored.ids[0]
+
+    async def scenario(running: RunningAgent) -> None:
+        await running.ensure(revision, metadata=call_of(1))
+        await running.ensure(revision, metadata=call_of(2))
+        await running.ensure(revision, metadata=call_of(3, is_sampled=False))
+        await running.ensure(revision, metadata=(("traceparent", "nonsense"),))
+        await running.ensure(revision)
+
+    spans = traced(stored, tmp_path, scenario)
+    assert set(spans) == {1, 2}
+    ensure = spans[1][0]
+    assert (ensure.name, ensure.parent_id, ensure.instance) == ("EnsureAdapter", CALLER_ID, "w")
+    assert ensure.attributes.items() >= {"prelude.worker": "w", "prelude.revision": revision}.items()
+    assert ensure.attributes["prelude.load_s"] > 0
+    assert {each.name for each in children_of(ensure, spans[1])} == {"load queue", "load adapter"}
+    load = next(each for each in spans[1] if each.name == "load adapter")
+    assert load.attributes == {"prelude.attempt": 1, "prelude.source": "store"}
+    stages = children_of(load, spans[1])
+    assert {each.name for each in stages} == STAGES
+    slack_ns = 2_000_000  # a stage's begin is worked out from its duration, by another clock
+    assert all(load.start_ns - slack_ns <= each.start_ns <= each.end_ns <= load.end_ns for each in stages)
+    (resident,) = spans[2]
+    assert (resident.name, resident.attributes["prelude.load_s"]) == ("EnsureAdapter", 0)
+
+
+def test_who_waits_for_the_load_of_another_request_is_linked_to_it(stored: StoredAdapters, tmp_path: Path):
+    revision = stored.ids[0]
+
+    async def scenario(running: RunningAgent) -> None:
+        running.engine.may_answer.clear()
+        calls = []
+        for trace in (1, 2):
+            calls.append(asyncio.create_task(running.ensure(revision, metadata=call_of(trace))))
+            await eventually(lambda: running.agent._residency._queue.num_waiters == len(calls))  # type: ignore[union-attr]
+        running.engine.may_answer.set()
+        await asyncio.gather(*calls)
+
+    spans = traced(stored, tmp_path, scenario)
+    (waiting,) = spans[2]
+    assert waiting.links == (spans[1][0].span_id,)
+    assert spans[1][0].links == ()
+
+
+def test_a_load_that_fails(stored: StoredAdapters, tmp_path: Path):
+    async def scenario(running: RunningAgent) -> None:
+        with pytest.raises(grpc.aio.AioRpcError):
+            await running.ensure("sha256:" + "0" * 64, metadata=call_of(1))
+        with pytest.raises(grpc.aio.AioRpcError):
+            await running.ensure("no revision", tier=pb.TIER_DISK, metadata=call_of(2))
+
+    spans = traced(stored, tmp_path, scenario)
+    code = "adapter_revision_not_stored"
+    errors = {each.name: each.error for each in spans[1]}
+    assert errors == {"EnsureAdapter": code, "load queue": None, "load adapter": code}
+    assert [(each.name, each.error) for each in spans[2]] == [("EnsureAdapter", "invalid_adapter_reference")]

@@ -1,0 +1,76 @@
+"""Tracing of one process: nothing when it is off, both protocols when it is on, and an end within its bound."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+
+import pytest
+from support.otlp_receiver import children_of, named, otlp_receiver, tracing_to
+
+from process.tracing import recorded
+from process.tracing.span import NO_SPAN
+from process.tracing.start import start_tracing
+
+
+def test_off_has_no_spans():
+    """Nor does it load OpenTelemetry: see test_import_rules.py."""
+    tracing = start_tracing(None, "prelude-router", "here")
+    assert tracing.begin("request", {}) is NO_SPAN
+    assert tracing.continued("call", [("traceparent", f"00-{'1' * 32}-{'2' * 16}-01")]) is NO_SPAN
+    assert NO_SPAN.child("step") is NO_SPAN
+    assert NO_SPAN.trace_id is None
+    assert not NO_SPAN.headers
+
+
+def test_over_grpc():
+    with otlp_receiver("grpc") as receiver:
+        tracing = tracing_to(receiver, "worker-7", endpoint=receiver.url, protocol="grpc")
+        with tracing.begin("request", {}) as span:
+            span.child("step", {"prelude.number": 7}, "client").end()
+        tracing.stop()
+        root = named("request", receiver.spans)
+        assert (root.service, root.instance) == ("test", "worker-7")
+        (step,) = children_of(root, receiver.spans)
+        assert (step.name, step.attributes) == ("step", {"prelude.number": 7})
+
+
+def test_how_a_step_ends_shows():
+    class WithCode(Exception):
+        code = "too_hot"
+
+    with otlp_receiver() as receiver:
+        tracing = tracing_to(receiver)
+        root = tracing.begin("request", {})
+        for error in (WithCode("secret"), ValueError("secret"), asyncio.CancelledError()):
+            with pytest.raises(type(error)), root.child(type(error).__name__):
+                raise error
+        root.end()
+        root.end()
+        root.set({"late": 1})
+        root.event("late")
+        root.fail("late")
+        root.stage("stage", 2.0, ended_s_ago=1.0)
+        tracing.stop()
+        spans = receiver.spans
+    assert [named(name, spans).error for name in ("WithCode", "ValueError")] == ["too_hot", "ValueError"]
+    cancelled = named("CancelledError", spans)
+    assert (cancelled.error, cancelled.attributes) == (None, {"prelude.cancelled": True})
+    assert "secret" not in repr(spans)
+    assert (named("request", spans).attributes, named("request", spans).error) == ({}, None)
+    stage = named("stage", spans)
+    assert stage.end_ns - stage.start_ns == 2_000_000_000
+    assert time.time_ns() - stage.end_ns >= 1_000_000_000
+
+
+@pytest.mark.parametrize("protocol", ["http/protobuf", "grpc"])
+def test_the_end_does_not_wait_for_a_collector_that_is_down(protocol: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(recorded, "_STOP_S", 0.3)
+    with socket.create_server(("127.0.0.1", 0)) as silent, otlp_receiver() as receiver:  # it accepts, and never answers
+        endpoint = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        tracing = tracing_to(receiver, endpoint=endpoint, protocol=protocol)
+        tracing.begin("request", {}).end()
+        started_at = time.monotonic()
+        tracing.stop()
+        assert time.monotonic() - started_at < 2

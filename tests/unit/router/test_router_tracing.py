@@ -1,0 +1,288 @@
+"""Traces of the router before stand-ins of workers, as a collector gets them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any
+
+import pytest
+from support.otlp_receiver import OtlpReceiver, ReceivedSpan, children_of, named, otlp_receiver, tracing_to
+from support.router_stand_ins import (
+    MODEL,
+    REVISION_ID,
+    ClusterStandIn,
+    answers,
+    drops,
+    eventually,
+    hangs,
+    running_cluster,
+)
+
+from adapters.errors import AdapterIncompatible
+from process.tracing import recorded
+from process.tracing.span import Tracing
+
+TRACE_ID = "0af7651916cd43dd8448eb211c80319c"
+CALLER_ID = "b7ad6b7169203331"
+SAMPLED = {"traceparent": f"00-{TRACE_ID}-{CALLER_ID}-01"}
+SECRET = "the prompt is nobody's business"
+SERVER, CLIENT = 2, 3  # kinds of spans in OTLP
+MALFORMED = (
+    "",
+    "x" * 100_000,
+    f"00-{TRACE_ID.upper()}-{CALLER_ID}-01",
+    f"00-{'0' * 32}-{CALLER_ID}-01",
+    f"00-{TRACE_ID}-{'0' * 16}-01",
+    f"ff-{TRACE_ID}-{CALLER_ID}-01",
+    f"00-{TRACE_ID}-{CALLER_ID}-01-{SECRET}",
+    f"00-{TRACE_ID}-{CALLER_ID}",
+    f"00-{TRACE_ID}-{CALLER_ID}-0\xe9",
+)
+
+
+@pytest.fixture
+def receiver() -> Iterator[OtlpReceiver]:
+    with otlp_receiver() as running:
+        yield running
+
+
+def traced(
+    receiver: OtlpReceiver,
+    scenario: Callable[[ClusterStandIn], Awaitable[None]],
+    *shape: int,
+    tracing: Tracing | None = None,
+    **config: Any,
+) -> list[ReceivedSpan]:
+    """Run the scenario. The spans that came of it, all of them."""
+
+    async def run() -> None:
+        async with running_cluster(*shape, tracing=tracing, **config) as cluster:
+            await scenario(cluster)
+
+    tracing = tracing or tracing_to(receiver)
+    asyncio.run(run())
+    tracing.stop()
+    return sorted(receiver.spans, key=lambda each: each.start_ns)
+
+
+async def ask(cluster: ClusterStandIn, headers: dict[str, str], **fields: Any) -> tuple[int, Any]:
+    body = {"model": MODEL, "prompt": SECRET, **fields}
+    async with cluster.http.post(f"{cluster.url}/v1/completions", json=body, headers=headers) as response:
+        await response.read()
+        return response.status, response.headers
+
+
+class TestOneTrace:
+    @pytest.mark.parametrize("stream", [False, True])
+    def test_of_a_pair(self, receiver: OtlpReceiver, caplog: pytest.LogCaptureFixture, stream: bool) -> None:
+        """From the client's span to those of engines and agents, with what was decided and when."""
+        seen: dict[str, dict[str, str]] = {}
+
+        async def scenario(cluster: ClusterStandIn) -> None:
+            status, headers = await ask(cluster, {**SAMPLED, "tracestate": "vendor=1"}, adapter="a0", stream=stream)
+            assert (status, headers["x-prelude-trace-id"]) == (200, TRACE_ID)
+            (prefill,), (decode,) = cluster.prefill, cluster.decode
+            seen["prefill"], seen["decode"] = prefill.engine.headers[0], decode.engine.headers[0]
+            seen["ensure adapter"] = prefill.metadata[0]
+
+        caplog.set_level(logging.INFO)
+        spans = traced(receiver, scenario)
+        assert {each.trace_id for each in spans} == {TRACE_ID}
+        root = named("POST /v1/completions", spans)
+        assert (root.parent_id, root.kind, root.error) == (CALLER_ID, SERVER, None)
+        assert [each.name for each in children_of(root, spans)] == ["admission", "resolve", "placement", "attempt"]
+        assert (
+            root.attributes.items()
+            >= {
+                "http.response.status_code": 200,
+                "prelude.adapter": "a0",
+                "prelude.revision": REVISION_ID,
+                "prelude.streaming": stream,
+                "prelude.attempts": 1,
+            }.items()
+        )
+        placement, attempt = named("placement", spans), named("attempt", spans)
+        assert placement.attributes.items() >= {"prelude.prefill": "p0", "prelude.decode": "d0"}.items()
+        calls = children_of(attempt, spans)
+        assert {each.name for each in calls} == {"ensure adapter", "prefill", "decode"}
+        assert calls[0].name == "ensure adapter"
+        for call in calls:
+            assert call.kind == CLIENT
+            assert call.start_ns >= attempt.start_ns
+            assert call.end_ns <= attempt.end_ns <= root.end_ns
+            assert seen[call.name]["traceparent"] == f"00-{TRACE_ID}-{call.span_id}-01"
+            assert seen[call.name]["tracestate"] == "vendor=1"
+        assert named("decode", spans).events == ("first token" if stream else "answer",)
+        assert named("ensure adapter", spans).attributes["prelude.load_s"] == 0.25
+        assert SECRET not in repr(spans)
+        (line,) = [each.fields for each in caplog.records if getattr(each, "fields", {}).get("endpoint")]
+        assert line["trace_id"] == TRACE_ID
+
+    def test_of_a_unified_worker_without_an_adapter(self, receiver: OtlpReceiver) -> None:
+        async def scenario(cluster: ClusterStandIn) -> None:
+            assert (await ask(cluster, {}))[0] == 200
+
+        spans = traced(receiver, scenario, 0, 0, 1)
+        assert named("POST /v1/completions", spans).parent_id == ""
+        (call,) = children_of(named("attempt", spans), spans)
+        assert (call.name, call.attributes["prelude.worker"]) == ("unified", "u0")
+
+    def test_of_several_sequences(self, receiver: OtlpReceiver) -> None:
+        async def scenario(cluster: ClusterStandIn) -> None:
+            assert (await ask(cluster, SAMPLED, n=2))[0] == 200
+
+        spans = traced(receiver, scenario)
+        attempts = [each for each in spans if each.name == "attempt"]
+        assert sorted(each.attributes["prelude.sequence"] for each in attempts) == [0, 1]
+        assert named("POST /v1/completions", spans).attributes["prelude.sequences"] == 2
+
+
+class TestFailures:
+    def test_retries_are_attempts_of_the_same_trace(self, receiver: OtlpReceiver) -> None:
+        async def scenario(cluster: ClusterStandIn) -> None:
+            cluster.prefill_by_affinity[0].engine.behaviours = [drops]
+            cluster.decode[0].engine.behaviours = [hangs]
+            assert (await ask(cluster, SAMPLED, adapter="a0", stream=True))[0] == 200
+
+        spans = traced(receiver, scenario, 2, 1)
+        first, second = (each for each in spans if each.name == "attempt")
+        assert (first.error, second.error) == ("worker_lost", None)
+        assert [each.attributes["prelude.attempt"] for each in (first, second)] == [1, 2]
+        one, other = (each.attributes["prelude.prefill"] for each in spans if each.name == "placement")
+        assert one != other
+        assert {each.name for each in children_of(second, spans)} == {"ensure adapter", "prefill", "decode"}
+        lost = next(each for each in children_of(first, spans) if each.name == "prefill")
+        assert (lost.error, lost.attributes["prelude.aborted"]) == ("worker_lost", True)
+        root = named("POST /v1/completions", spans)
+        assert (root.error, root.attributes["prelude.attempts"]) == (None, 2)
+
+    def test_where_a_request_failed(self, receiver: OtlpReceiver) -> None:
+        """A client's mistake is no error of the server, but of the step that found it."""
+
+        async def scenario(cluster: ClusterStandIn) -> None:
+            assert (await ask(cluster, SAMPLED, temperature="hot"))[0] == 400
+            assert (await ask(cluster, SAMPLED, adapter="nobody"))[0] == 404
+            cluster.prefill[0].ensure_errors = [AdapterIncompatible("no")]
+            assert (await ask(cluster, SAMPLED, adapter="a0"))[0] == 422
+            cluster.decode[0].engine.behaviours = [answers(500)] * 3
+            assert (await ask(cluster, SAMPLED))[0] == 502
+
+        spans = traced(receiver, scenario)
+        roots = [each for each in spans if each.parent_id == CALLER_ID]
+        assert [each.attributes["http.response.status_code"] for each in roots] == [400, 404, 422, 502]
+        assert [each.error for each in roots] == [None, None, None, "502"]
+        failed = [[each.name for each in children_of(root, spans) if each.error is not None] for root in roots[:2]]
+        assert failed == [["admission"], ["resolve"]]
+        assert named("ensure adapter", spans).error == "adapter_incompatible"
+        assert "hot" not in repr(spans)
+
+    def test_a_client_that_leaves(self, receiver: OtlpReceiver) -> None:
+        async def scenario(cluster: ClusterStandIn) -> None:
+            cluster.decode[0].engine.behaviours = [hangs]
+            leaving = asyncio.create_task(ask(cluster, SAMPLED, stream=True))
+            await eventually(lambda: asyncio.sleep(0, cluster.decode[0].engine.num_running), bool)
+            leaving.cancel()
+            await eventually(lambda: cluster.get("/debug/requests"), lambda page: page[1] == {"requests": []})
+
+        spans = traced(receiver, scenario)
+        assert named("POST /v1/completions", spans).attributes["http.response.status_code"] == 499
+        assert named("decode", spans).attributes["prelude.aborted"] is True
+        assert named("attempt", spans).error is None
+
+
+class TestSampling:
+    def test_a_malformed_traceparent_is_ignored(self, receiver: OtlpReceiver, caplog: pytest.LogCaptureFixture) -> None:
+        async def scenario(cluster: ClusterStandIn) -> None:
+            for value in MALFORMED:
+                reader, writer = await asyncio.open_connection("127.0.0.1", int(cluster.url.rpartition(":")[2]))
+                body = b'{"model": "base", "prompt": "Hi"}'
+                head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n"
+                head += "content-type: application/json\r\nconnection: close\r\n"
+                head += f"traceparent: {value}\r\ntracestate: \xe9={SECRET}\r\n\r\n"
+                writer.write(head.encode("latin-1") + body)
+                answer = (await reader.read()).decode()
+                writer.close()
+                assert answer.startswith("HTTP/1.1 200"), value
+                ids.append(answer.partition("x-prelude-trace-id: ")[2][:32])
+
+        ids: list[str] = []
+        spans = traced(receiver, scenario)
+        assert len(set(ids)) == len(MALFORMED)
+        assert TRACE_ID not in ids
+        roots = [each for each in spans if each.name == "POST /v1/completions"]
+        assert {each.trace_id for each in roots} == set(ids)
+        assert {each.parent_id for each in roots} == {""}
+        assert SECRET not in caplog.text
+
+    @pytest.mark.parametrize(
+        ("changes", "headers"),
+        [({}, {"traceparent": f"00-{TRACE_ID}-{CALLER_ID}-00"}), ({"sample_ratio": 0.0}, {})],
+    )
+    def test_what_is_not_sampled_is_recorded_nowhere(
+        self, receiver: OtlpReceiver, changes: dict[str, Any], headers: dict[str, str]
+    ) -> None:
+        async def scenario(cluster: ClusterStandIn) -> None:
+            status, answered = await ask(cluster, headers, adapter="a0")
+            assert status == 200
+            assert len(answered["x-prelude-trace-id"]) == 32
+            assert "traceparent" not in cluster.prefill[0].metadata[0]
+            for worker in cluster.workers:
+                assert "traceparent" not in worker.engine.headers[0]
+
+        assert traced(receiver, scenario, tracing=tracing_to(receiver, **changes)) == []
+
+    def test_clients_may_be_kept_from_choosing(self, receiver: OtlpReceiver) -> None:
+        async def scenario(cluster: ClusterStandIn) -> None:
+            assert (await ask(cluster, SAMPLED))[1]["x-prelude-trace-id"] != TRACE_ID
+
+        spans = traced(receiver, scenario, tracing=tracing_to(receiver, continues_client_traces=False))
+        assert named("POST /v1/completions", spans).parent_id == ""
+
+    def test_off(self, receiver: OtlpReceiver) -> None:
+        async def scenario(cluster: ClusterStandIn) -> None:
+            status, answered = await ask(cluster, SAMPLED, adapter="a0")
+            assert (status, "x-prelude-trace-id" in answered) == (200, False)
+            assert "traceparent" not in cluster.prefill[0].metadata[0]
+            assert "traceparent" not in cluster.decode[0].engine.headers[0]
+
+        assert traced(receiver, scenario, tracing=Tracing()) == []
+
+
+class TestACollector:
+    @pytest.fixture(autouse=True)
+    def _small_queue(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("OTEL_BSP_MAX_QUEUE_SIZE", "20")
+        monkeypatch.setenv("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", "10")
+        monkeypatch.setattr(recorded, "_STOP_S", 0.2)
+
+    @staticmethod
+    async def many(cluster: ClusterStandIn) -> None:
+        async with asyncio.timeout(20):
+            found = await asyncio.gather(*(ask(cluster, {}, adapter="a0", stream=True) for _ in range(40)))
+        assert {status for status, _ in found} == {200}
+
+    def test_that_hangs(self, receiver: OtlpReceiver) -> None:
+        """It holds one batch; the queue holds twenty spans, and the other hundreds are dropped."""
+        receiver.may_answer.clear()
+        tracing = tracing_to(receiver)
+
+        async def scenario(cluster: ClusterStandIn) -> None:
+            await self.many(cluster)
+            assert receiver.num_exports == 1
+
+        started_at = time.monotonic()
+        traced(receiver, scenario, tracing=tracing)
+        assert time.monotonic() - started_at < 30  # a held export lasts for a minute
+        receiver.may_answer.set()
+        receiver.wait(lambda spans: len(spans) >= 10)
+        assert len(receiver.spans) <= 30
+
+    def test_that_is_down(self, receiver: OtlpReceiver) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as closed:
+            port = closed.getsockname()[1]
+        tracing = tracing_to(receiver, endpoint=f"http://127.0.0.1:{port}/v1/traces")
+        assert traced(receiver, self.many, tracing=tracing) == []
