@@ -17,6 +17,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2_grpc import (
     add_TraceServiceServicer_to_server,
 )
 
+from process.tracing.recorded import RecordingTracing
 from process.tracing.settings import TraceSettings
 from process.tracing.span import Tracing
 from process.tracing.start import start_tracing
@@ -76,9 +77,16 @@ class OtlpReceiver:
 
 
 def tracing_to(receiver: OtlpReceiver, instance: str = "here", **changes: Any) -> Tracing:
-    """Tracing of this process. `stop` it to have everything sent."""
+    """Tracing of this process."""
     base = TraceSettings(f"{receiver.url}/v1/traces", "http/protobuf", None, True, 2)
     return start_tracing(replace(base, **changes), "test", instance)
+
+
+def send_all(tracing: Tracing) -> None:
+    """End it, however long that takes."""
+    if isinstance(tracing, RecordingTracing):
+        tracing._provider.force_flush()
+    tracing.stop()
 
 
 def children_of(span: ReceivedSpan, spans: Iterable[ReceivedSpan]) -> list[ReceivedSpan]:

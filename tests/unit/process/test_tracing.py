@@ -7,7 +7,7 @@ import socket
 import time
 
 import pytest
-from support.otlp_receiver import children_of, named, otlp_receiver, tracing_to
+from support.otlp_receiver import children_of, named, otlp_receiver, send_all, tracing_to
 
 from process.tracing import recorded
 from process.tracing.span import NO_SPAN
@@ -29,7 +29,7 @@ def test_over_grpc():
         tracing = tracing_to(receiver, "worker-7", endpoint=receiver.url, protocol="grpc")
         with tracing.begin("request", {}) as span:
             span.child("step", {"prelude.number": 7}, "client").end()
-        tracing.stop()
+        send_all(tracing)
         root = named("request", receiver.spans)
         assert (root.service, root.instance) == ("test", "worker-7")
         (step,) = children_of(root, receiver.spans)
@@ -52,7 +52,7 @@ def test_how_a_step_ends_shows():
         root.event("late")
         root.fail("late")
         root.stage("stage", 2.0, ended_s_ago=1.0)
-        tracing.stop()
+        send_all(tracing)
         spans = receiver.spans
     assert [named(name, spans).error for name in ("WithCode", "ValueError")] == ["too_hot", "ValueError"]
     cancelled = named("CancelledError", spans)
@@ -73,4 +73,4 @@ def test_the_end_does_not_wait_for_a_collector_that_is_down(protocol: str, monke
         tracing.begin("request", {}).end()
         started_at = time.monotonic()
         tracing.stop()
-        assert time.monotonic() - started_at < 2
+        assert time.monotonic() - started_at < 5  # its attempts would last for ten

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
 import pytest
-from support.otlp_receiver import OtlpReceiver, ReceivedSpan, children_of, named, otlp_receiver, tracing_to
+from support.otlp_receiver import OtlpReceiver, ReceivedSpan, children_of, named, otlp_receiver, send_all, tracing_to
 from support.router_stand_ins import (
     MODEL,
     REVISION_ID,
@@ -55,17 +55,17 @@ def traced(
     scenario: Callable[[ClusterStandIn], Awaitable[None]],
     *shape: int,
     tracing: Tracing | None = None,
-    **config: Any,
+    end: Callable[[Tracing], None] = send_all,
 ) -> list[ReceivedSpan]:
     """Run the scenario. The spans that came of it, all of them."""
 
     async def run() -> None:
-        async with running_cluster(*shape, tracing=tracing, **config) as cluster:
+        async with running_cluster(*shape, tracing=tracing) as cluster:
             await scenario(cluster)
 
     tracing = tracing or tracing_to(receiver)
     asyncio.run(run())
-    tracing.stop()
+    end(tracing)
     return sorted(receiver.spans, key=lambda each: each.start_ns)
 
 
@@ -275,7 +275,7 @@ class TestACollector:
             assert receiver.num_exports == 1
 
         started_at = time.monotonic()
-        traced(receiver, scenario, tracing=tracing)
+        traced(receiver, scenario, tracing=tracing, end=lambda each: each.stop())
         assert time.monotonic() - started_at < 30  # a held export lasts for a minute
         receiver.may_answer.set()
         receiver.wait(lambda spans: len(spans) >= 10)
@@ -285,4 +285,4 @@ class TestACollector:
         with socket.create_server(("127.0.0.1", 0)) as closed:
             port = closed.getsockname()[1]
         tracing = tracing_to(receiver, endpoint=f"http://127.0.0.1:{port}/v1/traces")
-        assert traced(receiver, self.many, tracing=tracing) == []
+        assert traced(receiver, self.many, tracing=tracing, end=lambda each: each.stop()) == []
