@@ -147,7 +147,7 @@ async def _measure(options: Options, config: ClusterConfig, folder: Path) -> dic
             first_tokens_s.append(await first_token_s(session, cluster.url, body))
 
         result = await closed_loop(send, options.num_requests, options.concurrency)
-        async with session.get(f"{cluster.url}/metrics") as answer:
+        async with session.get(f"{cluster.admin_url}/metrics") as answer:
             loaded = _LOADED.search(await answer.text())
     distinct = len(set(adapters))
     cold_loads = int(float(loaded[1])) if loaded else 0

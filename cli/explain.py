@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import ssl
 import sys
 import urllib.error
 import urllib.parse
@@ -20,7 +19,7 @@ def add_command(commands: Any) -> None:
     text = "Ask a running router where a request would go now, and why. Places and loads nothing."
     explain = commands.add_parser("explain", help=text, description=text)
     explain.add_argument("--config", type=Path, default=Path("cluster.yaml"), help="default: ./cluster.yaml")
-    explain.add_argument("--url", help="the router; default: host and port of the configuration")
+    explain.add_argument("--url", help="the router's admin listener; default: router.admin of the configuration")
     explain.add_argument("--adapter", help="default: the base model")
     explain.add_argument("--prompt-tokens", type=_tokens, metavar="N", help="default: 500")
     explain.add_argument("--answer-tokens", type=_tokens, metavar="N", help="default: 256")
@@ -37,10 +36,9 @@ def _tokens(text: str) -> int:
 def _explain(arguments: argparse.Namespace) -> None:
     names = ("adapter", "prompt_tokens", "answer_tokens")
     query = {name: getattr(arguments, name) for name in names if getattr(arguments, name) is not None}
-    base, context = (arguments.url, None) if arguments.url else _router(arguments.config)
-    url = f"{base}/debug/placement?{urllib.parse.urlencode(query)}"
+    url = f"{arguments.url or _url(arguments.config)}/debug/placement?{urllib.parse.urlencode(query)}"
     try:
-        with urllib.request.urlopen(url, timeout=_TIMEOUT_S, context=context) as answer:
+        with urllib.request.urlopen(url, timeout=_TIMEOUT_S) as answer:
             found = json.load(answer)
     except urllib.error.HTTPError as error:
         sys.exit(f"prelude: {_message_in(error.read()) or f'{url} answered {error.code}'}")
@@ -49,15 +47,12 @@ def _explain(arguments: argparse.Namespace) -> None:
     print(json.dumps(found, indent=1) if arguments.json else "\n".join(_lines(found)))
 
 
-def _router(config: Path) -> tuple[str, ssl.SSLContext | None]:
-    """Base URL, and the context that expects the router's own certificate."""
+def _url(config: Path) -> str:
     from cluster.config.load import load_cluster_config
-    from process.certificates.contexts import make_pinned_context
+    from cluster.local.running import with_running_ports
 
-    router = load_cluster_config(config).router
-    if router.tls is None:
-        return f"http://{router.host}:{router.port}", None
-    return f"https://{router.host}:{router.port}", make_pinned_context(router.tls.certificate)
+    router = with_running_ports(load_cluster_config(config), config).router
+    return f"http://{router.admin.host}:{router.admin_port}"
 
 
 def _message_in(body: bytes) -> str | None:

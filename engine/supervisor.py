@@ -24,6 +24,7 @@ from engine.errors import EngineError
 from engine.hang_watch import OBSERVE_S, EngineProbe, HangWatch, Timeouts, parts_of
 from engine.hooks.ledger import hooks_for
 from engine.hooks.report import ProcessReport, read_reports
+from engine.output import EngineOutput
 from process.lifetime import is_alive, kill_group
 
 log = logging.getLogger(__name__)
@@ -86,6 +87,7 @@ class EngineSupervisor:
         self.progress = 0  # changes while the engine works on requests
         self._process: asyncio.subprocess.Process | None = None
         self._last_lines: deque[str] = deque(maxlen=30)
+        self._output = EngineOutput()
         self._num_restarts = 0
         self.snapshot = EngineSnapshot(EngineStatus.STARTING, "", (), 0, "the engine is starting")
 
@@ -113,6 +115,7 @@ class EngineSupervisor:
         await self._spawn()
         reports = await self._wait_until_up()
         log.info("engine up", extra={"fields": {"pids": [report.pid for report in reports]}})
+        self._output.has_clients = True
         self._set(EngineStatus.UP, incarnation=uuid.uuid4().hex[:12], reports=reports)
         pids = [report.pid for report in reports]
         hangs = asyncio.create_task(self._look_for_hangs(), name="hang-watch")
@@ -124,7 +127,7 @@ class EngineSupervisor:
         finally:
             hangs.cancel()
         dead = [report.process for report in reports if not is_alive(report.pid)]
-        raise EngineError(f"the engine's {', '.join(dead)} process ended; last output: {self._output()}")
+        raise EngineError(f"the engine's {', '.join(dead)} process ended; its worker's log has its last output")
 
     async def _look_for_hangs(self) -> None:
         """Publish what is suspicious. Raises EngineError if the engine hangs."""
@@ -155,6 +158,7 @@ class EngineSupervisor:
         self._spec.report_dir.mkdir(parents=True)
         (scratch / "tmp").mkdir()
         self._last_lines.clear()
+        self._output = EngineOutput()
         self._process = await asyncio.create_subprocess_exec(
             *command(self._spec),
             env=environment(self._spec, dict(os.environ)),
@@ -177,7 +181,7 @@ class EngineSupervisor:
                 continue
             if not line:
                 return
-            text = line.decode(errors="replace").rstrip()
+            text = self._output.shown(line.decode(errors="replace").rstrip())
             if text:
                 self._last_lines.append(text[-500:])
                 engine_log.info(text[:4000])
@@ -190,10 +194,10 @@ class EngineSupervisor:
             while not await client.answers():
                 if self._process.returncode is not None:
                     code = self._process.returncode
-                    raise EngineStartFailed(f"the engine ended with code {code} at start: {self._output()}")
+                    raise EngineStartFailed(f"the engine ended with code {code} at start: {self._last_output()}")
                 if time.monotonic() > deadline:
                     raise EngineStartFailed(
-                        f"the engine did not answer within {self._start_timeout_s:.0f} s: {self._output()}"
+                        f"the engine did not answer within {self._start_timeout_s:.0f} s: {self._last_output()}"
                     )
                 await asyncio.sleep(_POLL_S)
         finally:
@@ -249,5 +253,6 @@ class EngineSupervisor:
         self.snapshot = EngineSnapshot(status, incarnation, reports, self._num_restarts, reason)
         self._on_change(self.snapshot)
 
-    def _output(self) -> str:
+    def _last_output(self) -> str:
+        """For failures at start, before any client's text can be in it."""
         return " | ".join(list(self._last_lines)[-6:])

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import importlib.metadata
+import re
+import socket
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from random import Random
 from typing import Any
 
@@ -30,6 +32,7 @@ from router.fleet.worker_loads import WorkerLoads
 from router.generation.backends import Backends
 from router.generation.engine_calls import Engines
 from router.generation.request_state import Requests, new_request_id
+from router.http import admin_listener
 from router.identity.gate import Gate, check_scope
 from router.identity.principal import principal_of, set_principal
 from router.identity.scopes import SCOPE_OF
@@ -48,6 +51,7 @@ from router.protocol.validation import Endpoint
 from router.revisions.adapter_service import AdapterService
 from router.revisions.memory_only import MemoryOnlyRevisions
 
+_ADMIN_PATH = re.compile(r"/metrics$|/debug/")
 _ABORT_S = 2.0  # for requests that the server cancelled to abort their engine calls
 
 
@@ -62,6 +66,7 @@ def build_app(
     metrics: Metrics,
     max_adapter_bytes: int,
     workers: Mapping[str, tuple[str, str]],  # name -> (role, host:port of the agent)
+    admin: socket.socket | None = None,  # bound, for the admin listener; None: there is none
     siblings: Siblings | None = None,  # the router's other processes
     transport: Transport = PLAIN,  # to agents and engines
     random: Random | None = None,  # for placement between equal workers
@@ -86,7 +91,8 @@ def build_app(
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
-        async with fleet.following(), engines.open(), adapters.following(), pages.shared():
+        admin_pages = nullcontext() if admin is None else admin_listener.serving(admin_app, admin)
+        async with fleet.following(), engines.open(), adapters.following(), pages.shared(), admin_pages:
             reconciling = asyncio.create_task(memory_only.run(), name="memory-only revisions")
             try:
                 yield
@@ -123,18 +129,15 @@ def build_app(
             *refused_paths.routes(),
             openapi.route(limits, importlib.metadata.version("prelude")),
             *management_routes,
-            *PlacementPage(backends, adapters).routes,
             *pages.routes,
         ],
         lifespan=lifespan,
-        exception_handlers={
-            HTTPException: _routing_error,
-            RouterError: _error_response,
-            AdapterError: _error_response,
-            Exception: _error_response,
-        },
+        exception_handlers=_HANDLERS,
     )
-    app.router.redirect_slashes = False
+    admin_app = Starlette(
+        routes=[*pages.admin_routes, *PlacementPage(backends, adapters).routes], exception_handlers=_HANDLERS
+    )
+    app.router.redirect_slashes = admin_app.router.redirect_slashes = False
     for route in app.router.routes:
         _guard(route)
     gate = Gate(config.auth, adapters.directory)
@@ -204,6 +207,15 @@ def _routing_error(request: Request, error: Exception) -> Response:
     if error.status_code == 405:
         routing_error = WrongMethod(f"{request.url.path} does not take {request.method}")
     else:
-        routing_error = UnknownPath(f"there is nothing at {request.url.path}")
+        there = ": it is on the router's admin listener" if _ADMIN_PATH.match(request.url.path) else ""
+        routing_error = UnknownPath(f"there is nothing at {request.url.path}{there}")
     answer = answer_of(routing_error)
     return Response(answer.body, answer.status, {**answer.headers, **(error.headers or {})})
+
+
+_HANDLERS: dict[Any, Any] = {
+    HTTPException: _routing_error,
+    RouterError: _error_response,
+    AdapterError: _error_response,
+    Exception: _error_response,
+}

@@ -30,7 +30,7 @@ from process.tracing.start import start_tracing
 from router.app import build_app
 from router.http.client_connection import ClientProtocol
 from router.metrics import Metrics
-from router.processes.siblings import Siblings, shared_listener
+from router.processes.siblings import Siblings, bound_listener
 from router.protocol.field_values import DEFAULT_CONTEXT_LENGTH
 from router.revisions.adapter_service import AdapterService
 
@@ -59,8 +59,10 @@ def run(config: ClusterConfig, siblings: Siblings | None = None) -> NoReturn:
         metrics.registry, lambda: transport.expiry | ({} if clients is None else {"clients": clients.expires_at()})
     )
     tracing = start_tracing(trace_settings(config.tracing), "prelude-router", _instance(siblings))
+    router = config.router
+    share = siblings is not None
     app = build_app(
-        config.router,
+        router,
         model=config.model.name,
         vocabulary=base.vocabulary,
         context_length=_context_length(config, base),
@@ -69,14 +71,16 @@ def run(config: ClusterConfig, siblings: Siblings | None = None) -> NoReturn:
         metrics=metrics,
         max_adapter_bytes=config.adapter_limits.max_bytes,
         workers=worker_addresses(config),
+        admin=bound_listener("router.admin.port", router.admin.host, router.admin_port, share=share),
         siblings=siblings,
         transport=transport,
         tracing=tracing,
     )
     server = RouterServer(uvicorn_config(app, config, clients))
     _spare_garbage_collection()
-    log.info("router starting", extra={"fields": {"host": config.router.host, "port": config.router.port}})
-    server.run(sockets=None if siblings is None else [_shared_port(config)])
+    admin = f"{router.admin.host}:{router.admin_port}"
+    log.info("router starting", extra={"fields": {"host": router.host, "port": router.port, "admin": admin}})
+    server.run(sockets=[bound_listener("router.port", router.host, router.port, share=share)])
     tracing.stop()
     log.info("router stopped")
     _exit()
@@ -86,14 +90,6 @@ def _instance(siblings: Siblings | None) -> str:
     """Identifies this process in traces."""
     number = "" if siblings is None else f"-{siblings.number}"
     return f"{socket.gethostname()}{number}"
-
-
-def _shared_port(config: ClusterConfig) -> socket.socket:
-    router = config.router
-    try:
-        return shared_listener(router.host, router.port)
-    except OSError as error:
-        raise ConfigError(f"router.port: {router.host}:{router.port} is not available ({error.strerror})") from error
 
 
 def _spare_garbage_collection() -> None:

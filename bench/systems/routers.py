@@ -86,7 +86,7 @@ def our_config(settings: dict[str, WorkerSettings], folder: Path, router: dict[s
     config = {"architectures": ["LlamaForCausalLM"], "num_hidden_layers": 2, "hidden_size": 64, "vocab_size": 1024}
     config |= {"intermediate_size": 128, "num_attention_heads": 4}
     (folder / "config.json").write_text(json.dumps(config))
-    router = {"host": HOST, "port": free_port(), **router}
+    router = {"host": HOST, "port": free_port(), "admin": {"port": free_port()}, **router}
     cluster = {
         "model": {"path": str(folder), "name": MODEL},
         "router": router,

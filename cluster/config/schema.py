@@ -51,7 +51,8 @@ def _resolve_path(path: Path, info: ValidationInfo) -> Path:
 # Every path of cluster.yaml: relative ones start at the file's folder, which `load_cluster_config` passes as context.
 ConfigPath = Annotated[Path, AfterValidator(_resolve_path)]
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")]
-Port = Annotated[int, Field(ge=0, le=65535)]  # 0: `prelude up` picks a free port
+_LAST_PORT = 65535
+Port = Annotated[int, Field(ge=0, le=_LAST_PORT)]  # 0: `prelude up` picks a free port
 Seconds = Annotated[float, Field(gt=0)]
 
 
@@ -224,9 +225,9 @@ class WorkerConfig(_Section):
         given: dict[str, Any] = {}
         for field in ("control_port", "metrics_port", "engine_port", "bootstrap_port"):
             if port := getattr(self, field):
-                if port + number > 65535:
+                if port + number > _LAST_PORT:
                     raise ValueError(
-                        f"{field}: replica {number} would have {port + number}, and the last port is 65535"
+                        f"{field}: replica {number} would have {port + number}, and the last port is {_LAST_PORT}"
                     )
                 given[field] = port + number
         if isinstance(self.gpus, tuple):
@@ -316,6 +317,13 @@ class AuthConfig(_Section):
     oidc: tuple[OidcConfig, ...] = ()  # issuers of tokens
 
 
+class AdminConfig(_Section):
+    """The router's admin listener: /metrics, /debug/…, and /ready in detail. It asks for no key: keep it private."""
+
+    host: str = "127.0.0.1"
+    port: Port | None = None  # None: the one after router.port; `prelude up` takes another one if that is in use
+
+
 class RouterConfig(_Section):
     """The router: its HTTP server, its timeouts and retries."""
 
@@ -325,6 +333,7 @@ class RouterConfig(_Section):
     insecure: bool = False  # serve beyond this machine without authentication
     share_base_prefixes: bool = False  # one prefix cache for the base model's prompts of all tenants
     tls: ClientTlsConfig | None = None  # None: plain HTTP
+    admin: AdminConfig = AdminConfig()
     processes: Annotated[int, Field(ge=1, le=64)] = 1  # that share the port, each with its own view of the workers
     max_body_bytes: Annotated[int, Field(ge=1024)] = 16 * 1024**2
     max_choices: Annotated[int, Field(ge=1)] = 128  # sequences of one request: prompts x n
@@ -347,6 +356,13 @@ class RouterConfig(_Section):
     management: bool = False  # serve /v1/adapters; anyone who reaches the router can then change adapters
     adapter_root: ConfigPath | None = None  # /v1/load_lora_adapter reads directories below it; None: it reads none
     upload_timeout_s: Seconds = 600.0  # per step: receive an upload, store it; prepare an export, send it
+
+    @property
+    def admin_port(self) -> int:
+        """The admin listener's port; 0: any free one."""
+        if self.admin.port is not None:
+            return self.admin.port
+        return self.port + 1 if 0 < self.port < _LAST_PORT else 0
 
 
 class TracingConfig(_Section):

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import socket
+from collections.abc import Iterable
 from typing import Any
 
-from cluster.config.schema import ClusterConfig
+from cluster.config.schema import ClusterConfig, WorkerConfig
 from cluster.errors import StartError
 
 _PORT_FIELDS = ("control_port", "metrics_port", "engine_port")
@@ -29,12 +30,32 @@ def with_ports(config: ClusterConfig) -> ClusterConfig:
         router = config.router
         if router.port == 0:
             router = router.model_copy(update={"port": free_port(router.host)})
+        admin = router.admin
+        if admin.port is None and not _is_free(admin.host, router.admin_port, workers.values()):
+            admin = admin.model_copy(update={"port": 0})
+        port = admin.port if admin.port is not None else router.admin_port
+        admin = admin.model_copy(update={"port": port or free_port(admin.host)})
+        router = router.model_copy(update={"admin": admin})
     return config.model_copy(update={"workers": workers, "router": router})
+
+
+def _is_free(host: str, port: int, workers: Iterable[WorkerConfig]) -> bool:
+    """True if no worker of the configuration and no process of this machine has the port."""
+    if any(port == getattr(worker, field) for worker in workers for field in (*_PORT_FIELDS, "bootstrap_port")):
+        return False
+    with socket.socket() as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind((host, port))
+        except OSError:
+            return False
+    return True
 
 
 def check_free(config: ClusterConfig) -> None:
     """Raise StartError for the first port of the cluster that is in use on this machine."""
-    wanted = [("router.port", config.router.host, config.router.port)]
+    router = config.router
+    wanted = [("router.port", router.host, router.port), ("router.admin.port", router.admin.host, router.admin_port)]
     for name, worker in config.workers.items():
         wanted += [
             (f"workers.{name}.{field}", worker.host, getattr(worker, field))

@@ -37,7 +37,9 @@ def recorded(config: ClusterConfig, record: Path | None) -> Iterator[None]:
 def with_running_ports(config: ClusterConfig, config_path: Path) -> ClusterConfig:
     """The configuration with the ports of the cluster that runs it; unchanged if none is recorded."""
     record = record_of(config_path)
-    if all(worker.control_port for worker in config.workers.values()) or not record.exists():
+    router = config.router
+    is_fixed = bool(router.port) and router.admin.port and all(each.control_port for each in config.workers.values())
+    if is_fixed or not record.exists():
         return config
     try:
         running = load_cluster_config(record)

@@ -55,6 +55,11 @@ class LocalCluster:
         scheme = "http" if self.config.router.tls is None else "https"
         return f"{scheme}://{self.config.router.host}:{self.config.router.port}"
 
+    @property
+    def admin_url(self) -> str:
+        """Base URL of the router's metrics and debug pages."""
+        return f"http://{self.config.router.admin.host}:{self.config.router.admin_port}"
+
     async def start(self) -> None:
         """Start every process and wait until the router can serve requests. Raises StartError and ConfigError."""
         base = base_model_of(self.config)
@@ -220,5 +225,5 @@ Prelude is ready: {cluster.url}
       messages=[{{"role": "user", "content": "Hello"}}]{extra_python})
   print(answer.choices[0].message.content)
 
-Logs: {cluster.logs}   Stop: Ctrl-C
+Metrics: {cluster.admin_url}/metrics   Logs: {cluster.logs}   Stop: Ctrl-C
 """

@@ -104,7 +104,8 @@ ANSWERS: dict[str, Schema] = {
     ),
     "Models": _object(object=_kind("list"), data=_list(_ref("Model")), has_more=_FLAG, last_id=_NAME),
     "Health": _object(status=_kind("alive")),
-    "Ready": _object(
+    "Ready": _object(ready=_FLAG, reason=_TEXT),
+    "ReadyInDetail": _object(
         ready=_FLAG,
         reason=_TEXT,
         placements=_list(_NAME),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -61,11 +61,6 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
     ("GET", "/v1/models/{id}"): Operation("One model, by any name that a request may use", "Model"),
     ("GET", "/health"): Operation("200 while the router lives", "Health"),
     ("GET", "/ready"): Operation("200 when a request could be served now, else 503", "Ready"),
-    ("GET", "/metrics"): Operation("Metrics for Prometheus", "text/plain"),
-    ("GET", "/debug/requests"): Operation("Every request in flight and its phase", "RequestsInFlight"),
-    ("GET", "/debug/placement"): Operation(
-        "Where a request would go now, and why", _JSON, query=("adapter", "prompt_tokens", "answer_tokens")
-    ),
     ("GET", PATH): Operation("This document", _JSON),
     ("GET", "/v1/adapters"): Operation(
         "A page of adapters", "Adapters", query=("tenant", "prefix", "after", "limit", "deleted")
@@ -90,6 +85,18 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
 }  # fmt: skip
 
 
+# Of the admin listener.
+ADMIN_OPERATIONS: dict[tuple[str, str], Operation] = {
+    ("GET", "/health"): Operation("200 while the router lives", "Health"),
+    ("GET", "/ready"): Operation("As the router's, with placements and the reason for each worker", "ReadyInDetail"),
+    ("GET", "/metrics"): Operation("Metrics for Prometheus", "text/plain"),
+    ("GET", "/debug/requests"): Operation("Every request in flight and its phase", "RequestsInFlight"),
+    ("GET", "/debug/placement"): Operation(
+        "Where a request would go now, and why", _JSON, query=("adapter", "prompt_tokens", "answer_tokens")
+    ),
+}
+
+
 def operations_of(routes: Iterable[BaseRoute]) -> Iterator[tuple[str, str]]:
     """Method and path of each operation. HEAD is not counted: it comes with GET."""
     for route in routes:
@@ -101,17 +108,22 @@ def operations_of(routes: Iterable[BaseRoute]) -> Iterator[tuple[str, str]]:
 
 def document(limits: Limits, version: str) -> dict[str, Any]:
     """The document."""
-    paths: dict[str, dict[str, Any]] = {}
-    for (method, path), operation in OPERATIONS.items():
-        paths.setdefault(path, {})[method.lower()] = _described(path, operation)
     schemas = {**ANSWERS, **request_schemas(limits)}
     return {
         "openapi": "3.1.0",
         "info": {"title": "Prelude", "version": version},
-        "paths": paths,
+        "paths": _paths(OPERATIONS),
+        "x-admin-paths": _paths(ADMIN_OPERATIONS),
         "components": {"schemas": schemas},
         "x-error-codes": error_codes(),
     }
+
+
+def _paths(operations: Mapping[tuple[str, str], Operation]) -> dict[str, dict[str, Any]]:
+    paths: dict[str, dict[str, Any]] = {}
+    for (method, path), operation in operations.items():
+        paths.setdefault(path, {})[method.lower()] = _described(path, operation)
+    return paths
 
 
 def error_codes() -> dict[str, list[int]]:

@@ -54,6 +54,14 @@ class Pages:
             Route("/v1/models/{id:path}", self.model),
             Route("/health", self.health),
             Route("/ready", self.ready),
+        ]
+
+    @property
+    def admin_routes(self) -> list[Route]:
+        """The pages of the admin listener."""
+        return [
+            Route("/health", self.health),
+            Route("/ready", self.ready_in_detail),
             Route("/metrics", self.metrics),
             Route("/debug/requests", self.requests),
         ]
@@ -103,10 +111,19 @@ class Pages:
         return json_answer({"status": "alive"})
 
     async def ready(self, _: Request) -> Response:
-        """200 if some placement can take a request, else 503; with the reason for each worker that is not placeable.
+        """200 if some placement can take a request, else 503 with a short reason. Names no worker.
 
         After a start, 503 also until every process of this router can take one.
         """
+        body = await self._readiness_of_all()
+        return json_answer({"ready": body["ready"], "reason": body["reason"]}, 200 if body["ready"] else 503)
+
+    async def ready_in_detail(self, _: Request) -> Response:
+        """As `ready`, with the placements, and the reason for each worker that is not placeable."""
+        body = await self._readiness_of_all()
+        return json_answer(body, 200 if body["ready"] else 503)
+
+    async def _readiness_of_all(self) -> dict[str, Any]:
         body = self._readiness()
         if body["ready"] and self._siblings is not None and self._waits_for_siblings:
             answers = await self._siblings.ask("ready")
@@ -115,7 +132,7 @@ class Pages:
                 text = f"processes of this router are not ready yet: {', '.join(map(str, late))}"
                 body |= {"ready": False, "reason": text}
             self._waits_for_siblings = bool(late)
-        return json_answer(body, 200 if body["ready"] else 503)
+        return body
 
     async def metrics(self, _: Request) -> Response:
         """This router's metrics, those of all its processes added up."""

@@ -27,10 +27,6 @@ SCOPE_OF: dict[tuple[str, str], Scope | None] = {
     ("GET", "/health"): PUBLIC,
     ("GET", "/ready"): PUBLIC,
     ("GET", "/openapi.json"): PUBLIC,
-    # These show all tenants' traffic.
-    ("GET", "/metrics"): Scope.ADMIN,
-    ("GET", "/debug/requests"): Scope.ADMIN,
-    ("GET", "/debug/placement"): Scope.ADMIN,
     ("GET", "/v1/adapters"): _READ,
     ("GET", _ONE): _READ,
     ("GET", f"{_ONE}/export"): _READ,

@@ -15,6 +15,8 @@ from pathlib import Path
 import aiohttp
 from aiohttp import web
 
+from cluster.errors import ConfigError
+
 _ASK_TIMEOUT_S = 1.0  # for all of them together: they are on this machine
 
 
@@ -62,13 +64,24 @@ class Siblings:
         return self.folder / f"{number}.sock"
 
 
-def shared_listener(host: str, port: int) -> socket.socket:
-    """A socket bound to a port that others with the same option share; the kernel spreads connections over them."""
+def bound_listener(field: str, host: str, port: int, *, share: bool) -> socket.socket:
+    """A socket bound to the port that a field of cluster.yaml names. Raises ConfigError.
+
+    Listeners with `share` have the port together, and the kernel spreads connections over them.
+    """
+    try:
+        return _bound(host, port, share=share)
+    except OSError as error:
+        raise ConfigError(f"{field}: {host}:{port} is not available ({error.strerror}); choose another") from error
+
+
+def _bound(host: str, port: int, *, share: bool) -> socket.socket:
     family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     listener = socket.socket(family, kind, protocol)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        if share:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         listener.bind(address)
     except OSError:
         listener.close()

@@ -15,7 +15,7 @@ from adapters.files.locked_folder import LockedFolder, sweep_abandoned
 from cluster.config.schema import ClusterConfig
 from cluster.errors import ConfigError
 from process.lifetime import stop_signal
-from router.processes.siblings import shared_listener
+from router.processes.siblings import bound_listener
 
 _FOLDER_PREFIX = "prelude-router-"
 _RESTART_S = 1.0
@@ -31,12 +31,12 @@ def run_processes(config: ClusterConfig, path: Path) -> int:
     `path`: the file that the configuration comes from.
     """
     router = config.router
-    if not router.port:
-        raise ConfigError("router.port: several processes need a port that they can share; name one")
-    try:
-        port = shared_listener(router.host, router.port)  # held without listening, so that no other program gets it
-    except OSError as error:
-        raise ConfigError(f"router.port: {router.host}:{router.port} is not available ({error.strerror})") from error
+    ports = (("router.port", router.host, router.port), ("router.admin.port", router.admin.host, router.admin_port))
+    for field, _, number in ports:
+        if not number:
+            raise ConfigError(f"{field}: several processes need a port that they can share; name one")
+    # Held without listening, so that no other program gets them.
+    held = [bound_listener(field, host, number, share=True) for field, host, number in ports]
     temporary = Path(tempfile.gettempdir())
     sweep_abandoned(_FOLDER_PREFIX, temporary)  # left by killed ones
     folder = LockedFolder(_FOLDER_PREFIX, "", temporary)
@@ -44,7 +44,8 @@ def run_processes(config: ClusterConfig, path: Path) -> int:
         return asyncio.run(_Processes(config, path, folder.path).run())
     finally:
         folder.close()
-        port.close()
+        for listener in held:
+            listener.close()
 
 
 class _Processes:

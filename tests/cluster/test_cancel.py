@@ -25,7 +25,7 @@ def idle(cluster: RunningCluster) -> bool:
 
 
 def in_router(cluster: RunningCluster) -> int:
-    return len(httpx.get(f"{cluster.url}/debug/requests").json()["requests"])
+    return len(httpx.get(f"{cluster.admin_url}/debug/requests").json()["requests"])
 
 
 @pytest.mark.parametrize("adapter", [None, "a0"])
@@ -82,6 +82,6 @@ def test_many_disconnects_leave_nothing(cluster: RunningCluster):
     wait_until(lambda: idle(cluster), FREED_WITHIN_S)
     answer = httpx.post(f"{cluster.url}/v1/completions", json={**ENDLESS, "max_tokens": 4}, timeout=60)
     assert answer.status_code == 200
-    metrics = httpx.get(f"{cluster.url}/metrics").text
+    metrics = httpx.get(f"{cluster.admin_url}/metrics").text
     [in_flight] = [line for line in metrics.splitlines() if line.startswith("prelude_router_requests_in_flight ")]
     assert float(in_flight.split()[1]) == 0

@@ -284,7 +284,7 @@ def test_nothing_is_left_of_them(fleet: Fleet):
     """After the tests above: budgets were kept, and what is told to go goes, down to the last mapping."""
     deadline = asyncio.run(idle(fleet))
     assert deadline, fleet.cluster.loads()
-    assert httpx.get(f"{fleet.cluster.url}/debug/requests").json()["requests"] == []
+    assert httpx.get(f"{fleet.cluster.admin_url}/debug/requests").json()["requests"] == []
     time.sleep(2 * fleet.cluster.config.residency.lease_s)  # of the tests above
     gauges, budget = metrics_of(fleet), fleet.cluster.config.residency
     for tier, limit in (("host", budget.host_bytes), ("disk", budget.disk_bytes)):

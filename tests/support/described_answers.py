@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from functools import cached_property
 from typing import Any
 
 import jsonschema
@@ -15,17 +16,24 @@ from router.protocol.field_values import Limits
 class Described:
     """The document of a router with these limits. Every check raises AssertionError."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: Limits, paths_key: str = "paths") -> None:
+        self._limits = limits
+        self._paths_key = paths_key
         self.document = document(limits, "0")
         # A name may contain slashes, so paths that end in a verb come first, as in the router.
-        paths = sorted(self.document["paths"], key=lambda path: -len(re.sub(r"\{\w+\}", "", path)))
+        paths = sorted(self.document[paths_key], key=lambda path: -len(re.sub(r"\{\w+\}", "", path)))
         self._paths = [(re.compile(re.sub(r"\\\{\w+\\\}", ".+", re.escape(path))), path) for path in paths]
+
+    @cached_property
+    def admin(self) -> Described:
+        """The same for the admin listener."""
+        return Described(self._limits, "x-admin-paths")
 
     def operation(self, method: str, path: str) -> dict[str, Any] | None:
         """What the document says of a request, None if there is no such path or method."""
         for pattern, name in self._paths:
-            if pattern.fullmatch(path) and method.lower() in self.document["paths"][name]:
-                return self.document["paths"][name][method.lower()]
+            if pattern.fullmatch(path) and method.lower() in self.document[self._paths_key][name]:
+                return self.document[self._paths_key][name][method.lower()]
         return None
 
     def errors(self, schema: dict[str, Any], value: Any) -> list[str]:

@@ -548,6 +548,7 @@ class ClusterStandIn:
     """A running router with its workers."""
 
     url: str
+    admin_url: str
     prefill: list[WorkerStandIn]
     decode: list[WorkerStandIn]
     unified: list[WorkerStandIn]
@@ -580,6 +581,13 @@ class ClusterStandIn:
             self._check("GET", path, response, await response.read())
             return response.status, await response.json()
 
+    async def admin(self, path: str) -> tuple[int, Any]:
+        """As `get`, of the admin listener."""
+        async with self.http.get(f"{self.admin_url}{path}") as response:
+            media_type, body = response.headers.get("content-type", ""), await response.read()
+            self.described.admin.check("GET", path.partition("?")[0], response.status, media_type, body)
+            return response.status, await response.json()
+
     def _check(self, method: str, path: str, response: aiohttp.ClientResponse, body: bytes, fields: Any = None) -> None:
         """Whatever a test is about, what it asks and gets must be as the OpenAPI document says."""
         media_type = response.headers.get("content-type", "")
@@ -605,6 +613,12 @@ class ClusterStandIn:
 
     async def is_ready(self, expected: bool = True) -> None:
         await eventually(lambda: self.get("/ready"), lambda answer: (answer[0] == 200) is expected)
+
+
+def _bound() -> socket.socket:
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)  # asyncio then sets TCP_NODELAY
+    listener.bind(("127.0.0.1", 0))
+    return listener
 
 
 class _Zeros(Random):
@@ -643,6 +657,7 @@ async def running_cluster(
         metrics = Metrics()
         adapters = managed_adapters(folder, metrics, catalog_url=catalog_url, **directories)
         adapters.open()
+        admin = _bound()
         app = build_app(
             router_config,
             model=MODEL,
@@ -652,13 +667,11 @@ async def running_cluster(
             metrics=metrics,
             max_adapter_bytes=LIMITS.max_bytes,
             workers={worker.name: (worker.role, worker.address) for worker in workers},
+            admin=admin,
             random=_Zeros(),
             tracing=tracing,
         )
-        listener = socket.socket(
-            socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP
-        )  # the protocol makes asyncio set TCP_NODELAY
-        listener.bind(("127.0.0.1", 0))
+        listener = _bound()
         server = uvicorn.Server(
             uvicorn.Config(
                 app,
@@ -677,9 +690,12 @@ async def running_cluster(
         pinned = True if client_tls is None else make_pinned_context(client_tls.files.certificate)
         connector = aiohttp.TCPConnector(ssl=pinned)
         http = await stack.enter_async_context(aiohttp.ClientSession(connector=connector))
-        url = f"http{'' if client_tls is None else 's'}://127.0.0.1:{listener.getsockname()[1]}"
+        scheme = "http" if client_tls is None else "https"
+        url, admin_url = (f"{s}://127.0.0.1:{each.getsockname()[1]}" for s, each in ((scheme, listener), ("http", admin)))
         described = Described(Limits(router_config.max_choices, VOCABULARY))
-        cluster = ClusterStandIn(url, prefill, decode, unified, server, http, adapters, app.fleet, folder, described)
+        cluster = ClusterStandIn(
+            url, admin_url, prefill, decode, unified, server, http, adapters, app.fleet, folder, described
+        )
         try:
             await eventually(lambda: asyncio.sleep(0, server.started), bool)
             await cluster.warm()
@@ -689,7 +705,7 @@ async def running_cluster(
                 page = answer[1]
                 return len(page["placements"]) == expected and all(each["ready"] for each in page["workers"].values())
 
-            await eventually(lambda: cluster.get("/ready"), is_complete)
+            await eventually(lambda: cluster.admin("/ready"), is_complete)
             yield cluster
         finally:
             server.should_exit = True

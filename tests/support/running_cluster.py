@@ -16,7 +16,7 @@ import httpx
 import psutil
 import yaml
 
-from cluster.config.load import load_cluster_config
+from cluster.config.load import dump_cluster_config, load_cluster_config
 from cluster.local.ports import with_ports
 
 CHUNK_TOKENS = 64  # of prefill; prompts in the tests are shorter, equal and longer
@@ -33,6 +33,11 @@ class RunningCluster:
     logs: Path
     config: Any
     supervisor: psutil.Process
+
+    @property
+    def admin_url(self) -> str:
+        """Base URL of the router's metrics and debug pages."""
+        return f"http://{self.config.router.admin.host}:{self.config.router.admin_port}"
 
     def process(self, name: str) -> psutil.Process:
         """The agent of a worker, or the router."""
@@ -107,7 +112,7 @@ def running_cluster(
     path = root / "cluster.yaml"
     path.write_text(yaml.safe_dump(data))
     config = with_ports(load_cluster_config(path))  # chosen here, so that tests know them
-    path.write_text(yaml.safe_dump(config.model_dump(mode="json")))
+    dump_cluster_config(config, path)
     output = (root / "up.log").open("wb")
     process = subprocess.Popen(
         [sys.executable, "-m", "cli.main", "up", "--config", str(path)], stdout=output, stderr=output

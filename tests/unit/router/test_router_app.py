@@ -84,8 +84,8 @@ class TestOneSequence:
                 assert chunks[-1].usage.completion_tokens == 3
                 assert {chunk.model for chunk in chunks} == {f"{MODEL}:a0"}
                 assert {chunk.system_fingerprint for chunk in chunks} == {f"{FINGERPRINT}-{REVISION_ID[7:19]}"}
-                await eventually(lambda: cluster.get("/debug/requests"), lambda page: page[1] == {"requests": []})
-                async with cluster.http.get(f"{cluster.url}/metrics") as response:
+                await eventually(lambda: cluster.admin("/debug/requests"), lambda page: page[1] == {"requests": []})
+                async with cluster.http.get(f"{cluster.admin_url}/metrics") as response:
                     page = await response.text()
                 assert 'prelude_router_requests_total{endpoint="chat",status="200"} 1.0' in page
                 assert 'prelude_router_time_to_first_token_seconds_count{endpoint="chat"} 1.0' in page
@@ -186,7 +186,7 @@ class TestOneSequence:
                 cluster.prefill[0].engine.behaviours = [after(0.4)]  # its KV is there, its answer is not
                 events = await asyncio.wait_for(cluster.stream(prompt="Hi"), 0.3)
                 assert events[-1] == b"[DONE]"
-                await eventually(lambda: cluster.get("/debug/requests"), lambda page: page[1] == {"requests": []})
+                await eventually(lambda: cluster.admin("/debug/requests"), lambda page: page[1] == {"requests": []})
                 assert cluster.prefill[0].engine.aborted == []
 
         asyncio.run(scenario())
@@ -376,7 +376,7 @@ class TestFailuresBeforeTheFirstEvent:
                 status, answer, headers = await cluster.post(prompt="Hi")
                 assert (status, answer["error"]["code"], headers["retry-after"]) == (503, "no_worker_available", "1")
                 assert (await cluster.get("/health"))[0] == 200
-                _, page = await cluster.get("/ready")
+                _, page = await cluster.admin("/ready")
                 assert page["workers"]["d0"]["reason"] == "draining"
 
         asyncio.run(scenario())
@@ -566,7 +566,7 @@ class TestFailuresAfterTheFirstEvent:
                 decode = cluster.decode[0]
                 decode.engine.behaviours = [stops_after(1)]
                 streaming = asyncio.create_task(cluster.stream(prompt="Hi"))
-                await eventually(lambda: cluster.get("/debug/requests"), _has_phase("relaying"))
+                await eventually(lambda: cluster.admin("/debug/requests"), _has_phase("relaying"))
                 await decode.change(engine_state=3, ready=False, incarnation="")
                 events = await asyncio.wait_for(streaming, 2)
                 assert json.loads(events[-1])["error"]["code"] == "worker_lost"
@@ -578,7 +578,7 @@ class TestFailuresAfterTheFirstEvent:
             async with running_cluster() as cluster:
                 cluster.decode[0].engine.event_gap_s = 0.1
                 streaming = asyncio.create_task(cluster.stream(prompt="Hi"))
-                await eventually(lambda: cluster.get("/debug/requests"), _has_phase("relaying"))
+                await eventually(lambda: cluster.admin("/debug/requests"), _has_phase("relaying"))
                 await cluster.prefill[0].crash_engine()
                 assert (await streaming)[-1] == b"[DONE]"
 
@@ -589,7 +589,7 @@ class TestFailuresAfterTheFirstEvent:
             async with running_cluster(heartbeat_s=0.05) as cluster:
                 cluster.decode[0].engine.event_gap_s = 0.2
                 streaming = asyncio.create_task(cluster.stream(prompt="Hi"))
-                await eventually(lambda: cluster.get("/debug/requests"), _has_phase("relaying"))
+                await eventually(lambda: cluster.admin("/debug/requests"), _has_phase("relaying"))
                 cluster.decode[0].sends_states.clear()
                 assert (await streaming)[-1] == b"[DONE]"
                 assert (await cluster.get("/ready"))[0] == 503
@@ -605,17 +605,16 @@ class TestClientsThatLeave:
                 cluster.prefill[0].engine.behaviours = [hangs]
                 cluster.decode[0].engine.behaviours = [stops_after(2) if stream else hangs]
                 asking = asyncio.create_task(cluster.post(prompt="Hi", stream=stream))
-                await eventually(
-                    lambda: cluster.get("/debug/requests"), _has_phase("relaying" if stream else "waiting_first_event")
-                )
+                has_phase = _has_phase("relaying" if stream else "waiting_first_event")
+                await eventually(lambda: cluster.admin("/debug/requests"), has_phase)
                 await eventually(lambda: asyncio.sleep(0, [w.engine.num_running for w in cluster.workers]), all)
                 asking.cancel()
                 for worker in cluster.workers:
                     rid = worker.engine.requests[0]["rid"]
                     await eventually(lambda w=worker: asyncio.sleep(0, w.engine.aborted), lambda a, r=rid: r in a, 2)
                     await eventually(lambda w=worker: asyncio.sleep(0, w.engine.num_running), lambda n: n == 0, 2)
-                await eventually(lambda: cluster.get("/debug/requests"), lambda page: page[1] == {"requests": []}, 2)
-                async with cluster.http.get(f"{cluster.url}/metrics") as response:
+                await eventually(lambda: cluster.admin("/debug/requests"), lambda page: page[1] == {"requests": []}, 2)
+                async with cluster.http.get(f"{cluster.admin_url}/metrics") as response:
                     page = await response.text()
                 assert 'prelude_router_requests_total{endpoint="completions",status="499"} 1.0' in page
                 assert 'prelude_router_worker_legs_in_flight{worker="d0"} 0.0' in page
@@ -627,11 +626,11 @@ class TestClientsThatLeave:
             async with running_cluster() as cluster:
                 cluster.prefill[0].engine.behaviours = [hangs]  # decode's answer is complete before prefill's
                 asking = asyncio.create_task(cluster.post(prompt="Hi"))
-                await eventually(lambda: cluster.get("/debug/requests"), _has_phase("done"))
+                await eventually(lambda: cluster.admin("/debug/requests"), _has_phase("done"))
                 asking.cancel()
-                await eventually(lambda: cluster.get("/debug/requests"), lambda page: page[1] == {"requests": []}, 0.5)
+                await eventually(lambda: cluster.admin("/debug/requests"), _is_empty, 0.5)
                 await eventually(lambda: asyncio.sleep(0, cluster.prefill[0].engine.aborted), bool, 0.5)
-                async with cluster.http.get(f"{cluster.url}/metrics") as response:
+                async with cluster.http.get(f"{cluster.admin_url}/metrics") as response:
                     page = await response.text()
                 for worker in ("p0", "d0"):
                     assert f'prelude_router_worker_legs_in_flight{{worker="{worker}"}} 0.0' in page
@@ -781,7 +780,7 @@ class TestPages:
             async with running_cluster() as cluster:
                 cluster.prefill[0].ensure_delay_s = 0.5
                 asking = asyncio.create_task(cluster.post(prompt="s3cret", adapter="a0"))
-                _, page = await eventually(lambda: cluster.get("/debug/requests"), _has_phase("ensuring_adapter"))
+                _, page = await eventually(lambda: cluster.admin("/debug/requests"), _has_phase("ensuring_adapter"))
                 (request,) = page["requests"]
                 assert (request["adapter"], request["revision"]) == ("a0", REVISION_ID)
                 assert (request["sequences"][0]["prefill"], request["sequences"][0]["decode"]) == ("p0", "d0")
@@ -798,7 +797,7 @@ class TestPages:
                 async with cluster.http.post(f"{cluster.url}/v1/completions", json=body, headers=headers) as response:
                     request_id = response.headers["x-request-id"]
                     assert response.status == 200
-                await eventually(lambda: cluster.get("/debug/requests"), lambda page: page[1] == {"requests": []})
+                await eventually(lambda: cluster.admin("/debug/requests"), lambda page: page[1] == {"requests": []})
                 (line,) = [record.__dict__["fields"] for record in caplog.records if record.getMessage() == "request"]
                 assert line["request_id"] == request_id
                 assert line["client_request_id"] == "mine-1"
@@ -816,7 +815,7 @@ class TestStopping:
             async with running_cluster(drain_timeout_s=5) as cluster:
                 cluster.decode[0].engine.event_gap_s = 0.1
                 streaming = asyncio.create_task(cluster.stream(prompt="Hi"))
-                await eventually(lambda: cluster.get("/debug/requests"), _has_phase("relaying"))
+                await eventually(lambda: cluster.admin("/debug/requests"), _has_phase("relaying"))
                 cluster.server.should_exit = True
                 assert (await streaming)[-1] == b"[DONE]"
 
@@ -827,7 +826,7 @@ class TestStopping:
             async with running_cluster(drain_timeout_s=0.3) as cluster:
                 cluster.decode[0].engine.behaviours = [stops_after(2)]
                 streaming = asyncio.create_task(cluster.stream(prompt="Hi"))
-                await eventually(lambda: cluster.get("/debug/requests"), _has_phase("relaying"))
+                await eventually(lambda: cluster.admin("/debug/requests"), _has_phase("relaying"))
                 cluster.server.should_exit = True
                 events = await asyncio.wait_for(streaming, 5)
                 assert json.loads(events[-1])["error"]["code"] == "router_stopping"
@@ -838,3 +837,7 @@ class TestStopping:
 
 def _has_phase(phase: str) -> Any:
     return lambda answer: any(s["phase"] == phase for r in answer[1]["requests"] for s in r["sequences"])
+
+
+def _is_empty(answer: tuple[int, Any]) -> bool:
+    return answer[1] == {"requests": []}

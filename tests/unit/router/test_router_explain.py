@@ -13,7 +13,7 @@ from cli.main import main
 
 
 async def explained(cluster: ClusterStandIn, query: str = "") -> tuple[int, dict[str, Any]]:
-    status, answer, *_ = await cluster.get(f"/debug/placement{query}")
+    status, answer, *_ = await cluster.admin(f"/debug/placement{query}")
     return status, answer
 
 
@@ -101,16 +101,16 @@ def test_the_command_prints_a_table(capsys: pytest.CaptureFixture[str]) -> None:
                 (["--adapter", "a0"], f"{REVISION_ID}, 500 prompt tokens: "),
                 (["--prompt-tokens", "7"], "the base model, 7 prompt tokens: p0>d0"),
             ):
-                await asyncio.to_thread(main, ["router", "explain", "--url", cluster.url, *words])
+                await asyncio.to_thread(main, ["router", "explain", "--url", cluster.admin_url, *words])
                 lines = capsys.readouterr().out.splitlines()
                 assert lines[0].startswith(says)
                 assert lines[1].split()[:3] == ["worker", "home", "adapter"]
                 assert len(lines) == 4
-            await asyncio.to_thread(main, ["router", "explain", "--url", cluster.url, "--json"])
+            await asyncio.to_thread(main, ["router", "explain", "--url", cluster.admin_url, "--json"])
             assert len(json.loads(capsys.readouterr().out)["readers"]) == 2
             with pytest.raises(SystemExit, match="nobody"):
-                await asyncio.to_thread(main, ["router", "explain", "--url", cluster.url, "--adapter", "nobody"])
+                await asyncio.to_thread(main, ["router", "explain", "--url", cluster.admin_url, "--adapter", "nobody"])
         with pytest.raises(SystemExit, match="cannot be asked"):
-            await asyncio.to_thread(main, ["router", "explain", "--url", cluster.url])
+            await asyncio.to_thread(main, ["router", "explain", "--url", cluster.admin_url])
 
     asyncio.run(scenario())

@@ -17,7 +17,7 @@ from support.described_answers import Described
 from support.router_stand_ins import VOCABULARY, running_cluster
 
 from cluster.config.limits import RequestLimits
-from router.api.openapi import OPERATIONS, error_codes, operations_of
+from router.api.openapi import ADMIN_OPERATIONS, OPERATIONS, error_codes, operations_of
 from router.errors import RequestError
 from router.protocol.field_values import Limits
 from router.protocol.fields import REFUSED
@@ -39,6 +39,16 @@ def test_every_route_is_in_the_document_and_nothing_else() -> None:
         async with running_cluster(0, 0) as cluster:
             routes = cluster.server.config.app._app.routes  # type: ignore[union-attr]
             assert sorted(operations_of(routes)) == sorted(OPERATIONS)
+            for _, path in set(ADMIN_OPERATIONS) - set(OPERATIONS):
+                status, answer = await cluster.get(path)
+                assert (status, answer["error"]["code"]) == (404, "unknown_path")
+                assert "admin listener" in answer["error"]["message"]
+                async with cluster.http.get(f"{cluster.admin_url}{path}") as answered:
+                    assert answered.status == 200
+            async with cluster.http.get(f"{cluster.admin_url}/v1/models") as answered:
+                assert answered.status == 404
+            status, answer = await cluster.get("/ready")
+            assert (status, answer.keys()) == (503, {"ready", "reason"})
             status, found = await cluster.get("/openapi.json")
             assert status == 200
             assert found["paths"].keys() == DESCRIBED.document["paths"].keys()

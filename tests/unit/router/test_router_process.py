@@ -18,6 +18,8 @@ import pytest
 import yaml
 from support.router_stand_ins import repository_root
 
+from cluster.config.load import load_cluster_config
+
 
 def free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as server:
@@ -38,7 +40,7 @@ def cluster_file(folder: Path, port: int, **sections: Any) -> Path:
     (folder / "config.json").write_text(json.dumps(model))
     cluster = {
         "model": {"path": str(folder), "name": "base"},
-        "router": {"port": port},
+        "router": {"port": port, "admin": {"port": free_port()}},
         "workers": {
             "p0": {"role": "prefill", "control_port": free_port()},
             "d0": {"role": "decode", "control_port": free_port()},
@@ -66,7 +68,9 @@ def test_start_and_stop(tmp_path: Path) -> None:
     try:
         status, ready = until_it_answers(process, f"http://127.0.0.1:{port}/ready")
         assert status == 503
-        assert set(ready["workers"]) == {"p0", "d0"}
+        assert ready.keys() == {"ready", "reason"}  # the workers are for the admin listener
+        admin = f"http://127.0.0.1:{load_cluster_config(tmp_path / 'cluster.yaml').router.admin_port}"
+        assert set(get(f"{admin}/ready")[1]["workers"]) == {"p0", "d0"}
         assert get(f"http://127.0.0.1:{port}/health")[0] == 200
         process.send_signal(signal.SIGTERM)
         _, log = process.communicate(timeout=10)
@@ -97,9 +101,8 @@ cli.main.main(["router", *sys.argv[1:]])
 def test_threads_that_hang_do_not_keep_it(tmp_path: Path, hook: str) -> None:
     """A mount that does not answer an import, and a database that does not answer while its connections are closed."""
     port = free_port()
-    config = cluster_file(
-        tmp_path, port, router={"port": port, "drain_timeout_s": 1}, adapters={"a0": {"path": str(tmp_path / "a0")}}
-    )
+    router = {"port": port, "admin": {"port": 0}, "drain_timeout_s": 1}
+    config = cluster_file(tmp_path, port, router=router, adapters={"a0": {"path": str(tmp_path / "a0")}})
     command = [sys.executable, "-c", _HANGING.format(hook=hook), "--config", str(config)]
     process = subprocess.Popen(command, cwd=repository_root(), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     try:
@@ -121,3 +124,14 @@ def test_imports_no_engine() -> None:
         "assert not loaded & {'torch', 'sglang', 'transformers', 'engine'}, loaded"
     )
     subprocess.run([sys.executable, "-c", code], cwd=repository_root(), check=True, timeout=60)
+
+
+def test_an_admin_port_that_is_taken_is_named(tmp_path: Path) -> None:
+    port = free_port()
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        taken = other.getsockname()[1]
+        config = cluster_file(tmp_path, port, router={"port": port, "admin": {"port": taken}})
+        command = [sys.executable, "-m", "cli.main", "router", "--config", str(config)]
+        done = subprocess.run(command, cwd=repository_root(), capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2
+    assert f"router.admin.port: 127.0.0.1:{taken} is not available" in done.stderr

@@ -67,7 +67,7 @@ class TestOneEngineCall:
                 assert rid.startswith("chatcmpl-")
                 expected = {**fields, "model": MODEL, "lora_path": REVISION_ID, "extra_key": "default|"}
                 assert sent == expected | ({"stream": True} if stream else {})
-                await eventually(lambda: cluster.get("/debug/requests"), lambda page: page[1] == {"requests": []})
+                await eventually(lambda: cluster.admin("/debug/requests"), lambda page: page[1] == {"requests": []})
                 assert worker.engine.aborted == []
 
         asyncio.run(scenario())
@@ -149,13 +149,13 @@ class TestOneEngineCall:
                 (worker,) = cluster.unified
                 worker.engine.behaviours = [after(0.3)]
                 asking = asyncio.create_task(cluster.post(prompt="Hi", adapter="a0"))
-                _, page = await eventually(lambda: cluster.get("/debug/requests"), _has_phase("waiting_first_event"))
+                _, page = await eventually(lambda: cluster.admin("/debug/requests"), _has_phase("waiting_first_event"))
                 (sequence,) = page["requests"][0]["sequences"]
                 assert (sequence["prefill"], sequence["decode"]) == ("u0", "u0")
-                async with cluster.http.get(f"{cluster.url}/metrics") as response:
+                async with cluster.http.get(f"{cluster.admin_url}/metrics") as response:
                     assert 'prelude_router_worker_legs_in_flight{worker="u0"} 1.0' in await response.text()
                 await asking
-                async with cluster.http.get(f"{cluster.url}/metrics") as response:
+                async with cluster.http.get(f"{cluster.admin_url}/metrics") as response:
                     assert 'prelude_router_worker_legs_in_flight{worker="u0"} 0.0' in await response.text()
                 (line,) = [record.__dict__["fields"] for record in caplog.records if record.getMessage() == "request"]
                 assert (line["placements"], line["attempts"]) == (["u0"], 1)
@@ -193,7 +193,7 @@ class TestFailures:
                 prompt = "a long prompt " * 1000
                 prefill.behaviours, decode.behaviours = [after(0.5)], [after(0.5)]
                 holding = asyncio.create_task(cluster.stream(prompt=prompt))  # the pair's: now it has a queue
-                await eventually(lambda: cluster.get("/debug/requests"), _has_phase("waiting_first_event"))
+                await eventually(lambda: cluster.admin("/debug/requests"), _has_phase("waiting_first_event"))
                 unified.behaviours = [answers(500)]
                 assert (await cluster.post(prompt="Hi", adapter="a0"))[0] == 200
                 assert num_bodies(cluster) == [3, 3, 2]
@@ -301,7 +301,7 @@ class TestFailures:
                 (worker,) = cluster.unified
                 worker.engine.event_gap_s = 0.2
                 streaming = asyncio.create_task(cluster.stream(prompt="Hi"))
-                await eventually(lambda: cluster.get("/debug/requests"), _has_phase("relaying"))
+                await eventually(lambda: cluster.admin("/debug/requests"), _has_phase("relaying"))
                 worker.sends_states.clear()
                 assert (await streaming)[-1] == b"[DONE]"
 
@@ -314,16 +314,15 @@ class TestFailures:
                 engine = cluster.unified[0].engine
                 engine.behaviours = [stops_after(2) if stream else hangs]
                 asking = asyncio.create_task(cluster.post(prompt="Hi", stream=stream))
-                await eventually(
-                    lambda: cluster.get("/debug/requests"), _has_phase("relaying" if stream else "waiting_first_event")
-                )
+                has_phase = _has_phase("relaying" if stream else "waiting_first_event")
+                await eventually(lambda: cluster.admin("/debug/requests"), has_phase)
                 await eventually(lambda: asyncio.sleep(0, engine.num_running), bool)
                 asking.cancel()
                 rid = engine.requests[0]["rid"]
                 await eventually(lambda: asyncio.sleep(0, engine.aborted), lambda aborted: rid in aborted, 2)
                 await eventually(lambda: asyncio.sleep(0, engine.num_running), lambda n: n == 0, 2)
-                await eventually(lambda: cluster.get("/debug/requests"), lambda page: page[1] == {"requests": []}, 2)
-                async with cluster.http.get(f"{cluster.url}/metrics") as response:
+                await eventually(lambda: cluster.admin("/debug/requests"), lambda page: page[1] == {"requests": []}, 2)
+                async with cluster.http.get(f"{cluster.admin_url}/metrics") as response:
                     page = await response.text()
                 assert 'prelude_router_aborts_total{role="unified"} 1.0' in page
                 assert 'prelude_router_worker_legs_in_flight{worker="u0"} 0.0' in page
@@ -397,10 +396,10 @@ class TestPlacing:
     def test_ready_with_unified_workers_alone(self) -> None:
         async def scenario() -> None:
             async with unified_cluster(2) as cluster:
-                assert (await cluster.get("/ready"))[1]["placements"] == ["u0", "u1"]
+                assert (await cluster.admin("/ready"))[1]["placements"] == ["u0", "u1"]
                 for worker in cluster.unified:
                     await _not_ready(cluster, worker)
-                status, page = await cluster.get("/ready")
+                status, page = await cluster.admin("/ready")
                 assert (status, page["workers"]["u0"]["role"]) == (503, "unified")
                 status, answer, _ = await cluster.post(prompt="Hi")
                 assert (status, answer["error"]["code"]) == (503, "no_worker_available")
@@ -410,7 +409,7 @@ class TestPlacing:
 
 async def _not_ready(cluster: ClusterStandIn, worker: WorkerStandIn) -> None:
     await worker.change(ready=False, reason="its engine is not warm yet")
-    await eventually(lambda: cluster.get("/ready"), lambda answer: not answer[1]["workers"][worker.name]["ready"])
+    await eventually(lambda: cluster.admin("/ready"), lambda answer: not answer[1]["workers"][worker.name]["ready"])
 
 
 async def _models(cluster: ClusterStandIn) -> set[str]:

@@ -112,7 +112,7 @@ class TestAWorkerThatIsLate:
                 ask = cluster.stream if stream else cluster.post
                 asking = asyncio.create_task(ask(prompt="Hi", adapter="a0"))
                 await eventually(lambda: asyncio.sleep(0, len(first.engine.bodies)), bool)
-                await eventually(lambda: cluster.get("/debug/requests"), is_waiting)
+                await eventually(lambda: cluster.admin("/debug/requests"), is_waiting)
                 await asyncio.sleep(0.1)
                 assert not asking.done()
                 await second.restart_agent()

@@ -579,7 +579,7 @@ class TestPush:
                 await answered_by(cluster, "bot")
                 cluster.decode[0].engine.behaviours = [after(1.0)]
                 running = asyncio.create_task(answered_by(cluster, "bot"))
-                await eventually(lambda: cluster.get("/debug/requests"), lambda page: len(page[1]["requests"]) == 1)
+                await eventually(lambda: cluster.admin("/debug/requests"), lambda page: len(page[1]["requests"]) == 1)
                 status, _ = await ask(cluster, "POST", "/v1/adapters/bot/push", data=form(lora(tmp_path, 2)))
                 assert status == 200
                 assert not running.done()
@@ -657,7 +657,7 @@ class TestMetrics:
                 await ask(cluster, "POST", "/v1/adapters/bot/push", data=form(lora(tmp_path, 2)))
                 await answered_by(cluster, "bot")
                 await answered_by(cluster, "bot")
-                async with cluster.http.get(f"{cluster.url}/metrics") as response:
+                async with cluster.http.get(f"{cluster.admin_url}/metrics") as response:
                     page = await response.text()
                 for line in (
                     'prelude_router_adapter_changes_total{kind="import",result="done"} 1.0',
@@ -707,7 +707,7 @@ class TestMetrics:
                 await ask(cluster, "GET", "/v1/adapters")
                 await ask(cluster, "GET", one)
                 assert await changes_of(cluster) == expected
-                async with cluster.http.get(f"{cluster.url}/metrics") as response:
+                async with cluster.http.get(f"{cluster.admin_url}/metrics") as response:
                     page = await response.text()
                 for kind, *_ in done:
                     assert f'adapter_change_seconds_count{{kind="{kind}"}} 1.0' in page, kind
@@ -750,7 +750,7 @@ class TestMetrics:
 
 async def changes_of(cluster: ClusterStandIn) -> dict[tuple[str, str], int]:
     """Changes of adapters that the router has counted, by kind and result."""
-    async with cluster.http.get(f"{cluster.url}/metrics") as response:
+    async with cluster.http.get(f"{cluster.admin_url}/metrics") as response:
         page = await response.text()
     [family] = [each for each in text_string_to_metric_families(page) if each.name == "prelude_router_adapter_changes"]
     samples = [sample for sample in family.samples if sample.name.endswith("_total")]

@@ -21,20 +21,22 @@ import pytest
 from support.router_stand_ins import repository_root
 
 from bench.systems.routers import our_config, running_workers, workers
+from cluster.config.load import load_cluster_config
 
 pytestmark = pytest.mark.slow
 
 
 @contextmanager
-def running_router(folder: Path, **router: Any) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
-    """A router of two processes over mock workers, and its URL."""
+def running_router(folder: Path, **router: Any) -> Iterator[tuple[subprocess.Popen[bytes], str, str]]:
+    """A router of two processes over mock workers, its URL and that of its admin listener."""
     settings = workers(num_events=100, event_gap_s=0.05)
     port, path = our_config(settings, folder, {"processes": 2, **router})
     with running_workers(settings, folder), (folder / "router.log").open("wb") as log:
         command = [sys.executable, "-m", "cli.main", "router", "--config", str(path)]
         process = subprocess.Popen(command, cwd=repository_root(), stderr=log, env={**os.environ})
         try:
-            yield process, f"http://127.0.0.1:{port}"
+            admin_port = load_cluster_config(path).router.admin_port
+            yield process, f"http://127.0.0.1:{port}", f"http://127.0.0.1:{admin_port}"
         finally:
             process.kill()
             process.wait()
@@ -73,20 +75,20 @@ def ask(url: str, *, stream: bool) -> Any:
 
 
 def test_they_share_a_port_and_answer_for_each_other(tmp_path: Path) -> None:
-    with running_router(tmp_path, drain_timeout_s=20) as (process, url):
+    with running_router(tmp_path, drain_timeout_s=20) as (process, url, admin_url):
         eventually(f"{url}/ready", is_ready)
         num_processes = b"prelude_router_processes 2.0\n"
-        eventually(f"{url}/metrics", lambda _, page: num_processes in page)
+        eventually(f"{admin_url}/metrics", lambda _, page: num_processes in page)
         for _ in range(8):
             with ask(url, stream=False) as answer:
                 assert answer.status == 200
         for _ in range(4):  # whoever answers, all requests are there
-            status, page = get(f"{url}/metrics")
+            status, page = get(f"{admin_url}/metrics")
             assert (status, num_processes in page) == (200, True)
             assert b'prelude_router_requests_total{endpoint="chat",status="200"} 8.0\n' in page
 
         streams = [ask(url, stream=True) for _ in range(12)]
-        found = json.loads(get(f"{url}/debug/requests")[1])["requests"]
+        found = json.loads(get(f"{admin_url}/debug/requests")[1])["requests"]
         assert len(found) == 12
         assert {each["process"] for each in found} == {0, 1}
 
@@ -98,7 +100,7 @@ def test_they_share_a_port_and_answer_for_each_other(tmp_path: Path) -> None:
 
 
 def test_one_that_dies_is_started_again_and_all_die_with_their_supervisor(tmp_path: Path) -> None:
-    with running_router(tmp_path) as (process, url):
+    with running_router(tmp_path) as (process, url, admin_url):
         eventually(f"{url}/ready", is_ready)
         children = psutil.Process(process.pid).children()
         assert len(children) == 2
@@ -106,7 +108,7 @@ def test_one_that_dies_is_started_again_and_all_die_with_their_supervisor(tmp_pa
         children[0].wait(5)
         with ask(url, stream=False) as answer:  # the other one has the port for itself
             assert answer.status == 200
-        eventually(f"{url}/metrics", lambda _, page: b"prelude_router_processes 2.0\n" in page)
+        eventually(f"{admin_url}/metrics", lambda _, page: b"prelude_router_processes 2.0\n" in page)
         children = psutil.Process(process.pid).children()
         process.kill()
         assert psutil.wait_procs(children, timeout=5)[1] == []
