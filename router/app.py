@@ -33,6 +33,7 @@ from router.generation.backends import Backends
 from router.generation.engine_calls import Engines
 from router.generation.request_state import Requests, new_request_id
 from router.http import admin_listener
+from router.http.connections import ConnectionLimits
 from router.identity.gate import Gate, check_scope
 from router.identity.principal import principal_of, set_principal
 from router.identity.scopes import SCOPE_OF
@@ -91,7 +92,9 @@ def build_app(
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
-        admin_pages = nullcontext() if admin is None else admin_listener.serving(admin_app, admin)
+        admin_pages = (
+            nullcontext() if admin is None else admin_listener.serving(admin_app, admin, ConnectionLimits.of(config))
+        )
         async with fleet.following(), engines.open(), adapters.following(), pages.shared(), admin_pages:
             reconciling = asyncio.create_task(memory_only.run(), name="memory-only revisions")
             try:

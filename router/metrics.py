@@ -45,6 +45,15 @@ class Metrics:
             "prelude_router_processes", "Processes of this router whose metrics are added up.", registry=self.registry
         )
         self.processes.set(1)
+        self.connections = Gauge(
+            "prelude_router_connections", "Connections of clients that are open.", registry=self.registry
+        )
+        self.refused_connections = Counter(
+            "prelude_router_connections_refused_total",
+            "Connections that were closed for what their client did, by error code.",
+            ("code",),
+            registry=self.registry,
+        )
         self.worker_in_flight = Gauge(
             "prelude_router_worker_legs_in_flight",
             "Engine calls in flight, by worker.",

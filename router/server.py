@@ -6,6 +6,7 @@ import gc
 import logging
 import math
 import os
+import resource
 import signal
 import socket
 import ssl
@@ -28,11 +29,14 @@ from process.certificates.expiry import export_expiry
 from process.certificates.identity import ROUTER
 from process.tracing.start import start_tracing
 from router.app import build_app
-from router.http.client_connection import ClientProtocol
+from router.http.client_connection import client_protocol
+from router.http.connections import ClientConnections, ConnectionLimits
 from router.metrics import Metrics
 from router.processes.siblings import Siblings, bound_listener
 from router.protocol.field_values import DEFAULT_CONTEXT_LENGTH
 from router.revisions.adapter_service import AdapterService
+
+_OTHER_FILES = 2048  # connections to engines and agents, uploads
 
 log = logging.getLogger(__name__)
 
@@ -76,7 +80,12 @@ def run(config: ClusterConfig, siblings: Siblings | None = None) -> NoReturn:
         transport=transport,
         tracing=tracing,
     )
-    server = RouterServer(uvicorn_config(app, config, clients))
+    connections = ClientConnections(
+        ConnectionLimits.of(router), lambda code: metrics.refused_connections.labels(code).inc()
+    )
+    metrics.connections.set_function(lambda: len(connections))
+    _allow_open_files(router.http.max_connections)
+    server = RouterServer(uvicorn_config(app, config, connections, clients))
     _spare_garbage_collection()
     admin = f"{router.admin.host}:{router.admin_port}"
     log.info("router starting", extra={"fields": {"host": router.host, "port": router.port, "admin": admin}})
@@ -90,6 +99,18 @@ def _instance(siblings: Siblings | None) -> str:
     """Identifies this process in traces."""
     number = "" if siblings is None else f"-{siblings.number}"
     return f"{socket.gethostname()}{number}"
+
+
+def _allow_open_files(max_connections: int) -> None:
+    """Raise this process's limit of open files as far as it may, and say so where it does not suffice."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = max_connections + _OTHER_FILES
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        if soft < wanted:
+            fields = {"open_files": soft, "max_connections": max_connections}
+            log.warning("fewer files may be open than router.http.max_connections needs", extra={"fields": fields})
 
 
 def _spare_garbage_collection() -> None:
@@ -132,7 +153,10 @@ def client_tls(config: ClusterConfig) -> Following[ssl.SSLContext] | None:
 
 
 def uvicorn_config(
-    app: object, config: ClusterConfig, clients: Following[ssl.SSLContext] | None = None
+    app: object,
+    config: ClusterConfig,
+    connections: ClientConnections,
+    clients: Following[ssl.SSLContext] | None = None,
 ) -> uvicorn.Config:
     factory = None if clients is None else _context_factory(clients)
     return uvicorn.Config(
@@ -140,7 +164,7 @@ def uvicorn_config(
         host=config.router.host,
         port=config.router.port,
         loop="uvloop",
-        http=ClientProtocol,
+        http=client_protocol(connections),
         ws="none",
         lifespan="on",
         ssl_context_factory=factory,
@@ -148,7 +172,7 @@ def uvicorn_config(
         access_log=False,
         server_header=False,
         proxy_headers=False,  # nobody reads the client's address
-        timeout_keep_alive=75,
+        timeout_keep_alive=math.ceil(config.router.http.idle_timeout_s),
         timeout_graceful_shutdown=math.ceil(config.router.drain_timeout_s),
     )
 

@@ -324,6 +324,20 @@ class AdminConfig(_Section):
     port: Port | None = None  # None: the one after router.port; `prelude up` takes another one if that is in use
 
 
+class HttpConfig(_Section):
+    """Limits of the router's HTTP server, for each of its processes. They hold for the admin listener, too."""
+
+    max_connections: Annotated[int, Field(ge=1)] = 10_000
+    max_connections_per_address: Annotated[int, Field(ge=1)] = 4096
+    max_header_bytes: Annotated[int, Field(ge=1024)] = 64 * 1024  # of a request, its first line included
+    max_headers: Annotated[int, Field(ge=8)] = 128  # of a request
+    max_target_bytes: Annotated[int, Field(ge=256)] = 8 * 1024  # path and query
+    max_pipelined: Annotated[int, Field(ge=1)] = 16  # requests that wait for the one before on their connection
+    header_timeout_s: Seconds = 20.0  # from a request's first byte, or a new connection, to the end of its headers
+    body_gap_timeout_s: Seconds = 30.0  # without any of a request's body
+    idle_timeout_s: Seconds = 75.0  # of a connection, between requests
+
+
 class RouterConfig(_Section):
     """The router: its HTTP server, its timeouts and retries."""
 
@@ -334,6 +348,7 @@ class RouterConfig(_Section):
     share_base_prefixes: bool = False  # one prefix cache for the base model's prompts of all tenants
     tls: ClientTlsConfig | None = None  # None: plain HTTP
     admin: AdminConfig = AdminConfig()
+    http: HttpConfig = HttpConfig()
     processes: Annotated[int, Field(ge=1, le=64)] = 1  # that share the port, each with its own view of the workers
     max_body_bytes: Annotated[int, Field(ge=1024)] = 16 * 1024**2
     max_choices: Annotated[int, Field(ge=1)] = 128  # sequences of one request: prompts x n

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -10,18 +11,19 @@ from typing import Any
 
 import uvicorn
 
-from router.http.client_connection import ClientProtocol
+from router.http.client_connection import client_protocol
+from router.http.connections import ClientConnections, ConnectionLimits
 
 _MAX_CONNECTIONS = 256  # and requests
 _STOP_S = 1  # for requests in flight
 
 
 @asynccontextmanager
-async def serving(app: Any, listener: socket.socket) -> AsyncIterator[None]:
+async def serving(app: Any, listener: socket.socket, limits: ConnectionLimits) -> AsyncIterator[None]:
     """Serve an ASGI application without a lifespan on a bound socket."""
     config = uvicorn.Config(
         app,
-        http=ClientProtocol,
+        http=client_protocol(ClientConnections(limits)),
         ws="none",
         lifespan="off",
         log_config=None,
@@ -29,7 +31,7 @@ async def serving(app: Any, listener: socket.socket) -> AsyncIterator[None]:
         server_header=False,
         proxy_headers=False,
         limit_concurrency=_MAX_CONNECTIONS,
-        timeout_keep_alive=75,
+        timeout_keep_alive=math.ceil(limits.idle_timeout_s),
         timeout_graceful_shutdown=_STOP_S,
     )
     config.load()

@@ -7,13 +7,20 @@ ASGI would cost a message, several coroutines and a task's step per event. What 
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Protocol
 
+import httptools
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
+from router.http.connections import ClientConnections, Refusal
+
 SCOPE_KEY = "prelude.client"  # in the ASGI scope: the request's ClientConnection
+_LINGER_S = 2.0  # for a client to read why it was refused
+_LEAST_READ_BYTES = 64 * 1024  # of an answer, within read_timeout_s
 
 
 class Source(Protocol):
@@ -134,28 +141,226 @@ class ClientConnection:
         cycle.on_response()
 
 
+class _Stop(Exception):
+    """Raised in the parser's callbacks to end the parsing of a connection."""
+
+    def __init__(self, why: Refusal) -> None:
+        super().__init__(why.name)
+        self.why = why
+
+
 class ClientProtocol(HttpToolsProtocol):
-    """uvicorn's protocol for one connection, which gives each request its ClientConnection in the scope."""
+    """uvicorn's protocol for one connection, within limits. Gives each request its ClientConnection in the scope."""
 
     answering: ClientConnection | None = None  # the request whose answer is being made; later ones of a pipeline wait
 
-    def on_headers_complete(self) -> None:
-        connection = ClientConnection(self)
-        self.scope[SCOPE_KEY] = connection  # type: ignore[literal-required]
-        super().on_headers_complete()  # starts the request's task, which runs later
-        connection.cycle = self.cycle
+    def __init__(self, *arguments: Any, connections: ClientConnections | None = None, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self.address = ""
+        self.deadline = math.inf
+        self._connections = ClientConnections() if connections is None else connections
+        self._limits = self._connections.limits
+        self._is_refused = False  # no more is read; the connection is closed when what was begun is answered
+        self._in_headers = self._in_body = False  # of the request that is being parsed
+        # By the loop's clock, when its headers began, the last of its body arrived, the client stopped reading, and the
+        # answer to a refusal was sent.
+        self._header_at = self._body_at = self._paused_at = self._refused_at = 0.0
+        self._num_headers = self._num_framing_bytes = self._num_body_bytes = 0  # of that request
+        self._num_unanswered = 0  # requests with complete headers
+        self._paused_bytes = 0  # that were left for the client when it was last seen reading
+
+    @property
+    def can_make_way(self) -> bool:
+        """True if no request is complete enough to be answered, and all before are answered."""
+        return not self._num_unanswered and not self._in_body
+
+    # ---- asyncio's callbacks ------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        self.address = self.client[0] if self.client else ""
+        if not self._connections.add(self):
+            self._refuse(Refusal.TOO_MANY_CONNECTIONS)
+            return
+        self._header_at = self.loop.time()
+        self._set_deadline()
+
+    def data_received(self, data: bytes) -> None:
+        if self._is_refused:
+            return
+        self._unset_keepalive_if_required()
+        num_body_bytes = self._num_body_bytes
+        self._num_framing_bytes += len(data)
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade:
+            pass  # not offered: the request is answered as any other
+        except httptools.HttpParserCallbackError as error:
+            why = error.__context__
+            self._refuse(why.why if isinstance(why, _Stop) else Refusal.MALFORMED)
+            return
+        except httptools.HttpParserError:
+            self._refuse(Refusal.MALFORMED)
+            return
+        if self._num_body_bytes != num_body_bytes and not self.cycle.response_complete:
+            self._body_at = self.loop.time()
+        # Parts of a header, and what frames a body, reach no callback before they are complete.
+        allowed = self._limits.max_header_bytes + (16 * self._num_body_bytes if self._in_body else 0)
+        if (self._in_headers or self._in_body) and self._num_framing_bytes - self._num_body_bytes > allowed:
+            self._refuse(Refusal.HEADERS_TOO_LARGE)
+            return
+        self._set_deadline()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self._connections.remove(self)
         super().connection_lost(exc)
         if self.answering is not None:
             self.answering.lost()
 
     def pause_writing(self) -> None:
         super().pause_writing()
+        self._paused_at, self._paused_bytes = self.loop.time(), self.transport.get_write_buffer_size()
+        self._set_deadline()
         if self.answering is not None:
             self.answering.pause()
 
     def resume_writing(self) -> None:
         super().resume_writing()
+        self._set_deadline()
         if self.answering is not None:
             self.answering.resume()
+
+    # ---- the parser's callbacks ---------------------------------------------------------------------------------
+
+    def on_message_begin(self) -> None:
+        if len(self.pipeline) >= self._limits.max_pipelined:
+            raise _Stop(Refusal.TOO_MANY_PIPELINED)
+        super().on_message_begin()
+        self._in_headers = True
+        self._header_at = self.loop.time()
+        self._num_headers = 0
+
+    def on_url(self, url: bytes) -> None:
+        super().on_url(url)
+        if len(self.url) > self._limits.max_target_bytes:
+            raise _Stop(Refusal.TARGET_TOO_LONG)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._num_headers += 1
+        if self._num_headers > self._limits.max_headers:
+            raise _Stop(Refusal.HEADERS_TOO_LARGE)
+        if self._in_headers:  # after the body they would join the headers that the request was judged by
+            super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        headers = self.headers
+        if sum(len(name) + len(value) for name, value in headers) + len(self.url) > self._limits.max_header_bytes:
+            raise _Stop(Refusal.HEADERS_TOO_LARGE)
+        if sum(name == b"host" for name, _ in headers) > 1:
+            raise _Stop(Refusal.TOO_MANY_HOSTS)
+        if self.parser.get_http_version() not in ("1.1", "1.0"):
+            raise _Stop(Refusal.MALFORMED)
+        self._in_headers = False
+        self._num_framing_bytes = self._num_body_bytes = 0
+        connection = ClientConnection(self)
+        self.scope[SCOPE_KEY] = connection  # type: ignore[literal-required]
+        super().on_headers_complete()  # starts the request's task, which runs later
+        connection.cycle = self.cycle
+        self._in_body, self._body_at = True, self.loop.time()
+        self._num_unanswered += 1
+
+    def on_body(self, body: bytes) -> None:
+        self._num_body_bytes += len(body)
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._in_body = False
+        self._num_framing_bytes = self._num_body_bytes = 0
+        super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._num_unanswered -= 1
+        if self._is_refused and not self._num_unanswered:
+            self.transport.close()
+        elif self._in_body:  # the rest of a body that nobody reads; it has one more gap
+            self._body_at = self.loop.time()
+        self._set_deadline()
+
+    # ---- called by ClientConnections ----------------------------------------------------------------------------
+
+    def out_of_time(self) -> None:
+        """The deadline has passed: close the connection, with an answer if a request has begun and none was sent."""
+        now = self.loop.time()
+        if self._in_body and self.flow.read_paused:
+            self._body_at = now  # the client waits for us
+        if self.flow.write_paused:
+            left = self.transport.get_write_buffer_size()
+            if left <= self._paused_bytes - _LEAST_READ_BYTES:  # it reads
+                self._paused_at, self._paused_bytes = now, left
+        self._set_deadline()
+        if self.deadline > now:
+            return
+        self.deadline = math.inf
+        if self._is_refused or self.flow.write_paused:
+            self.transport.abort()
+        elif self._in_headers:
+            self._refuse(Refusal.HEADERS_TOO_SLOW)
+        elif self._in_body:
+            self._refuse(Refusal.BODY_TOO_SLOW)
+        else:
+            self.transport.close()
+
+    def make_way(self) -> None:
+        """Close the connection for another one."""
+        self.transport.close()
+
+    def _set_deadline(self) -> None:
+        limits = self._limits
+        if self._is_refused:
+            self.deadline = self._refused_at + _LINGER_S
+        elif self.flow.write_paused:
+            self.deadline = self._paused_at + limits.read_timeout_s
+        elif self._in_headers:
+            self.deadline = self._header_at + limits.header_timeout_s
+        elif self._in_body:
+            self.deadline = self._body_at + limits.body_gap_timeout_s
+        elif self.cycle is None:  # it has sent nothing yet
+            self.deadline = self._header_at + limits.header_timeout_s
+        else:  # waits for its answer, or is idle, for which uvicorn has a timer
+            self.deadline = math.inf
+
+    def _refuse(self, why: Refusal) -> None:
+        """Read no more. Answers that were begun are finished; if there are none, the client is told why."""
+        self._is_refused, self._refused_at = True, math.inf
+        self.deadline = math.inf
+        self._connections.refused(why)
+        if self._in_body:
+            if self.pipeline:  # it waits for those before it
+                self.pipeline.popleft()
+                self._num_unanswered -= 1
+            elif self.cycle.response_complete:
+                self.transport.close()
+                return
+            elif self.cycle.response_started:
+                self.transport.abort()
+                return
+            else:
+                self._num_unanswered = 0
+                self.cycle.disconnected = True  # its application must not answer, too
+                self.cycle.message_event.set()
+        if self._num_unanswered:
+            return  # `on_response_complete` closes the connection
+        self.transport.write(why.answer)
+        if self.transport.can_write_eof() and why is not Refusal.TOO_MANY_CONNECTIONS:
+            # With a close now, what the client still sends would make its system drop the answer.
+            self.transport.write_eof()
+            self._refused_at = self.loop.time()
+            self._set_deadline()
+        else:
+            self.transport.close()
+
+
+def client_protocol(connections: ClientConnections) -> Any:
+    """The protocol class of a listener with these connections, as uvicorn takes it."""
+    return partial(ClientProtocol, connections=connections)

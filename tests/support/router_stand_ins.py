@@ -44,7 +44,8 @@ from process.tracing.span import Tracing
 from router.app import build_app
 from router.fleet.fleet import Fleet
 from router.fleet.homes import Homes
-from router.http.client_connection import ClientProtocol
+from router.http.client_connection import client_protocol
+from router.http.connections import ClientConnections, ConnectionLimits
 from router.metrics import Metrics
 from router.protocol.field_values import Limits
 from router.revisions.adapter_service import AdapterService
@@ -675,7 +676,8 @@ async def running_cluster(
         server = uvicorn.Server(
             uvicorn.Config(
                 app,
-                http=ClientProtocol,
+                http=client_protocol(ClientConnections(ConnectionLimits.of(router_config))),
+                timeout_keep_alive=75,
                 ws="none",
                 lifespan="on",
                 log_config=None,
@@ -690,8 +692,8 @@ async def running_cluster(
         pinned = True if client_tls is None else make_pinned_context(client_tls.files.certificate)
         connector = aiohttp.TCPConnector(ssl=pinned)
         http = await stack.enter_async_context(aiohttp.ClientSession(connector=connector))
-        scheme = "http" if client_tls is None else "https"
-        url, admin_url = (f"{s}://127.0.0.1:{each.getsockname()[1]}" for s, each in ((scheme, listener), ("http", admin)))
+        url = f"http{'' if client_tls is None else 's'}://127.0.0.1:{listener.getsockname()[1]}"
+        admin_url = f"http://127.0.0.1:{admin.getsockname()[1]}"
         described = Described(Limits(router_config.max_choices, VOCABULARY))
         cluster = ClusterStandIn(
             url, admin_url, prefill, decode, unified, server, http, adapters, app.fleet, folder, described

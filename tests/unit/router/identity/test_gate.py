@@ -182,7 +182,8 @@ def test_keys_over_http(tmp_path):
             assert await status(cluster, None, "/nothing/here") == 401  # nothing is told to strangers
             record, key = catalog.keys.create("acme", "ci", {Scope.INFER}, expires_at=None, by=None)
             await eventually(lambda: status(cluster, key), lambda got: got == 200, within_s=2)
-            assert await status(cluster, key, "/metrics") == 403
+            assert await status(cluster, key, "/metrics") == 404  # it is on the admin listener
+            assert await status(cluster, key, "/v1/adapters") == 403
             assert await status(cluster, key, "/nothing/here") == 404
             body = {"model": "base", "prompt": "Hi"}
             headers = {"authorization": f"Bearer {key}"}

@@ -1,0 +1,407 @@
+"""What hostile or broken clients can do to a listener: headers, framing, silence, slowness, numbers of connections."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import resource
+import socket
+import time
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import psutil
+import pytest
+import uvicorn
+
+from router.http.client_connection import SCOPE_KEY, client_protocol
+from router.http.connections import ClientConnections, ConnectionLimits
+
+GET = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"
+LAST_GET = b"GET / HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"
+
+
+@dataclass
+class Listener:
+    """A listener whose application tells what it was asked."""
+
+    port: int
+    connections: ClientConnections
+    seen: list[tuple[str, str, int]] = field(default_factory=list)  # method, path, bytes of the body
+    headers: list[dict[bytes, bytes]] = field(default_factory=list)
+    refused: list[str] = field(default_factory=list)
+    may_answer: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def open(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        return await asyncio.open_connection("127.0.0.1", self.port)
+
+    async def ask(self, *parts: bytes, within_s: float = 5) -> bytes:
+        """Everything that comes back before the connection is closed."""
+        reader, writer = await self.open()
+        try:
+            for part in parts:
+                writer.write(part)
+                await asyncio.sleep(0.01)
+            return await asyncio.wait_for(_until_closed(reader), within_s)
+        finally:
+            writer.transport.abort()
+
+    async def app(self, scope: Any, receive: Any, send: Any) -> None:
+        body = b""
+        while (message := await receive())["type"] == "http.request":
+            body += message["body"]
+            if not message["more_body"]:
+                break
+        else:
+            return
+        self.seen.append((scope["method"], scope["path"], len(body)))
+        self.headers.append(dict(scope["headers"]))
+        if scope["path"] == "/wait":
+            await self.may_answer.wait()
+        data = bytes(16 * 2**20) if scope["path"] == "/large" else scope["path"].encode()
+        scope[SCOPE_KEY].whole(200, data, {})
+        await scope[SCOPE_KEY].is_drained(3600)
+
+
+async def _until_closed(reader: asyncio.StreamReader) -> bytes:
+    data = b""
+    try:
+        while part := await reader.read(65536):
+            data += part
+    except ConnectionError:
+        pass
+    return data
+
+
+@asynccontextmanager
+async def listening(**limits: Any) -> AsyncIterator[Listener]:
+    refused: list[str] = []
+    connections = ClientConnections(ConnectionLimits(**limits), refused.append)
+    listener = Listener(0, connections, refused=refused)
+    bound = socket.create_server(("127.0.0.1", 0), backlog=4096)
+    listener.port = bound.getsockname()[1]
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await listener.app(scope, receive, send)
+
+    config = uvicorn.Config(
+        app, http=client_protocol(connections), ws="none", lifespan="off", log_config=None, access_log=False,
+        timeout_graceful_shutdown=0, proxy_headers=False,
+    )  # fmt: skip
+    server = uvicorn.Server(config)
+    serving = asyncio.create_task(server._serve([bound]))
+    try:
+        while not server.started:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        yield listener
+        async with asyncio.timeout(5):
+            while len(connections):  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+    finally:
+        listener.may_answer.set()
+        server.should_exit = True
+        await serving
+
+
+def run(scenario: Any, **limits: Any) -> None:
+    async def scene() -> None:
+        async with listening(**limits) as listener:
+            await scenario(listener)
+
+    asyncio.run(scene())
+
+
+def refusal(answer: bytes) -> tuple[int, str]:
+    """Status and code of the last answer."""
+    head, _, body = answer[answer.rindex(b"HTTP/1.1 ") :].partition(b"\r\n\r\n")
+    assert b"connection: close" in head
+    return int(head.split()[1]), json.loads(body)["error"]["code"]
+
+
+@pytest.mark.parametrize(
+    ("request_", "status", "code"),
+    [
+        ([b"GET / HTTP/1.1\r\nx: ", *[b"a" * 50_000] * 20], 431, "headers_too_large"),  # one that does not end
+        ([b"GET / HTTP/1.1\r\nx: " + b"a" * 70_000 + b"\r\n\r\n"], 431, "headers_too_large"),
+        ([b"GET / HTTP/1.1\r\n" + b"x: a\r\n" * 200 + b"\r\n"], 431, "headers_too_large"),
+        ([b"GET /" + b"a" * 9000 + b" HTTP/1.1\r\nhost: x\r\n\r\n"], 414, "target_too_long"),
+        ([b"GET /?" + b"a" * 9000 + b" HTTP/1.1\r\nhost: x\r\n\r\n"], 414, "target_too_long"),
+        ([b"GET / HTTP/1.1\r\nhost: x\r\nhost: y\r\n\r\n"], 400, "invalid_http"),
+        (
+            [b"POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n1;", *[b"e" * 50_000] * 20],
+            431,
+            "headers_too_large",
+        ),
+        (
+            [b"POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n0\r\nt: ", *[b"e" * 50_000] * 20],
+            431,
+            "headers_too_large",
+        ),
+    ],
+)
+def test_sizes(request_: list[bytes], status: int, code: str):
+    async def scenario(listener: Listener) -> None:
+        assert refusal(await listener.ask(*request_)) == (status, code)
+        assert listener.refused == [code]
+        assert listener.seen == []
+
+    run(scenario)
+
+
+POST = b"POST /a HTTP/1.1\r\nhost: x\r\n"
+SMUGGLING = {
+    "two lengths": POST + b"content-length: 4\r\ncontent-length: 0\r\n\r\n",
+    "the same length twice": POST + b"content-length: 4\r\ncontent-length: 4\r\n\r\nabcd",
+    "lengths in a list": POST + b"content-length: 4, 4\r\n\r\nabcd",
+    "a length and chunks": POST + b"content-length: 4\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n",
+    "chunks and a length": POST + b"transfer-encoding: chunked\r\ncontent-length: 4\r\n\r\n0\r\n\r\n",
+    "an encoding that is not last": POST + b"transfer-encoding: chunked, identity\r\n\r\n0\r\n\r\n",
+    "an unknown encoding": POST + b"transfer-encoding: xchunked\r\n\r\n0\r\n\r\n",
+    "chunked twice": POST + b"transfer-encoding: chunked\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n",
+    "a tab in the name": POST + b"transfer-encoding\t: chunked\r\n\r\n0\r\n\r\n",
+    "a space before the colon": POST + b"transfer-encoding : chunked\r\n\r\n0\r\n\r\n",
+    "a space before the name": b"POST /a HTTP/1.1\r\n host: x\r\n\r\n",
+    "a folded header": POST + b"x: a\r\n b\r\ncontent-length: 0\r\n\r\n",
+    "a bare CR in a value": POST + b"x: a\rcontent-length: 4\r\n\r\n",
+    "a bare LF after a value": POST + b"x: a\ncontent-length: 0\r\n\r\n",
+    "a bare LF after the headers": POST + b"content-length: 0\r\n\n",
+    "a NUL": POST + b"x: \x00\r\n\r\n",
+    "no colon": POST + b"content-length 4\r\n\r\n",
+    "an empty name": POST + b": 4\r\n\r\n",
+    "a negative length": POST + b"content-length: -1\r\n\r\n",
+    "a length with a sign": POST + b"content-length: +4\r\n\r\nabcd",
+    "a length in hex": POST + b"content-length: 0x4\r\n\r\nabcd",
+    "an endless length": POST + b"content-length: 99999999999999999999\r\n\r\n",
+    "a chunk that is too large": POST + b"transfer-encoding: chunked\r\n\r\nfffffffffffffffff\r\na\r\n0\r\n\r\n",
+    "a chunk in 0x": POST + b"transfer-encoding: chunked\r\n\r\n0x1\r\na\r\n0\r\n\r\n",
+    "a negative chunk": POST + b"transfer-encoding: chunked\r\n\r\n-1\r\na\r\n0\r\n\r\n",
+    "a chunk of another size": POST + b"transfer-encoding: chunked\r\n\r\n1\r\nab\r\n0\r\n\r\n",
+    "bare LF after a chunk's size": POST + b"transfer-encoding: chunked\r\n\r\n1\na\r\n0\r\n\r\n",
+    "a request line with LF": b"GET /a HTTP/1.1\nhost: x\n\n",
+    "HTTP/0.9": b"GET /a\r\n\r\n",
+    "HTTP/2": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+    "no HTTP": b"\x16\x03\x01\x02\x00\x01\x00",
+    "a method that is none": b"G\x00T /a HTTP/1.1\r\nhost: x\r\n\r\n",
+    "a tunnel": b"CONNECT a:1 HTTP/1.1\r\nhost: x\r\n\r\n",
+}
+
+
+@pytest.mark.parametrize("name", SMUGGLING)
+def test_ambiguous_framing_is_refused(name: str):
+    """A proxy before the router might see another request behind these. Nothing behind them is served."""
+
+    async def scenario(listener: Listener) -> None:
+        answer = await listener.ask(SMUGGLING[name] + b"GET /smuggled HTTP/1.1\r\nhost: x\r\n\r\n")
+        assert refusal(answer) == (400, "invalid_http")
+        assert answer.count(b"HTTP/1.1 ") == 1
+        assert listener.seen == []
+
+    run(scenario)
+
+
+def test_what_is_no_trick_is_served():
+    async def scenario(listener: Listener) -> None:
+        chunked = b"transfer-encoding: chunked\r\nconnection: close\r\n\r\n"
+        trailers = b"2;a=b\r\nab\r\n0\r\nauthorization: stolen\r\nhost: y\r\n\r\n"
+        answer = await listener.ask(POST + chunked + trailers)
+        assert answer.startswith(b"HTTP/1.1 200")
+        assert b"authorization" not in listener.headers[0]  # a trailer joins no headers
+        assert listener.headers[0][b"host"] == b"x"
+        assert (await listener.ask(b"GET http://other/b HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"))[:12]
+        upgrade = b"GET /c HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\nupgrade: h2c\r\n\r\n"
+        assert b"HTTP/1.1 200 OK" in await listener.ask(upgrade, b"\x00\x01")
+        assert listener.seen == [("POST", "/a", 2), ("GET", "/b", 0), ("GET", "/c", 0)]
+
+    run(scenario)
+
+
+def test_garbage_behind_a_request_does_not_get_into_its_answer():
+    async def scenario(listener: Listener) -> None:
+        reader, writer = await listener.open()
+        writer.write(b"GET /wait HTTP/1.1\r\nhost: x\r\n\r\n" + GET + b"GARBAGE\x00\r\n\r\n")
+        await _eventually(lambda: listener.refused == ["invalid_http"])
+        listener.may_answer.set()
+        answer = await asyncio.wait_for(_until_closed(reader), 5)
+        assert answer.count(b"HTTP/1.1 200") == answer.count(b"HTTP/1.1 ") == 2
+        assert answer.endswith(b"\r\n\r\n/")
+        writer.close()
+
+    run(scenario)
+
+
+def test_a_pipeline_has_an_end():
+    async def scenario(listener: Listener) -> None:
+        reader, writer = await listener.open()
+        writer.write(b"GET /wait HTTP/1.1\r\nhost: x\r\n\r\n" + GET * 1000)
+        await _eventually(lambda: listener.refused == ["too_many_pipelined"])
+        listener.may_answer.set()
+        answer = await asyncio.wait_for(_until_closed(reader), 5)
+        assert answer.count(b"HTTP/1.1 200") == len(listener.seen) == 1 + 4
+        writer.close()
+
+    run(scenario, max_pipelined=4)
+
+
+def test_half_sent_and_silent_connections_are_closed():
+    async def scenario(listener: Listener) -> None:
+        async with AsyncExitStack() as stack:
+            opened = []
+            for number in range(250):
+                reader, writer = await listener.open()
+                stack.callback(writer.close)
+                opened.append(reader)
+                if number % 5:
+                    writer.write(b"POST / HTTP/1.1\r\nhost: x\r\nx-half: ")
+            answers = await asyncio.wait_for(asyncio.gather(*map(_until_closed, opened)), 10)
+        assert {refusal(answer) for answer in answers if answer} == {(408, "headers_too_slow")}
+        assert sum(answer == b"" for answer in answers) == 50  # the silent ones
+
+    run(scenario, header_timeout_s=0.5)
+
+
+@pytest.mark.parametrize(
+    ("begin", "drip", "code"),
+    [
+        (b"GET / HTTP/1.1\r\nx: ", b"a", "headers_too_slow"),  # what arrives does not move the deadline
+        (b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\nabc", b"", "body_too_slow"),
+        (b"POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n1;", b"e", "body_too_slow"),
+    ],
+)
+def test_a_slow_writer(begin: bytes, drip: bytes, code: str):
+    async def scenario(listener: Listener) -> None:
+        reader, writer = await listener.open()
+        answer = asyncio.create_task(_until_closed(reader))
+        writer.write(begin)
+        began = time.monotonic()
+        while not answer.done() and time.monotonic() - began < 5:
+            if drip:
+                writer.write(drip)
+            await asyncio.sleep(0.02)
+        assert refusal(await answer) == (408, code)
+        assert time.monotonic() - began < 3
+        assert listener.seen == []
+        writer.close()
+
+    run(scenario, header_timeout_s=0.3, body_gap_timeout_s=0.3)
+
+
+def test_a_slow_reader_loses_its_answer_and_one_that_reads_on_does_not():
+    async def scenario(listener: Listener) -> None:
+        with socket.socket() as lazy:
+            lazy.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            lazy.setblocking(False)
+            await asyncio.get_running_loop().sock_connect(lazy, ("127.0.0.1", listener.port))
+            await asyncio.get_running_loop().sock_sendall(lazy, b"GET /large HTTP/1.1\r\nhost: x\r\n\r\n")
+            await _eventually(lambda: len(listener.connections) == 1)
+            await _eventually(lambda: len(listener.connections) == 0)
+        reader, writer = await listener.open()
+        writer.write(b"GET /large HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+        num_bytes, began = 0, time.monotonic()
+        while part := await reader.read(256 * 1024):  # 16 MiB take longer than the timeout
+            num_bytes += len(part)
+            await asyncio.sleep(0.01)
+        assert num_bytes > 16 * 2**20
+        assert time.monotonic() - began > 0.5
+        writer.close()
+
+    run(scenario, read_timeout_s=0.4)
+
+
+def test_what_comes_after_an_answer_that_did_not_wait_for_it_ends_too():
+    """A body that nobody reads: the answer has gone out, and the client goes on sending for ever."""
+
+    async def app(scope: Any, _receive: Any, _send: Any) -> None:
+        scope[SCOPE_KEY].whole(413, b"", {})
+
+    async def scenario(listener: Listener) -> None:
+        listener.app = app  # type: ignore[method-assign]
+        reader, writer = await listener.open()
+        writer.write(b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 1000000\r\n\r\n")
+        closed = asyncio.create_task(_until_closed(reader))
+        began = time.monotonic()
+        while not closed.done() and time.monotonic() - began < 5:
+            writer.write(b"a")
+            await asyncio.sleep(0.02)
+        assert (await closed).startswith(b"HTTP/1.1 413")
+        assert time.monotonic() - began < 3
+        writer.close()
+
+    async def scene() -> None:
+        async with listening(body_gap_timeout_s=0.3) as listener:
+            await scenario(listener)
+
+    asyncio.run(scene())
+
+
+def test_connections_with_requests_are_kept_and_others_make_way():
+    async def scenario(listener: Listener) -> None:
+        async with AsyncExitStack() as stack:
+            busy = []
+            for _ in range(3):
+                reader, writer = await listener.open()
+                stack.callback(writer.close)
+                writer.write(b"GET /wait HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+                busy.append(reader)
+            await _eventually(lambda: len(listener.seen) == 3)
+            idle, writer = await listener.open()
+            stack.callback(writer.close)
+            await _eventually(lambda: len(listener.connections) == 4)
+            assert (await listener.ask(LAST_GET)).startswith(b"HTTP/1.1 200")
+            assert await asyncio.wait_for(_until_closed(idle), 5) == b""
+            reader, writer = await listener.open()  # the fourth with a request
+            stack.callback(writer.close)
+            writer.write(b"GET /wait HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+            await _eventually(lambda: len(listener.seen) == 5)
+            assert refusal(await listener.ask()) == (503, "too_many_connections")
+            listener.may_answer.set()
+            for each in [*busy, reader]:
+                assert (await asyncio.wait_for(_until_closed(each), 5)).endswith(b"/wait")
+
+    for limits in ({"max_connections": 4}, {"max_connections_per_address": 4}):
+        run(scenario, **limits)
+
+
+def test_two_thousand_idle_connections_harm_nobody():
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and hard < 5000:
+        pytest.skip(f"only {hard} files may be open")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 5000), hard))
+
+    async def scenario(listener: Listener) -> None:
+        process = psutil.Process()
+        await listener.ask(LAST_GET)
+        gc.collect()
+        before = process.memory_info().rss
+        idle: list[socket.socket] = []
+        try:
+            for _ in range(2000):
+                each = socket.create_connection(("127.0.0.1", listener.port))
+                each.setblocking(False)
+                if len(idle) % 2:
+                    each.send(b"GET / HTTP/1.1\r\nhost: x\r\nx: " + b"a" * 500)
+                idle.append(each)
+                await asyncio.sleep(0)
+            await _eventually(lambda: len(listener.connections) == 2000)
+            grown = process.memory_info().rss - before
+            assert grown < 2000 * 32 * 1024, f"{grown / 2000 / 1024:.0f} KiB for each"
+            began = time.monotonic()
+            for _ in range(100):
+                assert (await listener.ask(LAST_GET)).startswith(b"HTTP/1.1 200")
+            assert time.monotonic() - began < 10  # each sleeps for 0.01 s
+        finally:
+            for each in idle:
+                each.close()
+
+    try:
+        run(scenario)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+async def _eventually(is_so: Any) -> None:
+    async with asyncio.timeout(5):
+        while not is_so():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
