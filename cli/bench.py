@@ -91,6 +91,15 @@ def add_commands(commands: Any) -> None:
     _add_engine_options(affinity)
     affinity.add_argument("--json", type=Path, metavar="FILE", help="write the numbers")
     affinity.set_defaults(run=_affinity)
+    text = "Kill and stop processes of a real cluster: what clients see, within what time, and what is left behind."
+    chaos = benchmarks.add_parser("chaos", help=text, description=text)
+    chaos.add_argument("--layout", choices=("pair", "unified"), help="one pair, or two unified workers; default: pair")
+    chaos.add_argument("--in-flight", type=_counts, help="requests at the time of the signal; default: 0,32")
+    chaos.add_argument("--signals", type=_words, help="default: kill,stop")
+    chaos.add_argument("--parts", type=_words, help="default: router,agent,server,scheduler,detokenizer")
+    chaos.add_argument("--quick", action="store_true", help="a smoke test: one kill of one scheduler")
+    chaos.add_argument("--json", type=Path, metavar="FILE", help="write the numbers")
+    chaos.set_defaults(run=_chaos)
     text = "Placement by itself: simulated fleets under several policies, and what one placement costs."
     placement = benchmarks.add_parser("placement", help=text, description=text)
     placement.add_argument("--placements", type=_positive, help="whose cost is measured; default: 20000")
@@ -232,6 +241,32 @@ def _router(arguments: argparse.Namespace) -> None:
         )
     except BenchError as error:
         sys.exit(f"prelude: {error}")
+
+
+def _chaos(arguments: argparse.Namespace) -> None:
+    from bench import chaos
+    from bench.errors import BenchError
+
+    given = {name: getattr(arguments, name) for name in ("layout", "in_flight", "signals", "parts")}
+    base = chaos.QUICK if arguments.quick else chaos.Options()
+    options = replace(base, **{name: value for name, value in given.items() if value is not None})
+    for name, known in (("signals", tuple(chaos.SIGNALS)), ("parts", chaos.Options().parts)):
+        if unknown := set(getattr(options, name)) - set(known):
+            sys.exit(f"prelude: --{name}: there is no {', '.join(sorted(unknown))}; there are {', '.join(known)}")
+    try:
+        chaos.run(options, _command(sys.argv[1:]), arguments.json, lambda line: print(line, flush=True))
+    except BenchError as error:
+        sys.exit(f"prelude: {error}")
+
+
+def _counts(text: str) -> tuple[int, ...]:
+    if not all(word.isdecimal() for word in text.split(",")):
+        raise argparse.ArgumentTypeError(f"{text!r} is no list of numbers, such as 0,32")
+    return tuple(sorted({int(word) for word in text.split(",")}))
+
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(text.split(",")))
 
 
 def _command(words: list[str]) -> str:

@@ -1,7 +1,8 @@
 """Tells whether an engine hangs, by the progress of its parts.
 
-A part is *silent* while it shows no progress, and *still* while its thread uses no processor time either. Only time
-that this process itself was scheduled counts, so a machine that stalls as a whole makes nobody hang.
+A part is *silent* while it shows no progress, and *still* while its thread uses no processor time either. A machine
+that stalls or is overloaded makes nobody hang: only time in which this process was scheduled counts, none in which the
+part waits for a processor, and of a part that computes what it computes, at least a quarter of the time.
 
 | part | suspected after | hung after |
 |---|---|---|
@@ -25,6 +26,8 @@ from engine.vital_signs import read_vitals
 
 OBSERVE_S = 1.0  # between two observations
 _MAX_COUNTED_S = 1.5 * OBSERVE_S  # of the time since the last observation: what is above it, this process was not run
+_TICK_S = 0.01
+_LEAST_COUNTED = 0.25  # of the time in which a part computes now and then
 _STILL_FACTOR, _COMPUTING_FACTOR = 2, 4
 _LOOK_FOR_CHILDREN_AFTER = 2  # observations without progress: listing processes takes milliseconds
 SERVER = "HTTP server"
@@ -39,11 +42,19 @@ class Timeouts:
 
 
 @dataclass(frozen=True, slots=True)
+class Processor:
+    """A thread's use of the processor."""
+
+    ticks: int  # of 10 ms
+    is_runnable: bool = False  # it runs or waits for a processor
+
+
+@dataclass(frozen=True, slots=True)
 class PartState:
     """One observation of a part. A change of any counter is progress."""
 
     progress: int
-    processor_ticks: int | None  # of its thread; None: unknown
+    processor: Processor | None  # of its thread; None: unknown
     is_asked: bool = True  # silence means something
 
 
@@ -72,15 +83,17 @@ class HangWatch:
         self.suspicion, self.is_hung = "", False
         for name, state in parts.items():
             clock = self._clocks.setdefault(name, _Clock(state))
-            has_computed = state.processor_ticks is None or state.processor_ticks != clock.last.processor_ticks
-            has_progressed = state.progress != clock.last.progress
-            clock.last = state
-            if has_progressed or not state.is_asked:
+            last, clock.last = clock.last, state
+            if state.progress != last.progress or not state.is_asked:
                 clock.silent_s = clock.still_s = 0.0
-            else:
-                clock.silent_s += passed_s
-                clock.still_s = 0.0 if has_computed else clock.still_s + passed_s
-                self.num_signs += has_computed and name.startswith("scheduler")
+            elif state.processor is None or last.processor is None:
+                clock.silent_s, clock.still_s = clock.silent_s + passed_s, 0.0
+            elif (computed_s := (state.processor.ticks - last.processor.ticks) * _TICK_S) > 0:
+                counted_s = min(passed_s, max(computed_s, _LEAST_COUNTED * passed_s))
+                clock.silent_s, clock.still_s = clock.silent_s + counted_s, 0.0
+                self.num_signs += name.startswith("scheduler")
+            elif not state.processor.is_runnable:
+                clock.silent_s, clock.still_s = clock.silent_s + passed_s, clock.still_s + passed_s
             self._judge(name, clock)
 
     def _judge(self, name: str, clock: _Clock) -> None:
@@ -124,7 +137,7 @@ class EngineProbe:
 
     def observe(self) -> dict[str, PartState]:
         """The state of all parts now."""
-        states = {SERVER: PartState(self._num_answers(), processor_ticks(self._server_pid))}
+        states = {SERVER: PartState(self._num_answers(), processor_of(self._server_pid))}
         num_batches = 0
         for part in self._parts:
             reading = read_vitals(self._folder, part)
@@ -134,16 +147,16 @@ class EngineProbe:
                 times = times + 1 if reading.num_signs == last else 0
                 self._num_signs[part] = reading.num_signs, times
                 is_silent = times > _LOOK_FOR_CHILDREN_AFTER
-                states[part] = PartState(reading.num_signs, processor_ticks(reading.pid, with_children=is_silent))
+                states[part] = PartState(reading.num_signs, processor_of(reading.pid, with_children=is_silent))
             else:
-                ticks = processor_ticks(reading.pid) if part == "detokenizer" else None
-                states[part] = PartState(reading.num_signs, ticks, is_asked=reading.owes_answer)
+                processor = processor_of(reading.pid) if part == "detokenizer" else None
+                states[part] = PartState(reading.num_signs, processor, is_asked=reading.owes_answer)
         self.num_batches = num_batches
         return states
 
 
-def processor_ticks(pid: int, *, with_children: bool = False) -> int | None:
-    """Processor time of a process's main thread, in ticks of 10 ms; None if it cannot be read.
+def processor_of(pid: int, *, with_children: bool = False) -> Processor | None:
+    """Of a process's main thread; None if it cannot be read.
 
     `with_children`: and of the processes that it has started, which may compile kernels for it. Its other threads do
     not count: an engine's threads for KV transfers never rest.
@@ -158,5 +171,5 @@ def processor_ticks(pid: int, *, with_children: bool = False) -> int | None:
         with contextlib.suppress(psutil.Error):
             for child in psutil.Process(pid).children(recursive=True):
                 times = child.cpu_times()
-                ticks += int(100 * (times.user + times.system))
-    return ticks
+                ticks += int((times.user + times.system) / _TICK_S)
+    return Processor(ticks, is_runnable=fields[0] == "R")

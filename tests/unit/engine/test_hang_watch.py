@@ -6,8 +6,9 @@ import itertools
 
 import pytest
 
-from engine.hang_watch import SERVER, HangWatch, PartState, Timeouts
+from engine.hang_watch import SERVER, HangWatch, PartState, Processor, Timeouts
 
+NEVER = (float("inf"), float("inf"))
 TIMEOUTS = Timeouts(hang_s=10.0, batch_s=300.0)
 SCHEDULER, DETOKENIZER, KV = "scheduler-0", "detokenizer", "kv-0"
 
@@ -20,7 +21,7 @@ def seconds_until(part: str, states, *, step_s: float = 1.0, limit_s: float = 10
         at_s = number * step_s
         if at_s > limit_s:
             break
-        watch.observe(at_s, {part: state, "scheduler-1": PartState(number, 0)})
+        watch.observe(at_s, {part: state, "scheduler-1": PartState(number, Processor(0))})
         if watch.suspicion:
             suspected_s = min(suspected_s, at_s)
             assert part in watch.suspicion
@@ -31,15 +32,17 @@ def seconds_until(part: str, states, *, step_s: float = 1.0, limit_s: float = 10
 
 def still(is_asked: bool = True):
     """A stopped or deadlocked part."""
-    return itertools.repeat(PartState(7, 50, is_asked))
+    return itertools.repeat(PartState(7, Processor(50), is_asked))
 
 
-def computing():
-    """One that computes without progress."""
-    return (PartState(7, ticks) for ticks in itertools.count())
+def computing(share: float = 1.0):
+    """One that computes without progress, with a share of a processor."""
+    return (PartState(7, Processor(int(100 * share * second))) for second in itertools.count())
 
 
-NEVER = (float("inf"), float("inf"))
+def starved():
+    """One that waits for a processor."""
+    return itertools.repeat(PartState(7, Processor(50, is_runnable=True)))
 
 
 @pytest.mark.parametrize(
@@ -51,12 +54,16 @@ NEVER = (float("inf"), float("inf"))
         (SCHEDULER, computing, (300, 300)),  # a long prefill is no hang; one without end is
         (SERVER, computing, (10, 40)),  # an endless template blocks its loop
         (DETOKENIZER, computing, (10, 40)),
+        (SERVER, lambda: computing(0.5), (20, 80)),  # an overloaded machine
+        (SERVER, lambda: computing(0.02), (40, 160)),  # one that wakes up for nothing
+        (SERVER, starved, NEVER),
+        (SCHEDULER, starved, NEVER),
         (KV, lambda: itertools.repeat(PartState(7, None)), (10, 40)),  # a thread's time is not known
         (DETOKENIZER, lambda: still(is_asked=False), NEVER),  # it has nothing to answer
         (KV, lambda: itertools.repeat(PartState(7, None, False)), NEVER),
-        (SCHEDULER, lambda: (PartState(n, 50) for n in itertools.count()), NEVER),  # an idle loop
+        (SCHEDULER, lambda: (PartState(n, Processor(50)) for n in itertools.count()), NEVER),  # an idle loop
         # A batch of 200 s that gets one tick of 10 ms in nine seconds, then the next one.
-        (SCHEDULER, lambda: (PartState(n // 200, n // 9) for n in itertools.count()), NEVER),
+        (SCHEDULER, lambda: (PartState(n // 200, Processor(n // 9)) for n in itertools.count()), NEVER),
     ],
 )
 def test_when_a_part_is_suspected_and_hung(part: str, states, after: tuple[float, float]):
@@ -67,27 +74,27 @@ def test_time_in_which_nobody_looked_does_not_count():
     """The whole machine was suspended, or this process starved."""
     watch = HangWatch(TIMEOUTS)
     for at_s in (0.0, 1.0, 400.0, 800.0):
-        watch.observe(at_s, {SCHEDULER: PartState(7, 50), SERVER: PartState(7, 50)})
+        watch.observe(at_s, {SCHEDULER: PartState(7, Processor(50)), SERVER: PartState(7, Processor(50))})
         assert not watch.suspicion
 
 
 def test_it_is_taken_back_when_it_progresses():
     watch = HangWatch(TIMEOUTS)
     for second in range(12):
-        watch.observe(second, {SCHEDULER: PartState(7, 50)})
+        watch.observe(second, {SCHEDULER: PartState(7, Processor(50))})
     assert watch.suspicion == "the engine's scheduler-0 has shown no progress for 11 s"
-    watch.observe(12, {SCHEDULER: PartState(8, 51)})
+    watch.observe(12, {SCHEDULER: PartState(8, Processor(51))})
     assert (watch.suspicion, watch.is_hung) == ("", False)
     for second in range(13, 22):
-        watch.observe(second, {SCHEDULER: PartState(8, 51)})
+        watch.observe(second, {SCHEDULER: PartState(8, Processor(51))})
     assert not watch.suspicion
 
 
 def test_a_long_batch_is_progress_for_routers():
     watch = HangWatch(TIMEOUTS)
     for second in range(20):
-        watch.observe(second, {SCHEDULER: PartState(7, second)})
+        watch.observe(second, {SCHEDULER: PartState(7, Processor(second))})
     assert watch.num_signs == 19
     for second in range(20, 40):
-        watch.observe(second, {SCHEDULER: PartState(7, 19)})
+        watch.observe(second, {SCHEDULER: PartState(7, Processor(19))})
     assert watch.num_signs == 19
