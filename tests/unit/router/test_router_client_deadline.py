@@ -37,7 +37,7 @@ def test_before_the_first_event(stream: bool):
             status, body = await ask(cluster, "0.5", stream=stream)
             assert (status, json.loads(body)["error"]["code"]) == (504, "deadline_exceeded")
             assert "0.5 s, the request's x-prelude-timeout" in json.loads(body)["error"]["message"]
-            assert 0.5 <= time.monotonic() - began_at < 5
+            assert 0.5 <= time.monotonic() - began_at < 30
             await has_ended(cluster)
 
     asyncio.run(scenario())
