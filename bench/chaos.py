@@ -1,8 +1,8 @@
 """What clients see while one process of a real cluster is killed or stopped: outcomes, times, what is left behind.
 
 Each case has requests in flight (streams under several adapters) and, from the signal until every process is ready
-again, one short request a second. SIGSTOP of an engine's process is for ever, since the agent has to notice it; a
-router or an agent, which nobody restarts while it lives, is continued after a while.
+again, one short request a second. A stopped process is never continued: an agent has to notice that of its engine, and
+`prelude up` that of a router or an agent.
 """
 
 from __future__ import annotations
@@ -53,7 +53,6 @@ class Options:
     signals: tuple[str, ...] = ("kill", "stop")
     parts: tuple[str, ...] = ("router", *_PARTS)
     generated_tokens: int = 48
-    resume_s: float = 20.0  # after which a stopped router or agent is continued
     client_deadline_s: float = 120.0  # after which a client gives up: a hang
     ready_within_s: float = 600.0
 
@@ -195,14 +194,12 @@ class _Chaos:
             victim = self._process(worker, part)
             signalled_at[0] = time.monotonic()
             victim.send_signal(SIGNALS[name])
-            goes_on = name == "stop" and part in ("router", "agent")
-            resume = group.create_task(self._resume(victim) if goes_on else asyncio.sleep(0))
             probes = 0
             while time.monotonic() - signalled_at[0] < self._options.ready_within_s:
                 group.create_task(client(probes, 4, probing))
                 probes += 1
                 await asyncio.sleep(1.0)
-                if resume.done() and not _is_there(victim, goes_on) and await self._is_ready():
+                if not _is_there(victim) and await self._is_ready():
                     break
             ready_s = time.monotonic() - signalled_at[0]
         return {
@@ -217,10 +214,6 @@ class _Chaos:
             "wrong_answers": flying.num_wrong + probing.num_wrong,
             "left_behind": await self._left_behind(),
         }
-
-    async def _resume(self, victim: psutil.Process) -> None:
-        await asyncio.sleep(self._options.resume_s)
-        victim.send_signal(signal.SIGCONT)
 
     async def _ask(self, adapter: int, tokens: int, first_byte: asyncio.Event | None = None) -> tuple[str, str]:
         """How a streamed request ended, and its text."""
@@ -325,10 +318,8 @@ class _Chaos:
         return left
 
 
-def _is_there(victim: psutil.Process, goes_on: bool) -> bool:
+def _is_there(victim: psutil.Process) -> bool:
     """Whether a process that should have been replaced still exists."""
-    if goes_on:
-        return False
     try:
         return victim.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:

@@ -24,6 +24,7 @@ from cluster.host_memory import check_host_bytes
 from cluster.local import shared_memory
 from cluster.local.gpus import with_host_gpus
 from cluster.local.ports import check_free, with_ports
+from cluster.local.process_watch import ProcessWatch
 from cluster.local.running import recorded
 from process.certificates.contexts import make_pinned_context
 from process.lifetime import kill_group, stop_signal
@@ -75,6 +76,7 @@ class LocalCluster:
         await self._launch("router", ["router"])
         self._keepers = [asyncio.create_task(self._keep(name), name=f"keep {name}") for name in tuple(self._processes)]
         await self._wait_until_ready()
+        self._keepers.append(asyncio.create_task(self._end_what_hangs(), name="end what hangs"))
 
     async def stop(self) -> None:
         """Stop every process, router first, and remove their temporary files and shared memory."""
@@ -121,15 +123,29 @@ class LocalCluster:
             except OSError as error:  # out of memory, processes or files: the loop retries
                 self._report(f"{name} could not be started: {error}")
 
+    def _session(self) -> aiohttp.ClientSession:
+        """For the status pages of the processes."""
+        tls = self.config.router.tls
+        connector = aiohttp.TCPConnector(ssl=True if tls is None else make_pinned_context(tls.certificate))
+        return aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=5), connector=connector)
+
+    async def _end_what_hangs(self) -> None:
+        urls = {name: f"{self._page_url(name)}/health" for name in ("router", *self.config.workers)}
+
+        def pid_of(name: str) -> int | None:
+            process = self._processes.get(name)
+            return None if process is None or process.returncode is not None else process.pid
+
+        async with self._session() as session:
+            await ProcessWatch(session, urls, pid_of, self._report).run()
+
     async def _wait_until_ready(self) -> None:
         started_at = time.monotonic()
         seen: dict[str, str] = {}
-        tls = self.config.router.tls
-        connector = aiohttp.TCPConnector(ssl=True if tls is None else make_pinned_context(tls.certificate))
-        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=5), connector=connector) as session:
+        async with self._session() as session:
             while time.monotonic() - started_at < _READY_TIMEOUT_S:
                 for name in ("router", *self.config.workers):
-                    status = await _status_of(session, self._ready_url(name))
+                    status = await _status_of(session, f"{self._page_url(name)}/ready")
                     if status != seen.get(name):
                         seen[name] = status
                         self._report(f"  {time.monotonic() - started_at:5.1f} s  {name}: {status}")
@@ -138,11 +154,12 @@ class LocalCluster:
                 await asyncio.sleep(0.25)
         raise StartError(f"the cluster was not ready within {_READY_TIMEOUT_S:.0f} s; see the logs in {self.logs}")
 
-    def _ready_url(self, name: str) -> str:
+    def _page_url(self, name: str) -> str:
+        """Where a process serves its status pages."""
         if name == "router":
-            return f"{self.url}/ready"
+            return self.url
         worker = self.config.workers[name]
-        return f"http://{worker.host}:{worker.metrics_port}/ready"
+        return f"http://{worker.host}:{worker.metrics_port}"
 
     async def _end(self, processes: dict[str, asyncio.subprocess.Process], grace_s: float) -> None:
         for process in processes.values():

@@ -15,7 +15,6 @@ from support.router_stand_ins import (
     running_cluster,
 )
 
-
 WITHIN_S = 30.0  # on a machine that stalls
 
 

@@ -1,0 +1,80 @@
+"""`prelude up` ends a router or an agent that hangs: real processes, really stopped."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+
+import aiohttp
+import pytest
+
+from cluster.local import process_watch
+from cluster.local.process_watch import ProcessWatch
+from engine import hang_watch
+from engine.hang_watch import Timeouts
+
+pytestmark = pytest.mark.slow
+
+SERVER = """
+import http.server
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.send_header("content-length", "0")
+        self.end_headers()
+    def log_message(self, *words): pass
+server = http.server.HTTPServer(("127.0.0.1", 0), Handler)
+print(server.server_port, flush=True)
+server.serve_forever()
+"""
+WITHIN_S = 40.0
+
+
+def test_only_the_one_that_hangs_is_ended(monkeypatch):
+    monkeypatch.setattr(process_watch, "_TIMEOUTS", Timeouts(hang_s=1.0, batch_s=0.0))
+    monkeypatch.setattr(process_watch, "_ASK_EVERY_S", 0.05)
+    monkeypatch.setattr(process_watch, "OBSERVE_S", 0.1)
+    monkeypatch.setattr(hang_watch, "_MAX_COUNTED_S", 0.15)
+
+    async def scenario() -> None:
+        processes, urls = {}, {}
+        for name in ("router", "p0"):
+            process = await asyncio.create_subprocess_exec(
+                sys.executable, "-c", SERVER, stdout=asyncio.subprocess.PIPE, start_new_session=True
+            )
+            assert process.stdout is not None
+            processes[name] = process
+            urls[name] = f"http://127.0.0.1:{int(await process.stdout.readline())}/health"
+        urls["starting"] = "http://127.0.0.1:1/health"
+        reports: list[str] = []
+
+        def pid_of(name: str) -> int | None:
+            if name == "starting":  # for long, and no hang
+                return os.getpid()
+            return None if processes[name].returncode is not None else processes[name].pid
+
+        timeout = aiohttp.ClientTimeout(total=0.5)
+        async with aiohttp.ClientSession(timeout=timeout) as session:
+            watch = ProcessWatch(session, urls, pid_of, reports.append)
+            watching = asyncio.create_task(watch.run())
+            try:
+                async with asyncio.timeout(WITHIN_S):
+                    while len(watch._watched) < 2:  # noqa: ASYNC110
+                        await asyncio.sleep(0.02)
+                    os.kill(processes["p0"].pid, signal.SIGSTOP)
+                    assert await processes["p0"].wait() == -signal.SIGKILL
+                assert reports == ["p0 hangs; ending it"]
+                await asyncio.sleep(0.3)
+                assert processes["router"].returncode is None
+                assert not watching.done()
+            finally:
+                watching.cancel()
+                await asyncio.gather(watching, return_exceptions=True)
+                for process in processes.values():
+                    if process.returncode is None:
+                        process.kill()
+                    await process.communicate()
+
+    asyncio.run(scenario())
