@@ -268,7 +268,10 @@ class _Chaos:
 
     def _ready_urls(self) -> list[str]:
         workers = self._cluster.config.workers.values()
-        return [f"{self._cluster.url}/ready", *(f"http://{each.host}:{each.metrics_port}/ready" for each in workers)]
+        return [
+            f"{self._cluster.admin_url}/ready",
+            *(f"http://{each.host}:{each.metrics_port}/ready" for each in workers),
+        ]
 
     async def _is_ready(self) -> bool:
         try:
@@ -301,7 +304,7 @@ class _Chaos:
         left = []
         try:
             async with asyncio.timeout(10):
-                async with self._session.get(f"{self._cluster.url}/debug/requests") as answer:
+                async with self._session.get(f"{self._cluster.admin_url}/debug/requests") as answer:
                     if requests := (await answer.json())["requests"]:
                         left.append(f"{len(requests)} requests in the router")
                 for name, worker in self._cluster.config.workers.items():

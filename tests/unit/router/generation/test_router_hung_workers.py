@@ -99,7 +99,7 @@ def test_a_running_stream_goes_on_and_new_requests_go_elsewhere():
 
             first.engine.behaviours = [pauses]
             streaming = asyncio.create_task(cluster.stream(prompt="Hi", adapter="a0"))
-            await eventually(lambda: cluster.get("/debug/requests"), lambda page: "relaying" in str(page))
+            await eventually(lambda: cluster.admin("/debug/requests"), lambda page: "relaying" in str(page))
             await hung(first)
             await eventually(lambda: asyncio.sleep(0, cluster.fleet.state.workers["u0"].is_hung), bool)
             assert (await cluster.post(prompt="Hi", adapter="a0"))[0] == 200

@@ -91,16 +91,16 @@ def test_a_worker_whose_connections_break_is_blocked_then_probed():
             first.engine.behaviours = [drops] * 3
             for _ in range(3):
                 assert (await cluster.post(prompt="Hi", adapter="a0"))[0] == 200  # by the other one
-            page = (await cluster.get("/ready"))[1]["workers"]
+            page = (await cluster.admin("/ready"))[1]["workers"]
             assert (page["u0"]["ready"], page["u1"]["ready"]) == (False, True)
             assert "tries it again within seconds" in page["u0"]["reason"]
             num_seen = len(first.engine.bodies)
             assert (await cluster.post(prompt="Hi", adapter="a0"))[0] == 200
             assert len(first.engine.bodies) == num_seen == 3
-            await eventually(lambda: cluster.get("/ready"), lambda answer: answer[1]["workers"]["u0"]["ready"])
+            await eventually(lambda: cluster.admin("/ready"), lambda answer: answer[1]["workers"]["u0"]["ready"])
             assert (await cluster.post(prompt="Hi", adapter="a0"))[0] == 200  # the probe
             assert len(first.engine.bodies) == 4
-            assert (await cluster.get("/ready"))[1]["workers"]["u0"]["ready"]
+            assert (await cluster.admin("/ready"))[1]["workers"]["u0"]["ready"]
 
     asyncio.run(scenario())
 
