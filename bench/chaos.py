@@ -122,8 +122,8 @@ async def _rows(options: Options, folder: Path, progress: Callable[[str], None])
     ):
         chaos = _Chaos(options, cluster, session)
         await chaos.learn_answers()
-        for worker, part in _targets(options):
-            for name in options.signals:
+        for name in options.signals:
+            for worker, part in _targets(options):
                 for in_flight in options.in_flight:
                     row = await chaos.case(worker, part, name, in_flight)
                     progress(f"  {row}")
