@@ -47,6 +47,7 @@ class Processor:
 
     ticks: int  # of 10 ms
     is_runnable: bool = False  # it runs or waits for a processor
+    is_stopped: bool = False  # by a signal or a debugger
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +132,7 @@ class EngineProbe:
         self._folder = folder
         self._parts = tuple(parts)
         self._server_pid = server_pid
+        self._detokenizer_pid = _descendant(server_pid, "sglang::detokenizer")
         self._num_answers = num_answers  # of its HTTP server, which the agent asks at least every second
         self._num_signs: dict[str, tuple[int, int]] = {}  # by scheduler: its last count, and how often in a row
         self.num_batches = 0  # that its schedulers have begun
@@ -148,11 +150,24 @@ class EngineProbe:
                 self._num_signs[part] = reading.num_signs, times
                 is_silent = times > _LOOK_FOR_CHILDREN_AFTER
                 states[part] = PartState(reading.num_signs, processor_of(reading.pid, with_children=is_silent))
-            else:
+            elif reading.num_signs:
                 processor = processor_of(reading.pid) if part == "detokenizer" else None
                 states[part] = PartState(reading.num_signs, processor, is_asked=reading.owes_answer)
+            elif part == "detokenizer" and (processor := processor_of(self._detokenizer_pid)) is not None:
+                # A spawned one, as on GPUs: SGLang loads no plugin there, so it cannot answer.
+                states[part] = PartState(0, processor, is_asked=processor.is_stopped)
         self.num_batches = num_batches
         return states
+
+
+def _descendant(pid: int, word: str) -> int:
+    """The process that a process has started and whose command line has the word; 0: there is none."""
+    with contextlib.suppress(psutil.Error):
+        for child in psutil.Process(pid).children(recursive=True):
+            with contextlib.suppress(psutil.Error):
+                if word in " ".join(child.cmdline()):
+                    return child.pid
+    return 0
 
 
 def processor_of(pid: int, *, with_children: bool = False) -> Processor | None:
@@ -172,4 +187,4 @@ def processor_of(pid: int, *, with_children: bool = False) -> Processor | None:
             for child in psutil.Process(pid).children(recursive=True):
                 times = child.cpu_times()
                 ticks += int((times.user + times.system) / _TICK_S)
-    return Processor(ticks, is_runnable=fields[0] == "R")
+    return Processor(ticks, is_runnable=fields[0] == "R", is_stopped=fields[0] in "Tt")

@@ -124,7 +124,8 @@ GROUPS: tuple[HookGroup, ...] = (
                 fn=inspection.detokenizer_answers,
                 roles=_OUR_ROLES,
                 source_sha256="74783ede97c30a8748e0d1a1aaf30c6c3befb9d4cb83b62523ded646d5634e15",
-                why="it sleeps until it gets a message, so the scheduler sends it one that changes nothing",
+                why="it sleeps until it gets a message, so the scheduler sends one that changes nothing; a spawned one "
+                "(on GPUs) loads no plugin, and no answer is expected",
             ),
             Hook(
                 name="kv_thread_lives",

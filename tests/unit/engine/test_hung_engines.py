@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import psutil
 import pytest
 from support import hangable_engine
 from support.running_engine import engine_spec
@@ -109,6 +110,24 @@ def test_a_stopped_process(tmp_path: Path, monkeypatch, part: str):
             assert f"the engine's {part} has shown no progress" in hung.reason
             with pytest.raises(ProcessLookupError):
                 os.kill(victim, 0)
+
+    asyncio.run(scenario())
+
+
+def test_a_detokenizer_without_hooks(tmp_path: Path, monkeypatch):
+    """As on GPUs, where it is spawned: it never answers, which is no hang; that it is stopped shows all the same."""
+    monkeypatch.setenv("DEAF_DETOKENIZER", "1")
+
+    async def scenario() -> None:
+        async with watched_engine(tmp_path, monkeypatch) as engine:
+            first = engine.now.incarnation
+            await asyncio.sleep(6 * HANG_S)
+            assert engine.now.incarnation == first
+            assert not any("detokenizer" in snapshot.suspicion for snapshot in engine.snapshots)
+            [victim] = [r.pid for r in engine.now.reports if "sglang::detokenizer" in psutil.Process(r.pid).cmdline()]
+            os.kill(victim, signal.SIGSTOP)
+            await engine.until(lambda: "detokenizer" in engine.now.suspicion)
+            await engine.until(lambda: engine.now.incarnation not in ("", first))
 
     asyncio.run(scenario())
 
