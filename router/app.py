@@ -47,6 +47,7 @@ from router.metrics import Metrics
 from router.placement.placer import Placer
 from router.placement.prompt_meter import PromptMeter
 from router.processes.siblings import Siblings
+from router.protocol.body_room import BodyRoom
 from router.protocol.field_values import DEFAULT_CONTEXT_LENGTH, Limits
 from router.protocol.validation import Endpoint
 from router.revisions.adapter_service import AdapterService
@@ -88,6 +89,8 @@ def build_app(
     backends = Backends(fleet, engines, metrics, config, placer, PromptMeter(), model)
     memory_only = MemoryOnlyRevisions(fleet, adapters)
     limits = Limits(config.max_choices, vocabulary, context_length, config.limits)
+    room = BodyRoom(config.limits.in_flight_bytes)
+    metrics.read_body_bytes(lambda: room.num_bytes)
     pages = Pages(backends, adapters, requests, siblings)
 
     @asynccontextmanager
@@ -102,6 +105,7 @@ def build_app(
             finally:
                 reconciling.cancel()
                 await asyncio.gather(reconciling, return_exceptions=True)
+                room.close()
             await requests.wait_until_empty(_ABORT_S)
 
     completions = [
@@ -112,6 +116,7 @@ def build_app(
                 backends,
                 adapters,
                 requests,
+                room,
                 limits=limits,
                 fingerprint=fingerprint,
                 tracing=tracing or Tracing(),
@@ -128,7 +133,7 @@ def build_app(
     app = Starlette(
         routes=[
             *completions,
-            *TokenizationEndpoint(backends, adapters, limits).routes,
+            *TokenizationEndpoint(backends, adapters, room, limits).routes,
             *refused_paths.routes(),
             openapi.route(limits, importlib.metadata.version("prelude")),
             *management_routes,

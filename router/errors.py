@@ -20,6 +20,7 @@
     │   └── NeedsUnifiedWorker       an adapter that no worker of this cluster can ever apply
     ├── TooManyUploads               the limit of concurrent uploads is reached
     ├── TooManyExports               the limit of concurrent exports is reached
+    ├── TooManyBytes                 the bodies of all requests in flight reach their limit
     ├── PushFailed                   no worker could load the new revision
     ├── NoWorkerAvailable            no suitable worker is placeable now
     ├── AdapterRefused               the worker will never load this adapter
@@ -163,6 +164,12 @@ class TooManyUploads(RouterError):
 
 class TooManyExports(RouterError):
     code = "too_many_exports"
+    http_status = 429
+    retryable = True
+
+
+class TooManyBytes(RouterError):
+    code = "too_many_bytes"
     http_status = 429
     retryable = True
 

@@ -41,6 +41,7 @@ class Metrics:
             registry=self.registry,
         )
         self.in_flight = Gauge("prelude_router_requests_in_flight", "Requests being served.", registry=self.registry)
+        self.body_bytes = Gauge("prelude_router_body_bytes", "Bodies of requests in flight.", registry=self.registry)
         self.processes = Gauge(
             "prelude_router_processes", "Processes of this router whose metrics are added up.", registry=self.registry
         )
@@ -153,6 +154,10 @@ class Metrics:
     def read_in_flight(self, requests: Callable[[], float]) -> None:
         """Read the number of requests in flight from its owner at every scrape."""
         self.in_flight.set_function(requests)
+
+    def read_body_bytes(self, num_bytes: Callable[[], float]) -> None:
+        """As `read_in_flight`, for the bytes of their bodies."""
+        self.body_bytes.set_function(num_bytes)
 
     def set_saturation(
         self, num_placeable: Mapping[str, int], queue_s: Mapping[str, float], kv_used: Mapping[str, float]

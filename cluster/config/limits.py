@@ -32,6 +32,7 @@ class RequestLimits(BaseModel):
 
     prompt_bytes_per_token: Annotated[int, Field(ge=1)] = 16  # JSON text of a prompt, per token of the context length
     choice_bytes: Annotated[int, Field(ge=1024)] = 32 * 1024**2  # sequences of a request x bytes of their fields
+    in_flight_bytes: Annotated[int, Field(ge=1024)] = 512 * 1024**2  # bodies of requests in flight, of each process
     nesting: Annotated[int, Field(ge=8, le=100)] = 100  # of arrays and objects
     messages: Annotated[int, Field(ge=1)] = 1024
     content_parts: Annotated[int, Field(ge=1)] = 1024  # of all messages of a request

@@ -6,6 +6,7 @@ Installation, verification, the page docs/sglang-hooks.md and the tests are made
 from __future__ import annotations
 
 from engine.hooks import cpu, identity, inspection, lora_kernels, memory_pool, packed, positions, reft, updates, uses
+from engine.hooks.bounds import grammars, preparation
 from engine.hooks.hook import Hook, HookGroup, HookKind, Platform
 
 _ADAPTER_ROLES = frozenset({"prefill", "unified"})
@@ -238,6 +239,64 @@ GROUPS: tuple[HookGroup, ...] = (
                 roles=frozenset({"prefill"}),
                 source_sha256="e704b6ed9f432d690012354c6c04150abd5cb1f4991ad68b9fc5407fc6916eb0",
                 why="a prompt that is only scored needs no decode worker, and may not fit into one batch",
+            ),
+        ),
+    ),
+    HookGroup(
+        lacking="A bound on compiled grammars",
+        upstream="none; SGLang and xgrammar keep every grammar, and compile as many at a time as there are threads",
+        remove_when="SGLang bounds its cache of grammars, and xgrammar's",
+        hooks=(
+            Hook(
+                name="grammars_are_forgotten",
+                target="sglang.srt.constrained.base_grammar_backend.BaseGrammarBackend.__init__",
+                kind=HookKind.AFTER,
+                fn=grammars.keep_the_latest,
+                source_sha256="3cbfdbe2e8000e6839f5864dd92563b8e0114949a65ac5d333b2ccb577de9bb5",
+                why="each distinct grammar would keep memory for good, 40 MiB for one of 285 KiB",
+            ),
+            Hook(
+                name="compiled_parts_are_forgotten",
+                target="sglang.srt.constrained.xgrammar_backend.GrammarCompiler",
+                kind=HookKind.GLOBAL,
+                fn=grammars.with_a_bounded_cache,
+                source_sha256="2f924bdfd9881dd5f39d03055719cab78c4f1082f14b4c49d1d53e57cfcc38df",
+                why="the compiler has a cache of its own without a bound, and threads for all cores",
+            ),
+        ),
+    ),
+    HookGroup(
+        lacking="Preparation of requests off the server's event loop",
+        upstream="--enable-dynamic-batch-tokenizer is for texts of completions only; chats are tokenised on the loop",
+        remove_when="SGLang renders templates, checks tools and tokenises in threads",
+        hooks=(
+            Hook(
+                name="long_requests_are_prepared_in_threads",
+                target="sglang.srt.entrypoints.openai.serving_base.OpenAIServingBase.handle_request",
+                fn=preparation.prepare_in_a_thread,
+                source_sha256="f2031b1b78706769ff26d950ed6736a0fa9ad6f6c648727dee6a703bdcccab24",
+                why="a long chat or a large tool would stop the server for all other requests while it is prepared",
+            ),
+            Hook(
+                name="long_texts_are_tokenized_in_threads",
+                target="sglang.srt.managers.tokenizer_manager.TokenizerManager._tokenize_texts",
+                fn=preparation.tokenize_in_a_thread,
+                source_sha256="d81a622a472b2cdf59b03486cc99667444875a0f62822c16272f66b81eeb83bd",
+                why="so would the text of a completion or a score",
+            ),
+            Hook(
+                name="token_ids_are_answered_in_threads",
+                target="sglang.srt.entrypoints.openai.serving_tokenize.OpenAIServingTokenize._handle_non_streaming_request",
+                fn=preparation.answer_in_a_thread,
+                source_sha256="40370192b64eabe27576ae6b70f42d7531407440d121f7b6d5f84a8eb4cf4c94",
+                why="so would a text whose token ids are asked for",
+            ),
+            Hook(
+                name="texts_are_answered_in_threads",
+                target="sglang.srt.entrypoints.openai.serving_tokenize.OpenAIServingDetokenize._handle_non_streaming_request",
+                fn=preparation.answer_in_a_thread,
+                source_sha256="ea72b3218b38736dc987ec8618659e7a7505af8d8b8012f1cc56bf7f182ce003",
+                why="so would many token ids whose text is asked for",
             ),
         ),
     ),

@@ -18,8 +18,9 @@ from router.generation.generation import Generation
 from router.generation.request_state import Requests, RequestState
 from router.http.client_connection import SCOPE_KEY, ClientConnection
 from router.identity.principal import Principal, cache_namespace, principal_of
+from router.protocol.body_room import BodyRoom, BodyShare
 from router.protocol.field_values import Limits
-from router.protocol.request_body import ClientGone, read_body
+from router.protocol.request_body import ClientGone
 from router.protocol.sse import Signature
 from router.protocol.validation import Endpoint, validate
 from router.revisions.adapter_service import AdapterService
@@ -40,6 +41,7 @@ class CompletionsEndpoint:
         backends: Backends,
         adapters: AdapterService,
         requests: Requests,
+        room: BodyRoom,
         *,
         limits: Limits,
         fingerprint: str,
@@ -49,6 +51,7 @@ class CompletionsEndpoint:
         self._backends = backends
         self._adapters = adapters
         self._requests = requests
+        self._room = room
         self._limits = limits
         self._fingerprint = fingerprint
         self._tracing = tracing
@@ -59,12 +62,13 @@ class CompletionsEndpoint:
         with (
             self._requests.record(scope["request_id"], self._endpoint.label, _client_request_id(headers)) as request,
             self._tracing.begin(self._span_name, headers) as request.span,
+            self._room.share() as share,
         ):
             client = ClientAnswer(scope[SCOPE_KEY], request, timeout_s=self._backends.config.event_gap_timeout_s)
             has_disconnected = False
             try:
                 async with client_deadline(headers, request.age_s):
-                    await self._serve(headers, receive, request, client, scope[SCOPE_KEY], principal_of(scope))
+                    await self._serve(headers, receive, share, request, client, scope[SCOPE_KEY], principal_of(scope))
             except ClientGone:
                 has_disconnected = True
             except (RouterError, AdapterError) as error:
@@ -81,6 +85,7 @@ class CompletionsEndpoint:
         self,
         headers: dict[bytes, bytes],
         receive: Any,
+        share: BodyShare,
         request: RequestState,
         client: ClientAnswer,
         connection: ClientConnection,
@@ -88,8 +93,8 @@ class CompletionsEndpoint:
     ) -> None:
         config = self._backends.config
         with request.span.child("admission"):
-            body = await read_body(headers, receive, max_bytes=config.max_body_bytes, timeout_s=config.body_timeout_s)
-            validated = validate(self._endpoint, body, self._limits)
+            body = await share.read(headers, receive, max_bytes=config.max_body_bytes, timeout_s=config.body_timeout_s)
+            validated = await self._room.decode(validate, self._endpoint, body, self._limits, num_bytes=len(body))
         request.is_streaming = validated.is_streaming
         request.wants_explanations = config.debug_header and headers.get(b"x-prelude-debug") == b"placement"
         with request.span.child("resolve"):

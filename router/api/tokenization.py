@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,10 +14,11 @@ from starlette.routing import Route
 from router.errors import InvalidField, RefusedField
 from router.generation.backends import Backends
 from router.generation.tokenizer_calls import DETOKENIZE, TOKENIZE, ask_tokenizer
+from router.protocol.body_room import BodyRoom
 from router.protocol.field_values import Limits, boolean, check_token_ids, decoded, string
 from router.protocol.fields import ADAPTER, DETOKENIZE_FIELDS, REFUSED, TOKENIZE_FIELDS
 from router.protocol.json_answer import json_answer
-from router.protocol.request_body import ClientGone, Fields, read_body, split
+from router.protocol.request_body import ClientGone, Fields, split
 from router.protocol.rules import RULES
 from router.revisions.adapter_service import AdapterService
 from router.revisions.resolve import resolve
@@ -34,8 +36,9 @@ class _Named:
 class TokenizationEndpoint:
     """Adapters change no tokenizer, so a model's name only has to exist."""
 
-    def __init__(self, backends: Backends, adapters: AdapterService, limits: Limits) -> None:
+    def __init__(self, backends: Backends, adapters: AdapterService, room: BodyRoom, limits: Limits) -> None:
         self._backends = backends
+        self._room = room
         self._adapters = adapters
         self._limits = limits
 
@@ -48,24 +51,25 @@ class TokenizationEndpoint:
 
     async def tokenize(self, request: Request) -> Response:
         """The ids of `prompt`, a string or a list of them, or of `messages` in the chat template."""
-        fields = await self._fields(request, TOKENIZE_FIELDS)
+        return await self._answer(request, TOKENIZE, TOKENIZE_FIELDS, self._check_text)
+
+    async def detokenize(self, request: Request) -> Response:
+        """The text of `tokens`, as `text` (SGLang's name) and as `prompt` (vLLM's)."""
+        return await self._answer(request, DETOKENIZE, DETOKENIZE_FIELDS, self._check_tokens)
+
+    def _check_text(self, fields: Fields) -> None:
         if ("prompt" in fields) == ("messages" in fields):
             raise InvalidField("prompt or messages is required, and not both", param="prompt")
-        if "messages" in fields:
-            for name in fields.keys() & RULES.keys() - {"prompt"}:
-                RULES[name].check(fields, name, self._limits)
-        else:
+        for name in fields.keys() & RULES.keys() - {"prompt"}:
+            RULES[name].check(fields, name, self._limits)
+        if "prompt" in fields:
             self._limits.check_prompt_size("prompt", len(memoryview(fields["prompt"])))
             prompt = decoded(fields, "prompt", str | list[str], "a string or a list of strings")
             if prompt == []:
                 raise InvalidField("prompt must not be empty", param="prompt")
         boolean(fields, "add_special_tokens")
-        answer = await self._ask(request, TOKENIZE, fields)
-        return Response(answer, media_type="application/json")
 
-    async def detokenize(self, request: Request) -> Response:
-        """The text of `tokens`, as `text` (SGLang's name) and as `prompt` (vLLM's)."""
-        fields = await self._fields(request, DETOKENIZE_FIELDS)
+    def _check_tokens(self, fields: Fields) -> None:
         expected = "a list of token ids, or a list of such lists"
         if "tokens" not in fields:
             raise InvalidField(f"tokens is required: {expected}", param="tokens")
@@ -75,19 +79,30 @@ class TokenizationEndpoint:
         for each in ids if has_lists else [ids]:
             check_token_ids("tokens", each, self._limits)
         boolean(fields, "skip_special_tokens")
-        text = msgspec.json.decode(await self._ask(request, DETOKENIZE, fields))["text"]
+
+    async def _answer(
+        self, request: Request, path: str, known: frozenset[str], check: Callable[[Fields], None]
+    ) -> Response:
+        config, headers = self._backends.config, dict(request.scope["headers"])
+        with self._room.share() as share:
+            try:
+                body = await share.read(
+                    headers, request.receive, max_bytes=config.max_body_bytes, timeout_s=config.body_timeout_s
+                )
+            except ClientGone:
+                return Response()  # for nobody
+            fields = await self._room.decode(self._decode, body, known, check, num_bytes=len(body))
+            base = self._backends.model
+            named = _Named(string(fields, "model") or base, string(fields, ADAPTER))
+            await resolve(named, base, self._adapters)
+            answer = await self._ask(request, path, {name: value for name, value in fields.items() if name in known})
+        if path == TOKENIZE:
+            return Response(answer, media_type="application/json")
+        text = msgspec.json.decode(answer)["text"]
         return json_answer({"text": text, "prompt": text})
 
-    async def _fields(self, request: Request, known: frozenset[str]) -> Fields:
-        """The request's fields without nulls and without `model` and `adapter`, which must exist if they are given."""
-        config = self._backends.config
-        try:
-            headers = dict(request.scope["headers"])
-            body = await read_body(
-                headers, request.receive, max_bytes=config.max_body_bytes, timeout_s=config.body_timeout_s
-            )
-        except ClientGone:
-            return {}
+    def _decode(self, body: bytes, known: frozenset[str], check: Callable[[Fields], None]) -> Fields:
+        """The fields without nulls. Raises RequestError."""
         fields = {}
         for name, value in split(body, self._limits.request.nesting).items():
             if value == _NULL:
@@ -99,10 +114,8 @@ class TokenizationEndpoint:
                     f"{name[:60]} is not a field of this request; it takes {', '.join(sorted(known))}", param=name[:60]
                 )
             fields[name] = value
-        base = self._backends.model
-        named = _Named(string(fields, "model") or base, string(fields, ADAPTER))
-        await resolve(named, base, self._adapters)
-        return {name: value for name, value in fields.items() if name in known}
+        check({name: value for name, value in fields.items() if name in known})
+        return fields
 
     async def _ask(self, request: Request, path: str, fields: Fields) -> bytes:
         body: dict[str, Any] = {**fields, "model": self._backends.model}

@@ -19,6 +19,13 @@ _ONE, _FALSE = msgspec.Raw(b"1"), msgspec.Raw(b"false")
 NOBODY = "2.2.2.2"
 
 
+# One part for most requests. A long prompt is a part of its own, the client's bytes, which all calls of a request
+# share.
+Body = bytes | tuple[bytes | memoryview, ...]
+_LONG = 16 * 1024
+_PROMPTS = ("messages", "prompt", "input_ids", "text", "tools", "suffix")
+
+
 @dataclass(frozen=True, slots=True)
 class KvHandoff:
     """Identifies one KV transfer: a KV room at the prefill worker, one request id at both engines."""
@@ -38,10 +45,10 @@ class KvHandoff:
         return cls(rid, secrets.randbits(63), NOBODY, prefill.kv_bootstrap_port)
 
 
-def decode_body(sequence: Sequence, model: str, handoff: KvHandoff, *, wants_prompt_logprobs: bool = False) -> bytes:
+def decode_body(sequence: Sequence, model: str, handoff: KvHandoff, *, wants_prompt_logprobs: bool = False) -> Body:
     """The decode call: the client's request on the base model. No parameter can name an adapter."""
     fields = _common_fields(sequence, model, handoff.rid, wants_prompt_logprobs) | _handoff_fields(handoff)
-    return msgspec.json.encode(fields)
+    return _encoded(fields)
 
 
 def prefill_body(
@@ -52,13 +59,13 @@ def prefill_body(
     namespace: str,
     revision_id: str | None,
     wants_prompt_logprobs: bool = False,
-) -> bytes:
+) -> Body:
     """The prefill call: the same prompt, under the revision, in this namespace of the prefix cache."""
     fields = _common_fields(sequence, model, handoff.rid, wants_prompt_logprobs)
     fields |= _handoff_fields(handoff) | _adapter_fields(namespace, revision_id)
     fields.pop("stream_options", None)
     fields["stream"] = _FALSE
-    return msgspec.json.encode(fields)
+    return _encoded(fields)
 
 
 def unified_body(
@@ -69,10 +76,10 @@ def unified_body(
     namespace: str,
     revision_id: str | None,
     wants_prompt_logprobs: bool = False,
-) -> bytes:
+) -> Body:
     """The call to a unified worker: the client's request, under the revision, in this namespace of the prefix cache."""
     fields = _common_fields(sequence, model, rid, wants_prompt_logprobs) | _adapter_fields(namespace, revision_id)
-    return msgspec.json.encode(fields)
+    return _encoded(fields)
 
 
 def scoring_body(
@@ -84,14 +91,14 @@ def scoring_body(
     namespace: str,
     revision_id: str | None,
     wants_prompt_logprobs: bool = False,
-) -> bytes:
+) -> Body:
     """A call that only reads its prompt, at a prefill or a unified worker. Its one generated token is for nobody."""
     fields = _common_fields(sequence, model, rid, wants_prompt_logprobs) | _adapter_fields(namespace, revision_id)
     if "prompt" in fields:  # a completion; a score has its own sampling parameters
         fields["max_tokens"] = _ONE
     if worker.role == "prefill":
         fields |= _handoff_fields(KvHandoff.to_nobody(worker, rid))
-    return msgspec.json.encode(fields)
+    return _encoded(fields)
 
 
 def _common_fields(sequence: Sequence, model: str, rid: str, wants_prompt_logprobs: bool) -> Fields:
@@ -118,3 +125,14 @@ def _handoff_fields(handoff: KvHandoff) -> Fields:
 
 def _raw(value: object) -> msgspec.Raw:
     return msgspec.Raw(msgspec.json.encode(value))
+
+
+def _encoded(fields: Fields) -> Body:
+    long = [name for name in _PROMPTS if name in fields and len(memoryview(fields[name])) > _LONG]
+    if not long:
+        return msgspec.json.encode(fields)
+    short = msgspec.json.encode({name: value for name, value in fields.items() if name not in long})  # never empty
+    parts: list[bytes | memoryview] = [short[:-1]]
+    for name in long:
+        parts += [b',"%b":' % name.encode(), memoryview(fields[name])]
+    return (*parts, b"}")

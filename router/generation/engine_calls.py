@@ -16,6 +16,7 @@ from router.errors import BrokenAnswer, RouterError, WorkerLost
 from router.fleet.fleet_state import WorkerView
 from router.fleet.worker_errors import engine_error
 from router.fleet.worker_loads import Hold
+from router.generation.engine_bodies import Body
 from router.http.engine_connections import EngineConnection, EngineConnections
 from router.metrics import Metrics
 from router.protocol.sse import EventSplitter
@@ -53,9 +54,7 @@ class Engines:
                 if self._aborts:
                     await asyncio.wait(self._aborts, timeout=_ABORT_TIMEOUT_S)
 
-    def call(
-        self, worker: WorkerView, path: str, body: bytes, rid: str, hold: Hold, span: Span = NO_SPAN
-    ) -> EngineCall:
+    def call(self, worker: WorkerView, path: str, body: Body, rid: str, hold: Hold, span: Span = NO_SPAN) -> EngineCall:
         """Make a call to one engine without sending it. The call releases `hold` and ends `span` at its end."""
         return EngineCall(self, worker, path, body, rid, hold, span)
 
@@ -91,7 +90,7 @@ class EngineCall:
     """
 
     def __init__(
-        self, engines: Engines, worker: WorkerView, path: str, body: bytes, rid: str, hold: Hold, span: Span
+        self, engines: Engines, worker: WorkerView, path: str, body: Body, rid: str, hold: Hold, span: Span
     ) -> None:
         self.worker = worker
         self.rid = rid

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections.abc import Callable, Coroutine, Iterable
+from typing import Any
 
 from router.generation.backends import Backends
 from router.generation.client_answer import ClientAnswer
@@ -53,12 +55,12 @@ class Generation:
     async def _answer_whole(self) -> None:
         sequences = list(self._validated.sequences())
         if (labels := self._validated.labels) is not None:
-            answers = await _gather([self._sequence_answer(sequence) for sequence in sequences])
+            answers = await _gather(self._sequence_answer, sequences)
             answer = score_answer(answers, labels, answer_id=self._answer_id, model=self._backends.model)
         elif len(sequences) == 1:
             answer = await self._sequence_answer(sequences[0])
         else:
-            tasks = await _gather([self._sequence_answer(sequence) for sequence in sequences])
+            tasks = await _gather(self._sequence_answer, sequences)
             answer = merged_answer(tasks, answer_id=self._answer_id, num_per_prompt=self._validated.num_per_prompt)
         if count := _COMPLETION_TOKENS.search(answer):
             self._request.num_completion_tokens = int(count[1])
@@ -95,18 +97,24 @@ class Generation:
                 first = await run.begin()
                 write(await run.relay(first, write, self._client))
 
-        await _gather([stream(sequence) for sequence in self._validated.sequences()])
+        await _gather(stream, self._validated.sequences())
         await self._client.end_stream(self._signature.on_events(streams.end()))
 
     def _sequence_run(self, sequence: Sequence) -> SequenceRun:
         return SequenceRun(self._backends, self._generation_request, sequence, self._request)
 
 
-async def _gather(coroutines: list) -> list:
-    """All results in order. The first failure cancels the others and is raised without its group."""
+async def _gather(run: Callable[[Sequence], Coroutine[Any, Any, Any]], sequences: Iterable[Sequence]) -> list:
+    """All results in order. The first failure cancels the others and is raised without its group.
+
+    Other requests have their turns between two starts: 128 at once would hold the event loop for 0.1 s.
+    """
+    tasks = []
     try:
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(coroutine) for coroutine in coroutines]
+            for sequence in sequences:
+                tasks.append(group.create_task(run(sequence)))
+                await asyncio.sleep(0)
     except ExceptionGroup as failures:
         raise failures.exceptions[0] from failures
     return [task.result() for task in tasks]

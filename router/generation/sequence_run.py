@@ -29,7 +29,7 @@ from router.fleet.worker_loads import Hold
 from router.generation.attempt import Attempt
 from router.generation.backends import Backends
 from router.generation.client_answer import ClientAnswer
-from router.generation.engine_bodies import KvHandoff, decode_body, prefill_body, scoring_body, unified_body
+from router.generation.engine_bodies import Body, KvHandoff, decode_body, prefill_body, scoring_body, unified_body
 from router.generation.engine_calls import EngineCall
 from router.generation.pair_attempt import PairAttempt
 from router.generation.placement_search import PlacementSearch
@@ -309,7 +309,7 @@ class SequenceRun:
         if cached is not None:
             self._backends.placer.found_cached(placed, int(cached[1]))
 
-    def _call(self, worker: WorkerView, body: bytes, rid: str, hold: Hold) -> EngineCall:
+    def _call(self, worker: WorkerView, body: Body, rid: str, hold: Hold) -> EngineCall:
         path = self._validated.endpoint.engine_path
         span = self._span.child(worker.role, {"prelude.worker": worker.name, "prelude.rid": rid}, "client")
         return self._backends.engines.call(worker, path, body, rid, hold, span)

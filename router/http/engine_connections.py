@@ -104,15 +104,28 @@ class EngineConnection(asyncio.Protocol):
         self._exchange: Exchange | None = None
         self._is_lost = False
 
-    def send(self, path: str, body: bytes, exchange: Exchange, more: Mapping[str, str] = _NO_HEADERS) -> None:
-        """Send a request with more headers; its response goes to the exchange, which calls `finish` or `close`."""
+    def send(
+        self,
+        path: str,
+        body: bytes | tuple[bytes | memoryview, ...],
+        exchange: Exchange,
+        more: Mapping[str, str] = _NO_HEADERS,
+    ) -> None:
+        """Send a request with more headers; its response goes to the exchange, which calls `finish` or `close`.
+
+        A body in parts is not joined: uvloop keeps references to what the socket does not take at once.
+        """
         self._exchange = exchange
         self._parser = httptools.HttpResponseParser(exchange)
         if self._is_lost:  # since it was taken or made
             asyncio.get_running_loop().call_soon(self.connection_lost, None)
             return
         lines = b"".join([f"{name}: {value}\r\n".encode() for name, value in more.items()]) if more else b""
-        self._transport.write(_REQUEST % (path.encode(), _host(self.url), len(body), lines, body))
+        if isinstance(body, bytes):
+            self._transport.write(_REQUEST % (path.encode(), _host(self.url), len(body), lines, body))
+        else:
+            head = _REQUEST % (path.encode(), _host(self.url), sum(map(len, body)), lines, b"")
+            self._transport.writelines([head, *body])
 
     @property
     def status(self) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from itertools import accumulate
 from typing import Any
 
@@ -29,8 +30,18 @@ class ClientGone(Exception):
     """The client closed its connection."""
 
 
-async def read_body(headers: dict[bytes, bytes], receive: Any, *, max_bytes: int, timeout_s: float) -> bytes:
-    """Read the whole body. Raises RequestError, for a declared length over the limit before reading, or ClientGone."""
+async def read_body(
+    headers: dict[bytes, bytes],
+    receive: Any,
+    *,
+    max_bytes: int,
+    timeout_s: float,
+    on_bytes: Callable[[int], None] | None = None,
+) -> bytes:
+    """Read the whole body. Raises RequestError, for a declared length over the limit before reading, or ClientGone.
+
+    `on_bytes` gets the size of each part that arrives; its errors end the reading.
+    """
     media_type = headers.get(b"content-type", b"").split(b";")[0].strip().lower()
     if media_type != b"application/json":
         shown = media_type.decode("latin-1") or "none"
@@ -52,6 +63,8 @@ async def read_body(headers: dict[bytes, bytes], receive: Any, *, max_bytes: int
                 size += len(chunks[-1])
                 if size > max_bytes:
                     raise too_large
+                if on_bytes is not None:
+                    on_bytes(len(chunks[-1]))
                 if not message.get("more_body", False):
                     return b"".join(chunks)
     except TimeoutError:

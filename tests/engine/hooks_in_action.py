@@ -37,6 +37,7 @@ def observe() -> dict:
     import torch
     import zmq
     from sglang.srt.constrained import xgrammar_backend
+    from sglang.srt.constrained.base_grammar_backend import BaseGrammarBackend, InvalidGrammarObject
     from sglang.srt.disaggregation.nixl import conn
     from sglang.srt.entrypoints.openai import serving_tokenize
     from sglang.srt.lora import layers
@@ -64,6 +65,11 @@ def observe() -> dict:
     def masked(apply, target):
         apply(logits=target, vocab_mask=mask)
         return torch.isfinite(target[0]).nonzero().flatten().tolist()
+
+    def num_kept(backend):
+        for number in range(1000):
+            backend.set_cache(("json", str(number)), InvalidGrammarObject("no"))
+        return [len(backend.cache), backend.get_cached_or_future_value(("json", "999"), False)[1]]
 
     resident = types.SimpleNamespace(
         loras={"sha256:1": object()}, create_lora_update_result=lambda success: f"success={success}"
@@ -167,6 +173,10 @@ def observe() -> dict:
         "kv_is_host_memory": outcome(lambda: conn._normalize_kv_mem_kinds(None, 2)),
         "kv_is_cut_in_host_memory": outcome(lambda: conn.NixlKVManager._prepare_payload_xfer(prefill, decode)),
         "kv_progress_thread_sleeps": config.pthrDelay,
+        "grammars_are_forgotten": outcome(lambda: num_kept(BaseGrammarBackend())),
+        "compiled_parts_are_forgotten": outcome(
+            lambda: getattr(xgrammar_backend.GrammarCompiler, "keywords", {}).get("cache_limit_bytes", -1)
+        ),
         "grammar_masks_do_not_pin": outcome(lambda: list(xgrammar_backend._allocate_token_bitmask(64, 1).shape)),
         "grammar_masks_on_cpu": outcome(
             lambda: masked(xgrammar_backend.XGrammarGrammar.apply_vocab_mask.__get__(object()), logits)

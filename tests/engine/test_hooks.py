@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from engine.hooks.bounds.grammars import MAX_BYTES, MAX_GRAMMARS
 from engine.hooks.ledger import HOOKS, hooks_for
 
 # Checks of what each target does without our hook, and with it.
@@ -32,6 +33,8 @@ EXPECTED = {
     "kv_is_host_memory": (lambda seen: seen == ["VRAM", "VRAM"], lambda seen: seen == ["DRAM", "DRAM"]),
     "kv_is_cut_in_host_memory": (lambda seen: "not implemented" in seen, lambda seen: seen == ["DRAM", "DRAM"]),
     "kv_progress_thread_sleeps": (lambda seen: seen == 0, lambda seen: seen > 0),
+    "grammars_are_forgotten": (lambda seen: seen == [1000, True], lambda seen: seen == [MAX_GRAMMARS, True]),
+    "compiled_parts_are_forgotten": (lambda seen: seen == -1, lambda seen: seen == MAX_BYTES),
     "grammar_masks_do_not_pin": (lambda seen: "Error" in seen, lambda seen: seen == [1, 2]),
     "grammar_masks_on_cpu": (lambda seen: "Unsupported device" in seen, lambda seen: seen == [0, 2]),
     "grammar_backend_masks_on_cpu": (lambda seen: "Unsupported device" in seen, lambda seen: seen == [0, 2]),
@@ -60,6 +63,10 @@ SHOWN_ELSEWHERE = {
     "uses_end_with_aborts": "tests/unit/engine/test_use_hooks.py",
     "uses_end_with_refusals": "test_unified.py::test_clients_that_leave_use_nothing",
     "sglang_counts_no_uses": "tests/unit/engine/test_use_hooks.py",
+    "long_requests_are_prepared_in_threads": "tests/unit/engine/test_bounds_hooks.py",
+    "long_texts_are_tokenized_in_threads": "tests/unit/engine/test_bounds_hooks.py",
+    "token_ids_are_answered_in_threads": "tests/unit/engine/test_bounds_hooks.py",
+    "texts_are_answered_in_threads": "tests/unit/engine/test_bounds_hooks.py",
     "memory_pool_is_complemented": "test_unified.py::test_parity_alone",
     "reft_in_prefill_graphs": "test_bfloat16.py on a GPU; tests/unit/engine/test_reft.py what it is for",
     "slots_are_filled_at_once": "test_unified.py::test_more_adapters_than_slots_at_once",

@@ -32,6 +32,7 @@ adapters adapters.verification
 samples
 engine.errors engine.pin engine.step_times engine.vital_signs engine.cpu_support
 engine.client engine.adapter_slots
+engine.hooks.bounds
 engine.hooks
 engine.plugin
 engine.arguments

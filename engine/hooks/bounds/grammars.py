@@ -1,0 +1,68 @@
+"""Bodies of the hooks that bound compiled grammars. SGLang, and the compiler in it, keep each one for good."""
+
+from __future__ import annotations
+
+import os
+from collections import OrderedDict
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any
+
+MAX_GRAMMARS = 256
+MAX_BYTES = 256 * 1024**2  # of one scheduler's grammars; the compiler keeps as much of their parts
+COMPILATIONS = 2  # at a time; others wait in order
+_MIN_BYTES = 16 * 1024  # that any grammar counts for, also one that failed to compile
+
+
+class CompiledGrammars(OrderedDict[Any, Any]):
+    """Compiled grammars by key, the least recently used first, within bounds on their number and bytes.
+
+    In place of SGLang's dict. A grammar that is in use lives on outside of it. A copy is not made of what is returned:
+    the backend copies.
+    """
+
+    def __init__(self, *, max_grammars: int = MAX_GRAMMARS, max_bytes: int = MAX_BYTES) -> None:
+        super().__init__()
+        self._max_grammars, self._max_bytes = max_grammars, max_bytes
+        self._sizes: dict[Any, int] = {}
+        self._num_bytes = 0
+
+    def get(self, key: Any, default: Any = None) -> Any:
+        if key not in self:
+            return default
+        self.move_to_end(key)
+        return self[key]
+
+    def __setitem__(self, key: Any, grammar: Any) -> None:
+        size = max(_MIN_BYTES, _num_bytes(grammar)) + sum(map(len, key))
+        self._num_bytes += size - self._sizes.pop(key, 0)
+        self._sizes[key] = size
+        super().__setitem__(key, grammar)
+        self.move_to_end(key)
+        while self and (len(self) > self._max_grammars or self._num_bytes > self._max_bytes):
+            oldest, _ = self.popitem(last=False)
+            self._num_bytes -= self._sizes.pop(oldest)
+
+    def clear(self) -> None:
+        super().clear()
+        self._sizes.clear()
+        self._num_bytes = 0
+
+
+def keep_the_latest(_result: None, backend: Any, *_args: Any, **_kwargs: Any) -> None:
+    """Give a new grammar backend a bounded cache, and few threads."""
+    backend.cache = CompiledGrammars()
+    backend.executor.shutdown(wait=False)
+    backend.executor = ThreadPoolExecutor(COMPILATIONS, thread_name_prefix="grammar")
+
+
+def with_a_bounded_cache(compiler: Any) -> Any:
+    """xgrammar's compiler, which has a cache of its own, and as many threads as half the cores."""
+    threads = max(1, min(8, (os.cpu_count() or 2) // 2))
+    return partial(compiler, max_threads=threads, cache_limit_bytes=MAX_BYTES)
+
+
+def _num_bytes(grammar: Any) -> int:
+    """Of a compiled grammar, also one in the wrapper for reasoning models."""
+    compiled = getattr(grammar, "ctx", None) or getattr(getattr(grammar, "grammar", None), "ctx", None)
+    return int(getattr(compiled, "memory_size_bytes", 0))

@@ -1,0 +1,91 @@
+"""Bodies of the hooks that prepare long requests in threads: templates, schemas of tools, tokenisation.
+
+SGLang does this on the event loop of its HTTP server, which stands still meanwhile: 0.2 s for a prompt of 100,000
+tokens. Its own functions run in the threads; short requests stay on the loop, where they are quicker.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+LONG_BYTES = 4096  # of a request's body; of a text, characters
+_threads = ThreadPoolExecutor(2, thread_name_prefix="preparation")
+
+
+class _Prepared:
+    """Stands in for SGLang's handler in one request: two of its steps are done, the rest is its own."""
+
+    def __init__(self, handler: Any) -> None:
+        self._handler = handler
+        self._problem: Callable[[], Any] = _nothing
+        self._converted: Callable[[], Any] = _nothing
+
+    def prepare(self, request: Any, raw_request: Any) -> None:
+        self._problem = _outcome(self._handler._validate_request, request)
+        try:
+            if self._problem():
+                return
+        except Exception:  # noqa: BLE001 the caller raises it again
+            return
+        self._converted = _outcome(self._handler._convert_to_internal_request, request, raw_request)
+
+    def _validate_request(self, _request: Any) -> Any:
+        return self._problem()
+
+    def _convert_to_internal_request(self, _request: Any, _raw_request: Any = None) -> Any:
+        return self._converted()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._handler, name)
+
+
+async def prepare_in_a_thread(original, handler, request, raw_request):
+    """Handle a request; a long one is validated and converted in a thread."""
+    if _num_bytes(raw_request) <= LONG_BYTES:
+        return await original(handler, request, raw_request)
+    prepared = _Prepared(handler)
+    await asyncio.get_running_loop().run_in_executor(_threads, prepared.prepare, request, raw_request)
+    return await original(prepared, request, raw_request)
+
+
+async def tokenize_in_a_thread(original, manager, texts, is_cross_encoder=False):
+    """Tokenise a text; a long one in a thread. The original awaits nothing."""
+    if len(texts) <= LONG_BYTES if isinstance(texts, str) else sum(map(len, texts)) <= LONG_BYTES:
+        return await original(manager, texts, is_cross_encoder)
+    return await asyncio.get_running_loop().run_in_executor(
+        _threads, lambda: asyncio.run(original(manager, texts, is_cross_encoder))
+    )
+
+
+async def answer_in_a_thread(original, handler, adapted_request, request, raw_request):
+    """Answer a request for token ids or their text; a long one in a thread. The original awaits nothing."""
+    if _num_bytes(raw_request) <= LONG_BYTES:
+        return await original(handler, adapted_request, request, raw_request)
+    return await asyncio.get_running_loop().run_in_executor(
+        _threads, lambda: asyncio.run(original(handler, adapted_request, request, raw_request))
+    )
+
+
+def _num_bytes(raw_request: Any) -> int:
+    length = raw_request.headers.get("content-length", "") if raw_request is not None else ""
+    return int(length) if length.isdigit() else LONG_BYTES + 1
+
+
+def _nothing() -> None:
+    return None
+
+
+def _outcome(function: Callable[..., Any], *arguments: Any) -> Callable[[], Any]:
+    """What a call returns or raises, to be returned or raised later."""
+    try:
+        result = function(*arguments)
+    except Exception as error:  # noqa: BLE001 raised again by the caller
+        return lambda error=error: _raise(error)  # type: ignore[misc]
+    return lambda: result
+
+
+def _raise(error: Exception) -> Any:
+    raise error

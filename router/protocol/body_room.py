@@ -1,0 +1,74 @@
+"""Room for requests' bodies: a bound on those in flight, and threads that decode large ones off the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+from router.errors import TooManyBytes
+from router.protocol.request_body import LARGE_BYTES, read_body
+
+_THREADS = 2
+
+Result = TypeVar("Result")
+
+
+class BodyRoom:
+    """Owned by the router; one for all its endpoints."""
+
+    def __init__(self, most_bytes: int) -> None:
+        self._most_bytes = most_bytes
+        self._num_bytes = 0
+        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="body")
+
+    @property
+    def num_bytes(self) -> int:
+        """Of the bodies in flight."""
+        return self._num_bytes
+
+    @contextmanager
+    def share(self) -> Iterator[BodyShare]:
+        """One request's share, given back at the end of the block."""
+        share = BodyShare(self)
+        try:
+            yield share
+        finally:
+            self._num_bytes -= share.num_bytes
+
+    def take(self, share: BodyShare, num_bytes: int) -> None:
+        """Raises TooManyBytes."""
+        if self._num_bytes + num_bytes > self._most_bytes:
+            raise TooManyBytes(
+                f"the requests in flight have {self._num_bytes} bytes of the {self._most_bytes} that are accepted; try "
+                "again soon"
+            )
+        self._num_bytes += num_bytes
+        share.num_bytes += num_bytes
+
+    async def decode(self, decode: Callable[..., Result], *arguments: Any, num_bytes: int) -> Result:
+        """`decode(*arguments)`, for a large body in a thread. Its steps are short, so the event loop runs between."""
+        if num_bytes <= LARGE_BYTES:
+            return decode(*arguments)
+        return await asyncio.get_running_loop().run_in_executor(self._threads, decode, *arguments)
+
+    def close(self) -> None:
+        """Start no more decoding."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+class BodyShare:
+    """What one request's body takes."""
+
+    def __init__(self, room: BodyRoom) -> None:
+        self.num_bytes = 0
+        self._room = room
+
+    async def read(self, headers: dict[bytes, bytes], receive: Any, *, max_bytes: int, timeout_s: float) -> bytes:
+        """As `read_body`. Bytes are counted as they arrive. Raises TooManyBytes, too."""
+        return await read_body(headers, receive, max_bytes=max_bytes, timeout_s=timeout_s, on_bytes=self._take)
+
+    def _take(self, num_bytes: int) -> None:
+        self._room.take(self, num_bytes)

@@ -1,0 +1,141 @@
+"""Bounds on what one request may take of an engine: grammars are forgotten, long requests leave the event loop alone."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from engine.hooks.bounds import grammars, preparation
+from engine.hooks.bounds.grammars import CompiledGrammars
+
+KIB = 1024
+
+
+def grammar(num_bytes: int) -> Any:
+    return SimpleNamespace(ctx=SimpleNamespace(memory_size_bytes=num_bytes))
+
+
+def test_the_least_recently_used_grammar_is_forgotten() -> None:
+    cache = CompiledGrammars(max_grammars=3)
+    for name in "abc":
+        cache["ebnf", name] = grammar(0)
+    assert cache.get(("ebnf", "a")) is not None
+    cache["ebnf", "d"] = grammar(0)
+    assert [name for _, name in cache] == ["c", "a", "d"]
+    assert cache.get(("ebnf", "b")) is None
+
+
+def test_grammars_are_bounded_by_their_bytes() -> None:
+    cache = CompiledGrammars(max_bytes=100 * KIB)
+    for number in range(1000):
+        cache["ebnf", str(number)] = grammar(30 * KIB)
+    assert [name for _, name in cache] == ["997", "998", "999"]
+    cache["ebnf", "999"] = grammar(80 * KIB)  # the same one again
+    assert [name for _, name in cache] == ["999"]
+    cache["ebnf", "reasoning"] = SimpleNamespace(grammar=grammar(90 * KIB))
+    assert [name for _, name in cache] == ["reasoning"]
+    cache["ebnf", "too large"] = grammar(101 * KIB)
+    assert not cache
+    for number in range(1000):  # those that failed to compile have no size, but a key
+        cache["json", f"{number}" + "x" * 20 * KIB] = SimpleNamespace()
+    assert len(cache) == 2
+    cache.clear()
+    cache["json", "a"] = grammar(90 * KIB)
+    assert len(cache) == 1
+
+
+def test_a_backend_gets_a_bounded_cache_and_few_threads() -> None:
+    backend = SimpleNamespace(cache={}, executor=ThreadPoolExecutor())
+    grammars.keep_the_latest(None, backend)
+    assert isinstance(backend.cache, CompiledGrammars)
+    assert backend.executor._max_workers == grammars.COMPILATIONS
+
+
+def test_the_compilers_own_cache_is_bounded() -> None:
+    compiler = grammars.with_a_bounded_cache(lambda **options: options)
+    options = compiler(tokenizer_info="t")
+    assert options["tokenizer_info"] == "t"
+    assert options["cache_limit_bytes"] == grammars.MAX_BYTES
+    assert options["max_threads"] >= 1
+
+
+class Handler:
+    """The parts of SGLang's handler that the hook uses."""
+
+    def __init__(self, problem: str | Exception | None = None, failure: Exception | None = None) -> None:
+        self.threads: list[bool] = []
+        self._problem, self._failure = problem, failure
+
+    def _validate_request(self, request: str) -> str | None:
+        self.threads.append(threading.current_thread() is threading.main_thread())
+        if isinstance(self._problem, Exception):
+            raise self._problem
+        return self._problem
+
+    def _convert_to_internal_request(self, request: str, raw_request: Any) -> str:
+        self.threads.append(threading.current_thread() is threading.main_thread())
+        if self._failure is not None:
+            raise self._failure
+        return f"converted {request}"
+
+    def answer(self, converted: str) -> str:
+        return f"answered {converted}"
+
+
+async def handle(handler: Any, request: str, raw_request: Any) -> str:
+    """As SGLang's handle_request."""
+    if problem := handler._validate_request(request):
+        return f"refused: {problem}"
+    return handler.answer(handler._convert_to_internal_request(request, raw_request))
+
+
+def raw(num_bytes: int | None) -> Any:
+    return SimpleNamespace(headers={} if num_bytes is None else {"content-length": str(num_bytes)})
+
+
+@pytest.mark.parametrize("num_bytes", [10, 100_000, None])
+def test_long_requests_are_prepared_in_a_thread(num_bytes: int | None) -> None:
+    handler = Handler()
+    found = asyncio.run(preparation.prepare_in_a_thread(handle, handler, "r", raw(num_bytes)))
+    assert found == "answered converted r"
+    assert handler.threads == [num_bytes == 10] * 2
+
+
+def test_what_is_wrong_with_a_long_request_is_said_as_before() -> None:
+    for handler, expected in (
+        (Handler(problem="no"), "refused: no"),
+        (Handler(problem=ValueError("broken")), ValueError),
+        (Handler(failure=ValueError("broken")), ValueError),
+    ):
+        asking = preparation.prepare_in_a_thread(handle, handler, "r", raw(100_000))
+        if isinstance(expected, str):
+            assert asyncio.run(asking) == expected
+        else:
+            with pytest.raises(expected, match="broken"):
+                asyncio.run(asking)
+
+
+@pytest.mark.parametrize(("texts", "is_on_loop"), [("a", True), ("a" * 5000, False), (["a" * 3000] * 2, False)])
+def test_long_texts_are_tokenized_in_a_thread(texts: Any, is_on_loop: bool) -> None:
+    threads = []
+
+    async def tokenize(manager: str, texts: Any, is_cross_encoder: bool) -> tuple[list[int], None]:
+        threads.append(threading.current_thread() is threading.main_thread())
+        return [len(texts)], None
+
+    assert asyncio.run(preparation.tokenize_in_a_thread(tokenize, "m", texts)) == ([len(texts)], None)
+    assert threads == [is_on_loop]
+
+
+@pytest.mark.parametrize("num_bytes", [10, 100_000])
+def test_token_ids_of_long_texts_are_answered_in_a_thread(num_bytes: int) -> None:
+    async def answer(handler: str, adapted: str, request: str, raw_request: Any) -> bool:
+        return threading.current_thread() is threading.main_thread()
+
+    asking = preparation.answer_in_a_thread(answer, "h", "a", "r", raw(num_bytes))
+    assert asyncio.run(asking) is (num_bytes == 10)

@@ -1,0 +1,138 @@
+"""Bodies in flight are bounded, large ones are decoded off the event loop, and choices share their prompt's bytes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+
+import aiohttp
+import msgspec
+import pytest
+from support.router_stand_ins import after, eventually, running_cluster
+
+from router.api import completions
+from router.errors import TooManyBytes
+from router.generation.engine_bodies import unified_body
+from router.protocol.body_room import BodyRoom
+from router.protocol.field_values import Limits
+from router.protocol.validation import Endpoint, validate
+
+LONG = "word " * 40_000
+
+
+def test_bodies_in_flight_are_bounded() -> None:
+    async def scenario() -> None:
+        async with running_cluster(0, 0, 1, limits={"in_flight_bytes": 300_000}) as cluster:
+            (worker,) = cluster.unified
+            worker.engine.behaviours = [after(60)]
+            first = asyncio.create_task(cluster.post(prompt=LONG))
+            await eventually(lambda: asyncio.sleep(0, worker.engine.num_running), bool)
+            for path, fields in (("/v1/completions", {}), ("/v1/tokenize", {})):
+                status, answer, headers = await cluster.post(path, prompt=LONG, **fields)
+                assert (status, answer["error"]["code"]) == (429, "too_many_bytes")
+                assert headers["retry-after"] == "1"
+            assert (await cluster.post(prompt="Hi"))[0] == 200
+            first.cancel()
+            await asyncio.gather(first, return_exceptions=True)
+
+            async def page() -> str:
+                async with cluster.http.get(f"{cluster.url}/metrics") as response:
+                    return await response.text()
+
+            await eventually(page, lambda text: "prelude_router_body_bytes 0.0" in text)
+            assert (await cluster.post(prompt=LONG))[0] == 200
+
+    asyncio.run(scenario())
+
+
+def test_bytes_count_as_they_arrive_and_not_as_they_are_announced() -> None:
+    """Else a few connections that announce long bodies, and send none, would keep everyone else out."""
+
+    async def scenario() -> None:
+        async with running_cluster(0, 0, 1, limits={"in_flight_bytes": 300_000}) as cluster:
+            host, port = cluster.url.removeprefix("http://").split(":")
+            _, writer = await asyncio.open_connection(host, int(port))
+            head = (
+                "POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: 9000000"
+            )
+            writer.write(f"{head}\r\n\r\n".encode())
+            await writer.drain()
+            assert (await cluster.post(prompt=LONG))[0] == 200
+            writer.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_share_is_given_back_whatever_happens() -> None:
+    room = BodyRoom(100)
+    with room.share() as share:
+        room.take(share, 60)
+        with pytest.raises(TooManyBytes):
+            room.take(share, 60)
+        assert room.num_bytes == 60
+    assert room.num_bytes == 0
+
+
+def test_large_bodies_are_decoded_in_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: list[bool] = []
+
+    def noted(*arguments: object) -> object:
+        threads.append(threading.current_thread() is threading.main_thread())
+        return validate(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(completions, "validate", noted)
+
+    async def scenario() -> None:
+        async with running_cluster(0, 0, 1) as cluster:
+            assert (await cluster.post(prompt="Hi"))[0] == 200
+            assert (await cluster.post(prompt=LONG))[0] == 200
+            assert (await cluster.post(prompt=LONG, chat_template="x"))[0] == 400
+
+    asyncio.run(scenario())
+    assert threads == [True, False, False]
+
+
+def test_choices_share_the_bytes_of_their_prompt() -> None:
+    body = json.dumps({"model": "base", "messages": [{"role": "user", "content": LONG}], "n": 4, "seed": 1}).encode()
+    sequences = list(validate(Endpoint.CHAT, body, Limits(8, 100)).sequences())
+    bodies = [unified_body(each, "base", f"r{n}", namespace="t", revision_id=None) for n, each in enumerate(sequences)]
+    for number, parts in enumerate(bodies):
+        assert isinstance(parts, tuple)
+        assert sum(len(part) for part in parts if isinstance(part, bytes)) < 200
+        (prompt,) = (part for part in parts if isinstance(part, memoryview))
+        assert prompt.obj is memoryview(sequences[0].fields["messages"]).obj
+        found = msgspec.json.decode(b"".join(parts))
+        assert (found["rid"], found["messages"][0]["content"]) == (f"r{number}", LONG)
+
+
+@pytest.mark.parametrize("num_choices", [1, 3])
+def test_a_long_prompt_reaches_both_engines_whole(num_choices: int) -> None:
+    async def scenario() -> None:
+        async with running_cluster() as cluster:
+            status, answer, _ = await cluster.post(prompt=LONG, n=num_choices)
+            assert (status, len(answer["choices"])) == (200, num_choices)
+            for worker in cluster.workers:
+                assert [each["prompt"] for each in worker.engine.requests] == [LONG] * num_choices
+
+    asyncio.run(scenario())
+
+
+def test_a_client_that_leaves_in_the_middle_of_a_body_takes_nothing() -> None:
+    async def scenario() -> None:
+        async with running_cluster(0, 0, 1, limits={"in_flight_bytes": 300_000}) as cluster:
+
+            async def half():
+                yield b'{"model": "base", "prompt": "' + b"x" * 200_000
+                await asyncio.sleep(60)
+
+            headers = {"content-type": "application/json"}
+            with pytest.raises((asyncio.TimeoutError, aiohttp.ClientError)):
+                async with (
+                    asyncio.timeout(0.5),
+                    cluster.http.post(f"{cluster.url}/v1/completions", data=half(), headers=headers),
+                ):
+                    pass
+            await eventually(lambda: cluster.post(prompt=LONG), lambda answer: answer[0] == 200)
+
+    asyncio.run(scenario())
