@@ -1,4 +1,4 @@
-"""Bounds on what one request may take of an engine: grammars are forgotten, long requests leave the event loop alone."""
+"""Bounds on what one request may take of an engine: grammars are forgotten, long requests leave its event loop."""
 
 from __future__ import annotations
 
