@@ -83,6 +83,14 @@ def add_commands(commands: Any) -> None:
     router.add_argument("--json", type=Path, metavar="FILE", help="write the numbers")
     router.set_defaults(run=_router)
 
+    text = "How long the costliest bodies keep the event loops of the router and of an engine from other requests."
+    admission = benchmarks.add_parser("admission", help=text, description=text)
+    admission.add_argument("--repeats", type=_positive, help="default: 3")
+    admission.add_argument("--no-engine", action="store_true", help="the router only, with mock workers behind it")
+    admission.add_argument("--only", help="bodies whose name has one of these words, separated by commas")
+    admission.add_argument("--json", type=Path, metavar="FILE", help="write the numbers")
+    admission.set_defaults(run=_admission)
+
     text = "Real workers with more adapters than memory: cold loads and TTFT with and without adapter affinity."
     affinity = benchmarks.add_parser("affinity", help=text, description=text)
     affinity.add_argument("--requests", type=_positive, help="default: 1000")
@@ -255,6 +263,19 @@ def _chaos(arguments: argparse.Namespace) -> None:
             sys.exit(f"prelude: --{name}: there is no {', '.join(sorted(unknown))}; there are {', '.join(known)}")
     try:
         chaos.run(options, _command(sys.argv[1:]), arguments.json, lambda line: print(line, flush=True))
+
+
+def _admission(arguments: argparse.Namespace) -> None:
+    from bench import admission
+    from bench.errors import BenchError
+
+    options = admission.Options(
+        repeats=arguments.repeats or admission.Options().repeats,
+        engine=not arguments.no_engine,
+        only=tuple((arguments.only or "").split(",")) if arguments.only else (),
+    )
+    try:
+        admission.run(options, _command(sys.argv[1:]), arguments.json, lambda line: print(line, flush=True))
     except BenchError as error:
         sys.exit(f"prelude: {error}")
 

@@ -12,6 +12,8 @@ from pathlib import Path
 os.environ["PRELUDE_ENGINE_ROLE"], os.environ["PRELUDE_ENGINE_DEVICE"] = sys.argv[1], "cpu"
 os.environ["PRELUDE_ENGINE_REPORTS"] = sys.argv[2]
 
+import request_threads
+
 from engine import cpu_support
 
 cpu_support.install()
@@ -173,6 +175,7 @@ def observe() -> dict:
         "kv_is_host_memory": outcome(lambda: conn._normalize_kv_mem_kinds(None, 2)),
         "kv_is_cut_in_host_memory": outcome(lambda: conn.NixlKVManager._prepare_payload_xfer(prefill, decode)),
         "kv_progress_thread_sleeps": config.pthrDelay,
+        **request_threads.observed(),
         "grammars_are_forgotten": outcome(lambda: num_kept(BaseGrammarBackend())),
         "compiled_parts_are_forgotten": outcome(
             lambda: getattr(xgrammar_backend.GrammarCompiler, "keywords", {}).get("cache_limit_bytes", -1)
