@@ -263,6 +263,8 @@ def _chaos(arguments: argparse.Namespace) -> None:
             sys.exit(f"prelude: --{name}: there is no {', '.join(sorted(unknown))}; there are {', '.join(known)}")
     try:
         chaos.run(options, _command(sys.argv[1:]), arguments.json, lambda line: print(line, flush=True))
+    except BenchError as error:
+        sys.exit(f"prelude: {error}")
 
 
 def _admission(arguments: argparse.Namespace) -> None:
@@ -272,7 +274,7 @@ def _admission(arguments: argparse.Namespace) -> None:
     options = admission.Options(
         repeats=arguments.repeats or admission.Options().repeats,
         engine=not arguments.no_engine,
-        only=tuple((arguments.only or "").split(",")) if arguments.only else (),
+        only=_words(arguments.only) if arguments.only else (),
     )
     try:
         admission.run(options, _command(sys.argv[1:]), arguments.json, lambda line: print(line, flush=True))

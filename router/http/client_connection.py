@@ -45,6 +45,7 @@ class ClientConnection:
     def watched(self, on_lost: Callable[[], None]) -> Iterator[None]:
         """Inside, a client that leaves is reported, once."""
         self._protocol.answering, self._on_lost = self, on_lost
+        self._protocol.flow.resume_reading()  # paused since the last part of a long body; else nobody sees it leave
         if self.transport.is_closing() or self.cycle.disconnected:
             self.lost()
         try:

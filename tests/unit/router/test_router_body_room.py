@@ -37,7 +37,7 @@ def test_bodies_in_flight_are_bounded() -> None:
             await asyncio.gather(first, return_exceptions=True)
 
             async def page() -> str:
-                async with cluster.http.get(f"{cluster.url}/metrics") as response:
+                async with cluster.http.get(f"{cluster.admin_url}/metrics") as response:
                     return await response.text()
 
             await eventually(page, lambda text: "prelude_router_body_bytes 0.0" in text)
