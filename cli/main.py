@@ -74,7 +74,17 @@ def _parser() -> argparse.ArgumentParser:
         worker = add(f"{role}-worker", _worker, f"Run one {role} worker: its agent and its engine.")
         worker.set_defaults(role=role, writes_log=True)
         add_config(worker)
-        worker.add_argument("--name", required=True, help="the worker's name in the configuration")
+        worker.add_argument(
+            "--name",
+            required=True,
+            help="the worker's name; one that `workers` does not list is for `discovery` to find",
+        )
+        worker.add_argument(
+            "--host", help="of a worker that is not listed: the address of this host, where others reach it"
+        )
+        worker.add_argument(
+            "--control-port", type=int, metavar="PORT", help="of a worker that SRV records name: its agent's port there"
+        )
         worker.add_argument("--scratch", type=Path, help="folder for temporary files; default: a temporary one")
 
     from cli import bench, certs, init, keys, workers
@@ -164,18 +174,13 @@ def _worker(arguments: argparse.Namespace) -> None:
         from process import log
 
         config = load_cluster_config(arguments.config)
-        worker = config.workers.get(arguments.name)
-        if worker is None or worker.role != arguments.role:
-            names = ", ".join(config.workers_of(arguments.role)) or "none"
-            raise ConfigError(
-                f"{arguments.config}: there is no {arguments.role} worker called {arguments.name!r}; there is {names}"
-            )
+        config = _with_this_worker(config, arguments)
         _check_certificates(config, arguments.config, arguments.name)
         log.setup(arguments.name, config.log_level)
         from cluster.agent.worker_agent import run_agent
         from cluster.local.gpus import with_host_gpus
 
-        config = with_host_gpus(config, worker.host)
+        config = with_host_gpus(config, config.workers[arguments.name].host)
 
         agent = _agent_class(arguments.role)
     scratch = arguments.scratch
@@ -192,6 +197,32 @@ def _worker(arguments: argparse.Namespace) -> None:
         run_agent(agent(config, arguments.name, folder.path))
     finally:
         folder.close()
+
+
+def _with_this_worker(config: ClusterConfig, arguments: argparse.Namespace) -> ClusterConfig:
+    """The configuration with the worker that these arguments name. Raises ConfigError."""
+    name, role, where = arguments.name, arguments.role, arguments.config
+    worker = config.workers.get(name)
+    if worker is not None and worker.role == role:
+        for option in ("host", "control_port"):
+            if getattr(arguments, option) is not None:
+                text = f"--{option.replace('_', '-')}: workers.{name} of {where} has it; change it there"
+                raise ConfigError(text)
+        return config
+    discovery = config.discovery.by_role.get(role)
+    if worker is not None or discovery is None:
+        names = ", ".join(config.workers_of(role)) or "none"
+        raise ConfigError(
+            f"{where}: there is no {role} worker called {name!r}; there is {names}"
+            + (
+                ""
+                if worker is not None
+                else f", and discovery.{role} is not set, so that nobody would find another one"
+            )
+        )
+    from cluster.local.found_worker import with_found_worker
+
+    return with_found_worker(config, name, role, arguments.host, arguments.control_port)
 
 
 def _agent_class(role: str) -> type[WorkerAgent]:

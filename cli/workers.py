@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from cli.adapters.outcome import REFUSED, add_command, failures_end, print_result
 from cli.agents import Agents, agents_of
-from cluster.errors import ANSWER_MARGIN_S, ConfigError
+from cluster.errors import ANSWER_MARGIN_S
 
 if TYPE_CHECKING:
     from cluster.control.control_pb2_grpc import WorkerControlStub
@@ -133,12 +133,10 @@ def _call_workers(
 
     with failures_end(arguments):
         config = load_cluster_config(arguments.config)
-        for name in names or ():
-            if name not in config.workers:
-                known = ", ".join(config.workers)
-                raise ConfigError(f"{arguments.config}: there is no worker called {name!r}; there is {known}")
-        agents = agents_of(config, arguments.config, names or list(config.workers))
+        agents = agents_of(config, arguments.config, names)
     answers = asyncio.run(_call_all(agents, call))
+    for place, problem in agents.problems.items():
+        answers[place] = {"error": {"code": "not_usable", "message": problem}}
     failed = {name: answer["error"] for name, answer in answers.items() if "error" in answer}
     lines = [line(name, answer) for name, answer in answers.items() if name not in failed]
     print_result(arguments, {"workers": answers}, lines)

@@ -37,6 +37,14 @@ class WorkerStopping(ClusterError):
     """The worker's agent has been told to stop, so it takes no requests again."""
 
 
+class SourceUnavailable(ClusterError):
+    """A source of workers did not answer."""
+
+
+class DescriptionRefused(ClusterError):
+    """A worker that was found describes itself in a way that forbids its use. The message says why."""
+
+
 class AdapterHolderBusy(AdapterError):
     """A worker has no capacity for another adapter now: host memory or load queue. Another worker may have."""
 

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from pathlib import Path
 
+from cluster.agent.kv_transfer import cuts_between
 from cluster.config.schema import ClusterConfig
 from cluster.control import control_pb2 as pb
 from cluster.control.worker_watch import WorkerWatch
@@ -28,6 +29,8 @@ class PrefillAgent(AdapterHolder):
     def __init__(self, config: ClusterConfig, name: str, scratch: Path) -> None:
         super().__init__(config, name, scratch)
         self._warm: dict[str, str] = {}  # decode worker -> the incarnation that this engine is warm with
+        self._cuts: int | None = None  # of heads, as this engine has prepared them; None: not yet
+        self._unfit: dict[str, str] = {}  # decode worker that KV cannot go to -> why
 
     def why_not_warm(self) -> str:
         if any(self._is_warm(peer) for peer in self.peers.values()):
@@ -40,19 +43,32 @@ class PrefillAgent(AdapterHolder):
     def engine_gone(self) -> None:
         super().engine_gone()
         self._warm.clear()
+        self._cuts = None
         self._publish()
+
+    def peer_left(self, name: str) -> None:
+        self._warm.pop(name, None)
+        self._unfit.pop(name, None)
+        self._publish()
+        self.reconsider()
 
     async def run_role(self) -> None:
         """Warm up the pair with every decode engine that is up, again after either engine restarts."""
+        warming: dict[WorkerWatch, asyncio.Task[None]] = {}
         async with asyncio.TaskGroup() as group:
-            for peer in self.peers.values():
-                group.create_task(self._keep_warm(peer), name=f"warm {peer.name}")
+            while True:
+                warming = {peer: task for peer, task in warming.items() if not task.done()}
+                for name, peer in self.peers.items():
+                    if peer not in warming:
+                        warming[peer] = group.create_task(self._keep_warm(name, peer), name=f"warm {name}")
+                await self.peers.change()
 
-    async def _keep_warm(self, peer: WorkerWatch) -> None:
+    async def _keep_warm(self, name: str, peer: WorkerWatch) -> None:
+        """Until the peer has left."""
         description = self.describe()
-        while True:
+        while self.peers.get(name) is peer:
             ours, theirs = self.incarnation, _incarnation_of(peer)
-            if ours and theirs and not self._is_warm(peer):
+            if ours and theirs and not self._is_warm(peer) and self._fits(description, peer):
                 try:
                     await warm_pair(
                         self.engine, description.kv_host, description.kv_bootstrap_port, description.model, peer
@@ -62,7 +78,7 @@ class PrefillAgent(AdapterHolder):
                         "pair warm-up failed; retrying", extra={"fields": {"decode": peer.name, "error": str(error)}}
                     )
                 else:
-                    if ours == self.incarnation:
+                    if ours == self.incarnation and self.peers.get(name) is peer:
                         self._warm[peer.name] = theirs
                         self._publish()
                         self.reconsider()
@@ -70,6 +86,28 @@ class PrefillAgent(AdapterHolder):
                 await asyncio.sleep(_RETRY_S)
             else:
                 await asyncio.sleep(0.2)
+
+    def _fits(self, ours: pb.WorkerDescription, peer: WorkerWatch) -> bool:
+        """True if KV can go to the peer's engine. Workers of cluster.yaml were checked at start, others were not."""
+        theirs = peer.description
+        assert theirs is not None
+        reason, cuts = "", None
+        try:
+            cuts = cuts_between(ours.tensor_parallel, theirs.tensor_parallel or ours.tensor_parallel, self.base)
+        except ValueError as error:
+            reason = f"tensor_parallel is {ours.tensor_parallel} here and {theirs.tensor_parallel} there: {error}"
+        if cuts is not None and self._cuts not in (None, cuts):
+            reason = (
+                f"it needs heads cut in {cuts}, and this engine cuts them in {self._cuts} for another decode worker"
+            )
+        if theirs.engine_version not in ("", ours.engine_version):
+            reason = f"it runs SGLang {theirs.engine_version}, not {ours.engine_version}"
+        if reason and self._unfit.get(peer.name) != reason:
+            log.error("no KV can go to this decode worker", extra={"fields": {"decode": peer.name, "reason": reason}})
+        self._unfit[peer.name] = reason
+        if cuts is not None and not reason:
+            self._cuts = cuts
+        return not reason
 
     def _is_warm(self, peer: WorkerWatch) -> bool:
         return bool(theirs := _incarnation_of(peer)) and self._warm.get(peer.name) == theirs

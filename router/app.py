@@ -6,7 +6,7 @@ import asyncio
 import importlib.metadata
 import re
 import socket
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, nullcontext
 from random import Random
 from typing import Any
@@ -18,8 +18,10 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from adapters.errors import AdapterError
-from cluster.config.schema import RouterConfig
+from cluster.config.schema import DiscoveryConfig, RouterConfig
 from cluster.control.transport import PLAIN, Transport
+from cluster.discovery.source import WorkerSource
+from cluster.discovery.static_list import StaticList
 from process.tracing.span import Tracing
 from router.api import openapi, refused_paths
 from router.api.completions import CompletionsEndpoint
@@ -68,6 +70,8 @@ def build_app(
     metrics: Metrics,
     max_adapter_bytes: int,
     workers: Mapping[str, tuple[str, str]],  # name -> (role, host:port of the agent)
+    sources: Sequence[WorkerSource] = (),  # of more workers, which may come and go
+    discovery: DiscoveryConfig = DiscoveryConfig(),
     admin: socket.socket | None = None,  # bound, for the admin listener; None: there is none
     siblings: Siblings | None = None,  # the router's other processes
     transport: Transport = PLAIN,  # to agents and engines
@@ -77,15 +81,18 @@ def build_app(
     """The whole router. It connects to the workers when the server starts it."""
     loads, requests = WorkerLoads(), Requests()
     metrics.read_in_flight(lambda: len(requests))
+    placer = Placer(config.placement, loads, random=random)
     fleet = Fleet(
-        workers,
+        [StaticList(workers), *sources],
         loads,
+        model=model,
         heartbeat_s=config.heartbeat_s,
         connect_timeout_s=config.connect_timeout_s,
+        discovery=discovery,
         transport=transport,
+        on_leave=placer.forget,
     )
     engines = Engines(metrics, connect_timeout_s=config.connect_timeout_s)
-    placer = Placer(config.placement, loads, random=random)
     backends = Backends(fleet, engines, metrics, config, placer, PromptMeter(), model)
     memory_only = MemoryOnlyRevisions(fleet, adapters)
     limits = Limits(config.max_choices, vocabulary, context_length, config.limits)

@@ -22,6 +22,7 @@ from cluster.config.certificates import client_files
 from cluster.config.schema import ClusterConfig
 from cluster.config.tracing import trace_settings
 from cluster.control.transport import Transport
+from cluster.discovery.configured import configured_sources
 from cluster.errors import ConfigError
 from cluster.open_library import open_configured_catalog, open_library
 from process.certificates.contexts import Following, make_server_context, server_context
@@ -76,6 +77,8 @@ def run(config: ClusterConfig, siblings: Siblings | None = None) -> NoReturn:
         max_adapter_bytes=config.adapter_limits.max_bytes,
         workers=worker_addresses(config),
         admin=bound_listener("router.admin.port", router.admin.host, router.admin_port, share=share),
+        sources=configured_sources(config.discovery),
+        discovery=config.discovery,
         siblings=siblings,
         transport=transport,
         tracing=tracing,
@@ -142,7 +145,7 @@ def _context_length(config: ClusterConfig, base: BaseModel) -> int:
 
 
 def worker_addresses(config: ClusterConfig) -> Mapping[str, tuple[str, str]]:
-    """Role and agent address of every worker."""
+    """Role and agent address of every worker of cluster.yaml."""
     return {name: (worker.role, f"{worker.host}:{worker.control_port}") for name, worker in config.workers.items()}
 
 

@@ -83,7 +83,7 @@ def _deployment(arguments: argparse.Namespace) -> tuple[Deployment, Path]:
         limits=Limits(bounds.max_rank, bounds.max_bytes, bounds.target_modules),
         dtype=config.model.dtype,
         num_slots=bounds.slots,
-        serves_all_positions=bool(config.workers_of("unified")),
+        serves_all_positions=bool(config.workers_of("unified")) or config.discovery.unified is not None,
     )
     return deployment, arguments.model or config.model.path
 

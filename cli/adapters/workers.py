@@ -13,7 +13,7 @@ from adapters.identity import AdapterReference
 from cli.adapters.opened import opened_catalog
 from cli.adapters.outcome import REFUSED, add_command, failures_end, print_result
 from cli.agents import Agents, agents_of
-from cluster.errors import ANSWER_MARGIN_S, ERROR_CODE_KEY, ConfigError
+from cluster.errors import ANSWER_MARGIN_S, ERROR_CODE_KEY
 
 if TYPE_CHECKING:
     from cluster.config.schema import ClusterConfig
@@ -87,6 +87,7 @@ def _call_workers(arguments: argparse.Namespace, call: Callable[[str], _Call], d
         with opened_catalog(arguments) as catalog:
             revision = catalog.resolve(arguments.reference)
     seconds, errors = asyncio.run(_call_all(agents, call(revision.revision_id)))
+    errors |= {place: {"code": "not_usable", "message": problem} for place, problem in agents.problems.items()}
     as_json = {
         "name": revision.full_name,
         "number": revision.number,
@@ -101,15 +102,9 @@ def _call_workers(arguments: argparse.Namespace, call: Callable[[str], _Call], d
 
 
 def _agents(config: ClusterConfig, arguments: argparse.Namespace) -> Agents:
-    """The agents to call. Raises ConfigError."""
-    workers = {name: worker for name, worker in config.workers.items() if worker.holds_adapters}
-    if arguments.worker is not None:
-        if arguments.worker not in workers:
-            raise ConfigError(
-                f"{arguments.config}: no worker {arguments.worker!r} holds adapters; there is {', '.join(workers)}"
-            )
-        workers = {arguments.worker: workers[arguments.worker]}
-    return agents_of(config, arguments.config, list(workers))
+    """The agents of the workers that hold adapters. Raises ConfigError."""
+    names = None if arguments.worker is None else [arguments.worker]
+    return agents_of(config, arguments.config, names, holds_adapters=True)
 
 
 async def _call_all(agents: Agents, call: _Call) -> tuple[dict[str, float], dict[str, dict[str, str]]]:

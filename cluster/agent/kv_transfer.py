@@ -19,21 +19,28 @@ def check_kv_transfers(config: ClusterConfig, base: BaseModel) -> None:
     for prefill in config.workers_of("prefill"):
         first: tuple[int, str] | None = None
         for decode in config.workers_of("decode"):
-            ours, theirs = sizes[prefill], sizes[decode]
-            if ours == theirs:
+            pair = f"worker {prefill} has tensor_parallel {sizes[prefill]}, and {decode} {sizes[decode]}"
+            try:
+                cuts = cuts_between(sizes[prefill], sizes[decode], base)
+            except ValueError as error:
+                raise ConfigError(f"{pair}: {error}; change one") from error
+            if cuts is None:
                 continue
-            pair = f"worker {prefill} has tensor_parallel {ours}, and {decode} {theirs}"
-            if max(ours, theirs) % min(ours, theirs):
-                raise ConfigError(
-                    f"{pair}: KV moves between them only if one size is a multiple of the other; change one"
-                )
-            cuts = theirs // ours // max(1, theirs // base.kv_heads) if theirs > ours else 1
             if first is not None and first[0] != cuts:
                 raise ConfigError(
                     f"{pair}, which needs {_heads(cuts)}, but {first[1]} needs {_heads(first[0])}, and SGLang prepares "
                     "one for each prefill engine; give these decode workers the same tensor_parallel"
                 )
             first = first or (cuts, decode)
+
+
+def cuts_between(prefill: int, decode: int, base: BaseModel) -> int | None:
+    """Into how many parts a prefill rank's heads are cut; None between equal sizes. Raises ValueError."""
+    if prefill == decode:
+        return None
+    if max(prefill, decode) % min(prefill, decode):
+        raise ValueError("KV moves between them only if one size is a multiple of the other")
+    return decode // prefill // max(1, decode // base.kv_heads) if decode > prefill else 1
 
 
 def _heads(cuts: int) -> str:

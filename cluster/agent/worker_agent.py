@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import secrets
 import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -20,6 +21,7 @@ import uvloop
 from prometheus_client import CollectorRegistry
 
 from cluster.agent.engine_spec import base_model_of, fitted_spec
+from cluster.agent.peers import Peers
 from cluster.agent.worker_metrics import WorkerMetrics
 from cluster.config.schema import ClusterConfig
 from cluster.config.tracing import trace_settings
@@ -76,16 +78,10 @@ class WorkerAgent:
         self.transport = Transport.of(config, name)
         export_expiry(self.metrics.registry, lambda: self.transport.expiry)
         self.tracing = Tracing()  # on in `run`, if it is configured
-        self.peers = {
-            peer: WorkerWatch(
-                peer,
-                f"{worker.host}:{worker.control_port}",
-                self._peer_changed,
-                role=worker.role,
-                transport=self.transport,
-            )
-            for peer, worker in (config.workers_of(self.peer_role) if self.peer_role else {}).items()
-        }
+        self.peers = Peers(
+            config, self.peer_role, self.transport, on_change=self._peer_changed, on_leave=self.peer_left
+        )
+        self._agent_id = secrets.token_hex(8)
         self.engine: EngineClient  # created in `run`, where the event loop runs
         self._changed = asyncio.Event()
         self._ready_incarnation = ""
@@ -101,6 +97,9 @@ class WorkerAgent:
     def not_warm_with(self) -> list[str]:
         """The peers whose engine is up, and with which this one is not warm, by name."""
         return []
+
+    def peer_left(self, name: str) -> None:
+        """Called when a peer is no longer one of `peers`."""
 
     def engine_gone(self) -> None:
         """Called when the engine has ended. Its adapters and KV are lost."""
@@ -150,7 +149,7 @@ class WorkerAgent:
                     ("readiness", self._follow_readiness()),
                     ("role", self.run_role()),
                     ("resources", self.run_resources()),
-                    *((f"peer {peer.name}", peer.run()) for peer in self.peers.values()),
+                    ("peers", self.peers.run()),
                 )
             ]
             stop = stop_signal()
@@ -228,6 +227,8 @@ class WorkerAgent:
             max_adapter_rank=adapters.max_rank if adapters else 0,
             target_modules=adapters.target_modules if adapters else (),
             domain=self.worker.domain,
+            agent_id=self._agent_id,
+            tensor_parallel=self.spec.tensor_parallel,
         )
 
     @property

@@ -5,6 +5,7 @@ New fields have defaults, and a field never changes its meaning. Names of durati
 
 from __future__ import annotations
 
+import re
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -50,7 +51,8 @@ def _resolve_path(path: Path, info: ValidationInfo) -> Path:
 
 # Every path of cluster.yaml: relative ones start at the file's folder, which `load_cluster_config` passes as context.
 ConfigPath = Annotated[Path, AfterValidator(_resolve_path)]
-Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")]
+NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$"
+Name = Annotated[str, StringConstraints(pattern=NAME_PATTERN)]
 _LAST_PORT = 65535
 Port = Annotated[int, Field(ge=0, le=_LAST_PORT)]  # 0: `prelude up` picks a free port
 Seconds = Annotated[float, Field(gt=0)]
@@ -70,6 +72,37 @@ def _check_gpus(value: Any) -> Any:
     elif isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise ValueError(f"expected a number of GPUs, such as 2, or a list of them, such as [0, 1]; found {value!r}")
     return value
+
+
+def _check_dns_name(name: str) -> str:
+    labels = name.removesuffix(".").split(".")
+    if len(name) > 253 or not all(
+        re.fullmatch(r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9])?", each) for each in labels
+    ):
+        raise ValueError("expected a DNS name, such as prefill.prelude.svc.cluster.local")
+    return name
+
+
+def split_nameserver(text: str) -> tuple[str, int]:
+    """The IP address and the port, 53 unless it is given. Raises ValueError."""
+    host, port = text, "53"
+    if text.startswith("["):
+        host, _, rest = text[1:].partition("]")
+        port = rest.removeprefix(":") or "53"
+    elif text.count(":") == 1:
+        host, _, port = text.partition(":")
+    ip_address(host)
+    if not port.isascii() or not port.isdecimal() or not 1 <= int(port) <= 65535:
+        raise ValueError(f"{port} is no port")
+    return host, int(port)
+
+
+def _check_nameserver(text: str) -> str:
+    try:
+        split_nameserver(text)
+    except ValueError as error:
+        raise ValueError(f"expected an IP address, or one with a port, such as 10.0.0.10:53 ({error})") from error
+    return text
 
 
 Gpus = Annotated[int | tuple[int | str, ...], BeforeValidator(_check_gpus)]
@@ -393,13 +426,72 @@ class TracingConfig(_Section):
     engine_level: Annotated[int, Field(ge=0, le=4)] = 2  # SGLang's detail; 3: a span per decoded token; 0: no spans
 
 
+class FoundWorkerConfig(_Section):
+    """What the workers of one role that are not among `workers` have in common. For their own processes.
+
+    `prelude prefill-worker --name NAME --host HOST` and the like take them. The fields are those of `WorkerConfig`.
+    """
+
+    metrics_port: Port = 0
+    engine_port: Port = 0
+    bootstrap_port: Port = 0  # prefill only
+    gpus: Gpus | None = None
+    tensor_parallel: Annotated[int, Field(ge=1)] | None = None
+    domain: str = ""
+    drain_timeout_s: Seconds | None = None
+    engine: dict[str, object] = Field(default_factory=dict)
+
+
+class RoleDiscovery(_Section):
+    """Where workers of one role are found."""
+
+    # Its A and AAAA records, or its SRV records if it starts with an underscore: _control._tcp.prefill.example.org
+    dns: Annotated[str, AfterValidator(_check_dns_name)]
+    control_port: Annotated[int, Field(ge=1, le=65535)] | None = None  # of their agents; SRV records have it
+    worker: FoundWorkerConfig = FoundWorkerConfig()
+
+    @model_validator(mode="after")
+    def _has_one_port(self) -> RoleDiscovery:
+        if self.is_srv and self.control_port is not None:
+            raise ValueError("control_port: the SRV records of `dns` have the port; leave it out")
+        if not self.is_srv and self.control_port is None:
+            raise ValueError(
+                "control_port: A and AAAA records have no port; give that of the workers' agents, or the name of SRV "
+                "records, such as _control._tcp.prefill.example.org"
+            )
+        return self
+
+    @property
+    def is_srv(self) -> bool:
+        return self.dns.startswith("_")
+
+
+class DiscoveryConfig(_Section):
+    """Sources of workers that come and go while the cluster runs, beside those in `workers`."""
+
+    prefill: RoleDiscovery | None = None
+    decode: RoleDiscovery | None = None
+    unified: RoleDiscovery | None = None
+    interval_s: Annotated[float, Field(ge=0.05, le=3600)] = 5.0  # between two lookups, give or take a fifth
+    nameservers: tuple[Annotated[str, AfterValidator(_check_nameserver)], ...] = ()  # IP or IP:port; (): the machine's
+    max_workers: Annotated[int, Field(ge=1, le=4096)] = 1024  # found; more are ignored
+    forget_after_s: Seconds = 60.0  # a found worker that is silent for so long is no longer listed
+
+    @property
+    def by_role(self) -> dict[str, RoleDiscovery]:
+        """The roles of which workers are found."""
+        found = {"prefill": self.prefill, "decode": self.decode, "unified": self.unified}
+        return {role: discovery for role, discovery in found.items() if discovery is not None}
+
+
 class ClusterConfig(_Section):
     """A whole cluster."""
 
     model: ModelConfig
     engine: EngineConfig = EngineConfig()
     router: RouterConfig = RouterConfig()
-    workers: Annotated[dict[Name, WorkerConfig], Field(min_length=1)]
+    workers: dict[Name, WorkerConfig] = Field(default_factory=dict)  # may be empty if `discovery` finds some
+    discovery: DiscoveryConfig = DiscoveryConfig()
     tls: TlsConfig | None = None  # None: control and engine traffic is plain text
     adapter_limits: AdapterLimits = AdapterLimits()
     adapters: dict[str, AdapterConfig] = Field(default_factory=dict)
@@ -448,7 +540,9 @@ class ClusterConfig(_Section):
 
     @model_validator(mode="after")
     def _consistent(self) -> ClusterConfig:
-        roles = [worker.role for worker in self.workers.values()]
+        roles = {worker.role for worker in self.workers.values()} | self.discovery.by_role.keys()
+        if not roles:
+            raise ValueError("workers: give at least one, or `discovery` to find them")
         for role, peer in (("prefill", "decode"), ("decode", "prefill")):
             if role not in roles and peer in roles:
                 raise ValueError(
@@ -469,13 +563,26 @@ class ClusterConfig(_Section):
                 raise ValueError(f"adapters.{name}: {error}") from error
         return self
 
+    def with_found_worker(self, name: str, role: str, host: str, control_port: int) -> ClusterConfig:
+        """With a worker that `workers` does not list, as `discovery` describes those of its role. Raises ValueError."""
+        template = self.discovery.by_role[role].worker
+        fields = template.model_dump(exclude_unset=True)
+        worker = WorkerConfig.model_validate({**fields, "role": role, "host": host, "control_port": control_port})
+        return self.model_copy(update={"workers": {**self.workers, name: worker.with_resolved_gpus(self.engine)}})
+
     def engine_of(self, worker: str) -> EngineConfig:
         """The engine settings of one worker, its overrides applied."""
         return self.workers[worker].engine_in(self.engine)
 
     def drain_timeout_of(self, worker: str) -> float:
-        """Seconds that a worker has to finish requests in flight before it stops."""
-        return self.workers[worker].drain_timeout_s or self.router.drain_timeout_s
+        """Seconds that a worker has to finish requests in flight before it stops.
+
+        For one that is not among `workers`: the longest that one of its kind may have.
+        """
+        if worker in self.workers:
+            return self.workers[worker].drain_timeout_s or self.router.drain_timeout_s
+        found = [role.worker.drain_timeout_s or 0.0 for role in self.discovery.by_role.values()]
+        return max([self.router.drain_timeout_s, *found])
 
     def workers_of(self, role: str) -> dict[str, WorkerConfig]:
         """The workers of one role, by name."""

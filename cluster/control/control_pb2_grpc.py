@@ -26,7 +26,8 @@ if _version_not_supported:
 
 
 class WorkerControlStub:
-    """Missing associated documentation comment in .proto file."""
+    """Every field of a request has bounds (`cluster/control/bounds.py`); INVALID_ARGUMENT says which one is outside them.
+    """
 
     def __init__(self, channel):
         """Constructor.
@@ -77,7 +78,8 @@ class WorkerControlStub:
 
 
 class WorkerControlServicer:
-    """Missing associated documentation comment in .proto file."""
+    """Every field of a request has bounds (`cluster/control/bounds.py`); INVALID_ARGUMENT says which one is outside them.
+    """
 
     def Describe(self, request, context):
         """Returns the worker's properties, constant for the agent's lifetime.
@@ -191,7 +193,8 @@ def add_WorkerControlServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class WorkerControl:
-    """Missing associated documentation comment in .proto file."""
+    """Every field of a request has bounds (`cluster/control/bounds.py`); INVALID_ARGUMENT says which one is outside them.
+    """
 
     @staticmethod
     def Describe(request,

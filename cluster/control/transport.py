@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import ssl
 from collections.abc import Sequence
 from typing import Any
@@ -11,11 +12,13 @@ import grpc
 from cluster.config.certificates import cluster_files
 from cluster.config.schema import ClusterConfig
 from cluster.control.control_pb2_grpc import WorkerControlStub
+from cluster.errors import DescriptionRefused
 from process.certificates.contexts import Following, make_client_context
 from process.certificates.files import CertificateFiles
 from process.certificates.identity import Identity
 
 _Option = tuple[str, Any]
+_HANDSHAKE_S = 5.0
 
 
 class Transport:
@@ -62,6 +65,38 @@ class Transport:
         self._pem.current()
         return self._pem.version
 
+    async def identity_at(self, address: str, role: str) -> Identity:
+        """Who proves to be at an address: a worker of this role, by a certificate of our authorities.
+
+        Raises DescriptionRefused for anybody else, and TimeoutError if nobody answers.
+        """
+        assert self._context is not None
+        assert self.identity is not None
+        context = make_client_context(self._context.files)
+        context.check_hostname = False  # the name is what is asked for
+        context.set_alpn_protocols(["h2"])
+        host, _, port = address.rpartition(":")
+        try:
+            async with asyncio.timeout(_HANDSHAKE_S):
+                _, writer = await asyncio.open_connection(host.strip("[]"), int(port), ssl=context)
+        except ssl.SSLError as error:
+            raise DescriptionRefused(f"it has no certificate of this cluster: {error.reason or error}") from error
+        except OSError as error:
+            if isinstance(error, TimeoutError):
+                raise
+            raise TimeoutError(f"{address} cannot be reached: {error.strerror or error}") from error
+        certificate = writer.get_extra_info("peercert") or {}
+        writer.transport.abort()
+        uris = [value for kind, value in certificate.get("subjectAltName", ()) if kind == "URI"]
+        try:
+            (uri,) = uris
+            found = Identity.parse(uri)
+        except ValueError as error:
+            raise DescriptionRefused("its certificate names no process of a cluster") from error
+        if (found.role, found.trust_domain) != (role, self.identity.trust_domain):
+            raise DescriptionRefused(f"its certificate is that of {found.uri}, where {role} workers are looked for")
+        return found
+
     def client_context(self) -> ssl.SSLContext | None:
         """For HTTPS to engines; None without TLS."""
         return None if self._context is None else self._context.current()
@@ -91,18 +126,34 @@ class AgentChannel:
     def __init__(
         self, transport: Transport, address: str, role: str, name: str, options: Sequence[_Option] = ()
     ) -> None:
+        """`name` may be empty. With TLS a worker then proves a name, which `check_name` holds it to."""
         self._transport = transport
-        self._target = (address, role, name, options)
+        self._address, self._role, self._name, self._options = address, role, name, options
+        self._proven = ""  # the name in the certificate of a worker whose name was not known
         self._channel: grpc.aio.Channel | None = None
         self._version = 0
 
     async def stub(self) -> WorkerControlStub:
-        """Ask for it before each new stream. Calls of an earlier channel end when it is replaced."""
-        version = self._transport.version
-        if self._channel is None or version != self._version:
+        """Ask for it before each new stream. Calls of an earlier channel end when it is replaced.
+
+        Raises DescriptionRefused and TimeoutError as `Transport.identity_at` if the worker's name is not known.
+        """
+        version, is_new = self._transport.version, self._channel is None
+        if self._transport.is_secure and not self._name:
+            proven = (await self._transport.identity_at(self._address, self._role)).name
+            is_new, self._proven = is_new or proven != self._proven, proven
+        if is_new or version != self._version:
             await self.aclose()
-            self._channel, self._version = self._transport.channel(*self._target), version
+            name = self._name or self._proven
+            self._channel = self._transport.channel(self._address, self._role, name, self._options)
+            self._version = version
+        assert self._channel is not None
         return WorkerControlStub(self._channel)
+
+    def check_name(self, name: str) -> None:
+        """Raise DescriptionRefused for a name that is not the one in the worker's certificate."""
+        if self._proven and name != self._proven:
+            raise DescriptionRefused(f"its name is {name[:80]!r}, and its certificate is that of {self._proven!r}")
 
     async def aclose(self) -> None:
         channel, self._channel = self._channel, None

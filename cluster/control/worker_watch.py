@@ -12,12 +12,14 @@ from cluster.control import control_pb2 as pb
 from cluster.control.control_pb2_grpc import WorkerControlStub
 from cluster.control.heartbeat import next_state
 from cluster.control.transport import PLAIN, AgentChannel, Transport
+from cluster.errors import DescriptionRefused
 
 log = logging.getLogger(__name__)
 
 HEARTBEAT_S = 2.0
 _DESCRIBE_TIMEOUT_S = 6.0
 _RETRY_S = (0.1, 0.2, 0.5, 1.0, 2.0)
+_REFUSED_RETRY_S = 5.0
 _CHANNEL_OPTIONS = (
     ("grpc.max_reconnect_backoff_ms", 1000),
     ("grpc.initial_reconnect_backoff_ms", 100),
@@ -46,22 +48,35 @@ class WorkerWatch:
         self._channel = AgentChannel(transport, address, role, name, _CHANNEL_OPTIONS)
         self.control: WorkerControlStub  # created in `run`: a channel belongs to an event loop
 
+    def described(self, description: pb.WorkerDescription) -> None:
+        """Called whenever the worker was reached. Raises DescriptionRefused if it must not be used."""
+
+    def lost(self) -> None:
+        """Called when it is no longer followed, before the next attempt."""
+
     async def run(self) -> None:
         """Follow the worker until cancelled, reconnecting whenever the stream ends or falls silent."""
         failures = 0
         try:
             while True:
-                self.control = await self._channel.stub()
+                pause_s = _RETRY_S[min(failures, len(_RETRY_S) - 1)]
                 try:
-                    self.description = await self.control.Describe(pb.DescribeRequest(), timeout=_DESCRIBE_TIMEOUT_S)
+                    self.control = await self._channel.stub()
+                    description = await self.control.Describe(pb.DescribeRequest(), timeout=_DESCRIBE_TIMEOUT_S)
+                    self._channel.check_name(description.name)
+                    self.described(description)
+                    self.description = description
                     failures = 0
                     await self._follow()
+                except DescriptionRefused:
+                    pause_s = _REFUSED_RETRY_S
                 except (grpc.aio.AioRpcError, TimeoutError) as error:
                     log.debug("control stream lost", extra={"fields": {"worker": self.name, "error": repr(error)}})
                 if self.state is not None:
                     self.state, self.resident = None, frozenset()
                     self._on_change(self)
-                await asyncio.sleep(_RETRY_S[min(failures, len(_RETRY_S) - 1)])
+                self.lost()
+                await asyncio.sleep(pause_s)
                 failures += 1
         finally:
             await self._channel.aclose()

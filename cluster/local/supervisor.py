@@ -86,7 +86,7 @@ class LocalCluster:
         if "router" in self._processes:
             drain_s = self.config.router.drain_timeout_s
             await self._end({"router": self._processes.pop("router")}, drain_s + _STOP_GRACE_S)
-        drain_s = max(self.config.drain_timeout_of(name) for name in self.config.workers)
+        drain_s = max((self.config.drain_timeout_of(name) for name in self.config.workers), default=0.0)
         await self._end(self._processes, drain_s + _STOP_GRACE_S)
         self._folder.close()
         for path in shared_memory.segments() - self._segments_before:

@@ -175,6 +175,7 @@ class Pages:
 
     def _own_metrics(self) -> bytes:
         fleet, metrics = self._backends.fleet.state, self._backends.metrics
+        metrics.worker_in_flight.clear()  # of workers that have left
         for worker, load in fleet.loads.items():
             metrics.worker_in_flight.labels(worker).set(load.num_sequences)
         found = Saturation.of(fleet)

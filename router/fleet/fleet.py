@@ -1,22 +1,26 @@
-"""The router's view of all workers, kept current by one control stream per worker."""
+"""The router's view of all workers, kept current by one control stream per worker. Workers come and go."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
 from typing import TypeVar
 
+from cluster.config.schema import DiscoveryConfig
+from cluster.control import control_pb2 as control
 from cluster.control.transport import PLAIN, Transport
+from cluster.discovery.roster import Contact, Roster
+from cluster.discovery.source import WorkerSource
 from router.errors import WorkerLost, WorkerStalled
 from router.fleet.breaker import Breaker
 from router.fleet.fleet_state import FleetState, WorkerView
-from router.fleet.progress import ProgressCheck
+from router.fleet.progress import Observed, ProgressCheck
 from router.fleet.worker_link import WorkerLink
-from router.fleet.worker_loads import WorkerLoads
+from router.fleet.worker_loads import WorkerLoad, WorkerLoads
 from router.fleet.worker_residency import WorkerResidency
 
 T = TypeVar("T")
@@ -56,56 +60,71 @@ class Watch:
 
 
 class Fleet:
-    """All workers of cluster.yaml."""
+    """All workers that are known: those of cluster.yaml, and those that its sources find while the router runs."""
 
     def __init__(
         self,
-        addresses: Mapping[str, tuple[str, str]],  # name -> (role, host:port of the agent)
+        sources: Sequence[WorkerSource],
         loads: WorkerLoads,
         *,
+        model: str,
         heartbeat_s: float,
         connect_timeout_s: float,
+        discovery: DiscoveryConfig,
+        on_leave: Callable[[str], None],  # told the name of every worker that leaves
         transport: Transport = PLAIN,
     ) -> None:
         self.loads = loads
+        self._heartbeat_s = heartbeat_s
+        self._connect_timeout_s = connect_timeout_s
+        self._on_leave = on_leave
+        self._transport = transport
         self._changed = asyncio.Event()  # set and replaced whenever a view changes
-        self._views = {name: WorkerView(name, role) for name, (role, _) in addresses.items()}
+        self._views: dict[str, WorkerView] = {}
         self._state: FleetState | None = None  # None: outdated
-        self._watches: dict[str, set[Watch]] = {name: set() for name in addresses}
+        self._links: dict[int, WorkerLink] = {}  # by contact; also of workers that have left, until nothing is there
+        self._watches: dict[int, set[Watch]] = {}
+        self._leaving: dict[int, WorkerLoad] = {}  # by contact: what is in flight at workers that have left
         self._breakers: dict[str, Breaker] = {}
-        self._links = {
-            name: WorkerLink(
-                self._views[name],
-                address,
-                heartbeat_s=heartbeat_s,
-                connect_timeout_s=connect_timeout_s,
-                on_view=self._update,
-                on_load=loads.report,
-                transport=transport,
-            )
-            for name, (_, address) in addresses.items()
-        }
+        self._roster: Roster[WorkerLink] = Roster(
+            sources,
+            self,
+            model=model,
+            max_workers=discovery.max_workers,
+            forget_after_s=discovery.forget_after_s,
+        )
 
     @asynccontextmanager
     async def following(self):
-        """Keep every control stream open inside the block."""
-        async with AsyncExitStack() as stack:
-            tasks = [asyncio.create_task(link.run(), name=f"follow {name}") for name, link in self._links.items()]
-            for task in tasks:
-                stack.push_async_callback(_stop, task)
+        """Keep every control stream open inside the block, also to workers that come meanwhile."""
+        following = asyncio.create_task(self._roster.run(), name="follow workers")
+        try:
             yield self
+        finally:
+            following.cancel()
+            with suppress(asyncio.CancelledError):
+                await following
 
     @property
     def state(self) -> FleetState:
         """A snapshot. The same object until a worker changes."""
         if self._state is None:
-            self._state = FleetState(MappingProxyType(dict(self._views)), self.loads)
+            self._state = FleetState(
+                MappingProxyType(dict(self._views)),
+                self.loads,
+                open_roles=self._roster.open_roles,
+                is_settled=self._roster.is_settled,
+            )
         return self._state
 
     def watch(self, view: WorkerView, on_loss: Loss) -> Watch:
-        """Call `on_loss` once when the engine of `view` is lost, at once if it already is."""
-        watch = Watch(self._watches[view.name], view, on_loss)
-        watch.check(self._views[view.name])
+        """Call `on_loss` once when the engine of `view` is lost, at once if it already is.
+
+        That its worker has left is no loss: its engine may still finish what it has begun.
+        """
+        link = self._links.get(view.contact)
+        watch = Watch(self._watches.get(view.contact, set()), view, on_loss)
+        watch.check(link.view if link is not None else replace(view, is_connected=False))
         return watch
 
     async def unless_lost(self, view: WorkerView, work: Awaitable[T]) -> T:
@@ -129,25 +148,33 @@ class Fleet:
             raise
 
     def check_progress(
-        self, workers: tuple[str, ...], timeout_s: float, on_stall: Callable[[WorkerStalled], None]
+        self, workers: Sequence[WorkerView], timeout_s: float, on_stall: Callable[[WorkerStalled], None]
     ) -> ProgressCheck:
         """Call `on_stall` when none of the workers has reported progress for so long, until the check's `end`."""
-
-        def has_contact(worker: str) -> bool:
-            return worker in self._views and self._views[worker].is_connected
-
-        return ProgressCheck(self.loads, has_contact, workers, timeout_s, on_stall)
+        return ProgressCheck(tuple(map(self._observed, workers)), self.loads.clock, timeout_s, on_stall)
 
     def breaker(self, worker: str) -> Breaker:
-        """What this router's calls to the worker's engine have shown."""
+        """What this router's calls to the worker's engine have shown. Of a worker that has left nothing is kept."""
         breaker = self._breakers.get(worker)
         if breaker is None:
-            breaker = self._breakers[worker] = Breaker(worker, partial(self._breaker_changed, worker))
+            breaker = Breaker(worker, partial(self._breaker_changed, worker))
+            if worker in self._views:
+                self._breakers[worker] = breaker
         return breaker
 
     def link(self, worker: str) -> WorkerLink:
-        """The link to one worker, for calls to its agent. Raises KeyError for a name that is not in cluster.yaml."""
-        return self._links[worker]
+        """The link to one worker, for calls to its agent. Raises WorkerLost for a name that is not known."""
+        view = self._views.get(worker)
+        if view is None:
+            raise WorkerLost(f"there is no worker {worker}, or it has left", worker=worker)
+        return self._links[view.contact]
+
+    def link_of(self, view: WorkerView) -> WorkerLink:
+        """As `link`, also for a worker that has left since. Raises WorkerLost if nothing was in flight there."""
+        link = self._links.get(view.contact)
+        if link is None:
+            raise WorkerLost(f"worker {view.name} has left", worker=view.name)
+        return link
 
     def workers_with(self, revision_id: str) -> tuple[str, ...]:
         """The connected workers that have a revision in host memory, by name."""
@@ -184,29 +211,93 @@ class Fleet:
         names = (name for name, view in self._views.items() if view.is_connected and has_revision(view.residency))
         return tuple(sorted(names))
 
+    def _observed(self, view: WorkerView) -> Observed:
+        def has_contact() -> bool:
+            link = self._links.get(view.contact)
+            return link is not None and link.view.is_connected
+
+        load = self.loads[view.name] if self._is_member(view) else self._leaving.get(view.contact, WorkerLoad())
+        return Observed(view.name, load, has_contact)
+
+    def _is_member(self, view: WorkerView) -> bool:
+        """False for a worker that has left, or waits for a name."""
+        member = self._views.get(view.name)
+        return member is not None and member.contact == view.contact
+
     def _breaker_changed(self, worker: str) -> None:
         if worker in self._views:
             self._update(self._views[worker])
 
-    def _update(self, view: WorkerView) -> None:
-        before, breaker = self._views[view.name], self.breaker(view.name)
-        if view.incarnation != before.incarnation:
-            breaker.reset()
-        if view.is_blocked != breaker.is_blocking:
-            view = replace(view, is_blocked=breaker.is_blocking)
-        self._views[view.name] = view
-        has_changed = view != before or view.residency is not before.residency
-        if has_changed:
-            self._state = None
-        # Not at every heartbeat, since each waiter looks at the whole fleet.
-        if has_changed or view.num_residency_changes != before.num_residency_changes:
-            changed, self._changed = self._changed, asyncio.Event()
-            changed.set()
-        for watch in tuple(self._watches[view.name]):
+    def _update(self, view: WorkerView, state: control.WorkerState | None = None) -> None:
+        """A link reports, or a breaker."""
+        is_member = self._is_member(view)
+        if state is not None:
+            loads = [self.loads[view.name]] if is_member else []
+            loads += [self._leaving[view.contact]] if view.contact in self._leaving else []
+            for load in loads:
+                load.report(
+                    self.loads.clock(),
+                    used_kv_tokens=state.load.used_kv_tokens,
+                    max_kv_tokens=state.load.max_kv_tokens,
+                    progress=state.progress,
+                )
+        if is_member:
+            before = self._views[view.name]
+            breaker = self.breaker(view.name)
+            if view.incarnation != before.incarnation:
+                breaker.reset()
+            if view.is_blocked != breaker.is_blocking:
+                view = replace(view, is_blocked=breaker.is_blocking)
+            self._views[view.name] = view
+            has_changed = view != before or view.residency is not before.residency
+            # Not at every heartbeat, since each waiter looks at the whole fleet.
+            if has_changed:
+                self.changed()
+            elif view.num_residency_changes != before.num_residency_changes:
+                self._wake_waiters()
+        for watch in tuple(self._watches[view.contact]):
             watch.check(view)
 
+    def _wake_waiters(self) -> None:
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
 
-async def _stop(task: asyncio.Task[None]) -> None:
-    task.cancel()
-    with suppress(asyncio.CancelledError):
-        await task
+    # ---- what the roster tells --------------------------------------------------------------------------------------
+
+    def start(self, contact: Contact) -> WorkerLink:
+        """Make the link to a new endpoint."""
+        self._watches[contact.number] = set()
+        link = self._links[contact.number] = WorkerLink(
+            contact,
+            heartbeat_s=self._heartbeat_s,
+            connect_timeout_s=self._connect_timeout_s,
+            report=self._update,
+            transport=self._transport,
+        )
+        return link
+
+    def joined(self, name: str, link: WorkerLink) -> None:
+        """A worker takes part from now on."""
+        self._views[name] = link.view
+        self.changed()
+
+    def left(self, name: str, link: WorkerLink) -> None:
+        """A worker gets no more requests. The link stays until those in flight have ended."""
+        del self._views[name]
+        link.begin_use()
+        self._leaving[link.contact.number] = self.loads.forget(name, on_idle=link.end_use)
+        if (breaker := self._breakers.pop(name, None)) is not None:
+            breaker.reset()
+        self._on_leave(name)
+        self.changed()
+
+    def ended(self, link: WorkerLink) -> None:
+        """Nothing needs this link any more."""
+        del self._links[link.contact.number]
+        del self._watches[link.contact.number]
+        self._leaving.pop(link.contact.number, None)
+
+    def changed(self) -> None:
+        """What the fleet is has changed."""
+        self._state = None
+        self._wake_waiters()

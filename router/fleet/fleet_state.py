@@ -17,6 +17,7 @@ class WorkerView:
 
     name: str
     role: str  # "prefill", "decode" or "unified"; from cluster.yaml until the first Describe
+    contact: int = 0  # number of the link to its agent; a worker that comes back at another address has another one
     is_connected: bool = False  # the last message of its agent is younger than three heartbeats
     is_late: bool = False  # not connected, but was placeable less than three heartbeats ago: expected back
     reason: str = "not reached yet"  # why it gets no requests, in words; may be empty
@@ -60,11 +61,20 @@ class WorkerView:
 class FleetState:
     """All workers and their loads. What is derived from the workers is computed once."""
 
-    def __init__(self, workers: Mapping[str, WorkerView], loads: Mapping[str, WorkerLoad]) -> None:
+    def __init__(
+        self,
+        workers: Mapping[str, WorkerView],
+        loads: Mapping[str, WorkerLoad],
+        *,
+        open_roles: Set[str] = frozenset(),  # workers of these may join
+        is_settled: bool = True,  # False: a worker may be there that is not known yet
+    ) -> None:
         self.workers = workers
         self.loads = loads
         self._warm_decodes: dict[str, tuple[WorkerView, ...]] = {}  # by prefill worker
         self._near_decodes: dict[str, tuple[WorkerView, ...]] = {}  # those of them in its domain
+        self.open_roles = open_roles
+        self.is_settled = is_settled
 
     @cached_property
     def readers(self) -> tuple[WorkerView, ...]:
@@ -119,7 +129,7 @@ class FleetState:
             name: replace(view, is_connected=True, is_ready=True) if view.is_late and name not in except_for else view
             for name, view in self.workers.items()
         }
-        return FleetState(workers, self.loads)
+        return FleetState(workers, self.loads, open_roles=self.open_roles, is_settled=self.is_settled)
 
     def _placeable(self, *roles: str) -> tuple[WorkerView, ...]:
         found: Iterable[WorkerView] = (v for v in self.workers.values() if v.role in roles and v.is_placeable)

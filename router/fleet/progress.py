@@ -4,11 +4,21 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from router.errors import WorkerStalled
-from router.fleet.worker_loads import WorkerLoads
+from router.fleet.worker_loads import WorkerLoad
 
 _CHECKS = 4  # per timeout
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """One worker that is waited for. It may have left since."""
+
+    name: str
+    load: WorkerLoad
+    has_contact: Callable[[], bool]
 
 
 class ProgressCheck:
@@ -19,18 +29,16 @@ class ProgressCheck:
 
     def __init__(
         self,
-        loads: WorkerLoads,
-        has_contact: Callable[[str], bool],
-        workers: tuple[str, ...],
+        workers: tuple[Observed, ...],
+        clock: Callable[[], float],
         timeout_s: float,
         on_stall: Callable[[WorkerStalled], None],
     ) -> None:
-        self._loads = loads
-        self._has_contact = has_contact
         self._workers = workers
+        self._clock = clock
         self._timeout_s = timeout_s
         self._on_stall = on_stall
-        self._began_at = loads.clock()
+        self._began_at = clock()
         self._loop = asyncio.get_running_loop()
         self._timer = self._loop.call_later(timeout_s, self._check)
 
@@ -39,12 +47,12 @@ class ProgressCheck:
         self._timer.cancel()
 
     def _check(self) -> None:
-        if not all(map(self._has_contact, self._workers)):
-            self._began_at = self._loads.clock()
-        latest = max(self._began_at, *(self._loads[worker].progressed_at for worker in self._workers))
-        if self._loads.clock() - latest < self._timeout_s:
+        if not all(worker.has_contact() for worker in self._workers):
+            self._began_at = self._clock()
+        latest = max(self._began_at, *(worker.load.progressed_at for worker in self._workers))
+        if self._clock() - latest < self._timeout_s:
             self._timer = self._loop.call_later(self._timeout_s / _CHECKS, self._check)
             return
-        names = " and ".join(self._workers)
-        text = f"{names} made no progress for {self._timeout_s:g} s"
-        self._on_stall(WorkerStalled(text, workers=self._workers))
+        names = tuple(worker.name for worker in self._workers)
+        text = f"{' and '.join(names)} made no progress for {self._timeout_s:g} s"
+        self._on_stall(WorkerStalled(text, workers=names))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any, Literal, Protocol
 
@@ -15,7 +15,9 @@ from cluster.control import control_pb2 as control
 from cluster.control.control_pb2_grpc import WorkerControlStub
 from cluster.control.heartbeat import MISSED_HEARTBEATS, next_state
 from cluster.control.transport import PLAIN, AgentChannel, Transport
-from cluster.errors import ANSWER_MARGIN_S
+from cluster.discovery.descriptions import ROLES
+from cluster.discovery.roster import Contact
+from cluster.errors import ANSWER_MARGIN_S, DescriptionRefused
 from process.tracing.span import NO_SPAN, Span
 from router.errors import WorkerLost
 from router.fleet.fleet_state import WorkerView
@@ -28,47 +30,52 @@ _RETRY_S = (0.1, 0.2, 0.4, 0.8)  # back-off between connections; the last one re
 _CHUNK_BYTES = 1024**2  # of PutAdapter
 _CHANNEL_OPTIONS = (("grpc.initial_reconnect_backoff_ms", 100), ("grpc.max_reconnect_backoff_ms", 800))
 _TIERS: dict[Tier, control.Tier] = {"host": control.TIER_HOST, "disk": control.TIER_DISK}
-_ROLES = {control.ROLE_PREFILL: "prefill", control.ROLE_DECODE: "decode", control.ROLE_UNIFIED: "unified"}
+_REFUSED_RETRY_S = 5.0  # until a worker that must not be used is asked again
+_MAX_PAIRS = 4096  # of one worker
+_MAX_TEXT = 1000  # characters of a reason or an incarnation
+_MAX_REVISIONS = 1_000_000  # that one worker reports
 
 log = logging.getLogger(__name__)
 
 
-class LoadReport(Protocol):
-    """Takes what an engine reports of its KV memory and its progress."""
+class Report(Protocol):
+    """Takes every new view, with the state that it comes from, if the worker has just sent one."""
 
-    def __call__(self, worker: str, *, used_kv_tokens: int, max_kv_tokens: int, progress: int) -> None: ...
+    def __call__(self, view: WorkerView, state: control.WorkerState | None = None) -> None: ...
 
 
 class WorkerLink:
-    """Follows one worker and calls its agent. `run` hands every new view to `on_view`."""
+    """Follows one worker and calls its agent. `run` reports every new view."""
 
     def __init__(
         self,
-        view: WorkerView,
-        address: str,
+        contact: Contact,
         *,
         heartbeat_s: float,
         connect_timeout_s: float,
-        on_view: Callable[[WorkerView], None],
-        on_load: LoadReport,
+        report: Report,
         transport: Transport = PLAIN,
     ) -> None:
-        self._view = view
-        self._channel = AgentChannel(transport, address, view.role, view.name, _CHANNEL_OPTIONS)
-        self._address = address
+        self.contact = contact
+        self.view = WorkerView(contact.name, contact.endpoint.role, contact.number)
+        self._address = contact.endpoint.address
+        self._channel = AgentChannel(transport, self._address, contact.endpoint.role, contact.name, _CHANNEL_OPTIONS)
+        self._logged = ""
         self._heartbeat_s = heartbeat_s
         self._connect_timeout_s = connect_timeout_s
-        self._on_view = on_view
-        self._on_load = on_load
+        self._report = report
         self._stub: WorkerControlStub | None = None
-        self._logged = ""
         self._late_until = 0.0  # by the loop's clock
+        self._num_uses = 0
+        self._is_unused = asyncio.Event()
+        self._is_unused.set()
 
     async def run(self) -> None:
         """Connect, follow the control stream, publish the loss of contact, reconnect. Ends only by cancellation."""
         num_failures = 0
         try:
             while True:
+                pause_s = _RETRY_S[min(num_failures, len(_RETRY_S) - 1)]
                 try:
                     self._stub = await self._channel.stub()
                     await self._describe()
@@ -76,19 +83,36 @@ class WorkerLink:
                     await self._follow()
                     await asyncio.sleep(_RETRY_S[0])  # the agent closed the stream normally
                     continue
-                except TimeoutError:
-                    reason = f"silent for {MISSED_HEARTBEATS} heartbeats"
+                except TimeoutError as error:
+                    reason = str(error) or f"silent for {MISSED_HEARTBEATS} heartbeats"
+                except DescriptionRefused as error:
+                    reason, pause_s = str(error), _REFUSED_RETRY_S
                 except grpc.aio.AioRpcError as error:
                     reason = f"its agent cannot be reached at {self._address}: {error.code().name.lower()}"
                     self._log_once(error.details() or "")
                 except Exception:  # the edge of this worker's task; other workers must go on
-                    log.exception("worker link failed", extra={"fields": {"worker": self._view.name}})
+                    log.exception("worker link failed", extra={"fields": {"worker": self.view.name}})
                     reason = "the router's link to it failed; see the router's log"
                 self._publish(self._view_without_contact(reason))
-                await asyncio.sleep(_RETRY_S[min(num_failures, len(_RETRY_S) - 1)])
+                self.contact.lost()
+                await asyncio.sleep(pause_s)
                 num_failures += 1
         finally:
             await self._channel.aclose()
+
+    def begin_use(self) -> None:
+        """Keep the link after its worker has left, until `end_use`."""
+        self._num_uses += 1
+        self._is_unused.clear()
+
+    def end_use(self) -> None:
+        self._num_uses -= 1
+        if not self._num_uses:
+            self._is_unused.set()
+
+    async def until_unused(self) -> None:
+        """Wait until nobody uses it."""
+        await self._is_unused.wait()
 
     async def ensure_adapter(
         self,
@@ -140,56 +164,57 @@ class WorkerLink:
     async def _call(self, method: str, request: Any, revision_id: str, timeout_s: float, span: Span = NO_SPAN) -> Any:
         """The response to a call. Waits past the deadline for the agent's error at the deadline. Raises RouterError."""
         if self._stub is None:
-            raise WorkerLost(f"worker {self._view.name} has no control stream", worker=self._view.name)
+            raise WorkerLost(f"worker {self.view.name} has no control stream", worker=self.view.name)
+        self.begin_use()  # closing the channel would cancel who waits here
         try:
             call = getattr(self._stub, method)
             return await call(request, timeout=timeout_s + ANSWER_MARGIN_S, metadata=tuple(span.headers.items()))
         except grpc.aio.AioRpcError as error:
             details, code = error.details() or "", error.code()
-            fields = {"call": method, "worker": self._view.name, "revision": revision_id}
+            fields = {"call": method, "worker": self.view.name, "revision": revision_id}
             log.info("call refused", extra={"fields": {**fields, "reason": details, "code": code.name}})
             metadata = {str(key): str(value) for key, value in error.trailing_metadata() or ()}
-            raise ensure_adapter_error(code, details, metadata, self._view.name) from error
+            raise ensure_adapter_error(code, details, metadata, self.view.name) from error
+        finally:
+            self.end_use()
 
     async def _describe(self) -> None:
         assert self._stub is not None
-        description = await self._stub.Describe(control.DescribeRequest(), timeout=self._connect_timeout_s)
-        role = _ROLES.get(description.role, "unknown")
-        if role != self._view.role:
+        described = await self._stub.Describe(control.DescribeRequest(), timeout=self._connect_timeout_s)
+        self._channel.check_name(described.name)
+        role = ROLES.get(described.role, "unknown")
+        if self.contact.is_listed and role != self.view.role:
             log.error(
                 "worker role differs from cluster.yaml; using the worker's",
-                extra={"fields": {"worker": self._view.name, "role": role, "configured_role": self._view.role}},
+                extra={"fields": {"worker": self.view.name, "role": role, "configured_role": self.view.role}},
             )
-        self._view = replace(
-            self._view,
+        self.view = replace(
+            self.view,
+            name=self.contact.endpoint.name or described.name,
             role=role,
-            engine_url=description.engine_url.rstrip("/"),
-            kv_host=description.kv_host,
-            kv_bootstrap_port=description.kv_bootstrap_port,
-            domain=description.domain,
+            engine_url=described.engine_url.rstrip("/"),
+            kv_host=described.kv_host,
+            kv_bootstrap_port=described.kv_bootstrap_port,
+            domain=described.domain,
         )
+        self.contact.describe(described)
 
     async def _follow(self) -> None:
         """Publish every state until the stream ends. Raises TimeoutError after three missed heartbeats."""
         assert self._stub is not None
         # A new object: users of earlier views still read the old one.
-        self._view = replace(self._view, residency=WorkerResidency())
+        self.view = replace(self.view, residency=WorkerResidency())
         stream = self._stub.WatchState(control.WatchStateRequest(heartbeat_s=self._heartbeat_s))
         try:
             while True:
                 state = await next_state(stream, self._heartbeat_s)
                 if state is grpc.aio.EOF:
                     return
-                self._view.residency.apply(state.residency)
-                load = state.load
-                self._on_load(
-                    self._view.name,
-                    used_kv_tokens=load.used_kv_tokens,
-                    max_kv_tokens=load.max_kv_tokens,
-                    progress=state.progress,
-                )
-                num_changes = self._view.num_residency_changes + bool(state.residency.ByteSize())
-                self._publish(replace(_view_after(self._view, state), num_residency_changes=num_changes))
+                self.view.residency.apply(state.residency)
+                if self.view.residency.num_ids > _MAX_REVISIONS:
+                    raise DescriptionRefused(f"it reports more than {_MAX_REVISIONS} adapters")
+                num_changes = self.view.num_residency_changes + bool(state.residency.ByteSize())
+                self._publish(replace(_view_after(self.view, state), num_residency_changes=num_changes), state)
         finally:
             stream.cancel()
 
@@ -197,22 +222,23 @@ class WorkerLink:
         """Log why the agent cannot be reached (a certificate, say), again only when that changes."""
         if details != self._logged:
             self._logged = details
-            log.info("agent not reached", extra={"fields": {"worker": self._view.name, "details": details[:500]}})
+            fields = {"worker": self.view.name, "address": self._address, "details": details[:500]}
+            log.info("agent not reached", extra={"fields": fields})
 
     def _view_without_contact(self, reason: str) -> WorkerView:
         now = asyncio.get_running_loop().time()
-        if self._view.is_connected:
-            grace_s = MISSED_HEARTBEATS * self._heartbeat_s if self._view.is_placeable else 0.0
+        if self.view.is_connected:
+            grace_s = MISSED_HEARTBEATS * self._heartbeat_s if self.view.is_placeable else 0.0
             self._late_until = now + grace_s
         is_late = now < self._late_until
-        return replace(self._view, is_connected=False, is_ready=False, is_late=is_late, reason=reason)
+        return replace(self.view, is_connected=False, is_ready=False, is_late=is_late, reason=reason)
 
-    def _publish(self, view: WorkerView) -> None:
-        before, self._view = self._view, view
+    def _publish(self, view: WorkerView, state: control.WorkerState | None = None) -> None:
+        before, self.view = self.view, view
         if (before.is_placeable, before.incarnation) != (view.is_placeable, view.incarnation):
             fields = {"worker": view.name, "incarnation": view.incarnation, "reason": view.why_not_placeable}
             log.info("worker placeable" if view.is_placeable else "worker not placeable", extra={"fields": fields})
-        self._on_view(view)
+        self._report(view, state)
 
 
 async def _put_messages(packed: PackedAdapter, timeout_s: float) -> AsyncIterator[control.PutAdapterRequest]:
@@ -235,11 +261,11 @@ def _view_after(view: WorkerView, state: control.WorkerState) -> WorkerView:
         view,
         is_connected=True,
         is_late=False,
-        reason=state.reason,
-        incarnation=state.incarnation,
+        reason=state.reason[:_MAX_TEXT],
+        incarnation=state.incarnation[:_MAX_TEXT],
         is_engine_up=state.engine_state == control.ENGINE_STATE_UP,
         is_ready=state.ready,
         is_hung=state.hung,
         is_draining=state.draining,
-        warm_pairs=frozenset((pair.decode_name, pair.decode_incarnation) for pair in state.warm_pairs),
+        warm_pairs=frozenset((pair.decode_name, pair.decode_incarnation) for pair in state.warm_pairs[:_MAX_PAIRS]),
     )

@@ -20,6 +20,7 @@ class WorkerLoad:
         "_tokens_read",
         "max_kv_tokens",
         "num_sequences",
+        "on_idle",
         "placed_kv_tokens",
         "progressed_at",
         "prompt_tokens",
@@ -38,6 +39,7 @@ class WorkerLoad:
         self.reported_progress = 0
         self.progressed_at = 0.0  # when its agent last reported that the engine works, by the loads' clock
         self.revisions: dict[str, int] = {}  # revision id -> this router's sequences that use it
+        self.on_idle: Callable[[], None] | None = None  # called when no sequence is left
         self.s_per_token = 1 / _INITIAL_TOKENS_PER_S  # while it has prompts to read
         self._num_reading = 0
         self._busy_since = 0.0
@@ -58,6 +60,12 @@ class WorkerLoad:
     def used_kv_tokens(self) -> int:
         """What is occupied or promised. Reports lag; promises ignore other routers and the prefix cache."""
         return max(self.reported_kv_tokens, self.placed_kv_tokens)
+
+    def report(self, now: float, *, used_kv_tokens: int, max_kv_tokens: int, progress: int) -> None:
+        """Take over what the engine reports. Another use of its memory is progress, too."""
+        if (progress, used_kv_tokens) != (self.reported_progress, self.reported_kv_tokens):
+            self.reported_progress, self.progressed_at = progress, now
+        self.reported_kv_tokens, self.max_kv_tokens = used_kv_tokens, max_kv_tokens
 
     def began_reading(self, now: float) -> None:
         if not self._num_reading:
@@ -100,17 +108,20 @@ class WorkerLoads(Mapping[str, WorkerLoad]):
         return len(self._loads)
 
     def report(self, worker: str, *, used_kv_tokens: int, max_kv_tokens: int, progress: int = 0) -> None:
-        """Take over what an engine reports. Another use of its memory is progress, too."""
-        load = self[worker]
-        if (progress, used_kv_tokens) != (load.reported_progress, load.reported_kv_tokens):
-            load.reported_progress, load.progressed_at = progress, self.clock()
-        load.reported_kv_tokens, load.max_kv_tokens = used_kv_tokens, max_kv_tokens
+        """Take over what an engine reports."""
+        self[worker].report(self.clock(), used_kv_tokens=used_kv_tokens, max_kv_tokens=max_kv_tokens, progress=progress)
 
-    def forget(self, worker: str) -> None:
-        """Drop a worker that has left and has nothing in flight."""
-        load = self._loads.get(worker)
-        if load is not None and not load.num_sequences:
-            del self._loads[worker]
+    def forget(self, worker: str, on_idle: Callable[[], None] = lambda: None) -> WorkerLoad:
+        """Drop a worker that has left, and return its load. One that comes back under its name starts anew.
+
+        `on_idle` is called once the last sequence that was held there has ended, at once if there is none.
+        """
+        load = self._loads.pop(worker, None) or WorkerLoad()
+        if load.num_sequences:
+            load.on_idle = on_idle
+        else:
+            on_idle()
+        return load
 
     def hold(self, worker: str, *, prompt_tokens: int = 0, kv_tokens: int = 0, revision_id: str | None = None) -> Hold:
         """Count one more sequence at a worker until the hold is released."""
@@ -168,3 +179,5 @@ class Hold:
                 load.revisions[self._revision_id] = left
             else:
                 del load.revisions[self._revision_id]
+        if load.on_idle is not None and not load.num_sequences:
+            load.on_idle()

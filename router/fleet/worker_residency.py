@@ -20,6 +20,11 @@ class WorkerResidency:
         self._memory_only: set[str] = set()
 
     @property
+    def num_ids(self) -> int:
+        """In all of its sets."""
+        return len(self._host) + len(self._disk) + len(self._memory_only)
+
+    @property
     def host(self) -> Set[str]:
         """Resident: usable without a load."""
         return self._host

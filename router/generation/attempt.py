@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from router.errors import AttemptError, BrokenAnswer, DeadlineExceeded, EngineAborted, WorkerLost
 from router.fleet.fleet import Fleet
+from router.fleet.fleet_state import WorkerView
 from router.fleet.worker_errors import engine_error
 from router.generation.client_answer import ClientAnswer
 from router.generation.engine_calls import EngineCall
@@ -25,7 +26,7 @@ class Attempt:
         self._fleet = fleet
         self._call = call
         self._is_streaming = is_streaming
-        self._progress = fleet.check_progress(self._worker_names(), progress_timeout_s, call.fail)
+        self._progress = fleet.check_progress(self._workers(), progress_timeout_s, call.fail)
         self._is_complete = False  # the whole output has arrived
         call.start(wants_stream=is_streaming)
         self._watch = fleet.watch(call.worker, self._lose)
@@ -96,9 +97,9 @@ class Attempt:
         self._progress.end()
         self._call.leave()
 
-    def _worker_names(self) -> tuple[str, ...]:
+    def _workers(self) -> tuple[WorkerView, ...]:
         """The workers whose progress the output waits for; it has stalled when none of them makes any."""
-        return (self._call.worker.name,)
+        return (self._call.worker,)
 
     def _begun(self, first: bytes) -> bytes:
         """The first output, checked. From now on neither losing contact with the agent nor a hang ends anything."""

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from router.errors import DeadlineExceeded, EngineAborted, EngineRefusal, RouterError
 from router.fleet.fleet import Fleet
+from router.fleet.fleet_state import WorkerView
 from router.generation.attempt import Attempt
 from router.generation.engine_calls import EngineCall
 from router.protocol.sse import is_aborted
@@ -81,8 +82,8 @@ class PairAttempt(Attempt):
             self._prefill.leave()
             await super().end()
 
-    def _worker_names(self) -> tuple[str, ...]:
-        return self._prefill.worker.name, self._call.worker.name
+    def _workers(self) -> tuple[WorkerView, ...]:
+        return self._prefill.worker, self._call.worker
 
     def _on_prefill_answer(self, output: asyncio.Future[bytes]) -> None:
         if output.cancelled():

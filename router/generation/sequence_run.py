@@ -193,7 +193,7 @@ class SequenceRun:
         name = worker.name
         try:
             with self._span.child("ensure adapter", {"prelude.worker": name}, "client") as span:
-                ensured = self._backends.fleet.link(name).ensure_adapter(
+                ensured = self._backends.fleet.link_of(worker).ensure_adapter(
                     self._generation_request.revision_id,
                     timeout_s,
                     not_in_engine=name in self._not_in_engine,

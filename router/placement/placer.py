@@ -66,6 +66,10 @@ class Placer:
             holds.append(self._loads.hold(placement.decode.name, kv_tokens=size.kv_tokens))
         return Placed(request, placement, holds, expected_tokens)
 
+    def forget(self, worker: str) -> None:
+        """The worker has left. One that comes back under its name is a new one."""
+        self.policy.prefixes.forget(worker)
+
     def loaded(self, placed: Placed, seconds: float) -> None:
         """The reader took so long to load the revision: seconds as its agent measured them; 0: it was resident."""
         revision_id = placed.request.revision_id

@@ -32,7 +32,7 @@ class PrefixIndex:
 
     def __init__(self) -> None:
         self._workers: dict[str, _Worker] = {}
-        self._by_first_block: OrderedDict[int, set[str]] = OrderedDict()  # may name workers that have evicted it
+        self._by_first_block: OrderedDict[int, set[str]] = OrderedDict()
 
     def add(self, request: PlacementRequest, worker: str, incarnation: str) -> None:
         """The worker's engine reads this prompt."""
@@ -40,6 +40,7 @@ class PrefixIndex:
             return
         known = self._workers.get(worker)
         if known is None or known.incarnation != incarnation:
+            self.forget(worker)
             known = self._workers[worker] = _Worker(incarnation)
         keys = _keys(request)
         for key in keys:
@@ -50,7 +51,7 @@ class PrefixIndex:
         if len(self._by_first_block) > _MAX_FIRST_BLOCKS:
             self._by_first_block.popitem(last=False)
         while len(known.blocks) > known.max_blocks:
-            known.blocks.popitem(last=False)
+            self._no_longer_at(worker, known.blocks.popitem(last=False)[0])
 
     def observe(self, worker: str, *, expected_tokens: float, cached_tokens: int) -> None:
         """The worker's engine found so many tokens of a prompt in its cache."""
@@ -74,14 +75,23 @@ class PrefixIndex:
         return min(num_blocks * request.size.tokens_per_block, request.size.prompt_tokens)
 
     def workers(self, request: PlacementRequest) -> Set[str]:
-        """The workers that have read the prompt's first block. Some may have evicted it."""
+        """The workers that are believed to have the prompt's first block."""
         if not request.size.blocks:
             return _NOBODY
         return self._by_first_block.get(hash((request.namespace, request.revision_id, request.size.blocks[0])), _NOBODY)
 
     def forget(self, worker: str) -> None:
-        """The worker has left."""
-        self._workers.pop(worker, None)
+        """The worker has left, or its engine was replaced."""
+        known = self._workers.pop(worker, None)
+        for key in known.blocks if known is not None else ():
+            self._no_longer_at(worker, key)
+
+    def _no_longer_at(self, worker: str, key: int) -> None:
+        workers = self._by_first_block.get(key)
+        if workers is not None:
+            workers.discard(worker)
+            if not workers:
+                del self._by_first_block[key]
 
 
 def _keys(request: PlacementRequest) -> list[int]:

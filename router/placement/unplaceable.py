@@ -34,9 +34,10 @@ def is_gone(request: PlacementRequest, fleet: FleetState) -> bool:
         return False
     roles = ("unified",) if request.positions == "all" else ("prefill", "unified")
     holders = [worker for worker in fleet.workers.values() if worker.role in roles]
-    return all(worker.is_connected and not request.can_be_read_by(worker) for worker in holders)
+    return fleet.is_settled and all(worker.is_connected and not request.can_be_read_by(worker) for worker in holders)
 
 
 def lacks_unified_worker(request: PlacementRequest, fleet: FleetState) -> bool:
-    """True if this cluster can never serve the request: no worker has the role that it needs, ready or not."""
-    return request.positions == "all" and all(worker.role != "unified" for worker in fleet.workers.values())
+    """True if this cluster can never serve the request: no worker has the role that it needs, or may come with it."""
+    is_absent = all(worker.role != "unified" for worker in fleet.workers.values())
+    return request.positions == "all" and is_absent and "unified" not in fleet.open_roles

@@ -15,7 +15,7 @@ import shutil
 import socket
 import ssl
 import tempfile
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -36,9 +36,10 @@ from adapters.library import AdapterLibrary
 from adapters.model.base_model import BaseModel
 from adapters.model.manifest import revision_id_of
 from adapters.store import open_store
-from cluster.config.schema import RouterConfig
+from cluster.config.schema import DiscoveryConfig, RouterConfig
 from cluster.control import control_pb2 as control
 from cluster.control.control_pb2_grpc import WorkerControlServicer, add_WorkerControlServicer_to_server
+from cluster.discovery.source import WorkerSource
 from process.certificates.contexts import Following, make_pinned_context, server_context
 from process.tracing.span import Tracing
 from router.app import build_app
@@ -356,6 +357,8 @@ class WorkerStandIn(WorkerControlServicer):
         self.name = name
         self.role = role
         self.domain = ""
+        self.agent_id = f"{name}'s agent"
+        self.described: dict[str, Any] = {}  # fields of its description that differ
         self.engine = EngineStandIn(role)
         self.state = control.WorkerState(incarnation=f"{name}-1", engine_state=control.ENGINE_STATE_UP, ready=True)
         self.resident: set[str] = set()
@@ -385,11 +388,11 @@ class WorkerStandIn(WorkerControlServicer):
         self._changed = asyncio.Condition()
         self._server: grpc.aio.Server | None = None
 
-    async def start(self) -> None:
+    async def start(self, host: str = "127.0.0.1", port: int = 0) -> None:
         await self.engine.start()
         self._server = grpc.aio.server()
         add_WorkerControlServicer_to_server(self, self._server)
-        self.address = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
+        self.address = f"{host}:{self._server.add_insecure_port(f'{host}:{port}')}"
         await self._server.start()
 
     async def restart_agent(self) -> None:
@@ -422,15 +425,17 @@ class WorkerStandIn(WorkerControlServicer):
         await self.change(engine_state=control.ENGINE_STATE_DOWN, ready=False, incarnation="", reason="engine died")
 
     async def Describe(self, request: Any, context: Any) -> control.WorkerDescription:
-        return control.WorkerDescription(
-            name=self.name,
-            role=_ROLES[self.role],
-            engine_url=self.engine.url,
-            kv_host="10.0.0.1" if self.role == "prefill" else "",
-            kv_bootstrap_port=8998 if self.role == "prefill" else 0,
-            model=MODEL,
-            domain=self.domain,
-        )
+        fields = {
+            "name": self.name,
+            "role": _ROLES[self.role],
+            "engine_url": self.engine.url,
+            "kv_host": "10.0.0.1" if self.role == "prefill" else "",
+            "kv_bootstrap_port": 8998 if self.role == "prefill" else 0,
+            "model": MODEL,
+            "domain": self.domain,
+            "agent_id": self.agent_id,
+        }
+        return control.WorkerDescription(**fields | self.described)
 
     async def WatchState(self, request: Any, context: Any) -> AsyncIterator[control.WorkerState]:
         residency = control.ResidencyDelta(
@@ -641,6 +646,8 @@ async def running_cluster(
     directories: Mapping[str, Path] = DIRECTORIES,
     client_tls: Following[ssl.SSLContext] | None = None,
     tracing: Tracing | None = None,
+    sources: Sequence[WorkerSource] = (),
+    discovery: DiscoveryConfig = DiscoveryConfig(),
     **config: Any,
 ) -> AsyncIterator[ClusterStandIn]:
     """A ready router on a free port, with workers. Its catalog and store are in `folder`, or a temporary one."""
@@ -669,6 +676,8 @@ async def running_cluster(
             max_adapter_bytes=LIMITS.max_bytes,
             workers={worker.name: (worker.role, worker.address) for worker in workers},
             admin=admin,
+            sources=sources,
+            discovery=discovery,
             random=_Zeros(),
             tracing=tracing,
         )

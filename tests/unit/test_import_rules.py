@@ -40,6 +40,7 @@ engine
 cluster.errors
 cluster.config
 cluster.open_library cluster.control cluster.host_memory
+cluster.discovery
 cluster.agent
 cluster cluster.local
 router.errors router.metrics router.http router.processes

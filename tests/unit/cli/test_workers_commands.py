@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import grpc
 import pytest
+from support.dns_server import dns_server
 from support.served_agent import served
 
 from cli.main import main
@@ -28,7 +30,8 @@ class Agent(WorkerControlServicer):
         self.is_stopping = False
 
     async def Describe(self, request, context) -> pb.WorkerDescription:
-        return pb.WorkerDescription(name=self.name, role=pb.ROLE_UNIFIED)
+        url = "http://127.0.0.1:9"
+        return pb.WorkerDescription(name=self.name, role=pb.ROLE_UNIFIED, model="demo", engine_url=url)
 
     async def WatchState(self, request, context):
         if self.is_stopping:
@@ -161,3 +164,50 @@ def test_chosen_ports_come_from_the_running_cluster(agents: tuple[Agent, Agent],
     with recorded(running, record_of(path)):
         assert record_of(path).exists()
     assert not record_of(path).exists()
+
+
+@pytest.fixture
+def dns_port(tmp_path: Path) -> Iterator[int]:
+    """A DNS server whose SRV records name two found agents and a port where nobody listens."""
+    started, stop, ports = threading.Event(), threading.Event(), []
+
+    async def serve(addresses: list[str]) -> None:
+        async with dns_server() as server:
+            server.set_services("_control._tcp.u", addresses)
+            ports.append(server.port)
+            started.set()
+            await asyncio.to_thread(stop.wait)
+
+    with served(Agent("found-1")) as one, served(Agent("a")) as two:
+        thread = threading.Thread(target=lambda: asyncio.run(serve([f"127.0.0.1:{one}", f"127.0.0.1:{two}"])))
+        thread.start()
+        assert started.wait(10)
+        try:
+            yield ports[0]
+        finally:
+            stop.set()
+            thread.join()
+
+
+def test_workers_that_sources_find(agents: tuple[Agent, Agent], dns_port: int, capsys, tmp_path: Path):
+    path = tmp_path / "cluster.yaml"
+    path.write_text(
+        path.read_text() + "discovery:\n  unified: {dns: _control._tcp.u, worker: {drain_timeout_s: 11}}\n"
+        f"  nameservers: ['127.0.0.1:{dns_port}']\n"
+    )
+    code, output, errors = run(capsys, "list")
+    assert [line.split()[:3] for line in output.splitlines()] == [
+        ["a", "unified", "ready"],
+        ["b", "unified", "ready"],
+        ["found-1", "unified", "ready"],
+    ]
+    assert code == 1
+    assert "not_usable: its name is 'a', which is that of another worker, in cluster.yaml" in errors
+    assert run(capsys, "drain", "found-1", "a") == (0, "a is drained\nfound-1 is drained\n", "")
+    code, output, errors = run(capsys, "drain", "found-2")
+    assert (code, output) == (2, "")
+    assert "there is no worker called 'found-2'; there is a, b, found-1" in errors
+    path.write_text(path.read_text().replace(str(dns_port), "9"))
+    code, output, errors = run(capsys, "list")
+    assert (code, len(output.splitlines())) == (1, 2)
+    assert "prelude: DNS name _control._tcp.u: not_usable: DNS name _control._tcp.u cannot be looked up" in errors

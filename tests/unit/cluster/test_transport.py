@@ -23,6 +23,7 @@ from cluster.control.service import serve_control
 from cluster.control.transport import AgentChannel, Transport
 from cluster.control.worker_state import WorkerStateHub
 from cluster.control.worker_watch import WorkerWatch
+from cluster.errors import DescriptionRefused
 from process.certificates.authority import Authority
 from process.certificates.contexts import Following
 from process.certificates.errors import CertificateError
@@ -341,3 +342,44 @@ def test_a_peer_is_watched_over_tls(ca: Authority):
     description = asyncio.run(run())
     assert description is not None
     assert description.name == "d"
+
+
+class TestWorkersOfUnknownName:
+    """Those that were found by address: their certificate says who they are."""
+
+    def test_it_is_the_one_that_its_certificate_names(self, ca: Authority):
+        async def run():
+            async with served(issued(ca, "decode", "d")) as (_, address):
+                channel = AgentChannel(Transport(issued(ca, "router", "r")), address, "decode", "")
+                described = await (await channel.stub()).Describe(pb.DescribeRequest(), timeout=10)
+                channel.check_name(described.name)
+                with pytest.raises(DescriptionRefused, match="its name is 'e', and its certificate is that of 'd'"):
+                    channel.check_name("e")
+                await channel.aclose()
+
+        asyncio.run(run())
+
+    @pytest.mark.parametrize(
+        ("role", "trusts", "says"),
+        [
+            ("prefill", True, "its certificate is that of spiffe://prelude.local/prefill/d, where decode workers are"),
+            ("decode", False, "it has no certificate of this cluster"),
+        ],
+    )
+    def test_others_are_refused(self, ca: Authority, tmp_path: Path, role: str, trusts: bool, says: str):
+        async def run():
+            theirs = ca if trusts else authority(tmp_path / "others")
+            async with served(issued(theirs, role, "d")) as (_, address):
+                channel = AgentChannel(Transport(issued(ca, "router", "r")), address, "decode", "")
+                with pytest.raises(DescriptionRefused, match=says):
+                    await channel.stub()
+
+        asyncio.run(run())
+
+    def test_nobody_is_there(self, ca: Authority):
+        async def run():
+            channel = AgentChannel(Transport(issued(ca, "router", "r")), f"127.0.0.1:{free_port()}", "decode", "")
+            with pytest.raises(TimeoutError, match="cannot be reached"):
+                await channel.stub()
+
+        asyncio.run(run())

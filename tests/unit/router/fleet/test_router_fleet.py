@@ -7,6 +7,8 @@ import asyncio
 import pytest
 from support.router_stand_ins import eventually, running_cluster
 
+from router.errors import WorkerLost
+
 REVISION = f"sha256:{1:064x}"
 
 
@@ -52,7 +54,7 @@ def test_a_link_for_each_worker() -> None:
         async with running_cluster() as cluster:
             assert await cluster.fleet.link("p0").ensure_adapter(REVISION, 5) > 0
             assert cluster.prefill[0].ensured == [REVISION]
-            with pytest.raises(KeyError):
+            with pytest.raises(WorkerLost, match="no worker p9"):
                 cluster.fleet.link("p9")
 
     asyncio.run(scenario())

@@ -87,13 +87,22 @@ def test_a_report_and_what_was_placed(loads: WorkerLoads) -> None:
     assert loads["d0"].used_kv_tokens == 900
 
 
-def test_a_worker_is_forgotten_once_nothing_is_in_flight(loads: WorkerLoads) -> None:
-    hold = loads.hold("p0", prompt_tokens=1)
-    loads.forget("p0")
-    assert "p0" in loads
-    hold.release()
-    loads.forget("p0")
+def test_a_worker_that_left_is_forgotten_at_once_and_says_when_nothing_is_in_flight(loads: WorkerLoads) -> None:
+    idle: list[str] = []
+    holds = [loads.hold("p0", prompt_tokens=1) for _ in range(2)]
+    loads.forget("p0", on_idle=lambda: idle.append("p0"))
     assert "p0" not in list(loads)
+    back = loads.hold("p0", prompt_tokens=7)  # another worker of that name
+    holds[0].release()
+    assert idle == []
+    holds[1].release()
+    holds[1].release()
+    assert idle == ["p0"]
+    assert (loads["p0"].num_sequences, loads["p0"].prompt_tokens) == (1, 7)
+    back.release()
+    loads.forget("p0", on_idle=lambda: idle.append("nothing was in flight"))
+    loads.forget("unknown", on_idle=lambda: idle.append("unknown"))
+    assert idle == ["p0", "nothing was in flight", "unknown"]
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.sampled_from(["begin", "end", "give up", "release"]), st.floats(0, 5))))

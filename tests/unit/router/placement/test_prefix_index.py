@@ -35,10 +35,25 @@ def test_a_restart_empties_it() -> None:
 
 def test_a_worker_that_left_is_forgotten() -> None:
     index = PrefixIndex()
-    index.add(request(1), "p0", "a")
+    for worker in ("p0", "p1"):
+        index.add(request(1), worker, "a")
+    index.add(request(2), "p0", "a")
     index.forget("p0")
     index.forget("p9")
     assert index.cached_tokens(request(1), "p0", "a") == 0
+    assert (index.workers(request(1)), index.workers(request(2))) == ({"p1"}, set())
+    index.forget("p1")
+    assert not index._by_first_block
+
+
+def test_a_worker_is_no_longer_named_for_blocks_that_it_has_evicted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prefix_index, "_MAX_BLOCKS", 2)
+    index = PrefixIndex()
+    for block in (1, 2, 3):
+        index.add(request(block), "p0", "a")
+    assert (index.workers(request(1)), index.workers(request(3))) == (set(), {"p0"})
+    index.add(request(4), "p0", "restarted")
+    assert (index.workers(request(3)), index.workers(request(4))) == (set(), {"p0"})
 
 
 def test_its_memory_is_bounded_and_the_oldest_goes_first(monkeypatch: pytest.MonkeyPatch) -> None:

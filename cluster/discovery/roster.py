@@ -1,0 +1,309 @@
+"""Which workers there are: those that sources name and that describe themselves acceptably.
+
+A worker is known by its name. Two at different addresses with one name: the reachable one with the lower address is
+the member, the other one waits, so that all routers choose the same one whatever they saw first. Workers of
+cluster.yaml are members from the start, and their names are theirs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from typing import Generic, Protocol, TypeVar
+
+from cluster.control import control_pb2 as pb
+from cluster.discovery.descriptions import check_description
+from cluster.discovery.source import Endpoint, WorkerSource
+from cluster.errors import DescriptionRefused
+
+log = logging.getLogger(__name__)
+
+_RETRY_S = 5.0  # after a source or a follower that broke
+
+
+class Follower(Protocol):
+    """Follows the worker at one endpoint."""
+
+    async def run(self) -> None:
+        """Until cancelled. Tells the contact how the worker describes itself, and when it loses it."""
+
+    async def until_unused(self) -> None:
+        """Wait until nobody needs a worker that has left."""
+
+
+F = TypeVar("F", bound=Follower)
+
+
+class Owner(Protocol[F]):
+    """What a roster tells its owner. Synchronous, so that no two calls interleave."""
+
+    def start(self, contact: Contact) -> F:
+        """Make the follower of a new contact; the roster runs it."""
+
+    def joined(self, name: str, follower: F) -> None:
+        """This is now the worker called `name`, which had left or was unknown."""
+
+    def left(self, name: str, follower: F) -> None:
+        """It is no longer. It may still finish what it has begun."""
+
+    def ended(self, follower: F) -> None:
+        """The follower has stopped."""
+
+    def changed(self) -> None:
+        """Nobody came or left, but `is_settled` may differ."""
+
+
+class Contact:
+    """One endpoint, and who was found there."""
+
+    def __init__(self, roster: Roster, endpoint: Endpoint, number: int) -> None:
+        self.endpoint = endpoint
+        self.number = number  # a worker that comes back at another endpoint has another one
+        self.name = endpoint.name  # of the worker; empty: nobody acceptable is known here
+        self.agent_id = ""
+        self.is_live = False
+        self.refusal = ""  # why who is here is not accepted
+        self.left = asyncio.Event()  # the sources no longer name the endpoint
+        self._roster = roster
+
+    def describe(self, description: pb.WorkerDescription) -> None:
+        """The worker has answered. Raises DescriptionRefused if it must not be used."""
+        self._roster._described(self, description)
+
+    def lost(self) -> None:
+        """The worker no longer answers. Idempotent."""
+        self._roster._lost(self)
+
+    @property
+    def is_listed(self) -> bool:
+        """True for a worker of cluster.yaml."""
+        return bool(self.endpoint.name)
+
+    @property
+    def rank(self) -> tuple[bool, bool, str]:
+        """The lowest of those with one name is the member."""
+        return not self.is_listed, not self.is_live, self.endpoint.address
+
+
+class Roster(Generic[F]):
+    """Keeps a follower for each endpoint of the sources."""
+
+    def __init__(
+        self, sources: Sequence[WorkerSource], owner: Owner[F], *, model: str, max_workers: int, forget_after_s: float
+    ) -> None:
+        self._sources = sources
+        self._owner = owner
+        self._model = model
+        self._max_workers = max_workers
+        self._forget_after_s = forget_after_s
+        self._contacts: dict[Endpoint, Contact] = {}
+        self._followers: dict[int, F] = {}  # by contact; also of endpoints that have left, until they are unused
+        self._by_name: dict[str, set[Contact]] = {}
+        self._members: dict[str, Contact] = {}
+        self._forgetting: dict[int, asyncio.TimerHandle] = {}  # by contact
+        self._warned: dict[str, frozenset[str]] = {}  # by name: the addresses that the log has named last
+        self._num_ignored = 0
+        self._num_numbers = 0
+        self._group: asyncio.TaskGroup | None = None  # while `run` runs
+        self._update()
+
+    async def run(self) -> None:
+        """Follow the sources and their workers until cancelled."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                self._group = group
+                for contact in tuple(self._contacts.values()):
+                    self._begin(contact)
+                for source in self._sources:
+                    group.create_task(self._follow_source(source), name=f"source {source.label}")
+                await asyncio.Event().wait()
+        finally:
+            self._group = None
+            for timer in self._forgetting.values():
+                timer.cancel()
+
+    @property
+    def is_settled(self) -> bool:
+        """False while somebody may be there of whom nothing is known."""
+        is_known = all(contact.name or contact.refusal for contact in self._contacts.values())
+        return is_known and all(source.has_answered for source in self._sources)
+
+    @property
+    def open_roles(self) -> frozenset[str]:
+        """The roles of workers that may come."""
+        return frozenset().union(*(source.roles for source in self._sources))
+
+    # ---- endpoints --------------------------------------------------------------------------------------------------
+
+    async def _follow_source(self, source: WorkerSource) -> None:
+        while True:
+            try:
+                await source.follow(self._update)
+            except Exception:  # the edge of this source's task; the workers that are known must be kept
+                log.exception("source of workers failed", extra={"fields": {"source": source.label}})
+            await asyncio.sleep(_RETRY_S)
+
+    def _update(self) -> None:
+        """Take over what the sources know."""
+        wanted = self._wanted()
+        for endpoint in sorted(self._contacts.keys() - wanted):
+            contact = self._contacts.pop(endpoint)
+            self._release(contact)
+            contact.left.set()
+        for endpoint in sorted(wanted - self._contacts.keys()):
+            self._num_numbers += 1
+            contact = self._contacts[endpoint] = Contact(self, endpoint, self._num_numbers)
+            self._followers[contact.number] = self._owner.start(contact)
+            if contact.name:
+                self._claim(contact)
+            if self._group is not None:
+                self._begin(contact)
+        self._owner.changed()
+
+    def _wanted(self) -> set[Endpoint]:
+        """At most `max_workers` beside those of cluster.yaml, and each address once: the first source's."""
+        wanted = {endpoint for source in self._sources for endpoint in source.endpoints if endpoint.name}
+        taken = {endpoint.address for endpoint in wanted}
+        found: list[Endpoint] = []
+        for source in self._sources:
+            new = sorted(each for each in source.endpoints if not each.name and each.address not in taken)
+            taken |= {each.address for each in new}
+            found += new
+        found.sort(key=lambda endpoint: endpoint not in self._contacts)  # those that are followed stay
+        if num_ignored := max(0, len(found) - self._max_workers):
+            del found[self._max_workers :]
+        if num_ignored > self._num_ignored:
+            log.error(
+                "too many workers were found; the rest is ignored",
+                extra={"fields": {"max_workers": self._max_workers, "ignored": num_ignored}},
+            )
+        self._num_ignored = num_ignored
+        return wanted | set(found)
+
+    def _begin(self, contact: Contact) -> None:
+        assert self._group is not None
+        self._group.create_task(self._follow(contact), name=f"follow {contact.name or contact.endpoint.address}")
+
+    async def _follow(self, contact: Contact) -> None:
+        follower = self._followers[contact.number]
+        following = asyncio.create_task(_keep_running(follower, contact), name=f"link to {contact.endpoint.address}")
+        try:
+            await contact.left.wait()
+            await follower.until_unused()
+        finally:
+            following.cancel()
+            await asyncio.gather(following, return_exceptions=True)
+            del self._followers[contact.number]
+            self._owner.ended(follower)
+
+    # ---- names ------------------------------------------------------------------------------------------------------
+
+    def _described(self, contact: Contact, description: pb.WorkerDescription) -> None:
+        if contact.left.is_set():
+            return
+        if not contact.is_listed:
+            try:
+                self._check(contact, description)
+            except DescriptionRefused as refusal:
+                self._release(contact)
+                if contact.refusal != str(refusal):
+                    fields = {"address": contact.endpoint.address, "reason": str(refusal)}
+                    log.warning("worker refused", extra={"fields": fields})
+                contact.refusal = str(refusal)
+                self._owner.changed()
+                raise
+            if contact.name != description.name:
+                self._release(contact)
+        contact.refusal = ""
+        contact.is_live, contact.agent_id = True, description.agent_id
+        contact.name = contact.endpoint.name or description.name
+        if timer := self._forgetting.pop(contact.number, None):
+            timer.cancel()
+        self._claim(contact)
+
+    def _check(self, contact: Contact, description: pb.WorkerDescription) -> None:
+        check_description(description, role=contact.endpoint.role, model=self._model)
+        listed = self._members.get(description.name)
+        if listed is not None and listed.is_listed:
+            raise DescriptionRefused(
+                f"its name is {description.name!r}, which is that of the worker at {listed.endpoint.address} in "
+                "cluster.yaml"
+            )
+
+    def _lost(self, contact: Contact) -> None:
+        if not contact.is_live:
+            return
+        contact.is_live = False
+        if contact.left.is_set() or contact.is_listed:
+            return
+        if contact.name:
+            self._settle(contact.name)
+            timer = asyncio.get_running_loop().call_later(self._forget_after_s, self._forget, contact)
+            self._forgetting[contact.number] = timer
+
+    def _forget(self, contact: Contact) -> None:
+        fields = {"worker": contact.name, "address": contact.endpoint.address, "silent_s": self._forget_after_s}
+        log.info("worker forgotten", extra={"fields": fields})
+        self._release(contact)
+        self._owner.changed()
+
+    def _claim(self, contact: Contact) -> None:
+        self._by_name.setdefault(contact.name, set()).add(contact)
+        self._settle(contact.name)
+
+    def _release(self, contact: Contact) -> None:
+        """The worker at this endpoint is nobody's member any more."""
+        if timer := self._forgetting.pop(contact.number, None):
+            timer.cancel()
+        name, contact.name = contact.name, ""
+        if name:
+            self._by_name[name].discard(contact)
+            self._settle(name)
+
+    def _settle(self, name: str) -> None:
+        """Make the right one of those with this name the member."""
+        rivals = self._by_name[name]
+        before, after = self._members.get(name), min(rivals, key=lambda contact: contact.rank, default=None)
+        if after is None:
+            del self._by_name[name]
+        if before is not after:
+            if before is not None:
+                del self._members[name]
+                self._owner.left(name, self._followers[before.number])
+                log.info("worker left", extra={"fields": {"worker": name, "address": before.endpoint.address}})
+            if after is not None:
+                self._members[name] = after
+                self._owner.joined(name, self._followers[after.number])
+                if not after.is_listed:
+                    log.info("worker joined", extra={"fields": {"worker": name, "address": after.endpoint.address}})
+        self._warn(name, after, rivals)
+
+    def _warn(self, name: str, member: Contact | None, rivals: set[Contact]) -> None:
+        """Log different live workers with one name, once. One agent may have several addresses."""
+        others = {
+            each.endpoint.address
+            for each in rivals
+            if member is not None and each is not member and each.is_live
+            if not each.agent_id or each.agent_id != member.agent_id
+        }
+        if others and self._warned.get(name) != others:
+            assert member is not None
+            log.error(
+                "several workers have the same name; only one is used",
+                extra={"fields": {"worker": name, "used": member.endpoint.address, "ignored": sorted(others)}},
+            )
+        if others:
+            self._warned[name] = frozenset(others)
+        else:
+            self._warned.pop(name, None)
+
+
+async def _keep_running(follower: Follower, contact: Contact) -> None:
+    while True:
+        try:
+            await follower.run()
+        except Exception:  # the edge of this worker's task; the others must go on
+            log.exception("worker link failed", extra={"fields": {"address": contact.endpoint.address}})
+        contact.lost()
+        await asyncio.sleep(_RETRY_S)

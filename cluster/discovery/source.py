@@ -1,0 +1,42 @@
+"""The interface of a source of workers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Endpoint:
+    """Where the agent of a worker listens."""
+
+    address: str  # host:port, as gRPC takes it
+    role: str  # that the worker must have
+    name: str = ""  # of a worker of cluster.yaml; empty: as the worker describes itself
+
+
+class WorkerSource(Protocol):
+    """Knows endpoints of workers. Workers behind them may be down: whoever follows them finds out."""
+
+    @property
+    def label(self) -> str:
+        """What it is, for logs."""
+
+    @property
+    def roles(self) -> frozenset[str]:
+        """The roles of the workers that it may find."""
+
+    @property
+    def endpoints(self) -> frozenset[Endpoint]:
+        """What is known now. An outage changes nothing."""
+
+    @property
+    def has_answered(self) -> bool:
+        """True once `endpoints` is more than the lack of an answer."""
+
+    async def refresh(self) -> None:
+        """Ask once. Raises SourceUnavailable."""
+
+    async def follow(self, on_change: Callable[[], None]) -> None:
+        """Keep `endpoints` current until cancelled; `on_change` is called after every change, and the first answer."""

@@ -1,0 +1,110 @@
+"""Agents of pairs follow the same sources as routers: who joins is warmed, who leaves is no longer waited for."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from pathlib import Path
+
+import pytest
+from support.dns_server import DnsServer, dns_server
+from support.paired_agents import MODEL, Engine, Peer, running, state_where
+
+from cluster.config.schema import ClusterConfig
+from cluster.control import control_pb2 as pb
+from cluster.local.found_worker import with_found_worker
+from decode_worker.agent import DecodeAgent
+from prefill_worker.agent import PrefillAgent
+
+PREFILL, DECODE = "_control._tcp.prefill.example.org", "_control._tcp.decode.example.org"
+
+
+def config_of(server: DnsServer, folder: Path, name: str, role: str) -> ClusterConfig:
+    """Of a worker that `workers` does not list, in a cluster that lists nobody."""
+    (folder / "config.json").write_text(json.dumps(MODEL))
+    data = {
+        "model": {"path": folder, "name": "demo"},
+        "discovery": {
+            "prefill": {"dns": PREFILL},
+            "decode": {"dns": DECODE},
+            "interval_s": 0.05,
+            "nameservers": [f"127.0.0.1:{server.port}"],
+        },
+    }
+    return with_found_worker(ClusterConfig.model_validate(data), name, role, "127.0.0.1", 9)
+
+
+def peer(name: str, role: int, url: str = "http://127.0.0.1:9", **fields) -> Peer:
+    found = Peer(name, url)
+    described = {"role": role, "model": "demo", "agent_id": name} | fields
+    if role == pb.ROLE_PREFILL:
+        described |= {"kv_host": "127.0.0.1", "kv_bootstrap_port": 9}
+    found.description.MergeFrom(pb.WorkerDescription(**described))
+    return found
+
+
+def test_a_prefill_worker_warms_pairs_with_decode_workers_that_come(tmp_path: Path):
+    async def scenario() -> None:
+        async with dns_server() as dns, Engine().served() as own, Engine().served() as theirs:
+            agent = PrefillAgent(config_of(dns, tmp_path, "p7", "prefill"), "p7", tmp_path / "scratch")
+            dns.set_services(DECODE, [])
+            first, second = (peer(name, pb.ROLE_DECODE, theirs.url) for name in ("d0", "d1"))
+            async with running(agent, own, first, second):
+                await state_where(agent, ready=False, reason="not warm yet with any decode worker")
+                dns.set_services(DECODE, [first.address])
+                state = await state_where(agent, ready=True)
+                assert [(pair.decode_name, pair.decode_incarnation) for pair in state.warm_pairs] == [("d0", "d0-1")]
+                dns.set_services(DECODE, [second.address])
+                async with asyncio.timeout(10):
+                    async for state in agent.hub.watch(30):
+                        if [pair.decode_name for pair in state.warm_pairs] == ["d1"]:
+                            break
+                assert list(agent.peers) == ["d1"]
+                assert state.ready
+
+    asyncio.run(scenario())
+
+
+def test_a_decode_worker_is_ready_when_a_prefill_worker_that_came_has_warmed_it(tmp_path: Path):
+    async def scenario() -> None:
+        async with dns_server() as dns, Engine().served() as own:
+            agent = DecodeAgent(config_of(dns, tmp_path, "d7", "decode"), "d7", tmp_path / "scratch")
+            prefill = peer("p0", pb.ROLE_PREFILL)
+            async with running(agent, own, prefill):
+                dns.set_services(PREFILL, [prefill.address])
+                await state_where(agent, ready=False, reason="not warm yet with p0")
+                prefill.hub.update(warm_pairs=[pb.WarmPair(decode_name="d7", decode_incarnation="one")])
+                await state_where(agent, ready=True)
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"tensor_parallel": 3, "engine_version": ""}, None),  # one prefill rank's heads in three parts
+        ({"engine_version": "0.0.1"}, "it runs SGLang 0.0.1, not "),
+    ],
+)
+def test_no_pair_is_warmed_that_could_not_exchange_kv(tmp_path: Path, caplog, fields, says):
+    caplog.set_level(logging.ERROR)
+
+    async def scenario() -> None:
+        async with dns_server() as dns, Engine().served() as own, Engine().served() as theirs:
+            agent = PrefillAgent(config_of(dns, tmp_path, "p7", "prefill"), "p7", tmp_path / "scratch")
+            fit = peer("d0", pb.ROLE_DECODE, theirs.url, tensor_parallel=2)
+            unfit = peer("d1", pb.ROLE_DECODE, theirs.url, **fields)
+            async with running(agent, own, fit, unfit):
+                dns.set_services(DECODE, [fit.address])
+                await state_where(agent, ready=True)
+                dns.set_services(DECODE, [fit.address, unfit.address])
+                await state_where(agent, not_warm_with=["d1"])
+                async with asyncio.timeout(10):
+                    while not caplog.records:  # noqa: ASYNC110 a log tells nobody
+                        await asyncio.sleep(0.01)
+
+    asyncio.run(scenario())
+    (record,) = [each for each in caplog.records if each.getMessage() == "no KV can go to this decode worker"]
+    assert record.fields["decode"] == "d1"
+    assert (says or "it needs heads cut in 3, and this engine cuts them in 2 for another") in record.fields["reason"]
