@@ -31,6 +31,8 @@ _QWEN = ResultFile(RESULTS / "adapter-tax-h200-qwen2.5-0.5b-rank16.json")
 _TINY = ResultFile(RESULTS / "adapter-tax-cpu.json")
 _COLD = ResultFile(RESULTS / "cold-load-cpu.json")
 _COLD_SLOW_STORE = ResultFile(RESULTS / "cold-load-cpu-slow-store.json")
+_COLD_H200 = ResultFile(RESULTS / "cold-load-h200.json")
+_SLOTS_H200 = ResultFile(RESULTS / "slots-h200-llama-3.1-8b-rank16.json")
 _AFFINITY = ResultFile(RESULTS / "affinity-cpu.json")
 _PLACEMENT = ResultFile(RESULTS / "placement.json")
 _CATALOGS = {"SQLite": ResultFile(RESULTS / "catalog-sqlite.json")}
@@ -198,12 +200,29 @@ def _cold_loads() -> str:
         ("requests/s: 128 adapters in turn, memory for 32", "overcommit_requests_per_s", 1, "", ""),
         ("128 adapters / 32 adapters", "overcommit_throughput_ratio", 2, "", "at least 0.8"),
     )
+    files = (_COLD, _COLD_SLOW_STORE, _COLD_H200)
     rows = [
-        (text, *(_fixed(file.document[key], digits) + unit for file in (_COLD, _COLD_SLOW_STORE)), goal)
+        (text, *(_fixed(file.document[key], digits) + unit if key in file.document else "" for file in files), goal)
         for text, key, digits, unit, goal in lines
     ]
     delay_ms = _COLD_SLOW_STORE.document["settings"]["store_delay_ms"]
-    return _markdown(("medians of three repeats", "folder", f"S3, answers after {delay_ms:.0f} ms", "goal"), rows)
+    header = ("medians of three repeats", "folder", f"S3, answers after {delay_ms:.0f} ms", "H200, 16 cores", "goal")
+    return _markdown(header, rows)
+
+
+def _slots_h200() -> str:
+    settings = _SLOTS_H200.document["settings"]
+    rows = [
+        (
+            f"{row['adapters']} adapters, {settings['slots']} slots",
+            f"{row['requests_per_s']:.1f}",
+            f"{row['first_token_p50_ms']:.0f} ms",
+            f"{row['first_token_p95_ms']:.0f} ms",
+            f"{row['fills']:.0f}",
+        )
+        for row in _SLOTS_H200.document["medians"]
+    ]
+    return _markdown(("medians of two loads", "requests/s", "TTFT p50", "TTFT p95", "slot fills"), rows)
 
 
 def _catalog() -> str:
@@ -332,6 +351,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "cpu-requests": _cpu_requests,
     "cpu-ratios": _cpu_ratios,
     "cold-loads": _cold_loads,
+    "slots-h200": _slots_h200,
     "catalog": _catalog,
     "placement": _placement_scenarios,
     "placement-cost": _placement_cost,

@@ -114,6 +114,21 @@ def add_commands(commands: Any) -> None:
     placement.add_argument("--quick", action="store_true", help="a smoke test: one small scenario")
     placement.add_argument("--json", type=Path, metavar="FILE", help="write the numbers")
     placement.set_defaults(run=_placement)
+    text = "More adapters than slots: TTFT and requests/s of one engine that swaps adapters into prefill batches."
+    slots = benchmarks.add_parser("slots", help=text, description=text)
+    slots.add_argument("--slots", type=_positive, help="adapter slots; default: 8")
+    slots.add_argument("--adapters", type=_numbers, help="numbers of adapters in use; default: 8,32")
+    slots.add_argument("--repeats", type=_positive, help="default: 3")
+    slots.add_argument("--requests", type=_positive, help="requests per load; default: 96")
+    slots.add_argument("--concurrency", type=_positive, help="concurrent requests; default: 8")
+    slots.add_argument("--prompt-tokens", type=_positive, help="default: 128")
+    slots.add_argument("--generated-tokens", type=_positive, help="default: 16")
+    slots.add_argument("--model", choices=_MODELS, help="sizes of the model; default: tiny")
+    slots.add_argument("--lora-rank", type=_positive, help="default: 16")
+    slots.add_argument("--quick", action="store_true", help="a smoke test: 2 slots, 16 requests, one repeat")
+    _add_engine_options(slots)
+    slots.add_argument("--json", type=Path, metavar="FILE", help="write the numbers")
+    slots.set_defaults(run=_slots)
 
 
 def _add_engine_options(benchmark: argparse.ArgumentParser) -> None:
@@ -188,6 +203,33 @@ def _placement(arguments: argparse.Namespace) -> None:
         arguments.json,
         lambda line: print(line, flush=True),
     )
+
+
+def _slots(arguments: argparse.Namespace) -> None:
+    from bench import slot_swaps
+    from bench.errors import BenchError
+
+    given = {
+        "slots": arguments.slots,
+        "adapters": arguments.adapters,
+        "repeats": arguments.repeats,
+        "num_requests": arguments.requests,
+        "concurrency": arguments.concurrency,
+        "prompt_tokens": arguments.prompt_tokens,
+        "generated_tokens": arguments.generated_tokens,
+        "model": arguments.model,
+        "lora_rank": arguments.lora_rank,
+    }
+    options = replace(
+        slot_swaps.QUICK if arguments.quick else slot_swaps.Options(),
+        device=arguments.device,
+        engine_arguments=tuple(arguments.engine_arguments),
+        **{name: value for name, value in given.items() if value is not None},
+    )
+    try:
+        slot_swaps.run(options, _command(sys.argv[1:]), arguments.json, lambda line: print(line, flush=True))
+    except BenchError as error:
+        sys.exit(f"prelude: {error}")
 
 
 def _catalog(arguments: argparse.Namespace) -> None:

@@ -67,8 +67,11 @@ MODELS: Mapping[str, Model] = MappingProxyType(
 )
 
 
-def write_model(name: str, folder: Path, device: str) -> None:
-    """Write a model with random weights, created on `device`, and a tokenizer as a Hugging Face directory."""
+def write_model(name: str, folder: Path, device: str, has_weights: bool = True) -> None:
+    """Write a model with random weights, created on `device`, and a tokenizer as a Hugging Face directory.
+
+    Without weights an engine needs `--load-format dummy`.
+    """
     model = MODELS[name]
     if model.config is None:
         make_model(folder, hidden=model.hidden, num_layers=model.num_layers)
@@ -78,17 +81,22 @@ def write_model(name: str, folder: Path, device: str) -> None:
 
     fields = dict(model.config)
     config = AutoConfig.for_model(fields.pop("model_type"), **fields, bos_token_id=None, eos_token_id=None)
-    torch.manual_seed(0)
-    with torch.device(device):
-        network = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
-    with torch.no_grad():
-        for weight in network.parameters():
-            if weight.dim() > 1:
-                weight.normal_(std=_WEIGHTS_STD)
-    network.save_pretrained(folder)
-    del network
-    if device == "cuda":
-        torch.cuda.empty_cache()  # engines need the memory
+    if has_weights:
+        torch.manual_seed(0)
+        with torch.device(device):
+            network = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+        with torch.no_grad():
+            for weight in network.parameters():
+                if weight.dim() > 1:
+                    weight.normal_(std=_WEIGHTS_STD)
+        network.save_pretrained(folder)
+        del network
+        if device == "cuda":
+            torch.cuda.empty_cache()  # engines need the memory
+    else:
+        config.architectures = [AutoModelForCausalLM._model_mapping[type(config)].__name__]
+        config.dtype = torch.bfloat16
+        config.save_pretrained(folder)
     # Its vocabulary is smaller than the model's, which is fine: requests and answers are token ids.
     make_tokenizer().save_pretrained(folder)
     (folder / "generation_config.json").write_text(json.dumps({}))

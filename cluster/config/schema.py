@@ -193,7 +193,7 @@ class ResidencyConfig(_Section):
     host_bytes: Annotated[int, Field(ge=1)] = 8 * 1024**3
     parallel_loads: Annotated[int, Field(ge=1)] = 8  # concurrent loads
     queued_loads: Annotated[int, Field(ge=1)] = 256  # loads waiting for them; more are refused with a retry-after
-    lease_s: Seconds = 0.5  # no eviction for this long after a request ensured a revision, until the engine counts it
+    lease_s: Seconds = 0.1  # no eviction for this long after a request ensured a revision, until the engine counts it
 
 
 class WorkerConfig(_Section):

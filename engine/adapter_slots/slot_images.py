@@ -44,6 +44,7 @@ class SlotFiller:
         self._buffers = tuple(buffers)
         [self.dtype] = {buffer.dtype for buffer in buffers}
         self._layouts: OrderedDict[int, _Layout] = OrderedDict()  # by id of their regions, in LRU order
+        self._whole: dict[int, list[torch.Tensor]] = {}  # views of every buffer, by slot
         # Staging buffer on the device. Copies of one stream run in order, so the next image may overwrite it.
         self._staging = torch.empty(max_image, dtype=self.dtype, device=buffers[0].device)
 
@@ -57,6 +58,12 @@ class SlotFiller:
         self._layouts.move_to_end(key)
         self._staging[: len(image.data)].copy_(image.data, non_blocking=True)
         self._layouts[key].fill(slot)
+
+    def clear(self, slot: int) -> None:
+        """Zero every buffer of a slot."""
+        if slot not in self._whole:
+            self._whole[slot] = [buffer[slot] for buffer in self._buffers]
+        torch._foreach_zero_(self._whole[slot])
 
 
 class _Layout:

@@ -49,6 +49,20 @@ def fill_slot(original, pool, uid, buffer_id, lora_adapter, *args, **kwargs) -> 
         fill_reft_slot(pool, buffer_id, lora_adapter)
 
 
+def clear_slot(original, pool, slot: int) -> None:
+    """Zero an unloaded adapter's slot in grouped steps: SGLang takes one per matrix, hundreds of them."""
+    loader = getattr(pool, "prelude_packed", None)
+    others = (
+        pool.embedding_A_buffer, pool.embedding_B_buffer,
+        pool.lm_head_A_buffer, pool.lm_head_B_buffer, pool.new_embeddings_buffer,
+    )  # fmt: skip
+    if loader is None or any(others):
+        original(pool, slot)
+    else:
+        with timed("clear"):
+            loader.filler.clear(slot)
+
+
 def make_packed_loader(manager) -> None:
     """Attach a loader to the memory pool. Runs before KV is sized, since it takes device memory for one image."""
     from sglang.srt.runtime_context import get_server_args

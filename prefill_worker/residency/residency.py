@@ -37,6 +37,7 @@ _UNLOAD_TIMEOUT_S = 30.0
 _MAX_WRITE_DELAY_S = 1.0  # of the write-behind while loads run; for all queued adapters together
 _PIN_TIMEOUT_S = 300.0
 _PIN_RETRY_S = 2.0
+_LATE_LEASES = 10  # leases that a request gets which has come too late once: its router retries a few times only
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,20 +178,24 @@ class Residency:
         not_in_engine: bool = False,
         span: Span = NO_SPAN,
     ) -> Ensured:
-        """Bring a revision to a tier. `not_in_engine`: the engine has just reported that it does not hold it.
+        """Bring a revision to a tier.
+
+        `not_in_engine`: the engine has just reported that it does not hold it; the request gets a longer lease.
 
         A load is a step of `span`, the first waiter's; the others' are linked to it.
 
         Raises AdapterError (LoadQueueFull at once, other retryable ones at the deadline), EngineError, TimeoutError.
         """
+        lease_s = self._settings.lease_s
         if not_in_engine:
             self._host.mark_unloaded(revision_id)
+            lease_s *= _LATE_LEASES
         entry = self._host.resident(revision_id)
         if tier is Tier.HOST and entry is not None:
-            self._host.use(entry, self._settings.lease_s)
+            self._host.use(entry, lease_s)
             self._disk.use(revision_id)
             self._metrics.count_hit()
-            return Ensured(0.0, self._settings.lease_s)
+            return Ensured(0.0, lease_s)
         _check(revision_id)
         loop = asyncio.get_running_loop()
         started_at = loop.time()
@@ -203,8 +208,8 @@ class Residency:
                 if tier is Tier.HOST or revision_id not in self._disk:  # another waiter's higher goal failed
                     raise
         if (entry := self._host.resident(revision_id)) is not None:
-            self._host.use(entry, self._settings.lease_s)
-        return Ensured(loop.time() - started_at, self._settings.lease_s if tier is Tier.HOST else 0.0)
+            self._host.use(entry, lease_s)
+        return Ensured(loop.time() - started_at, lease_s if tier is Tier.HOST else 0.0)
 
     async def put(self, envelope: Envelope, content: AsyncIterator[bytes], deadline_s: float) -> Received:
         """Receive a pushed revision that no store has, load it and pin it. It is never written to a disk.

@@ -107,7 +107,9 @@ class Worker:
         return [path for path in self.shared.iterdir() if path.is_dir()]
 
     def host_bytes(self) -> int:
-        return sum(path.lstat().st_blocks * 512 for path in self.shared.rglob("*") if path.is_file())
+        """Of the adapters' files; the folder's own mark is a page more."""
+        files = (path for path in self.shared.rglob("*/*") if path.is_file() and not path.name.startswith("."))
+        return sum(path.lstat().st_blocks * 512 for path in files)
 
     def num_mappings(self) -> int:
         """Mappings of this worker's files in this process."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import math
 import shutil
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterator, Sequence
@@ -141,7 +142,7 @@ class HostMemory:
                         pause_s = _RETRY_S[0]
                         continue
                     on_blocked(self._full(revision_id, num_bytes))
-                    await self._wait_for_change(within_s=pause_s)
+                    await self._wait_for_change(within_s=min(pause_s, self._next_lease_end_s()))
                     pause_s = min(2 * pause_s, _RETRY_S[1])
                 on_blocked(None)
                 directory = self._root / f"{folder_of(revision_id)}.{next(self._folder_numbers)}"
@@ -262,6 +263,12 @@ class HostMemory:
         if asyncio.get_running_loop().time() < entry.lease_until_s:
             return "leased to a request"
         return ""
+
+    def _next_lease_end_s(self) -> float:
+        """Seconds until the first of the leases ends; infinite without any."""
+        now = asyncio.get_running_loop().time()
+        ends = (each.lease_until_s - now for each in self._entries.values() if each.lease_until_s > now)
+        return min(ends, default=math.inf)
 
     def _evict(self, entry: HostEntry, is_ahead: bool = False) -> asyncio.Task[bool]:
         """Start to unload an entry and remove it. The task returns False if the engine still uses it."""

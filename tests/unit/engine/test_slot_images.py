@@ -57,6 +57,16 @@ def test_a_slot_is_the_images(buffers, rank: int, numbers, slot: int):
             assert torch.equal(buffer[other], before[other])
 
 
+def test_a_cleared_slot_is_zero_and_no_other_is_touched(buffers):
+    filler = filler_of(buffers)
+    for _ in range(2):  # the second time with the views of the first
+        filler.fill(1, image(RANK))
+        others = [buffer[[0, 2, 3]].clone() for buffer in buffers]
+        filler.clear(1)
+        assert not any(buffer[1].any() for buffer in buffers)
+        assert all(torch.equal(buffer[[0, 2, 3]], before) for buffer, before in zip(buffers, others, strict=True))
+
+
 def test_many_adapters_of_many_shapes_take_turns(buffers):
     filler, known = filler_of(buffers), []
     for rank in range(1, RANK + 1):

@@ -39,7 +39,7 @@ def test_least_recently_used_ones_make_room(stored: StoredAdapters, tmp_path: Pa
             await worker.on_disk(a, b, c)
             await worker.residency.ensure(d, Tier.HOST, 5)
             assert worker.hub.resident == set(worker.engine.held) == {a, c, d}
-            assert worker.host_bytes() <= 3 * stored.room
+            assert 2 * stored.room < worker.host_bytes() <= 3 * stored.room
             assert worker.value("prelude_worker_adapter_evictions_total", tier="host") == 1
             await worker.residency.ensure(b, Tier.HOST, 5)
             assert worker.reads.count(b) == 1  # the second time it came from the disk
@@ -91,6 +91,41 @@ def test_a_leased_adapter_is_not_evicted(stored: StoredAdapters, tmp_path: Path)
                 await worker.residency.ensure(b, Tier.HOST, 0.2)
             await worker.residency.ensure(b, Tier.HOST, 5)
             assert time.monotonic() - began >= 0.9
+
+    asyncio.run(scenario())
+
+
+def test_a_request_that_came_too_late_gets_a_longer_lease(stored: StoredAdapters, tmp_path: Path):
+    """Its router retries a few times only."""
+
+    async def scenario() -> None:
+        a, b = stored.ids[:2]
+        async with running_worker(stored, tmp_path, host=1, lease_s=0.1) as worker:
+            await worker.residency.ensure(a, Tier.HOST, 5)
+            await worker.residency.ensure(b, Tier.HOST, 5)  # once the lease is over
+            late = await worker.residency.ensure(a, Tier.HOST, 5, not_in_engine=True)
+            assert late.lease_s == pytest.approx(1.0)
+            with pytest.raises(HostMemoryFull):
+                await worker.residency.ensure(b, Tier.HOST, 0.4)
+            await worker.residency.ensure(b, Tier.HOST, 5)
+
+    asyncio.run(scenario())
+
+
+def test_a_load_waits_no_longer_than_for_the_next_end_of_a_lease(stored: StoredAdapters, tmp_path: Path):
+    """Pauses between rounds grow to half a second, and leases end without a notice."""
+
+    async def scenario() -> None:
+        a, b = stored.ids[:2]
+        async with running_worker(stored, tmp_path, host=1, lease_s=0.7) as worker:
+            await worker.residency.ensure(a, Tier.HOST, 5)
+            leased_at = asyncio.get_running_loop().time()
+            [entry] = worker.residency._host
+            ends_at = entry.lease_until_s
+            await worker.residency.ensure(b, Tier.HOST, 5)
+            waited_s = asyncio.get_running_loop().time() - ends_at
+            assert ends_at - leased_at > 0.6
+            assert 0 <= waited_s < 0.2  # a poll could have come 0.5 s later
 
     asyncio.run(scenario())
 

@@ -1,0 +1,180 @@
+"""More adapters than slots: what an engine pays to swap adapters into the slots of its prefill batches.
+
+One engine, every adapter resident in host memory. Loads with as many adapters as slots, where no slot changes, and
+with more, taken in turn, so that under LRU every request finds its adapter in no slot: the worst case. The loads take
+turns, every second time in reverse order, so that drift of the machine's speed affects all alike.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import re
+import statistics
+import tempfile
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from adapters.model.base_model import MODULES, BaseModel
+from bench.errors import BenchError, SystemFailed
+from bench.measuring import provenance
+from bench.measuring.closed_loop import closed_loop
+from bench.measuring.first_token import first_token_s
+from bench.measuring.quantile import quantile
+from bench.measuring.workload import request
+from bench.options import DTYPE, Shape
+from bench.options import Options as EngineOptions
+from bench.systems.adapter_set import prepare_adapters
+from bench.systems.engines import engine_spec, load_adapters, running_engine
+from bench.systems.models import write_model
+from bench.systems.systems import completion
+from engine.arguments import AdapterSlots
+
+_REQUEST_TIMEOUT_S = 300.0
+_STEP = re.compile(r'^prelude_engine_adapter_step_seconds_(count|sum)\{[^}]*step="fill"[^}]*\} (\S+)', re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """One run of the benchmark."""
+
+    slots: int = 8
+    adapters: tuple[int, ...] = (8, 32)  # numbers of adapters in use
+    repeats: int = 3
+    prompt_tokens: int = 128
+    generated_tokens: int = 16
+    concurrency: int = 8
+    num_requests: int = 96  # per load
+    model: str = "tiny"  # a key of bench.systems.models.MODELS
+    lora_rank: int = 16
+    device: str = "cpu"
+    engine_arguments: tuple[str, ...] = ()
+
+
+QUICK = Options(repeats=1, num_requests=16, slots=2, adapters=(2, 4), concurrency=4)
+
+
+def run(options: Options, command: str, json_path: Path | None, progress: Callable[[str], None]) -> None:
+    """Measure, print a line per load and the ratios, write the numbers. Raises BenchError."""
+    with tempfile.TemporaryDirectory(prefix="prelude-bench-") as folder:
+        rows = asyncio.run(_measure_all(options, Path(folder), progress))
+    medians = [_median(rows, count) for count in options.adapters]
+    for each in medians:
+        progress(
+            "n = {adapters:<4} {requests_per_s:7.2f} requests/s, TTFT p50 {first_token_p50_ms} p95 "
+            "{first_token_p95_ms} ms, {fills} fills of {fill_ms} ms".format(**each)
+        )
+    if json_path is not None:
+        document = {
+            "benchmark": "slots",
+            "command": command,
+            "commit": provenance.commit(),
+            "hardware": provenance.hardware(options.device),
+            "versions": provenance.versions(),
+            "settings": asdict(options),
+            "rows": rows,
+            "medians": medians,
+        }
+        json_path.write_text(json.dumps(document, indent=1) + "\n")
+
+
+def _median(rows: list[dict[str, Any]], adapters: int) -> dict[str, Any]:
+    chosen = [row for row in rows if row["adapters"] == adapters]
+    return {
+        name: adapters if name == "adapters" else round(statistics.median(row[name] for row in chosen), 2)
+        for name in chosen[0]
+        if name != "repeat"
+    }
+
+
+async def _measure_all(options: Options, folder: Path, progress: Callable[[str], None]) -> list[dict[str, Any]]:
+    most = max(options.adapters)
+    if most < 1 or options.slots < 1:
+        raise BenchError(f"slots is {options.slots} and adapters {options.adapters}; both must be positive")
+    progress("Creating the model and the adapters.")
+    has_weights = "dummy" not in options.engine_arguments
+    await asyncio.to_thread(write_model, options.model, folder / "model", options.device, has_weights)
+    base = BaseModel.read(folder / "model")
+    adapters = await asyncio.to_thread(
+        prepare_adapters, "lora", options.lora_rank, most, base, DTYPE, folder / "adapters", frozenset({"serving"})
+    )
+    progress("Starting the engine.")
+    slots = AdapterSlots(options.slots, options.lora_rank, MODULES)
+    spec = engine_spec("unified", folder / "model", slots, _engine_options(options), folder / "engine")
+    rows: list[dict[str, Any]] = []
+    async with contextlib.AsyncExitStack() as stack:
+        timeout = aiohttp.ClientTimeout(total=_REQUEST_TIMEOUT_S)
+        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=1.0)
+        session = await stack.enter_async_context(aiohttp.ClientSession(timeout=timeout, connector=connector))
+        await stack.enter_async_context(running_engine(spec))
+        progress("Loading the adapters.")
+        await load_adapters(spec, {each.revision_id: each.serving for each in adapters})
+        revisions = [each.revision_id for each in adapters]
+        for repeat in range(options.repeats):
+            for count in reversed(options.adapters) if repeat % 2 else options.adapters:
+                rows.append(await _measure(session, spec.url, revisions, count, repeat, options, base.vocabulary))
+                progress("  repeat {repeat}  n = {adapters:<4} {requests_per_s:7.2f} requests/s".format(**rows[-1]))
+    return rows
+
+
+def _engine_options(options: Options) -> EngineOptions:
+    shape = Shape(options.prompt_tokens, options.generated_tokens, options.concurrency, options.num_requests)
+    return EngineOptions(
+        ("unified_lora",), options.adapters, options.repeats, shape, options.slots, "engines",
+        device=options.device, engine_arguments=options.engine_arguments,
+    )  # fmt: skip
+
+
+async def _measure(
+    session: aiohttp.ClientSession,
+    url: str,
+    revisions: list[str],
+    count: int,
+    repeat: int,
+    options: Options,
+    vocabulary: int,
+) -> dict[str, Any]:
+    """One load over `count` adapters, after a warm-up of the same shape."""
+    first_tokens_s: list[float] = []
+
+    async def load(seed: int, num_requests: int) -> Any:
+        async def send(number: int) -> None:
+            drawn = request((seed, repeat, count), number, count, options.prompt_tokens, vocabulary)
+            assert drawn.adapter is not None
+            body = completion(drawn, options.generated_tokens, False) | {"lora_path": revisions[drawn.adapter]}
+            first_tokens_s.append(await first_token_s(session, url, body))
+
+        return await closed_loop(send, num_requests, options.concurrency)
+
+    await load(0, max(options.concurrency, options.slots))
+    first_tokens_s.clear()
+    fills_before, seconds_before = await _fills(session, url)
+    result = await load(1, options.num_requests)
+    fills, seconds = await _fills(session, url)
+    fills, seconds = fills - fills_before, seconds - seconds_before
+    return {
+        "adapters": count,
+        "repeat": repeat,
+        "requests_per_s": round(result.requests_per_s, 3),
+        "first_token_p50_ms": round(1000 * quantile(first_tokens_s, 0.5), 1),
+        "first_token_p95_ms": round(1000 * quantile(first_tokens_s, 0.95), 1),
+        "fills": int(fills),
+        "fill_ms": round(1000 * seconds / fills, 2) if fills else 0.0,  # until the GPU's work is enqueued
+    }
+
+
+async def _fills(session: aiohttp.ClientSession, url: str) -> tuple[float, float]:
+    """Number and seconds of slot fills so far."""
+    async with session.get(f"{url}/metrics") as answer:
+        text = await answer.text()
+        if answer.status != 200:
+            raise SystemFailed(f"{url}/metrics answered {answer.status}: {text[:500]}")
+    found = {"count": 0.0, "sum": 0.0}
+    for name, value in _STEP.findall(text):
+        found[name] += float(value)
+    return found["count"], found["sum"]
