@@ -34,6 +34,7 @@ from bench.systems.routers import (
     request_bytes,
     running_workers,
     sglang_gateway,
+    traced_router,
     workers,
 )
 
@@ -51,6 +52,7 @@ class Options:
     streams_per_connection: int = 12  # in each load
     requests_per_connection: int = 60
     processes: int = 1  # of Prelude's router
+    trace_ratio: float | None = None  # of a second one, whose tracing is on; None: there is none
 
 
 QUICK = Options(repeats=1, concurrency=(8,), num_events=8, streams_per_connection=2, requests_per_connection=5)
@@ -60,7 +62,7 @@ QUICK = Options(repeats=1, concurrency=(8,), num_events=8, streams_per_connectio
 class Measurement:
     """One load on one system."""
 
-    system: str  # "ours", "sglang_router", or "direct" without a router
+    system: str  # "ours", "ours_traced", "sglang_router", or "direct" without a router
     concurrency: int
     is_streaming: bool
     repeat: int
@@ -115,6 +117,9 @@ async def _measure_all(
     async with contextlib.AsyncExitStack() as stack:
         stack.enter_context(running_workers(settings, folder))
         systems = [await stack.enter_async_context(our_router(settings, folder, options.processes))]
+        if options.trace_ratio is not None:
+            traced = traced_router(settings, folder / "traced", options.processes, options.trace_ratio)
+            systems.append(await stack.enter_async_context(traced))
         if gateway is not None:
             systems.append(await stack.enter_async_context(sglang_gateway(gateway, settings, folder)))
         systems.append(RunningSystem("direct", settings["decode-0"].engine_port, None))
@@ -213,7 +218,7 @@ FIGURES = (
 
 def table(document: dict[str, Any]) -> str:
     """Every figure by concurrency, the systems beside each other."""
-    systems = [name for name in ("ours", "sglang_router", "direct") if name in document]
+    systems = [name for name in ("ours", "ours_traced", "sglang_router", "direct") if name in document]
     lines = ["".join((f"{'':<52}", *(f"{name:>15}" for name in systems)))]
     for text, key, unit in FIGURES:
         for n in document["ours"][key]:

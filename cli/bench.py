@@ -75,6 +75,12 @@ def add_commands(commands: Any) -> None:
     router.add_argument("--event-gap-ms", type=float, metavar="MS", help="between two of them; default: 10")
     router.add_argument("--processes", type=_positive, help="of Prelude's router; default: 1")
     router.add_argument(
+        "--trace-ratio",
+        type=float,
+        metavar="RATIO",
+        help="measure a second router beside it that traces this share of the requests, 0 to 1",
+    )
+    router.add_argument(
         "--sglang-router",
         metavar="PYTHON",
         help="an interpreter with sglang-router 0.3.2; default: this one, if it has the package",
@@ -276,6 +282,7 @@ def _router(arguments: argparse.Namespace) -> None:
         "num_events": arguments.events,
         "event_gap_ms": arguments.event_gap_ms,
         "processes": arguments.processes,
+        "trace_ratio": arguments.trace_ratio,
     }
     options = replace(
         router_relay.QUICK if arguments.quick else router_relay.Options(),

@@ -16,6 +16,7 @@ from typing import Any
 
 import msgspec
 import yaml
+from aiohttp import web
 
 from bench.errors import BenchError, SystemFailed, WrongAnswer
 from bench.measuring.http_load import http_load
@@ -81,10 +82,13 @@ def running_workers(settings: dict[str, WorkerSettings], logs: Path) -> Iterator
         yield
 
 
-def our_config(settings: dict[str, WorkerSettings], folder: Path, router: dict[str, Any]) -> tuple[int, Path]:
+def our_config(
+    settings: dict[str, WorkerSettings], folder: Path, router: dict[str, Any], **sections: Any
+) -> tuple[int, Path]:
     """The port and the cluster.yaml of Prelude's router in front of these workers; `router` is that section."""
     config = {"architectures": ["LlamaForCausalLM"], "num_hidden_layers": 2, "hidden_size": 64, "vocab_size": 1024}
     config |= {"intermediate_size": 128, "num_attention_heads": 4}
+    folder.mkdir(exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config))
     router = {"host": HOST, "port": free_port(), "admin": {"port": free_port()}, **router}
     cluster = {
@@ -94,6 +98,7 @@ def our_config(settings: dict[str, WorkerSettings], folder: Path, router: dict[s
             name: {"role": each.role, "host": HOST, "control_port": each.control_port}
             for name, each in settings.items()
         },
+        **sections,
     }
     path = folder / "cluster.yaml"
     path.write_text(yaml.safe_dump(cluster))
@@ -110,6 +115,33 @@ async def our_router(
     with _process(words, folder / "router.log") as process:
         await _until_it_answers("ours", process, port, folder / "router.log")
         yield RunningSystem("ours", port, process.pid)
+
+
+@contextlib.asynccontextmanager
+async def traced_router(
+    settings: dict[str, WorkerSettings], folder: Path, num_processes: int, sample_ratio: float
+) -> AsyncIterator[RunningSystem]:
+    """`prelude router` with tracing, and a collector that takes everything and reads nothing."""
+
+    async def take(request: web.Request) -> web.Response:
+        await request.read()
+        return web.Response()
+
+    collector = web.Application(client_max_size=64 * 1024**2)
+    collector.router.add_post("/v1/traces", take)
+    runner = web.AppRunner(collector, access_log=None)
+    await runner.setup()
+    try:
+        collector_port = free_port()
+        await web.TCPSite(runner, HOST, collector_port).start()
+        tracing = {"endpoint": f"http://{HOST}:{collector_port}", "sample_ratio": sample_ratio}
+        port, path = our_config(settings, folder, {"processes": num_processes}, tracing=tracing)
+        words = [sys.executable, "-m", "cli.main", "router", "--config", str(path)]
+        with _process(words, folder / "router.log") as process:
+            await _until_it_answers("ours_traced", process, port, folder / "router.log")
+            yield RunningSystem("ours_traced", port, process.pid)
+    finally:
+        await runner.cleanup()
 
 
 @contextlib.asynccontextmanager

@@ -315,12 +315,14 @@ class SequenceRun:
         return self._backends.engines.call(worker, path, body, rid, hold, span)
 
     async def _end_attempt(self) -> None:
-        if self._attempt is not None:
-            attempt, self._attempt = self._attempt, None
-            await attempt.end()
-        if self._placed is not None:
-            self._placed.release()
-        self._span.end()
+        try:
+            if self._attempt is not None:
+                attempt, self._attempt = self._attempt, None
+                await attempt.end()
+        finally:  # also if the client disconnects meanwhile
+            if self._placed is not None:
+                self._placed.release()
+            self._span.end()
 
 
 def _described(placement: Placement) -> dict[str, str]:

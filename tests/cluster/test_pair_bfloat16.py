@@ -1,5 +1,7 @@
 """A prefill/decode pair in bfloat16, through the router: KV that adapters made, read by an engine that has none.
 
+The same cluster shows what one trace holds: it records requests that ask for it, which the others do not.
+
 With PRELUDE_TEST_DEVICE=cuda it runs on a GPU, both engines on the same one. A cluster of its own.
 """
 
@@ -7,11 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
 import pytest
 from support.bfloat16 import Judge, cases_of
+from support.otlp_receiver import OtlpReceiver, ReceivedSpan, children_of, named, otlp_receiver
 from support.parity import completion_body
 from support.running_cluster import CHUNK_TOKENS, RunningCluster, running_cluster
 from support.running_engine import DEVICE, EXTRA_ARGUMENTS
@@ -20,6 +24,8 @@ from adapters.model.base_model import BaseModel
 from samples.random_adapters import write_random_lora, write_random_mixed, write_random_reft
 
 NEW_TOKENS = 40
+TRACE_ID, CALLER_ID = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+SECRET = "nobody reads this"
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +40,13 @@ def directories(model_dir: Path, tmp_path_factory) -> dict[str, Path]:
 
 
 @pytest.fixture(scope="module")
-def pair(model_dir: Path, directories: dict[str, Path], tmp_path_factory):
+def collector() -> Iterator[OtlpReceiver]:
+    with otlp_receiver() as receiver:
+        yield receiver
+
+
+@pytest.fixture(scope="module")
+def pair(model_dir: Path, directories: dict[str, Path], collector: OtlpReceiver, tmp_path_factory):
     engine = {
         "device": DEVICE,
         "max_total_tokens": 16384,
@@ -45,8 +57,43 @@ def pair(model_dir: Path, directories: dict[str, Path], tmp_path_factory):
     }
     model = {"path": str(model_dir), "name": "demo", "dtype": "bfloat16"}
     root = tmp_path_factory.mktemp("pair")
-    with running_cluster(root, model_dir, directories, model=model, engine=engine) as cluster:
+    tracing = {"endpoint": collector.url, "sample_ratio": 0}
+    with running_cluster(root, model_dir, directories, model=model, engine=engine, tracing=tracing) as cluster:
         yield cluster
+
+
+def below(span: ReceivedSpan, spans: list[ReceivedSpan]) -> set[str]:
+    """Names of all spans beneath one."""
+    return {name for child in children_of(span, spans) for name in {child.name} | below(child, spans)}
+
+
+def test_one_trace_shows_router_agent_and_both_engines(pair: RunningCluster, collector: OtlpReceiver):
+    """Before the other tests have loaded any adapter. Warm-up and health checks leave no traces."""
+    body = {"model": "demo", "adapter": "lora", "prompt": SECRET, "max_tokens": 5, "ignore_eos": True, "stream": True}
+    headers = {"traceparent": f"00-{TRACE_ID}-{CALLER_ID}-01"}
+    answer = httpx.post(f"{pair.url}/v1/completions", json=body, headers=headers, timeout=120)
+    assert (answer.status_code, answer.headers["x-prelude-trace-id"]) == (200, TRACE_ID)
+    assert httpx.post(f"{pair.url}/v1/completions", json={**body, "adapter": None}, timeout=120).status_code == 200
+
+    last = {"POST /v1/completions", "EnsureAdapter", "prefill_transfer_kv_cache", "decode_forward"}
+    spans = collector.wait(lambda found: last <= {each.name for each in found} and is_whole(found), 60)
+    assert {each.trace_id for each in spans} == {TRACE_ID}
+    root = next(each for each in spans if each.parent_id == CALLER_ID)
+    assert [each.name for each in children_of(root, spans)] == ["admission", "resolve", "placement", "attempt"]
+    ensure, prefill, decode = (named(name, spans) for name in ("ensure adapter", "prefill", "decode"))
+    assert {"EnsureAdapter", "load adapter", "fetch", "engine"} <= below(ensure, spans)
+    assert {"tokenize", "prefill_forward", "prefill_transfer_kv_cache"} <= below(prefill, spans)
+    assert {"tokenize", "decode_transferred", "decode_forward"} <= below(decode, spans)
+    assert "decode_loop" not in below(decode, spans)  # one per token
+    assert decode.events == ("first token",)
+    workers = {each.instance for each in spans if each.service == "sglang"}
+    assert workers == {"prefill-0", "decode-0"}
+    assert SECRET not in repr(spans)
+
+
+def is_whole(spans: list[ReceivedSpan]) -> bool:
+    """Whether every span's parent has arrived, but for the client's."""
+    return {each.parent_id for each in spans} - {each.span_id for each in spans} == {CALLER_ID}
 
 
 def test_parity_mixed(pair: RunningCluster, directories: dict[str, Path], tmp_path: Path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -125,9 +126,11 @@ def test_another_version_of_the_gateway_is_refused(tmp_path: Path):
 def test_a_quick_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(router_relay, "gateway_python", lambda given: None)
     lines: list[str] = []
-    router_relay.run(router_relay.QUICK, None, "prelude bench router --quick", tmp_path / "x.json", lines.append)
+    options = replace(router_relay.QUICK, trace_ratio=1.0)
+    router_relay.run(options, None, "prelude bench router --quick", tmp_path / "x.json", lines.append)
     document = json.loads((tmp_path / "x.json").read_text())
     assert document["ours"]["cpu_us_per_event"]["8"] > 0
-    assert {each["system"] for each in document["repeats"]} == {"ours", "direct"}
+    assert document["ours_traced"]["cpu_us_per_request"]["8"] > 0
+    assert {each["system"] for each in document["repeats"]} == {"ours", "ours_traced", "direct"}
     assert "sglang_router" not in document
     assert "CPU per streamed event, 8 at a time" in lines[-1]
