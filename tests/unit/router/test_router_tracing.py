@@ -33,7 +33,7 @@ SECRET = "the prompt is nobody's business"
 SERVER, CLIENT = 2, 3  # kinds of spans in OTLP
 MALFORMED = (
     "",
-    "x" * 100_000,
+    "x" * 5_000,
     f"00-{TRACE_ID.upper()}-{CALLER_ID}-01",
     f"00-{'0' * 32}-{CALLER_ID}-01",
     f"00-{TRACE_ID}-{'0' * 16}-01",
@@ -186,7 +186,7 @@ class TestFailures:
             leaving = asyncio.create_task(ask(cluster, SAMPLED, stream=True))
             await eventually(lambda: asyncio.sleep(0, cluster.decode[0].engine.num_running), bool)
             leaving.cancel()
-            await eventually(lambda: cluster.get("/debug/requests"), lambda page: page[1] == {"requests": []})
+            await eventually(lambda: cluster.admin("/debug/requests"), lambda page: page[1] == {"requests": []})
 
         spans = traced(receiver, scenario)
         assert named("POST /v1/completions", spans).attributes["http.response.status_code"] == 499
@@ -206,7 +206,7 @@ class TestSampling:
                 writer.write(head.encode("latin-1") + body)
                 answer = (await reader.read()).decode()
                 writer.close()
-                assert answer.startswith("HTTP/1.1 200"), value
+                assert answer.startswith("HTTP/1.1 200"), value[:100]
                 ids.append(answer.partition("x-prelude-trace-id: ")[2][:32])
 
         ids: list[str] = []
