@@ -98,20 +98,27 @@ class CompletionsEndpoint:
         request.is_streaming = validated.is_streaming
         request.wants_explanations = config.debug_header and headers.get(b"x-prelude-debug") == b"placement"
         with request.span.child("resolve"):
-            target = await resolve(validated, self._backends.model, self._adapters)
+            target = await resolve(validated, self._backends.model, self._adapters, principal)
         client.headers |= _target_headers(target, request)
-        namespace = cache_namespace(principal, is_shared=self._shares_prefixes(target))
-        generation = Generation(self._backends, validated, target, request, client, self._signature(target), namespace)
+        is_shared = self._shares_prefixes(target)
+        signature = self._signature(target, hides_cached_tokens=is_shared)
+        namespace = cache_namespace(principal, is_shared=is_shared)
+        generation = Generation(self._backends, validated, target, request, client, signature, namespace)
         await _run_while_connected(connection, client, generation.run())
 
     def _shares_prefixes(self, target: Target) -> bool:
         """Whether tenants share KV of this target's prompts."""
         return target.revision.shares_prefixes if target.revision else self._backends.config.share_base_prefixes
 
-    def _signature(self, target: Target) -> Signature:
+    def _signature(self, target: Target, *, hides_cached_tokens: bool) -> Signature:
         revision = target.revision
         fingerprint = f"{self._fingerprint}-{_short(revision.revision_id)}" if revision else self._fingerprint
-        return Signature(fingerprint, engine_model=self._backends.model, requested_model=target.requested_model)
+        return Signature(
+            fingerprint,
+            engine_model=self._backends.model,
+            requested_model=target.requested_model,
+            hides_cached_tokens=hides_cached_tokens,
+        )
 
     def _record(self, request: RequestState, client: ClientAnswer, status: int | None) -> None:
         """Write the log line and the metrics of a finished request. No prompt, no header."""

@@ -18,10 +18,13 @@ from adapters.catalog.sql import SqlCatalog
 from adapters.catalog.sql.catalog import MAX_PAGE
 from adapters.errors import AdapterNotFound, CatalogUnavailable, InvalidReference
 from adapters.identity import split_adapter_name
+from adapters.scopes import Permission
 from router.errors import InvalidField, UnknownModel
 from router.fleet.saturation import Saturation
 from router.generation.backends import Backends
 from router.generation.request_state import Requests
+from router.identity.access import viewer_of
+from router.identity.principal import principal_of
 from router.placement.placement import placements
 from router.placement.request import PlacementRequest
 from router.placement.unplaceable import lacks_unified_worker
@@ -77,9 +80,12 @@ class Pages:
         except ValueError as error:
             raise InvalidField(f"after: {error}", param="after") from None
 
+        viewer = viewer_of(principal_of(request.scope), Permission.INFER)
+
         def page_of(catalog: SqlCatalog) -> tuple[Sequence[AdapterSummary], bool]:
-            page = catalog.list(after=key, limit=MAX_PAGE)
-            return page, len(page) == MAX_PAGE and bool(catalog.list(after=_key_of(page[-1]), limit=1))
+            page = catalog.list(after=key, limit=MAX_PAGE, viewer=viewer)
+            has_more = len(page) == MAX_PAGE and catalog.list(after=_key_of(page[-1]), limit=1, viewer=viewer)
+            return page, bool(has_more)
 
         try:
             page, has_more = await self._adapters.with_catalog(page_of)
@@ -101,7 +107,7 @@ class Pages:
         if reference is None:
             return json_answer(self._base_card())
         try:
-            revision = await self._adapters.resolve(reference)
+            revision = await self._adapters.resolve_for(principal_of(request.scope), reference)
         except (AdapterNotFound, InvalidReference) as error:
             raise UnknownModel(f"the model {name!r} does not exist: {error}", param="model") from error
         return json_answer({**self._adapter_card(revision), "id": name})

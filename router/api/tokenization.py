@@ -14,6 +14,7 @@ from starlette.routing import Route
 from router.errors import InvalidField, RefusedField
 from router.generation.backends import Backends
 from router.generation.tokenizer_calls import DETOKENIZE, TOKENIZE, ask_tokenizer
+from router.identity.principal import principal_of
 from router.protocol.body_room import BodyRoom
 from router.protocol.field_values import Limits, boolean, check_token_ids, decoded, string
 from router.protocol.fields import ADAPTER, DETOKENIZE_FIELDS, REFUSED, TOKENIZE_FIELDS
@@ -94,7 +95,7 @@ class TokenizationEndpoint:
             fields = await self._room.decode(self._decode, body, known, check, num_bytes=len(body))
             base = self._backends.model
             named = _Named(string(fields, "model") or base, string(fields, ADAPTER))
-            await resolve(named, base, self._adapters)
+            await resolve(named, base, self._adapters, principal_of(request.scope))
             answer = await self._ask(request, path, {name: value for name, value in fields.items() if name in known})
         if path == TOKENIZE:
             return Response(answer, media_type="application/json")

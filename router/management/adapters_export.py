@@ -46,7 +46,7 @@ class ExportEndpoint:
         async with AsyncExitStack() as held:
             held.enter_context(self._limit.slot())
             revision = await self._management.resolved(
-                request.path_params["name"], request.query_params.get("reference")
+                self._management.readable(request), request.query_params.get("reference")
             )
             check_exportable(revision)  # here, because errors inside `prepare` count as the store's
             export = _Export(revision)

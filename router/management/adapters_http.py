@@ -21,8 +21,11 @@ from adapters.catalog.records import AdapterSummary, AliasMove
 from adapters.catalog.sql import SqlCatalog
 from adapters.catalog.sql.catalog import MAX_PAGE
 from adapters.identity import LATEST, full_name_of, is_revision_id
+from adapters.scopes import Permission
 from router.errors import InvalidField
-from router.management.management import BY, Management
+from router.identity.access import viewer_of
+from router.identity.principal import principal_of
+from router.management.management import Management
 from router.management.request_fields import adapter_key, check_known, field, required
 from router.protocol.json_answer import json_answer
 
@@ -58,13 +61,16 @@ class AdaptersEndpoint:
         limit = _limit(params.get("limit"))
         after = None if params.get("after") is None else adapter_key(params["after"])
         tenant, prefix, deleted = params.get("tenant"), params.get("prefix"), _flag(params.get("deleted"))
+        viewer = viewer_of(principal_of(request.scope), Permission.READ)
+        if deleted and viewer is not None:  # a grant ends with its adapter
+            viewer = viewer[0], None
 
         def page(catalog: SqlCatalog) -> tuple[Sequence[AdapterSummary], bool]:
-            found = catalog.list(tenant, prefix, after, limit, deleted=deleted)
+            found = catalog.list(tenant, prefix, after, limit, deleted=deleted, viewer=viewer)
             if len(found) < limit:
                 return found, False
             last = found[-1].tenant, found[-1].name
-            return found, bool(catalog.list(tenant, prefix, last, 1, deleted=deleted))
+            return found, bool(catalog.list(tenant, prefix, last, 1, deleted=deleted, viewer=viewer))
 
         found, has_more = await self._management.adapters.with_catalog(page)
         body = {"object": "list", "data": [adapter_as_json(each) for each in found], "has_more": has_more}
@@ -73,7 +79,7 @@ class AdaptersEndpoint:
     async def show(self, request: Request) -> Response:
         """One adapter with its aliases, its newest revisions, and the workers that have the latest one."""
         check_known(request.query_params, ("limit",))
-        tenant, name = adapter_key(request.path_params["name"])
+        tenant, name = self._management.readable(request)
         limit = _limit(request.query_params.get("limit"))
         details = await self._management.adapters.with_catalog(lambda catalog: catalog.show(tenant, name, limit))
         fleet = self._management.backends.fleet
@@ -84,21 +90,21 @@ class AdaptersEndpoint:
     async def delete(self, request: Request) -> Response:
         """Delete an adapter. It can be restored until garbage collection."""
         await self._management.fields(request)
-        tenant, name = adapter_key(request.path_params["name"])
+        tenant, name = self._management.changeable(request)
         await self._change(lambda catalog: catalog.delete(tenant, name))
         return json_answer(deletion_as_json(full_name_of(tenant, name), deleted=True))
 
     async def restore(self, request: Request) -> Response:
         """Undo a deletion."""
         await self._management.fields(request)
-        tenant, name = adapter_key(request.path_params["name"])
+        tenant, name = self._management.changeable(request)
         await self._change(lambda catalog: catalog.restore(tenant, name))
         return json_answer(deletion_as_json(full_name_of(tenant, name), deleted=False))
 
     async def history(self, request: Request) -> Response:
         """An alias's moves, newest first."""
         check_known(request.query_params, ("limit",))
-        tenant, name = adapter_key(request.path_params["name"])
+        tenant, name = self._management.readable(request)
         alias, limit = request.path_params["alias"], _limit(request.query_params.get("limit"), _DEFAULT_MOVES)
         moves = await self._management.adapters.with_catalog(
             lambda catalog: catalog.alias_history(tenant, name, alias, limit + 1)
@@ -108,8 +114,8 @@ class AdaptersEndpoint:
     async def set_alias(self, request: Request) -> Response:
         """Point an alias at a revision; with `expected`, only if it points to that one now."""
         fields = await self._management.fields(request, "revision", "expected")
-        tenant, name = adapter_key(request.path_params["name"])
-        alias = request.path_params["alias"]
+        tenant, name = self._management.changeable(request)
+        alias, by = request.path_params["alias"], principal_of(request.scope).name
         revision = required(fields, "revision", str, "'r' and a number, or a revision id 'sha256:…'")
         expected = field(
             fields, "expected", str, "'r' and a number, a revision id, or null where there is no such alias"
@@ -120,16 +126,16 @@ class AdaptersEndpoint:
             expected_number = None
             if "expected" in fields:
                 expected_number = 0 if expected is None else _number(catalog, tenant, name, "expected", expected)
-            return catalog.set_alias(tenant, name, alias, number, expected=expected_number, by=BY)
+            return catalog.set_alias(tenant, name, alias, number, expected=expected_number, by=by)
 
         return json_answer(move_as_json(full_name_of(tenant, name), await self._change(move)))
 
     async def rollback(self, request: Request) -> Response:
         """Point an alias at its previous revision."""
         fields = await self._management.fields(request, "alias")
-        tenant, name = adapter_key(request.path_params["name"])
-        alias = field(fields, "alias", str, "an alias") or LATEST
-        move = await self._change(lambda catalog: catalog.rollback(tenant, name, alias, by=BY))
+        tenant, name = self._management.changeable(request)
+        alias, by = field(fields, "alias", str, "an alias") or LATEST, principal_of(request.scope).name
+        move = await self._change(lambda catalog: catalog.rollback(tenant, name, alias, by=by))
         return json_answer(move_as_json(full_name_of(tenant, name), move))
 
     async def _change(self, change: Any) -> Any:

@@ -19,8 +19,9 @@ from adapters.errors import AdapterError, AdapterNotFound, CatalogUnavailable
 from adapters.identity import LATEST, AdapterReference, full_name_of
 from adapters.library import PackedAdapter
 from router.errors import InvalidField, PushFailed, TooManyUploads
+from router.identity.principal import principal_of
 from router.management.concurrency import ConcurrencyLimit
-from router.management.management import BY, Management
+from router.management.management import Management
 from router.management.request_fields import adapter_key, check_not_base_model
 from router.management.upload import received_upload
 from router.management.upload_receiver import Upload
@@ -55,13 +56,15 @@ class ImportEndpoint:
 
     async def create(self, request: Request) -> Response:
         """Import the files as a revision and point an alias at it, `latest` by default."""
+        by = principal_of(request.scope).name
         async with self._uploaded(request, ("name", "alias")) as upload:
             if (name := upload.fields.get("name")) is None:
                 raise InvalidField("name is required: the adapter's name, or tenant/name", param="name")
+            self._management.changeable(request, name)
             alias = _alias(name, upload.fields.get("alias"))
-            revision = await self._imported(name, upload.folder, moves_latest=alias == LATEST)
+            revision = await self._imported(name, upload.folder, by, moves_latest=alias == LATEST)
         if alias != LATEST:
-            await self._point(alias, revision)
+            await self._point(alias, revision, by)
         await self._management.changed()
         return json_answer({**revision_as_json(revision), "alias": alias}, 201)
 
@@ -73,18 +76,19 @@ class ImportEndpoint:
         to all workers instead; those that fail do not get it.
         """
         began_at = time.monotonic()
-        name = request.path_params["name"]
+        name, by = request.path_params["name"], principal_of(request.scope).name
+        self._management.changeable(request)  # before an upload is taken
         async with self._uploaded(request, ("alias", "wait_s", _MEMORY_ONLY)) as upload:
             alias = _alias(name, upload.fields.get("alias"))
             wait_s = self._wait_s(upload.fields.get("wait_s"))
             current = await self._current(name, alias)
             if is_memory_only := upload.fields.get(_MEMORY_ONLY) == "true":
-                revision, outcomes = await self._send(name, upload.folder, alias, wait_s)
+                revision, outcomes = await self._send(name, upload.folder, alias, wait_s, by)
             else:
-                revision = await self._imported(name, upload.folder, moves_latest=False)
+                revision = await self._imported(name, upload.folder, by, moves_latest=False)
         if not is_memory_only:
             outcomes = await self._load(revision, current, alias, wait_s)
-            await self._point(alias, revision)
+            await self._point(alias, revision, by)
         await self._management.changed()
         seconds = round(time.monotonic() - began_at, 4)
         return json_answer(
@@ -108,7 +112,9 @@ class ImportEndpoint:
             )
         return outcomes
 
-    async def _send(self, name: str, folder: Path, alias: str, wait_s: float) -> tuple[AdapterRevision, Outcomes]:
+    async def _send(
+        self, name: str, folder: Path, alias: str, wait_s: float, by: str
+    ) -> tuple[AdapterRevision, Outcomes]:
         """Send a memory-only revision to every worker that can hold it, then commit its row and its alias at once.
 
         In this order, so that the catalog names no revision that no worker has. Raises PushFailed, NoWorkerAvailable.
@@ -136,7 +142,7 @@ class ImportEndpoint:
             await fleet.wait_until_resident(packed.revision_id, outcomes.seconds, _RESIDENCY_TIMEOUT_S)
             try:
                 revision = await self._management.adapters.with_library(
-                    lambda library: library.add_in_memory(name, packed, alias, by=BY),
+                    lambda library: library.add_in_memory(name, packed, alias, by=by),
                     self._management.backends.config.upload_timeout_s,
                 )
             except AdapterError as error:
@@ -161,11 +167,11 @@ class ImportEndpoint:
             ) as upload:
                 yield upload
 
-    async def _imported(self, name: str, folder: Path, *, moves_latest: bool) -> AdapterRevision:
+    async def _imported(self, name: str, folder: Path, by: str, *, moves_latest: bool) -> AdapterRevision:
         check_not_base_model(name, self._management.backends.model, "name")
         try:
             revision = await self._management.adapters.with_library(
-                lambda library: library.import_directory(name, folder, by=BY, moves_latest=moves_latest),
+                lambda library: library.import_directory(name, folder, by=by, moves_latest=moves_latest),
                 self._management.backends.config.upload_timeout_s,
             )
         except AdapterError as error:
@@ -192,9 +198,9 @@ class ImportEndpoint:
         except AdapterNotFound:
             return None
 
-    async def _point(self, alias: str, revision: AdapterRevision) -> None:
+    async def _point(self, alias: str, revision: AdapterRevision, by: str) -> None:
         def move(catalog: SqlCatalog) -> None:
-            catalog.set_alias(revision.tenant, revision.name, alias, revision.number, by=BY)
+            catalog.set_alias(revision.tenant, revision.name, alias, revision.number, by=by)
 
         await self._management.adapters.with_catalog(move)
 

@@ -13,9 +13,10 @@ from adapters.errors import AdapterError, AdapterMissing, AdapterNotFound, Catal
 from adapters.identity import full_name_of
 from adapters.library import AdapterLibrary
 from router.errors import InvalidField, TooManyUploads
+from router.identity.principal import principal_of
 from router.management.concurrency import ConcurrencyLimit
-from router.management.management import BY, Management
-from router.management.request_fields import adapter_key, check_not_base_model, field, required
+from router.management.management import Management
+from router.management.request_fields import check_not_base_model, field, required
 from router.public_errors import without_path
 
 _MAX_LOADS = 4  # concurrent; each takes an adapter's size on the disk, and a thread
@@ -45,8 +46,9 @@ class VllmEndpoint:
         name = required(fields, "lora_name", str, "the adapter's name")
         path = required(fields, "lora_path", str, "the adapter's directory on the router's machine")
         in_place = bool(field(fields, "load_inplace", bool, "true or false"))
-        tenant, short_name = adapter_key(name)
+        tenant, short_name = self._management.changeable(request, name)
         check_not_base_model(name, self._management.backends.model, "lora_name")
+        by = principal_of(request.scope).name
         directory = _below(self._management.backends.config.adapter_root, path)
 
         def imported(library: AdapterLibrary) -> AdapterRevision:
@@ -57,10 +59,10 @@ class VllmEndpoint:
                     param="lora_name",
                 )
             try:
-                return library.import_directory(name, directory, by=BY)
+                return library.import_directory(name, directory, by=by)
             except CatalogConflict:  # unloaded before, after which vLLM's clients may load it again
                 library.catalog.restore(tenant, short_name)
-                return library.import_directory(name, directory, by=BY)
+                return library.import_directory(name, directory, by=by)
 
         timeout_s = self._management.backends.config.upload_timeout_s
         try:
@@ -75,7 +77,7 @@ class VllmEndpoint:
         """Delete an adapter. It can be restored."""
         fields = await self._management.any_fields(request)
         name = required(fields, "lora_name", str, "the adapter's name")
-        tenant, short_name = adapter_key(name)
+        tenant, short_name = self._management.changeable(request, name)
         try:
             await self._management.adapters.with_catalog(lambda catalog: catalog.delete(tenant, short_name))
         except AdapterNotFound:

@@ -82,7 +82,7 @@ class WorkersEndpoint:
     ) -> Response:
         names = field(fields, "workers", list[str], "a list of workers' names, or null for all")
         pin = field(fields, "reference", str, "an alias, 'r' and a number, or a revision id")
-        revision = await self._management.resolved(request.path_params["name"], pin)
+        revision = await self._management.resolved(self._management.changeable(request), pin)
         workers = [view.name for view in self._management.holders(names, revision.manifest.positions)]
         fleet = self._management.backends.fleet
         outcomes = await on_each(workers, lambda worker: call(fleet.link(worker), revision.revision_id))

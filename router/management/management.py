@@ -14,6 +14,7 @@ from starlette.responses import Response
 from adapters.catalog.records import AdapterRevision
 from adapters.errors import AdapterError
 from adapters.identity import AdapterReference, full_name_of
+from adapters.scopes import Permission
 from router.errors import (
     InvalidField,
     ManagementOff,
@@ -24,17 +25,19 @@ from router.errors import (
 )
 from router.fleet.fleet_state import WorkerView
 from router.generation.backends import Backends
+from router.identity.access import check_access
+from router.identity.principal import principal_of
 from router.management.request_fields import adapter_key, check_known
 from router.metrics import AdapterChange, ChangeResult
 from router.protocol.request_body import ClientGone, Fields, read_body, split
 from router.revisions.adapter_service import AdapterService
 from router.revisions.memory_only import MemoryOnlyRevisions
 
-BY = "http"  # `moved_by` in an alias's history
 _MAX_BODY_BYTES = 64 * 1024
 _CLIENT_LEFT = 499
 
 Handler = Callable[[Request], Awaitable[Response]]
+AdapterKey = tuple[str, str]  # tenant and name
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,10 +110,23 @@ class Management:
         body = await read_body(headers, request.receive, max_bytes=_MAX_BODY_BYTES, timeout_s=config.body_timeout_s)
         return split(body)
 
-    async def resolved(self, name: str, pin: str | None) -> AdapterRevision:
+    def readable(self, request: Request, name: str | None = None) -> AdapterKey:
+        """The adapter of the path, or `name`, which the caller may see. Raises InvalidReference and AccessDenied."""
+        return self._checked(request, name, Permission.READ)
+
+    def changeable(self, request: Request, name: str | None = None) -> AdapterKey:
+        """The adapter of the path, or `name`, which the caller may change. Raises InvalidReference and AccessDenied."""
+        return self._checked(request, name, None)
+
+    def _checked(self, request: Request, name: str | None, permission: Permission | None) -> AdapterKey:
+        key = adapter_key(request.path_params["name"] if name is None else name)
+        check_access(self.adapters.directory, principal_of(request.scope), *key, permission)
+        return key
+
+    async def resolved(self, key: AdapterKey, pin: str | None) -> AdapterRevision:
         """The revision that `pin` selects: an alias, r7 or sha256:…, also after `name@`; None for the latest."""
-        full_name = full_name_of(*adapter_key(name))
-        if pin is None or pin in (name, full_name):
+        full_name = full_name_of(*key)
+        if pin is None or pin in (full_name, "/".join(key)):
             reference = full_name
         elif "@" in pin:
             reference = pin

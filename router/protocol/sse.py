@@ -6,9 +6,14 @@ they match JSON's structure only, never generated text.
 
 from __future__ import annotations
 
+import re
+
 import msgspec
 
 DONE = b"data: [DONE]\n\n"
+
+# Objects of numbers: `usage.prompt_tokens_details`, and `sglext.cached_tokens_details` where a client asks for it.
+_CACHED_DETAILS = re.compile(rb'"(prompt_tokens_details|cached_tokens_details)":\{[^{}]*\}')
 
 _EVENT_HEAD = b'data: {"id":'
 _ANSWER_HEAD = b'{"id":'
@@ -38,20 +43,24 @@ class EventSplitter:
 class Signature:
     """Inserts `system_fingerprint`, and `model` as the client named it, into answers."""
 
-    def __init__(self, fingerprint: str, *, engine_model: str, requested_model: str) -> None:
+    def __init__(
+        self, fingerprint: str, *, engine_model: str, requested_model: str, hides_cached_tokens: bool = False
+    ) -> None:
+        """`hides_cached_tokens`: in a prefix cache that others share, the counts tell what they have asked."""
         inserted = b'"system_fingerprint":' + msgspec.json.encode(fingerprint) + b","
         self._event_head = b"data: {" + inserted + b'"id":'
         self._answer_head = b"{" + inserted + b'"id":'
         self._engine_model = b'"model":' + msgspec.json.encode(engine_model)
         self._requested_model = b'"model":' + msgspec.json.encode(requested_model)
         self._renames = engine_model != requested_model
+        self._hides_cached_tokens = hides_cached_tokens
 
     def on_events(self, events: bytes) -> bytes:
         """Sign whole events."""
         events = events.replace(_EVENT_HEAD, self._event_head)
         if self._renames:
             events = events.replace(self._engine_model, self._requested_model)
-        return events
+        return without_cached_tokens(events) if self._hides_cached_tokens else events
 
     def on_answer(self, answer: bytes) -> bytes:
         """Sign a whole answer."""
@@ -59,7 +68,14 @@ class Signature:
             answer = self._answer_head + answer[len(_ANSWER_HEAD) :]
         if self._renames:
             answer = answer.replace(self._engine_model, self._requested_model, 1)
-        return answer
+        return without_cached_tokens(answer) if self._hides_cached_tokens else answer
+
+
+def without_cached_tokens(data: bytes) -> bytes:
+    """Whole events or a whole answer, without the numbers of prompt tokens that were found in the prefix cache."""
+    if data.find(b'"cached_tokens') < 0:
+        return data
+    return _CACHED_DETAILS.sub(rb'"\1":null', data)
 
 
 def is_aborted(data: bytes) -> bool:

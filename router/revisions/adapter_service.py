@@ -18,8 +18,11 @@ from adapters.catalog.sql import SqlCatalog
 from adapters.errors import AdapterError, AdapterNotFound, CatalogUnavailable, InvalidReference
 from adapters.identity import AdapterReference
 from adapters.library import AdapterLibrary
+from adapters.scopes import Permission
 from adapters.store.errors import StoreUnavailable
+from router.identity.access import check_reference
 from router.identity.directory import Directory
+from router.identity.principal import Principal
 from router.metrics import Metrics
 from router.public_errors import redact_addresses
 from router.revisions.configured_adapters import ConfiguredAdapters
@@ -117,6 +120,15 @@ class AdapterService:
             self._catalog.close()
 
     # ---- names --------------------------------------------------------------------------------------------------
+
+    async def resolve_for(self, principal: Principal, reference: str) -> AdapterRevision:
+        """As `resolve`, for a principal who wants to use the adapter. Raises AccessDenied, too."""
+        try:
+            check_reference(self.directory, principal, reference, Permission.INFER)
+        except AdapterError as error:
+            self._metrics.resolutions.labels("not_found" if isinstance(error, AdapterNotFound) else "invalid").inc()
+            raise
+        return await self.resolve(reference)
 
     async def resolve(self, reference: str) -> AdapterRevision:
         """The revision that a reference means.

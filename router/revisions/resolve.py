@@ -8,6 +8,7 @@ from typing import Protocol
 from adapters.catalog.records import AdapterRevision
 from adapters.errors import AdapterError, AdapterNotFound, CatalogUnavailable, InvalidReference
 from router.errors import ConflictingAdapters, InvalidField, UnknownModel
+from router.identity.principal import Principal
 from router.revisions.adapter_service import AdapterService
 
 
@@ -47,13 +48,13 @@ class NamesModel(Protocol):
     def adapter(self) -> str | None: ...
 
 
-async def resolve(validated: NamesModel, base: str, adapters: AdapterService) -> Target:
-    """The target of a request. Raises UnknownModel or an AdapterError."""
+async def resolve(validated: NamesModel, base: str, adapters: AdapterService, principal: Principal) -> Target:
+    """The target of a principal's request. Raises UnknownModel or an AdapterError."""
     reference = reference_in(validated.model, validated.adapter, base)
     if reference is None:
         return Target(validated.model, None)
     try:
-        return Target(validated.model, await adapters.resolve(reference))
+        return Target(validated.model, await adapters.resolve_for(principal, reference))
     except (AdapterNotFound, InvalidReference) as error:
         if validated.adapter is not None or validated.model.startswith(f"{base}:"):
             raise

@@ -109,12 +109,12 @@ class SqlCatalog:
         limit: int = 100,
         *,
         deleted: bool = False,
-        viewer: tuple[str, Permission] | None = None,
+        viewer: tuple[str, Permission | None] | None = None,
     ) -> Sequence[AdapterSummary]:
         """A page of adapters by tenant and name; of deleted and not yet purged ones if `deleted`.
 
         `prefix` filters by name. The next page is that `after` the last entry's (tenant, name). `viewer` leaves the
-        tenant's own adapters and those that it has this permission for.
+        tenant's own adapters and those that it has this permission for, if one is given.
         """
         if not 1 <= limit <= MAX_PAGE:
             raise ValueError(f"a page of {limit} adapters cannot be had; ask for 1 to {MAX_PAGE}")

@@ -85,8 +85,10 @@ class SqlGrants:
         self._database.write(change)
 
 
-def visible_to(tenant: str, permission: Permission) -> ColumnElement[bool]:
-    """The condition that an adapter is the tenant's own, or that the tenant has a grant for it."""
+def visible_to(tenant: str, permission: Permission | None) -> ColumnElement[bool]:
+    """The condition that an adapter is the tenant's own, or that the tenant has a grant for it (None: no grants)."""
+    if permission is None:
+        return adapters.c.tenant == tenant
     granted = exists().where(
         grants.c.owner == adapters.c.tenant,
         grants.c.grantee == tenant,

@@ -46,7 +46,7 @@ def list_adapters(
     after: tuple[str, str] | None,
     limit: int,
     deleted: bool,
-    viewer: tuple[str, Permission] | None,
+    viewer: tuple[str, Permission | None] | None,
 ) -> list[AdapterSummary]:
     """See `SqlCatalog.list`."""
     query = _SUMMARIES.order_by(adapters.c.tenant, adapters.c.name).limit(limit)

@@ -11,6 +11,7 @@ from support.router_stand_ins import DIRECTORIES, managed_adapters
 
 from adapters.errors import AdapterMalformed, AdapterNotFound
 from router.errors import ConflictingAdapters, InvalidField, UnknownModel
+from router.identity.principal import ANYBODY
 from router.protocol.validation import Endpoint, Limits, ValidatedRequest, validate
 from router.revisions.resolve import reference_in, resolve
 
@@ -54,15 +55,15 @@ def test_resolution(tmp_path: Path) -> None:
         adapters = managed_adapters(tmp_path, **DIRECTORIES)
         adapters.open()
         async with adapters.following():
-            assert (await resolve(validated(model="base"), "base", adapters)).revision is None
-            target = await resolve(validated(model="base:a0"), "base", adapters)
+            assert (await resolve(validated(model="base"), "base", adapters, ANYBODY)).revision is None
+            target = await resolve(validated(model="base:a0"), "base", adapters, ANYBODY)
             assert (target.requested_model, target.revision.name) == ("base:a0", "a0")
             with pytest.raises(UnknownModel, match=r"'everywher' does not exist.*did you mean 'everywhere'"):
-                await resolve(validated(model="everywher"), "base", adapters)
+                await resolve(validated(model="everywher"), "base", adapters, ANYBODY)
             for fields in ({"model": "base:a9"}, {"model": "base", "adapter": "a9"}, {"model": "a9", "adapter": "a9"}):
                 with pytest.raises(AdapterNotFound):
-                    await resolve(validated(**fields), "base", adapters)
+                    await resolve(validated(**fields), "base", adapters, ANYBODY)
             with pytest.raises(AdapterMalformed):
-                await resolve(validated(model="broken"), "base", adapters)
+                await resolve(validated(model="broken"), "base", adapters, ANYBODY)
 
     asyncio.run(scenario())

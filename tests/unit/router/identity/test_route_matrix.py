@@ -1,0 +1,142 @@
+"""Every route of the OpenAPI document x every scope x the own and another tenant."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from starlette.routing import Route
+from support.keyed_cluster import KeyedCluster, keyed_cluster
+from support.management_calls import form
+
+from adapters.catalog.sql import SqlCatalog
+from adapters.scopes import Scope
+from router.api.openapi import OPERATIONS
+from router.app import _guard
+from router.identity.scopes import PUBLIC, SCOPE_OF
+
+ADAPTER = "acme/bot"
+ONE = "/v1/adapters/{name}"
+CHAT = {"messages": [{"role": "user", "content": "Hi"}]}
+SCORE = {"query": "Hi", "items": ["a"], "label_token_ids": [1]}
+
+
+def upload() -> Any:
+    return {"data": form({"adapter_config.json": b"{}"}, name=ADAPTER)}
+
+
+# What each route is asked that names an adapter of acme. A route is here or in NAMES_NO_ADAPTER.
+ASKED: dict[tuple[str, str], dict[str, Any]] = {
+    ("POST", "/v1/chat/completions"): {"json": {"model": "base", "adapter": ADAPTER, **CHAT}},
+    ("POST", "/v1/completions"): {"json": {"model": f"base:{ADAPTER}", "prompt": "Hi"}},
+    ("POST", "/v1/score"): {"json": {"model": "base", "adapter": f"{ADAPTER}@r1", **SCORE}},
+    ("POST", "/v1/tokenize"): {"json": {"adapter": ADAPTER, "prompt": "Hi"}},
+    ("POST", "/tokenize"): {"json": {"model": ADAPTER, "prompt": "Hi"}},
+    ("POST", "/v1/detokenize"): {"json": {"adapter": ADAPTER, "tokens": [1]}},
+    ("POST", "/detokenize"): {"json": {"adapter": ADAPTER, "tokens": [1]}},
+    ("GET", "/v1/models/{id}"): {},
+    ("GET", ONE): {},
+    ("GET", f"{ONE}/export"): {},
+    ("GET", f"{ONE}/aliases/{{alias}}"): {},
+    ("POST", "/v1/adapters"): {},
+    ("POST", f"{ONE}/push"): {},
+    ("POST", f"{ONE}/rollback"): {},
+    ("PUT", f"{ONE}/aliases/{{alias}}"): {"json": {"revision": "r1"}},
+    **{("POST", f"{ONE}/{verb}"): {} for verb in ("prewarm", "pin", "unpin", "evict")},
+    ("POST", "/v1/unload_lora_adapter"): {"json": {"lora_name": ADAPTER}},
+    ("DELETE", ONE): {},
+    ("POST", f"{ONE}/restore"): {},
+}
+NAMES_NO_ADAPTER = {
+    *((method, path) for method in ("GET", "POST") for path in ("/v1/embeddings", "/v1/rerank", "/v1/classify")),
+    ("GET", "/v1/responses"),
+    ("POST", "/v1/responses"),
+    ("GET", "/v1/models"),
+    ("GET", "/v1/adapters"),
+    ("POST", "/v1/load_lora_adapter"),  # an administrator's
+    *((method, path) for (method, path), scope in SCOPE_OF.items() if scope in (PUBLIC, Scope.ADMIN)),
+}
+
+
+async def call(keyed: KeyedCluster, key: str | None, method: str, path: str) -> tuple[int, Any]:
+    options = upload() if (method, path) in {("POST", "/v1/adapters"), ("POST", f"{ONE}/push")} else {}
+    options = {**ASKED.get((method, path), {}), **options}
+    path = path.replace("{name}", ADAPTER).replace("{id}", ADAPTER).replace("{alias}", "latest")
+    return await keyed.ask(key, method, path, **options)
+
+
+def state_of(catalog: SqlCatalog) -> Any:
+    return catalog.last_change(), catalog.show("acme", "bot")
+
+
+def test_the_table_has_every_route_and_no_other():
+    assert sorted(SCOPE_OF) == sorted(OPERATIONS)
+    assert ASKED.keys() | NAMES_NO_ADAPTER == OPERATIONS.keys()
+    assert not ASKED.keys() & NAMES_NO_ADAPTER
+
+
+def test_a_route_without_an_entry_is_not_served():
+    with pytest.raises(KeyError):
+        _guard(Route("/v1/forgotten", lambda _: None, methods=["POST"]))
+
+
+def test_scopes_and_tenants(tmp_path: Path):
+    wrong: list[str] = []
+
+    def check(is_right: bool, what: str) -> None:
+        if not is_right:
+            wrong.append(what)
+
+    async def scenario() -> None:
+        async with keyed_cluster(tmp_path) as keyed:
+            keys = {scope: await keyed.key("acme", {scope}) for scope in Scope}
+            beta = await keyed.key("beta")
+            before, calls = state_of(keyed.catalog), [len(w.ensured) + len(w.evicted) for w in keyed.cluster.workers]
+            for (method, path), needed in SCOPE_OF.items():
+                route = f"{method} {path}"
+                status, answer = await call(keyed, None, method, path)
+                check((status == 401) is (needed is not PUBLIC), f"{route} without a key: {status}")
+                for scope, key in keys.items():
+                    if scope not in (needed, Scope.ADMIN) and needed is not PUBLIC:
+                        status, answer = await call(keyed, key, method, path)
+                        check(
+                            status == 403 and answer["error"]["code"] == "insufficient_scope",
+                            f"{route} with {scope}: {status}",
+                        )
+                status, answer = await call(keyed, beta, method, path)
+                if (method, path) in ASKED:
+                    check(
+                        status == 404 and f"no adapter '{ADAPTER}' that beta may" in answer["error"]["message"],
+                        f"{route} from another tenant: {status} {answer}",
+                    )
+                else:
+                    check(
+                        (status == 403) is (needed is Scope.ADMIN), f"{route} with all of a tenant's scopes: {status}"
+                    )
+            assert (state_of(keyed.catalog), calls) == (
+                before,
+                [len(w.ensured) + len(w.evicted) for w in keyed.cluster.workers],
+            )
+            assert not any(worker.engine.bodies for worker in keyed.cluster.workers)
+            for (method, path), needed in SCOPE_OF.items():  # those who may: last, since they change what there is
+                for key in {keys[needed or Scope.INFER], keys[Scope.ADMIN]}:
+                    status, answer = await call(keyed, key, method, path)
+                    check(status not in (401, 403, 500), f"{method} {path} with the right scope: {status} {answer}")
+
+    asyncio.run(scenario())
+    assert not wrong, "\n".join(wrong)
+
+
+def test_head_needs_what_get_needs(tmp_path: Path):
+    async def scenario() -> None:
+        async with keyed_cluster(tmp_path, 0, 0) as keyed, aiohttp.ClientSession() as http:
+            key = await keyed.key("acme", {Scope.INFER})
+            for path, expected in ((f"/v1/adapters/{ADAPTER}", 403), ("/metrics", 403), ("/v1/models", 200)):
+                headers = {"authorization": f"Bearer {key}"}
+                async with http.head(f"{keyed.cluster.url}{path}", headers=headers) as response:
+                    assert response.status == expected, path
+
+    asyncio.run(scenario())
