@@ -37,6 +37,7 @@ from router.generation.request_state import Requests, new_request_id
 from router.http import admin_listener
 from router.http.connections import ConnectionLimits
 from router.identity.gate import Gate, check_scope
+from router.identity.oidc import OidcTokens
 from router.identity.principal import principal_of, set_principal
 from router.identity.scopes import SCOPE_OF
 from router.management.adapters_export import ExportEndpoint
@@ -99,13 +100,21 @@ def build_app(
     room = BodyRoom(config.limits.in_flight_bytes)
     metrics.read_body_bytes(lambda: room.num_bytes)
     pages = Pages(backends, adapters, requests, siblings)
+    tokens = OidcTokens(config.auth.oidc) if config.auth and config.auth.oidc else None
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
         admin_pages = (
             nullcontext() if admin is None else admin_listener.serving(admin_app, admin, ConnectionLimits.of(config))
         )
-        async with fleet.following(), engines.open(), adapters.following(), pages.shared(), admin_pages:
+        async with (
+            fleet.following(),
+            engines.open(),
+            adapters.following(),
+            pages.shared(),
+            tokens.following() if tokens else nullcontext(),
+            admin_pages,
+        ):
             reconciling = asyncio.create_task(memory_only.run(), name="memory-only revisions")
             try:
                 yield
@@ -155,7 +164,7 @@ def build_app(
     app.router.redirect_slashes = admin_app.router.redirect_slashes = False
     for route in app.router.routes:
         _guard(route)
-    gate = Gate(config.auth, adapters.directory)
+    gate = Gate(config.auth, adapters.directory, tokens)
     return RouterApp(app, {route.path: route.endpoint for route in completions}, fleet, gate, metrics)
 
 

@@ -8,12 +8,13 @@ from adapters.errors import CatalogUnavailable
 from cluster.config.schema import ClusterConfig, is_loopback
 from cluster.errors import ConfigError
 from cluster.open_library import open_configured_catalog
+from router.identity.issuer import IssuerError, read_keys
 
 
 def check_identity(config: ClusterConfig) -> str:
-    """What to tell the operator about who may use the router; may be empty. Blocking: it asks the catalog.
+    """What to tell the operator about who may use the router; may be empty.
 
-    Raises ConfigError, with its location.
+    Blocking: it asks the catalog and the issuers. Raises ConfigError, with its location.
     """
     router = config.router
     if router.auth is None:
@@ -22,9 +23,16 @@ def check_identity(config: ClusterConfig) -> str:
         raise ConfigError(
             "it lets nobody in: set `keys: true`, or name an issuer in `oidc`", location=("router", "auth")
         )
-    if router.auth.keys and not router.auth.oidc:
-        return _check_keys(config)
-    return ""
+    for number, issuer in enumerate(router.auth.oidc):
+        try:
+            read_keys(issuer)
+        except IssuerError as error:
+            raise ConfigError(
+                f"tokens of {issuer.issuer} cannot be verified: {error}. Correct the URL, or see that this machine "
+                "reaches it",
+                location=("router", "auth", "oidc", number, "issuer"),
+            ) from error
+    return _check_keys(config) if router.auth.keys and not router.auth.oidc else ""
 
 
 def _check_open(config: ClusterConfig) -> str:

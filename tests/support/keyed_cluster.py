@@ -50,7 +50,7 @@ async def keyed_cluster(folder: Path, *counts: int, **config: Any) -> AsyncItera
     add(catalog, "bot", 1, tenant="acme")
     try:
         async with running_cluster(
-            *counts, folder=folder, catalog_url=url, auth={}, management=True, directories={}, **config
+            *counts, folder=folder, catalog_url=url, management=True, directories={}, **{"auth": {}, **config}
         ) as cluster:
             await eventually(lambda: _loaded(cluster), bool)
             yield KeyedCluster(cluster, catalog)

@@ -228,7 +228,7 @@ def test_cached_counts_tell_of_the_own_tenant_only(tmp_path: Path, of: str):
 def test_unknown_and_forbidden_names_take_the_same_time(tmp_path: Path):
     """At p50 over 1,000 tries each, in random order, over one connection.
 
-    Measured in CPU time of this process, which has the router, its threads and the client: neighbours do not disturb it.
+    Measured in CPU time of this process, which has the router, its threads and the client: neighbours do not disturb.
     """
 
     async def scenario() -> tuple[float, float]:
