@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from adapters.scopes import Scope, parse_scope
-from cli.adapters.opened import opened_catalog, this_user
+from cli.adapters.opened import audited, opened_catalog, this_user
 from cli.adapters.outcome import WRONG_USAGE, add_command, fail, failures_end, print_result
 from cli.adapters.store import age_s
 
@@ -52,16 +54,24 @@ def _scopes(text: str) -> frozenset[Scope]:
 
 def _create(arguments: argparse.Namespace) -> None:
     with failures_end(arguments), opened_catalog(arguments) as catalog:
-        try:
+        what = f"{arguments.tenant} {arguments.name}"
+        with audited(arguments, catalog, "key.create", what) as note, _wrong_usage(arguments):
             expires_at = None if arguments.expires is None else catalog.now() + timedelta(seconds=arguments.expires)
             record, key = catalog.keys.create(
                 arguments.tenant, arguments.name, arguments.scopes, expires_at=expires_at, by=this_user()
             )
-        except (ValueError, OverflowError) as error:
-            fail(arguments, WRONG_USAGE, "wrong_usage", str(error))
+            note["new"] = record.key_id
     if not arguments.json:
         print(f"{_line(record)}\nThe key, which is shown this once:", file=sys.stderr)
     print_result(arguments, {**_as_json(record), "key": key}, [key])
+
+
+@contextmanager
+def _wrong_usage(arguments: argparse.Namespace) -> Iterator[None]:
+    try:
+        yield
+    except (ValueError, OverflowError) as error:
+        fail(arguments, WRONG_USAGE, "wrong_usage", str(error))
 
 
 def _list(arguments: argparse.Namespace) -> None:
@@ -71,7 +81,11 @@ def _list(arguments: argparse.Namespace) -> None:
 
 
 def _revoke(arguments: argparse.Namespace) -> None:
-    with failures_end(arguments), opened_catalog(arguments) as catalog:
+    with (
+        failures_end(arguments),
+        opened_catalog(arguments) as catalog,
+        audited(arguments, catalog, "key.revoke", arguments.key_id),
+    ):
         record = catalog.keys.revoke(arguments.key_id)
     print_result(arguments, _as_json(record), [_line(record)])
 

@@ -87,7 +87,7 @@ def _parser() -> argparse.ArgumentParser:
         )
         worker.add_argument("--scratch", type=Path, help="folder for temporary files; default: a temporary one")
 
-    from cli import bench, certs, init, keys, workers
+    from cli import audit, bench, certs, init, keys, workers
     from cli.adapters import commands as adapters
 
     adapters.add_commands(commands)
@@ -95,6 +95,7 @@ def _parser() -> argparse.ArgumentParser:
     workers.add_commands(commands)
     keys.add_commands(commands)
     certs.add_commands(commands)
+    audit.add_command(commands)
     bench.add_commands(commands)
 
     demo = add("demo", _demo, "Create a small random model, adapters and a cluster.yaml to try Prelude with.")

@@ -8,6 +8,7 @@ import re
 import socket
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, nullcontext
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -17,6 +18,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from adapters.audit_file import AuditFile
+from adapters.catalog.records import AuditEvent
 from adapters.errors import AdapterError
 from cluster.config.schema import DiscoveryConfig, RouterConfig
 from cluster.control.transport import PLAIN, Transport
@@ -36,9 +39,10 @@ from router.generation.engine_calls import Engines
 from router.generation.request_state import Requests, new_request_id
 from router.http import admin_listener
 from router.http.connections import ConnectionLimits
+from router.identity.audit import Append, AuditLog
 from router.identity.gate import Gate, check_scope
 from router.identity.oidc import OidcTokens
-from router.identity.principal import principal_of, set_principal
+from router.identity.principal import Principal, principal_of, set_principal
 from router.identity.scopes import SCOPE_OF
 from router.management.adapters_export import ExportEndpoint
 from router.management.adapters_http import AdaptersEndpoint
@@ -74,6 +78,7 @@ def build_app(
     sources: Sequence[WorkerSource] = (),  # of more workers, which may come and go
     discovery: DiscoveryConfig = DiscoveryConfig(),
     admin: socket.socket | None = None,  # bound, for the admin listener; None: there is none
+    audit_file: Path | None = None,  # None: the audit log is in the catalog
     siblings: Siblings | None = None,  # the router's other processes
     transport: Transport = PLAIN,  # to agents and engines
     random: Random | None = None,  # for placement between equal workers
@@ -100,6 +105,7 @@ def build_app(
     room = BodyRoom(config.limits.in_flight_bytes)
     metrics.read_body_bytes(lambda: room.num_bytes)
     pages = Pages(backends, adapters, requests, siblings)
+    audit = AuditLog(_audit_sink(adapters, audit_file), metrics.audit_lost.inc)
     tokens = OidcTokens(config.auth.oidc) if config.auth and config.auth.oidc else None
 
     @asynccontextmanager
@@ -114,6 +120,7 @@ def build_app(
             pages.shared(),
             tokens.following() if tokens else nullcontext(),
             admin_pages,
+            audit.running(),
         ):
             reconciling = asyncio.create_task(memory_only.run(), name="memory-only revisions")
             try:
@@ -133,6 +140,7 @@ def build_app(
                 adapters,
                 requests,
                 room,
+                audit,
                 limits=limits,
                 fingerprint=fingerprint,
                 tracing=tracing or Tracing(),
@@ -141,11 +149,16 @@ def build_app(
         )
         for endpoint in Endpoint
     ]
-    management = Management(backends, adapters, memory_only, max_adapter_bytes)
+    management = Management(backends, adapters, memory_only, max_adapter_bytes, audit)
     # An adapter's name may contain slashes, so paths that end in a verb must match before it does.
     management_routes: list[Route] = []
     for endpoint_kind in (ImportEndpoint, ExportEndpoint, WorkersEndpoint, VllmEndpoint, AdaptersEndpoint):
         management_routes += endpoint_kind(management).routes
+
+    async def refuse(request: Request, error: Exception) -> Response:
+        audit.denied(request.scope, principal_of(request.scope), error)
+        return _error_response(request, error)
+
     app = Starlette(
         routes=[
             *completions,
@@ -156,7 +169,7 @@ def build_app(
             *pages.routes,
         ],
         lifespan=lifespan,
-        exception_handlers=_HANDLERS,
+        exception_handlers={**_HANDLERS, RouterError: refuse, AdapterError: refuse},
     )
     admin_app = Starlette(
         routes=[*pages.admin_routes, *PlacementPage(backends, adapters).routes], exception_handlers=_HANDLERS
@@ -165,7 +178,7 @@ def build_app(
     for route in app.router.routes:
         _guard(route)
     gate = Gate(config.auth, adapters.directory, tokens)
-    return RouterApp(app, {route.path: route.endpoint for route in completions}, fleet, gate, metrics)
+    return RouterApp(app, {route.path: route.endpoint for route in completions}, fleet, gate, metrics, audit)
 
 
 def _guard(route: Any) -> None:
@@ -185,11 +198,14 @@ def _guard(route: Any) -> None:
 class RouterApp:
     """Gives every request an id, returned as `x-request-id`, and a principal. Sends completions to their endpoints."""
 
-    def __init__(self, app: Any, completions: Mapping[str, Any], fleet: Fleet, gate: Gate, metrics: Metrics) -> None:
+    def __init__(
+        self, app: Any, completions: Mapping[str, Any], fleet: Fleet, gate: Gate, metrics: Metrics, audit: AuditLog
+    ) -> None:
         self.fleet = fleet
         self._app = app
         self._gate = gate
         self._metrics = metrics
+        self._audit = audit
         self._completions = completions  # by path; these add the header themselves
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
@@ -199,6 +215,7 @@ class RouterApp:
         scope["request_id"] = request_id = new_request_id()
         endpoint = self._completions.get(scope["path"]) if scope["method"] == "POST" else None
         refusal: Any = None
+        principal: Principal | None = None
         try:
             principal = self._gate.known(scope) or await self._gate.verified(scope)
             set_principal(scope, principal)
@@ -206,6 +223,7 @@ class RouterApp:
                 check_scope(principal, SCOPE_OF["POST", scope["path"]])
         except RouterError as error:
             self._metrics.denials.labels(error.code).inc()
+            self._audit.denied(scope, principal, error)
             refusal = _error_response(Request(scope), error)
         if endpoint is not None and refusal is None:
             await endpoint(scope, receive, send)
@@ -218,6 +236,16 @@ class RouterApp:
             await send(message)
 
         await (refusal or self._app)(scope, receive, send_with_id)
+
+
+def _audit_sink(adapters: AdapterService, file: Path | None) -> Append:
+    async def append(events: Sequence[AuditEvent]) -> None:
+        if file is not None:
+            await asyncio.to_thread(AuditFile(file).append, events)
+        else:
+            await adapters.with_catalog(lambda catalog: catalog.audit.append(events))
+
+    return append
 
 
 def _error_response(_: Request, error: Exception) -> Response:

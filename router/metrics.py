@@ -40,6 +40,11 @@ class Metrics:
             ("code",),
             registry=self.registry,
         )
+        self.audit_lost = Counter(
+            "prelude_router_audit_events_lost_total",
+            "Events that the audit log could not keep while it could not be written.",
+            registry=self.registry,
+        )
         self.in_flight = Gauge("prelude_router_requests_in_flight", "Requests being served.", registry=self.registry)
         self.body_bytes = Gauge("prelude_router_body_bytes", "Bodies of requests in flight.", registry=self.registry)
         self.processes = Gauge(

@@ -79,6 +79,7 @@ def run(config: ClusterConfig, siblings: Siblings | None = None) -> NoReturn:
         admin=bound_listener("router.admin.port", router.admin.host, router.admin_port, share=share),
         sources=configured_sources(config.discovery),
         discovery=config.discovery,
+        audit_file=config.audit.file,
         siblings=siblings,
         transport=transport,
         tracing=tracing,

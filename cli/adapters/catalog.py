@@ -23,7 +23,7 @@ from adapters.catalog.described import (
 from adapters.catalog.records import AdapterDetails, AdapterSummary, AliasMove, RevisionSummary
 from adapters.errors import InvalidReference
 from adapters.identity import LATEST, AdapterReference, full_name_of
-from cli.adapters.opened import opened_catalog, opened_library, split_name, this_user
+from cli.adapters.opened import audited, opened_catalog, opened_library, split_name, this_user
 from cli.adapters.outcome import add_command, failures_end, print_result
 
 if TYPE_CHECKING:
@@ -95,16 +95,18 @@ def _import(arguments: argparse.Namespace) -> None:
             _check_alias(arguments.name, arguments.tag)
         with opened_library(arguments) as library, _Progress() as on_step:
             by = this_user()
-            revision = library.import_directory(
-                arguments.name, arguments.directory, by=by, moves_latest=not arguments.keep_latest, on_step=on_step
-            )
-            if arguments.tag is not None:
-                library.catalog.set_alias(tenant, name, arguments.tag, revision.number, by=by)
+            with audited(arguments, library.catalog, "adapter.import", full_name_of(tenant, name)) as note:
+                revision = library.import_directory(
+                    arguments.name, arguments.directory, by=by, moves_latest=not arguments.keep_latest, on_step=on_step
+                )
+                note["new"] = f"r{revision.number} {revision.revision_id}"
+                if arguments.tag is not None:
+                    library.catalog.set_alias(tenant, name, arguments.tag, revision.number, by=by)
     tagged = "" if arguments.tag is None else f", {arguments.tag}"
     line = f"{revision.full_name}@r{revision.number}{tagged}  {revision.revision_id}  {revision.bytes:,} bytes"
     as_json = revision_as_json(revision)
-    note = [f"note: workers refuse it: {as_json['not_served']}"] if as_json["not_served"] else []
-    print_result(arguments, as_json, [line, *note])
+    notes = [f"note: workers refuse it: {as_json['not_served']}"] if as_json["not_served"] else []
+    print_result(arguments, as_json, [line, *notes])
 
 
 class _Progress:
@@ -182,9 +184,13 @@ def _alias(arguments: argparse.Namespace) -> None:
         if not alias:
             raise InvalidReference(f"{arguments.alias!r} names no alias; write NAME@ALIAS")
         wanted = _check_alias(full_name, alias)
-        with opened_catalog(arguments) as catalog:
+        with (
+            opened_catalog(arguments) as catalog,
+            audited(arguments, catalog, "adapter.alias", f"{full_name}@{alias}") as note,
+        ):
             number = catalog.resolve(f"{full_name}@{arguments.revision}").number
             move = catalog.set_alias(wanted.tenant, wanted.name, alias, number, by=this_user())
+            note |= _revisions_of(move)
     _print_move(arguments, wanted.full_name, move)
 
 
@@ -192,9 +198,18 @@ def _rollback(arguments: argparse.Namespace) -> None:
     with failures_end(arguments):
         full_name, _, alias = arguments.alias.partition("@")
         wanted = _check_alias(full_name, alias or LATEST)
-        with opened_catalog(arguments) as catalog:
+        with (
+            opened_catalog(arguments) as catalog,
+            audited(arguments, catalog, "adapter.rollback", f"{full_name}@{alias or LATEST}") as note,
+        ):
             move = catalog.rollback(wanted.tenant, wanted.name, alias or LATEST, by=this_user())
+            note |= _revisions_of(move)
     _print_move(arguments, wanted.full_name, move)
+
+
+def _revisions_of(move: AliasMove) -> dict[str, str | None]:
+    """For the audit log."""
+    return {"old": None if move.from_number is None else f"r{move.from_number}", "new": f"r{move.to_number}"}
 
 
 def _history(arguments: argparse.Namespace) -> None:
@@ -234,7 +249,10 @@ def _print_move(arguments: argparse.Namespace, full_name: str, move: AliasMove) 
 def _delete(arguments: argparse.Namespace) -> None:
     with failures_end(arguments):
         tenant, name = split_name(arguments.name)
-        with opened_catalog(arguments) as catalog:
+        with (
+            opened_catalog(arguments) as catalog,
+            audited(arguments, catalog, "adapter.delete", full_name_of(tenant, name)),
+        ):
             catalog.delete(tenant, name)
     line = f"{arguments.name} is deleted; `prelude adapters restore {arguments.name}` brings it back until it is purged"
     print_result(arguments, deletion_as_json(full_name_of(tenant, name), deleted=True), [line])
@@ -243,7 +261,10 @@ def _delete(arguments: argparse.Namespace) -> None:
 def _restore(arguments: argparse.Namespace) -> None:
     with failures_end(arguments):
         tenant, name = split_name(arguments.name)
-        with opened_catalog(arguments) as catalog:
+        with (
+            opened_catalog(arguments) as catalog,
+            audited(arguments, catalog, "adapter.restore", full_name_of(tenant, name)),
+        ):
             catalog.restore(tenant, name)
     print_result(arguments, deletion_as_json(full_name_of(tenant, name), deleted=False), [f"{arguments.name} is back"])
 

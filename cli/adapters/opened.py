@@ -6,9 +6,11 @@ import argparse
 import getpass
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from adapters.errors import InvalidReference
+from adapters.audit_file import AuditFile
+from adapters.errors import AdapterError, InvalidReference
 from adapters.identity import split_adapter_name
 from cluster.errors import ConfigError
 
@@ -49,6 +51,34 @@ def opened_library(arguments: argparse.Namespace) -> Iterator[AdapterLibrary]:
         yield library
     finally:
         library.catalog.close()
+
+
+@contextmanager
+def audited(
+    arguments: argparse.Namespace, catalog: SqlCatalog, action: str, object: str | None
+) -> Iterator[dict[str, str | None]]:
+    """Write the change that the block makes to the audit log, with its outcome. The block may set `old` and `new`.
+
+    Raises AdapterError if the catalog has the log and does not answer, and ConfigError if a file cannot be written.
+    """
+    from adapters.catalog.records import AuditEvent
+    from cluster.config.load import load_cluster_config
+
+    note: dict[str, str | None] = {"object": object, "old": None, "new": None}
+    outcome = "failed"
+    try:
+        yield note
+        outcome = "done"
+    except AdapterError as error:
+        outcome = error.code
+        raise
+    finally:
+        event = AuditEvent(datetime.now(UTC), this_user(), None, action, **note, outcome=outcome, request_id=None)
+        file = load_cluster_config(arguments.config).audit.file
+        try:
+            (catalog.audit if file is None else AuditFile(file)).append([event])
+        except OSError as error:
+            raise ConfigError(f"{arguments.config}: audit.file: {error}") from error
 
 
 def split_name(name: str) -> tuple[str, str]:

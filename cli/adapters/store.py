@@ -10,7 +10,7 @@ from dataclasses import asdict
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from cli.adapters.opened import opened_library
+from cli.adapters.opened import audited, opened_library
 from cli.adapters.outcome import REFUSED, add_command, failures_end, print_result
 
 if TYPE_CHECKING:
@@ -52,8 +52,13 @@ def age_s(text: str) -> float:
 
 
 def _gc(arguments: argparse.Namespace) -> None:
-    with failures_end(arguments), opened_library(arguments) as library:
+    with (
+        failures_end(arguments),
+        opened_library(arguments) as library,
+        audited(arguments, library.catalog, "adapters.gc", None) as note,
+    ):
         num_removed = library.collect_garbage(library.catalog.now() - timedelta(seconds=arguments.older_than))
+        note["new"] = f"{num_removed} revisions removed"
     print_result(arguments, {"num_removed": num_removed}, [f"{num_removed} revisions removed"])
 
 

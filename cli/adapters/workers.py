@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
 from adapters.identity import AdapterReference
-from cli.adapters.opened import opened_catalog
+from cli.adapters.opened import audited, opened_catalog
 from cli.adapters.outcome import REFUSED, add_command, failures_end, print_result
 from cli.agents import Agents, agents_of
 from cluster.errors import ANSWER_MARGIN_S, ERROR_CODE_KEY
@@ -53,7 +53,7 @@ def _pin(arguments: argparse.Namespace) -> None:
         request = PinAdapterRequest(revision_id=revision_id, pinned=True, deadline_s=arguments.deadline)
         return lambda stub: stub.PinAdapter(request, timeout=arguments.deadline + ANSWER_MARGIN_S)
 
-    _call_workers(arguments, call, "pinned")
+    _call_workers(arguments, call, "pin", "pinned")
 
 
 def _unpin(arguments: argparse.Namespace) -> None:
@@ -63,7 +63,7 @@ def _unpin(arguments: argparse.Namespace) -> None:
         request = PinAdapterRequest(revision_id=revision_id, pinned=False)
         return lambda stub: stub.PinAdapter(request, timeout=_DEADLINE_S + ANSWER_MARGIN_S)
 
-    _call_workers(arguments, call, "unpinned")
+    _call_workers(arguments, call, "unpin", "unpinned")
 
 
 def _prewarm(arguments: argparse.Namespace) -> None:
@@ -74,10 +74,10 @@ def _prewarm(arguments: argparse.Namespace) -> None:
         request = EnsureAdapterRequest(revision_id=revision_id, deadline_s=arguments.deadline, tier=tier, prewarm=True)
         return lambda stub: stub.EnsureAdapter(request, timeout=arguments.deadline + ANSWER_MARGIN_S)
 
-    _call_workers(arguments, call, "on disk" if arguments.tier == "disk" else "in host memory")
+    _call_workers(arguments, call, "prewarm", "on disk" if arguments.tier == "disk" else "in host memory")
 
 
-def _call_workers(arguments: argparse.Namespace, call: Callable[[str], _Call], done: str) -> None:
+def _call_workers(arguments: argparse.Namespace, call: Callable[[str], _Call], action: str, done: str) -> None:
     """Resolve the reference, call the workers concurrently, print the results; exit with 1 if one failed."""
     from cluster.config.load import load_cluster_config
 
@@ -86,8 +86,13 @@ def _call_workers(arguments: argparse.Namespace, call: Callable[[str], _Call], d
         agents = _agents(load_cluster_config(arguments.config), arguments)
         with opened_catalog(arguments) as catalog:
             revision = catalog.resolve(arguments.reference)
-    seconds, errors = asyncio.run(_call_all(agents, call(revision.revision_id)))
-    errors |= {place: {"code": "not_usable", "message": problem} for place, problem in agents.problems.items()}
+            with audited(arguments, catalog, f"adapter.{action}", revision.full_name) as note:
+                seconds, errors = asyncio.run(_call_all(agents, call(revision.revision_id)))
+                errors |= {
+                    place: {"code": "not_usable", "message": problem} for place, problem in agents.problems.items()
+                }
+                failed = f", failed on {', '.join(errors)}" if errors else ""
+                note["new"] = f"r{revision.number} {revision.revision_id}{failed}"
     as_json = {
         "name": revision.full_name,
         "number": revision.number,

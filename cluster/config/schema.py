@@ -183,6 +183,12 @@ class StoreConfig(_Section):
     s3_region: str | None = None
 
 
+class AuditConfig(_Section):
+    """The append-only log of changes and denials."""
+
+    file: ConfigPath | None = None  # of JSON lines, on each router's machine; None: in the catalog's database
+
+
 class ResidencyConfig(_Section):
     """How many adapters a worker caches in host memory and on disk, and how it loads them."""
 
@@ -496,6 +502,7 @@ class ClusterConfig(_Section):
     adapter_limits: AdapterLimits = AdapterLimits()
     adapters: dict[str, AdapterConfig] = Field(default_factory=dict)
     catalog: CatalogConfig = CatalogConfig()
+    audit: AuditConfig = AuditConfig()
     store: StoreConfig = StoreConfig()
     residency: ResidencyConfig = ResidencyConfig()
     tracing: TracingConfig = TracingConfig()

@@ -17,6 +17,7 @@ from router.generation.client_answer import ClientAnswer
 from router.generation.generation import Generation
 from router.generation.request_state import Requests, RequestState
 from router.http.client_connection import SCOPE_KEY, ClientConnection
+from router.identity.audit import AuditLog
 from router.identity.principal import Principal, cache_namespace, principal_of
 from router.protocol.body_room import BodyRoom, BodyShare
 from router.protocol.field_values import Limits
@@ -42,6 +43,7 @@ class CompletionsEndpoint:
         adapters: AdapterService,
         requests: Requests,
         room: BodyRoom,
+        audit: AuditLog,
         *,
         limits: Limits,
         fingerprint: str,
@@ -52,6 +54,7 @@ class CompletionsEndpoint:
         self._adapters = adapters
         self._requests = requests
         self._room = room
+        self._audit = audit
         self._limits = limits
         self._fingerprint = fingerprint
         self._tracing = tracing
@@ -72,6 +75,7 @@ class CompletionsEndpoint:
             except ClientGone:
                 has_disconnected = True
             except (RouterError, AdapterError) as error:
+                self._audit.denied(scope, principal_of(scope), error)
                 await client.fail(answer_of(error))
             except asyncio.CancelledError:  # by the server, at the drain timeout
                 await client.fail(answer_of(Stopping("the router is stopping")))

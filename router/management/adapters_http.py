@@ -24,6 +24,7 @@ from adapters.identity import LATEST, full_name_of, is_revision_id
 from adapters.scopes import Permission
 from router.errors import InvalidField
 from router.identity.access import viewer_of
+from router.identity.audit import note_of
 from router.identity.principal import principal_of
 from router.management.management import Management
 from router.management.request_fields import adapter_key, check_known, field, required
@@ -128,7 +129,7 @@ class AdaptersEndpoint:
                 expected_number = 0 if expected is None else _number(catalog, tenant, name, "expected", expected)
             return catalog.set_alias(tenant, name, alias, number, expected=expected_number, by=by)
 
-        return json_answer(move_as_json(full_name_of(tenant, name), await self._change(move)))
+        return self._moved(request, full_name_of(tenant, name), await self._change(move))
 
     async def rollback(self, request: Request) -> Response:
         """Point an alias at its previous revision."""
@@ -136,7 +137,14 @@ class AdaptersEndpoint:
         tenant, name = self._management.changeable(request)
         alias, by = field(fields, "alias", str, "an alias") or LATEST, principal_of(request.scope).name
         move = await self._change(lambda catalog: catalog.rollback(tenant, name, alias, by=by))
-        return json_answer(move_as_json(full_name_of(tenant, name), move))
+        return self._moved(request, full_name_of(tenant, name), move)
+
+    def _moved(self, request: Request, full_name: str, move: AliasMove) -> Response:
+        note = note_of(request.scope)
+        note.object = f"{full_name}@{move.alias}"
+        note.old = None if move.from_number is None else f"r{move.from_number}"
+        note.new = f"r{move.to_number}"
+        return json_answer(move_as_json(full_name, move))
 
     async def _change(self, change: Any) -> Any:
         result = await self._management.adapters.with_catalog(change)

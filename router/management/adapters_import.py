@@ -19,6 +19,7 @@ from adapters.errors import AdapterError, AdapterNotFound, CatalogUnavailable
 from adapters.identity import LATEST, AdapterReference, full_name_of
 from adapters.library import PackedAdapter
 from router.errors import InvalidField, PushFailed, TooManyUploads
+from router.identity.audit import note_of
 from router.identity.principal import principal_of
 from router.management.concurrency import ConcurrencyLimit
 from router.management.management import Management
@@ -62,9 +63,11 @@ class ImportEndpoint:
                 raise InvalidField("name is required: the adapter's name, or tenant/name", param="name")
             self._management.changeable(request, name)
             alias = _alias(name, upload.fields.get("alias"))
+            current = await self._current(name, alias)
             revision = await self._imported(name, upload.folder, by, moves_latest=alias == LATEST)
         if alias != LATEST:
             await self._point(alias, revision, by)
+        _note(request, alias, current, revision)
         await self._management.changed()
         return json_answer({**revision_as_json(revision), "alias": alias}, 201)
 
@@ -89,6 +92,7 @@ class ImportEndpoint:
         if not is_memory_only:
             outcomes = await self._load(revision, current, alias, wait_s)
             await self._point(alias, revision, by)
+        _note(request, alias, current, revision)
         await self._management.changed()
         seconds = round(time.monotonic() - began_at, 4)
         return json_answer(
@@ -214,6 +218,13 @@ class ImportEndpoint:
         if not 0 < wait_s <= _MAX_WAIT_S:
             raise InvalidField(f"wait_s must be seconds, over 0 and at most {_MAX_WAIT_S:g}", param="wait_s")
         return wait_s
+
+
+def _note(request: Request, alias: str, old: AdapterRevision | None, new: AdapterRevision) -> None:
+    note = note_of(request.scope)
+    note.object = f"{new.full_name}@{alias}"
+    note.old = None if old is None else f"r{old.number} {old.revision_id}"
+    note.new = f"r{new.number} {new.revision_id}"
 
 
 def _log_import(revision: AdapterRevision) -> None:

@@ -13,6 +13,7 @@ from adapters.errors import AdapterError, AdapterMissing, AdapterNotFound, Catal
 from adapters.identity import full_name_of
 from adapters.library import AdapterLibrary
 from router.errors import InvalidField, TooManyUploads
+from router.identity.audit import note_of
 from router.identity.principal import principal_of
 from router.management.concurrency import ConcurrencyLimit
 from router.management.management import Management
@@ -67,9 +68,10 @@ class VllmEndpoint:
         timeout_s = self._management.backends.config.upload_timeout_s
         try:
             with self._limit.slot():
-                await self._management.adapters.with_library(imported, timeout_s)
+                revision = await self._management.adapters.with_library(imported, timeout_s)
         except AdapterError as error:
             raise without_path(error, directory, repr(path)) from None
+        note_of(request.scope).new = f"r{revision.number} {revision.revision_id}"
         await self._management.changed()
         return PlainTextResponse(f"Success: LoRA adapter '{name}' added successfully.")
 

@@ -11,6 +11,7 @@ from starlette.routing import Route
 
 from router.errors import InvalidField
 from router.fleet.worker_link import Tier, WorkerLink
+from router.identity.audit import note_of
 from router.management.management import Handler, Management
 from router.management.request_fields import field
 from router.management.worker_calls import on_each
@@ -83,6 +84,7 @@ class WorkersEndpoint:
         names = field(fields, "workers", list[str], "a list of workers' names, or null for all")
         pin = field(fields, "reference", str, "an alias, 'r' and a number, or a revision id")
         revision = await self._management.resolved(self._management.changeable(request), pin)
+        note_of(request.scope).new = f"r{revision.number} {revision.revision_id}"
         workers = [view.name for view in self._management.holders(names, revision.manifest.positions)]
         fleet = self._management.backends.fleet
         outcomes = await on_each(workers, lambda worker: call(fleet.link(worker), revision.revision_id))

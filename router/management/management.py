@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 
 from starlette.requests import Request
@@ -26,6 +26,7 @@ from router.errors import (
 from router.fleet.fleet_state import WorkerView
 from router.generation.backends import Backends
 from router.identity.access import check_access
+from router.identity.audit import AuditLog, begin_note, note_of
 from router.identity.principal import principal_of
 from router.management.request_fields import adapter_key, check_known
 from router.metrics import AdapterChange, ChangeResult
@@ -48,6 +49,7 @@ class Management:
     adapters: AdapterService
     memory_only: MemoryOnlyRevisions
     max_adapter_bytes: int  # of one adapter's weight files
+    audit: AuditLog
 
     def guarded(self, handler: Handler, change: AdapterChange | None) -> Handler:
         """Wrap a handler: refuse its requests before reading them if management is off, and count them as `change`.
@@ -58,18 +60,34 @@ class Management:
         async def guard(request: Request) -> Response:
             try:
                 with self._counted(change):
-                    if not self.backends.config.management:
-                        raise ManagementOff(
-                            "this router does not manage adapters; set router.management to true in cluster.yaml, "
-                            "where only those reach the router who may"
-                        )
-                    return await handler(request)
+                    async with self._audited(request, change):
+                        if not self.backends.config.management:
+                            raise ManagementOff(
+                                "this router does not manage adapters; set router.management to true in cluster.yaml, "
+                                "where only those reach the router who may"
+                            )
+                        return await handler(request)
             except ClientGone:
                 return Response(status_code=_CLIENT_LEFT)
             except asyncio.CancelledError:  # by the server, at the drain timeout
                 raise Stopping("the router is stopping") from None
 
         return guard
+
+    @asynccontextmanager
+    async def _audited(self, request: Request, change: AdapterChange | None) -> AsyncIterator[None]:
+        if change is None:
+            yield
+            return
+        begin_note(request.scope)
+        failure: BaseException | None = None
+        try:
+            yield
+        except BaseException as error:  # also when the client has left, or the server cancels the request
+            failure = error
+            raise
+        finally:
+            await self.audit.changed(request.scope, principal_of(request.scope), f"adapter.{change}", failure)
 
     @contextmanager
     def _counted(self, change: AdapterChange | None) -> Iterator[None]:
@@ -120,6 +138,7 @@ class Management:
 
     def _checked(self, request: Request, name: str | None, permission: Permission | None) -> AdapterKey:
         key = adapter_key(request.path_params["name"] if name is None else name)
+        note_of(request.scope).object = full_name_of(*key)
         check_access(self.adapters.directory, principal_of(request.scope), *key, permission)
         return key
 

@@ -44,7 +44,8 @@ cluster.discovery
 cluster.agent
 cluster cluster.local
 router.errors router.metrics router.http router.processes
-router.public_errors router.protocol router.identity
+router.public_errors router.protocol
+router.identity
 router.fleet
 router.placement router.revisions
 router.generation

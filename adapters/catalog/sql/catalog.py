@@ -11,6 +11,7 @@ from sqlalchemy import Connection, select
 
 from adapters.catalog.records import AdapterDetails, AdapterRevision, AdapterSummary, AliasMove, Change
 from adapters.catalog.sql import garbage, listing, lookup, writing
+from adapters.catalog.sql.audit import SqlAudit
 from adapters.catalog.sql.collector import StillHeld
 from adapters.catalog.sql.database import Database
 from adapters.catalog.sql.grants import SqlGrants
@@ -38,6 +39,7 @@ class SqlCatalog:
         self._database = Database(url, max_connections=max_connections)
         self.keys = SqlKeys(self._database)
         self.grants = SqlGrants(self._database)
+        self.audit = SqlAudit(self._database)
 
     @classmethod
     def open(cls, url: str, *, max_connections: int = 20) -> SqlCatalog:

@@ -1,0 +1,43 @@
+"""`prelude audit`: the newest changes and denials, as JSON lines."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from cli.adapters.opened import opened_catalog
+from cli.adapters.outcome import failures_end
+from cluster.errors import ConfigError
+
+_LIMIT = 100
+
+
+def add_command(commands: Any) -> None:
+    """Add `audit` to the command line."""
+    text = "Print the newest events of the audit log, a JSON object on each line, the oldest of them first."
+    command = commands.add_parser("audit", help=text, description=text)
+    command.add_argument("--config", type=Path, default=Path("cluster.yaml"), help="default: ./cluster.yaml")
+    command.add_argument("--limit", type=int, default=_LIMIT, help=f"number of events; default: {_LIMIT}")
+    command.add_argument("--tenant", help="only what this tenant's keys and tokens did")
+    command.set_defaults(run=_audit, json=False)
+
+
+def _audit(arguments: argparse.Namespace) -> None:
+    from adapters.audit_file import AuditFile
+    from cluster.config.load import load_cluster_config
+
+    with failures_end(arguments):
+        file = load_cluster_config(arguments.config).audit.file
+        try:
+            if file is not None:
+                events = AuditFile(file).newest(arguments.limit, arguments.tenant)
+            else:
+                with opened_catalog(arguments) as catalog:
+                    events = catalog.audit.newest(arguments.limit, arguments.tenant)
+        except (OSError, msgspec.MsgspecError) as error:
+            raise ConfigError(f"{arguments.config}: audit.file: {file} cannot be read: {error}") from error
+    for event in events:
+        print(msgspec.json.encode(event).decode())

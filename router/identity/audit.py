@@ -1,0 +1,179 @@
+"""The router's part of the audit log: changes and denials. Never prompts, bodies, headers or keys."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from adapters.catalog.records import AuditEvent
+from adapters.errors import AdapterError
+from router.errors import CredentialInQuery, Forbidden, RouterError, Unauthenticated
+from router.identity.access import AccessDenied
+from router.identity.principal import Principal
+from router.protocol.request_body import ClientGone
+
+_MAX_WAITING = 10_000  # events, while they cannot be written
+_BATCH = 1000
+_FLUSH_S = 0.2
+_RETRY_S = 1.0
+_CHANGE_TIMEOUT_S = 5.0  # that the answer to a change waits for its event to be written
+_MAX_DENIALS_PER_S = 100  # further ones are counted: strangers can make up any number
+_OUTCOMES = {ClientGone: "client_left", asyncio.CancelledError: "router_stopping"}
+_NOTE_KEY = "prelude.change"  # in the ASGI scope
+
+log = logging.getLogger(__name__)
+
+Append = Callable[[Sequence[AuditEvent]], Awaitable[None]]
+
+
+@dataclass(slots=True)
+class ChangeNote:
+    """What a handler says of the change that it makes."""
+
+    object: str | None = None
+    old: str | None = None  # revision
+    new: str | None = None
+
+
+def begin_note(scope: MutableMapping[str, Any]) -> None:
+    """Have a request be a change, which its guard writes to the log, with the outcome, when it ends."""
+    scope[_NOTE_KEY] = ChangeNote()
+
+
+def note_of(scope: MutableMapping[str, Any]) -> ChangeNote:
+    """The note on a request's change; one for nobody if the request changes nothing."""
+    return scope.get(_NOTE_KEY) or ChangeNote()
+
+
+class AuditLog:
+    """Events on their way to a file or a database, in order. They wait while it cannot be reached."""
+
+    def __init__(self, append: Append, on_lost: Callable[[int], None] = lambda _: None) -> None:
+        """`on_lost` is told of events that could not be kept."""
+        self._append = append
+        self._on_lost = on_lost
+        self._waiting: deque[AuditEvent] = deque()
+        self._num_written = self._num_taken = 0
+        self._written = asyncio.Condition()
+        self._wanted = asyncio.Event()
+        self._second, self._denials_in_second = 0, 0
+        self._num_suppressed = 0
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Inside, events are written. What waits at the end is tried once more."""
+        task = asyncio.create_task(self._run(), name="audit log")
+        try:
+            yield
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            while self._waiting and await self._write_batch():
+                pass
+
+    def denied(self, scope: MutableMapping[str, Any], principal: Principal | None, error: Exception) -> None:
+        """Note a denial, if the error is one; a change's guard notes its own."""
+        denial = denial_in(error)
+        if denial is None or _NOTE_KEY in scope:
+            return
+        second = int(asyncio.get_running_loop().time())
+        if second != self._second:
+            self._second, self._denials_in_second = second, 0
+        self._denials_in_second += 1
+        if self._denials_in_second > _MAX_DENIALS_PER_S:
+            self._num_suppressed += 1
+            return
+        adapter = denial.adapter if isinstance(denial, AccessDenied) else None
+        self._take(_event(scope, principal, f"{scope['method']} {scope['path'][:200]}", denial, ChangeNote(adapter)))
+
+    async def changed(
+        self, scope: MutableMapping[str, Any], principal: Principal, action: str, error: BaseException | None
+    ) -> None:
+        """Note a change with its outcome, and wait until that is written, at most for a while."""
+        number = self._take(_event(scope, principal, action, error, note_of(scope)))
+        self._wanted.set()
+        try:
+            async with asyncio.timeout(_CHANGE_TIMEOUT_S), self._written:
+                await self._written.wait_for(lambda: self._num_written >= number)
+        except TimeoutError:
+            log.error("audit event of a change not written yet", extra={"fields": {"request_id": scope["request_id"]}})
+
+    def _take(self, event: AuditEvent) -> int:
+        if self._num_suppressed:
+            text = f"{self._num_suppressed} more"
+            self._waiting.append(AuditEvent(event.at, "unknown", None, "denials", text, None, None, "denied", None))
+            self._num_suppressed = 0
+            self._num_taken += 1
+        self._waiting.append(event)
+        self._num_taken += 1
+        if len(self._waiting) > _MAX_WAITING:
+            self._waiting.popleft()
+            self._num_written += 1
+            self._on_lost(1)
+        return self._num_taken
+
+    async def _run(self) -> None:
+        while True:
+            try:
+                async with asyncio.timeout(_FLUSH_S):
+                    await self._wanted.wait()
+            except TimeoutError:
+                pass
+            self._wanted.clear()
+            while self._waiting:
+                if not await self._write_batch():
+                    await asyncio.sleep(_RETRY_S)
+
+    async def _write_batch(self) -> bool:
+        """Write the oldest events. False if that failed; they wait, then."""
+        batch = [self._waiting[index] for index in range(min(_BATCH, len(self._waiting)))]
+        number = self._num_written
+        try:
+            await self._append(batch)
+        except (AdapterError, OSError) as error:
+            log.error("audit log not written", extra={"fields": {"events": len(self._waiting), "reason": str(error)}})
+            return False
+        for _ in range(number + len(batch) - self._num_written):  # less what was dropped meanwhile
+            self._waiting.popleft()
+            self._num_written += 1
+        async with self._written:
+            self._written.notify_all()
+        return True
+
+
+def denial_in(error: BaseException | None) -> RouterError | AccessDenied | None:
+    """The denial that an error is or was made from; None for another error."""
+    if isinstance(error, (Unauthenticated, Forbidden, CredentialInQuery, AccessDenied)):
+        return error
+    return denial_in(error.__cause__) if error is not None and error.__cause__ is not None else None
+
+
+def _event(
+    scope: MutableMapping[str, Any],
+    principal: Principal | None,
+    action: str,
+    error: BaseException | None,
+    note: ChangeNote,
+) -> AuditEvent:
+    client = scope.get("client")
+    stranger = f"unknown at {client[0]}" if client else "unknown"
+    outcome = "done"
+    if error is not None:
+        outcome = "denied" if denial_in(error) else str(getattr(error, "code", _OUTCOMES.get(type(error), "failed")))
+    return AuditEvent(
+        at=datetime.now(UTC),
+        who=principal.name if principal else stranger,
+        tenant=principal.tenant if principal else None,
+        action=action,
+        object=note.object,
+        old=note.old,
+        new=note.new,
+        outcome=outcome,
+        request_id=scope.get("request_id"),
+    )

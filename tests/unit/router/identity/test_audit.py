@@ -1,0 +1,175 @@
+"""The audit log: every change and every denial, with who and what, and never a key or a prompt."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.catalog_databases import CatalogDatabase
+from support.keyed_cluster import KeyedCluster, keyed_cluster
+from support.management_calls import form, lora
+
+from adapters.audit_file import AuditFile
+from adapters.catalog.records import AuditEvent
+from adapters.catalog.sql import SqlCatalog
+from adapters.errors import CatalogUnavailable
+from adapters.scopes import Scope
+from router.errors import Forbidden
+from router.identity import audit as audit_module
+from router.identity.audit import AuditLog
+from router.identity.principal import ANYBODY
+
+SCOPE = {"method": "GET", "path": "/metrics", "request_id": "r1", "client": ("10.0.0.7", 1)}
+
+
+async def events_of(keyed: KeyedCluster, count: int) -> list[AuditEvent]:
+    for _ in range(200):
+        found = list(keyed.catalog.audit.newest(100))
+        if len(found) >= count:
+            return found
+        await asyncio.sleep(0.02)
+    raise AssertionError(f"{len(found)} events: {found}")
+
+
+def test_changes_and_denials_over_http(tmp_path: Path):
+    async def scenario() -> None:
+        async with keyed_cluster(tmp_path) as keyed:
+            acme = await keyed.key("acme", {Scope.ADAPTERS_WRITE, Scope.ADAPTERS_READ})
+            beta = await keyed.key("beta")
+            secrets = [acme, beta, "Bearer", "tell nobody"]
+            status, answer = await keyed.ask(
+                acme, "POST", "/v1/adapters", data=form(lora(tmp_path, 5), name="acme/bot")
+            )
+            assert status == 201, answer
+            new = f"r2 {answer['revision']}"
+            await keyed.ask(acme, "POST", "/v1/adapters/acme/bot/rollback")
+            assert (await keyed.ask(acme, "GET", "/v1/adapters/acme/bot/aliases/latest"))[1]["data"][0][
+                "moved_by"
+            ].startswith("acme key ")
+            await keyed.ask(acme, "PUT", "/v1/adapters/acme/bot/aliases/prod", json={"revision": "r9"})
+            await keyed.ask(acme, "DELETE", "/v1/adapters/beta/bot")
+            await keyed.complete(acme, prompt="tell nobody")  # lacks the scope
+            await keyed.complete(beta, adapter="acme/bot", prompt="tell nobody")
+            await keyed.ask(beta, "GET", "/v1/adapters/acme/bot")
+            await keyed.ask("prelude_abcdefghijkm_" + "x" * 43, "GET", "/v1/models")
+            await keyed.ask(beta, "GET", "/v1/models")  # no change, no denial
+            events = await events_of(keyed, 8)
+            old = events[0].old
+            assert old is not None
+            assert old.startswith("r1 sha256:")
+            assert [(e.tenant, e.action, e.object, e.old, e.new, e.outcome) for e in events] == [
+                ("acme", "adapter.import", "acme/bot@latest", old, new, "done"),
+                ("acme", "adapter.rollback", "acme/bot@latest", "r2", "r1", "done"),
+                ("acme", "adapter.alias", "acme/bot", None, None, "adapter_not_found"),
+                ("acme", "adapter.delete", "beta/bot", None, None, "denied"),
+                ("acme", "POST /v1/completions", None, None, None, "denied"),
+                ("beta", "POST /v1/completions", "acme/bot", None, None, "denied"),
+                ("beta", "GET /v1/adapters/acme/bot", "acme/bot", None, None, "denied"),
+                (None, "GET /v1/models", None, None, None, "denied"),
+            ]
+            assert [each.who.partition(" ")[0] for each in events] == ["acme"] * 5 + ["beta"] * 2 + ["unknown"]
+            assert all(each.request_id for each in events)
+            assert not any(secret in str(events) for secret in secrets)
+
+    asyncio.run(scenario())
+
+
+def test_both_databases_append(database: CatalogDatabase):
+    catalog = SqlCatalog.open(database.url)
+    first = AuditEvent(catalog.now(), "me", "acme", "x", "o" * 9000, None, None, "done", "r1")
+    second = AuditEvent(catalog.now(), "you", None, "y", None, "r1", "r2", "denied", None)
+    catalog.audit.append([first, second])
+    found = catalog.audit.newest(10)
+    assert (found[0].who, len(found[0].object or ""), found[1]) == ("me", 500, second)
+    assert catalog.audit.newest(10, "acme") == found[:1]
+    assert catalog.audit.newest(1) == [second]
+    assert catalog.last_change() == 0  # routers have nothing to read
+    catalog.close()
+
+
+def test_a_file_has_a_line_for_each_event(tmp_path: Path):
+    async def scenario() -> None:
+        path = tmp_path / "audit.jsonl"
+        path.write_text('{"at": "2026-01-01T00:00:00Z", "who": "a", "tenant": null, "action": "b", "object": null, ')
+        with path.open("a") as file:
+            file.write('"old": null, "new": null, "outcome": "done", "request_id": null}\n')
+
+        async def append(events: Sequence[AuditEvent]) -> None:
+            await asyncio.to_thread(AuditFile(path).append, events)
+
+        log = AuditLog(append)
+        async with log.running():
+            await log.changed(dict(SCOPE), ANYBODY, "adapter.pin", None)
+        lines = [json.loads(line) for line in path.read_text().splitlines()]
+        assert (lines[0]["who"], lines[1]["action"], lines[1]["outcome"]) == ("a", "adapter.pin", "done")
+        assert [each.who for each in AuditFile(path).newest(9)] == ["a", "http"]
+        assert AuditFile(path).newest(9, "default")[0].who == "http"
+        assert AuditFile(tmp_path / "none").newest(9) == []
+
+    asyncio.run(scenario())
+
+
+def test_events_wait_for_a_catalog_that_is_down(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture):
+    monkeypatch.setattr(audit_module, "_RETRY_S", 0.01)
+    monkeypatch.setattr(audit_module, "_CHANGE_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(audit_module, "_MAX_WAITING", 3)
+    written: list[AuditEvent] = []
+    is_down, lost = [True], [0]
+
+    async def append(events: Sequence[AuditEvent]) -> None:
+        if is_down[0]:
+            raise CatalogUnavailable("down")
+        written.extend(events)
+
+    def lose(count: int) -> None:
+        lost[0] += count
+
+    async def scenario() -> None:
+        log = AuditLog(append, lose)
+        async with log.running():
+            for number in range(5):  # answers are not held up for long
+                await log.changed({**SCOPE, "request_id": str(number)}, ANYBODY, "adapter.pin", None)
+            is_down[0] = False
+        assert [each.request_id for each in written] == ["2", "3", "4"]
+        assert lost == [2]
+
+    with caplog.at_level(logging.ERROR):
+        asyncio.run(scenario())
+    assert "audit log not written" in caplog.text
+
+
+def test_a_flood_of_denials_is_counted():
+    written: list[AuditEvent] = []
+
+    async def append(events: Sequence[AuditEvent]) -> None:
+        written.extend(events)
+
+    async def scenario() -> None:
+        log = AuditLog(append)
+        async with log.running():
+            for _ in range(5000):
+                log.denied(dict(SCOPE), None, Forbidden("no"))
+            await log.changed(dict(SCOPE), ANYBODY, "adapter.pin", None)
+        assert len(written) < 400
+        suppressed = [int(str(each.object).partition(" ")[0]) for each in written if each.action == "denials"]
+        assert sum(suppressed) + len(written) - len(suppressed) == 5001
+        assert written[0].who == "unknown at 10.0.0.7"
+
+    asyncio.run(scenario())
+
+
+def test_a_request_that_is_no_denial_leaves_no_event():
+    async def append(events: Sequence[AuditEvent]) -> Any:
+        raise AssertionError(events)
+
+    async def scenario() -> None:
+        log = AuditLog(append)
+        async with log.running():
+            log.denied(dict(SCOPE), ANYBODY, ValueError("x"))
+
+    asyncio.run(scenario())
