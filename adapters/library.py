@@ -16,6 +16,8 @@ from typing import Literal
 
 from adapters.catalog.records import AdapterRevision
 from adapters.catalog.sql import SqlCatalog
+from adapters.catalog.sql.collector import StillHeld
+from adapters.catalog.sql.tenants import RemovedTenant
 from adapters.errors import CatalogConflict, InvalidReference, RevisionBeingRemoved
 from adapters.files.work_folder import work_folder
 from adapters.formats import Limits, read_adapter
@@ -198,12 +200,26 @@ class AdapterLibrary:
         collection runs.
         """
         with self.catalog.collecting() as check_still_collecting:
-            revision_ids = self.catalog.collect_garbage(older_than)
-            for batch in _slices(revision_ids, _CONFIRMED_AT_A_TIME):
-                for revision_id in batch:
-                    check_still_collecting()
-                    self.store.delete(revision_id)
-                self.catalog.confirm_removed(batch)
+            return self._remove_garbage(older_than, check_still_collecting)
+
+    def remove_tenant(self, tenant: str) -> RemovedTenant:
+        """Remove a tenant from the catalog, and the bytes that only its adapters needed from the store.
+
+        Not atomic: after an error or a kill, the next garbage collection removes the remaining bytes. Raises
+        AccessNotFound, and CatalogConflict while a collection runs.
+        """
+        with self.catalog.collecting() as check_still_collecting:
+            removed = self.catalog.tenants.remove(tenant)
+            self._remove_garbage(_BEFORE_ALL_DELETIONS, check_still_collecting)
+        return removed
+
+    def _remove_garbage(self, older_than: datetime, check_still_collecting: StillHeld) -> int:
+        revision_ids = self.catalog.collect_garbage(older_than)
+        for batch in _slices(revision_ids, _CONFIRMED_AT_A_TIME):
+            for revision_id in batch:
+                check_still_collecting()
+                self.store.delete(revision_id)
+            self.catalog.confirm_removed(batch)
         return len(revision_ids)
 
     def _checked(self, name: str) -> tuple[str, str]:

@@ -87,7 +87,7 @@ def _parser() -> argparse.ArgumentParser:
         )
         worker.add_argument("--scratch", type=Path, help="folder for temporary files; default: a temporary one")
 
-    from cli import audit, bench, certs, init, keys, workers
+    from cli import audit, bench, certs, init, keys, tenants, workers
     from cli.adapters import commands as adapters
 
     adapters.add_commands(commands)
@@ -95,6 +95,7 @@ def _parser() -> argparse.ArgumentParser:
     workers.add_commands(commands)
     keys.add_commands(commands)
     certs.add_commands(commands)
+    tenants.add_commands(commands)
     audit.add_command(commands)
     bench.add_commands(commands)
 

@@ -18,6 +18,7 @@ from adapters.catalog.sql.grants import SqlGrants
 from adapters.catalog.sql.keys import SqlKeys
 from adapters.catalog.sql.schema import migrate
 from adapters.catalog.sql.tables import AnyRow, AnySelect, adapters, changes, revisions
+from adapters.catalog.sql.tenants import SqlTenants
 from adapters.errors import InvalidReference
 from adapters.identity import LATEST, AdapterReference, check_revision_id, full_name_of, split_adapter_name
 from adapters.model.manifest import Manifest
@@ -40,6 +41,7 @@ class SqlCatalog:
         self.keys = SqlKeys(self._database)
         self.grants = SqlGrants(self._database)
         self.audit = SqlAudit(self._database)
+        self.tenants = SqlTenants(self._database)
 
     @classmethod
     def open(cls, url: str, *, max_connections: int = 20) -> SqlCatalog:

@@ -80,26 +80,29 @@ def _purge(transaction: Transaction, older_than: datetime) -> bool:
     contents = list(connection.execute(owned).scalars())
     for table in (aliases, alias_moves, adapter_revisions):
         connection.execute(delete(table).where(table.c.adapter_id.in_(ids)))
-    for batch in _slices(contents):
-        _condemn_unneeded(connection, batch, transaction.now)
+    condemn_unneeded(connection, contents, transaction.now)
     connection.execute(update(adapters).where(adapters.c.id.in_(ids)).values(purged_at=transaction.now))
     for adapter_id in ids:
         transaction.change("purge", adapter_id)
     return len(ids) == _ADAPTERS
 
 
-def _condemn_unneeded(connection: Connection, contents: Sequence[int], now: datetime) -> None:
-    unneeded = connection.execute(
-        select(revisions.c.id, revisions.c.revision_id, revisions.c.stored).where(
-            revisions.c.id.in_(contents), ~exists().where(adapter_revisions.c.content_id == revisions.c.id)
-        )
-    ).all()
-    if not unneeded:
-        return
-    removed = [{"revision_id": row.revision_id, "condemned_at": now} for row in unneeded if row.stored]
-    if removed:
-        connection.execute(insert(removals), removed)
-    connection.execute(delete(revisions).where(revisions.c.id.in_([row.id for row in unneeded])))
+def condemn_unneeded(connection: Connection, contents: Sequence[int], now: datetime) -> list[str]:
+    """Announce the removal of those contents that no adapter has any more; return their revision ids."""
+    found: list[str] = []
+    for batch in _slices(contents):
+        unneeded = connection.execute(
+            select(revisions.c.id, revisions.c.revision_id, revisions.c.stored).where(
+                revisions.c.id.in_(batch), ~exists().where(adapter_revisions.c.content_id == revisions.c.id)
+            )
+        ).all()
+        removed = [{"revision_id": row.revision_id, "condemned_at": now} for row in unneeded if row.stored]
+        if removed:
+            connection.execute(insert(removals), removed)
+        if unneeded:
+            connection.execute(delete(revisions).where(revisions.c.id.in_([row.id for row in unneeded])))
+        found += [row.revision_id for row in unneeded]
+    return found
 
 
 def _slices(values: Sequence[str] | Sequence[int]) -> Iterator[Sequence]:

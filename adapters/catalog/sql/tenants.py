@@ -1,13 +1,99 @@
-"""Tenants, as rows that keys, grants and adapters refer to."""
+"""Tenants: rows that keys, grants and adapters refer to; their removal with all that they have."""
 
 from __future__ import annotations
 
-from sqlalchemy import insert, select
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
 
-from adapters.catalog.sql.database import Transaction
-from adapters.catalog.sql.tables import tenants
-from adapters.errors import InvalidReference
+from sqlalchemy import ColumnElement, Connection, delete, func, insert, or_, select, update
+
+from adapters.catalog.records import TenantSummary
+from adapters.catalog.sql.database import Database, Transaction
+from adapters.catalog.sql.garbage import condemn_unneeded
+from adapters.catalog.sql.tables import (
+    AnySelect,
+    adapter_revisions,
+    adapters,
+    alias_moves,
+    aliases,
+    api_keys,
+    changes,
+    grants,
+    revisions,
+    tenants,
+)
+from adapters.errors import AccessNotFound, InvalidReference
 from adapters.identity import is_tenant_name
+
+
+@dataclass(frozen=True, slots=True)
+class RemovedTenant:
+    """What a removal has taken out of the catalog."""
+
+    num_adapters: int
+    num_alias_moves: int  # the history
+    num_keys: int
+    num_grants: int
+    revision_ids: tuple[str, ...]  # that no other adapter has; store and workers may still have their bytes
+
+
+class SqlTenants:
+    """The tenants of a catalog. Every method can raise CatalogUnavailable."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def list(self) -> Sequence[TenantSummary]:
+        """All tenants by name, with what they have."""
+        own = (adapters.c.tenant == tenants.c.name) & adapters.c.purged_at.is_(None)
+        query = select(
+            tenants.c.name,
+            tenants.c.created_at,
+            select(func.count()).select_from(adapters).where(own).scalar_subquery(),
+            select(func.count()).select_from(api_keys).where(api_keys.c.tenant == tenants.c.name).scalar_subquery(),
+            select(func.count()).select_from(grants).where(_of(tenants.c.name)).scalar_subquery(),
+        ).order_by(tenants.c.name)
+        return self._database.read(lambda connection: [TenantSummary(*row) for row in connection.execute(query)])
+
+    def remove(self, tenant: str) -> RemovedTenant:
+        """Remove a tenant with its adapters, their histories, its keys and grants, in one transaction.
+
+        The bytes of the revisions become garbage: call it while `collecting`, then remove them as `collect_garbage`
+        has them removed. Routers forget all names that they know. Raises AccessNotFound.
+        """
+        return self._database.write(lambda transaction: _remove(transaction, tenant))
+
+    def remains(self, tenant: str) -> dict[str, int]:
+        """How many rows name a tenant, by table."""
+        own = select(adapters.c.id).where(adapters.c.tenant == tenant)
+        conditions = {
+            tenants: tenants.c.name == tenant,
+            adapters: adapters.c.tenant == tenant,
+            adapter_revisions: adapter_revisions.c.adapter_id.in_(own),
+            aliases: aliases.c.adapter_id.in_(own),
+            alias_moves: alias_moves.c.adapter_id.in_(own),
+            changes: changes.c.adapter_id.in_(own),
+            api_keys: api_keys.c.tenant == tenant,
+            grants: _of(tenant),
+        }
+
+        def count(connection: Connection) -> dict[str, int]:
+            return {
+                table.name: connection.execute(select(func.count()).select_from(table).where(condition)).scalar_one()
+                for table, condition in conditions.items()
+            }
+
+        return self._database.read(count)
+
+    def still_in_catalog(self, revision_ids: Sequence[str]) -> Sequence[str]:
+        """Those of the revisions that some adapter has."""
+        found: list[str] = []
+        for start in range(0, len(revision_ids), 1000):
+            ids = revision_ids[start : start + 1000]
+            query = select(revisions.c.revision_id).where(revisions.c.revision_id.in_(ids))
+            found += self._database.read(partial(_texts, query))
+        return found
 
 
 def ensure_tenant(transaction: Transaction, tenant: str) -> bool:
@@ -22,3 +108,34 @@ def ensure_tenant(transaction: Transaction, tenant: str) -> bool:
         return False
     connection.execute(insert(tenants), {"name": tenant, "created_at": transaction.now})
     return True
+
+
+def _remove(transaction: Transaction, tenant: str) -> RemovedTenant:
+    connection = transaction.connection
+    if connection.execute(select(tenants.c.name).where(tenants.c.name == tenant)).first() is None:
+        raise AccessNotFound(f"there is no tenant {tenant[:80]!r}; `prelude tenants list` shows them")
+    own = select(adapters.c.id).where(adapters.c.tenant == tenant)
+    owned = select(adapter_revisions.c.content_id).distinct().where(adapter_revisions.c.adapter_id.in_(own))
+    contents = list(connection.execute(owned).scalars())
+    removed = {}
+    for table in (aliases, alias_moves, adapter_revisions):
+        removed[table.name] = connection.execute(delete(table).where(table.c.adapter_id.in_(own))).rowcount
+    revision_ids = condemn_unneeded(connection, contents, transaction.now)
+    # The changes stay, numbered without gaps, but say no more what they were about.
+    connection.execute(update(changes).where(changes.c.adapter_id.in_(own)).values(adapter_id=None))
+    counts = [
+        connection.execute(delete(table).where(condition)).rowcount
+        for table, condition in ((adapters, adapters.c.tenant == tenant), (api_keys, api_keys.c.tenant == tenant))
+    ]
+    num_grants = connection.execute(delete(grants).where(_of(tenant))).rowcount
+    connection.execute(delete(tenants).where(tenants.c.name == tenant))
+    transaction.change("tenants")
+    return RemovedTenant(counts[0], removed["alias_moves"], counts[1], num_grants, tuple(revision_ids))
+
+
+def _texts(query: AnySelect, connection: Connection) -> Sequence[str]:
+    return connection.execute(query).scalars().all()
+
+
+def _of(tenant: str | ColumnElement[str]) -> ColumnElement[bool]:
+    return or_(grants.c.owner == tenant, grants.c.grantee == tenant)

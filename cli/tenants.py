@@ -1,0 +1,199 @@
+"""`prelude tenants list | delete`: see tenants, and remove one with all that it has, with proof."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+import time
+from collections.abc import Collection, Mapping
+from typing import TYPE_CHECKING, Any
+
+from adapters.identity import split_adapter_name
+from cli.adapters.opened import audited, opened_catalog, opened_library
+from cli.adapters.outcome import REFUSED, add_command, failures_end, print_result
+from cli.agents import agent_addresses
+from cluster.errors import ConfigError
+
+if TYPE_CHECKING:
+    from adapters.library import AdapterLibrary
+    from cluster.config.schema import ClusterConfig
+    from cluster.control.control_pb2_grpc import WorkerControlStub
+
+_CALL_TIMEOUT_S = 5.0
+_RETRY_S = 0.5
+_WAIT_S = 60.0
+
+
+def add_commands(commands: Any) -> None:
+    """Add `tenants` and its subcommands to the command line."""
+    text = "List tenants, and delete one with all that it has."
+    group = commands.add_parser("tenants", help=text, description=text)
+    subcommands = group.add_subparsers(required=True, metavar="command")
+    add_command(subcommands, "list", _list, "List tenants with the numbers of their adapters, keys and grants.")
+    text = (
+        "Delete a tenant's adapters with their history, its keys and its grants, evict its revisions from workers, and "
+        "show that nothing is left. This cannot be undone. The audit log keeps what the tenant did."
+    )
+    delete = add_command(subcommands, "delete", _delete, text)
+    delete.add_argument("tenant", metavar="TENANT")
+    delete.add_argument("--yes", action="store_true", help="needed, because this cannot be undone")
+    delete.add_argument("--without-workers", action="store_true", help="leave workers out: none is running")
+    delete.add_argument(
+        "--wait", type=float, default=_WAIT_S, metavar="SECONDS",
+        help=f"for requests in flight that use its adapters; default: {_WAIT_S:g}",
+    )  # fmt: skip
+
+
+def _list(arguments: argparse.Namespace) -> None:
+    with failures_end(arguments), opened_catalog(arguments) as catalog:
+        found = catalog.tenants.list()
+    as_json = [
+        {
+            "name": each.name,
+            "created_at": each.created_at,
+            "adapters": each.num_adapters,
+            "keys": each.num_keys,
+            "grants": each.num_grants,
+        }
+        for each in found
+    ]
+    lines = [
+        f"{each.name}  {each.num_adapters} adapters, {each.num_keys} keys, {each.num_grants} grants" for each in found
+    ]
+    print_result(arguments, as_json, lines)
+
+
+def _delete(arguments: argparse.Namespace) -> None:
+    from cluster.config.load import load_cluster_config
+
+    tenant = arguments.tenant
+    with failures_end(arguments):
+        config = load_cluster_config(arguments.config)
+        if not arguments.yes:
+            raise ConfigError(f"this deletes all that {tenant!r} has and cannot be undone; say so with --yes")
+        _check_not_configured(config, arguments)
+        addresses = {} if arguments.without_workers else _agents(config, arguments)
+        with opened_library(arguments) as library:
+            with audited(arguments, library.catalog, "tenant.delete", tenant):
+                removed = library.remove_tenant(tenant)
+            in_workers = asyncio.run(_evict_all(addresses, removed.revision_ids, arguments.wait))
+            proof: dict[str, Any] = {
+                "catalog": library.catalog.tenants.remains(tenant),
+                "store": _in_store(library, removed.revision_ids),
+                "workers": in_workers,
+            }
+    revisions = len(removed.revision_ids)
+    as_json = {
+        "tenant": tenant,
+        "removed": {
+            "adapters": removed.num_adapters,
+            "alias_moves": removed.num_alias_moves,
+            "keys": removed.num_keys,
+            "grants": removed.num_grants,
+            "revisions": revisions,
+        },
+        "left": proof,
+    }
+    is_left = any(proof["catalog"].values()) or bool(proof["store"]) or any(in_workers.values())
+    print_result(arguments, {**as_json, "nothing_left": not is_left}, _lines(as_json, removed.revision_ids))
+    if is_left:
+        print(f"prelude: something of {tenant} is left; run the command again when that is mended", file=sys.stderr)
+        sys.exit(REFUSED)
+
+
+def _lines(result: dict[str, Any], revision_ids: Collection[str]) -> list[str]:
+    removed, left, looked_for = result["removed"], result["left"], f"{len(revision_ids)} revisions looked for"
+    tables = ", ".join(f"{number} in {table}" for table, number in left["catalog"].items())
+    lines = [
+        f"{result['tenant']}: removed {removed['adapters']} adapters with {removed['alias_moves']} moves of aliases, "
+        f"{removed['keys']} keys, {removed['grants']} grants, {removed['revisions']} revisions that nobody else has",
+        f"catalog: rows that name it: {tables}",
+        f"store: {looked_for}, {len(left['store'])} found",
+    ]
+    for name, found in left["workers"].items():
+        shown = found if isinstance(found, str) else f"{len(found)} found"
+        lines.append(f"{name}: {looked_for} in memory and on disk, {shown}")
+    if not left["workers"]:
+        lines.append("workers: not looked at")
+    return [*lines, "audit log: kept; it shows what the tenant's keys did"]
+
+
+def _check_not_configured(config: ClusterConfig, arguments: argparse.Namespace) -> None:
+    for name in config.adapters:
+        if split_adapter_name(name)[0] == arguments.tenant:
+            raise ConfigError(f"{arguments.config}: adapters.{name} would be imported again; remove it there first")
+
+
+def _agents(config: ClusterConfig, arguments: argparse.Namespace) -> dict[str, str]:
+    names = [name for name, worker in config.workers.items() if worker.holds_adapters]
+    try:
+        return agent_addresses(config, arguments.config, names)
+    except ConfigError as error:
+        raise ConfigError(f"{error}; if no worker runs, say --without-workers") from error
+
+
+def _in_store(library: AdapterLibrary, revision_ids: Collection[str]) -> list[str]:
+    """Those that the store has and no adapter. Others may have imported the same content meanwhile."""
+    found = [each for each in revision_ids if library.store.exists(each)]
+    return sorted(set(found) - set(library.catalog.tenants.still_in_catalog(found)))
+
+
+async def _evict_all(
+    addresses: Mapping[str, str], revision_ids: Collection[str], wait_s: float
+) -> dict[str, list[str] | str]:
+    """What each worker still has of the revisions; a text if that is not known."""
+    found = await asyncio.gather(*(_evict(address, revision_ids, wait_s) for address in addresses.values()))
+    return dict(zip(addresses, found, strict=True))
+
+
+async def _evict(address: str, revision_ids: Collection[str], wait_s: float) -> list[str] | str:
+    import grpc
+
+    from cluster.control.control_pb2_grpc import WorkerControlStub
+
+    deadline = time.monotonic() + wait_s
+    async with grpc.aio.insecure_channel(address) as channel:
+        stub = WorkerControlStub(channel)
+        try:
+            while held := await _held(stub, revision_ids):
+                for revision_id in held:
+                    await _evict_one(stub, revision_id)
+                if time.monotonic() > deadline:
+                    return sorted(await _held(stub, revision_ids))
+                await asyncio.sleep(_RETRY_S)
+        except grpc.aio.AioRpcError as error:
+            return f"not known: {error.code().name.lower()}, {error.details()}"
+    return []
+
+
+async def _evict_one(stub: WorkerControlStub, revision_id: str) -> None:
+    """Release all pins and evict, unless a request uses the revision."""
+    import grpc
+
+    from cluster.control import control_pb2 as pb
+
+    for memory_only in (False, True):
+        unpin = pb.PinAdapterRequest(revision_id=revision_id, pinned=False, memory_only=memory_only)
+        await stub.PinAdapter(unpin, timeout=_CALL_TIMEOUT_S)
+    try:
+        evict = pb.EvictAdapterRequest(revision_id=revision_id, from_disk=True)
+        await stub.EvictAdapter(evict, timeout=_CALL_TIMEOUT_S)
+    except grpc.aio.AioRpcError as error:
+        if error.code() is not grpc.StatusCode.FAILED_PRECONDITION:  # which says that it is in use
+            raise
+
+
+async def _held(stub: WorkerControlStub, revision_ids: Collection[str]) -> set[str]:
+    """Those of the revisions that a worker has, in memory or on disk, as its state stream begins."""
+    from cluster.control import control_pb2 as pb
+
+    if not revision_ids:
+        return set()
+    stream = stub.WatchState(pb.WatchStateRequest(), timeout=_CALL_TIMEOUT_S)
+    try:
+        state: Any = await stream.read()
+    finally:
+        stream.cancel()
+    residency = state.residency
+    return {*residency.resident, *residency.on_disk, *residency.in_memory_only} & set(revision_ids)
