@@ -6,13 +6,13 @@ import argparse
 import asyncio
 import sys
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
 from adapters.identity import split_adapter_name
 from cli.adapters.opened import audited, opened_catalog, opened_library
 from cli.adapters.outcome import REFUSED, add_command, failures_end, print_result
-from cli.agents import agent_addresses
+from cli.agents import Agents, agents_of
 from cluster.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -73,11 +73,11 @@ def _delete(arguments: argparse.Namespace) -> None:
         if not arguments.yes:
             raise ConfigError(f"this deletes all that {tenant!r} has and cannot be undone; say so with --yes")
         _check_not_configured(config, arguments)
-        addresses = {} if arguments.without_workers else _agents(config, arguments)
+        agents = None if arguments.without_workers else _agents(config, arguments)
         with opened_library(arguments) as library:
             with audited(arguments, library.catalog, "tenant.delete", tenant):
                 removed = library.remove_tenant(tenant)
-            in_workers = asyncio.run(_evict_all(addresses, removed.revision_ids, arguments.wait))
+            in_workers = asyncio.run(_evict_all(agents, removed.revision_ids, arguments.wait))
             proof: dict[str, Any] = {
                 "catalog": library.catalog.tenants.remains(tenant),
                 "store": _in_store(library, removed.revision_ids),
@@ -125,10 +125,10 @@ def _check_not_configured(config: ClusterConfig, arguments: argparse.Namespace) 
             raise ConfigError(f"{arguments.config}: adapters.{name} would be imported again; remove it there first")
 
 
-def _agents(config: ClusterConfig, arguments: argparse.Namespace) -> dict[str, str]:
+def _agents(config: ClusterConfig, arguments: argparse.Namespace) -> Agents:
     names = [name for name, worker in config.workers.items() if worker.holds_adapters]
     try:
-        return agent_addresses(config, arguments.config, names)
+        return agents_of(config, arguments.config, names)
     except ConfigError as error:
         raise ConfigError(f"{error}; if no worker runs, say --without-workers") from error
 
@@ -139,21 +139,21 @@ def _in_store(library: AdapterLibrary, revision_ids: Collection[str]) -> list[st
     return sorted(set(found) - set(library.catalog.tenants.still_in_catalog(found)))
 
 
-async def _evict_all(
-    addresses: Mapping[str, str], revision_ids: Collection[str], wait_s: float
-) -> dict[str, list[str] | str]:
+async def _evict_all(agents: Agents | None, revision_ids: Collection[str], wait_s: float) -> dict[str, list[str] | str]:
     """What each worker still has of the revisions; a text if that is not known."""
-    found = await asyncio.gather(*(_evict(address, revision_ids, wait_s) for address in addresses.values()))
-    return dict(zip(addresses, found, strict=True))
+    if agents is None:
+        return {}
+    found = await asyncio.gather(*(_evict(agents, name, revision_ids, wait_s) for name in agents.addresses))
+    return dict(zip(agents.addresses, found, strict=True))
 
 
-async def _evict(address: str, revision_ids: Collection[str], wait_s: float) -> list[str] | str:
+async def _evict(agents: Agents, name: str, revision_ids: Collection[str], wait_s: float) -> list[str] | str:
     import grpc
 
     from cluster.control.control_pb2_grpc import WorkerControlStub
 
     deadline = time.monotonic() + wait_s
-    async with grpc.aio.insecure_channel(address) as channel:
+    async with agents.channel(name) as channel:
         stub = WorkerControlStub(channel)
         try:
             while held := await _held(stub, revision_ids):
