@@ -53,6 +53,7 @@ class Options:
     requests_per_connection: int = 60
     processes: int = 1  # of Prelude's router
     trace_ratio: float | None = None  # of a second one, whose tracing is on; None: there is none
+    keys: bool = False  # also measure a router that asks for API keys
 
 
 QUICK = Options(repeats=1, concurrency=(8,), num_events=8, streams_per_connection=2, requests_per_connection=5)
@@ -62,7 +63,7 @@ QUICK = Options(repeats=1, concurrency=(8,), num_events=8, streams_per_connectio
 class Measurement:
     """One load on one system."""
 
-    system: str  # "ours", "ours_traced", "sglang_router", or "direct" without a router
+    system: str  # "ours", "ours_traced", "ours_keys" (with API keys), "sglang_router", "direct" without a router
     concurrency: int
     is_streaming: bool
     repeat: int
@@ -120,6 +121,10 @@ async def _measure_all(
         if options.trace_ratio is not None:
             traced = traced_router(settings, folder / "traced", options.processes, options.trace_ratio)
             systems.append(await stack.enter_async_context(traced))
+        if options.keys:
+            systems.append(
+                await stack.enter_async_context(our_router(settings, folder, options.processes, with_keys=True))
+            )
         if gateway is not None:
             systems.append(await stack.enter_async_context(sglang_gateway(gateway, settings, folder)))
         systems.append(RunningSystem("direct", settings["decode-0"].engine_port, None))
@@ -139,7 +144,7 @@ async def _measure(
 ) -> Measurement:
     per_connection = options.streams_per_connection if is_streaming else options.requests_per_connection
     num_requests, num_events = concurrency * per_connection, options.num_events if is_streaming else 0
-    request = request_bytes(is_streaming=is_streaming, num_events=options.num_events)
+    request = request_bytes(is_streaming=is_streaming, num_events=options.num_events, key=system.key)
 
     async def load(count: int) -> Any:
         return await http_load(
@@ -218,7 +223,8 @@ FIGURES = (
 
 def table(document: dict[str, Any]) -> str:
     """Every figure by concurrency, the systems beside each other."""
-    systems = [name for name in ("ours", "ours_traced", "sglang_router", "direct") if name in document]
+    names = ("ours", "ours_traced", "ours_keys", "sglang_router", "direct")
+    systems = [name for name in names if name in document]
     lines = ["".join((f"{'':<52}", *(f"{name:>15}" for name in systems)))]
     for text, key, unit in FIGURES:
         for n in document["ours"][key]:

@@ -87,13 +87,14 @@ def _parser() -> argparse.ArgumentParser:
         )
         worker.add_argument("--scratch", type=Path, help="folder for temporary files; default: a temporary one")
 
-    from cli import audit, bench, certs, init, keys, tenants, workers
+    from cli import audit, bench, certs, grants, init, keys, tenants, workers
     from cli.adapters import commands as adapters
 
     adapters.add_commands(commands)
     init.add_commands(commands)
     workers.add_commands(commands)
     keys.add_commands(commands)
+    grants.add_commands(commands)
     certs.add_commands(commands)
     tenants.add_commands(commands)
     audit.add_command(commands)

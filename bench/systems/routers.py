@@ -18,10 +18,13 @@ import msgspec
 import yaml
 from aiohttp import web
 
+from adapters.scopes import Scope
 from bench.errors import BenchError, SystemFailed, WrongAnswer
 from bench.measuring.http_load import http_load
 from bench.systems.engines import free_port
 from bench.systems.mock_worker import HOST, WorkerSettings
+from cluster.config.load import load_cluster_config
+from cluster.open_library import open_configured_catalog
 from process.lifetime import die_with_parent
 
 GATEWAY_VERSION = "0.3.2"
@@ -29,6 +32,7 @@ MODEL = "mock"
 _START_TIMEOUT_S = 60.0
 _STOP_TIMEOUT_S = 15.0
 _POLL_S = 0.2
+_NUM_KEYS = 100  # of which one is used
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +42,7 @@ class RunningSystem:
     name: str
     port: int
     pid: int | None  # of the router's first process; None without a router
+    key: str | None = None  # that its clients send
 
 
 def workers(num_events: int, event_gap_s: float) -> dict[str, WorkerSettings]:
@@ -58,7 +63,7 @@ def workers(num_events: int, event_gap_s: float) -> dict[str, WorkerSettings]:
     }
 
 
-def request_bytes(*, is_streaming: bool, num_events: int) -> bytes:
+def request_bytes(*, is_streaming: bool, num_events: int, key: str | None = None) -> bytes:
     """A chat request as a client sends it, of about 50 tokens."""
     body = msgspec.json.encode(
         {
@@ -69,7 +74,8 @@ def request_bytes(*, is_streaming: bool, num_events: int) -> bytes:
         }
     )
     head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: %s\r\ncontent-type: application/json\r\ncontent-length: %d\r\n"
-    return head % (HOST.encode(), len(body)) + b"\r\n" + body
+    authorization = b"" if key is None else b"authorization: Bearer %s\r\n" % key.encode()
+    return head % (HOST.encode(), len(body)) + authorization + b"\r\n" + body
 
 
 @contextlib.contextmanager
@@ -107,14 +113,29 @@ def our_config(
 
 @contextlib.asynccontextmanager
 async def our_router(
-    settings: dict[str, WorkerSettings], folder: Path, num_processes: int
+    settings: dict[str, WorkerSettings], folder: Path, num_processes: int, *, with_keys: bool = False
 ) -> AsyncIterator[RunningSystem]:
-    """`prelude router`, in its default configuration but for the number of processes."""
-    port, path = our_config(settings, folder, {"processes": num_processes})
+    """`prelude router`, in its default configuration but for the number of processes and, if asked for, keys."""
+    name = "ours_keys" if with_keys else "ours"
+    (folder / name).mkdir()
+    port, path = our_config(
+        settings, folder / name, {"processes": num_processes, **({"auth": {}} if with_keys else {})}
+    )
+    key = _new_key(path) if with_keys else None
     words = [sys.executable, "-m", "cli.main", "router", "--config", str(path)]
-    with _process(words, folder / "router.log") as process:
-        await _until_it_answers("ours", process, port, folder / "router.log")
-        yield RunningSystem("ours", port, process.pid)
+    log = folder / name / "router.log"
+    with _process(words, log) as process:
+        await _until_it_answers(name, process, port, log, key)
+        yield RunningSystem(name, port, process.pid, key)
+
+
+def _new_key(config: Path) -> str:
+    """A key for the cluster, beside others."""
+    catalog = open_configured_catalog(load_cluster_config(config))
+    for number in range(_NUM_KEYS):
+        _, key = catalog.keys.create("bench", f"key {number}", {Scope.INFER}, expires_at=None, by=None)
+    catalog.close()
+    return key
 
 
 @contextlib.asynccontextmanager
@@ -208,9 +229,11 @@ def _process(words: list[str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
             process.wait()
 
 
-async def _until_it_answers(name: str, process: subprocess.Popen[bytes], port: int, log: Path) -> None:
+async def _until_it_answers(
+    name: str, process: subprocess.Popen[bytes], port: int, log: Path, key: str | None = None
+) -> None:
     """Wait until a router answers a request. Raises SystemFailed."""
-    request = request_bytes(is_streaming=False, num_events=1)
+    request = request_bytes(is_streaming=False, num_events=1, key=key)
     deadline = asyncio.get_running_loop().time() + _START_TIMEOUT_S
     while True:
         try:

@@ -72,6 +72,13 @@ def add_commands(commands: Any) -> None:
     command = add_command(commands, "restore", _restore, "Restore a deleted adapter and its aliases.")
     _add_name(command)
 
+    text = "Have all tenants that use an adapter share one prefix cache, or each have its own."
+    command = add_command(commands, "prefixes", _prefixes, text)
+    _add_name(command)
+    choice = command.add_mutually_exclusive_group(required=True)
+    choice.add_argument("--shared", action="store_true", help="whoever uses it can tell what others have asked")
+    choice.add_argument("--own", action="store_true", help="as it is for a new adapter")
+
     text = "Write a revision to a new directory, in Prelude's own layout and in the serving dtype."
     command = add_command(commands, "export", _export, text)
     command.add_argument("reference", metavar="REFERENCE", help="name, name@alias, name@rN or name@sha256:…")
@@ -267,6 +274,22 @@ def _restore(arguments: argparse.Namespace) -> None:
         ):
             catalog.restore(tenant, name)
     print_result(arguments, deletion_as_json(full_name_of(tenant, name), deleted=False), [f"{arguments.name} is back"])
+
+
+def _prefixes(arguments: argparse.Namespace) -> None:
+    with failures_end(arguments):
+        tenant, name = split_name(arguments.name)
+        full_name, shown = full_name_of(tenant, name), "shared" if arguments.shared else "own"
+        with (
+            opened_catalog(arguments) as catalog,
+            audited(arguments, catalog, "adapter.prefixes", full_name) as note,
+        ):
+            catalog.grants.set_shared_prefixes(tenant, name, arguments.shared)
+            note["new"] = shown
+    line = (
+        f"{full_name}: {'one prefix cache for all tenants' if arguments.shared else 'a prefix cache for each tenant'}"
+    )
+    print_result(arguments, {"object": "adapter", "name": full_name, "prefixes": shown}, [line])
 
 
 def _export(arguments: argparse.Namespace) -> None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from datetime import timedelta
 
 import pytest
-from support.catalog_databases import CatalogDatabase, add
+from support.catalog_databases import CatalogDatabase, add, content
 
 from adapters.catalog.api_keys import digest_of, key_id_of
+from adapters.catalog.cached import CachedResolver
 from adapters.catalog.records import Grant
 from adapters.catalog.sql import SqlCatalog
 from adapters.errors import AccessNotFound, AdapterNotFound, CatalogConflict, InvalidReference
@@ -101,3 +102,35 @@ def test_shared_prefixes(catalog: SqlCatalog):
     catalog.grants.set_shared_prefixes("acme", "legal", True)
     assert catalog.resolve("acme/legal").shares_prefixes
     assert (catalog.changes_since(0)[-1].kind, catalog.changes_since(0)[-1].name) == ("sharing", "legal")
+
+
+def test_a_tenant_is_removed_whole(database: CatalogDatabase, catalog: SqlCatalog):
+    add(catalog, "legal", 1, tenant="acme")
+    add(catalog, "legal", 2, tenant="acme")
+    add(catalog, "own", 2, tenant="beta")
+    catalog.keys.create("acme", "ci", {Scope.INFER}, expires_at=None, by=None)
+    catalog.grants.add(Grant("acme", None, "beta", INFER), by=None)
+    before = catalog.last_change()
+    assert catalog.tenants.remains("acme")["adapters"] == 1
+    removed = catalog.tenants.remove("acme")
+    assert (removed.num_adapters, removed.num_alias_moves, removed.num_keys, removed.num_grants) == (1, 2, 1, 1)
+    assert removed.revision_ids == (content(1),)  # beta has the other one
+    assert set(catalog.tenants.remains("acme").values()) == {0}
+    assert catalog.tenants.still_in_catalog([content(1), content(2)]) == [content(2)]
+    assert catalog.collect_garbage(catalog.now()) == [content(1)]
+    assert [each.name for each in catalog.tenants.list()] == ["beta"]
+    assert [(each.kind, each.tenant) for each in catalog.changes_since(before)] == [("tenants", None)]
+    assert len(catalog.changes_since(0)) == before + 1  # without gaps
+    with pytest.raises(AccessNotFound):
+        catalog.tenants.remove("acme")
+
+
+def test_a_resolver_forgets_a_removed_tenant(catalog: SqlCatalog):
+    add(catalog, "legal", 1, tenant="acme")
+    resolver = CachedResolver(catalog)
+    resolver.refresh()
+    assert resolver.resolve("acme/legal").number == 1
+    catalog.tenants.remove("acme")
+    resolver.refresh()
+    with pytest.raises(AdapterNotFound):
+        resolver.resolve("acme/legal")

@@ -1,0 +1,219 @@
+"""`prelude keys | grants | tenants | audit` on a catalog, a store and an agent: effects, output, exit statuses."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from support.served_agent import served
+
+from adapters.model.base_model import BaseModel
+from cli.main import main
+from cluster.config.load import load_cluster_config
+from cluster.control import control_pb2 as pb
+from cluster.control.control_pb2_grpc import WorkerControlServicer
+from cluster.open_library import open_library
+from samples.random_adapters import write_random_lora
+
+MODEL = {
+    "architectures": ["LlamaForCausalLM"], "num_hidden_layers": 2, "hidden_size": 8, "intermediate_size": 16,
+    "num_attention_heads": 2, "vocab_size": 100,
+}  # fmt: skip
+
+
+class Agent(WorkerControlServicer):
+    """Has revisions in memory, on disk and pinned. One in use is refused once."""
+
+    def __init__(self) -> None:
+        self.resident: set[str] = set()
+        self.on_disk: set[str] = set()
+        self.memory_only: set[str] = set()
+        self.pins: set[tuple[str, bool]] = set()
+        self.busy: set[str] = set()  # the first eviction is refused
+
+    async def WatchState(self, request, context) -> Any:
+        residency = pb.ResidencyDelta(
+            snapshot=True, resident=self.resident, on_disk=self.on_disk, in_memory_only=self.memory_only
+        )
+        yield pb.WorkerState(residency=residency)
+
+    async def PinAdapter(self, request, context) -> pb.PinAdapterResponse:
+        assert not request.pinned
+        self.pins.discard((request.revision_id, request.memory_only))
+        return pb.PinAdapterResponse()
+
+    async def EvictAdapter(self, request, context) -> pb.EvictAdapterResponse:
+        revision_id = request.revision_id
+        if revision_id in self.busy or any(pinned == revision_id for pinned, _ in self.pins):
+            self.busy.discard(revision_id)
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "it is in use")
+        assert request.from_disk
+        for place in (self.resident, self.on_disk, self.memory_only):
+            place.discard(revision_id)
+        return pb.EvictAdapterResponse(evicted=True)
+
+
+@pytest.fixture
+def agent() -> Iterator[tuple[Agent, int]]:
+    running = Agent()
+    with served(running) as port:
+        yield running, port
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, agent: tuple[Agent, int]) -> Path:
+    (tmp_path / "config.json").write_text(json.dumps(MODEL))
+    config = f"model: {{path: ., name: demo}}\nworkers:\n  u: {{role: unified, control_port: {agent[1]}}}\n"
+    (tmp_path / "cluster.yaml").write_text(config)
+    for seed in (1, 2, 3):
+        write_random_lora(tmp_path / f"lora-{seed}", BaseModel.read(tmp_path), seed, rank=2)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+Run = Callable[..., tuple[int, Any, str]]
+
+
+@pytest.fixture
+def prelude(capsys: pytest.CaptureFixture[str]) -> Run:
+    """Run a command with --json; returns its exit status, its parsed output and what it wrote to stderr."""
+
+    def run(*arguments: str) -> tuple[int, Any, str]:
+        status = 0
+        try:
+            main([*arguments, "--json"])
+        except SystemExit as ended:
+            status = int(ended.code or 0)
+        output = capsys.readouterr()
+        return status, json.loads(output.out) if output.out.strip() else None, output.err
+
+    return run
+
+
+def audit(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[dict[str, Any]]:
+    main(["audit", *arguments])
+    return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+
+
+def test_keys(prelude: Run, capsys: pytest.CaptureFixture[str]):
+    status, made, _ = prelude("keys", "create", "ci", "--tenant", "acme", "--scopes", "infer,adapters:read")
+    assert (status, made["scopes"], made["expires_at"]) == (0, ["adapters:read", "infer"], None)
+    assert made["key"].startswith(f"prelude_{made['id']}_")
+    _, (listed,), _ = prelude("keys", "list", "--tenant", "acme")
+    assert listed == {name: value for name, value in made.items() if name != "key"}
+    assert prelude("keys", "revoke", made["id"])[1]["revoked_at"]
+    assert prelude("keys", "revoke", made["id"])[0] == 1
+    assert prelude("keys", "revoke", "nosuchkey")[1]["error"]["code"] == "access_not_found"
+    for wrong in (
+        ("--tenant", "a/b"),
+        ("--tenant", "acme", "--scopes", "everything"),
+        ("--tenant", "acme", "--expires", "0s"),
+    ):
+        assert prelude("keys", "create", "ci", *wrong)[0] == 2, wrong
+    events = audit(capsys)
+    assert [(each["action"], each["new"], each["outcome"]) for each in events[:4]] == [
+        ("key.create", made["id"], "done"),
+        ("key.revoke", None, "done"),
+        ("key.revoke", None, "catalog_conflict"),
+        ("key.revoke", None, "access_not_found"),
+    ]
+    assert made["key"] not in str(events)
+    assert all(each["who"].endswith("(command line)") for each in events)
+
+
+def test_grants_and_prefixes(prelude: Run):
+    prelude("adapters", "import", "acme/legal", "lora-1")
+    status, grant, _ = prelude("grants", "add", "acme/legal", "--to", "beta")
+    assert (status, grant) == (0, {"owner": "acme", "adapter": "acme/legal", "grantee": "beta", "permission": "infer"})
+    prelude("grants", "add", "acme", "--to", "beta", "--permission", "read")
+    assert [each["adapter"] for each in prelude("grants", "list", "--tenant", "beta")[1]] == [None, "acme/legal"]
+    assert prelude("grants", "remove", "acme/legal", "--to", "beta")[0] == 0
+    assert prelude("grants", "remove", "acme/legal", "--to", "beta")[0] == 1
+    assert prelude("grants", "add", "acme/typo", "--to", "beta")[0] == 1
+    assert prelude("adapters", "prefixes", "acme/legal", "--shared")[1]["prefixes"] == "shared"
+
+
+def test_a_file_of_events(prelude: Run, folder: Path, capsys: pytest.CaptureFixture[str]):
+    with (folder / "cluster.yaml").open("a") as file:
+        file.write("audit: {file: events.jsonl}\n")
+    prelude("adapters", "import", "bot", "lora-1")
+    prelude("adapters", "import", "bot", "lora-2")
+    prelude("adapters", "rollback", "bot")
+    lines = (folder / "events.jsonl").read_text().splitlines()
+    assert [json.loads(line)["action"] for line in lines] == ["adapter.import", "adapter.import", "adapter.rollback"]
+    (newest,) = audit(capsys, "--limit", "1")
+    assert (newest["object"], newest["old"], newest["new"]) == ("bot@latest", "r2", "r1")
+
+
+def test_a_tenant_is_deleted_and_that_is_shown(
+    prelude: Run, agent: tuple[Agent, int], folder: Path, capsys: pytest.CaptureFixture[str]
+):
+    worker, _ = agent
+    own = prelude("adapters", "import", "acme/legal", "lora-1")[1]["revision"]
+    common = prelude("adapters", "import", "acme/tax", "lora-2")[1]["revision"]
+    prelude("adapters", "import", "beta/tax", "lora-2")
+    deleted = prelude("adapters", "import", "acme/old", "lora-3")[1]["revision"]
+    prelude("adapters", "delete", "acme/old")
+    prelude("keys", "create", "ci", "--tenant", "acme")
+    prelude("grants", "add", "acme/legal", "--to", "beta")
+    prelude("grants", "add", "beta/tax", "--to", "acme")
+    worker.resident, worker.on_disk = {own, common, deleted}, {own, common}
+    worker.pins, worker.busy = {(own, False), (own, True)}, {deleted}
+    found = {each["name"]: each for each in prelude("tenants", "list")[1]}
+    assert {name: found["acme"][name] for name in ("adapters", "keys", "grants")} == {
+        "adapters": 3, "keys": 1, "grants": 2
+    }  # fmt: skip
+
+    assert prelude("tenants", "delete", "acme")[0] == 2  # without --yes
+    status, result, _ = prelude("tenants", "delete", "acme", "--yes")
+    assert (status, result["nothing_left"]) == (0, True), result
+    assert result["removed"] == {"adapters": 3, "alias_moves": 3, "keys": 1, "grants": 2, "revisions": 2}
+    assert result["left"]["catalog"].keys() >= {"tenants", "adapters", "alias_moves", "api_keys", "grants", "changes"}
+    assert set(result["left"]["catalog"].values()) == {0}
+    assert (result["left"]["store"], result["left"]["workers"]) == ([], {"u": []})
+    assert worker.resident == worker.on_disk == {common}  # beta has it, too
+    library = open_library(load_cluster_config(folder / "cluster.yaml"))
+    assert [library.store.exists(each) for each in (own, common, deleted)] == [False, True, False]
+    assert library.catalog.resolve("beta/tax").revision_id == common
+    library.catalog.close()
+    assert [each["name"] for each in prelude("tenants", "list")[1]] == ["beta"]
+    assert prelude("tenants", "delete", "acme", "--yes")[1]["error"]["code"] == "access_not_found"
+    assert [each["outcome"] for each in audit(capsys) if each["action"] == "tenant.delete"] == [
+        "done",
+        "access_not_found",
+    ]
+    assert prelude("adapters", "import", "acme/legal", "lora-1")[1]["number"] == 1  # a new tenant of the old name
+
+
+def test_what_is_left_is_a_failure(prelude: Run, agent: tuple[Agent, int], folder: Path):
+    worker, _ = agent
+    own = prelude("adapters", "import", "acme/legal", "lora-1")[1]["revision"]
+    worker.resident, worker.busy = {own}, {own}
+    status, result, error = prelude("tenants", "delete", "acme", "--yes", "--wait", "0.01")
+    assert (status, result["nothing_left"], result["left"]["workers"]) == (1, False, {"u": [own]})
+    assert "run the command again" in error
+
+
+def test_a_tenant_of_the_configuration_stays(prelude: Run, folder: Path):
+    with (folder / "cluster.yaml").open("a") as file:
+        file.write("adapters: {acme/legal: {path: lora-1}}\n")
+    status, result, _ = prelude("tenants", "delete", "acme", "--yes")
+    assert status == 2
+    assert "imported again" in result["error"]["message"]
+
+
+def test_workers_that_cannot_be_asked_are_no_proof(prelude: Run, agent: tuple[Agent, int], folder: Path):
+    prelude("adapters", "import", "acme/legal", "lora-1")
+    text = (folder / "cluster.yaml").read_text()
+    (folder / "cluster.yaml").write_text(text.replace(str(agent[1]), "9"))  # nobody listens there
+    status, result, _ = prelude("tenants", "delete", "acme", "--yes")
+    assert (status, result["nothing_left"]) == (1, False)
+    assert result["left"]["workers"]["u"].startswith("not known")
+    (folder / "cluster.yaml").write_text(text.replace(str(agent[1]), "0"))
+    prelude("adapters", "import", "beta/legal", "lora-1")
+    assert prelude("tenants", "delete", "beta", "--yes")[0] == 2
+    assert prelude("tenants", "delete", "beta", "--yes", "--without-workers")[1]["nothing_left"]
