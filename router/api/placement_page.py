@@ -8,7 +8,6 @@ from starlette.routing import Route
 
 from router.errors import InvalidField
 from router.generation.backends import Backends
-from router.identity.principal import principal_of
 from router.placement.explanation import explained
 from router.placement.request import PlacementRequest, PromptSize
 from router.protocol.json_answer import json_answer
@@ -36,7 +35,7 @@ class PlacementPage:
         revision, adapter = None, request.query_params.get("adapter")
         reference = reference_in(self._backends.model, adapter, self._backends.model)
         if reference is not None:
-            revision = await self._adapters.resolve_for(principal_of(request.scope), reference)
+            revision = await self._adapters.resolve(reference)
         size = PromptSize(prompt_tokens, prompt_tokens + answer_tokens)
         observed = self._backends.placer.observe(PlacementRequest.of(revision, size=size))
         return json_answer(explained(observed, self._backends.fleet.state, self._backends.placer.policy))
