@@ -126,9 +126,8 @@ def _check_not_configured(config: ClusterConfig, arguments: argparse.Namespace) 
 
 
 def _agents(config: ClusterConfig, arguments: argparse.Namespace) -> Agents:
-    names = [name for name, worker in config.workers.items() if worker.holds_adapters]
     try:
-        return agents_of(config, arguments.config, names)
+        return agents_of(config, arguments.config, None, holds_adapters=True)
     except ConfigError as error:
         raise ConfigError(f"{error}; if no worker runs, say --without-workers") from error
 
@@ -144,7 +143,8 @@ async def _evict_all(agents: Agents | None, revision_ids: Collection[str], wait_
     if agents is None:
         return {}
     found = await asyncio.gather(*(_evict(agents, name, revision_ids, wait_s) for name in agents.addresses))
-    return dict(zip(agents.addresses, found, strict=True))
+    problems = {place: f"not known: {problem}" for place, problem in agents.problems.items()}
+    return dict(zip(agents.addresses, found, strict=True)) | problems
 
 
 async def _evict(agents: Agents, name: str, revision_ids: Collection[str], wait_s: float) -> list[str] | str:
