@@ -117,7 +117,6 @@ async def our_router(
 ) -> AsyncIterator[RunningSystem]:
     """`prelude router`, in its default configuration but for the number of processes and, if asked for, keys."""
     name = "ours_keys" if with_keys else "ours"
-    (folder / name).mkdir()
     port, path = our_config(
         settings, folder / name, {"processes": num_processes, **({"auth": {}} if with_keys else {})}
     )
