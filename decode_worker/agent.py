@@ -27,7 +27,7 @@ class DecodeAgent(WorkerAgent):
         return {
             name: state
             for name, state in states.items()
-            if state is not None and state.engine_state == pb.ENGINE_STATE_UP
+            if state is not None and state.engine_state == pb.ENGINE_STATE_UP and not state.hung
         }
 
     def _is_warmed_by(self, prefill: pb.WorkerState) -> bool:

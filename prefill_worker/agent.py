@@ -52,6 +52,10 @@ class PrefillAgent(AdapterHolder):
         self._publish()
         self.reconsider()
 
+    def engine_suspected(self) -> None:
+        self._warm.clear()
+        self._publish()
+
     async def run_role(self) -> None:
         """Warm up the pair with every decode engine that is up, again after either engine restarts."""
         warming: dict[WorkerWatch, asyncio.Task[None]] = {}
@@ -67,7 +71,9 @@ class PrefillAgent(AdapterHolder):
         """Until the peer has left."""
         description = self.describe()
         while self.peers.get(name) is peer:
-            ours, theirs = self.incarnation, _incarnation_of(peer)
+            ours, theirs = "" if self.hub.state.hung else self.incarnation, _incarnation_of(peer)
+            if peer.state is not None and peer.state.hung and self._warm.pop(peer.name, ""):
+                self._publish()
             if ours and theirs and not self._is_warm(peer) and self._fits(description, peer):
                 try:
                     await warm_pair(
@@ -121,6 +127,7 @@ class PrefillAgent(AdapterHolder):
 
 
 def _incarnation_of(peer: WorkerWatch) -> str:
-    """Incarnation of the peer's engine; empty unless it is up."""
+    """Incarnation of the peer's engine; empty unless it is up and well."""
     state = peer.state
-    return state.incarnation if state is not None and state.engine_state == pb.ENGINE_STATE_UP else ""
+    is_well = state is not None and state.engine_state == pb.ENGINE_STATE_UP and not state.hung
+    return state.incarnation if state is not None and is_well else ""

@@ -30,6 +30,9 @@ class UnifiedAgent(AdapterHolder):
     def why_not_warm(self) -> str:
         return "" if self._warm == self.incarnation else "its engine is not warm yet"
 
+    def engine_suspected(self) -> None:
+        self._warm = ""
+
     async def run_role(self) -> None:
         """Warm up every new engine before it serves requests."""
         while True:

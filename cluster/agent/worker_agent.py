@@ -107,6 +107,9 @@ class WorkerAgent:
     def engine_up(self) -> None:
         """Called when a new engine is up. It holds no adapters."""
 
+    def engine_suspected(self) -> None:
+        """Called when the engine that is up shows no sign of life: it has to prove itself again, by a small request."""
+
     async def run_role(self) -> None:
         """The role's own background work; runs until cancelled."""
 
@@ -256,6 +259,9 @@ class WorkerAgent:
                 self.engine_up()
             self.hub.update(load=pb.Load())
         self.metrics.engine_restarts.set(snapshot.num_restarts)
+        if snapshot.suspicion and not self._suspicion:
+            self._ready_incarnation = ""
+            self.engine_suspected()
         self._suspicion = snapshot.suspicion
         hung = {"ready": False, "hung": True} if snapshot.suspicion else {"hung": False}
         self.hub.update(

@@ -69,3 +69,30 @@ def test_a_decode_worker_is_ready_beside_a_sick_prefill_engine(config: ClusterCo
                 await state_where(agent, ready=True, reason="", not_warm_with=["p1"])
 
     asyncio.run(scenario())
+
+
+def test_pairs_with_a_suspected_engine_are_warmed_again(config: ClusterConfig, tmp_path: Path):
+    async def scenario() -> None:
+        async with Engine().served() as own, Engine().served() as theirs:
+            agent = PrefillAgent(config, "p0", tmp_path / "scratch")
+            peer = Peer("d0", theirs.url)
+            async with running(agent, own, peer):
+                await state_where(agent, ready=True)
+                peer.hub.update(hung=True)
+                async with asyncio.timeout(10):
+                    while agent.hub.state.warm_pairs:  # noqa: ASYNC110
+                        await asyncio.sleep(0.02)
+                theirs.may_answer.clear()
+                peer.hub.update(hung=False)
+                await state_where(agent, not_warm_with=["d0"])
+                assert not agent.hub.state.warm_pairs
+                theirs.may_answer.set()
+                await state_where(agent, not_warm_with=[])
+                assert [pair.decode_name for pair in agent.hub.state.warm_pairs] == ["d0"]
+                snapshot = EngineSnapshot(EngineStatus.UP, "one", (), 0, "", suspicion="its own engine")
+                agent._engine_changed(snapshot)
+                assert (agent.hub.state.ready, list(agent.hub.state.warm_pairs)) == (False, [])
+                agent._engine_changed(EngineSnapshot(EngineStatus.UP, "one", (), 0, ""))
+                await state_where(agent, ready=True)
+
+    asyncio.run(scenario())

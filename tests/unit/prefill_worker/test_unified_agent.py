@@ -162,3 +162,25 @@ def test_a_warm_up_of_an_engine_that_ended_counts_for_nothing(config: ClusterCon
             assert len(engine.completions) == 2
 
     asyncio.run(scenario())
+
+
+def test_a_suspected_engine_has_to_answer_before_it_is_taken_back(config: ClusterConfig, tmp_path: Path):
+    async def scenario() -> None:
+        engine = EngineStandIn()
+        async with running_agent(config, tmp_path / "scratch", engine) as agent:
+            engine_is(agent, EngineStatus.UP, "one")
+            await eventually(lambda: agent.hub.state.ready)
+            num_asked = len(engine.completions)
+            engine.may_answer.clear()
+            reason = "the engine's scheduler-0 has shown no progress for 10 s"
+            agent._engine_changed(EngineSnapshot(EngineStatus.UP, "one", (), 0, "", suspicion=reason))
+            state = agent.hub.state
+            assert (state.ready, state.hung, state.reason, state.incarnation) == (False, True, reason, "one")
+            await eventually(lambda: len(engine.completions) > num_asked)  # a small request
+            engine_is(agent, EngineStatus.UP, "one")  # it shows progress
+            await eventually(lambda: agent.hub.state.reason == "its engine is not warm yet")
+            assert (agent.hub.state.ready, agent.hub.state.hung) == (False, False)
+            engine.may_answer.set()
+            await eventually(lambda: agent.hub.state.ready)
+
+    asyncio.run(scenario())
