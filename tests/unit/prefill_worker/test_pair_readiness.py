@@ -15,6 +15,7 @@ from cluster.config.schema import ClusterConfig
 from cluster.control import control_pb2 as pb
 from cluster.local.ports import with_ports
 from decode_worker.agent import DecodeAgent
+from engine.supervisor import EngineSnapshot, EngineStatus
 from prefill_worker.agent import PrefillAgent
 
 
