@@ -28,17 +28,14 @@ class Attempt:
         self._is_streaming = is_streaming
         self._progress = fleet.check_progress(self._workers(), progress_timeout_s, call.fail)
         self._is_complete = False  # the whole output has arrived
+        self._deadline: asyncio.TimerHandle | None = None  # of `begin`
         call.start(wants_stream=is_streaming)
         self._watch = fleet.watch(call.worker, self._lose)
 
     async def begin(self, *, first_event_timeout_s: float, answer_timeout_s: float) -> bytes:
         """The first events, or the whole answer if it is not streamed. Raises AttemptError or DeadlineExceeded."""
-        try:
-            async with asyncio.timeout(first_event_timeout_s if self._is_streaming else answer_timeout_s):
-                return self._begun(await self._call.output)
-        except TimeoutError:
-            what = "the first token" if self._is_streaming else "the answer"
-            raise DeadlineExceeded(f"{what} did not come in time") from None
+        self._expect_output(first_event_timeout_s if self._is_streaming else answer_timeout_s)
+        return self._begun(await self._output())
 
     async def relay(
         self, first: bytes, write: Callable[[bytes], None], client: ClientAnswer, *, event_gap_timeout_s: float
@@ -100,6 +97,29 @@ class Attempt:
     def _workers(self) -> tuple[WorkerView, ...]:
         """The workers whose progress the output waits for; it has stalled when none of them makes any."""
         return (self._call.worker,)
+
+    async def _output(self) -> bytes:
+        try:
+            return await self._call.output
+        finally:
+            if self._deadline is not None:
+                self._deadline.cancel()
+                self._deadline = None
+
+    def _expect_output(self, timeout_s: float) -> None:
+        """Let the call fail if its output has not come by then. Replaces an earlier deadline."""
+        if self._deadline is not None:
+            self._deadline.cancel()
+        # Not `asyncio.timeout`, which costs a request several times as much.
+        self._deadline = asyncio.get_running_loop().call_later(timeout_s, self._fail_overdue)
+
+    def _fail_overdue(self) -> None:
+        if not self._call.output.done():
+            self._call.fail(DeadlineExceeded(f"{self._awaited} did not come in time"))
+
+    @property
+    def _awaited(self) -> str:
+        return "the first token" if self._is_streaming else "the answer"
 
     def _begun(self, first: bytes) -> bytes:
         """The first output, checked. From now on neither losing contact with the agent nor a hang ends anything."""

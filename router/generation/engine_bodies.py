@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import secrets
+import os
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 
 from router.fleet.fleet_state import WorkerView
 from router.placement.request import Placement
-from router.protocol.request_body import Fields
 from router.protocol.validation import Sequence
 
-_ONE, _FALSE = msgspec.Raw(b"1"), msgspec.Raw(b"false")
+_Fields = dict[str, Any]  # the client's fields as its bytes, and the router's own as values
 
 # For this host SGLang's prefill engines hand the KV cache to nobody and answer at once (FAKE_BOOTSTRAP_HOST of
 # sglang.srt.disaggregation.utils, which tests compare with it). Needs the hook `prompts_for_nobody_are_chunked`.
@@ -37,12 +37,16 @@ class KvHandoff:
 
     @classmethod
     def at(cls, pair: Placement, rid: str) -> KvHandoff:
-        return cls(rid, secrets.randbits(63), pair.prefill.kv_host, pair.prefill.kv_bootstrap_port)
+        return cls(rid, _new_room(), pair.prefill.kv_host, pair.prefill.kv_bootstrap_port)
 
     @classmethod
     def to_nobody(cls, prefill: WorkerView, rid: str) -> KvHandoff:
         """For a request that ends at the prefill worker."""
-        return cls(rid, secrets.randbits(63), NOBODY, prefill.kv_bootstrap_port)
+        return cls(rid, _new_room(), NOBODY, prefill.kv_bootstrap_port)
+
+
+def _new_room() -> int:
+    return int.from_bytes(os.urandom(8), "big") >> 1
 
 
 def decode_body(sequence: Sequence, model: str, handoff: KvHandoff, *, wants_prompt_logprobs: bool = False) -> Body:
@@ -64,7 +68,7 @@ def prefill_body(
     fields = _common_fields(sequence, model, handoff.rid, wants_prompt_logprobs)
     fields |= _handoff_fields(handoff) | _adapter_fields(namespace, revision_id)
     fields.pop("stream_options", None)
-    fields["stream"] = _FALSE
+    fields["stream"] = False
     return _encoded(fields)
 
 
@@ -95,39 +99,35 @@ def scoring_body(
     """A call that only reads its prompt, at a prefill or a unified worker. Its one generated token is for nobody."""
     fields = _common_fields(sequence, model, rid, wants_prompt_logprobs) | _adapter_fields(namespace, revision_id)
     if "prompt" in fields:  # a completion; a score has its own sampling parameters
-        fields["max_tokens"] = _ONE
+        fields["max_tokens"] = 1
     if worker.role == "prefill":
         fields |= _handoff_fields(KvHandoff.to_nobody(worker, rid))
     return _encoded(fields)
 
 
-def _common_fields(sequence: Sequence, model: str, rid: str, wants_prompt_logprobs: bool) -> Fields:
-    fields = {**sequence.fields, "model": _raw(model), "rid": _raw(rid)}
+def _common_fields(sequence: Sequence, model: str, rid: str, wants_prompt_logprobs: bool) -> _Fields:
+    fields: _Fields = {**sequence.fields, "model": model, "rid": rid}
     if wants_prompt_logprobs and bytes(fields["logprobs"]) == b"0":
-        fields["logprobs"] = _ONE  # for 0 engines compute no prompt log-probabilities, and their answer fails
+        fields["logprobs"] = 1  # for 0 engines compute no prompt log-probabilities, and their answer fails
     return fields
 
 
-def _adapter_fields(namespace: str, revision_id: str | None) -> Fields:
-    fields = {"extra_key": _raw(f"{namespace}|")}
+def _adapter_fields(namespace: str, revision_id: str | None) -> _Fields:
+    fields = {"extra_key": f"{namespace}|"}
     if revision_id is not None:
-        fields["lora_path"] = _raw(revision_id)
+        fields["lora_path"] = revision_id
     return fields
 
 
-def _handoff_fields(handoff: KvHandoff) -> Fields:
+def _handoff_fields(handoff: KvHandoff) -> _Fields:
     return {
-        "bootstrap_host": _raw(handoff.kv_host),
-        "bootstrap_port": _raw(handoff.kv_bootstrap_port),
-        "bootstrap_room": _raw(handoff.room),
+        "bootstrap_host": handoff.kv_host,
+        "bootstrap_port": handoff.kv_bootstrap_port,
+        "bootstrap_room": handoff.room,
     }
 
 
-def _raw(value: object) -> msgspec.Raw:
-    return msgspec.Raw(msgspec.json.encode(value))
-
-
-def _encoded(fields: Fields) -> Body:
+def _encoded(fields: _Fields) -> Body:
     long = [name for name in _PROMPTS if name in fields and len(memoryview(fields[name])) > _LONG]
     if not long:
         return msgspec.json.encode(fields)

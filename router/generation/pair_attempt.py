@@ -30,7 +30,6 @@ class PairAttempt(Attempt):
     ) -> None:
         self._prefill = prefill
         self._observe_prefill = on_prefill_answer
-        self._deadline: asyncio.Timeout | None = None  # of `begin`
         self._answer_timeout_s = 0.0
         prefill.start()
         super().__init__(fleet, decode, is_streaming=is_streaming, progress_timeout_s=progress_timeout_s)
@@ -44,19 +43,14 @@ class PairAttempt(Attempt):
         Raises AttemptError or DeadlineExceeded.
         """
         self._answer_timeout_s = answer_timeout_s
+        self._expect_output(first_event_timeout_s)
         try:
-            async with asyncio.timeout(first_event_timeout_s) as self._deadline:
-                first = self._begun(await self._call.output)
-        except TimeoutError:
-            waited_for = "the first token" if self._is_streaming or not self._prefill.output.done() else "the answer"
-            raise DeadlineExceeded(f"{waited_for} did not come in time") from None
+            first = self._begun(await self._output())
         except RouterError:
             # A refusal's message is about the request, where decode may only report an abort.
             if isinstance(refusal := _error_of(self._prefill.output), EngineRefusal):
                 raise refusal from None
             raise
-        finally:
-            self._deadline = None
         self._prefill_watch.end()
         return first
 
@@ -108,7 +102,11 @@ class PairAttempt(Attempt):
         if not self._is_streaming:  # decode generates now, as in a stream after its first event
             self._watch.needs_contact = False
             if self._deadline is not None:
-                self._deadline.reschedule(asyncio.get_running_loop().time() + self._answer_timeout_s)
+                self._expect_output(self._answer_timeout_s)
+
+    @property
+    def _awaited(self) -> str:
+        return "the first token" if self._is_streaming or not self._prefill.output.done() else "the answer"
 
     def _check_prefill(self, answer: bytes) -> None:
         if is_aborted(answer):

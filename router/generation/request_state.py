@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
+import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -124,4 +124,4 @@ class Requests:
 
 def new_request_id() -> str:
     """32 random hex digits. Never the client's id: if two clients sent the same one, one could abort the other."""
-    return secrets.token_hex(16)
+    return os.urandom(16).hex()

@@ -41,17 +41,15 @@ class ClientConnection:
         self._sources: list[Source] = []
         self._on_lost: Callable[[], None] | None = None
 
-    @contextmanager
-    def watched(self, on_lost: Callable[[], None]) -> Iterator[None]:
-        """Inside, a client that leaves is reported, once."""
+    def watch(self, on_lost: Callable[[], None]) -> None:
+        """Report a client that leaves, once, until `unwatch`."""
         self._protocol.answering, self._on_lost = self, on_lost
         self._protocol.flow.resume_reading()  # paused since the last part of a long body; else nobody sees it leave
         if self.transport.is_closing() or self.cycle.disconnected:
             self.lost()
-        try:
-            yield
-        finally:
-            self._on_lost = None
+
+    def unwatch(self) -> None:
+        self._on_lost = None
 
     @contextmanager
     def fed_by(self, source: Source) -> Iterator[None]:

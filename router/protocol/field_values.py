@@ -62,12 +62,13 @@ def boolean(fields: Fields, name: str) -> bool:
 
 
 def integer(fields: Fields, name: str, least: int, most: int) -> int | None:
+    if name not in fields:
+        return None
     expected = f"an integer from {least} to {most}"
     value = decoded(fields, name, int, expected)
-    if value is not None:
-        is_plain = bytes(fields[name]).lstrip(b"-").isdigit()  # engines reject 1.0
-        if not is_plain or not least <= value <= most:
-            raise InvalidField(f"{name} must be {expected} (found {shown(fields[name])})", param=name)
+    is_plain = bytes(fields[name]).lstrip(b"-").isdigit()  # engines reject 1.0
+    if not is_plain or not least <= value <= most:
+        raise InvalidField(f"{name} must be {expected} (found {shown(fields[name])})", param=name)
     return value
 
 

@@ -41,21 +41,21 @@ _GENERATION = USER_FACING | BOOKKEEPING | {"reasoning", ADAPTER}
 class Endpoint(Enum):
     """The inference endpoints. `value` is the path at the router."""
 
-    CHAT = "/v1/chat/completions"
-    COMPLETIONS = "/v1/completions"
-    SCORE = "/v1/score"
+    CHAT = "/v1/chat/completions", "chat", "chatcmpl-"
+    COMPLETIONS = "/v1/completions", "completions", "cmpl-"
+    SCORE = "/v1/score", "score", "score-", "/generate"
 
-    @property
-    def engine_path(self) -> str:
-        return "/generate" if self is Endpoint.SCORE else self.value
+    def __new__(cls, path: str, label: str, id_prefix: str, engine_path: str | None = None) -> Endpoint:
+        endpoint = object.__new__(cls)
+        endpoint._value_ = path
+        endpoint.label = label
+        endpoint.id_prefix = id_prefix
+        endpoint.engine_path = engine_path or path
+        return endpoint
 
-    @property
-    def label(self) -> str:
-        return {Endpoint.CHAT: "chat", Endpoint.COMPLETIONS: "completions", Endpoint.SCORE: "score"}[self]
-
-    @property
-    def id_prefix(self) -> str:
-        return {Endpoint.CHAT: "chatcmpl-", Endpoint.COMPLETIONS: "cmpl-", Endpoint.SCORE: "score-"}[self]
+    label: str  # in metrics and logs
+    id_prefix: str  # of answers' ids
+    engine_path: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +168,7 @@ def validate(endpoint: Endpoint, body: bytes, limits: Limits) -> ValidatedReques
         includes_usage=includes_usage(fields, is_streaming),
         prompts=prompts,
         num_per_prompt=n,
-        seed=integer(fields, "seed", *INTEGERS["seed"]),
+        seed=integer(fields, "seed", *INTEGERS["seed"]) if "seed" in fields else None,
         echoes=echoes,
         wants_prompt_logprobs=wants_prompt_logprobs,
         generates=max_tokens != 0,
