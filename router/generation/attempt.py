@@ -51,7 +51,7 @@ class Attempt:
 
         def deliver(events: bytes) -> None:  # for every event of every stream
             nonlocal last, last_at, gap_s, timer
-            if events.find(error_word) >= 0 or events.find(abort_word) >= 0:
+            if error_word in events or abort_word in events:
                 self._check(events)
             last_at = now()
             if events.endswith(DONE):

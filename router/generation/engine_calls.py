@@ -109,6 +109,7 @@ class EngineCall:
         self._splitter = EventSplitter()
         self._held_back: list[bytes] = []  # events after the first ones, until `relay`
         self._deliver: Callable[[bytes], None] | None = None
+        self.on_chunk: Callable[[bytes], None] | None = None  # `_deliver`, between two chunks that are whole events
         self._ended: asyncio.Future[None] | None = None
         self._failure: BaseException | None = None  # between `output` and `relay`
         self._is_sent = False
@@ -208,10 +209,18 @@ class EngineCall:
             else:
                 self._hold_back(events)
 
+    def on_chunk_header(self) -> None:
+        self.on_chunk = None
+
+    def on_chunk_complete(self) -> None:
+        if not self._splitter.tail:
+            self.on_chunk = self._deliver
+
     def on_message_complete(self) -> None:
         connection = self._connection
         assert connection is not None
         self._is_complete = True
+        self.on_chunk = None
         connection.finish()
         if connection.status != 200:
             self.fail(engine_error(connection.status, b"".join(self._parts), self.worker.name))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any, Protocol
 from urllib.parse import urlsplit
@@ -23,7 +23,10 @@ _REQUEST = (
 
 
 class Exchange(Protocol):
-    """What happens to one request; httptools calls the first three. Their errors break the connection."""
+    """What happens to one request; httptools calls the methods but the last. Their errors break the connection."""
+
+    # Set while the parser is between two chunks, it takes the content of one that arrives in a piece of its own.
+    on_chunk: Callable[[bytes], None] | None
 
     def on_headers_complete(self) -> None: ...
     def on_body(self, data: bytes) -> None: ...
@@ -167,8 +170,15 @@ class EngineConnection(asyncio.Protocol):
                 sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
 
     def data_received(self, data: bytes) -> None:
-        if self._exchange is None:  # nobody asked
+        exchange = self._exchange
+        if exchange is None:  # nobody asked
             self._transport.abort()
+            return
+        if exchange.on_chunk is not None and (content := _chunk_content(data)):
+            try:
+                exchange.on_chunk(content)
+            except Exception as error:  # the exchange's own
+                self._break(error)
             return
         try:
             self._parser.feed_data(data)
@@ -189,6 +199,18 @@ class EngineConnection(asyncio.Protocol):
         self.close()
         if exchange is not None:
             exchange.on_broken(error)
+
+
+def _chunk_content(data: bytes) -> bytes:
+    """What a chunk contains if `data` is one with whole events and nothing else, else nothing.
+
+    Its size must be written as engines write it, so what is not a chunk to the parser is none here.
+    """
+    if data[-4:] != b"\n\n\r\n":
+        return b""
+    size_end = data.find(b"\r\n")
+    content = data[size_end + 2 : -2]
+    return content if data[:size_end] == b"%x" % len(content) else b""
 
 
 @lru_cache(maxsize=4096)

@@ -18,6 +18,8 @@ ANSWER = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
 class Exchange:
     """Records what happens to one request."""
 
+    on_chunk = None
+
     def __init__(self, connection: EngineConnection, fails: bool = False) -> None:
         self.ended: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         self._connection = connection

@@ -1,0 +1,138 @@
+"""An engine's stream arrives in any pieces; its events are handed on whole, in order, and only once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from router.fleet.fleet_state import WorkerView
+from router.fleet.worker_loads import WorkerLoads
+from router.generation.engine_calls import EngineCall
+from router.http.engine_connections import EngineConnection, EngineConnections
+
+HEAD = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
+DONE = b"data: [DONE]\n\n"
+
+
+class Transport:
+    """Takes what is written and sends nothing."""
+
+    is_closed = False
+
+    def get_extra_info(self, _: str) -> Any:
+        return SimpleNamespace(setsockopt=lambda *_: None)
+
+    def write(self, data: bytes) -> None: ...
+    def is_reading(self) -> bool:
+        return True
+
+    def abort(self) -> None:
+        self.is_closed = True
+
+
+class Stream:
+    """One streamed call whose bytes the test feeds. Everything that it delivers is in `delivered`."""
+
+    def __init__(self, deliver: Callable[[bytes], None] | None = None) -> None:
+        connections = EngineConnections(connect_timeout_s=1, idle_s=1)
+        self.connection, self.transport = EngineConnection(connections, "http://x:1"), Transport()
+        self.connection.connection_made(self.transport)
+        connections.put(self.connection)
+        engines: Any = SimpleNamespace(connections=connections, abort=lambda *_: None)
+        hold = WorkerLoads().hold("d0")
+        self.call = EngineCall(engines, WorkerView("d0", "decode", engine_url="http://x:1"), "/", b"{}", "rid", hold)
+        self.call.start(wants_stream=True)
+        self.delivered: list[bytes] = []
+        self._deliver = deliver or self.delivered.append
+        self._ended: asyncio.Future[None] | None = None
+
+    def feed(self, data: bytes) -> None:
+        self.connection.data_received(data)
+        if self._ended is None and self.call.output.done():
+            self.delivered.append(self.call.output.result())
+            self._ended = self.call.relay(self._deliver)
+
+    async def end(self) -> None:
+        """Raises what ended the stream too early; there is nothing to wait for."""
+        assert self._ended is not None
+        assert self._ended.done()
+        self._ended.result()
+
+
+def chunk(data: bytes) -> bytes:
+    return b"%x\r\n%b\r\n" % (len(data), data)
+
+
+def cut(draw: Callable, data: bytes, most: int) -> list[bytes]:
+    places = sorted(draw(st.sets(st.integers(1, len(data) - 1), max_size=most))) if len(data) > 1 else []
+    return [data[a:b] for a, b in zip([0, *places], [*places, len(data)], strict=True)]
+
+
+EVENTS = st.lists(
+    st.sampled_from([b"data: {}\n\n", b"data: a\r\n\n\n", b'data: {"x":"' + b"y" * 300 + b'"}\n\n', b"\n\n"])
+)
+
+
+@st.composite
+def pieces(draw: Callable) -> tuple[bytes, list[bytes]]:
+    """Events, and an answer with them in any chunks that arrive in any pieces; often one event, chunk and piece."""
+    events = [*draw(EVENTS), DONE]
+    parts = events if draw(st.booleans()) else cut(draw, b"".join(events), 6)
+    chunks = [HEAD, *map(chunk, parts), b"0\r\n\r\n"]
+    found = []
+    for each in chunks:
+        found += [each] if draw(st.integers(0, 3)) else cut(draw, each, 3)
+    if not draw(st.integers(0, 3)):
+        found = [b"".join(found[i : i + 2]) for i in range(0, len(found), 2)]
+    return b"".join(events), found
+
+
+@given(pieces())
+def test_every_event_is_delivered_once_and_whole(answer: tuple[bytes, list[bytes]]) -> None:
+    async def scenario() -> None:
+        events, arriving = answer
+        stream = Stream()
+        for piece in arriving:
+            stream.feed(piece)
+        await stream.end()
+        assert b"".join(stream.delivered) == events
+        assert all(each.endswith(b"\n\n") for each in stream.delivered)
+        assert not stream.transport.is_closed
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("wrong", [b"zz\r\nx\n\n\r\n", b"4\r\ndata: a\n\n\r\n", b"\r\n\n\n\r\n"])
+def test_what_is_no_chunk_breaks_the_stream(wrong: bytes) -> None:
+    async def scenario() -> None:
+        stream = Stream()
+        for piece in (HEAD, chunk(b"data: 1\n\n"), chunk(b"data: 2\n\n"), wrong):
+            stream.feed(piece)
+        with pytest.raises(Exception, match="broke"):
+            await stream.end()
+        assert stream.delivered == [b"data: 1\n\n", b"data: 2\n\n"]
+        assert stream.transport.is_closed
+
+    asyncio.run(scenario())
+
+
+def test_an_error_of_the_reader_ends_the_stream() -> None:
+    def deliver(events: bytes) -> None:
+        if b"3" in events:
+            raise KeyError("mine")
+
+    async def scenario() -> None:
+        stream = Stream(deliver)
+        for number in b"123":
+            stream.feed((b"" if number != ord("1") else HEAD) + chunk(b"data: %c\n\n" % number))
+        with pytest.raises(KeyError, match="mine"):
+            await stream.end()
+        assert stream.transport.is_closed
+
+    asyncio.run(scenario())
