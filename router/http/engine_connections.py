@@ -177,7 +177,7 @@ class EngineConnection(asyncio.Protocol):
         if exchange.on_chunk is not None and (content := _chunk_content(data)):
             try:
                 exchange.on_chunk(content)
-            except Exception as error:  # the exchange's own
+            except Exception as error:  # noqa: BLE001 - the exchange's own, as the parser hands them back
                 self._break(error)
             return
         try:
