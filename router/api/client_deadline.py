@@ -5,24 +5,27 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 
 from router.errors import DeadlineExceeded, InvalidField
 
 HEADER = "x-prelude-timeout"
+_HEADER = HEADER.encode()
 _MAX_S = 86_400.0
+_NO_DEADLINE = nullcontext()
 
 
-@asynccontextmanager
-async def client_deadline(headers: Mapping[bytes, bytes], age_s: float) -> AsyncIterator[None]:
+def client_deadline(headers: Mapping[bytes, bytes], age_s: float) -> AbstractAsyncContextManager[None]:
     """End what runs inside, its engine calls too, when the deadline has passed. `age_s`: of the request.
 
     Raises DeadlineExceeded then, and InvalidField for a value that is no number of seconds.
     """
-    given = headers.get(HEADER.encode())
-    if given is None:
-        yield
-        return
+    given = headers.get(_HEADER)
+    return _NO_DEADLINE if given is None else _limited(given, age_s)
+
+
+@asynccontextmanager
+async def _limited(given: bytes, age_s: float) -> AsyncIterator[None]:
     timeout_s = _seconds(given)
     try:
         async with asyncio.timeout(timeout_s - age_s) as limit:

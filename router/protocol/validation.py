@@ -168,7 +168,7 @@ def validate(endpoint: Endpoint, body: bytes, limits: Limits) -> ValidatedReques
         includes_usage=includes_usage(fields, is_streaming),
         prompts=prompts,
         num_per_prompt=n,
-        seed=integer(fields, "seed", *INTEGERS["seed"]) if "seed" in fields else None,
+        seed=integer(fields, "seed", *INTEGERS["seed"]),
         echoes=echoes,
         wants_prompt_logprobs=wants_prompt_logprobs,
         generates=max_tokens != 0,
