@@ -206,11 +206,10 @@ def _chunk_content(data: bytes) -> bytes:
 
     Its size must be written as engines write it, so what is not a chunk to the parser is none here.
     """
-    if data[-4:] != b"\n\n\r\n":
-        return b""
     size_end = data.find(b"\r\n")
     content = data[size_end + 2 : -2]
-    return content if data[:size_end] == b"%x" % len(content) else b""
+    is_one = data[:size_end] == b"%x" % len(content) and data[-2:] == b"\r\n"
+    return content if is_one and content[-2:] == b"\n\n" else b""
 
 
 @lru_cache(maxsize=4096)

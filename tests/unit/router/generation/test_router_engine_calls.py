@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from router.fleet.fleet_state import WorkerView
@@ -18,6 +18,7 @@ from router.http.engine_connections import EngineConnection, EngineConnections
 
 HEAD = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
 DONE = b"data: [DONE]\n\n"
+ONE, TWO = b"data: 1\n\n", b"data: 1\n\n" * 2
 
 
 class Transport:
@@ -93,7 +94,10 @@ def pieces(draw: Callable) -> tuple[bytes, list[bytes]]:
     return b"".join(events), found
 
 
+@settings(deadline=None)
 @given(pieces())
+@example((TWO + b"\n\n" + DONE, [HEAD, *map(chunk, [ONE, ONE, b"\n", b"\n" + DONE]), b"0\r\n\r\n"]))
+@example((TWO + ONE + DONE, [HEAD, *map(chunk, [ONE, ONE, ONE]), chunk(DONE) + b"0\r\n\r\n"]))
 def test_every_event_is_delivered_once_and_whole(answer: tuple[bytes, list[bytes]]) -> None:
     async def scenario() -> None:
         events, arriving = answer
