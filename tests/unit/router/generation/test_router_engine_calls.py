@@ -11,6 +11,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from process.tracing.span import NO_SPAN
 from router.fleet.fleet_state import WorkerView
 from router.fleet.worker_loads import WorkerLoads
 from router.generation.engine_calls import EngineCall
@@ -47,7 +48,8 @@ class Stream:
         connections.put(self.connection)
         engines: Any = SimpleNamespace(connections=connections, abort=lambda *_: None)
         hold = WorkerLoads().hold("d0")
-        self.call = EngineCall(engines, WorkerView("d0", "decode", engine_url="http://x:1"), "/", b"{}", "rid", hold)
+        worker = WorkerView("d0", "decode", engine_url="http://x:1")
+        self.call = EngineCall(engines, worker, "/", b"{}", "rid", hold, NO_SPAN)
         self.call.start(wants_stream=True)
         self.delivered: list[bytes] = []
         self._deliver = deliver or self.delivered.append
