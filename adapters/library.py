@@ -28,7 +28,7 @@ from adapters.model.normal_form import Adapter
 from adapters.model.serving import EngineDtype
 from adapters.packed import read_packed, write_packed
 from adapters.packed.export import export_packed
-from adapters.store import AdapterStore, Envelope, RevisionNotStored
+from adapters.store import AdapterStore, Envelope, RevisionNotStored, StoreCorrupt
 from adapters.store.fsck import FsckReport, fsck
 from adapters.store.room import room_at
 
@@ -150,7 +150,8 @@ class AdapterLibrary:
             write_packed(adapter, self.base, self.dtype, target)
         with target.open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
-        return PackedAdapter(Manifest.of(adapter), target, Envelope(revision_id, digest, target.stat().st_size))
+        envelope = self.store.signed(Envelope(revision_id, digest, target.stat().st_size))
+        return PackedAdapter(Manifest.of(adapter), target, envelope)
 
     def add_in_memory(self, name: str, packed: PackedAdapter, alias: str, *, by: str | None = None) -> AdapterRevision:
         """Record content that workers have in memory as a revision, and point an alias at it, in one commit.
@@ -251,6 +252,21 @@ class AdapterLibrary:
             check_content=check_content,
             remove=self._remove_unreferenced,
         )
+
+    def sign(self) -> tuple[int, list[str]]:
+        """Sign every object of the store that lacks this library's signature, trusting what it has.
+
+        Returns how many were signed, and the revisions whose objects are damaged, which stay as they are.
+        """
+        num_signed, damaged = 0, []
+        for stored in self.store.list():
+            try:
+                num_signed += self.store.sign(stored.revision_id)
+            except StoreCorrupt:
+                damaged.append(stored.revision_id)
+            except RevisionNotStored:
+                pass  # removed meanwhile
+        return num_signed, damaged
 
     def _remove_unreferenced(self, revision_id: str) -> bool:
         """Remove bytes without a row; False if they have one by now, or if another process is collecting."""

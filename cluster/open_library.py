@@ -14,19 +14,22 @@ from adapters.formats import Limits
 from adapters.library import AdapterLibrary
 from adapters.model.base_model import BaseModel
 from adapters.store import AdapterStore, S3Access, open_store
+from adapters.store.signing import Signer
 from cluster.config.schema import ClusterConfig
+from cluster.integrity import is_empty, signer_of
 
 
 def open_library(config: ClusterConfig, catalog: SqlCatalog | None = None) -> AdapterLibrary:
     """Open the library, and the catalog if none is given.
 
-    Removes temporary files of killed imports, exports and uploads on this machine. Raises as
-    `open_configured_catalog`, and AdapterError.
+    Removes temporary files of killed imports, exports and uploads on this machine. Makes the key of a cluster on one
+    machine. Raises as `open_configured_catalog`, AdapterError and ConfigError.
     """
     sweep_abandoned()
+    signer = signer_of(config, lambda: is_empty(open_configured_store(config)))
     return AdapterLibrary(
         catalog=catalog or open_configured_catalog(config),
-        store=open_configured_store(config),
+        store=open_configured_store(config, signer),
         base=BaseModel.read(config.model.path),
         limits=limits_of(config),
         dtype=config.model.dtype,
@@ -54,11 +57,14 @@ def open_configured_catalog(config: ClusterConfig) -> SqlCatalog:
     return SqlCatalog.open(config.catalog.url)
 
 
-def open_configured_store(config: ClusterConfig) -> AdapterStore:
-    """Open the store alone, as workers do. Raises StoreUnavailable, and ValueError for a wrong URL."""
+def open_configured_store(config: ClusterConfig, signer: Signer | None = None) -> AdapterStore:
+    """Open the store alone, as workers do; with a signer, to publish.
+
+    Raises StoreUnavailable, and ValueError for a wrong URL.
+    """
     assert config.store.url is not None
     access = S3Access(endpoint_url=config.store.s3_endpoint_url, region=config.store.s3_region)
-    return open_store(config.store.url, access)
+    return open_store(config.store.url, access, signer)
 
 
 def limits_of(config: ClusterConfig) -> Limits:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from dataclasses import dataclass
+from ipaddress import ip_address
 from pathlib import Path
 
 from engine.hooks.report import REPORT_DIR_VARIABLE
@@ -153,6 +154,8 @@ def environment(spec: EngineSpec, inherited: dict[str, str]) -> dict[str, str]:
         "SGLANG_DISAGGREGATION_BOOTSTRAP_TIMEOUT": "60",
         "SGLANG_DISAGGREGATION_WAITING_TIMEOUT": "60",
     }
+    if is_address(spec.host) and not (inherited.get("SGLANG_HOST_IP") or inherited.get("HOST_IP")):
+        ours["SGLANG_HOST_IP"] = spec.host  # KV's handshakes listen here; else on the address of the default route
     if spec.visible_gpus:
         # Indices, since SGLang reads them as integers; in the order of nvidia-smi, which is not CUDA's default.
         ours |= {
@@ -180,3 +183,11 @@ def _trace_environment(traces: EngineTraces, inherited: dict[str, str]) -> dict[
         names: f"{inherited[names]},{own}" if inherited.get(names) else own,
         "SGLANG_TRACE_LEVEL": str(traces.settings.engine_level),
     }
+
+
+def is_address(host: str) -> bool:
+    """True for an IP address that other engines can connect to."""
+    try:
+        return not ip_address(host).is_unspecified
+    except ValueError:
+        return False

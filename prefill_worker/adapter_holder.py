@@ -13,6 +13,7 @@ from cluster.config.schema import ClusterConfig
 from cluster.control import control_pb2 as pb
 from cluster.errors import StartError
 from cluster.host_memory import SHARED_MEMORY, with_fitted_default
+from cluster.integrity import trust_of
 from cluster.open_library import limits_of, open_configured_store
 from engine.errors import EngineUnreachable
 from prefill_worker.residency import Acceptance, Residency, Tier, sweep_abandoned
@@ -28,7 +29,9 @@ class AdapterHolder(WorkerAgent):
     def __init__(self, config: ClusterConfig, name: str, scratch: Path) -> None:
         super().__init__(config, name, scratch)
         self.adapters = self
-        self._acceptance = Acceptance(self.base, config.model.dtype, limits_of(config), self.served_positions)
+        self._acceptance = Acceptance(
+            self.base, config.model.dtype, limits_of(config), self.served_positions, trust_of(config)
+        )
         self._residency: Residency | None = None  # None unless the agent runs
 
     @contextlib.asynccontextmanager

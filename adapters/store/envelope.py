@@ -3,19 +3,19 @@
 A revision id is a digest of what an adapter computes, not of the file that it is packed in, so it cannot show that the
 file is intact. The envelope can:
 
-    16 bytes  "prelude-object-1"
+    16 bytes  "prelude-object-1", or "prelude-object-2" with a signature
     32 bytes  the revision id's digest
     32 bytes  SHA-256 of the content
      8 bytes  size of the content, little-endian
 
-The content follows it.
+The content follows it, and then the signature (`adapters/store/signing.py`), which shows who wrote all this.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Generator, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from adapters.store.errors import StoreCorrupt
@@ -24,7 +24,9 @@ from adapters.store.layout import digits_of
 Part: TypeAlias = bytes | memoryview  # of an object's content
 
 ENVELOPE_BYTES = 88
+SIGNATURE_BYTES = 64
 _MAGIC = b"prelude-object-1"
+_SIGNED_MAGIC = b"prelude-object-2"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,11 +36,23 @@ class Envelope:
     revision_id: str
     content_sha256: str  # 64 hex digits
     content_bytes: int
+    signature: bytes = b""  # SIGNATURE_BYTES, or empty: nobody signed it
+
+    @property
+    def object_bytes(self) -> int:
+        """Size of the whole object."""
+        return ENVELOPE_BYTES + self.content_bytes + len(self.signature)
+
+    @property
+    def statement(self) -> bytes:
+        """What is signed."""
+        return replace(self, signature=b"").encode()
 
     def encode(self) -> bytes:
+        """The object's first ENVELOPE_BYTES. A signature follows the content."""
         return b"".join(
             (
-                _MAGIC,
+                _SIGNED_MAGIC if self.signature else _MAGIC,
                 bytes.fromhex(digits_of(self.revision_id)),
                 bytes.fromhex(self.content_sha256),
                 self.content_bytes.to_bytes(8, "little"),
@@ -47,8 +61,8 @@ class Envelope:
 
     @classmethod
     def decode(cls, head: bytes, key: str) -> Envelope:
-        """Parse an object's first bytes. Raises StoreCorrupt."""
-        if len(head) < ENVELOPE_BYTES or not head.startswith(_MAGIC):
+        """Parse an object's first bytes; a signature is then all zeros. Raises StoreCorrupt."""
+        if len(head) < ENVELOPE_BYTES or not head.startswith((_MAGIC, _SIGNED_MAGIC)):
             raise StoreCorrupt(
                 f"{key} begins with {head[: len(_MAGIC)]!r} and not with the {ENVELOPE_BYTES} bytes of an envelope "
                 f"({_MAGIC!r} …); run the store's fsck with repair and import the adapter again"
@@ -57,13 +71,14 @@ class Envelope:
             revision_id=f"sha256:{head[16:48].hex()}",
             content_sha256=head[48:80].hex(),
             content_bytes=int.from_bytes(head[80:88], "little"),
+            signature=bytes(SIGNATURE_BYTES) if head.startswith(_SIGNED_MAGIC) else b"",
         )
 
 
 def object_bytes(head: bytes) -> int:
     """The object's size as its first bytes claim it; 0 if they are no envelope."""
     try:
-        return ENVELOPE_BYTES + Envelope.decode(head, "").content_bytes
+        return Envelope.decode(head, "").object_bytes
     except StoreCorrupt:
         return 0
 
@@ -97,20 +112,25 @@ def begin_content(
 def _checked(
     envelope: Envelope, rest: Part, chunks: Iterator[bytes], key: str
 ) -> Generator[Part | Envelope, None, None]:
-    digest, num_bytes = hashlib.sha256(), 0
+    digest, num_bytes, signature = hashlib.sha256(), 0, b""
+    most = len(envelope.signature)
     rest = rest or next(chunks, b"")
     while rest:
-        num_bytes += len(rest)
-        if num_bytes > envelope.content_bytes:
+        part = rest[: envelope.content_bytes - num_bytes]
+        signature += bytes(rest[len(part) :][: most + 1])
+        if len(signature) > most:
             break  # longer than claimed, so the rest does not matter
-        digest.update(rest)
-        yield rest
+        if part:
+            num_bytes += len(part)
+            digest.update(part)
+            yield part
         rest = next(chunks, b"")
-    if num_bytes != envelope.content_bytes or digest.hexdigest() != envelope.content_sha256:
-        more = "more than " if num_bytes > envelope.content_bytes else ""
-        found = f"{more}{envelope.content_bytes}" if more else str(num_bytes)
+    is_whole = num_bytes == envelope.content_bytes and len(signature) == most
+    if not is_whole or digest.hexdigest() != envelope.content_sha256:
+        more = "more than " if len(signature) > most else ""
+        found = f"{more}{num_bytes}"
         raise StoreCorrupt(
             f"{key} should have {envelope.content_bytes} bytes of SHA-256 {envelope.content_sha256}, but has {found} "
             f"bytes of SHA-256 {digest.hexdigest()}; run the store's fsck with repair and import the adapter again"
         )
-    yield envelope
+    yield replace(envelope, signature=signature)

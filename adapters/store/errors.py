@@ -4,6 +4,7 @@
     ├── StoreUnavailable      503  the store cannot be reached, read or written; try again
     ├── StoreFull             507  no room for the bytes, in the store or at a fetch's destination
     ├── StoreCorrupt          422  an object does not match its own digest
+    ├── AdapterNotTrusted     422  no key that the worker trusts has signed the bytes
     ├── StoreConflict         409  the revision is stored already, with other bytes
     └── RevisionNotStored     404  the store has no such revision
 
@@ -34,6 +35,13 @@ class StoreCorrupt(AdapterError):
     """A stored object does not match its own size or digest."""
 
     code = "adapter_store_corrupt"
+    http_status = 422
+
+
+class AdapterNotTrusted(AdapterError):
+    """The bytes of a revision have no signature of a key that the worker trusts."""
+
+    code = "adapter_not_trusted"
     http_status = 422
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import os
+import tempfile
 import time
 import uuid
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from io import BufferedReader
 from pathlib import Path
+from typing import IO
 
 from fsspec.core import url_to_fs
 
@@ -22,6 +24,7 @@ from adapters.store.local_objects import LocalObjects
 from adapters.store.objects import CHUNK_BYTES, Objects
 from adapters.store.room import room_at
 from adapters.store.s3_objects import S3Access, S3Objects
+from adapters.store.signing import Signer
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +46,7 @@ class LeftOver:
     upload_id: str | None = None  # of an unfinished upload
 
 
-def open_store(url: str, s3: S3Access | None = None) -> AdapterStore:
+def open_store(url: str, s3: S3Access | None = None, signer: Signer | None = None) -> AdapterStore:
     """Open the store at `file:///folder`, created if it is missing, or `s3://bucket/prefix`, which must exist.
 
     Raises ValueError for another URL, StoreUnavailable for a folder that cannot be created.
@@ -53,22 +56,49 @@ def open_store(url: str, s3: S3Access | None = None) -> AdapterStore:
         raise ValueError(f"the adapter store {url!r} is neither file:///folder nor s3://bucket/prefix")
     if scheme == "s3":
         filesystem, root = url_to_fs(url, **(s3 or S3Access()).filesystem_options())
-        return AdapterStore(S3Objects(filesystem, root, url))
+        return AdapterStore(S3Objects(filesystem, root, url), signer)
     filesystem, root = url_to_fs(url)
     objects = LocalObjects(filesystem, root, url)
     objects.make_root()
-    return AdapterStore(objects)
+    return AdapterStore(objects, signer)
 
 
 class AdapterStore:
     """Revisions' bytes by revision id. Safe for threads and processes. Any method may raise StoreUnavailable."""
 
-    def __init__(self, objects: Objects) -> None:
+    def __init__(self, objects: Objects, signer: Signer | None = None) -> None:
+        """`signer` signs what is published."""
         self._objects = objects
+        self._signer = signer
 
     @property
     def url(self) -> str:
         return self._objects.url
+
+    @property
+    def can_sign(self) -> bool:
+        return self._signer is not None
+
+    def signed(self, envelope: Envelope) -> Envelope:
+        """The envelope as this store would publish it."""
+        return envelope if self._signer is None else self._signer.signed(envelope)
+
+    def sign(self, revision_id: str) -> bool:
+        """Verify a stored object's content and publish it again with this store's signature; False if it has that.
+
+        Trusts the content. Raises RevisionNotStored and StoreCorrupt.
+        """
+        key = layout.key_of(revision_id)
+        found = self._verified(key, revision_id)
+        wanted = self.signed(found)
+        if found == wanted:
+            return False
+        with tempfile.TemporaryFile() as file:
+            for part in self._content(key, revision_id):
+                if not isinstance(part, Envelope):
+                    file.write(part)
+            self._write(wanted, file, key)
+        return True
 
     def publish(self, revision_id: str, source: Path) -> Envelope:
         """Store a file as a revision's bytes. On return the object is durable and has been read back.
@@ -79,7 +109,7 @@ class AdapterStore:
         """
         key = layout.key_of(revision_id)
         with source.open("rb") as file:
-            wanted = _envelope_of(revision_id, file)
+            wanted = self.signed(_envelope_of(revision_id, file))
             if not self._reset_age(wanted, key):
                 self._write(wanted, file, key)
         return wanted
@@ -187,7 +217,7 @@ class AdapterStore:
         else:
             self._objects.abort_upload(left_over.key, left_over.upload_id)
 
-    def _write(self, wanted: Envelope, file: BufferedReader, key: str) -> None:
+    def _write(self, wanted: Envelope, file: IO[bytes], key: str) -> None:
         """Publish an object. After a failure nothing of it stays, if the storage still works."""
         temporary = layout.new_incoming_key()
         try:
@@ -208,7 +238,7 @@ class AdapterStore:
             raise
 
     def _reset_age(self, wanted: Envelope, key: str) -> bool:
-        """Reset the age of an intact stored object. False if there is none."""
+        """Reset the age of an intact stored object. False if there is none with this signature."""
         if not self._is_stored_as(wanted, key):
             return False
         try:
@@ -223,13 +253,13 @@ class AdapterStore:
             found = self._verified(key, wanted.revision_id)
         except (RevisionNotStored, StoreCorrupt):
             return False
-        if found != wanted:
+        if found.statement != wanted.statement:
             raise StoreConflict(
                 f"{self.url} holds {wanted.revision_id} as {found.content_bytes} bytes of SHA-256 "
                 f"{found.content_sha256}, these are {wanted.content_bytes} bytes of {wanted.content_sha256}; a "
                 "revision is stored in one dtype: use another store for another one, or delete the revision first"
             )
-        return True
+        return found == wanted
 
     def _verified(self, key: str, revision_id: str) -> Envelope:
         for part in self._content(key, revision_id):
@@ -266,8 +296,10 @@ def _envelope_of(revision_id: str, file: BufferedReader) -> Envelope:
     return Envelope(revision_id, digest.hexdigest(), file.tell())
 
 
-def _object_of(envelope: Envelope, file: BufferedReader) -> Iterator[bytes]:
+def _object_of(envelope: Envelope, file: IO[bytes]) -> Iterator[bytes]:
     yield envelope.encode()
     file.seek(0)
     while chunk := file.read(CHUNK_BYTES):
         yield chunk
+    if envelope.signature:
+        yield envelope.signature

@@ -81,6 +81,14 @@ def audited(
             raise ConfigError(f"{arguments.config}: audit.file: {error}") from error
 
 
+def note_all_is_signed(arguments: argparse.Namespace) -> None:
+    """Have workers refuse what is not signed from now on, where they do so by themselves. Raises ConfigError."""
+    from cluster.config.load import load_cluster_config
+    from cluster.integrity import all_is_signed
+
+    all_is_signed(load_cluster_config(arguments.config))
+
+
 def split_name(name: str) -> tuple[str, str]:
     """(tenant, name). Raises InvalidReference."""
     try:

@@ -1,4 +1,4 @@
-"""`prelude adapters gc | fsck`: keep the store consistent with the catalog."""
+"""`prelude adapters gc | fsck | sign`: keep the store consistent with the catalog."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import asdict
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from cli.adapters.opened import audited, opened_library
+from cli.adapters.opened import audited, note_all_is_signed, opened_library
 from cli.adapters.outcome import REFUSED, add_command, failures_end, print_result
 
 if TYPE_CHECKING:
@@ -43,6 +43,9 @@ def add_commands(commands: Any) -> None:
         help="ignore younger objects, whose import may still run; default: 1h",
     )  # fmt: skip
 
+    text = "Sign the store's objects that lack this cluster's signature. Trusts what the store has."
+    add_command(commands, "sign", _sign, text)
+
 
 def age_s(text: str) -> float:
     match = re.fullmatch(r"([0-9]{1,9})([smhd])", text)
@@ -68,6 +71,21 @@ def _fsck(arguments: argparse.Namespace) -> None:
         url = library.store.url
     print_result(arguments, {"is_sound": report.is_sound, **asdict(report)}, _lines(url, report))
     sys.exit(0 if report.is_sound else REFUSED)
+
+
+def _sign(arguments: argparse.Namespace) -> None:
+    with failures_end(arguments), opened_library(arguments) as library:
+        if not library.store.can_sign:
+            sys.exit("prelude: this cluster has no key; give integrity.signing_key")
+        with audited(arguments, library.catalog, "adapters.sign", None) as note:
+            num_signed, damaged = library.sign()
+            note["new"] = f"{num_signed} objects signed"
+        if not damaged:
+            note_all_is_signed(arguments)
+    lines = [f"{num_signed} objects signed"]
+    lines += [f"{each} is damaged and not signed; run fsck with --repair, and import it again" for each in damaged]
+    print_result(arguments, {"num_signed": num_signed, "damaged": damaged}, lines)
+    sys.exit(REFUSED if damaged else 0)
 
 
 def _lines(url: str, report: FsckReport) -> Iterator[str]:

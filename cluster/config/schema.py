@@ -189,6 +189,20 @@ class AuditConfig(_Section):
     file: ConfigPath | None = None  # of JSON lines, on each router's machine; None: in the catalog's database
 
 
+class IntegrityConfig(_Section):
+    """Signatures of adapters: who imports signs, and workers load what a key that they trust has signed.
+
+    A cluster whose workers are all on this machine makes keys for itself.
+    """
+
+    signing_key: ConfigPath | None = None  # Ed25519 in PEM, of routers and commands; None: as in PRELUDE_SIGNING_KEY
+    trusted_keys: tuple[ConfigPath, ...] = ()  # public ones in PEM, of workers; two while a key is replaced
+    key_directory: ConfigPath | None = None  # of the pair that is made; None: .prelude/signing beside cluster.yaml
+    # Take adapters without such a signature. None: not those that routers push; and from the store only where it is
+    # not the one beside the keys, which others may use, or is older than they are.
+    accept_unverified: bool | None = None
+
+
 class ResidencyConfig(_Section):
     """How many adapters a worker caches in host memory and on disk, and how it loads them."""
 
@@ -504,6 +518,7 @@ class ClusterConfig(_Section):
     catalog: CatalogConfig = CatalogConfig()
     audit: AuditConfig = AuditConfig()
     store: StoreConfig = StoreConfig()
+    integrity: IntegrityConfig = IntegrityConfig()
     residency: ResidencyConfig = ResidencyConfig()
     tracing: TracingConfig = TracingConfig()
     log_level: Literal["debug", "info", "warning", "error"] = "info"
@@ -596,12 +611,17 @@ class ClusterConfig(_Section):
         return {name: worker for name, worker in self.workers.items() if worker.role == role}
 
     def with_default_places(self, folder: Path) -> ClusterConfig:
-        """With catalog, store and disk cache in `folder`, except those that the configuration names."""
+        """With catalog, store, disk cache and keys in `folder`, except those that the configuration names."""
         catalog = self.catalog.model_copy(update={"url": self.catalog.url or f"sqlite:///{folder / 'catalog.db'}"})
         store = self.store.model_copy(update={"url": self.store.url or f"file://{folder / 'store'}"})
         cache = self.residency.disk_directory or folder / "cache"
         residency = self.residency.model_copy(update={"disk_directory": cache})
-        return self.model_copy(update={"catalog": catalog, "store": store, "residency": residency})
+        integrity = self.integrity
+        has_keys = integrity.signing_key or integrity.trusted_keys or integrity.key_directory
+        if not has_keys and all(is_loopback(worker.host) for worker in self.workers.values()):
+            integrity = integrity.model_copy(update={"key_directory": folder / "signing"})
+        sections = {"catalog": catalog, "store": store, "residency": residency, "integrity": integrity}
+        return self.model_copy(update=sections)
 
 
 def _check_ports_differ(workers: dict[str, WorkerConfig]) -> None:

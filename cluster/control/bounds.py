@@ -44,6 +44,7 @@ _BY_NAME: Mapping[str, tuple[str, Check]] = {
     "revision_id": ("'sha256:' and 64 lower-case hex digits", _matches(_REVISION_ID)),
     "content_sha256": ("64 lower-case hex digits", _matches(_SHA256)),
     "content_bytes": (f"from 1 to {_MAX_CONTENT_BYTES} bytes", lambda value: 1 <= value <= _MAX_CONTENT_BYTES),
+    "signature": ("64 bytes long, or empty", lambda value: len(value) in (0, 64)),
     "chunk": (f"from 1 to {_MAX_CHUNK_BYTES} bytes long", lambda value: 1 <= len(value) <= _MAX_CHUNK_BYTES),
 }
 _INTEGER = ("from 0 to 2^53", _from_zero_to(2**53))

@@ -71,7 +71,8 @@ class ControlService(WorkerControlServicer):
             await _discard(parts)
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the first message must be `begin`")
         deadline_s = first.begin.deadline_s or _DEADLINE_S
-        envelope = Envelope(first.begin.revision_id, first.begin.content_sha256, first.begin.content_bytes)
+        begin = first.begin
+        envelope = Envelope(begin.revision_id, begin.content_sha256, begin.content_bytes, begin.signature)
         async with _errors_as_grpc_status(context, f"the adapter was not received and loaded within {deadline_s:g} s"):
             try:
                 response = await adapters.put_adapter(envelope, _chunks(parts, context), deadline_s)

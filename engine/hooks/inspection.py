@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import functools
+import logging
+import math
 import os
 import time
+import types
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, cast
 
 from engine.hooks.report import REPORT_DIR_VARIABLE
 from engine.hooks.state import report
 from engine.vital_signs import Vitals
+
+log = logging.getLogger(__name__)
 
 
 def report_scheduler(result, scheduler):
@@ -49,6 +56,7 @@ def count_adapter_tensors(runner) -> int:
 
 
 _ASK_EVERY_S = 1.0
+_LOG_EVERY_S = 10.0
 _asked_at = 0.0
 _KV_QUESTION = [b"ABORT", b"-1"]  # the abort of a KV room that cannot exist
 _prefilling: dict[int, object] = {}  # requests of the prompts that are being computed, by the id of the object
@@ -84,6 +92,42 @@ def kv_thread_answers(original, manager, message):
         return original(manager, message)
     _own_vitals(f"kv-{manager.kv_args.engine_rank}").live()
     return True
+
+
+def with_kept_kv_thread(threading: types.ModuleType) -> types.ModuleType:
+    """A replacement for the name `threading` in SGLang's module of the KV transport."""
+    return _ThreadingWithKeptKvThread(threading)
+
+
+class _ThreadingWithKeptKvThread(types.ModuleType):
+    """`threading` for one module, in which the thread that takes decode engines' messages drops those it cannot take.
+
+    Its function is one loop without state, so it is simply called again.
+    """
+
+    def __init__(self, threading: types.ModuleType) -> None:
+        super().__init__("threading")
+        self._threading = threading
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._threading, name)
+
+    def Thread(self, *args, target: Callable[..., Any] | None = None, **kwargs):
+        if getattr(target, "__name__", "") == "bootstrap_thread":
+            target = functools.partial(_call_again_after_errors, cast("Callable[[], None]", target))
+        return self._threading.Thread(*args, target=target, **kwargs)
+
+
+def _call_again_after_errors(target: Callable[[], None]) -> None:
+    num_dropped, logged_at = 0, -math.inf
+    while True:
+        try:
+            return target()
+        except Exception as error:  # noqa: BLE001 anything that a foreign message makes of it
+            num_dropped += 1
+            if (now := time.monotonic()) - logged_at >= _LOG_EVERY_S:
+                log.warning("%d messages to the KV thread dropped, the last one: %s", num_dropped, type(error).__name__)
+                num_dropped, logged_at = 0, now
 
 
 @functools.cache

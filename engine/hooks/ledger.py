@@ -139,6 +139,22 @@ GROUPS: tuple[HookGroup, ...] = (
         ),
     ),
     HookGroup(
+        lacking="A KV thread that outlives a bad message",
+        upstream="none; an assertion about foreign traffic ends the thread, and the engine goes on as if it were ready",
+        remove_when="SGLang drops messages that it cannot take",
+        hooks=(
+            Hook(
+                name="kv_thread_drops_bad_messages",
+                target="sglang.srt.disaggregation.nixl.conn.threading",
+                kind=HookKind.GLOBAL,
+                fn=inspection.with_kept_kv_thread,
+                roles=frozenset({"prefill"}),
+                source_sha256="28da79ad06baa8c1b725bc98983ca570f82a73b49439873831505ab7f1eef601",
+                why="whoever reaches the port could end all prefill of a worker with one message",
+            ),
+        ),
+    ),
+    HookGroup(
         lacking="A schedule of positions per adapter",
         upstream="none; SGLang applies an adapter to every position",
         remove_when="SGLang has a schedule of positions per adapter",

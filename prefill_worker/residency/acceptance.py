@@ -11,6 +11,7 @@ from adapters.model.base_model import BaseModel
 from adapters.model.serving import EXPERTS_NOT_SERVED, EngineDtype
 from adapters.packed import PackedMetadata, read_packed, write_engine_config
 from adapters.packed.fused_layout import ENGINE_MODULE_OF
+from adapters.store.signing import Trust
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +22,7 @@ class Acceptance:
     dtype: EngineDtype
     limits: Limits
     positions: frozenset[str]
+    trust: Trust
 
     def prepare(self, revision_id: str, packed: Path) -> None:
         """Check a packed file's header and write adapter_config.json beside it. Blocking; reads no tensor.

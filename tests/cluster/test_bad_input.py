@@ -6,6 +6,7 @@ import json
 
 import httpx
 import pytest
+import zmq
 from support.running_cluster import RunningCluster
 
 from router.protocol.fields import REFUSED
@@ -132,3 +133,35 @@ def test_everything_still_serves(cluster: RunningCluster):
         metrics = httpx.get(f"{cluster.worker_url(name)}/metrics").text
         [restarts] = [line for line in metrics.splitlines() if line.startswith("prelude_worker_engine_restarts{")]
         assert float(restarts.split()[-1]) == 0, f"the engine of {name} died of bad input"
+
+
+def test_foreign_messages_to_the_kv_thread_are_dropped(cluster: RunningCluster):
+    """Each of these would end the thread in which prefill learns where decode wants its KV."""
+    cluster.wait_ready(60)
+    worker = cluster.config.workers["prefill-0"]
+    ranks = {f"{place}_rank": 0 for place in ("prefill_dp", "prefill_cp", "target_tp", "target_pp")}
+    found = httpx.get(f"http://{worker.host}:{worker.bootstrap_port}/route", params=ranks, timeout=5).json()
+    assert found["rank_ip"] == worker.host  # and not every interface of the machine
+    with zmq.Context() as context, context.socket(zmq.PUSH) as socket:
+        socket.connect(f"tcp://{found['rank_ip']}:{found['rank_port']}")
+        socket.setsockopt(zmq.LINGER, 5000)
+        guard = b"NixlMsgGuard"
+        for message in (
+            [b"hello"],
+            [b""],
+            [guard],
+            [guard, b"\xff"],
+            [guard, b"7", b"host", b"1", b"agent"],
+            [guard, b"None", b"host", b"1", b"agent", b"no metadata", b"1"],
+            [guard, b"x", b"host", b"1", b"agent", b"", b"0", b"1"],
+            [b"WATERMARK"],
+            [b"ABORT"],
+        ):
+            socket.send_multipart(message)
+    for adapter in (None, "a0"):
+        body = {"model": "demo", "prompt": "The sea", "max_tokens": 4}
+        answer = httpx.post(
+            f"{cluster.url}/v1/completions", json=body | ({"adapter": adapter} if adapter else {}), timeout=60
+        )
+        assert answer.status_code == 200, answer.text
+    assert "messages to the KV thread dropped" in (cluster.logs / "prefill-0.log").read_text()

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import threading
 import types
 from pathlib import Path
 
@@ -152,8 +153,28 @@ def observe() -> dict:
     def ids():
         return [tokenizer_control_mixin.LoRARef(lora_name="sha256:1", lora_path="/x").lora_id for _ in range(2)]
 
+    def taken_by_the_kv_thread():
+        """What it takes of a foreign message, a cut one, and one of SGLang's."""
+        taken, done = [], threading.Event()
+        messages = [[b"foreign"], [conn.GUARD, b"1"], [b"ABORT", b"1"]]
+
+        def receive():
+            if not messages:
+                done.set()
+                raise SystemExit
+            return messages.pop(0)
+
+        manager = types.SimpleNamespace(
+            server_socket=types.SimpleNamespace(recv_multipart=receive),
+            _handle_abort_notification=lambda message: message[0] == b"ABORT" and not taken.append("ABORT"),
+        )
+        conn.NixlKVManager._start_bootstrap_thread(manager)
+        done.wait(1)
+        return taken
+
     return {
         "revision_is_adapter_id": outcome(ids),
+        "kv_thread_drops_bad_messages": outcome(taken_by_the_kv_thread),
         "loading_twice_is_harmless": outcome(
             lambda: LoRAManager.load_lora_adapter(resident, types.SimpleNamespace(lora_id="sha256:1"))
         ),

@@ -30,6 +30,7 @@ EXPECTED = {
     "lora_layers_do_not_pin": (lambda seen: "Error" in seen, lambda seen: seen == [1]),
     "lora_backend_does_not_pin": (lambda seen: "Error" in seen, lambda seen: seen == [0.0]),
     "pin_memory_is_identity": (lambda seen: "Error" in seen, lambda seen: seen == [1.0]),
+    "kv_thread_drops_bad_messages": (lambda seen: seen == [], lambda seen: seen == ["ABORT"]),
     "kv_is_host_memory": (lambda seen: seen == ["VRAM", "VRAM"], lambda seen: seen == ["DRAM", "DRAM"]),
     "kv_is_cut_in_host_memory": (lambda seen: "not implemented" in seen, lambda seen: seen == ["DRAM", "DRAM"]),
     "kv_progress_thread_sleeps": (lambda seen: seen == 0, lambda seen: seen > 0),

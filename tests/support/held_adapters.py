@@ -19,6 +19,7 @@ from adapters.model.base_model import BaseModel
 from adapters.model.manifest import revision_id_of
 from adapters.packed import write_packed
 from adapters.store import AdapterStore, open_store
+from adapters.store.signing import Trust
 from cluster.config.schema import ResidencyConfig
 from cluster.control.worker_state import WorkerStateHub
 from engine.client import EngineClient
@@ -168,6 +169,7 @@ async def running_worker(
     positions: frozenset[str] = frozenset({"prefill"}),
     limits: Limits | None = None,
     engine: EngineStandIn | None = None,
+    trust: Trust | None = None,
     shared_memory: Path = SHARED_MEMORY,
     **settings,
 ) -> AsyncIterator[Worker]:
@@ -183,6 +185,7 @@ async def running_worker(
                 positions=positions,
                 limits=limits,
                 engine=own,
+                trust=trust,
                 shared_memory=shared_memory,
                 **settings,
             ) as worker,
@@ -200,7 +203,7 @@ async def running_worker(
         config,
         tmp_path / "disk",
         lambda: _NotedStore(open_store(f"file://{stored.folder}"), reads),
-        Acceptance(stored.base, "float32", limits or Limits(), positions),
+        Acceptance(stored.base, "float32", limits or Limits(), positions, trust or Trust.in_everybody()),
         client,
         hub,
         ResidencyMetrics(registry, "w", "prefill", 4),

@@ -59,6 +59,7 @@ def configured(stored: StoredAdapters, tmp_path: Path, role: str, engine: Engine
             {
                 "model": {"path": model, "name": "demo", "dtype": "float32"},
                 "workers": workers,
+                "integrity": {"accept_unverified": True},
                 "store": {"url": f"file://{stored.folder}"},
                 "residency": {"lease_s": 0.05, "host_bytes": 100 * stored.room, **residency},
             }

@@ -39,6 +39,7 @@ engine.arguments
 engine
 cluster.errors
 cluster.config
+cluster.integrity
 cluster.open_library cluster.control cluster.host_memory
 cluster.discovery
 cluster.agent

@@ -11,7 +11,7 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable
 
 from adapters.errors import AdapterError, AdapterUnsupported
-from adapters.store import AdapterStore, Envelope, RevisionNotStored, StoreCorrupt
+from adapters.store import AdapterNotTrusted, AdapterStore, Envelope, RevisionNotStored, StoreCorrupt
 from adapters.store.envelope import ENVELOPE_BYTES, Part
 from engine.client import EngineClient
 from engine.errors import AdapterNotTaken, EngineError, EngineUnreachable
@@ -113,7 +113,7 @@ class AdapterLoader:
             try:
                 with self._disk.reading(revision_id) as content:
                     return await self._fill(load, "disk", self._disk.content_bytes(revision_id), content, span)
-            except StoreCorrupt as error:  # raised by reads only
+            except (StoreCorrupt, AdapterNotTrusted) as error:  # raised by reads, and of what they gave
                 fields = {"revision": revision_id, "error": str(error)}
                 log.warning("disk cache file damaged; fetching again", extra={"fields": fields})
                 self._metrics.count_load("disk", "damaged")
@@ -152,6 +152,7 @@ class AdapterLoader:
             at = time.monotonic()
             entry.directory.mkdir()
             envelope = write_content(content, entry.packed, content_bytes, stop, as_object=False)
+            self._acceptance.trust.check_object(envelope)
             copied_at = time.monotonic()
             self._acceptance.prepare(revision_id, entry.packed)
             return envelope, copied_at - at, time.monotonic() - copied_at
@@ -218,7 +219,7 @@ class AdapterLoader:
             self._ended("fetch", time.monotonic() - began, span)
 
     async def content_bytes(self, revision_id: str) -> int:
-        """Size of the revision's packed file. Raises RevisionNotStored and StoreUnavailable."""
+        """Size of the revision's packed file, or a signature more. Raises RevisionNotStored and StoreUnavailable."""
         entry = self._host.get(revision_id)
         if entry is not None and entry.envelope is not None:
             return entry.envelope.content_bytes
@@ -228,10 +229,10 @@ class AdapterLoader:
 
     async def _check_size(self, claimed: Envelope) -> None:
         """Raise StoreCorrupt if an object's size contradicts its envelope, which would make it an AdapterTooLarge."""
-        num_bytes = await self._stored_bytes(claimed.revision_id)
-        if num_bytes != claimed.content_bytes:
+        num_bytes = await self._stored_bytes(claimed.revision_id) + ENVELOPE_BYTES
+        if num_bytes != claimed.object_bytes:
             raise StoreCorrupt(
-                f"the store's object of {claimed.revision_id} claims {claimed.content_bytes} bytes and has "
+                f"the store's object of {claimed.revision_id} claims {claimed.object_bytes} bytes and has "
                 f"{num_bytes}; run the store's fsck with repair and import the adapter again"
             )
 
@@ -249,9 +250,8 @@ class AdapterLoader:
         assert not entry.is_memory_only
         with self._host.held(entry):
             began = time.monotonic()
-            await self._disk.write(
-                entry.revision_id, envelope.content_bytes, lambda: content_in_memory(entry.packed, envelope)
-            )
+            num_bytes = envelope.object_bytes - ENVELOPE_BYTES
+            await self._disk.write(entry.revision_id, num_bytes, lambda: content_in_memory(entry.packed, envelope))
             self._metrics.observe_stage("disk_write", time.monotonic() - began)
 
 

@@ -55,9 +55,10 @@ class Receiver:
     ) -> HostEntry:
         """Create an entry in host memory, complete and verified. Call it inside `exclusive`. A failure leaves nothing.
 
-        `on_blocked`: see `HostMemory.reserve`. Raises AdapterNotReceived if the content is not what was announced,
-        AdapterTooLarge, and as `Acceptance.prepare`.
+        `on_blocked`: see `HostMemory.reserve`. Raises AdapterNotTrusted, AdapterNotReceived if the content is not what
+        was announced, AdapterTooLarge, and as `Acceptance.prepare`.
         """
+        self._acceptance.trust.check_push(announced)
         began = time.monotonic()
         entry = await self._host.reserve(announced.revision_id, announced.content_bytes, on_blocked)
         entry.is_memory_only = True

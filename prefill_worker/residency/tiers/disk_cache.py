@@ -106,7 +106,7 @@ class DiskCache:
             self._unsaved_uses[revision_id] = None
 
     def content_bytes(self, revision_id: str) -> int:
-        """Size of the packed file in a revision's object."""
+        """Size of the packed file in a revision's object, with its signature."""
         return self._entries[revision_id].num_bytes - ENVELOPE_BYTES
 
     @contextmanager

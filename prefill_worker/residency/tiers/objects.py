@@ -68,6 +68,7 @@ def write_content(
             write_all(file, part)
         assert envelope is not None  # `content_of` ends with it, or raises
         if as_object:
+            write_all(file, envelope.signature)
             file.seek(0)
             file.write(envelope.encode())
     return envelope

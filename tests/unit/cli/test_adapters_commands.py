@@ -314,3 +314,18 @@ def test_fsck_finds_and_repairs(prelude, ask, folder):
         ask("import", "bot", f"lora-{seed}")
     status, out, _ = prelude("fsck", "--min-age", "0s")
     assert (status, len(out.splitlines())) == (0, 2)
+
+
+def test_sign(prelude, ask, folder):
+    """A store from before there were keys is served until its objects are signed."""
+    ask("import", "legal", str(folder / "lora-1"))
+    keys = folder / ".prelude" / "signing"
+    for path in keys.iterdir():
+        path.unlink()
+    keys.rmdir()
+    ask("list")
+    ask("fsck")  # makes new keys, as the next router does
+    assert (keys / "store-has-unsigned-objects").exists()
+    assert ask("sign") == {"num_signed": 1, "damaged": []}
+    assert not (keys / "store-has-unsigned-objects").exists()
+    assert ask("sign")["num_signed"] == 0

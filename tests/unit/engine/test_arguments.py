@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -61,3 +62,19 @@ def test_cpu_settings_are_for_the_cpu_only():
     assert environment(spec, {})["OMP_NUM_THREADS"] == "1"
     assert environment(spec, {"OMP_NUM_THREADS": "4"})["OMP_NUM_THREADS"] == "4"
     assert "OMP_NUM_THREADS" not in environment(engine_spec(CONFIG, "g", Path("/scratch")), {})
+
+
+@pytest.mark.parametrize(
+    ("host", "inherited", "listens_on"),
+    [
+        ("127.0.0.1", {}, "127.0.0.1"),
+        ("fd00::1", {}, "fd00::1"),
+        ("0.0.0.0", {}, None),  # no address that a peer could connect to
+        ("node-1", {}, None),
+        ("127.0.0.1", {"HOST_IP": "10.0.0.7"}, None),  # SGLang's own setting stays
+        ("127.0.0.1", {"SGLANG_HOST_IP": "10.0.0.7"}, "10.0.0.7"),
+    ],
+)
+def test_kv_handshakes_listen_on_the_workers_address(host: str, inherited: dict[str, str], listens_on: str | None):
+    spec = replace(engine_spec(CONFIG, "p", Path("/scratch")), host=host)
+    assert environment(spec, inherited).get("SGLANG_HOST_IP") == listens_on

@@ -11,6 +11,7 @@ from adapters.formats import Limits, read_adapter
 from adapters.model.base_model import BaseModel
 from adapters.model.manifest import revision_id_of
 from adapters.packed import write_packed
+from adapters.store.signing import Trust
 from prefill_worker.residency import Acceptance
 from samples.random_adapters import write_random_expert_lora, write_random_lora
 
@@ -31,7 +32,7 @@ def prepare(base, source, tmp_path):
     adapter = read_adapter(source, base, Limits())
     (tmp_path / "resident").mkdir()
     write_packed(adapter, base, "bfloat16", tmp_path / "resident" / "packed.safetensors")
-    acceptance = Acceptance(base, "bfloat16", Limits(), frozenset({"prefill"}))
+    acceptance = Acceptance(base, "bfloat16", Limits(), frozenset({"prefill"}), Trust.in_everybody())
     acceptance.prepare(revision_id_of(adapter), tmp_path / "resident" / "packed.safetensors")
 
 

@@ -1,0 +1,141 @@
+"""The keys of a cluster: made for one machine, given for others, and never quietly missing."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+from pathlib import Path
+
+import pytest
+
+from adapters.errors import AdapterError
+from adapters.store import AdapterNotTrusted, Envelope
+from adapters.store.signing import Signer
+from cluster.config.schema import ClusterConfig
+from cluster.errors import ConfigError
+from cluster.integrity import KEY_VARIABLE, all_is_signed, is_empty, signer_of, trust_of
+from cluster.open_library import open_configured_store
+
+REVISION = "sha256:" + "1" * 64
+ENVELOPE = Envelope(REVISION, hashlib.sha256(b"tensors").hexdigest(), 7)
+
+
+@pytest.fixture(autouse=True)
+def _no_key_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(KEY_VARIABLE, raising=False)
+
+
+def config_in(folder: Path, host: str = "127.0.0.1", **sections) -> ClusterConfig:
+    (folder / "config.json").write_text(json.dumps({}))
+    workers = {"u": {"role": "unified", "host": host}}
+    data = {"model": {"path": folder, "name": "m"}, "workers": workers, **sections}
+    return ClusterConfig.model_validate(data).with_default_places(folder / ".prelude")
+
+
+def signer_in(config: ClusterConfig) -> Signer | None:
+    return signer_of(config, lambda: is_empty(open_configured_store(config)))
+
+
+def test_a_cluster_on_one_machine_makes_its_keys_once(tmp_path: Path):
+    config = config_in(tmp_path)
+    trust = trust_of(config)  # a worker that starts before the router
+    with pytest.raises(AdapterNotTrusted):
+        trust.check_push(ENVELOPE)
+    found: list[Signer | None] = []
+    threads = [threading.Thread(target=lambda: found.append(signer_in(config))) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    [signed] = {each.signed(ENVELOPE) for each in found if each is not None}
+    keys = tmp_path / ".prelude" / "signing"
+    assert sorted(path.name for path in keys.iterdir()) == ["private.pem", "public.pem"]
+    assert (keys / "private.pem").stat().st_mode & 0o777 == 0o600
+    assert not [path for path in keys.parent.iterdir() if path.name.startswith(".")]
+    trust = trust_of(config)
+    trust.check_push(signed)
+    trust.check_object(signed)
+    for check in (trust.check_push, trust.check_object):
+        with pytest.raises(AdapterNotTrusted, match="has no signature"):
+            check(ENVELOPE)
+
+
+def test_a_store_from_before_the_keys_is_served_until_it_is_signed(tmp_path: Path):
+    config = config_in(tmp_path)
+    (tmp_path / "packed").write_bytes(b"tensors")
+    store = open_configured_store(config)
+    store.publish(REVISION, tmp_path / "packed")
+    signer = signer_in(config)
+    trust = trust_of(config)
+    trust.check_object(store.verify(REVISION))
+    with pytest.raises(AdapterNotTrusted):  # an old store is no reason to take pushes
+        trust.check_push(ENVELOPE)
+    signing = open_configured_store(config, signer)
+    assert signing.sign(REVISION)
+    all_is_signed(config)
+    trust.check_object(store.verify(REVISION))
+    with pytest.raises(AdapterNotTrusted):
+        trust.check_object(ENVELOPE)
+
+
+def test_a_store_that_others_may_use_needs_no_signatures(tmp_path: Path):
+    config = config_in(tmp_path, store={"url": f"file://{tmp_path}/shared"})
+    trust_of(config).check_object(Signer.generate().signed(ENVELOPE))
+    strict = config_in(tmp_path, store={"url": f"file://{tmp_path}/shared"}, integrity={"accept_unverified": False})
+    with pytest.raises(AdapterNotTrusted):
+        trust_of(strict).check_object(ENVELOPE)
+
+
+def test_several_machines_need_keys_for_pushes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    config = config_in(tmp_path, host="10.0.0.5")
+    assert signer_in(config) is None
+    assert not (tmp_path / ".prelude" / "signing").exists()
+    trust = trust_of(config)
+    trust.check_object(ENVELOPE)  # as before there were signatures
+    with pytest.raises(AdapterNotTrusted, match=r"integrity\.signing_key"):
+        trust.check_push(ENVELOPE)
+
+    key = Signer.generate()
+    (tmp_path / "key.pem").write_bytes(key.private_pem)
+    (tmp_path / "key.pub").write_bytes(key.public_pem)
+    router = config_in(tmp_path, host="10.0.0.5", integrity={"signing_key": tmp_path / "key.pem"})
+    worker = trust_of(config_in(tmp_path, host="10.0.0.5", integrity={"trusted_keys": [tmp_path / "key.pub"]}))
+    signer = signer_in(router)
+    assert signer is not None
+    worker.check_push(signer.signed(ENVELOPE))
+    worker.check_object(signer.signed(ENVELOPE))
+    for check in (worker.check_push, worker.check_object):
+        with pytest.raises(AdapterNotTrusted):
+            check(ENVELOPE)
+    monkeypatch.setenv(KEY_VARIABLE, key.private_pem.decode())
+    assert signer_in(config).signed(ENVELOPE) == signer.signed(ENVELOPE)
+    monkeypatch.setenv(KEY_VARIABLE, "secret")
+    with pytest.raises(ConfigError, match=rf"{KEY_VARIABLE}: it is no private key in PEM"):
+        signer_in(config)
+
+
+@pytest.mark.parametrize(
+    ("field", "content", "says"),
+    [
+        ("signing_key", None, "cannot be read"),
+        ("signing_key", b"no key", "it is no private key in PEM"),
+        ("trusted_keys", None, "cannot be read"),
+        ("trusted_keys", b"no key", "it is no public key in PEM"),
+    ],
+)
+def test_a_wrong_key_ends_the_start(tmp_path: Path, field: str, content: bytes | None, says: str):
+    path = tmp_path / "key"
+    if content is not None:
+        path.write_bytes(content)
+    config = config_in(tmp_path, integrity={field: [path] if field == "trusted_keys" else path})
+    with pytest.raises(ConfigError, match=rf"integrity.{field}: {path}.*{says}"):
+        (trust_of if field == "trusted_keys" else signer_in)(config)
+
+
+def test_a_store_that_does_not_answer_may_have_old_objects():
+    class Unreachable:
+        def list(self):
+            raise AdapterError("away")
+
+    assert not is_empty(Unreachable())  # type: ignore[arg-type]
