@@ -6,7 +6,14 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from adapters.errors import AdapterError, CatalogUnavailable
-from adapters.store.errors import RevisionNotStored, StoreConflict, StoreCorrupt, StoreFull, StoreUnavailable
+from adapters.store.errors import (
+    AdapterNotTrusted,
+    RevisionNotStored,
+    StoreConflict,
+    StoreCorrupt,
+    StoreFull,
+    StoreUnavailable,
+)
 
 # By code, because workers report errors by code.
 _PUBLIC_MESSAGES: Mapping[str, str] = {
@@ -15,6 +22,7 @@ _PUBLIC_MESSAGES: Mapping[str, str] = {
     StoreFull.code: "there is no room for the adapter; the operator must free or add space",
     StoreCorrupt.code: "the adapter's stored bytes are damaged; it must be imported again",
     StoreConflict.code: "the adapter store has this revision in another dtype; a store is for one serving dtype",
+    AdapterNotTrusted.code: "no key that the workers trust has signed the adapter's stored bytes; import it again",
     RevisionNotStored.code: "the adapter store does not have this revision; it must be imported again",
 }
 

@@ -512,7 +512,7 @@ def test_every_error_says_how_it_is_answered():
     classes = [
         each for each in vars(errors).values() if isinstance(each, type) and issubclass(each, AdapterError)
     ]  # fmt: skip
-    assert len(classes) == 6
-    assert len({each.code for each in classes}) == 6
+    assert len(classes) == 7
+    assert len({each.code for each in classes}) == 7
     assert all(each.__name__ in errors.__doc__ for each in classes)
     assert [each for each in classes if each.retryable] == [StoreUnavailable]
