@@ -13,15 +13,16 @@ import re._constants as sre  # type: ignore[import-not-found]
 import re._parser as sre_parser  # type: ignore[import-not-found]
 import warnings
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
-_MAX_POSITIONS = 4000  # characters with exact repeats written out
+_MAX_POSITIONS = 1500  # characters with exact repeats written out
 _MAX_COUNT = 10_000  # of a repeat, and of repeats inside each other multiplied
 _MAX_AMBIGUOUS = 32  # places where two parts may come next
 _MAX_AMBIGUOUS_COUNTS = 1  # and one of them is a counted repeat
-_MAX_FOLLOWERS = 50_000
+_MAX_FOLLOWERS = 20_000
 _MAX_DEPTH = 32
-_MAX_PARTS = 20_000
+_MAX_PARTS = 4_000
 
 _LAST_BYTE = 255
 _OTHERS = 1 << 256  # every character beyond the first 256, as one
@@ -183,6 +184,15 @@ class _Checker:
         return part
 
 
+@cache
+def _category_mask(category: Any) -> int:
+    """Engines mean ASCII: everything else is in the negative categories."""
+    matches = re.compile(_CATEGORIES[category]).match
+    mask = sum(1 << n for n in range(128) if matches(chr(n)))
+    is_negative = category in (sre.CATEGORY_NOT_DIGIT, sre.CATEGORY_NOT_SPACE, sre.CATEGORY_NOT_WORD)
+    return mask | _EVERY & ~((1 << 128) - 1) if is_negative else mask
+
+
 def _mask(item: Any) -> int:
     """The characters that a part accepts, as bits."""
     kind, value = item
@@ -197,10 +207,7 @@ def _mask(item: Any) -> int:
         within = ((1 << (min(high, _LAST_BYTE) + 1)) - 1) & ~((1 << low) - 1) if low <= _LAST_BYTE else 0
         return within | (_OTHERS if high > _LAST_BYTE else 0)
     if kind is sre.CATEGORY:
-        matches = re.compile(_CATEGORIES[value]).match
-        mask = sum(1 << n for n in range(128) if matches(chr(n)))
-        is_negative = value in (sre.CATEGORY_NOT_DIGIT, sre.CATEGORY_NOT_SPACE, sre.CATEGORY_NOT_WORD)
-        return mask | _EVERY & ~((1 << 128) - 1) if is_negative else mask  # engines mean ASCII
+        return _category_mask(value)
     mask, is_negated = 0, False
     for each in value:
         if each[0] is sre.NEGATE:

@@ -290,7 +290,7 @@ RULES: Mapping[str, Rule] = {
             "maxProperties": limits.request.logit_bias,
             "additionalProperties": {"type": "number", "minimum": -MAX_LOGIT_BIAS, "maximum": MAX_LOGIT_BIAS},
         },
-        "`limits.logit_bias` (1024) token ids, each -100 to 100",
+        "`limits.logit_bias` (1024) token ids, each -100 to 100; n x prompts x ids: `limits.choice_biases` (8192)",
     ),
     "response_format": Rule(
         check_response_format,
@@ -339,7 +339,12 @@ RULES: Mapping[str, Rule] = {
     "n": Rule(_is_checked_elsewhere, lambda _: {}, "1 to `max_choices` (128), times prompts"),
     "best_of": Rule(_is_checked_elsewhere, lambda _: {}, "`n`"),
     "max_tokens": Rule(_is_checked_elsewhere, lambda _: {}, f"integer, 0 (a chat: 1) to {INT32_MAX}"),
-    "logprobs": Rule(_is_checked_elsewhere, lambda _: {}, "a chat: boolean; else integer, 0 to 100"),
+    "logprobs": Rule(
+        _is_checked_elsewhere,
+        lambda _: {},
+        "a chat: boolean; else integer, 0 to 100; with `echo`, a prompt's bytes x (1 + logprobs): "
+        "`limits.prompt_logprobs` (131072)",
+    ),
     "top_logprobs": Rule(_is_checked_elsewhere, lambda _: {}, "integer, 0 to 100"),
     "stream_options": Rule(
         _is_checked_elsewhere,

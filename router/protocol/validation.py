@@ -136,6 +136,7 @@ def validate(endpoint: Endpoint, body: bytes, limits: Limits) -> ValidatedReques
             raise InvalidField("messages is required: a list of at least one message", param="messages")
         boolean(fields, "logprobs")
         prompts: tuple[msgspec.Raw, ...] = ()
+        num_logprobs = None
         echoes = wants_prompt_logprobs = False
     else:
         prompts = _prompts(fields, limits)
@@ -159,6 +160,10 @@ def validate(endpoint: Endpoint, body: bytes, limits: Limits) -> ValidatedReques
             param="n" if n > 1 else "prompt",
         )
     _check_choice_bytes(fields, prompts, n, limits)
+    if num_choices > 1 and "logit_bias" in fields:
+        _check_choice_biases(fields, num_choices, limits)
+    if wants_prompt_logprobs:
+        _check_prompt_logprobs(prompts, num_logprobs or 0, limits)
     return ValidatedRequest(
         endpoint=endpoint,
         fields={name: value for name, value in fields.items() if name not in _OURS},
@@ -173,6 +178,27 @@ def validate(endpoint: Endpoint, body: bytes, limits: Limits) -> ValidatedReques
         wants_prompt_logprobs=wants_prompt_logprobs,
         generates=max_tokens != 0,
     )
+
+
+def _check_choice_biases(fields: Fields, num_choices: int, limits: Limits) -> None:
+    """Engines write them one by one into a tensor of the batch."""
+    num_biases = len(msgspec.json.decode(fields["logit_bias"], type=dict[str, float]))
+    if (total := num_choices * num_biases) > limits.request.choice_biases:
+        raise InvalidField(
+            f"n x prompts x logit_bias is {total}; at most {limits.request.choice_biases} are served per request",
+            param="logit_bias",
+        )
+
+
+def _check_prompt_logprobs(prompts: tuple[msgspec.Raw, ...], num_logprobs: int, limits: Limits) -> None:
+    """Engines make a text of each, on the event loop. A prompt has at most as many tokens as bytes."""
+    longest = max(len(memoryview(prompt)) for prompt in prompts)
+    if (total := longest * (1 + num_logprobs)) > limits.request.prompt_logprobs:
+        raise InvalidField(
+            f"echo with logprobs: the bytes of a prompt x (1 + logprobs) is {total}; at most "
+            f"{limits.request.prompt_logprobs} are served",
+            param="logprobs",
+        )
 
 
 _OURS = BOOKKEEPING | {"model", ADAPTER}

@@ -9,6 +9,7 @@ import json
 from typing import Any
 
 import pytest
+from support.random_bodies import Bodies
 
 from cluster.config.limits import RequestLimits
 from router.errors import InvalidBody, RequestError
@@ -148,6 +149,18 @@ def test_a_prompt_has_no_more_than_the_context() -> None:
         complete(prompt=["x"] * 5000)
 
 
+def test_what_engines_do_once_per_choice_or_token_is_bounded() -> None:
+    limits = Limits(128, 1000, 4096)
+    biases = {str(token): 1 for token in range(1000)}
+    complete(limits, logit_bias=biases, n=8)
+    with pytest.raises(RequestError, match="logit_bias is 9000"):
+        complete(limits, logit_bias=biases, n=9)
+    complete(limits, prompt="x" * 60_000, echo=True, logprobs=1)
+    complete(limits, prompt="x" * 60_000, logprobs=5)
+    with pytest.raises(RequestError, match=r"1 \+ logprobs"):
+        complete(limits, prompt="x" * 60_000, echo=True, logprobs=2)
+
+
 def test_scores_are_bounded() -> None:
     fields = {"model": "base", "query": "x" * 60_000, "items": ["y"] * 100, "label_token_ids": [1]}
     with pytest.raises(RequestError, match="items x query is"):
@@ -219,3 +232,16 @@ def test_a_large_body_of_text_with_brackets_and_quotes_is_admitted() -> None:
     limits = Limits(8, 1000, 131_072)
     text = '[{"a": "b"}, \\' * 50_000
     assert complete(limits, prompt=text).num_choices == 1
+
+
+def test_random_bodies_are_admitted_or_refused_and_nothing_else() -> None:
+    bodies, verdicts = Bodies(seed=12), {True: 0, False: 0}
+    for _ in range(1000):
+        path, fields = bodies.request()
+        endpoint = Endpoint.CHAT if path == "chat/completions" else Endpoint.COMPLETIONS
+        try:
+            admit(endpoint, fields)
+            verdicts[True] += 1
+        except RequestError:
+            verdicts[False] += 1
+    assert min(verdicts.values()) > 200
