@@ -133,7 +133,7 @@ async def _measure_all(options: Options, folder: Path, progress: Callable[[str],
                 raise SystemFailed(str(error)) from error
             config = cluster.config
             ports = config.router.port, config.workers["unified-0"].engine_port
-            found += await _measure("engine", options, admitted("demo", _CONTEXT["engine"], 16), *ports, progress)
+            found += await _measure("engine", options, admitted("demo", _CONTEXT["engine"], 16, 600), *ports, progress)
     return found
 
 

@@ -45,7 +45,7 @@ def refused(model: str, max_bytes: int) -> list[CostlyBody]:
     ]
 
 
-def admitted(model: str, context_length: int, max_choices: int) -> list[CostlyBody]:
+def admitted(model: str, context_length: int, max_choices: int, num_biases: int = 1024) -> list[CostlyBody]:
     """Bodies at the limits of `router.limits`, in its default configuration."""
     prompt_bytes = 16 * context_length - 1000
 
@@ -82,9 +82,9 @@ def admitted(model: str, context_length: int, max_choices: int) -> list[CostlyBo
         completion(f"{max_choices} choices of a long prompt", n=max_choices, prompt=text(min(shared, prompt_bytes))),
         completion(f"{max_choices} short prompts", prompt=["the sea"] * max_choices),
         completion("32 stop strings", prompt="the", stop=["x" * 32] * 32),
-        completion("1,024 biases", prompt="the", logit_bias={str(n): 1.5 for n in range(1024)}),
+        completion(f"{num_biases:,} biases", prompt="the", logit_bias={str(n): 1.5 for n in range(num_biases)}),
         completion("100 log-probabilities", prompt="the", logprobs=100, max_tokens=16),
-        completion("log-probabilities of a prompt", prompt=text(24_000), echo=True, logprobs=1, max_tokens=0),
+        completion("log-probabilities of a prompt", prompt=text(32_000), echo=True, logprobs=1, max_tokens=0),
         chat("a schema with 64 optional properties", response_format=form | _schema(form, schema)),
         chat("a schema with 16 counted strings", response_format=form | _schema(form, long_strings)),
         completion("a regular expression of 1 KiB", prompt="the", regex="".join(f"(a{n}|b+)c" for n in range(110))),

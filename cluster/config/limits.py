@@ -44,7 +44,7 @@ class RequestLimits(BaseModel):
     stop_token_ids: Annotated[int, Field(ge=0)] = 128
     logit_bias: Annotated[int, Field(ge=0)] = 1024  # token ids
     choice_biases: Annotated[int, Field(ge=0)] = 8192  # sequences x token ids of logit_bias
-    prompt_logprobs: Annotated[int, Field(ge=1)] = 131_072  # log-probabilities of a prompt: its bytes x (1 + logprobs)
+    prompt_logprobs: Annotated[int, Field(ge=1)] = 65_536  # log-probabilities of a prompt: its bytes x (1 + logprobs)
     schema_bytes: Annotated[int, Field(ge=0)] = 32 * 1024  # of a JSON schema that output must match
     regex_bytes: Annotated[int, Field(ge=0)] = 1024  # of a regular expression, and of all those in a schema
     # Of an EBNF grammar. 0 refuses them: one of 28 bytes can occupy an engine for ever, so clients must be trusted.

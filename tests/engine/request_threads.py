@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 from types import SimpleNamespace
 
@@ -37,6 +38,7 @@ class _Tokenizer:
 
 def observed() -> dict[str, list[object]]:
     """By hook: what came of a long request, and whether it was prepared on the event loop's thread."""
+    from fastapi import Response
     from sglang.srt.entrypoints.openai.protocol import DetokenizeRequest, TokenizeRequest
     from sglang.srt.entrypoints.openai.serving_base import OpenAIServingBase
     from sglang.srt.entrypoints.openai.serving_tokenize import OpenAIServingDetokenize, OpenAIServingTokenize
@@ -84,7 +86,8 @@ def observed() -> dict[str, list[object]]:
     async def answered(kind, request) -> list[object]:
         serving = kind(manager())
         answer = await serving._handle_non_streaming_request(request, request, RAW)
-        return [getattr(answer, "tokens", None) or answer.text, serving.tokenizer_manager.tokenizer.was_on_loop]
+        found = json.loads(answer.body) if isinstance(answer, Response) else answer.model_dump()
+        return [found.get("tokens") or found["text"], serving.tokenizer_manager.tokenizer.was_on_loop]
 
     detokenize = DetokenizeRequest(model="m", tokens=[1] * 9)
     return {

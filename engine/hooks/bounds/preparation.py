@@ -11,6 +11,9 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from fastapi.responses import ORJSONResponse
+from pydantic import BaseModel
+
 LONG_BYTES = 4096  # of a request's body; of a text, characters
 _threads = ThreadPoolExecutor(2, thread_name_prefix="preparation")
 
@@ -61,12 +64,18 @@ async def tokenize_in_a_thread(original, manager, texts, is_cross_encoder=False)
 
 
 async def answer_in_a_thread(original, handler, adapted_request, request, raw_request):
-    """Answer a request for token ids or their text; a long one in a thread. The original awaits nothing."""
+    """Answer a request for token ids or their text; a long one in a thread. The original awaits nothing.
+
+    The answer becomes JSON there, too: FastAPI looks at each of 100,000 ids on the event loop.
+    """
     if _num_bytes(raw_request) <= LONG_BYTES:
         return await original(handler, adapted_request, request, raw_request)
-    return await asyncio.get_running_loop().run_in_executor(
-        _threads, lambda: asyncio.run(original(handler, adapted_request, request, raw_request))
-    )
+
+    def answer():
+        found = asyncio.run(original(handler, adapted_request, request, raw_request))
+        return ORJSONResponse(found.model_dump()) if isinstance(found, BaseModel) else found
+
+    return await asyncio.get_running_loop().run_in_executor(_threads, answer)
 
 
 def _num_bytes(raw_request: Any) -> int:

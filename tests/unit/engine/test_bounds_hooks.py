@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from pydantic import BaseModel
 
 from engine.hooks.bounds import grammars, preparation
 from engine.hooks.bounds.grammars import CompiledGrammars
@@ -139,3 +141,15 @@ def test_token_ids_of_long_texts_are_answered_in_a_thread(num_bytes: int) -> Non
 
     asking = preparation.answer_in_a_thread(answer, "h", "a", "r", raw(num_bytes))
     assert asyncio.run(asking) is (num_bytes == 10)
+
+
+def test_the_answer_of_a_long_text_is_json_already() -> None:
+    class Tokens(BaseModel):
+        tokens: list[int]
+        count: int | None = None
+
+    async def answer(handler: str, adapted: str, request: str, raw_request: Any) -> Tokens:
+        return Tokens(tokens=[1, 2])
+
+    found = asyncio.run(preparation.answer_in_a_thread(answer, "h", "a", "r", raw(100_000)))
+    assert json.loads(found.body) == {"tokens": [1, 2], "count": None}

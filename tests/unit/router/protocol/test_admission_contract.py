@@ -155,10 +155,10 @@ def test_what_engines_do_once_per_choice_or_token_is_bounded() -> None:
     complete(limits, logit_bias=biases, n=8)
     with pytest.raises(RequestError, match="logit_bias is 9000"):
         complete(limits, logit_bias=biases, n=9)
-    complete(limits, prompt="x" * 60_000, echo=True, logprobs=1)
+    complete(limits, prompt="x" * 30_000, echo=True, logprobs=1)
     complete(limits, prompt="x" * 60_000, logprobs=5)
     with pytest.raises(RequestError, match=r"1 \+ logprobs"):
-        complete(limits, prompt="x" * 60_000, echo=True, logprobs=2)
+        complete(limits, prompt="x" * 30_000, echo=True, logprobs=2)
 
 
 def test_scores_are_bounded() -> None:
