@@ -11,9 +11,6 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from fastapi.responses import ORJSONResponse
-from pydantic import BaseModel
-
 LONG_BYTES = 4096  # of a request's body; of a text, characters
 _threads = ThreadPoolExecutor(2, thread_name_prefix="preparation")
 
@@ -72,6 +69,9 @@ async def answer_in_a_thread(original, handler, adapted_request, request, raw_re
         return await original(handler, adapted_request, request, raw_request)
 
     def answer():
+        from fastapi.responses import ORJSONResponse  # agents read the ledger, too, and have no use for it
+        from pydantic import BaseModel
+
         found = asyncio.run(original(handler, adapted_request, request, raw_request))
         return ORJSONResponse(found.model_dump()) if isinstance(found, BaseModel) else found
 
