@@ -47,7 +47,7 @@ def second_router(cluster: RunningCluster, folder: Path) -> Iterator[SecondRoute
     """Another router of the cluster, which nobody restarts by itself."""
     router = SecondRouter(folder / "second.yaml", folder / "second.log")
     data = yaml.safe_load((folder / "cluster.yaml").read_text())
-    data["router"]["port"] = router.port
+    data["router"] |= {"port": router.port, "admin": {"port": 0}}
     router.config.write_text(yaml.safe_dump(data))
     router.start()
     try:

@@ -27,7 +27,7 @@ STOPPED_WITHIN_S = 30.0
 OWN_OUTPUT = (
     r"Starting 2 workers and the router\.\n"
     r"(?: +\d+\.\d s  (?:router|prefill-0|decode-0): .+\n)+"
-    r"\nPrelude is ready: .+\n(?:.*\n){9}\nLogs: .+   Stop: Ctrl-C\n\nStopping\.\n"
+    r"\nPrelude is ready: .+\n(?:.*\n){9}\nMetrics: .+   Logs: .+   Stop: Ctrl-C\n\nStopping\.\n"
 )
 
 

@@ -1,0 +1,56 @@
+"""Ports that `prelude up` chooses: the router's admin listener comes after the router, unless that port is taken."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cluster.config.schema import ClusterConfig, RouterConfig
+from cluster.errors import StartError
+from cluster.local.ports import check_free, with_ports
+
+
+def chosen(router: dict[str, Any], **worker: Any) -> ClusterConfig:
+    data = {"model": {"path": Path("/m"), "name": "m"}, "workers": {"u": {"role": "unified", **worker}}}
+    return with_ports(ClusterConfig.model_validate({**data, "router": router}))
+
+
+def two_free_ports() -> int:
+    """A free port whose next one is free, too."""
+    while True:
+        with socket.create_server(("127.0.0.1", 0)) as first:
+            port = first.getsockname()[1]
+            try:
+                socket.create_server(("127.0.0.1", port + 1)).close()
+            except OSError:
+                continue
+            return port
+
+
+def test_the_admin_listener_comes_after_the_router():
+    port = two_free_ports()
+    config = chosen({"port": port})
+    assert config.router.admin_port == config.router.admin.port == port + 1
+    check_free(config)
+    assert RouterConfig(port=8000).admin_port == 8001
+    assert RouterConfig(port=65535).admin_port == RouterConfig(port=0).admin_port == 0  # any free one
+
+
+def test_a_port_that_is_taken_or_a_workers_is_not_chosen():
+    port = two_free_ports()
+    with socket.create_server(("127.0.0.1", port + 1)):
+        assert chosen({"port": port}).router.admin_port not in (0, port + 1)
+    assert chosen({"port": port}, control_port=port + 1).router.admin_port not in (0, port + 1)
+    assert chosen({"port": port, "admin": {"port": 0}}).router.admin_port not in (0, port)
+
+
+def test_a_port_that_was_given_is_kept_and_named_if_it_is_taken():
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        taken = other.getsockname()[1]
+        config = chosen({"port": 0, "admin": {"port": taken}})
+        assert config.router.admin_port == taken
+        with pytest.raises(StartError, match=rf"router.admin.port: 127.0.0.1:{taken} is not available"):
+            check_free(config)
