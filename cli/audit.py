@@ -13,6 +13,7 @@ from cli.adapters.outcome import failures_end
 from cluster.errors import ConfigError
 
 _LIMIT = 100
+_MOST = 1_000_000
 
 
 def add_command(commands: Any) -> None:
@@ -20,9 +21,15 @@ def add_command(commands: Any) -> None:
     text = "Print the newest events of the audit log, a JSON object on each line, the oldest of them first."
     command = commands.add_parser("audit", help=text, description=text)
     command.add_argument("--config", type=Path, default=Path("cluster.yaml"), help="default: ./cluster.yaml")
-    command.add_argument("--limit", type=int, default=_LIMIT, help=f"number of events; default: {_LIMIT}")
+    command.add_argument("--limit", type=_limit, default=_LIMIT, help=f"number of events; default: {_LIMIT}")
     command.add_argument("--tenant", help="only what this tenant's keys and tokens did")
     command.set_defaults(run=_audit, json=False)
+
+
+def _limit(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and 1 <= int(text[:8]) <= _MOST):
+        raise argparse.ArgumentTypeError(f"must be an integer from 1 to {_MOST} (found {text[:20]!r})")
+    return int(text)
 
 
 def _audit(arguments: argparse.Namespace) -> None:

@@ -230,14 +230,16 @@ def _welcome(cluster: LocalCluster) -> str:
     adapter = next(iter(cluster.config.adapters), None)
     extra_json = f', "adapter": "{adapter}"' if adapter else ""
     extra_python = f', extra_body={{"adapter": "{adapter}"}}' if adapter else ""
+    asks_for_keys = cluster.config.router.auth is not None
+    key, authorization = ("KEY", " -H 'Authorization: Bearer KEY'") if asks_for_keys else ("none", "")
     return f"""
 Prelude is ready: {cluster.url}
 
-  curl {cluster.url}/v1/chat/completions -H 'Content-Type: application/json' \\
+  curl {cluster.url}/v1/chat/completions -H 'Content-Type: application/json'{authorization} \\
     -d '{{"model": "{model}"{extra_json}, "max_tokens": 16, "messages": [{{"role": "user", "content": "Hello"}}]}}'
 
   from openai import OpenAI
-  client = OpenAI(base_url="{cluster.url}/v1", api_key="none")
+  client = OpenAI(base_url="{cluster.url}/v1", api_key="{key}")
   answer = client.chat.completions.create(model="{model}", max_tokens=16,
       messages=[{{"role": "user", "content": "Hello"}}]{extra_python})
   print(answer.choices[0].message.content)

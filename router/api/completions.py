@@ -100,11 +100,14 @@ class CompletionsEndpoint:
         principal: Principal,
     ) -> None:
         config = self._backends.config
+        request.principal = principal.name
         with request.span.child("admission"):
             body = await share.read(headers, receive, max_bytes=config.max_body_bytes, timeout_s=config.body_timeout_s)
             validated = await self._room.decode(validate, self._endpoint, body, self._limits, num_bytes=len(body))
         request.is_streaming = validated.is_streaming
-        request.wants_explanations = config.debug_header and headers.get(b"x-prelude-debug") == b"placement"
+        wants_explanations = headers.get(b"x-prelude-debug") == b"placement"
+        # They name workers, and what others' prompts have left in prefix caches.
+        request.wants_explanations = config.debug_header and wants_explanations and principal.crosses_tenants
         with request.span.child("resolve"):
             target = await resolve(validated, self._backends.model, self._adapters, principal)
         client.headers |= _target_headers(target, request)
@@ -145,6 +148,7 @@ class CompletionsEndpoint:
             "client_request_id": request.client_request_id,
             "trace_id": request.span.trace_id,
             "endpoint": label,
+            "principal": request.principal,
             "adapter": request.adapter,
             "revision": request.revision_id,
             "placements": sorted({str(s.placement) for s in request.sequences if s.placement}),

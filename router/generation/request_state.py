@@ -55,6 +55,7 @@ class RequestState:
     started_at: float  # time.monotonic()
     client_request_id: str | None = None
     span: Span = NO_SPAN  # ends with the request
+    principal: str | None = None  # who makes it
     adapter: str | None = None
     revision_id: str | None = None
     is_streaming: bool = False

@@ -9,8 +9,8 @@ from router.placement.prefix_index import PrefixIndex
 from router.placement.request import PlacementRequest, PromptSize
 
 
-def request(*blocks: int, revision: str | None = "r") -> PlacementRequest:
-    return PlacementRequest(revision, size=PromptSize(100 * len(blocks) + 50, 0, blocks, 100.0))
+def request(*blocks: int, revision: str | None = "r", namespace: str = "") -> PlacementRequest:
+    return PlacementRequest(revision, size=PromptSize(100 * len(blocks) + 50, 0, blocks, 100.0), namespace=namespace)
 
 
 def test_the_longest_common_beginning_counts() -> None:
@@ -23,6 +23,16 @@ def test_the_longest_common_beginning_counts() -> None:
     assert tokens == {"p0": 200, "p1": 300}
     assert index.cached_tokens(request(1, 2, 3, revision=None), "p0", "a") == 0
     assert index.cached_tokens(request(1, 2, 3), "p0", "b") == 0
+
+
+@pytest.mark.parametrize("revision", ["r", None])
+def test_namespaces_are_apart_as_in_the_engines(revision: str | None) -> None:
+    index = PrefixIndex()
+    acme, beta = (request(1, 2, revision=revision, namespace=tenant) for tenant in ("acme", "beta"))
+    index.add(acme, "p0", "a")
+    assert index.cached_tokens(acme, "p0", "a") == 200
+    assert index.cached_tokens(beta, "p0", "a") == 0
+    assert (index.workers(acme), index.workers(beta)) == ({"p0"}, set())
 
 
 def test_a_restart_empties_it() -> None:
