@@ -52,7 +52,7 @@ async def keyed_cluster(folder: Path, *counts: int, **config: Any) -> AsyncItera
         async with running_cluster(
             *counts, folder=folder, catalog_url=url, management=True, directories={}, **{"auth": {}, **config}
         ) as cluster:
-            await eventually(lambda: _loaded(cluster), bool)
+            await eventually(lambda: _loaded(cluster), bool, within_s=30)
             yield KeyedCluster(cluster, catalog)
     finally:
         catalog.close()

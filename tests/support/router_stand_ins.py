@@ -708,7 +708,7 @@ async def running_cluster(
             url, admin_url, prefill, decode, unified, server, http, adapters, app.fleet, folder, described
         )
         try:
-            await eventually(lambda: asyncio.sleep(0, server.started), bool)
+            await eventually(lambda: asyncio.sleep(0, server.started), bool, within_s=30)
             await cluster.warm()
             expected = num_prefill * num_decode + num_unified
 
@@ -716,7 +716,7 @@ async def running_cluster(
                 page = answer[1]
                 return len(page["placements"]) == expected and all(each["ready"] for each in page["workers"].values())
 
-            await eventually(lambda: cluster.admin("/ready"), is_complete)
+            await eventually(lambda: cluster.admin("/ready"), is_complete, within_s=30)
             yield cluster
         finally:
             server.should_exit = True
