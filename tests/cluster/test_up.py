@@ -25,6 +25,7 @@ pytestmark = pytest.mark.alone  # a start is timed, and all of the machine is se
 READY_WITHIN_S = 60.0  # the promise of the README, on two cores
 STOPPED_WITHIN_S = 30.0
 OWN_OUTPUT = (
+    r"There is no authentication: the router serves this machine only\.\n"
     r"Starting 2 workers and the router\.\n"
     r"(?: +\d+\.\d s  (?:router|prefill-0|decode-0): .+\n)+"
     r"\nPrelude is ready: .+\n(?:.*\n){9}\nMetrics: .+   Logs: .+   Stop: Ctrl-C\n\nStopping\.\n"
