@@ -23,6 +23,7 @@ import uvloop
 
 from bench.errors import BenchError, SystemFailed
 from bench.measuring import provenance
+from bench.measuring.contention import cpu_use, foreign_cores
 from bench.systems.costly_bodies import COMPLETIONS, CostlyBody, admitted, refused
 from bench.systems.mock_worker import HOST
 from bench.systems.routers import MODEL, our_router, running_workers, workers
@@ -60,6 +61,7 @@ class Measurement:
     seconds: float  # until the answer was complete
     router_ms: float  # the probe's longest wait for the router
     engine_ms: float | None  # and for the engine's server
+    foreign_cores: float  # that processes outside of the benchmark kept busy meanwhile
 
 
 class Probe:
@@ -167,15 +169,17 @@ async def _measure(
             probes = [Probe(router_port, "/health")]
             if engine_port is not None:
                 probes.append(Probe(engine_port, "/v1/models"))
+            machine_before, start = cpu_use(), time.monotonic()
             with contextlib.ExitStack() as stack:
                 for probe in probes:
                     stack.enter_context(probe.running())
                 time.sleep(_SETTLE_S if body.body else _IDLE_S)  # noqa: ASYNC251 as said above
                 status, seconds = _send(router_port, body)
                 time.sleep(_SETTLE_S)  # noqa: ASYNC251
+            foreign = foreign_cores(machine_before, cpu_use(), time.monotonic() - start)
             measured = Measurement(
                 part, body.name, len(body.body), repeat, status, round(seconds, 3),
-                probes[0].longest_ms, probes[1].longest_ms if engine_port is not None else None,
+                probes[0].longest_ms, probes[1].longest_ms if engine_port is not None else None, round(foreign, 2),
             )  # fmt: skip
             found.append(measured)
             engine = "" if measured.engine_ms is None else f", engine {measured.engine_ms:.1f} ms"
@@ -222,6 +226,7 @@ def summary(measurements: Sequence[Measurement]) -> list[dict[str, Any]]:
             "engine_ms": None
             if own[0].engine_ms is None
             else round(statistics.median(each.engine_ms or 0 for each in own), 1),
+            "foreign_cores": round(statistics.median(each.foreign_cores for each in own), 2),
         }
         for (part, body), own in rows.items()
     ]

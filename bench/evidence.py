@@ -39,6 +39,7 @@ _CATALOGS = {"SQLite": ResultFile(RESULTS / "catalog-sqlite.json")}
 _CATALOGS["PostgreSQL"] = ResultFile(RESULTS / "catalog-postgresql.json")
 
 _ROUTER = ResultFile(RESULTS / "router-relay-cpu.json")
+_ADMISSION = ResultFile(RESULTS / "admission-cpu.json")
 
 _COMMAND_WIDTH = 100
 _GPU_COUNTS = (1, 8, 32, 128, 512)  # adapters in use
@@ -275,6 +276,21 @@ def _router() -> str:
     return _markdown((*_ROUTER_HEAD, "goal"), rows)
 
 
+def _admission() -> str:
+    """The longest stops of the loops by body, and where an engine was behind the router, that of its server."""
+    rows = [
+        (
+            row["body"],
+            f"{row['num_bytes']:,}",
+            "/".join(map(str, row["status"])),
+            f"{row['router_ms']:.0f} ms",
+            "" if row["engine_ms"] is None else f"{row['engine_ms']:.0f} ms",
+        )
+        for row in _ADMISSION.document["bodies"]
+    ]
+    return _markdown(("body", "bytes", "status", "router", "engine's server"), rows)
+
+
 def _router_rows(*keys: str) -> list[Row]:
     """One for each figure and number of concurrent requests."""
     document = _ROUTER.document
@@ -358,6 +374,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "affinity": _affinity,
     "router-cpu": _router_cpu,
     "router": _router,
+    "admission": _admission,
     "sources": _sources,
 }
 

@@ -19,6 +19,7 @@ LARGE_BYTES = 64 * 1024  # such a body is decoded off the event loop
 MAX_STRINGS = 32 * 1024  # keys and values
 MAX_CONTAINERS = 64 * 1024
 MAX_COMMAS = 4 * 1024**2
+_STEP_BYTES = 1024**2
 
 _fields = msgspec.json.Decoder(Fields)
 _STEP = {ord(b"{"): 1, ord(b"["): 1, ord(b"}"): -1, ord(b"]"): -1}
@@ -90,17 +91,28 @@ def split(body: bytes, max_nesting: int = MAX_NESTING) -> Fields:
 
 
 def _check_density(body: bytes) -> None:
-    """Raises InvalidBody if a large body consists of too many small values to be a prompt."""
-    # A string that ends in a backslash hides one of its quotes here, and has two.
-    num_strings = (body.count(b'"') - body.count(b'\\"')) // 2
-    num_containers = body.count(b"[") + body.count(b"{")
-    counts = {"strings": (num_strings, MAX_STRINGS), "commas": (body.count(b","), MAX_COMMAS)}
-    if num_containers > MAX_CONTAINERS and num_strings <= MAX_STRINGS:  # unless they are text
-        num_containers = len(_outside_strings(body).translate(None, _NOT_OPENING))
-        counts["arrays and objects"] = (num_containers, MAX_CONTAINERS)
-    for what, (found, most) in counts.items():
-        if found > most:
-            raise InvalidBody(f"the body has {found} {what}; at most {most} are accepted")
+    """Raises InvalidBody if a large body consists of too many small values to be a prompt.
+
+    In steps, between which other threads run, and which end with the first that shows it.
+    """
+    quotes = escaped = containers = commas = 0
+    for start in range(0, len(body), _STEP_BYTES):
+        end = start + _STEP_BYTES
+        quotes += body.count(b'"', start, end)
+        if quotes > 2 * MAX_STRINGS:  # perhaps in texts; a string that ends in a backslash hides one of its two quotes
+            escaped += body.count(b'\\"', 0 if not escaped else start, end)
+        containers += body.count(b"[", start, end) + body.count(b"{", start, end)
+        commas += body.count(b",", start, end)
+        _check_count("strings", (quotes - escaped) // 2, MAX_STRINGS)
+        _check_count("commas", commas, MAX_COMMAS)
+    if containers > MAX_CONTAINERS:
+        containers = len(_outside_strings(body).translate(None, _NOT_OPENING))
+        _check_count("arrays and objects", containers, MAX_CONTAINERS)
+
+
+def _check_count(what: str, found: int, most: int) -> None:
+    if found > most:
+        raise InvalidBody(f"the body has over {most} {what}, which is the most that is accepted")
 
 
 def nesting(body: bytes, max_nesting: int = MAX_NESTING) -> int:
