@@ -164,7 +164,7 @@ class ClientProtocol(HttpToolsProtocol):
         # By the loop's clock, when its headers began, the last of its body arrived, the client stopped reading, and the
         # answer to a refusal was sent.
         self._header_at = self._body_at = self._paused_at = self._refused_at = 0.0
-        self._num_headers = self._num_framing_bytes = self._num_body_bytes = 0  # of that request
+        self._num_header_bytes = self._num_hosts = self._num_framing_bytes = self._num_body_bytes = 0  # of that request
         self._num_unanswered = 0  # requests with complete headers
         self._paused_bytes = 0  # that were left for the client when it was last seen reading
 
@@ -237,7 +237,7 @@ class ClientProtocol(HttpToolsProtocol):
         super().on_message_begin()
         self._in_headers = True
         self._header_at = self.loop.time()
-        self._num_headers = 0
+        self._num_header_bytes = self._num_hosts = 0
 
     def on_url(self, url: bytes) -> None:
         super().on_url(url)
@@ -245,17 +245,22 @@ class ClientProtocol(HttpToolsProtocol):
             raise _Stop(Refusal.TARGET_TOO_LONG)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self._num_headers += 1
-        if self._num_headers > self._limits.max_headers:
+        if not self._in_headers:  # after the body they would join the headers that the request was judged by
+            return
+        self._num_header_bytes += len(name) + len(value)
+        name, headers = name.lower(), self.headers
+        headers.append((name, value))
+        if len(headers) > self._limits.max_headers:
             raise _Stop(Refusal.HEADERS_TOO_LARGE)
-        if self._in_headers:  # after the body they would join the headers that the request was judged by
-            super().on_header(name, value)
+        if name == b"expect" and value.lower() == b"100-continue":  # as uvicorn has it
+            self.expect_100_continue = True
+        elif name == b"host":
+            self._num_hosts += 1
 
     def on_headers_complete(self) -> None:
-        headers = self.headers
-        if sum(len(name) + len(value) for name, value in headers) + len(self.url) > self._limits.max_header_bytes:
+        if self._num_header_bytes + len(self.url) > self._limits.max_header_bytes:
             raise _Stop(Refusal.HEADERS_TOO_LARGE)
-        if sum(name == b"host" for name, _ in headers) > 1:
+        if self._num_hosts > 1:
             raise _Stop(Refusal.TOO_MANY_HOSTS)
         if self.parser.get_http_version() not in ("1.1", "1.0"):
             raise _Stop(Refusal.MALFORMED)
