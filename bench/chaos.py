@@ -20,12 +20,16 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import grpc
 import psutil
 
 from adapters.model.base_model import BaseModel
 from bench.errors import BenchError, SystemFailed
 from bench.measuring import provenance
 from cluster.config.schema import ClusterConfig
+from cluster.control import control_pb2 as pb
+from cluster.control.control_pb2_grpc import WorkerControlStub
+from cluster.control.transport import PLAIN
 from cluster.errors import StartError
 from cluster.local import shared_memory
 from cluster.local.demo import make_model
@@ -308,13 +312,16 @@ class _Chaos:
                     if requests := (await answer.json())["requests"]:
                         left.append(f"{len(requests)} requests in the router")
                 for name, worker in self._cluster.config.workers.items():
-                    url = f"http://{worker.host}:{worker.engine_port}/v1/loads"
-                    async with self._session.get(url) as answer:
+                    address = f"{worker.host}:{worker.control_port}"
+                    async with PLAIN.channel(address, worker.role, name) as channel:
+                        engine = await WorkerControlStub(channel).Describe(pb.DescribeRequest(), timeout=5)
+                    headers = {"authorization": f"Bearer {engine.engine_key}"}
+                    async with self._session.get(f"{engine.engine_url}/v1/loads", headers=headers) as answer:
                         load = (await answer.json())["loads"][0]
                     for key in ("num_running_reqs", "num_waiting_reqs", "num_used_tokens"):
                         if load[key]:
                             left.append(f"{name}: {key} {load[key]}")
-        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+        except (aiohttp.ClientError, grpc.aio.AioRpcError, OSError, TimeoutError) as error:
             left.append(f"not to be seen: {type(error).__name__}")
         if (more := len(shared_memory.segments()) - self._num_segments) > 0:
             left.append(f"{more} more segments of shared memory")

@@ -8,6 +8,9 @@ from dataclasses import dataclass
 from ipaddress import ip_address
 from pathlib import Path
 
+from engine.access import EngineKeys, EngineTls
+from engine.hooks.guards.http import ADMIN_KEY_VARIABLE, IN_ENVIRONMENT, KEY_VARIABLE
+from engine.hooks.guards.kv import PEERS_VARIABLE
 from engine.hooks.report import REPORT_DIR_VARIABLE
 from engine.plugin import DEVICE_VARIABLE, ROLE_VARIABLE
 from process.tracing.settings import TraceSettings
@@ -56,11 +59,14 @@ class EngineSpec:
     # with. Empty: those that this process sees.
     visible_gpus: tuple[int, ...] = ()
     traces: EngineTraces | None = None  # None: SGLang's tracing is off
+    kv_peers: tuple[str, ...] | None = None  # who may reach its KV ports: names, addresses or networks; None: everyone
+    keys: EngineKeys | None = None  # None: whoever reaches the server may use it, as benchmarks do
+    tls: EngineTls | None = None  # None: plain HTTP
 
     @property
     def url(self) -> str:
         """Base URL of the server."""
-        return f"http://{self.host}:{self.port}"
+        return f"{'http' if self.tls is None else 'https'}://{self.host}:{self.port}"
 
     @property
     def report_dir(self) -> Path:
@@ -101,6 +107,11 @@ def command(spec: EngineSpec) -> list[str]:
         "disaggregation-bootstrap-port": spec.bootstrap_port,
     }
     arguments |= {name: value for name, value in optional.items() if value is not None}
+    if spec.keys is not None:
+        arguments |= {"api-key": IN_ENVIRONMENT, "admin-api-key": IN_ENVIRONMENT}
+    if spec.tls is not None:
+        files = spec.tls.files
+        arguments |= {"ssl-certfile": files.certificate, "ssl-keyfile": files.key, "ssl-ca-certs": files.ca}
     if spec.device == "cpu":
         arguments |= {
             "attention-backend": "torch_native",
@@ -156,6 +167,10 @@ def environment(spec: EngineSpec, inherited: dict[str, str]) -> dict[str, str]:
     }
     if is_address(spec.host) and not (inherited.get("SGLANG_HOST_IP") or inherited.get("HOST_IP")):
         ours["SGLANG_HOST_IP"] = spec.host  # KV's handshakes listen here; else on the address of the default route
+    if spec.kv_peers is not None:
+        ours[PEERS_VARIABLE] = ",".join(spec.kv_peers)
+    if spec.keys is not None:  # no command line: others on the host can read that
+        ours |= {KEY_VARIABLE: spec.keys.requests, ADMIN_KEY_VARIABLE: spec.keys.admin}
     if spec.visible_gpus:
         # Indices, since SGLang reads them as integers; in the order of nvidia-smi, which is not CUDA's default.
         ours |= {

@@ -8,9 +8,12 @@ from typing import Any
 
 import aiohttp
 
+from engine.access import Tls
 from engine.errors import AdapterNotTaken, EngineRefused, EngineUnreachable
 
 _KEEPALIVE_S = 2.0  # SGLang closes idle connections after 5 s; a call on a closing one would look like an engine crash
+
+_ADMIN_PATHS = frozenset({"/load_lora_adapter", "/unload_lora_adapter"})  # those that the agent uses
 
 IN_USE = "is in use"  # in the engine's error when it refuses an unload (`engine/hooks/uses.py`)
 
@@ -28,8 +31,14 @@ class EngineLoad:
 class EngineClient:
     """Calls one engine's HTTP server. Every call has a deadline; close with `aclose`."""
 
-    def __init__(self, url: str, timeout_s: float = 10.0) -> None:
+    def __init__(
+        self, url: str, timeout_s: float = 10.0, *, key: str = "", admin_key: str = "", tls: Tls | None = None
+    ) -> None:
+        """`tls`: for an engine that serves HTTPS."""
         self._url = url
+        self._key = key
+        self._admin_key = admin_key
+        self._tls = tls
         self._timeout_s = timeout_s
         connector = aiohttp.TCPConnector(keepalive_timeout=_KEEPALIVE_S)
         self._session = aiohttp.ClientSession(connector=connector)
@@ -93,7 +102,18 @@ class EngineClient:
     async def _call(self, method: str, path: str, body: Any = None, timeout_s: float | None = None) -> Any:
         timeout = aiohttp.ClientTimeout(total=timeout_s or self._timeout_s)
         try:
-            async with self._session.request(method, self._url + path, json=body, timeout=timeout) as answer:
+            key = self._admin_key if path in _ADMIN_PATHS else self._key
+            headers = {"authorization": f"Bearer {key}"} if key else None
+            tls = self._tls() if self._tls is not None and self._url.startswith("https:") else None
+            async with self._session.request(
+                method,
+                self._url + path,
+                json=body,
+                timeout=timeout,
+                headers=headers,
+                ssl=True if tls is None else tls[0],
+                server_hostname=None if tls is None else tls[1],
+            ) as answer:
                 self.num_answers += 1
                 text = await answer.text()
                 if answer.status >= 400 and not text.startswith('{"rid"'):

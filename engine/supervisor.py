@@ -189,7 +189,12 @@ class EngineSupervisor:
     async def _wait_until_up(self) -> tuple[ProcessReport, ...]:
         assert self._process is not None
         deadline = time.monotonic() + self._start_timeout_s
-        client = EngineClient(self._spec.url, timeout_s=5.0)
+        client = EngineClient(
+            self._spec.url,
+            timeout_s=5.0,
+            key=self._spec.keys.requests if self._spec.keys else "",
+            tls=self._spec.tls.call if self._spec.tls else None,
+        )
         try:
             while not await client.answers():
                 if self._process.returncode is not None:

@@ -98,7 +98,7 @@ def build_app(
         transport=transport,
         on_leave=placer.forget,
     )
-    engines = Engines(metrics, connect_timeout_s=config.connect_timeout_s)
+    engines = Engines(metrics, connect_timeout_s=config.connect_timeout_s, transport=transport)
     backends = Backends(fleet, engines, metrics, config, placer, PromptMeter(), model)
     memory_only = MemoryOnlyRevisions(fleet, adapters)
     limits = Limits(config.max_choices, vocabulary, context_length, config.limits)

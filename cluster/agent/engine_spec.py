@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from adapters.errors import BaseModelInvalid
 from adapters.model.base_model import BaseModel
 from cluster.agent.kv_transfer import check_kv_transfers
-from cluster.config.schema import ClusterConfig, WorkerConfig
+from cluster.config.schema import ClusterConfig, WorkerConfig, is_loopback
 from cluster.config.tracing import trace_settings
+from cluster.control.transport import Transport
 from cluster.errors import ConfigError
+from engine.access import EngineKeys, EngineTls
 from engine.arguments import AdapterSlots, EngineSpec, EngineTraces
 from engine.base_models import fitted_to
 from engine.errors import BaseModelNotRun
@@ -25,6 +28,14 @@ def base_model_of(config: ClusterConfig) -> BaseModel:
         raise ConfigError(f"model.path: {error}") from error
 
 
+def guarded(spec: EngineSpec, transport: Transport, name: str) -> EngineSpec:
+    """The spec with keys of its own, and with mutual TLS if the engine listens beyond this host and there is `tls`."""
+    tls, files = transport.engine_tls(spec.role, name), transport.files
+    is_alone = is_loopback(spec.host)
+    engine_tls = None if tls is None or files is None or is_alone else EngineTls(files, tls)
+    return replace(spec, keys=EngineKeys.new(), tls=engine_tls)
+
+
 def fitted_spec(config: ClusterConfig, name: str, scratch: Path, base: BaseModel) -> EngineSpec:
     """One worker's engine spec, fitted to the base model. Raises ConfigError if the engine cannot serve it."""
     check_kv_transfers(config, base)
@@ -37,13 +48,18 @@ def fitted_spec(config: ClusterConfig, name: str, scratch: Path, base: BaseModel
 def engine_spec(config: ClusterConfig, name: str, scratch: Path) -> EngineSpec:
     """One worker's engine spec as configured."""
     worker, engine, limits = config.workers[name], config.engine_of(name), config.adapter_limits
+    if "--tokenizer-worker-num" in (*engine.extra_arguments, *engine.more_arguments):
+        raise ConfigError(
+            f"worker {name}: with --tokenizer-worker-num SGLang asks for no key, and whoever reaches the engine could "
+            "use it; leave it out"
+        )
     return EngineSpec(
         role=worker.role,
         device=engine.device,
         model_path=config.model.path,
         served_name=config.model.name,
         dtype=config.model.dtype,
-        host=worker.host,
+        host=worker.engine_host or worker.host,
         port=worker.engine_port,
         bootstrap_port=worker.bootstrap_port if worker.role == "prefill" else None,
         max_total_tokens=engine.max_total_tokens,
@@ -58,6 +74,7 @@ def engine_spec(config: ClusterConfig, name: str, scratch: Path) -> EngineSpec:
         scratch=scratch,
         visible_gpus=_visible_gpus(config, name),
         traces=_traces(config, name),
+        kv_peers=_kv_peers(config, name),
     )
 
 
@@ -77,6 +94,20 @@ def _visible_gpus(config: ClusterConfig, name: str) -> tuple[int, ...]:
     own = _indices(worker)
     theirs = {index for peer in peers if peer.host == worker.host for index in _indices(peer)}
     return (*own, *sorted(theirs - set(own))) if own else ()
+
+
+def _kv_peers(config: ClusterConfig, name: str) -> tuple[str, ...] | None:
+    worker = config.workers[name]
+    if worker.role not in _PEERS:
+        return None
+    given = config.engine_of(name).kv_peers
+    if given is not None:
+        return given
+    peers, found = config.workers_of(_PEERS[worker.role]).values(), config.discovery.by_role.get(_PEERS[worker.role])
+    if found is not None and (found.is_srv or config.discovery.nameservers):
+        return None  # this host's resolver does not know their addresses
+    names = {each.engine_host or each.host for each in (worker, *peers)}
+    return tuple(sorted(names if found is None else names | {found.dns}))
 
 
 def _indices(worker: WorkerConfig) -> tuple[int, ...]:

@@ -20,7 +20,7 @@ import grpc
 import uvloop
 from prometheus_client import CollectorRegistry
 
-from cluster.agent.engine_spec import base_model_of, fitted_spec
+from cluster.agent.engine_spec import base_model_of, fitted_spec, guarded
 from cluster.agent.peers import Peers
 from cluster.agent.worker_metrics import WorkerMetrics
 from cluster.config.schema import ClusterConfig
@@ -72,10 +72,10 @@ class WorkerAgent:
         self.scratch = scratch
         self.worker = config.workers[name]
         self.base = base_model_of(config)
-        self.spec = fitted_spec(config, name, scratch / "engine", self.base)
+        self.transport = Transport.of(config, name)
+        self.spec = guarded(fitted_spec(config, name, scratch / "engine", self.base), self.transport, name)
         self.hub = WorkerStateHub()
         self.metrics = WorkerMetrics(name, self.role)
-        self.transport = Transport.of(config, name)
         export_expiry(self.metrics.registry, lambda: self.transport.expiry)
         self.tracing = Tracing()  # on in `run`, if it is configured
         self.peers = Peers(
@@ -126,7 +126,13 @@ class WorkerAgent:
 
     async def run(self) -> None:
         """Serve until SIGTERM or SIGINT, then drain and stop the engine."""
-        self.engine = EngineClient(self.spec.url)
+        keys, tls = self.spec.keys, self.spec.tls
+        self.engine = EngineClient(
+            self.spec.url,
+            key=keys.requests if keys else "",
+            admin_key=keys.admin if keys else "",
+            tls=tls.call if tls else None,
+        )
         settings = self.config.engine_of(self.name)
         supervisor = EngineSupervisor(
             self.spec,
@@ -232,6 +238,7 @@ class WorkerAgent:
             domain=self.worker.domain,
             agent_id=self._agent_id,
             tensor_parallel=self.spec.tensor_parallel,
+            engine_key=self.spec.keys.requests if self.spec.keys else "",
         )
 
     @property

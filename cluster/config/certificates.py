@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from cluster.config.schema import ClusterConfig
+from cluster.config.schema import ClusterConfig, is_loopback
 from cluster.errors import ConfigError
 from process.certificates.errors import CertificateError
 from process.certificates.files import CertificateFiles, check, check_identity
-from process.certificates.identity import ROUTER
+from process.certificates.identity import OPERATOR, ROUTER
 
 _PLACEHOLDER = "{name}"
 
@@ -29,11 +29,12 @@ def client_files(config: ClusterConfig) -> CertificateFiles | None:
 
 
 def check_process(config: ClusterConfig, name: str) -> None:
-    """Check the certificates that a process would use: a worker, `router` or `operator`.
+    """Check the certificates that a process would use, or that it needs none: a worker, `router` or `operator`.
 
     Raises ConfigError with its location. A router's or operator's certificate may have any name, a worker's its own.
     """
     worker = config.workers.get(name)
+    _check_plain_text(config, name)
     files = cluster_files(config, name)
     if files is not None:
         try:
@@ -49,6 +50,30 @@ def check_cluster(config: ClusterConfig) -> None:
     """Check the certificates of every process of cluster.yaml, as `prelude up` starts them. Raises ConfigError."""
     for name in (ROUTER, *config.workers):
         check_process(config, name)
+
+
+def _check_plain_text(config: ClusterConfig, name: str) -> None:
+    """Whoever is on the network can read and change what is not protected, so that has to be said."""
+    router = config.router
+    if router.insecure:
+        return
+    if name == ROUTER and router.tls is None and not is_loopback(router.host):
+        raise ConfigError(
+            f"{router.host} can be reached from other machines, over plain HTTP. Set `router: {{tls: {{certificate: "
+            "FILE, key: FILE}}`, or host to 127.0.0.1; `router: {insecure: true}` serves in plain text",
+            location=("router", "host"),
+        )
+    if config.tls is not None:
+        return
+    for worker_name, worker in config.workers.items():
+        for field, host in (("host", worker.host), ("engine_host", worker.engine_host)):
+            if name in (ROUTER, OPERATOR, worker_name) and host is not None and not is_loopback(host):
+                raise ConfigError(
+                    f"{host} can be reached from other machines, and traffic between processes is plain text. Set `tls`"
+                    ' (docs/security.md: "Certificates of the cluster"), or 127.0.0.1; `router: {insecure: true}` '
+                    "allows plain text",
+                    location=("workers", worker_name, field),
+                )
 
 
 def _check_client_files(config: ClusterConfig) -> None:

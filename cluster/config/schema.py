@@ -141,6 +141,9 @@ class EngineConfig(_Section):
     context_length: Annotated[int, Field(ge=8)] | None = None  # None: the model's maximum
     tensor_parallel: Annotated[int, Field(ge=1)] = 1  # GPUs of one engine, among which it divides the model
     start_timeout_s: Seconds = 600.0
+    # Who may reach the ports over which KV transfers are arranged: names, addresses or networks such as 10.2.0.0/16.
+    # None: the hosts of the peers. Needed where peers call from other addresses than their `host`.
+    kv_peers: tuple[Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9._:/-]{1,253}$")], ...] | None = None
     # A part of the engine that shows no sign of life for so long: no requests, and a restart after twice or four times
     # that (docs/workers.md). None: nothing looks for hangs.
     hang_timeout_s: Annotated[float, Field(ge=1)] | None = 10.0
@@ -221,6 +224,9 @@ class WorkerConfig(_Section):
 
     role: Literal["prefill", "decode", "unified"]  # unified: prefill and decode in one engine
     host: str = "127.0.0.1"
+    # Where the engine listens, with SGLang's KV bootstrap; None: `host`. 127.0.0.1 if the router and, for a pair, the
+    # peers are on this host.
+    engine_host: str | None = None
     control_port: Port = 0  # the agent's gRPC
     metrics_port: Port = 0  # the agent's HTTP: /metrics, /health, /ready
     engine_port: Port = 0  # SGLang's HTTP
@@ -397,7 +403,8 @@ class RouterConfig(_Section):
     host: str = "127.0.0.1"
     port: Port = 8000
     auth: AuthConfig | None = None  # None: no authentication, on this machine only
-    insecure: bool = False  # serve beyond this machine without authentication
+    # Serve beyond this machine without authentication, and let the router and the workers use plain text there.
+    insecure: bool = False
     share_base_prefixes: bool = False  # one prefix cache for the base model's prompts of all tenants
     tls: ClientTlsConfig | None = None  # None: plain HTTP
     admin: AdminConfig = AdminConfig()

@@ -12,7 +12,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from adapters.errors import AdapterError
 from adapters.store import Envelope
 from cluster.control import control_pb2 as pb
-from cluster.control.authorization import AuthorizedCalls
+from cluster.control.authorization import ENGINE_KEY_READERS, AuthorizedCalls, caller_of
 from cluster.control.bounds import MAX_MESSAGE_BYTES, BoundedRequests
 from cluster.control.control_pb2_grpc import WorkerControlServicer, add_WorkerControlServicer_to_server
 from cluster.control.worker import AdapterOperations, Worker
@@ -33,7 +33,12 @@ class ControlService(WorkerControlServicer):
         self._worker = worker
 
     async def Describe(self, request, context) -> pb.WorkerDescription:
-        return self._worker.describe()
+        description = self._worker.describe()
+        if self._worker.transport.is_secure:
+            caller = caller_of(context)
+            if caller is None or caller.role not in ENGINE_KEY_READERS:
+                description.engine_key = ""
+        return description
 
     async def WatchState(self, request, context) -> AsyncIterator[pb.WorkerState]:
         async for state in self._worker.hub.watch(request.heartbeat_s or 5.0):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import grpc
@@ -26,6 +26,7 @@ class Transport:
 
     def __init__(self, files: CertificateFiles | None = None) -> None:
         """Raises CertificateError. Without files everything is plain text."""
+        self.files = files
         self._pem = None if files is None else Following(files, _read)
         self._context = None if files is None else Following(files, make_client_context)
         self.identity: Identity | None = None if self._pem is None else self._pem.checked.identity
@@ -97,9 +98,12 @@ class Transport:
             raise DescriptionRefused(f"its certificate is that of {found.uri}, where {role} workers are looked for")
         return found
 
-    def client_context(self) -> ssl.SSLContext | None:
-        """For HTTPS to engines; None without TLS."""
-        return None if self._context is None else self._context.current()
+    def engine_tls(self, role: str, name: str) -> Callable[[], tuple[ssl.SSLContext, str]] | None:
+        """For HTTPS to a worker's engine, at each connection: the context, and the name that the engine must have."""
+        if self._context is None or self.identity is None:
+            return None
+        following, server = self._context, self.identity.peer(role, name).dns
+        return lambda: (following.current(), server)
 
     def add_port(self, server: grpc.aio.Server, address: str) -> int:
         """Have a server listen; its handshakes follow the files. Returns the port."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import ssl
 from collections.abc import Callable
 
 import grpc
@@ -45,8 +46,15 @@ class WorkerWatch:
         self.state: pb.WorkerState | None = None
         self.resident: frozenset[str] = frozenset()
         self._on_change = on_change
+        self._transport = transport
+        self._role = role
         self._channel = AgentChannel(transport, address, role, name, _CHANNEL_OPTIONS)
         self.control: WorkerControlStub  # created in `run`: a channel belongs to an event loop
+
+    @property
+    def engine_tls(self) -> Callable[[], tuple[ssl.SSLContext, str]] | None:
+        """For HTTPS to its engine; by its name, which may be known once it was described."""
+        return self._transport.engine_tls(self._role, self.name)
 
     def described(self, description: pb.WorkerDescription) -> None:
         """Called whenever the worker was reached. Raises DescriptionRefused if it must not be used."""

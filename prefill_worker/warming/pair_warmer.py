@@ -26,7 +26,8 @@ async def warm_pair(
     """Return once the pair has transferred KV cache. On EngineError the requests are aborted on both engines."""
     assert decode.description is not None
     started_at = time.monotonic()
-    decode_engine = EngineClient(decode.description.engine_url)
+    description = decode.description
+    decode_engine = EngineClient(description.engine_url, key=description.engine_key, tls=decode.engine_tls)
     try:
         for _ in range(_NUM_REQUESTS):
             await _send_request(prefill, decode_engine, kv_host, kv_bootstrap_port, model)

@@ -23,6 +23,7 @@ class WorkerView:
     reason: str = "not reached yet"  # why it gets no requests, in words; may be empty
     # from Describe, once per connection
     engine_url: str = ""
+    engine_key: str = field(default="", repr=False)  # the bearer token for requests
     kv_host: str = ""
     kv_bootstrap_port: int = 0
     domain: str = ""  # NVLink or RDMA domain; empty: unknown

@@ -106,6 +106,8 @@ def engine_error(status: int, body: bytes, worker: str) -> AttemptError:
         status = reported.code
     if status == NOT_RESIDENT_STATUS:  # its text lists other tenants' revisions
         return AdapterNotResident(f"the adapter left worker {worker} before it was used", worker=worker)
+    if status in (401, 403):  # the router's key is that of an engine that was there before, not the client's fault
+        return EngineFailure(f"the engine of worker {worker} does not know the router", worker=worker)
     if 400 <= status < 500 and status not in (408, 429, 499):
         message, param = _readable(reported.message, reported.param)
         return EngineRefusal(

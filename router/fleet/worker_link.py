@@ -193,6 +193,7 @@ class WorkerLink:
             name=self.contact.endpoint.name or described.name,
             role=role,
             engine_url=described.engine_url.rstrip("/"),
+            engine_key=described.engine_key,
             kv_host=described.kv_host,
             kv_bootstrap_port=described.kv_bootstrap_port,
             domain=described.domain,

@@ -11,13 +11,14 @@ import aiohttp
 import httptools
 import msgspec
 
+from cluster.control.transport import PLAIN, Transport
 from process.tracing.span import NO_SPAN, Span
 from router.errors import BrokenAnswer, RouterError, WorkerLost
 from router.fleet.fleet_state import WorkerView
 from router.fleet.worker_errors import engine_error
 from router.fleet.worker_loads import Hold
 from router.generation.engine_bodies import Body
-from router.http.engine_connections import EngineConnection, EngineConnections
+from router.http.engine_connections import EngineConnection, EngineConnections, Tls
 from router.metrics import Metrics
 from router.protocol.sse import EventSplitter
 
@@ -34,9 +35,10 @@ log = logging.getLogger(__name__)
 class Engines:
     """The HTTP connections to all engines."""
 
-    def __init__(self, metrics: Metrics, *, connect_timeout_s: float) -> None:
+    def __init__(self, metrics: Metrics, *, connect_timeout_s: float, transport: Transport = PLAIN) -> None:
         self.connections = EngineConnections(connect_timeout_s=connect_timeout_s, idle_s=_IDLE_S)
         self._metrics = metrics
+        self._transport = transport
         self._session: aiohttp.ClientSession | None = None  # for aborts
         self._aborts: set[asyncio.Task[None]] = set()
         self._abort_slots = asyncio.Semaphore(_MAX_ABORTS)
@@ -58,6 +60,11 @@ class Engines:
         """Make a call to one engine without sending it. The call releases `hold` and ends `span` at its end."""
         return EngineCall(self, worker, path, body, rid, hold, span)
 
+    def tls(self, worker: WorkerView) -> Tls | None:
+        """How connections to a worker's engine are made, if it serves HTTPS and this router has a certificate."""
+        is_https = worker.engine_url.startswith("https:")
+        return self._transport.engine_tls(worker.role, worker.name) if is_https else None
+
     def abort(self, worker: WorkerView, rid: str) -> None:
         """Abort a request at an engine, in the background. Never waits, since failure paths call it."""
         self._metrics.aborts.labels(worker.role).inc()
@@ -68,13 +75,22 @@ class Engines:
     async def _abort(self, worker: WorkerView, rid: str) -> None:
         assert self._session is not None
         body = msgspec.json.encode({"rid": rid})
+        headers = _JSON | ({"authorization": f"Bearer {worker.engine_key}"} if worker.engine_key else {})
         for pause_s in _ABORT_PAUSES_S:
             await asyncio.sleep(pause_s)
             try:
+                tls = self.tls(worker)
+                context, server = (True, None) if tls is None else tls()
                 async with (
                     asyncio.timeout(_ABORT_TIMEOUT_S),
                     self._abort_slots,
-                    self._session.post(f"{worker.engine_url}/abort_request", data=body, headers=_JSON),
+                    self._session.post(
+                        f"{worker.engine_url}/abort_request",
+                        data=body,
+                        headers=headers,
+                        ssl=context,
+                        server_hostname=server,
+                    ),
                 ):
                     pass
             except (aiohttp.ClientError, OSError, TimeoutError) as error:
@@ -119,7 +135,7 @@ class EngineCall:
         """Send the request. What comes of it is in `output`."""
         self._is_sent, self._wants_stream = True, wants_stream
         self._hold.read_begins()
-        connection = self._engines.connections.take(self.worker.engine_url)
+        connection = self._engines.connections.take(self.worker.engine_url, self.worker.engine_key)
         if connection is not None:
             self._send(connection)
         else:
@@ -238,7 +254,10 @@ class EngineCall:
 
     async def _connect(self) -> None:
         try:
-            connection = await self._engines.connections.connect(self.worker.engine_url)
+            worker = self.worker
+            connection = await self._engines.connections.connect(
+                worker.engine_url, worker.engine_key, self._engines.tls(worker)
+            )
         except OSError as error:
             self.fail(self._connection_error(error, was_reached=not isinstance(error, TimeoutError)))
             return

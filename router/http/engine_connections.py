@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import ssl
 from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any, Protocol
@@ -20,6 +21,9 @@ _NO_HEADERS: Mapping[str, str] = {}
 _REQUEST = (
     b"POST %b HTTP/1.1\r\nhost: %b\r\naccept: */*\r\ncontent-type: application/json\r\ncontent-length: %d\r\n%b\r\n%b"
 )
+
+
+Tls = Callable[[], tuple[ssl.SSLContext, str]]  # for a handshake now: the context, and the name that the peer must have
 
 
 class Exchange(Protocol):
@@ -44,17 +48,30 @@ class EngineConnections:
         self._sweep: asyncio.TimerHandle | None = None
         self._is_closed = False
 
-    def take(self, url: str) -> EngineConnection | None:
-        """A connection that has not been idle for too long, None if there is none."""
+    def take(self, url: str, key: str = "") -> EngineConnection | None:
+        """A connection that has not been idle for too long, None if there is none. `key`: the engine's."""
         idle = self._idle.get(url)
-        return idle.pop() if idle else None
+        while idle:
+            connection = idle.pop()
+            if connection.key == key:
+                return connection
+            connection.close()  # of an engine that was there before
+        return None
 
-    async def connect(self, url: str) -> EngineConnection:
-        """A new connection. Raises OSError, and TimeoutError if the engine's host does not answer."""
+    async def connect(self, url: str, key: str = "", tls: Tls | None = None) -> EngineConnection:
+        """A new connection. Raises OSError, and TimeoutError if the engine's host does not answer.
+
+        `key`: the bearer token of its requests. `tls`: for an address with https. ssl.SSLError is an OSError.
+        """
         async with asyncio.timeout(self._connect_timeout_s):
-            host, port = _address(url)
+            is_https, host, port = _address(url)
+            context = server = None
+            if is_https:
+                if tls is None:
+                    raise ConnectionError(f"{url} wants TLS, and cluster.yaml has no `tls`")
+                context, server = tls()
             _, connection = await asyncio.get_running_loop().create_connection(
-                lambda: EngineConnection(self, url), host, port
+                lambda: EngineConnection(self, url, key), host, port, ssl=context, server_hostname=server
             )
         return connection
 
@@ -100,8 +117,10 @@ class EngineConnections:
 class EngineConnection(asyncio.Protocol):
     """One connection to an engine."""
 
-    def __init__(self, connections: EngineConnections, url: str) -> None:
+    def __init__(self, connections: EngineConnections, url: str, key: str) -> None:
         self.url = url
+        self.key = key
+        self._authorization = b"authorization: Bearer %b\r\n" % key.encode() if key else b""
         self.idle_until = 0.0
         self._connections = connections
         self._exchange: Exchange | None = None
@@ -123,7 +142,9 @@ class EngineConnection(asyncio.Protocol):
         if self._is_lost:  # since it was taken or made
             asyncio.get_running_loop().call_soon(self.connection_lost, None)
             return
-        lines = b"".join([f"{name}: {value}\r\n".encode() for name, value in more.items()]) if more else b""
+        lines = self._authorization
+        if more:
+            lines += b"".join([f"{name}: {value}\r\n".encode() for name, value in more.items()])
         if isinstance(body, bytes):
             self._transport.write(_REQUEST % (path.encode(), _host(self.url), len(body), lines, body))
         else:
@@ -213,11 +234,13 @@ def _chunk_content(data: bytes) -> bytes:
 
 
 @lru_cache(maxsize=4096)
-def _address(url: str) -> tuple[str, int]:
+def _address(url: str) -> tuple[bool, str, int]:
+    """Whether it is HTTPS, host and port. Raises ConnectionError."""
     parts = urlsplit(url)
-    if parts.scheme != "http" or not parts.hostname:
-        raise ConnectionError(f"{url} is not an address of an engine, http://host:port")
-    return parts.hostname, parts.port or 80
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ConnectionError(f"{url} is not an address of an engine, http://host:port or https://host:port")
+    is_https = parts.scheme == "https"
+    return is_https, parts.hostname, parts.port or (443 if is_https else 80)
 
 
 @lru_cache(maxsize=4096)

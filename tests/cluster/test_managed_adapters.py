@@ -300,7 +300,7 @@ def test_nothing_is_left_of_them(fleet: Fleet):
         (folder,) = {path.parents[1] for path in mapped}  # other clusters' workers of this name have their own
         for revision_id in {*residency.resident, *residency.on_disk}:
             control.EvictAdapter(pb.EvictAdapterRequest(revision_id=revision_id, from_disk=True), timeout=30)
-    models = httpx.get(f"{fleet.cluster.engine_url(fleet.worker)}/v1/models").json()["data"]
+    models = fleet.cluster.ask_engine(fleet.worker, "GET", "/v1/models").json()["data"]
     assert [model["id"] for model in models if model.get("parent")] == []
     assert mapped_files(fleet.cluster.engine(fleet.worker)) == []
     gauges = metrics_of(fleet)

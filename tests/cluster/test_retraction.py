@@ -51,7 +51,7 @@ def test_retracted_requests_come_back_with_their_own_kv(model_dir: Path, adapter
 
         for case, answer in zip(cases, asyncio.run(ask()), strict=True):
             check_tokens(case, answer)
-        metrics = httpx.get(f"{cluster.engine_url('decode-0')}/metrics").text
+        metrics = cluster.ask_engine("decode-0", "GET", "/metrics").text
         name = "sglang:num_retracted_requests_total"
         retracted = sum(float(line.split()[-1]) for line in metrics.splitlines() if line.startswith(name))
         assert retracted > 0, "nothing was retracted: this proved nothing"

@@ -12,6 +12,7 @@ from pathlib import Path
 
 os.environ["PRELUDE_ENGINE_ROLE"], os.environ["PRELUDE_ENGINE_DEVICE"] = sys.argv[1], "cpu"
 os.environ["PRELUDE_ENGINE_REPORTS"] = sys.argv[2]
+os.environ |= {"PRELUDE_ENGINE_KEY": "one", "PRELUDE_ENGINE_ADMIN_KEY": "two", "PRELUDE_ENGINE_KV_PEERS": "10.9.9.9"}
 
 import request_threads
 
@@ -41,7 +42,9 @@ def observe() -> dict:
     import zmq
     from sglang.srt.constrained import xgrammar_backend
     from sglang.srt.constrained.base_grammar_backend import BaseGrammarBackend, InvalidGrammarObject
+    from sglang.srt.disaggregation.common import conn as common
     from sglang.srt.disaggregation.nixl import conn
+    from sglang.srt.entrypoints import http_server
     from sglang.srt.entrypoints.openai import serving_tokenize
     from sglang.srt.lora import layers
     from sglang.srt.lora.backend import torch_backend
@@ -50,6 +53,7 @@ def observe() -> dict:
     from sglang.srt.managers.detokenizer_manager import DetokenizerManager
     from sglang.srt.managers.io_struct import ConfigureLoggingReq
     from sglang.srt.managers.scheduler import Scheduler
+    from sglang.srt.utils import auth
 
     from engine.vital_signs import read_vitals
 
@@ -101,6 +105,23 @@ def observe() -> dict:
             model_runner=types.SimpleNamespace(model=torch.nn.Linear(1, 1), lora_manager=None)
         ),
     )
+
+    def middlewares_of_bootstrap():
+        app = types.SimpleNamespace(router=types.SimpleNamespace(), middlewares=[])
+        app.router.add_route = app.router.add_post = app.router.add_get = lambda *_: None
+        server = types.SimpleNamespace(app=app)
+        for handler in ("route", "register_dp_rank", "query_dp_ranks", "health_check"):
+            setattr(server, f"_handle_{handler}", None)
+        common.CommonKVBootstrapServer._setup_routes(server)
+        return len(app.middlewares)
+
+    def zap_domain_of_kv_socket():
+        context = zmq.Context()
+        _, pull = common.get_zmq_socket_on_host(context, zmq.PULL, host="127.0.0.1")
+        seen = [pull.getsockopt(zmq.ZAP_DOMAIN).decode().rstrip("\0"), zmq.ZAP_DOMAIN in context.sockopts]
+        pull.close(0)
+        context.term()
+        return seen
 
     def reported():
         Scheduler.get_init_info(scheduler)
@@ -189,6 +210,27 @@ def observe() -> dict:
         "detokenizer_lives": outcome(detokenizer_signs),
         "kv_thread_lives": outcome(kv_thread_signs),
         "prefill_is_published": [outcome(lambda: Scheduler.run_batch(looping, prompt)), prefill_published][1],
+        "keys_of_the_environment": [
+            auth.decide_request_auth(
+                method="POST",
+                path=path,
+                authorization_header=header,
+                api_key="in-the-environment",
+                admin_api_key="in-the-environment",
+                auth_level=level,
+            ).allowed
+            for path, level in (
+                ("/generate", auth.AuthLevel.NORMAL),
+                ("/load_lora_adapter", auth.AuthLevel.ADMIN_OPTIONAL),
+                ("/abort_request", auth.AuthLevel.ADMIN_OPTIONAL),
+                ("/health_generate", auth.AuthLevel.NORMAL),
+                ("/health", auth.AuthLevel.NORMAL),
+            )
+            for header in (None, "Bearer in-the-environment", "Bearer one", "Bearer two")
+        ],
+        "mutual_tls": hasattr(http_server.uvicorn, "__version__"),
+        "kv_bootstrap_for_peers": outcome(middlewares_of_bootstrap),
+        "kv_messages_from_peers": outcome(zap_domain_of_kv_socket),
         "waiting_is_visible": [outcome(lambda: Scheduler.on_idle(waiting)), published][1],
         "lora_layers_do_not_pin": outcome(lambda: layers.torch.tensor([1], pin_memory=True).tolist()),
         "lora_backend_does_not_pin": outcome(lambda: torch_backend.torch.zeros(1, pin_memory=True).tolist()),

@@ -26,6 +26,18 @@ EXPECTED = {
     "detokenizer_lives": (lambda seen: seen == 0, lambda seen: seen == 1),
     "kv_thread_lives": (lambda seen: seen == [True, 0], lambda seen: seen == [True, 1]),
     "prefill_is_published": (lambda seen: seen == [], lambda seen: seen == [True]),
+    # /generate, /load_lora_adapter, /abort_request, /health_generate, /health: without a key, with the one of SGLang's
+    # arguments, with the first and with the second of the environment.
+    "keys_of_the_environment": (
+        lambda seen: seen == 3 * [False, True, False, False] + 8 * [True],
+        lambda seen: (
+            seen
+            == [False, False, True, False] + [False, False, False, True] + 2 * [False, False, True, False] + 4 * [True]
+        ),
+    ),
+    "mutual_tls": (lambda seen: seen is True, lambda seen: seen is False),
+    "kv_bootstrap_for_peers": (lambda seen: seen == 0, lambda seen: seen == 1),
+    "kv_messages_from_peers": (lambda seen: seen == ["", False], lambda seen: seen == ["prelude-kv", False]),
     "waiting_is_visible": (lambda seen: seen == [], lambda seen: seen == [True]),
     "lora_layers_do_not_pin": (lambda seen: "Error" in seen, lambda seen: seen == [1]),
     "lora_backend_does_not_pin": (lambda seen: "Error" in seen, lambda seen: seen == [0.0]),

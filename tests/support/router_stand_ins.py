@@ -39,8 +39,10 @@ from adapters.store import open_store
 from cluster.config.schema import DiscoveryConfig, RouterConfig
 from cluster.control import control_pb2 as control
 from cluster.control.control_pb2_grpc import WorkerControlServicer, add_WorkerControlServicer_to_server
+from cluster.control.transport import PLAIN, Transport
 from cluster.discovery.source import WorkerSource
-from process.certificates.contexts import Following, make_pinned_context, server_context
+from process.certificates.contexts import Following, make_pinned_context, make_server_context, server_context
+from process.certificates.files import CertificateFiles
 from process.tracing.span import Tracing
 from router.app import build_app
 from router.fleet.fleet import Fleet
@@ -136,6 +138,9 @@ class EngineStandIn:
     aborted: list[str] = field(default_factory=list)
     abort_events: dict[str, asyncio.Event] = field(default_factory=dict)
     num_running: int = 0
+    key: str = ""  # that requests must have; "": none
+    tls: ssl.SSLContext | None = None
+    num_refused: int = 0  # for want of the key
     runner: web.AppRunner | None = None
     url: str = ""
 
@@ -144,7 +149,7 @@ class EngineStandIn:
         return [json.loads(body) for body in self.bodies]
 
     async def start(self, port: int = 0) -> None:
-        app = web.Application(client_max_size=64 * 1024**2)
+        app = web.Application(client_max_size=64 * 1024**2, middlewares=[self._ask_for_key])
         app.router.add_post("/v1/chat/completions", self.handle)
         app.router.add_post("/v1/completions", self.handle)
         app.router.add_post("/generate", self.handle)
@@ -153,9 +158,16 @@ class EngineStandIn:
         app.router.add_post("/abort_request", self.abort)
         self.runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0)
         await self.runner.setup()
-        site = web.TCPSite(self.runner, "127.0.0.1", port)
+        site = web.TCPSite(self.runner, "127.0.0.1", port, ssl_context=self.tls)
         await site.start()
-        self.url = f"http://127.0.0.1:{site._server.sockets[0].getsockname()[1]}"
+        self.url = f"http{'' if self.tls is None else 's'}://127.0.0.1:{site._server.sockets[0].getsockname()[1]}"
+
+    @web.middleware
+    async def _ask_for_key(self, request: web.Request, handler: Any) -> web.StreamResponse:
+        if self.key and request.headers.get("authorization") != f"Bearer {self.key}":
+            self.num_refused += 1
+            return web.json_response({"error": "Unauthorized"}, status=401)
+        return await handler(request)
 
     async def stop(self) -> None:
         """Close all connections at once, as a killed process does."""
@@ -353,8 +365,9 @@ _ROLES = {"prefill": control.ROLE_PREFILL, "decode": control.ROLE_DECODE, "unifi
 class WorkerStandIn(WorkerControlServicer):
     """An agent's control service with an engine behind it."""
 
-    def __init__(self, name: str, role: str) -> None:
+    def __init__(self, name: str, role: str, transport: Transport = PLAIN) -> None:
         self.name = name
+        self.transport = transport
         self.role = role
         self.domain = ""
         self.agent_id = f"{name}'s agent"
@@ -392,7 +405,7 @@ class WorkerStandIn(WorkerControlServicer):
         await self.engine.start()
         self._server = grpc.aio.server()
         add_WorkerControlServicer_to_server(self, self._server)
-        self.address = f"{host}:{self._server.add_insecure_port(f'{host}:{port}')}"
+        self.address = f"{host}:{self.transport.add_port(self._server, f'{host}:{port}')}"
         await self._server.start()
 
     async def restart_agent(self) -> None:
@@ -401,7 +414,7 @@ class WorkerStandIn(WorkerControlServicer):
         self._deltas.clear()
         self._server = grpc.aio.server()
         add_WorkerControlServicer_to_server(self, self._server)
-        self._server.add_insecure_port(self.address)
+        self.transport.add_port(self._server, self.address)
         await self._server.start()
 
     async def stop(self) -> None:
@@ -433,6 +446,7 @@ class WorkerStandIn(WorkerControlServicer):
             "kv_bootstrap_port": 8998 if self.role == "prefill" else 0,
             "model": MODEL,
             "domain": self.domain,
+            "engine_key": self.engine.key,
             "agent_id": self.agent_id,
         }
         return control.WorkerDescription(**fields | self.described)
@@ -645,6 +659,7 @@ async def running_cluster(
     catalog_url: str | None = None,
     directories: Mapping[str, Path] = DIRECTORIES,
     client_tls: Following[ssl.SSLContext] | None = None,
+    certificates: Callable[[str, str], CertificateFiles] | None = None,  # by role and name: mutual TLS between all
     tracing: Tracing | None = None,
     sources: Sequence[WorkerSource] = (),
     discovery: DiscoveryConfig = DiscoveryConfig(),
@@ -652,9 +667,18 @@ async def running_cluster(
 ) -> AsyncIterator[ClusterStandIn]:
     """A ready router on a free port, with workers. Its catalog and store are in `folder`, or a temporary one."""
     router_config = RouterConfig(port=0, **config)
-    prefill = [WorkerStandIn(f"p{i}", "prefill") for i in range(num_prefill)]
-    decode = [WorkerStandIn(f"d{i}", "decode") for i in range(num_decode)]
-    unified = [WorkerStandIn(f"u{i}", "unified") for i in range(num_unified)]
+
+    def stand_in(role: str, name: str) -> WorkerStandIn:
+        if certificates is None:
+            return WorkerStandIn(name, role)
+        files = certificates(role, name)
+        worker = WorkerStandIn(name, role, Transport(files))
+        worker.engine.key, worker.engine.tls = f"key of {name}", make_server_context(files)
+        return worker
+
+    prefill = [stand_in("prefill", f"p{i}") for i in range(num_prefill)]
+    decode = [stand_in("decode", f"d{i}") for i in range(num_decode)]
+    unified = [stand_in("unified", f"u{i}") for i in range(num_unified)]
     workers = [*prefill, *decode, *unified]
     async with AsyncExitStack() as stack:
         for worker in workers:
@@ -678,6 +702,7 @@ async def running_cluster(
             admin=admin,
             sources=sources,
             discovery=discovery,
+            transport=PLAIN if certificates is None else Transport(certificates("router", "router")),
             random=_Zeros(),
             tracing=tracing,
         )

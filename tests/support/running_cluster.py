@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import functools
 import signal
 import subprocess
 import sys
@@ -17,7 +19,11 @@ import psutil
 import yaml
 
 from cluster.config.load import dump_cluster_config, load_cluster_config
+from cluster.control import control_pb2 as pb
+from cluster.control.control_pb2_grpc import WorkerControlStub
+from cluster.control.transport import Transport
 from cluster.local.ports import with_ports
+from process.certificates.contexts import make_pinned_context
 
 CHUNK_TOKENS = 64  # of prefill; prompts in the tests are shorter, equal and longer
 START_TIMEOUT_S = 240.0
@@ -33,6 +39,12 @@ class RunningCluster:
     logs: Path
     config: Any
     supervisor: psutil.Process
+
+    @functools.cached_property
+    def verify(self) -> Any:
+        """How a client knows the router, for httpx."""
+        tls = self.config.router.tls
+        return True if tls is None else make_pinned_context(tls.certificate)
 
     @property
     def admin_url(self) -> str:
@@ -51,10 +63,30 @@ class RunningCluster:
         """The SGLang server of a worker."""
         return next(child for child in self.process(name).children() if "engine.launch" in child.cmdline())
 
-    def engine_url(self, name: str) -> str:
-        """Base URL of a worker's SGLang server: for looking inside, never the way of a request."""
+    def ask_engine(self, name: str, method: str, path: str, *, key: str | None = None, **more: Any) -> httpx.Response:
+        """Ask a worker's SGLang server, as routers do: for looking inside, never the way of a request.
+
+        `key`: another one than the router's.
+        """
+        description = self.describe(name)
+        key = description.engine_key if key is None else key
+        transport = Transport.of(self.config, "router")
+        tls = transport.engine_tls(self.config.workers[name].role, name)
+        with httpx.Client(verify=True if tls is None else tls()[0], timeout=30) as client:
+            extensions = {} if tls is None else {"sni_hostname": tls()[1]}
+            headers = {"authorization": f"Bearer {key}"} if key else {}
+            return client.request(method, description.engine_url + path, headers=headers, extensions=extensions, **more)
+
+    def describe(self, name: str, caller: str = "router") -> pb.WorkerDescription:
+        """What an agent says of its worker to a router, or to `caller`."""
         worker = self.config.workers[name]
-        return f"http://{worker.host}:{worker.engine_port}"
+
+        async def call() -> pb.WorkerDescription:
+            address = f"{worker.host}:{worker.control_port}"
+            async with Transport.of(self.config, caller).channel(address, worker.role, name) as channel:
+                return await WorkerControlStub(channel).Describe(pb.DescribeRequest(), timeout=10)
+
+        return asyncio.run(call())
 
     def worker_url(self, name: str) -> str:
         """Base URL of an agent's metrics and readiness."""
@@ -66,7 +98,7 @@ class RunningCluster:
         started_at = time.monotonic()
         urls = [f"{self.url}/ready", *(f"{self.worker_url(name)}/ready" for name in self.config.workers)]
         while time.monotonic() - started_at < timeout_s:
-            if all(_is_ready(url) for url in urls):
+            if all(_is_ready(url, self.verify) for url in urls):
                 return time.monotonic() - started_at
             time.sleep(0.1)
         raise TimeoutError(f"not ready within {timeout_s} s")
@@ -75,14 +107,14 @@ class RunningCluster:
         """(running, queued, KV tokens of running requests) per worker, as its engine says."""
         loads = {}
         for name in self.config.workers:
-            rank = httpx.get(f"{self.engine_url(name)}/v1/loads").json()["loads"][0]
+            rank = self.ask_engine(name, "GET", "/v1/loads").json()["loads"][0]
             loads[name] = (rank["num_running_reqs"], rank["num_waiting_reqs"], rank["num_used_tokens"])
         return loads
 
 
-def _is_ready(url: str) -> bool:
+def _is_ready(url: str, verify: Any) -> bool:
     try:
-        return httpx.get(url, timeout=2).status_code == 200
+        return httpx.get(url, timeout=2, verify=verify).status_code == 200
     except httpx.HTTPError:
         return False
 
@@ -118,7 +150,7 @@ def running_cluster(
         [sys.executable, "-m", "cli.main", "up", "--config", str(path)], stdout=output, stderr=output
     )
     running = RunningCluster(
-        url=f"http://{config.router.host}:{config.router.port}",
+        url=f"http{'' if config.router.tls is None else 's'}://{config.router.host}:{config.router.port}",
         model_dir=model_dir,
         adapters=adapters,
         logs=root / "logs",

@@ -30,7 +30,7 @@ adapters.catalog.sql
 adapters.packed
 adapters adapters.verification
 samples
-engine.errors engine.pin engine.step_times engine.vital_signs engine.cpu_support
+engine.access engine.errors engine.kv_peers engine.pin engine.step_times engine.vital_signs engine.cpu_support
 engine.client engine.adapter_slots
 engine.hooks.bounds
 engine.hooks

@@ -11,6 +11,8 @@ import pytest
 from support.certificates import authority, expired, issued
 
 from cli.main import main
+from cluster.config.certificates import check_cluster
+from cluster.config.load import load_cluster_config
 from process.certificates.files import CertificateFiles, check, check_identity
 
 CLUSTER = """
@@ -197,3 +199,47 @@ class TestStart:
 
 def _other_ca(tmp_path: Path) -> Path:
     return authority(tmp_path / "other").certificate
+
+
+class TestPlainText:
+    """Beyond loopback it has to be said."""
+
+    ROUTER = CLUSTER.split("tls:", maxsplit=1)[0] + "router: {host: 0.0.0.0, auth: {}}\n"
+    WORKER = CLUSTER.split("tls:", maxsplit=1)[0].replace("role: decode", "role: decode, host: 192.0.2.9")
+    ENGINE = CLUSTER.split("tls:", maxsplit=1)[0].replace("role: decode", "role: decode, engine_host: 192.0.2.9")
+
+    @pytest.mark.parametrize(
+        ("text", "words", "place"),
+        [
+            (ROUTER, ["router"], "6: router.host: 0.0.0.0 "),
+            (ROUTER, ["up"], "6: router.host: 0.0.0.0 "),
+            (WORKER, ["decode-worker", "--name", "decode-0"], "5: workers.decode-0.host: 192.0.2.9 "),
+            (WORKER, ["router"], "5: workers.decode-0.host: 192.0.2.9 "),
+            (WORKER, ["workers", "list"], "5: workers.decode-0.host: 192.0.2.9 "),
+            (ENGINE, ["decode-worker", "--name", "decode-0"], "5: workers.decode-0.engine_host: 192.0.2.9 "),
+        ],
+    )
+    def test_is_refused_with_the_remedy(
+        self, config: Path, capsys: pytest.CaptureFixture[str], text: str, words: list[str], place: str
+    ):
+        config.write_text(text)
+        error = TestStart().refused(config, capsys, *words)
+        assert f"{config}:{place}" in error
+        assert "Set `" in error
+        assert "insecure: true" in error
+
+    @pytest.mark.parametrize(
+        "text", [ROUTER.replace("auth: {}", "insecure: true"), WORKER + "router: {insecure: true}\n"]
+    )
+    def test_is_allowed_where_it_is_asked_for(self, config: Path, text: str):
+        config.write_text(text)
+        check_cluster(load_cluster_config(config))
+
+    def test_tls_of_the_cluster_is_no_tls_for_clients(self, config: Path, capsys: pytest.CaptureFixture[str]):
+        config.write_text(CLUSTER + "router: {host: 0.0.0.0, auth: {}}\n")
+        certs(config, "init")
+        certs(config, "issue")
+        assert ": router.host: 0.0.0.0 " in TestStart().refused(config, capsys, "router")
+        own = "tls: {certificate: certs/router.crt, key: certs/router.key}"
+        config.write_text(config.read_text().replace("auth: {}", own))
+        check_cluster(load_cluster_config(config))

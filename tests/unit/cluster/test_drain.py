@@ -187,7 +187,7 @@ def test_sigterm_drains_within_its_bound_and_cannot_be_undone(tmp_path: Path, mo
         async with draining_agent(tmp_path, monkeypatch, drain_timeout_s=2.0) as (ready, _, engine):
             agent = DecodeAgent(with_ports(ready.config.model_copy(update={"workers": fresh(ready)})), "d", tmp_path)
             agent.spec = ready.spec
-            monkeypatch.setattr(worker_agent, "EngineClient", lambda _url: KeptOpen(ready.engine))
+            monkeypatch.setattr(worker_agent, "EngineClient", lambda _url, **_: KeptOpen(ready.engine))
             run = asyncio.create_task(agent.run())
             async with asyncio.timeout(10):
                 while signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:  # noqa: ASYNC110 it tells nobody

@@ -144,3 +144,93 @@ class TestClients:
             writer.close()
 
         self.cluster(ca, test)
+
+
+class TestEngines:
+    """The router and engines beyond loopback: HTTPS with certificates of both, and the engine's key."""
+
+    def cluster(self, ca: Authority, test: Callable, swapped: bool = False, **config) -> None:
+        def certificates(role: str, name: str) -> CertificateFiles:
+            return issued(ca, role, name)
+
+        async def run():
+            async with running_cluster(certificates=certificates, **config) as cluster:
+                await test(cluster)
+
+        asyncio.run(run())
+
+    def test_requests_streams_and_aborts_carry_the_key(self, ca: Authority):
+        async def test(cluster: ClusterStandIn):
+            status, _, _ = await cluster.post(prompt="x")
+            assert status == 200
+            assert (await cluster.stream(prompt="x"))[-1] == b"[DONE]"
+            status, answer, _ = await cluster.post("/v1/tokenize", prompt="x")
+            assert status == 200, answer
+            decode = cluster.decode[0].engine
+            decode.event_gap_s = 30.0
+            async with cluster.http.post(f"{cluster.url}/v1/completions", json=BODY) as response:
+                assert response.status == 200
+                await response.content.readany()
+            await eventually(lambda: asyncio.sleep(0, len(decode.aborted)), bool)
+            for worker in cluster.workers:
+                assert worker.engine.url.startswith("https://")
+                assert worker.engine.num_refused == 0
+                for headers in worker.engine.headers:
+                    lower = {name.lower(): value for name, value in headers.items()}
+                    assert lower["authorization"] == f"Bearer {worker.engine.key}"
+
+        self.cluster(ca, test)
+
+    def test_clients_keys_never_reach_engines_nor_theirs_clients(self, ca: Authority):
+        async def test(cluster: ClusterStandIn):
+            headers = {"authorization": "Bearer of a client"}
+            body = {"model": "base", "prompt": "x"}
+            async with cluster.http.post(f"{cluster.url}/v1/completions", json=body, headers=headers) as answer:
+                assert answer.status == 200
+                text = str(answer.headers) + await answer.text()
+            for worker in cluster.workers:
+                assert "of a client" not in str(worker.engine.headers)
+                assert worker.engine.key not in text
+            _, page = await cluster.get("/ready")
+            assert "key of" not in str(page)
+
+        self.cluster(ca, test)
+
+    def test_an_engine_with_another_workers_certificate_gets_no_request(self, ca: Authority):
+        """As if somebody had taken a worker's address, with a certificate and key of the cluster."""
+
+        async def test(cluster: ClusterStandIn):
+            other = make_server_context(issued(ca, "decode", "d7"))
+            engine = cluster.decode[0].engine
+            port = int(engine.url.rpartition(":")[2])
+            await engine.stop()
+            engine.tls = other
+            await engine.start(port)
+            engine.bodies.clear()
+            status, answer, _ = await cluster.post(prompt="x")
+            assert status == 502, answer
+            assert engine.bodies == []
+
+        self.cluster(ca, test, max_attempts=1)
+
+    def test_a_restarted_engine_with_a_new_key_is_no_error_of_the_client(self, ca: Authority):
+        """The router's key is stale until its stream comes back: a failure of the worker, which others can take."""
+
+        async def test(cluster: ClusterStandIn):
+            stale, other = cluster.unified
+            stale.engine.key = "new"
+            for _ in range(4):
+                status, answer, _ = await cluster.post(prompt="x")
+                assert status == 200, answer
+            assert stale.engine.num_refused >= 1
+            await stale.restart_agent()
+
+            async def answered() -> bool:
+                count = len(stale.engine.bodies)
+                await cluster.post(prompt="x")
+                return len(stale.engine.bodies) > count
+
+            await other.change(ready=False)
+            await eventually(answered, bool)
+
+        self.cluster(ca, test, num_prefill=0, num_decode=0, num_unified=2)

@@ -1,0 +1,1 @@
+"""Hooks that guard what an engine listens on."""

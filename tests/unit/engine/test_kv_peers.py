@@ -1,0 +1,148 @@
+"""Who may reach the KV ports of an engine, over real sockets where libzmq or aiohttp decides."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+
+import aiohttp
+import pytest
+import zmq
+from aiohttp import web
+
+from engine.hooks.guards import kv as hooks
+from engine.kv_peers import KvPeers
+
+
+@pytest.mark.parametrize(
+    ("address", "expected"),
+    [
+        ("10.0.0.2", True),
+        ("::ffff:10.0.0.2", True),  # as a server on both families sees it
+        ("10.0.0.3", False),
+        ("10.2.200.1", True),
+        ("10.3.0.1", False),
+        ("fd00::5", True),
+        ("fd01::5", False),
+        ("127.0.0.1", True),  # this host's own processes
+        ("::1", True),
+        ("", False),
+        ("decode-0", False),
+    ],
+)
+def test_addresses_and_networks(address: str, expected: bool):
+    assert KvPeers(["10.0.0.2", "10.2.0.0/16", "fd00::/16"]).include(address) is expected
+
+
+def test_names_are_resolved_again_when_their_time_is_up():
+    found, clock = {"decode-0": {"10.0.0.7"}}, [0.0]
+    peers = KvPeers(["decode-0"], lambda name: found[name], lambda: clock[0])
+    assert peers.include("10.0.0.7")
+    found["decode-0"] = {"10.0.0.8"}  # its pod moved
+    clock[0] = 5.0
+    assert not peers.include("10.0.0.8")
+    clock[0] = 10.0
+    assert peers.include("10.0.0.8")
+    assert not peers.include("10.0.0.7")
+
+
+def test_a_stranger_is_logged_once_and_not_without_bound(caplog: pytest.LogCaptureFixture):
+    peers = KvPeers(["10.0.0.2"])
+    for _ in range(3):
+        assert not peers.include("10.0.0.3")
+    assert len(caplog.records) == 1
+    assert "10.0.0.3" in caplog.text
+    assert "engine.kv_peers" in caplog.text
+    for number in range(1000):
+        peers.include(f"10.1.{number // 250}.{number % 250}")
+    assert len(caplog.records) <= 64
+
+
+class TestBootstrap:
+    def asked(self, monkeypatch: pytest.MonkeyPatch, remote: str) -> int:
+        monkeypatch.setenv(hooks.PEERS_VARIABLE, "10.0.0.2")
+        app = web.Application()
+        hooks.bootstrap_for_peers(None, SimpleNamespace(app=app))
+
+        async def run() -> int:
+            async def route(_request: web.Request) -> web.Response:
+                return web.Response(text="where the ranks are")
+
+            @web.middleware
+            async def from_remote(request: web.Request, handler):
+                return await handler(request.clone(remote=remote))
+
+            app.router.add_get("/route", route)
+            app.middlewares.insert(0, from_remote)
+            runner = web.AppRunner(app)
+            await runner.setup()
+            site = web.TCPSite(runner, "127.0.0.1", 0)
+            await site.start()
+            port = site._server.sockets[0].getsockname()[1]  # type: ignore[union-attr]
+            async with aiohttp.ClientSession() as http, http.get(f"http://127.0.0.1:{port}/route") as answer:
+                status = answer.status
+            await runner.cleanup()
+            return status
+
+        return asyncio.run(run())
+
+    def test_peers_are_told_and_strangers_are_not(self, monkeypatch: pytest.MonkeyPatch):
+        assert self.asked(monkeypatch, "10.0.0.2") == 200
+        assert self.asked(monkeypatch, "10.0.0.3") == 403
+
+    def test_without_peers_nothing_changes(self, monkeypatch: pytest.MonkeyPatch):
+        monkeypatch.delenv(hooks.PEERS_VARIABLE, raising=False)
+        app = web.Application()
+        hooks.bootstrap_for_peers(None, SimpleNamespace(app=app))
+        assert len(app.middlewares) == 0
+
+
+class TestMessages:
+    """libzmq asks the handler for each connection; the answer decides whether a message arrives."""
+
+    def received(self, monkeypatch: pytest.MonkeyPatch, *, is_peer: bool) -> list[bytes]:
+        monkeypatch.setenv(hooks.PEERS_VARIABLE, "10.0.0.2")
+        asked: list[str] = []
+        monkeypatch.setattr(KvPeers, "include", lambda _self, address: asked.append(address) or is_peer)
+        hooks._answer_handshakes.cache_clear()
+
+        def make(context: zmq.Context, kind: int, host: str | None = None) -> tuple[int, zmq.Socket]:
+            pull = context.socket(kind)
+            return pull.bind_to_random_port(f"tcp://{host}"), pull
+
+        context = zmq.Context()
+        port, pull = hooks.socket_for_peers(make, context, zmq.PULL, host="127.0.0.1")
+        unguarded = context.socket(zmq.PULL)  # made later: none of the hook's
+        other_port = unguarded.bind_to_random_port("tcp://127.0.0.1")
+        with zmq.Context() as elsewhere:
+            monitor = elsewhere.socket(zmq.PUSH)
+            monitor.linger = 0
+            events = monitor.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_HANDSHAKE_FAILED_AUTH)
+            monitor.connect(f"tcp://127.0.0.1:{port}")
+            assert events.poll(5000), "no handshake"
+            sender = elsewhere.socket(zmq.PUSH)
+            sender.linger = 1000
+            sender.connect(f"tcp://127.0.0.1:{other_port}")
+            sender.send(b"unguarded")
+            found = [unguarded.recv()]
+            try:
+                monitor.send(b"guarded", zmq.NOBLOCK)
+                if pull.poll(5000 if is_peer else 200):
+                    found.append(pull.recv())
+            except zmq.Again:  # there is no connection to send it over
+                pass
+            monitor.disable_monitor()
+            events.close(0)
+            monitor.close(0)
+            sender.close(0)
+        assert asked[:1] == ["127.0.0.1"]
+        pull.close(0)
+        unguarded.close(0)
+        context.term()  # ends the handler's thread
+        return found
+
+    def test_a_peers_message_arrives(self, monkeypatch: pytest.MonkeyPatch):
+        assert self.received(monkeypatch, is_peer=True) == [b"unguarded", b"guarded"]
+
+    def test_a_strangers_does_not(self, monkeypatch: pytest.MonkeyPatch):
+        assert self.received(monkeypatch, is_peer=False) == [b"unguarded"]
