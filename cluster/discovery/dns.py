@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from random import Random
 
 import dns.asyncresolver
 import dns.exception
 import dns.nameserver
+import dns.rdatatype
 import dns.resolver
 
 from cluster.discovery.source import Endpoint
@@ -102,24 +103,31 @@ class DnsSource:
         return frozenset(Endpoint(_address(host, self._port), self._role) for host in hosts), is_whole
 
     async def _by_srv(self) -> tuple[frozenset[Endpoint], bool]:
-        records = await self._ask(self._name, "SRV")
-        targets = sorted({(str(each.target), int(each.port)) for each in records if str(each.target) != "."})
+        answer = await self._ask(self._name, "SRV")
+        targets = sorted({(str(each.target), int(each.port)) for each in answer or () if str(each.target) != "."})
         if len(targets) > _MAX_TARGETS:
             log.error(
                 "too many SRV records; using the first ones",
                 extra={"fields": {"source": self.label, "records": len(targets), "used": _MAX_TARGETS}},
             )
             del targets[_MAX_TARGETS:]
-        answers = await asyncio.gather(*(self._hosts(target) for target, _ in targets), return_exceptions=True)
-        found: set[Endpoint] = set()
+        known = _added_hosts(answer)
+        asked = sorted({target for target, _ in targets} - known.keys())
+        answers = await asyncio.gather(*map(self._hosts, asked), return_exceptions=True)
         is_whole = True
-        for (_, port), answer in zip(targets, answers, strict=True):
-            if isinstance(answer, BaseException):
+        for target, hosts in zip(asked, answers, strict=True):
+            if isinstance(hosts, BaseException):
                 is_whole = False
-                _raise_if_unexpected(answer)
+                _raise_if_unexpected(hosts)
             else:
-                found |= {Endpoint(_address(host, port), self._role) for host in answer[0] if port}
-                is_whole = is_whole and answer[1]
+                known[target], is_target_whole = hosts
+                is_whole = is_whole and is_target_whole
+        found = {
+            Endpoint(_address(host, port), self._role)
+            for target, port in targets
+            for host in known.get(target, ())
+            if port
+        }
         return frozenset(found), is_whole
 
     async def _hosts(self, name: str) -> tuple[set[str], bool]:
@@ -130,18 +138,18 @@ class DnsSource:
             _raise_if_unexpected(failure)
         if len(failures) == len(answers):
             raise failures[0]
-        records = [record for answer in answers if not isinstance(answer, BaseException) for record in answer]
+        records = [record for answer in answers if not isinstance(answer, BaseException) for record in answer or ()]
         return {host for record in records if (host := _usable(str(record.address)))}, not failures
 
-    async def _ask(self, name: str, kind: str) -> Iterable:
-        """The records of one kind; none if there is no such name."""
+    async def _ask(self, name: str, kind: str) -> dns.resolver.Answer | None:
+        """The records of one kind; None if there are none."""
         async with self._slots:
             try:
                 return await self._resolve(name, kind)
             except (dns.resolver.NXDOMAIN, dns.resolver.NoAnswer):
-                return ()
+                return None
 
-    def _resolve(self, name: str, kind: str) -> Awaitable[Iterable]:
+    def _resolve(self, name: str, kind: str) -> Awaitable[dns.resolver.Answer]:
         if self._resolver is None:
             resolver = dns.asyncresolver.Resolver(configure=not self._nameservers)
             if self._nameservers:
@@ -156,6 +164,16 @@ def _end_if_cancelled() -> None:
     task = asyncio.current_task()
     if task is not None and task.cancelling():
         raise asyncio.CancelledError
+
+
+def _added_hosts(answer: dns.resolver.Answer | None) -> dict[str, set[str]]:
+    """IP addresses by target, as far as the server has added them to its answer, as that of Kubernetes does."""
+    found: dict[str, set[str]] = {}
+    for rrset in answer.response.additional if answer is not None else ():
+        if rrset.rdtype in (dns.rdatatype.A, dns.rdatatype.AAAA):
+            hosts = {host for record in rrset if (host := _usable(str(record.address)))}
+            found.setdefault(str(rrset.name), set()).update(hosts)
+    return found
 
 
 def _address(host: str, port: int) -> str:

@@ -22,6 +22,7 @@ class DnsServer:
         self.records: dict[tuple[str, str], list[str]] = {}  # (name, kind) -> data as in a zone file
         self.rcode = dns.rcode.NOERROR  # else every answer is this failure
         self.failing_kinds: set[str] = set()  # that are answered with SERVFAIL
+        self.adds_targets = True  # to answers with SRV records
         self.is_silent = False
         self.num_questions = 0
         self.num_by_tcp = 0
@@ -66,11 +67,15 @@ class DnsServer:
             response.set_rcode(self.rcode)
         elif data := self.records.get((name, kind)):
             response.answer.append(dns.rrset.from_text_list(asked.name, 5, "IN", kind, data))
+            for target in (str(record.target) for record in response.answer[0] if kind == "SRV" and self.adds_targets):
+                added = self.records.get((target.removesuffix("."), "A"), [])
+                response.additional.append(dns.rrset.from_text_list(target, 5, "IN", "A", added)) if added else None
         elif all(known != name for known, _ in self.records):
             response.set_rcode(dns.rcode.NXDOMAIN)
         sent = response.to_wire(max_size=65535)
         if len(sent) > max_bytes:
             response.answer.clear()
+            response.additional.clear()
             response.flags |= dns.flags.TC
             sent = response.to_wire()
         return None if self.is_silent else sent

@@ -51,12 +51,15 @@ def test_addresses_of_both_kinds() -> None:
     with_server(scenario)
 
 
-def test_srv_records_bring_their_ports() -> None:
+@pytest.mark.parametrize("adds_targets", [True, False])
+def test_srv_records_bring_their_ports(adds_targets: bool) -> None:
     async def scenario(server: DnsServer) -> None:
+        server.adds_targets = adds_targets
         server.set_services(SRV, ["10.0.0.1:9001", "10.0.0.1:9002", "10.0.0.2:0"])
         source = source_of(server, SRV)
         await source.refresh()
         assert found(source) == {"10.0.0.1:9001", "10.0.0.1:9002"}
+        assert (server.num_questions == 1) is adds_targets
         server.records[SRV, "SRV"] = ["0 0 0 ."]  # the service is decidedly not available
         await source.refresh()
         await source.refresh()
