@@ -300,7 +300,7 @@ def test_64_workers_come_and_go_and_no_request_fails() -> None:
     print(f"seed {seed}")
 
     async def scenario() -> None:
-        async with finding_router() as found:
+        async with finding_router(heartbeat_s=10) as found:
             workers = [await found.worker(f"u{number}") for number in range(64)]
             for worker in workers:
                 worker.engine.event_gap_s = 0.01
