@@ -215,12 +215,15 @@ class Roster(Generic[F]):
                 raise
             if contact.name != description.name:
                 self._release(contact)
+        was_known = bool(contact.name)
         contact.refusal = ""
         contact.is_live, contact.agent_id = True, description.agent_id
         contact.name = contact.endpoint.name or description.name
         if timer := self._forgetting.pop(contact.number, None):
             timer.cancel()
         self._claim(contact)
+        if not was_known:
+            self._owner.changed()
 
     def _check(self, contact: Contact, description: pb.WorkerDescription) -> None:
         check_description(description, role=contact.endpoint.role, model=self._model)
