@@ -13,6 +13,7 @@ ROLES = {pb.ROLE_PREFILL: "prefill", pb.ROLE_DECODE: "decode", pb.ROLE_UNIFIED: 
 
 _NAME = re.compile(NAME_PATTERN)
 _HOST = re.compile(r"[A-Za-z0-9._:-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\]")
+_KEY = re.compile(r"[A-Za-z0-9._~+/=-]{0,256}")  # it becomes part of a header
 _MAX_LABEL = 253  # characters of a domain or an agent's id
 _MAX_SHOWN = 80
 
@@ -34,6 +35,8 @@ def check_description(description: pb.WorkerDescription, *, role: str, model: st
             raise DescriptionRefused(f"its kv_host is {_shown(description.kv_host)}, which is no host")
         if not 1 <= description.kv_bootstrap_port <= 65535:
             raise DescriptionRefused(f"its kv_bootstrap_port is {description.kv_bootstrap_port}, which is no port")
+    if not _KEY.fullmatch(description.engine_key):
+        raise DescriptionRefused("its engine_key has other characters than a token's, or over 256")
     for field in ("domain", "agent_id"):
         value = getattr(description, field)
         if len(value) > _MAX_LABEL or not value.isprintable():

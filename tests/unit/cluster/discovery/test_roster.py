@@ -303,6 +303,8 @@ BASE = {"name": "d0"}
         ({"engine_url": "http://[::1:1"}, "its engine_url"),
         ({"domain": "x" * 1000}, "its domain"),
         ({"agent_id": "a\x00"}, "its agent_id"),
+        ({"engine_key": "a\r\nhost: b"}, "its engine_key"),
+        ({"engine_key": "a" * 257}, "its engine_key"),
     ],
 )
 def test_hostile_descriptions(fields, says):
