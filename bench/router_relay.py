@@ -33,6 +33,7 @@ from bench.systems.routers import (
     our_router,
     request_bytes,
     running_workers,
+    secured_router,
     sglang_gateway,
     traced_router,
     workers,
@@ -54,6 +55,7 @@ class Options:
     processes: int = 1  # of Prelude's router
     trace_ratio: float | None = None  # of a second one, whose tracing is on; None: there is none
     keys: bool = False  # also measure a router that asks for API keys
+    tls: bool = False  # also one with TLS for clients and, mutual, to its workers
 
 
 QUICK = Options(repeats=1, concurrency=(8,), num_events=8, streams_per_connection=2, requests_per_connection=5)
@@ -63,7 +65,8 @@ QUICK = Options(repeats=1, concurrency=(8,), num_events=8, streams_per_connectio
 class Measurement:
     """One load on one system."""
 
-    system: str  # "ours", "ours_traced", "ours_keys" (with API keys), "sglang_router", "direct" without a router
+    # "ours", "ours_traced", "ours_keys" (with API keys), "ours_tls", "sglang_router", or "direct" without a router
+    system: str
     concurrency: int
     is_streaming: bool
     repeat: int
@@ -125,6 +128,9 @@ async def _measure_all(
             systems.append(
                 await stack.enter_async_context(our_router(settings, folder, options.processes, with_keys=True))
             )
+        if options.tls:
+            secured = secured_router(settings, folder / "tls", options.processes)
+            systems.append(await stack.enter_async_context(secured))
         if gateway is not None:
             systems.append(await stack.enter_async_context(sglang_gateway(gateway, settings, folder)))
         systems.append(RunningSystem("direct", settings["decode-0"].engine_port, None))
@@ -148,7 +154,13 @@ async def _measure(
 
     async def load(count: int) -> Any:
         return await http_load(
-            system.port, request, count, concurrency, num_events=num_events, timeout_s=_LOAD_TIMEOUT_S
+            system.port,
+            request,
+            count,
+            concurrency,
+            num_events=num_events,
+            timeout_s=_LOAD_TIMEOUT_S,
+            tls=system.tls,
         )
 
     await load(concurrency)  # warms connections up
@@ -223,7 +235,7 @@ FIGURES = (
 
 def table(document: dict[str, Any]) -> str:
     """Every figure by concurrency, the systems beside each other."""
-    names = ("ours", "ours_traced", "ours_keys", "sglang_router", "direct")
+    names = ("ours", "ours_traced", "ours_keys", "ours_tls", "sglang_router", "direct")
     systems = [name for name in names if name in document]
     lines = ["".join((f"{'':<52}", *(f"{name:>15}" for name in systems)))]
     for text, key, unit in FIGURES:

@@ -86,6 +86,7 @@ def add_commands(commands: Any) -> None:
         help="an interpreter with sglang-router 0.3.2; default: this one, if it has the package",
     )
     router.add_argument("--keys", action="store_true", help="also measure a router that asks for API keys")
+    router.add_argument("--tls", action="store_true", help="also one with TLS for clients and, mutual, to workers")
     router.add_argument("--quick", action="store_true", help="a smoke test: 8 connections, few requests, one repeat")
     router.add_argument("--json", type=Path, metavar="FILE", help="write the numbers")
     router.set_defaults(run=_router)
@@ -283,8 +284,8 @@ def _router(arguments: argparse.Namespace) -> None:
         "num_events": arguments.events,
         "event_gap_ms": arguments.event_gap_ms,
         "processes": arguments.processes,
-        "trace_ratio": arguments.trace_ratio,
         "keys": arguments.keys,
+        "tls": arguments.tls,
     }
     options = replace(
         router_relay.QUICK if arguments.quick else router_relay.Options(),

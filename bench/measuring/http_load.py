@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -26,7 +27,14 @@ class HttpLoad:
 
 
 async def http_load(
-    port: int, request: bytes, num_requests: int, concurrency: int, *, num_events: int, timeout_s: float
+    port: int,
+    request: bytes,
+    num_requests: int,
+    concurrency: int,
+    *,
+    num_events: int,
+    timeout_s: float,
+    tls: ssl.SSLContext | None = None,
 ) -> HttpLoad:
     """Send `num_requests` times the same request to 127.0.0.1, each connection one after the other.
 
@@ -42,7 +50,7 @@ async def http_load(
         async with asyncio.timeout(timeout_s):
             for _ in range(concurrency):
                 _, connection = await loop.create_connection(
-                    lambda: _Connection(load, todo, request, num_events), "127.0.0.1", port
+                    lambda: _Connection(load, todo, request, num_events), "127.0.0.1", port, ssl=tls
                 )
                 connections.append(connection)
             began_at = time.perf_counter()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -19,6 +20,9 @@ import uvloop
 
 from cluster.control import control_pb2 as pb
 from cluster.control.control_pb2_grpc import WorkerControlServicer, add_WorkerControlServicer_to_server
+from cluster.control.transport import Transport
+from process.certificates.contexts import make_server_context
+from process.certificates.files import CertificateFiles
 from process.lifetime import die_with_parent
 
 HOST = "127.0.0.1"
@@ -38,6 +42,11 @@ class WorkerSettings(msgspec.Struct, frozen=True):
     warm_with: tuple[str, ...]  # decode workers, for a prefill worker
     num_events: int  # of a stream, without the last one, [DONE]
     event_gap_s: float
+    tls: tuple[str, str, str] | None = None  # certificate, key and authorities: mutual TLS, and a key for its engine
+
+    @property
+    def files(self) -> CertificateFiles | None:
+        return None if self.tls is None else CertificateFiles(*map(Path, self.tls))
 
 
 class _Stream(msgspec.Struct):
@@ -155,7 +164,8 @@ class _Agent(WorkerControlServicer):
         return pb.WorkerDescription(
             name=settings.name,
             role=_ROLES[settings.role],
-            engine_url=f"http://{HOST}:{settings.engine_port}",
+            engine_url=f"http{'' if settings.tls is None else 's'}://{HOST}:{settings.engine_port}",
+            engine_key="" if settings.tls is None else "k" * 43,
             kv_host=HOST if settings.role == "prefill" else "",
             kv_bootstrap_port=settings.bootstrap_port,
             model=settings.model,
@@ -189,10 +199,11 @@ def _incarnation(name: str) -> str:
 async def _serve(settings: WorkerSettings) -> None:
     answers = _Answers(settings)
     new_connection: Callable[[], asyncio.Protocol] = lambda: _Engine(settings, answers)  # noqa: E731
-    engine = await asyncio.get_running_loop().create_server(new_connection, HOST, settings.engine_port)
+    tls = None if settings.files is None else make_server_context(settings.files)
+    engine = await asyncio.get_running_loop().create_server(new_connection, HOST, settings.engine_port, ssl=tls)
     agent = grpc.aio.server()
     add_WorkerControlServicer_to_server(_Agent(settings), agent)
-    agent.add_insecure_port(f"{HOST}:{settings.control_port}")
+    Transport(settings.files).add_port(agent, f"{HOST}:{settings.control_port}")
     await agent.start()
     await engine.serve_forever()
 

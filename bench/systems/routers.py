@@ -7,6 +7,7 @@ import contextlib
 import importlib.util
 import json
 import os
+import ssl
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
@@ -25,6 +26,8 @@ from bench.systems.engines import free_port
 from bench.systems.mock_worker import HOST, WorkerSettings
 from cluster.config.load import load_cluster_config
 from cluster.open_library import open_configured_catalog
+from process.certificates.authority import Authority
+from process.certificates.identity import Identity
 from process.lifetime import die_with_parent
 
 GATEWAY_VERSION = "0.3.2"
@@ -33,6 +36,7 @@ _START_TIMEOUT_S = 60.0
 _STOP_TIMEOUT_S = 15.0
 _POLL_S = 0.2
 _NUM_KEYS = 100  # of which one is used
+_FILES = (("certificate", "crt"), ("key", "key"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +47,7 @@ class RunningSystem:
     port: int
     pid: int | None  # of the router's first process; None without a router
     key: str | None = None  # that its clients send
+    tls: ssl.SSLContext | None = None  # of its clients
 
 
 def workers(num_events: int, event_gap_s: float) -> dict[str, WorkerSettings]:
@@ -138,6 +143,29 @@ def _new_key(config: Path) -> str:
 
 
 @contextlib.asynccontextmanager
+async def secured_router(
+    settings: dict[str, WorkerSettings], folder: Path, num_processes: int
+) -> AsyncIterator[RunningSystem]:
+    """`prelude router` with TLS for its clients, and mutual TLS with workers of its own, which ask for keys."""
+    certs = Authority(folder)
+    certs.init()  # makes the folder
+    own = {}
+    for name, each in settings.items():
+        certificate, key = certs.issue(Identity(each.role, name))
+        ports = {field: free_port() for field in ("engine_port", "control_port", "bootstrap_port")}
+        own[name] = msgspec.structs.replace(each, tls=(str(certificate), str(key), str(certs.certificate)), **ports)
+    certificate, key = certs.issue(Identity("router", "router"), hosts=(HOST,))
+    clients = {"certificate": str(certificate), "key": str(key)}
+    cluster = {"ca": str(certs.certificate), **{field: str(folder / f"{{name}}.{end}") for field, end in _FILES}}
+    port, path = our_config(own, folder, {"processes": num_processes, "tls": clients}, tls=cluster)
+    words = [sys.executable, "-m", "cli.main", "router", "--config", str(path)]
+    context = ssl.create_default_context(cafile=str(certs.certificate))
+    with running_workers(own, folder), _process(words, folder / "router.log") as process:
+        await _until_it_answers("ours_tls", process, port, folder / "router.log", tls=context)
+        yield RunningSystem("ours_tls", port, process.pid, tls=context)
+
+
+@contextlib.asynccontextmanager
 async def traced_router(
     settings: dict[str, WorkerSettings], folder: Path, num_processes: int, sample_ratio: float
 ) -> AsyncIterator[RunningSystem]:
@@ -229,14 +257,19 @@ def _process(words: list[str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
 
 
 async def _until_it_answers(
-    name: str, process: subprocess.Popen[bytes], port: int, log: Path, key: str | None = None
+    name: str,
+    process: subprocess.Popen[bytes],
+    port: int,
+    log: Path,
+    key: str | None = None,
+    tls: ssl.SSLContext | None = None,
 ) -> None:
     """Wait until a router answers a request. Raises SystemFailed."""
     request = request_bytes(is_streaming=False, num_events=1, key=key)
     deadline = asyncio.get_running_loop().time() + _START_TIMEOUT_S
     while True:
         try:
-            await http_load(port, request, 1, 1, num_events=0, timeout_s=5)
+            await http_load(port, request, 1, 1, num_events=0, timeout_s=5, tls=tls)
             return
         except (SystemFailed, WrongAnswer) as error:
             if asyncio.get_running_loop().time() > deadline or process.poll() is not None:

@@ -126,11 +126,12 @@ def test_another_version_of_the_gateway_is_refused(tmp_path: Path):
 def test_a_quick_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(router_relay, "gateway_python", lambda given: None)
     lines: list[str] = []
-    options = replace(router_relay.QUICK, trace_ratio=1.0)
+    options = replace(router_relay.QUICK, trace_ratio=1.0, tls=True)
     router_relay.run(options, None, "prelude bench router --quick", tmp_path / "x.json", lines.append)
     document = json.loads((tmp_path / "x.json").read_text())
     assert document["ours"]["cpu_us_per_event"]["8"] > 0
+    assert document["ours_tls"]["cpu_us_per_request"]["8"] > 0
     assert document["ours_traced"]["cpu_us_per_request"]["8"] > 0
-    assert {each["system"] for each in document["repeats"]} == {"ours", "ours_traced", "direct"}
+    assert {each["system"] for each in document["repeats"]} == {"ours", "ours_traced", "ours_tls", "direct"}
     assert "sglang_router" not in document
     assert "CPU per streamed event, 8 at a time" in lines[-1]
