@@ -73,7 +73,7 @@ class OtlpReceiver:
             self.num_exports += 1
             self._spans += _received(request)
             self._changed.notify_all()
-        self.may_answer.wait(60)
+        self.may_answer.wait(600)
 
 
 def tracing_to(receiver: OtlpReceiver, instance: str = "here", **changes: Any) -> Tracing:
