@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, nullcontext
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -41,7 +41,6 @@ from router.http import admin_listener
 from router.http.connections import ConnectionLimits
 from router.identity.audit import Append, AuditLog
 from router.identity.gate import Gate, check_scope
-from router.identity.oidc import OidcTokens
 from router.identity.principal import Principal, principal_of, set_principal
 from router.identity.scopes import SCOPE_OF
 from router.management.adapters_export import ExportEndpoint
@@ -59,6 +58,9 @@ from router.protocol.field_values import DEFAULT_CONTEXT_LENGTH, Limits
 from router.protocol.validation import Endpoint
 from router.revisions.adapter_service import AdapterService
 from router.revisions.memory_only import MemoryOnlyRevisions
+
+if TYPE_CHECKING:
+    from router.identity.oidc import OidcTokens
 
 _ADMIN_PATH = re.compile(r"/metrics$|/debug/")
 _ABORT_S = 2.0  # for requests that the server cancelled to abort their engine calls
@@ -106,7 +108,7 @@ def build_app(
     metrics.read_body_bytes(lambda: room.num_bytes)
     pages = Pages(backends, adapters, requests, siblings)
     audit = AuditLog(_audit_sink(adapters, audit_file), metrics.audit_lost.inc)
-    tokens = OidcTokens(config.auth.oidc) if config.auth and config.auth.oidc else None
+    tokens = _tokens(config)
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
@@ -179,6 +181,14 @@ def build_app(
         _guard(route)
     gate = Gate(config.auth, adapters.directory, tokens)
     return RouterApp(app, {route.path: route.endpoint for route in completions}, fleet, gate, metrics, audit)
+
+
+def _tokens(config: RouterConfig) -> OidcTokens | None:
+    if config.auth is None or not config.auth.oidc:
+        return None
+    from router.identity.oidc import OidcTokens  # heavy, and most routers have no issuer
+
+    return OidcTokens(config.auth.oidc)
 
 
 def _guard(route: Any) -> None:

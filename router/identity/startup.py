@@ -5,10 +5,8 @@ from __future__ import annotations
 from datetime import UTC, datetime
 
 from adapters.errors import CatalogUnavailable
-from cluster.config.schema import ClusterConfig, is_loopback
+from cluster.config.schema import AuthConfig, ClusterConfig, is_loopback
 from cluster.errors import ConfigError
-from cluster.open_library import open_configured_catalog
-from router.identity.issuer import IssuerError, read_keys
 
 
 def check_identity(config: ClusterConfig) -> str:
@@ -23,7 +21,16 @@ def check_identity(config: ClusterConfig) -> str:
         raise ConfigError(
             "it lets nobody in: set `keys: true`, or name an issuer in `oidc`", location=("router", "auth")
         )
-    for number, issuer in enumerate(router.auth.oidc):
+    _check_issuers(router.auth)
+    return _check_keys(config) if router.auth.keys and not router.auth.oidc else ""
+
+
+def _check_issuers(auth: AuthConfig) -> None:
+    if not auth.oidc:
+        return
+    from router.identity.issuer import IssuerError, read_keys  # heavy, and most clusters have none
+
+    for number, issuer in enumerate(auth.oidc):
         try:
             read_keys(issuer)
         except IssuerError as error:
@@ -32,7 +39,6 @@ def check_identity(config: ClusterConfig) -> str:
                 "reaches it",
                 location=("router", "auth", "oidc", number, "issuer"),
             ) from error
-    return _check_keys(config) if router.auth.keys and not router.auth.oidc else ""
 
 
 def _check_open(config: ClusterConfig) -> str:
@@ -42,13 +48,15 @@ def _check_open(config: ClusterConfig) -> str:
     if not router.insecure:
         raise ConfigError(
             f"{router.host} can be reached from other machines, and nobody has to authenticate. Set `router: {{auth: "
-            "{}}}` and make a key with `prelude keys create`, or host to 127.0.0.1; `insecure: true` serves openly",
+            "{}}` and make a key with `prelude keys create`, or host to 127.0.0.1; `insecure: true` serves openly",
             location=("router", "host"),
         )
     return f"There is no authentication: whoever reaches {router.host}:{router.port} can use the router."
 
 
 def _check_keys(config: ClusterConfig) -> str:
+    from cluster.open_library import open_configured_catalog  # heavy, for `prelude up`
+
     try:
         catalog = open_configured_catalog(config)
         try:
