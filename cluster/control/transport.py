@@ -10,7 +10,7 @@ from typing import Any
 import grpc
 
 from cluster.config.certificates import cluster_files
-from cluster.config.schema import ClusterConfig
+from cluster.config.schema import ClusterConfig, is_loopback
 from cluster.control.control_pb2_grpc import WorkerControlStub
 from cluster.errors import DescriptionRefused
 from process.certificates.contexts import Following, make_client_context
@@ -24,9 +24,10 @@ _HANDSHAKE_S = 5.0
 class Transport:
     """How one process reaches the others and is reached by them."""
 
-    def __init__(self, files: CertificateFiles | None = None) -> None:
-        """Raises CertificateError. Without files everything is plain text."""
+    def __init__(self, files: CertificateFiles | None = None, *, allows_plain: bool = True) -> None:
+        """Raises CertificateError. Without files all is plain text; `allows_plain`: also beyond loopback."""
         self.files = files
+        self._allows_plain = allows_plain
         self._pem = None if files is None else Following(files, _read)
         self._context = None if files is None else Following(files, make_client_context)
         self.identity: Identity | None = None if self._pem is None else self._pem.checked.identity
@@ -34,11 +35,21 @@ class Transport:
     @classmethod
     def of(cls, config: ClusterConfig, name: str) -> Transport:
         """Of a worker, of `router` or of `operator`. Raises CertificateError."""
-        return cls(cluster_files(config, name))
+        return cls(cluster_files(config, name), allows_plain=config.router.insecure)
 
     @property
     def is_secure(self) -> bool:
         return self.identity is not None
+
+    def check_plain(self, address: str) -> None:
+        """Raise DescriptionRefused for an address that must not be talked to in plain text: of a worker that was found,
+        since those of cluster.yaml are checked at the start.
+        """
+        host = address.rpartition(":")[0].strip("[]")
+        if not (self.is_secure or self._allows_plain or is_loopback(host)):
+            raise DescriptionRefused(
+                f"{host} is another machine, and there is no `tls`; `router: {{insecure: true}}` allows plain text"
+            )
 
     @property
     def expiry(self) -> dict[str, float]:
@@ -140,8 +151,10 @@ class AgentChannel:
     async def stub(self) -> WorkerControlStub:
         """Ask for it before each new stream. Calls of an earlier channel end when it is replaced.
 
-        Raises DescriptionRefused and TimeoutError as `Transport.identity_at` if the worker's name is not known.
+        Raises DescriptionRefused as `Transport.check_plain` and, like TimeoutError, as `Transport.identity_at` if the
+        worker's name is not known.
         """
+        self._transport.check_plain(self._address)
         version, is_new = self._transport.version, self._channel is None
         if self._transport.is_secure and not self._name:
             proven = (await self._transport.identity_at(self._address, self._role)).name

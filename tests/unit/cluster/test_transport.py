@@ -383,3 +383,40 @@ class TestWorkersOfUnknownName:
                 await channel.stub()
 
         asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("address", "allows_plain", "is_refused"),
+    [
+        ("192.0.2.7:70", False, True),
+        ("[2001:db8::7]:70", False, True),
+        ("prefill-0.example.org:70", False, True),
+        ("127.0.0.3:70", False, False),
+        ("[::1]:70", False, False),
+        ("localhost:70", False, False),
+        ("192.0.2.7:70", True, False),
+    ],
+)
+def test_a_found_worker_beyond_loopback_is_not_called_in_plain_text(address: str, allows_plain: bool, is_refused: bool):
+    async def run() -> None:
+        channel = AgentChannel(Transport(allows_plain=allows_plain), address, "decode", "")
+        try:
+            await channel.stub()
+        finally:
+            await channel.aclose()
+
+    if is_refused:
+        with pytest.raises(DescriptionRefused, match="is another machine, and there is no `tls`"):
+            asyncio.run(run())
+    else:
+        asyncio.run(run())
+
+
+def test_a_found_worker_beyond_loopback_is_called_over_tls(ca: Authority):
+    async def run() -> None:
+        transport = Transport(issued(ca, "router", "r"), allows_plain=False)
+        channel = AgentChannel(transport, "192.0.2.7:70", "decode", "d")
+        await channel.stub()
+        await channel.aclose()
+
+    asyncio.run(run())
