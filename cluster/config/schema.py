@@ -412,7 +412,7 @@ class RouterConfig(_Section):
     processes: Annotated[int, Field(ge=1, le=64)] = 1  # that share the port, each with its own view of the workers
     max_body_bytes: Annotated[int, Field(ge=1024)] = 16 * 1024**2
     max_choices: Annotated[int, Field(ge=1)] = 128  # sequences of one request: prompts x n
-    limits: RequestLimits = RequestLimits()
+    limits: RequestLimits = RequestLimits()  # cluster/config/limits.py documents them
     connect_timeout_s: Seconds = 5.0
     adapter_timeout_s: Seconds = 60.0  # to load a cold adapter
     first_event_timeout_s: Seconds = 300.0  # queueing, prefill and KV transfer

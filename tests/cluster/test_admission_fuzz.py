@@ -16,7 +16,7 @@ import pytest
 from support.random_bodies import Bodies
 from support.running_cluster import RunningCluster
 
-SECONDS = 20.0  # for one answer
+SECONDS = 60.0  # for one answer
 JSON = {"content-type": "application/json"}
 
 
@@ -41,13 +41,14 @@ def check(cluster: RunningCluster, count: int) -> None:
     print(f"{dict(statuses)}, slowest {slowest[0]:.2f} s: {slowest[1]}")
     assert statuses[200] > count // 10
     assert statuses[400] > count // 10
-    cluster.wait_ready(10)
+    cluster.wait_ready(30)
     for name in cluster.config.workers:
         metrics = httpx.get(f"{cluster.worker_url(name)}/metrics").text
         [restarts] = [line for line in metrics.splitlines() if line.startswith("prelude_worker_engine_restarts{")]
         assert float(restarts.split()[-1]) == 0, f"the engine of {name} died"
 
 
+@pytest.mark.long
 def test_random_bodies_harm_nobody(cluster: RunningCluster) -> None:
     check(cluster, 60)
 
