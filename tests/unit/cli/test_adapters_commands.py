@@ -293,7 +293,7 @@ def test_fsck_finds_and_repairs(prelude, ask, folder):
         return folder / ".prelude" / "store" / "revisions" / digits[:2] / digits
 
     content = bytearray(path(damaged).read_bytes())
-    content[-1] ^= 1
+    content[-65] ^= 1  # the last byte before the signature
     path(damaged).write_bytes(content)
     path(lost).unlink()
     (folder / ".prelude" / "store" / "incoming" / "left").write_bytes(b"half")
