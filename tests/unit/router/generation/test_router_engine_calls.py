@@ -43,7 +43,7 @@ class Stream:
 
     def __init__(self, deliver: Callable[[bytes], None] | None = None) -> None:
         connections = EngineConnections(connect_timeout_s=1, idle_s=1)
-        self.connection, self.transport = EngineConnection(connections, "http://x:1"), Transport()
+        self.connection, self.transport = EngineConnection(connections, "http://x:1", ""), Transport()
         self.connection.connection_made(self.transport)
         connections.put(self.connection)
         engines: Any = SimpleNamespace(connections=connections, abort=lambda *_: None)
