@@ -352,7 +352,7 @@ def _placement_cost() -> str:
     cost = _PLACEMENT.document["cost"]
     return (
         f"One placement among {cost['prefill_workers']} prefill and {cost['decode_workers']} decode workers with "
-        f"{cost['resident_adapters']:,} resident adapters takes {cost['p50_us']:.0f} µs (p50) and "
+        f"{cost['resident_adapters']:,} resident adapters takes {cost['p50_us']:.0f} µs of CPU (p50) and "
         f"{cost['p99_us']:.0f} µs (p99); {_PLACEMENT.machine}, commit `{_PLACEMENT.commit}`."
     )
 

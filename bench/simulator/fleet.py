@@ -12,6 +12,7 @@ from types import MappingProxyType
 
 from cluster.control import control_pb2 as pb
 from router.fleet.fleet_state import FleetState, WorkerView
+from router.fleet.holders import Holders
 from router.fleet.worker_loads import Hold, WorkerLoads
 from router.fleet.worker_residency import WorkerResidency
 
@@ -68,9 +69,11 @@ class Job:
 class SimulatedWorker:
     """Reads one prompt at a time, in the order in which their adapters are resident."""
 
-    def __init__(self, name: str, model: WorkerModel, clock: Clock, on_read: Callable[[Job, float], None]) -> None:
+    def __init__(
+        self, name: str, model: WorkerModel, clock: Clock, on_read: Callable[[Job, float], None], holders: Holders
+    ) -> None:
         self.name = name
-        self.residency = WorkerResidency()
+        self.residency = WorkerResidency(holders)
         self.num_loads = 0
         self.busy_s = 0.0
         self._model, self._clock, self._on_read = model, clock, on_read
@@ -163,7 +166,9 @@ class SimulatedFleet:
     """Equal unified workers, and the router's view of them."""
 
     def __init__(self, num_workers: int, model: WorkerModel, clock: Clock, on_read: Callable[[Job, float], None]):
-        self.workers = {f"w{i:03d}": SimulatedWorker(f"w{i:03d}", model, clock, on_read) for i in range(num_workers)}
+        self._holders = Holders()
+        names = [f"w{i:03d}" for i in range(num_workers)]
+        self.workers = {name: SimulatedWorker(name, model, clock, on_read, self._holders) for name in names}
         self.model = model
         self.loads = WorkerLoads(clock)
         self._views = {
@@ -186,4 +191,4 @@ class SimulatedFleet:
         self.state = self._snapshot()
 
     def _snapshot(self) -> FleetState:
-        return FleetState(MappingProxyType(dict(self._views)), self.loads)
+        return FleetState(MappingProxyType(dict(self._views)), self.loads, self._holders)

@@ -18,6 +18,7 @@ from cluster.discovery.source import WorkerSource
 from router.errors import WorkerLost, WorkerStalled
 from router.fleet.breaker import Breaker
 from router.fleet.fleet_state import FleetState, WorkerView
+from router.fleet.holders import Holders
 from router.fleet.progress import Observed, ProgressCheck
 from router.fleet.worker_link import WorkerLink
 from router.fleet.worker_loads import WorkerLoad, WorkerLoads
@@ -82,6 +83,7 @@ class Fleet:
         self._changed = asyncio.Event()  # set and replaced whenever a view changes
         self._views: dict[str, WorkerView] = {}
         self._state: FleetState | None = None  # None: outdated
+        self._holders = Holders()
         self._links: dict[int, WorkerLink] = {}  # by contact; also of workers that have left, until nothing is there
         self._watches: dict[int, set[Watch]] = {}
         self._leaving: dict[int, WorkerLoad] = {}  # by contact: what is in flight at workers that have left
@@ -112,6 +114,7 @@ class Fleet:
             self._state = FleetState(
                 MappingProxyType(dict(self._views)),
                 self.loads,
+                self._holders,
                 open_roles=self._roster.open_roles,
                 is_settled=self._roster.is_settled,
             )
@@ -272,6 +275,7 @@ class Fleet:
             heartbeat_s=self._heartbeat_s,
             connect_timeout_s=self._connect_timeout_s,
             report=self._update,
+            holders=self._holders,
             transport=self._transport,
         )
         return link
@@ -283,7 +287,7 @@ class Fleet:
 
     def left(self, name: str, link: WorkerLink) -> None:
         """A worker gets no more requests. The link stays until those in flight have ended."""
-        del self._views[name]
+        self._views.pop(name).residency.leave()
         link.begin_use()
         self._leaving[link.contact.number] = self.loads.forget(name, on_idle=link.end_use)
         if (breaker := self._breakers.pop(name, None)) is not None:
@@ -293,6 +297,7 @@ class Fleet:
 
     def ended(self, link: WorkerLink) -> None:
         """Nothing needs this link any more."""
+        link.view.residency.leave()
         del self._links[link.contact.number]
         del self._watches[link.contact.number]
         self._leaving.pop(link.contact.number, None)

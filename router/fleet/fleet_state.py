@@ -6,8 +6,9 @@ from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
+from router.fleet.holders import Holders
 from router.fleet.homes import Homes
-from router.fleet.worker_loads import WorkerLoad
+from router.fleet.worker_loads import WorkerLoad, WorkerLoads
 from router.fleet.worker_residency import WorkerResidency
 
 
@@ -65,13 +66,15 @@ class FleetState:
     def __init__(
         self,
         workers: Mapping[str, WorkerView],
-        loads: Mapping[str, WorkerLoad],
+        loads: WorkerLoads,
+        holders: Holders | None = None,  # that the residencies keep current; None: every reader is asked
         *,
         open_roles: Set[str] = frozenset(),  # workers of these may join
         is_settled: bool = True,  # False: a worker may be there that is not known yet
     ) -> None:
         self.workers = workers
         self.loads = loads
+        self._holders = holders
         self._warm_decodes: dict[str, tuple[WorkerView, ...]] = {}  # by prefill worker
         self._near_decodes: dict[str, tuple[WorkerView, ...]] = {}  # those of them in its domain
         self.open_roles = open_roles
@@ -87,10 +90,16 @@ class FleetState:
         """The loads of `readers`, in their order."""
         return tuple(self.loads[worker.name] for worker in self.readers)
 
+    def readers_with(self, revision_id: str) -> set[int]:
+        """Indices of the readers that have a revision in host memory."""
+        if self._holders is None:
+            return {i for i, worker in enumerate(self.readers) if revision_id in worker.residency.host}
+        indices = self._reader_indices
+        return {indices[each] for each in self._holders.of(revision_id) if each in indices}
+
     @cached_property
-    def reader_residencies(self) -> tuple[Set[str], ...]:
-        """What `readers` have in host memory, in their order. Live."""
-        return tuple(worker.residency.host for worker in self.readers)
+    def _reader_indices(self) -> Mapping[WorkerResidency, int]:
+        return {worker.residency: index for index, worker in enumerate(self.readers)}
 
     @cached_property
     def decodes(self) -> tuple[WorkerView, ...]:
@@ -103,9 +112,10 @@ class FleetState:
         return Homes([worker.name for worker in self.readers])
 
     @cached_property
-    def cold_prefills(self) -> Set[str]:
-        """Names of the placeable prefill workers that no placeable decode worker is warm with."""
-        return {worker.name for worker in self.readers if worker.role == "prefill" and not self.warm_decodes(worker)}
+    def cold_readers(self) -> Set[int]:
+        """Indices of the prefill workers among `readers` that no placeable decode worker is warm with."""
+        readers = enumerate(self.readers)
+        return {i for i, worker in readers if worker.role == "prefill" and not self.warm_decodes(worker)}
 
     def warm_decodes(self, prefill: WorkerView) -> tuple[WorkerView, ...]:
         """The placeable decode workers that are warm with a placeable prefill worker, by name."""
@@ -130,7 +140,7 @@ class FleetState:
             name: replace(view, is_connected=True, is_ready=True) if view.is_late and name not in except_for else view
             for name, view in self.workers.items()
         }
-        return FleetState(workers, self.loads, open_roles=self.open_roles, is_settled=self.is_settled)
+        return FleetState(workers, self.loads, self._holders, open_roles=self.open_roles, is_settled=self.is_settled)
 
     def _placeable(self, *roles: str) -> tuple[WorkerView, ...]:
         found: Iterable[WorkerView] = (v for v in self.workers.values() if v.role in roles and v.is_placeable)

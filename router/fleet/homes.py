@@ -14,8 +14,8 @@ import numpy as np
 
 MAX_HOMES = 16  # of a revision
 _MAX_MEMORIZED = 65_536
-_MULTIPLIERS = np.array([0xBF58476D1CE4E5B9, 0x94D049BB133111EB], dtype=np.uint64)  # of splitmix64
-_SHIFTS = np.array([30, 27, 31], dtype=np.uint64)
+_MULTIPLIER_1, _MULTIPLIER_2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)  # of splitmix64
+_SHIFT_1, _SHIFT_2, _SHIFT_3 = np.uint64(30), np.uint64(27), np.uint64(31)
 
 
 class Homes:
@@ -29,12 +29,12 @@ class Homes:
     def _order(self, key: str) -> tuple[int, ...]:
         """Indices of the workers, the key's first home first: at most MAX_HOMES."""
         scores = self._seeds ^ np.uint64(_hash(key))
-        scores ^= scores >> _SHIFTS[0]
-        scores *= _MULTIPLIERS[0]
-        scores ^= scores >> _SHIFTS[1]
-        scores *= _MULTIPLIERS[1]
-        scores ^= scores >> _SHIFTS[2]
-        return tuple(np.argsort(scores)[::-1][: self._length].tolist())
+        scores ^= scores >> _SHIFT_1
+        scores *= _MULTIPLIER_1
+        scores ^= scores >> _SHIFT_2
+        scores *= _MULTIPLIER_2
+        scores ^= scores >> _SHIFT_3
+        return tuple(scores.argsort()[: -self._length - 1 : -1].tolist())
 
 
 def _hash(text: str) -> int:

@@ -21,6 +21,7 @@ from cluster.errors import ANSWER_MARGIN_S, DescriptionRefused
 from process.tracing.span import NO_SPAN, Span
 from router.errors import WorkerLost
 from router.fleet.fleet_state import WorkerView
+from router.fleet.holders import Holders
 from router.fleet.worker_errors import ensure_adapter_error
 from router.fleet.worker_residency import WorkerResidency
 
@@ -54,6 +55,7 @@ class WorkerLink:
         heartbeat_s: float,
         connect_timeout_s: float,
         report: Report,
+        holders: Holders,
         transport: Transport = PLAIN,
     ) -> None:
         self.contact = contact
@@ -64,6 +66,7 @@ class WorkerLink:
         self._heartbeat_s = heartbeat_s
         self._connect_timeout_s = connect_timeout_s
         self._report = report
+        self._holders = holders
         self._stub: WorkerControlStub | None = None
         self._late_until = 0.0  # by the loop's clock
         self._num_uses = 0
@@ -204,7 +207,8 @@ class WorkerLink:
         """Publish every state until the stream ends. Raises TimeoutError after three missed heartbeats."""
         assert self._stub is not None
         # A new object: users of earlier views still read the old one.
-        self.view = replace(self.view, residency=WorkerResidency())
+        self.view.residency.leave()
+        self.view = replace(self.view, residency=WorkerResidency(self._holders))
         stream = self._stub.WatchState(control.WatchStateRequest(heartbeat_s=self._heartbeat_s))
         try:
             while True:

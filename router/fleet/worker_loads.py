@@ -24,6 +24,7 @@ class WorkerLoad:
         "placed_kv_tokens",
         "progressed_at",
         "prompt_tokens",
+        "queue_s",
         "reported_kv_tokens",
         "reported_progress",
         "revisions",
@@ -41,6 +42,7 @@ class WorkerLoad:
         self.revisions: dict[str, int] = {}  # revision id -> this router's sequences that use it
         self.on_idle: Callable[[], None] | None = None  # called when no sequence is left
         self.s_per_token = 1 / _INITIAL_TOKENS_PER_S  # while it has prompts to read
+        self.queue_s = 0.0  # expected until it has read `prompt_tokens`; kept, since placement reads every worker's
         self._num_reading = 0
         self._busy_since = 0.0
         self._busy_s = _INITIAL_BUSY_S
@@ -50,11 +52,6 @@ class WorkerLoad:
     def tokens_per_s(self) -> float:
         """Prompt tokens that the worker reads in a second while it has prompts to read."""
         return 1 / self.s_per_token
-
-    @property
-    def queue_s(self) -> float:
-        """Expected seconds until the worker has read the prompts that are placed there."""
-        return self.prompt_tokens * self.s_per_token
 
     @property
     def used_kv_tokens(self) -> int:
@@ -86,6 +83,12 @@ class WorkerLoad:
         # A worker that has read next to nothing must not look infinitely slow.
         self._tokens_read = max(self._tokens_read, self._busy_s)
         self.s_per_token = self._busy_s / self._tokens_read
+        self.queue_s = self.prompt_tokens * self.s_per_token
+
+    def add_prompt(self, tokens: int) -> None:
+        """Count a prompt that the worker is to read; a negative number for one that it has read."""
+        self.prompt_tokens += tokens
+        self.queue_s = self.prompt_tokens * self.s_per_token
 
 
 class WorkerLoads(Mapping[str, WorkerLoad]):
@@ -140,7 +143,7 @@ class Hold:
         self._prompt_tokens, self._kv_tokens, self._revision_id = prompt_tokens, kv_tokens, revision_id
         self._is_held, self._is_reading = True, False
         load.num_sequences += 1
-        load.prompt_tokens += prompt_tokens
+        load.add_prompt(prompt_tokens)
         load.placed_kv_tokens += kv_tokens
         if revision_id is not None:
             load.revisions[revision_id] = load.revisions.get(revision_id, 0) + 1
@@ -156,7 +159,7 @@ class Hold:
         if self._is_reading:
             self._is_reading = False
             self._load.ended_reading(self._clock(), self._prompt_tokens if was_read else 0)
-        self._load.prompt_tokens -= self._prompt_tokens
+        self._load.add_prompt(-self._prompt_tokens)
         self._prompt_tokens = 0
 
     @property

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Iterable, Set
 
 from cluster.control import control_pb2 as control
+from router.fleet.holders import Holders
 
 
 class WorkerResidency:
@@ -14,7 +15,9 @@ class WorkerResidency:
     copying 100,000 ids for each view would cost too much. It is the only mutable part of a view: do not keep its sets.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, holders: Holders | None = None) -> None:
+        """`holders`: of the whole fleet, kept current until `leave`."""
+        self._holders = holders
         self._host: set[str] = set()
         self._disk: set[str] = set()
         self._memory_only: set[str] = set()
@@ -45,12 +48,30 @@ class WorkerResidency:
     def apply(self, delta: control.ResidencyDelta) -> None:
         """Apply one message. A snapshot may take several, of which only the first is marked as one."""
         if delta.snapshot:
-            self._host.clear()
+            self._evict(tuple(self._host))
             self._disk.clear()
             self._memory_only.clear()
-        self._host.update(delta.resident)
-        self._host.difference_update(delta.evicted)
+        for revision_id in delta.resident:
+            if revision_id not in self._host:
+                self._host.add(revision_id)
+                if self._holders is not None:
+                    self._holders.add(revision_id, self)
+        self._evict(delta.evicted)
         self._disk.update(delta.on_disk)
         self._disk.difference_update(delta.off_disk)
         self._memory_only.update(delta.in_memory_only)
         self._memory_only.difference_update(delta.not_in_memory_only)
+
+    def leave(self) -> None:
+        """The control stream has ended and another one has taken over. What was reported stays readable."""
+        if self._holders is not None:
+            for revision_id in self._host:
+                self._holders.discard(revision_id, self)
+            self._holders = None
+
+    def _evict(self, revision_ids: Iterable[str]) -> None:
+        for revision_id in revision_ids:
+            if revision_id in self._host:
+                self._host.remove(revision_id)
+                if self._holders is not None:
+                    self._holders.discard(revision_id, self)

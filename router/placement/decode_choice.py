@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from operator import itemgetter
 
 from router.fleet.fleet_state import FleetState, WorkerView
 from router.placement.request import PlacementRequest
@@ -34,8 +35,9 @@ def choose_decode(
 
     if len(decodes) > _FEW:
         near = fleet.warm_decodes_in_domain(prefill) if prefill.domain and may_serve is None else decodes
-        best = min(_two_of(near or decodes, request.nonce), key=cost)
-        if not cost(best)[0]:
+        costs = [(cost(decode), decode) for decode in _two_of(near or decodes, request.nonce)]
+        (is_full, *_), best = min(costs, key=itemgetter(0))
+        if not is_full:
             return best
     return min(decodes, key=cost)  # few, or two that are full
 

@@ -13,7 +13,7 @@ from router.placement.scorers.prefix import PrefixScorer
 from router.placement.scorers.queue import QueueScorer
 from router.placement.scorers.residency import LoadTimes, ResidencyScorer
 from router.placement.scorers.room import RoomScorer
-from router.placement.scorers.scorer import Scorer
+from router.placement.scorers.scorer import Choice, Scorer
 
 
 @dataclass(frozen=True)
@@ -28,6 +28,7 @@ class Policy:
     max_homes: int
     home_share: float
     uses_homes: bool
+    queue_weight: float
 
     @classmethod
     def of(cls, config: PlacementConfig) -> Policy:
@@ -46,7 +47,15 @@ class Policy:
             config.max_homes,
             config.home_share,
             uses_homes=weights["home"] > 0,
+            queue_weight=weights["queue"],
         )
+
+    def least_s(self, choice: Choice) -> float:
+        """What an ordinary worker costs at least, its queue aside; see `Scorer.least_s`."""
+        least_s = 0.0
+        for weight, scorer in self.scorers:
+            least_s += weight * scorer.least_s(choice)
+        return least_s
 
     def num_homes(self, request: PlacementRequest) -> int:
         """One, and one more for each `home_share` of a worker's time that the revision's prompts demand."""

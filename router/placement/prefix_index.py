@@ -64,6 +64,8 @@ class PrefixIndex:
 
     def cached_tokens(self, request: PlacementRequest, worker: str, incarnation: str) -> float:
         """How many of the prompt's first tokens the worker's engine is believed to have."""
+        if worker not in self.workers(request):
+            return 0.0
         known = self._workers.get(worker)
         if known is None or known.incarnation != incarnation:
             return 0.0

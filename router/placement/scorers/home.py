@@ -5,7 +5,7 @@ from __future__ import annotations
 from router.placement.scorers.residency import LoadTimes
 from router.placement.scorers.scorer import Candidate, Choice
 
-_FIRST_HOMES = 3  # that an adapter may be loaded on first, whichever is the least busy
+FIRST_HOMES = 3  # that an adapter may be loaded on first, whichever is the least busy
 _FIRST_COPY = 4.0  # in prompts: a first load away from them
 _STRAY_COPY = 1.0  # in prompts: lets copies away from homes age out
 _NEW_COPY = 6.0  # in loads: one copy more than demand asks for evicts another adapter
@@ -23,10 +23,15 @@ class HomeScorer:
         if choice.request.revision_id is None:
             return 0.0
         if not candidate.has_revision:
-            if choice.num_copies >= choice.num_wanted:
+            if choice.has_enough_copies:
                 return _NEW_COPY * self._load_times["store"]
-            is_home = candidate.rank < max(choice.num_homes, _FIRST_HOMES)
+            is_home = candidate.rank < max(choice.num_homes, FIRST_HOMES)
             return 0.0 if is_home else _FIRST_COPY * choice.read_s
-        if candidate.rank < max(choice.num_homes, _FIRST_HOMES):
+        if candidate.rank < max(choice.num_homes, FIRST_HOMES):
             return max(0.0, candidate.load.queue_s - choice.full_queue_s)
         return _STRAY_COPY * choice.read_s
+
+    def least_s(self, choice: Choice) -> float:
+        if choice.request.revision_id is None:
+            return 0.0
+        return _NEW_COPY * self._load_times["store"] if choice.has_enough_copies else _FIRST_COPY * choice.read_s

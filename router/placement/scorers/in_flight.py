@@ -12,3 +12,6 @@ class InFlightScorer:
 
     def cost_s(self, candidate: Candidate, choice: Choice) -> float:
         return float(candidate.load.num_sequences)
+
+    def least_s(self, choice: Choice) -> float:
+        return 0.0

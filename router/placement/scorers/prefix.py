@@ -19,3 +19,6 @@ class PrefixScorer:
             return 0.0
         worker = candidate.worker
         return -self._index.cached_tokens(choice.request, worker.name, worker.incarnation) * candidate.load.s_per_token
+
+    def least_s(self, choice: Choice) -> float:
+        return 0.0

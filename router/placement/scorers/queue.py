@@ -13,3 +13,6 @@ class QueueScorer:
     def cost_s(self, candidate: Candidate, choice: Choice) -> float:
         load = candidate.load
         return (load.prompt_tokens + choice.request.size.prompt_tokens) * load.s_per_token
+
+    def least_s(self, choice: Choice) -> float:
+        return 0.0

@@ -38,3 +38,10 @@ class ResidencyScorer:
         if revision_id is None or candidate.has_revision:
             return 0.0
         return self._load_times["disk" if revision_id in candidate.worker.residency.disk else "store"]
+
+    def least_s(self, choice: Choice) -> float:
+        if choice.request.revision_id is None:
+            return 0.0
+        store_s, disk_s = self._load_times["store"], self._load_times["disk"]
+        # A copy more than demand asks for is not looked for on disks.
+        return min(store_s, disk_s) if choice.has_enough_copies else store_s

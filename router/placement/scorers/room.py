@@ -18,3 +18,6 @@ class RoomScorer:
             return 0.0
         missing = load.used_kv_tokens + choice.request.size.kv_tokens - load.max_kv_tokens
         return max(0, missing) / load.max_kv_tokens * _FULL_S
+
+    def least_s(self, choice: Choice) -> float:
+        return 0.0

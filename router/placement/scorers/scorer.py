@@ -17,7 +17,7 @@ class Candidate:
     worker: WorkerView
     load: WorkerLoad
     rank: int  # in the revision's rendezvous order; `len(order)` and more: not in it
-    has_revision: bool  # in host memory, or a sequence in flight there has made sure of it
+    has_revision: bool  # in host memory, or one of the first homes and a sequence in flight there makes sure of it
 
 
 @dataclass(slots=True)
@@ -31,6 +31,10 @@ class Choice:
     num_wanted: int = 1  # copies that demand asks for
     num_copies: int = 0  # candidates that have the revision
 
+    @property
+    def has_enough_copies(self) -> bool:
+        return self.num_copies >= self.num_wanted
+
 
 class Scorer(Protocol):
     """Adds to a candidate's cost. Reads only what it gets and its own observations: no clock, no random number."""
@@ -39,4 +43,12 @@ class Scorer(Protocol):
 
     def cost_s(self, candidate: Candidate, choice: Choice) -> float:
         """Expected seconds until the first token, as far as this scorer is concerned. May be negative."""
+        ...
+
+    def least_s(self, choice: Choice) -> float:
+        """No more than what any ordinary worker costs. Spares scoring them all.
+
+        An ordinary worker has neither the revision nor the prompt's beginning. Where the revision has to be loaded,
+        it does not have it on disk either, and is none of the homes.
+        """
         ...

@@ -11,7 +11,11 @@ from hypothesis import strategies as st
 from support.fleets import DECODES, PREFILLS, UNIFIED, UNREADY_CHANGES, UP, fleet_of, having, warm_with
 
 from cluster.config.schema import PlacementConfig, ScorerWeights
+from cluster.control import control_pb2 as control
 from router.fleet.fleet_state import FleetState, WorkerView
+from router.fleet.holders import Holders
+from router.fleet.worker_loads import WorkerLoads
+from router.fleet.worker_residency import WorkerResidency
 from router.placement.placement import place, placements, rank
 from router.placement.policy import Policy
 from router.placement.request import FailedAttempts, Placement, PlacementRequest, PromptSize
@@ -304,16 +308,61 @@ def test_retries_try_every_placement_once(fleet: FleetState, request: PlacementR
     assert sorted(tried) == sorted(each.key for each in placements(request, fleet))
 
 
-@given(fleets(), REQUESTS)
-def test_a_shortlist_has_the_winner_of_all(fleet: FleetState, request: PlacementRequest) -> None:
-    """Of many readers only some are scored; nobody else could have had a lower cost."""
-    placement = place(request, fleet, POLICY)
-    ranked = [each for each in rank(request, fleet, POLICY) if can_be_completed(each.worker, request, fleet)]
-    if placement is None:
-        assert not ranked
-        return
-    cost_s = {each.worker.name: each.cost_s for each in ranked}
-    assert cost_s[placement.prefill.name] == pytest.approx(ranked[0].cost_s)
+@st.composite
+def busy_fleets(draw: Callable) -> FleetState:
+    """Many readers, of different speeds, with sequences in flight under revisions; half have an index of holders."""
+    holders = Holders() if draw(st.booleans()) else None
+    loads = WorkerLoads(lambda: 0.0)
+    workers = {}
+    for i in range(draw(st.integers(9, 30))):
+        name, role = f"w{i:02d}", draw(st.sampled_from(["unified", "unified", "prefill"]))
+        residency = WorkerResidency(holders)
+        for tier in ("resident", "on_disk"):
+            has = [each for each in ("sha256:ab", "sha256:cd") if not draw(st.integers(0, 7))]
+            residency.apply(control.ResidencyDelta(**{tier: has}))
+        view = WorkerView(name, role, incarnation="1", residency=residency, **UP)
+        workers[name] = warm_with(view, "d0") if draw(st.integers(0, 3)) else view
+        load = loads[name]
+        load.s_per_token = draw(st.sampled_from([0.0002, 0.0002, 0.0001, 0.00025]))
+        for _ in range(draw(st.integers(0, 3))):
+            revision_id = draw(st.sampled_from([None, None, "sha256:ab"]))
+            loads.hold(
+                name,
+                prompt_tokens=draw(st.sampled_from([0, 500, 1500, 20_000])),
+                kv_tokens=900,
+                revision_id=revision_id,
+            )
+        loads.report(name, used_kv_tokens=draw(st.integers(0, 2)) * 4000, max_kv_tokens=10_000)
+    workers["d0"] = WorkerView("d0", "decode", incarnation="d0-1", **UP)
+    return FleetState(workers, loads, holders)
+
+
+SIZES = [
+    PromptSize(),
+    PromptSize(500, 700),
+    PromptSize(1000, 4000, (1, 2, 3), 300.0),
+    PromptSize(600, 900, (1, 4), 300.0),
+]
+WEIGHTS = [{}, {"home": 0.0}, {"queue": 0.0}, {"residency": 0.0, "home": 0.0}, {"in_flight": 0.5}, {"queue": 0.3}]
+
+
+@settings(max_examples=400)
+@given(st.data(), busy_fleets(), REQUESTS, st.sampled_from(WEIGHTS), st.booleans())
+def test_the_choice_is_that_of_scoring_every_reader(
+    data: st.DataObject, fleet: FleetState, request: PlacementRequest, weights: dict[str, float], is_slow: bool
+) -> None:
+    """Of many readers only some are scored. The winner is the same, equal costs included."""
+    policy = Policy.of(PlacementConfig(weights=ScorerWeights(**weights)))
+    policy.load_times.observe("disk", 20.0 if is_slow else 0.0)
+    request = replace(
+        request, size=data.draw(st.sampled_from(SIZES)), demand=data.draw(st.sampled_from([0.0, 1.0, 3.0]))
+    )
+    for worker in fleet.readers[:: data.draw(st.integers(1, 5))]:
+        policy.prefixes.add(replace(request, size=data.draw(st.sampled_from(SIZES))), worker.name, "1")
+    placement = place(request, fleet, policy)
+    ranked = [each for each in rank(request, fleet, policy) if can_be_completed(each.worker, request, fleet)]
+    assert ranked == sorted(ranked, key=lambda each: (each.cost_s, each.candidate.rank, each.worker.name))
+    assert (placement and placement.prefill.name) == (ranked[0].worker.name if ranked else None)
 
 
 def can_be_completed(reader: WorkerView, request: PlacementRequest, fleet: FleetState) -> bool:
