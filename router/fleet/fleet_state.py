@@ -98,7 +98,7 @@ class FleetState:
         return {indices[each] for each in self._holders.of(revision_id) if each in indices}
 
     @cached_property
-    def _reader_indices(self) -> Mapping[WorkerResidency, int]:
+    def _reader_indices(self) -> Mapping[object, int]:
         return {worker.residency: index for index, worker in enumerate(self.readers)}
 
     @cached_property

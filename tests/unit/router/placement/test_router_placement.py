@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from random import Random
 
 import pytest
 from hypothesis import given, settings
@@ -308,35 +309,30 @@ def test_retries_try_every_placement_once(fleet: FleetState, request: PlacementR
     assert sorted(tried) == sorted(each.key for each in placements(request, fleet))
 
 
-@st.composite
-def busy_fleets(draw: Callable) -> FleetState:
+def busy_fleet(random: Random) -> FleetState:
     """Many readers, of different speeds, with sequences in flight under revisions; half have an index of holders."""
-    holders = Holders() if draw(st.booleans()) else None
+    holders = random.choice([Holders(), None])
     loads = WorkerLoads(lambda: 0.0)
     workers = {}
-    for i in range(draw(st.integers(9, 30))):
-        name, role = f"w{i:02d}", draw(st.sampled_from(["unified", "unified", "prefill"]))
+    for i in range(random.randint(9, 30)):
+        name, role = f"w{i:02d}", random.choice(["unified", "unified", "prefill"])
         residency = WorkerResidency(holders)
         for tier in ("resident", "on_disk"):
-            has = [each for each in ("sha256:ab", "sha256:cd") if not draw(st.integers(0, 7))]
+            has = [each for each in REVISIONS if random.random() < 0.1]
             residency.apply(control.ResidencyDelta(**{tier: has}))
         view = WorkerView(name, role, incarnation="1", residency=residency, **UP)
-        workers[name] = warm_with(view, "d0") if draw(st.integers(0, 3)) else view
+        workers[name] = view if random.random() < 0.2 else warm_with(view, "d0")
         load = loads[name]
-        load.s_per_token = draw(st.sampled_from([0.0002, 0.0002, 0.0001, 0.00025]))
-        for _ in range(draw(st.integers(0, 3))):
-            revision_id = draw(st.sampled_from([None, None, "sha256:ab"]))
-            loads.hold(
-                name,
-                prompt_tokens=draw(st.sampled_from([0, 500, 1500, 20_000])),
-                kv_tokens=900,
-                revision_id=revision_id,
-            )
-        loads.report(name, used_kv_tokens=draw(st.integers(0, 2)) * 4000, max_kv_tokens=10_000)
+        load.s_per_token = random.choice([0.0002, 0.0002, 0.0001, 0.00025])
+        for _ in range(random.randint(0, 3)):
+            tokens, revision_id = random.choice([0, 500, 1500, 10_000]), random.choice([None, None, *REVISIONS])
+            loads.hold(name, prompt_tokens=tokens, kv_tokens=900, revision_id=revision_id)
+        load.max_kv_tokens, load.reported_kv_tokens = 10_000, random.choice([0, 4000, 8000])
     workers["d0"] = WorkerView("d0", "decode", incarnation="d0-1", **UP)
     return FleetState(workers, loads, holders)
 
 
+REVISIONS = ["sha256:ab", "sha256:cd"]
 SIZES = [
     PromptSize(),
     PromptSize(500, 700),
@@ -346,19 +342,25 @@ SIZES = [
 WEIGHTS = [{}, {"home": 0.0}, {"queue": 0.0}, {"residency": 0.0, "home": 0.0}, {"in_flight": 0.5}, {"queue": 0.3}]
 
 
-@settings(max_examples=400)
-@given(st.data(), busy_fleets(), REQUESTS, st.sampled_from(WEIGHTS), st.booleans())
-def test_the_choice_is_that_of_scoring_every_reader(
-    data: st.DataObject, fleet: FleetState, request: PlacementRequest, weights: dict[str, float], is_slow: bool
-) -> None:
+@settings(max_examples=500)
+@given(st.integers(0, 2**32))
+def test_the_choice_is_that_of_scoring_every_reader(seed: int) -> None:
     """Of many readers only some are scored. The winner is the same, equal costs included."""
-    policy = Policy.of(PlacementConfig(weights=ScorerWeights(**weights)))
-    policy.load_times.observe("disk", 20.0 if is_slow else 0.0)
-    request = replace(
-        request, size=data.draw(st.sampled_from(SIZES)), demand=data.draw(st.sampled_from([0.0, 1.0, 3.0]))
+    random = Random(seed)
+    fleet = busy_fleet(random)
+    policy = Policy.of(PlacementConfig(weights=ScorerWeights(**random.choice(WEIGHTS))))
+    policy.load_times.observe("disk", random.choice([0.0, 20.0]))
+    request = PlacementRequest(
+        random.choice([None, *REVISIONS]),
+        positions=random.choice(["prefill", "prefill", "all"]),
+        is_stored=random.random() < 0.8,
+        needs_decode=random.random() < 0.8,
+        size=random.choice(SIZES),
+        demand=random.choice([0.0, 1.0, 3.0]),
+        nonce=random.getrandbits(32),
     )
-    for worker in fleet.readers[:: data.draw(st.integers(1, 5))]:
-        policy.prefixes.add(replace(request, size=data.draw(st.sampled_from(SIZES))), worker.name, "1")
+    for worker in fleet.readers[:: random.randint(1, 5)]:
+        policy.prefixes.add(replace(request, size=random.choice(SIZES)), worker.name, "1")
     placement = place(request, fleet, policy)
     ranked = [each for each in rank(request, fleet, policy) if can_be_completed(each.worker, request, fleet)]
     assert ranked == sorted(ranked, key=lambda each: (each.cost_s, each.candidate.rank, each.worker.name))
