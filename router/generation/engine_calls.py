@@ -260,8 +260,10 @@ class EngineCall:
             )
         except OSError as error:
             self.fail(self._connection_error(error, was_reached=not isinstance(error, TimeoutError)))
-            return
-        self._send(connection)
+        except Exception as error:  # noqa: BLE001 the request would wait for a call that nobody makes
+            self.fail(error)
+        else:
+            self._send(connection)
 
     def _send(self, connection: EngineConnection) -> None:
         self._connection = connection

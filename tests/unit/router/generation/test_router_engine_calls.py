@@ -142,3 +142,22 @@ def test_an_error_of_the_reader_ends_the_stream() -> None:
         assert stream.transport.is_closed
 
     asyncio.run(scenario())
+
+
+def test_an_error_that_nobody_foresaw_ends_the_call() -> None:
+    """While it connects, nobody else would."""
+
+    async def scenario() -> None:
+        def tls(_: WorkerView) -> None:
+            raise ValueError("nobody foresaw this")
+
+        engines: Any = SimpleNamespace(
+            connections=EngineConnections(connect_timeout_s=1, idle_s=1), abort=lambda *_: None, tls=tls
+        )
+        worker = WorkerView("d0", "decode", engine_url="http://x:1")
+        call = EngineCall(engines, worker, "/", b"{}", "rid", WorkerLoads().hold("d0"), NO_SPAN)
+        with pytest.raises(ValueError, match="nobody foresaw this"):
+            await asyncio.wait_for(call.answer(), 5)
+        call.leave()
+
+    asyncio.run(scenario())

@@ -53,12 +53,12 @@ class TestAStalledRouter:
         """Has the whole process stopped once while it connects to each of these engines."""
         address_of, ports = engine_connections._address, set[int]()
 
-        def stalled(url: str) -> tuple[str, int]:
-            host, port = address_of(url)
-            if port in ports:
-                ports.remove(port)
+        def stalled(url: str) -> tuple[bool, str, int]:
+            address = address_of(url)
+            if address[2] in ports:
+                ports.remove(address[2])
                 time.sleep(0.6)
-            return host, port
+            return address
 
         def stall(*workers: WorkerStandIn) -> None:
             ports.update(int(worker.engine.url.rpartition(":")[2]) for worker in workers)
