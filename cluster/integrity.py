@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import shutil
-import time
 import uuid
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -23,7 +22,6 @@ from cluster.errors import ConfigError
 KEY_VARIABLE = "PRELUDE_SIGNING_KEY"  # a private key in PEM, where integrity.signing_key is not given
 _PRIVATE, _PUBLIC = "private.pem", "public.pem"
 _OLD_STORE = "store-has-unsigned-objects"  # a mark beside the keys; `prelude adapters sign` removes it
-_LOOK_AGAIN_S = 1.0
 _Key = TypeVar("_Key")
 
 log = logging.getLogger(__name__)
@@ -85,14 +83,11 @@ class _OwnKey:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._keys: tuple[Ed25519PublicKey, ...] = ()
-        self._looked_at = -_LOOK_AGAIN_S
 
     def __call__(self) -> Sequence[Ed25519PublicKey]:
-        now = time.monotonic()
-        if not self._keys and now - self._looked_at >= _LOOK_AGAIN_S:
-            self._looked_at = now
-            if self._path.exists():
-                self._keys = (_read(self._path, public_key_from_pem, "integrity.key_directory"),)
+        # Loads ask in several threads at once: two that both read the file are better than one that finds no key.
+        if not self._keys and self._path.exists():
+            self._keys = (_read(self._path, public_key_from_pem, "integrity.key_directory"),)
         return self._keys
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -139,3 +141,26 @@ def test_a_store_that_does_not_answer_may_have_old_objects():
             raise AdapterError("away")
 
     assert not is_empty(Unreachable())  # type: ignore[arg-type]
+
+
+def test_loads_in_several_threads_all_find_the_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Also a worker that was asked in vain a moment ago, and while another thread reads the file."""
+    config = config_in(tmp_path)
+    trust = trust_of(config)
+    assert not trust.keys()
+    signer = signer_in(config)
+    assert signer is not None
+    barrier, read = threading.Barrier(8), Path.read_bytes
+
+    def slowly(path: Path) -> bytes:
+        time.sleep(0.05)
+        return read(path)
+
+    monkeypatch.setattr(Path, "read_bytes", slowly)
+
+    def check(_: int) -> None:
+        barrier.wait(10)
+        trust.check_object(signer.signed(ENVELOPE))
+
+    with ThreadPoolExecutor(8) as threads:
+        assert list(threads.map(check, range(8))) == [None] * 8

@@ -96,7 +96,7 @@ def test_they_share_a_port_and_answer_for_each_other(tmp_path: Path) -> None:
         assert all(stream.read().endswith(b"data: [DONE]\n\n") for stream in streams)
         assert process.wait(15) == 0
     log = [json.loads(line) for line in (tmp_path / "router.log").read_text().splitlines()]
-    assert {line["process"] for line in log} == {"router-0", "router-1"}
+    assert {line["process"] for line in log} == {"router", "router-0", "router-1"}
 
 
 def test_one_that_dies_is_started_again_and_all_die_with_their_supervisor(tmp_path: Path) -> None:
