@@ -34,6 +34,7 @@ class Agent(WorkerControlServicer):
         self.memory_only: set[str] = set()
         self.pins: set[tuple[str, bool]] = set()
         self.busy: set[str] = set()  # the first eviction is refused
+        self.in_use: set[str] = set()  # every eviction is refused
 
     async def WatchState(self, request, context) -> Any:
         residency = pb.ResidencyDelta(
@@ -48,7 +49,7 @@ class Agent(WorkerControlServicer):
 
     async def EvictAdapter(self, request, context) -> pb.EvictAdapterResponse:
         revision_id = request.revision_id
-        if revision_id in self.busy or any(pinned == revision_id for pinned, _ in self.pins):
+        if revision_id in self.in_use | self.busy or any(pinned == revision_id for pinned, _ in self.pins):
             self.busy.discard(revision_id)
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "it is in use")
         assert request.from_disk
@@ -192,7 +193,7 @@ def test_a_tenant_is_deleted_and_that_is_shown(
 def test_what_is_left_is_a_failure(prelude: Run, agent: tuple[Agent, int], folder: Path):
     worker, _ = agent
     own = prelude("adapters", "import", "acme/legal", "lora-1")[1]["revision"]
-    worker.resident, worker.busy = {own}, {own}
+    worker.resident, worker.in_use = {own}, {own}
     status, result, error = prelude("tenants", "delete", "acme", "--yes", "--wait", "0.01")
     assert (status, result["nothing_left"], result["left"]["workers"]) == (1, False, {"u": [own]})
     assert "run the command again" in error
