@@ -313,7 +313,7 @@ def test_nothing_is_left_of_them(fleet: Fleet):
 async def idle(fleet: Fleet) -> bool:
     """Wait until no engine has a request."""
     for _ in range(100):
-        if all(load == (0, 0, 0) for load in fleet.cluster.loads().values()):
+        if all(load == (0, 0, 0) for load in (await asyncio.to_thread(fleet.cluster.loads)).values()):
             return True
         await asyncio.sleep(0.1)
     return False
