@@ -7,6 +7,9 @@ from typing import Literal
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+from router.busiest_adapters import BusiestAdapters
+
+_GAP_S = (0.001, 0.0025, 0.005, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1, 2.5, 5)
 _SHORT_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 _LONG_S = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800)
 
@@ -15,6 +18,11 @@ AdapterChange = Literal[
     "import", "push", "alias", "rollback", "delete", "restore", "prewarm", "pin", "unpin", "evict", "load", "unload"
 ]
 ChangeResult = Literal["done", "refused", "failed", "left"]
+
+# Of a sequence, as on /debug/requests. `placed` and `done` take no time.
+TIMED_PHASES = ("admitted", "ensuring_adapter", "waiting_first_event", "relaying")
+# Of a worker, as this router sees it. Each worker is in one.
+WORKER_STATES = ("placeable", "blocked", "draining", "hung", "not_ready", "lost")
 
 
 class Metrics:
@@ -72,6 +80,13 @@ class Metrics:
             ("role",),
             registry=self.registry,
         )
+        self.workers = Gauge(
+            "prelude_router_workers",
+            "Workers by state: placeable; blocked (calls to it have failed); draining; hung; not_ready; lost (its "
+            "agent does not answer).",
+            ("role", "state"),
+            registry=self.registry,
+        )
         self.worker_queue = Gauge(
             "prelude_router_worker_queue_seconds",
             "Expected time to read the prompts that this router has placed at a worker.",
@@ -108,6 +123,36 @@ class Metrics:
             buckets=_LONG_S,
             registry=self.registry,
         )
+        self.event_gap = Histogram(
+            "prelude_router_event_gap_seconds",
+            "Mean time between the events of a stream after its first: one value per stream that ended well. An event "
+            "is a token, or several.",
+            ("endpoint",),
+            buckets=_GAP_S,
+            registry=self.registry,
+        )
+        self.slo_requests = Counter(
+            "prelude_router_slo_requests_total",
+            "Requests answered in full, by whether they kept the times of router.slo. Those with met=true are the "
+            "goodput.",
+            ("endpoint", "met"),
+            registry=self.registry,
+        )
+        phase_seconds = Histogram(
+            "prelude_router_phase_seconds",
+            "Time of a sequence in a phase, failed attempts included: admitted (waits for a worker), ensuring_adapter, "
+            "waiting_first_event (queue, prompt, KV transfer), relaying. adapted: whether it has an adapter.",
+            ("phase", "adapted"),
+            buckets=(0.001, 0.0025, *_SHORT_S),
+            registry=self.registry,
+        )
+        self.phase_seconds = {
+            (phase, adapted): phase_seconds.labels(phase, str(adapted).lower())
+            for phase in TIMED_PHASES
+            for adapted in (False, True)
+        }
+        self.busiest_adapters = BusiestAdapters()
+        self.registry.register(self.busiest_adapters)
         self.ensure_adapter = Histogram(
             "prelude_router_ensure_adapter_seconds",
             "Time until an adapter was resident on the worker that reads the prompt.",
@@ -163,6 +208,12 @@ class Metrics:
     def read_body_bytes(self, num_bytes: Callable[[], float]) -> None:
         """As `read_in_flight`, for the bytes of their bodies."""
         self.body_bytes.set_function(num_bytes)
+
+    def set_workers(self, states: Mapping[tuple[str, str], int]) -> None:
+        """Take over the number of workers by (role, state). Others have none."""
+        self.workers.clear()
+        for (role, state), number in states.items():
+            self.workers.labels(role, state).set(number)
 
     def set_saturation(
         self, num_placeable: Mapping[str, int], queue_s: Mapping[str, float], kv_used: Mapping[str, float]

@@ -270,6 +270,7 @@ class WorkerAgent:
             self._ready_incarnation = ""
             self.engine_suspected()
         self._suspicion = snapshot.suspicion
+        self.metrics.hung.set(bool(snapshot.suspicion))
         hung = {"ready": False, "hung": True} if snapshot.suspicion else {"hung": False}
         self.hub.update(
             engine_state=_ENGINE_STATES[snapshot.status],
@@ -300,6 +301,7 @@ class WorkerAgent:
                 log.info("ready" if ready else "not ready", extra={"fields": {"reason": reason}})
             self.hub.update(ready=ready, reason=reason, not_warm_with=self.not_warm_with() if up else [])
             self.metrics.ready.set(ready and not self.hub.state.draining)
+            self.metrics.draining.set(self.hub.state.draining)
 
     async def _poll_load(self, progress: Callable[[], int]) -> None:
         """Publish the engine's load. These calls are also what shows that its HTTP server lives."""

@@ -18,6 +18,8 @@ class WorkerMetrics:
             return labelled.labels(worker, role)
 
         self.ready = gauge("ready", "1 while the worker takes requests")
+        self.hung = gauge("hung", "1 while the engine shows no sign of life, or its threads make no progress")
+        self.draining = gauge("draining", "1 while the worker finishes what it has and takes nothing new")
         self.engine_restarts = gauge("engine_restarts", "Times the agent has started its engine again")
         self.running_requests = gauge("running_requests", "Requests in the engine's running batch")
         self.queued_requests = gauge("queued_requests", "Requests waiting, bootstrapping or transferring KV")

@@ -397,6 +397,16 @@ class HttpConfig(_Section):
     idle_timeout_s: Seconds = 75.0  # of a connection, between requests
 
 
+class SloConfig(_Section):
+    """What an answer has to keep to count as good in the metrics. It changes no answer.
+
+    A stream has both times; an answer in one piece may take as long as a stream with an event per token.
+    """
+
+    first_token_s: Seconds = 2.0  # from a request's head to its first event
+    event_gap_s: Seconds = 0.1  # mean time between its events after that: tokens, or several at once
+
+
 class RouterConfig(_Section):
     """The router: its HTTP server, its timeouts and retries."""
 
@@ -427,6 +437,7 @@ class RouterConfig(_Section):
     max_attempts: Annotated[int, Field(ge=1)] = 3  # placements tried per sequence
     placement: PlacementConfig = PlacementConfig()
     debug_header: bool = False  # answer `x-prelude-debug: placement` with why the request went where it went
+    slo: SloConfig = SloConfig()
     drain_timeout_s: Seconds = 30.0  # to finish requests in flight at shutdown
     management: bool = False  # serve /v1/adapters; anyone who reaches the router can then change adapters
     adapter_root: ConfigPath | None = None  # /v1/load_lora_adapter reads directories below it; None: it reads none

@@ -10,6 +10,7 @@ from functools import cache
 from typing import Any
 
 from adapters.errors import AdapterError
+from cluster.config.schema import SloConfig
 from process.tracing.span import Span, Tracing
 from router.api.client_deadline import client_deadline
 from router.errors import RouterError, Stopping, answer_of
@@ -133,7 +134,7 @@ class CompletionsEndpoint:
 
     def _record(self, request: RequestState, client: ClientAnswer, status: int | None) -> None:
         """Write the log line and the metrics of a finished request. No prompt, no header."""
-        metrics, labelled, label = self._backends.metrics, self._labelled, self._endpoint.label
+        metrics, labelled = self._backends.metrics, self._labelled
         duration_s = request.age_s
         labelled(metrics.requests, str(status)).inc()
         labelled(metrics.duration).observe(duration_s)
@@ -141,8 +142,28 @@ class CompletionsEndpoint:
             labelled(metrics.first_byte).observe(request.first_byte_s)
         if client.stream_error is not None:
             labelled(metrics.stream_errors, client.stream_error).inc()
+        elif status == 200:
+            self._record_times(request, duration_s)
+        if request.adapter is not None:
+            metrics.busiest_adapters.count(request.adapter)
         if request.span.trace_id is not None:
             _describe(request.span, request, self._endpoint.value, client, status)
+        self._log(request, client, status, duration_s)
+
+    def _record_times(self, request: RequestState, duration_s: float) -> None:
+        """Record how fast a complete answer was."""
+        metrics, labelled = self._backends.metrics, self._labelled
+        first_s = request.first_byte_s
+        # [DONE] is an event, too.
+        num_events = (request.num_completion_tokens or 1) if first_s is None else request.num_events - 1
+        num_gaps = num_events // max(1, len(request.sequences)) - 1
+        if first_s is not None and num_gaps > 0:
+            labelled(metrics.event_gap).observe((duration_s - first_s) / num_gaps)
+        met = keeps_slo(self._backends.config.slo, num_gaps, first_s, duration_s)
+        labelled(metrics.slo_requests, "true" if met else "false").inc()
+
+    def _log(self, request: RequestState, client: ClientAnswer, status: int | None, duration_s: float) -> None:
+        label = self._endpoint.label
         fields = {
             "request_id": request.request_id,
             "client_request_id": request.client_request_id,
@@ -163,6 +184,14 @@ class CompletionsEndpoint:
             "duration_s": round(duration_s, 4),
         }
         log.info("request", extra={"fields": {name: value for name, value in fields.items() if value is not None}})
+
+
+def keeps_slo(slo: SloConfig, num_gaps: int, first_event_s: float | None, duration_s: float) -> bool:
+    """Whether an answer was as fast as `router.slo` says; without a first event, it is in one piece."""
+    rest_s = slo.event_gap_s * max(0, num_gaps)
+    if first_event_s is None:
+        return duration_s <= slo.first_token_s + rest_s
+    return first_event_s <= slo.first_token_s and duration_s - first_event_s <= rest_s + slo.event_gap_s
 
 
 def _target_headers(target: Target, request: RequestState) -> dict[str, str]:

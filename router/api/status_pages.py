@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from itertools import islice
@@ -20,11 +21,12 @@ from adapters.errors import AdapterNotFound, CatalogUnavailable, InvalidReferenc
 from adapters.identity import split_adapter_name
 from adapters.scopes import Permission
 from router.errors import InvalidField, UnknownModel
-from router.fleet.saturation import Saturation
+from router.fleet.saturation import ROLES, Saturation
 from router.generation.backends import Backends
 from router.generation.request_state import Requests
 from router.identity.access import viewer_of
 from router.identity.principal import principal_of
+from router.metrics import WORKER_STATES
 from router.placement.placement import placements
 from router.placement.request import PlacementRequest
 from router.placement.unplaceable import lacks_unified_worker
@@ -184,6 +186,10 @@ class Pages:
         metrics.worker_in_flight.clear()  # of workers that have left
         for worker, load in fleet.loads.items():
             metrics.worker_in_flight.labels(worker).set(load.num_sequences)
+        metrics.set_workers(
+            {(role, state): 0 for role in ROLES for state in WORKER_STATES}
+            | Counter((view.role, view.condition) for view in fleet.workers.values())
+        )
         found = Saturation.of(fleet)
         metrics.set_saturation(found.num_placeable, found.queue_s, found.kv_used)
         return metrics.page()

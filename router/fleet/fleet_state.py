@@ -49,6 +49,19 @@ class WorkerView:
         return (decode.name, decode.incarnation) in self.warm_pairs
 
     @property
+    def condition(self) -> str:
+        """Its state in one word, one of `router.metrics.WORKER_STATES`."""
+        if not self.is_connected:
+            return "lost"
+        if self.is_hung:
+            return "hung"
+        if self.is_draining:
+            return "draining"
+        if not (self.is_engine_up and self.is_ready):
+            return "not_ready"
+        return "blocked" if self.is_blocked else "placeable"
+
+    @property
     def why_not_placeable(self) -> str:
         """The reason in words. Empty if it is placeable."""
         if self.is_placeable:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -79,6 +80,7 @@ class SequenceRun:
         self._span: Span = NO_SPAN  # of the attempt
         self._placed: Placed | None = None  # at the workers of the attempt
         self._not_in_engine: set[str] = set()  # workers whose engine has reported that it lacks the adapter
+        self._phase_began_at = time.monotonic()
         request.sequences.append(self._state)
 
     async def __aenter__(self) -> SequenceRun:
@@ -87,7 +89,7 @@ class SequenceRun:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._state.phase = Phase.DONE
+        self._enter(Phase.DONE)
         if isinstance(error, RouterError):
             self._span.fail(error.code)
         await self._end_attempt()
@@ -113,7 +115,7 @@ class SequenceRun:
             except (AdapterRefused, AttemptError) as error:
                 self._span.fail(error.code)
                 await self._end_attempt()
-                self._state.phase = Phase.ADMITTED
+                self._enter(Phase.ADMITTED)
                 self._note_for_breakers(error)
                 if isinstance(error, AdapterNotResident):
                     self._not_in_engine.add(error.worker)
@@ -150,12 +152,20 @@ class SequenceRun:
 
     # ---- the steps ----------------------------------------------------------------------------------------------
 
+    def _enter(self, phase: Phase) -> None:
+        """Begin a phase, and record how long the one before took."""
+        now, is_adapted = time.monotonic(), self._generation_request.revision is not None
+        timed = self._backends.metrics.phase_seconds.get((self._state.phase, is_adapted))
+        if timed is not None:
+            timed.observe(now - self._phase_began_at)
+        self._state.phase, self._phase_began_at = phase, now
+
     def _placement_span(self) -> Span:
         attributes = {"prelude.sequence": self._sequence.index, "prelude.attempt": self._state.num_attempts + 1}
         return self._request.span.child("placement", attributes)
 
     def _take(self, request: PlacementRequest, placement: Placement) -> Placed:
-        self._state.phase = Phase.PLACED
+        self._enter(Phase.PLACED)
         self._state.placement = placement
         self._state.num_attempts += 1
         attributes = {"prelude.sequence": self._sequence.index, "prelude.attempt": self._state.num_attempts}
@@ -184,7 +194,7 @@ class SequenceRun:
         """Make the revision resident before any KV room exists: a KV room that waits for a load blocks both engines."""
         if self._generation_request.revision_id is None:
             return
-        self._state.phase = Phase.ENSURING_ADAPTER
+        self._enter(Phase.ENSURING_ADAPTER)
         loop = asyncio.get_running_loop()
         began_at = loop.time()
         timeout_s = self._backends.config.adapter_timeout_s
@@ -213,7 +223,7 @@ class SequenceRun:
     async def _call_engines(self, placed: Placed) -> bytes:
         config = self._backends.config
         rid = self._request.next_rid(self._validated.endpoint.id_prefix)
-        self._state.phase = Phase.WAITING_FIRST_EVENT
+        self._enter(Phase.WAITING_FIRST_EVENT)
         if not self._validated.generates:
             begin = self._begin_scoring
         else:
@@ -224,7 +234,7 @@ class SequenceRun:
         )
         if self._validated.labels is not None:
             check_generated(first, placed.placement.prefill.name)
-        self._state.phase = Phase.RELAYING
+        self._enter(Phase.RELAYING)
         return first
 
     def _begin_unified(self, placed: Placed, rid: str) -> Attempt:

@@ -1,0 +1,64 @@
+"""Which adapters get the most requests, as a metric with a bounded number of label values."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable
+
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+METRIC = "prelude_router_adapter_request_rate"
+OTHER = "(other)"  # no adapter's name: those have no parentheses
+_WINDOW_S = 60.0
+_MAX_NAMES = 10_000  # that are counted by name in one window
+_MAX_SHOWN = 20
+
+
+class BusiestAdapters(Collector):
+    """Requests per second over about the last minute, for the busiest adapters by name and for all others together.
+
+    Two windows bound the memory: the one that fills, and the one before, which counts as far as it is in the minute.
+    A counter per adapter would be simpler, but its label values would grow with the number of adapters ever asked for.
+    """
+
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        self._now = now
+        self._began_at = now()
+        self._filling: Counter[str] = Counter()
+        self._full: Counter[str] = Counter()
+
+    def count(self, adapter: str) -> None:
+        """Count a request for an adapter, by its full name."""
+        self._turn()
+        is_known = adapter in self._filling or len(self._filling) < _MAX_NAMES
+        self._filling[adapter if is_known else OTHER] += 1
+
+    def rates(self) -> dict[str, float]:
+        """Requests per second: of at most twenty adapters, and of `OTHER` if there are more."""
+        self._turn()
+        share = 1 - (self._now() - self._began_at) / _WINDOW_S  # of the full window
+        rates: dict[str, float] = {name: number / _WINDOW_S for name, number in self._filling.items()}
+        for name, number in self._full.items():
+            rates[name] = rates.get(name, 0.0) + share * number / _WINDOW_S
+        others = rates.pop(OTHER, 0.0)
+        ranked = sorted(rates.items(), key=lambda each: each[1], reverse=True)
+        others += sum(rate for _, rate in ranked[_MAX_SHOWN:])
+        return dict(ranked[:_MAX_SHOWN]) | ({OTHER: others} if others else {})
+
+    def collect(self) -> Iterable[GaugeMetricFamily]:
+        text = "Requests per second over the last minute: the twenty busiest adapters, and all others together."
+        family = GaugeMetricFamily(METRIC, text, labels=("adapter",))
+        for name, rate in self.rates().items():
+            family.add_metric((name,), rate)
+        yield family
+
+    def _turn(self) -> None:
+        age_s = self._now() - self._began_at
+        if age_s < _WINDOW_S:
+            return
+        windows = int(age_s // _WINDOW_S)
+        self._full = self._filling if windows == 1 else Counter()
+        self._filling = Counter()
+        self._began_at += windows * _WINDOW_S

@@ -1,0 +1,162 @@
+"""What the router measures of requests: phases, gaps between events, goodput; and in which state workers are."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from support.fleets import PREFILLS
+from support.router_stand_ins import ClusterStandIn, breaks_after, drops, eventually, hangs, running_cluster
+
+from cluster.config.schema import SloConfig
+from router.api.completions import keeps_slo
+from router.generation.request_state import Phase
+from router.metrics import TIMED_PHASES, WORKER_STATES, Metrics
+
+Samples = dict[str, dict[tuple[str, ...], float]]
+
+
+async def samples_of(cluster: ClusterStandIn) -> Samples:
+    """The metrics page, when no request is in flight: values by name and by the values of their labels."""
+    await eventually(lambda: cluster.admin("/debug/requests"), lambda page: page[1] == {"requests": []})
+    async with cluster.http.get(f"{cluster.admin_url}/metrics") as response:
+        page = await response.text()
+    found: Samples = {}
+    for family in text_string_to_metric_families(page):
+        for sample in family.samples:
+            found.setdefault(sample.name, {})[tuple(sample.labels.values())] = sample.value
+    return found
+
+
+def test_each_phase_of_a_sequence_is_timed() -> None:
+    async def scenario() -> Samples:
+        async with running_cluster() as cluster:
+            await cluster.stream(prompt="Hi", adapter="a0")
+            await cluster.post(prompt="Hi", n=2)
+            return await samples_of(cluster)
+
+    counts = asyncio.run(scenario())["prelude_router_phase_seconds_count"]
+    assert counts == {
+        ("true", "admitted"): 1,
+        ("true", "ensuring_adapter"): 1,
+        ("true", "waiting_first_event"): 1,
+        ("true", "relaying"): 1,
+        ("false", "admitted"): 2,
+        ("false", "ensuring_adapter"): 0,
+        ("false", "waiting_first_event"): 2,
+        ("false", "relaying"): 2,
+    }
+
+
+def test_timed_phases_are_those_of_sequences() -> None:
+    assert set(Phase) - set(TIMED_PHASES) == {Phase.PLACED, Phase.DONE}
+    assert {phase for phase, _ in Metrics().phase_seconds} == set(TIMED_PHASES) <= set(Phase)
+
+
+def test_a_failed_attempt_counts_in_the_phases() -> None:
+    async def scenario() -> Samples:
+        async with running_cluster(num_decode=2) as cluster:
+            for worker in cluster.decode:
+                worker.engine.behaviours = [drops]
+            await cluster.post(prompt="Hi")
+            return await samples_of(cluster)
+
+    assert asyncio.run(scenario())["prelude_router_phase_seconds_count"]["false", "waiting_first_event"] == 2
+
+
+def test_requests_by_whether_they_keep_the_slo() -> None:
+    async def scenario() -> tuple[Samples, Samples]:
+        found = []
+        for slo in (SloConfig(), SloConfig(first_token_s=1e-9, event_gap_s=1e-9)):
+            async with running_cluster(slo=slo) as cluster:
+                await cluster.post(prompt="Hi")
+                await cluster.stream(prompt="Hi")
+                await cluster.post(prompt="Hi", adapter="nobody")  # refused: neither
+                cluster.decode[0].engine.behaviours = [breaks_after(1)]
+                await cluster.stream(prompt="Hi")  # ends with an error: neither
+                found.append(await samples_of(cluster))
+        return found[0], found[1]
+
+    fast, slow = asyncio.run(scenario())
+    assert fast["prelude_router_slo_requests_total"] == {("completions", "true"): 2}
+    assert slow["prelude_router_slo_requests_total"] == {("completions", "false"): 2}
+    assert fast["prelude_router_event_gap_seconds_count"] == {("completions",): 1}
+
+
+@pytest.mark.parametrize(
+    ("num_gaps", "first_s", "duration_s", "kept"),
+    [
+        (10, 1.9, 2.8, True),
+        (10, 2.1, 2.2, False),  # the first event is late
+        (10, 1.0, 2.5, False),  # the others are slow
+        (0, 1.0, 1.05, True),  # a single event, and the end of the stream
+        (10, None, 2.9, True),  # in one piece
+        (10, None, 3.1, False),
+        (-1, None, 1.9, True),  # without any token
+    ],
+)
+def test_what_keeps_the_slo(num_gaps: int, first_s: float | None, duration_s: float, kept: bool) -> None:
+    assert keeps_slo(SloConfig(first_token_s=2, event_gap_s=0.1), num_gaps, first_s, duration_s) is kept
+
+
+def test_busy_adapters_are_named() -> None:
+    async def scenario() -> Samples:
+        async with running_cluster() as cluster:
+            for _ in range(3):
+                await cluster.post(prompt="Hi", adapter="a0")
+            await cluster.post(prompt="Hi")
+            await cluster.post(prompt="Hi", adapter="nobody")  # names that clients make up get no label
+            return await samples_of(cluster)
+
+    assert asyncio.run(scenario())["prelude_router_adapter_request_rate"] == {("a0",): pytest.approx(3 / 60)}
+
+
+def test_workers_by_state() -> None:
+    async def scenario() -> Samples:
+        async with running_cluster(num_prefill=2) as cluster:
+            await cluster.prefill[1].change(draining=True)
+            await eventually(lambda: cluster.admin("/ready"), lambda page: not page[1]["workers"]["p1"]["ready"])
+            return await samples_of(cluster)
+
+    workers = asyncio.run(scenario())["prelude_router_workers"]
+    assert {labels for labels, number in workers.items() if number} == {
+        ("prefill", "placeable"),
+        ("prefill", "draining"),
+        ("decode", "placeable"),
+    }
+    assert len(workers) == 3 * len(WORKER_STATES)
+
+
+@pytest.mark.parametrize(
+    ("change", "state"),
+    [
+        ({}, "placeable"),
+        ({"is_blocked": True}, "blocked"),
+        ({"is_draining": True}, "draining"),
+        ({"is_hung": True, "is_ready": False}, "hung"),
+        ({"is_ready": False}, "not_ready"),
+        ({"is_engine_up": False}, "not_ready"),
+        ({"is_connected": False, "is_hung": True}, "lost"),
+    ],
+)
+def test_the_state_of_a_worker_in_one_word(change: dict[str, bool], state: str) -> None:
+    view = replace(PREFILLS[0], **change)
+    assert view.condition == state
+    assert state in WORKER_STATES
+    assert view.is_placeable is (state == "placeable")
+
+
+def test_a_client_that_leaves_is_no_goodput() -> None:
+    async def scenario() -> Samples:
+        async with running_cluster() as cluster:
+            cluster.prefill[0].engine.behaviours = [hangs]
+            cluster.decode[0].engine.behaviours = [hangs]
+            asking = asyncio.create_task(cluster.post(prompt="Hi"))
+            await eventually(lambda: cluster.admin("/debug/requests"), lambda page: page[1]["requests"])
+            asking.cancel()
+            return await samples_of(cluster)
+
+    found = asyncio.run(scenario())
+    assert "prelude_router_slo_requests_total" not in found
