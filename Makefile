@@ -14,7 +14,7 @@ TEST_PROCESSES ?= 2
 SPREAD = -n $(TEST_PROCESSES) --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev serve test test-fast test-long lint format bench proto clean
+.PHONY: help setup setup-dev serve test test-fast test-chart test-long lint format bench proto clean
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -50,6 +50,9 @@ test: setup-dev ## run every test
 
 test-fast: setup-dev ## run the tests without engines and without the slow ones: under three minutes
 	@$(BIN)/python -m pytest -n 6 --no-loadscope-reorder -m "not long and not slow" tests/unit
+
+test-chart: setup-dev ## test the Helm chart and the images; part of `make test`
+	@$(BIN)/python -m pytest tests/chart
 
 test-long: setup-dev ## run the long tests too: soak, hundreds of kills
 	@$(BIN)/python -m pytest $(SPREAD) --durations 20

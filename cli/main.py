@@ -89,8 +89,10 @@ def _parser() -> argparse.ArgumentParser:
 
     from cli import audit, bench, certs, grants, init, keys, tenants, workers
     from cli.adapters import commands as adapters
+    from cli.adapters import migrate
 
     adapters.add_commands(commands)
+    migrate.add_commands(commands)
     init.add_commands(commands)
     workers.add_commands(commands)
     keys.add_commands(commands)

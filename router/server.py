@@ -139,8 +139,10 @@ def _exit() -> NoReturn:
 
 
 def _context_length(config: ClusterConfig, base: BaseModel) -> int:
-    """The longest of all engines."""
+    """The longest of all engines; of those that are discovered, as `engine` says."""
     lengths = {config.engine_of(worker).context_length for worker in config.workers}
+    if config.discovery.by_role:
+        lengths.add(config.engine.context_length)
     known = [length or base.context_length or DEFAULT_CONTEXT_LENGTH for length in lengths]
     return max(known, default=DEFAULT_CONTEXT_LENGTH)
 

@@ -5,6 +5,7 @@ New fields have defaults, and a field never changes its meaning. Names of durati
 
 from __future__ import annotations
 
+import os
 import re
 from ipaddress import ip_address
 from pathlib import Path
@@ -51,6 +52,7 @@ def _resolve_path(path: Path, info: ValidationInfo) -> Path:
 
 # Every path of cluster.yaml: relative ones start at the file's folder, which `load_cluster_config` passes as context.
 ConfigPath = Annotated[Path, AfterValidator(_resolve_path)]
+CATALOG_VARIABLE = "PRELUDE_CATALOG_URL"  # a URL with a password comes from a secret rather than from a file
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$"
 Name = Annotated[str, StringConstraints(pattern=NAME_PATTERN)]
 _LAST_PORT = 65535
@@ -172,7 +174,9 @@ class AdapterConfig(_Section):
 class CatalogConfig(_Section):
     """The database of adapters. All routers must use the same one."""
 
-    url: str | None = None  # sqlite:////absolute/file or postgresql://…; None: .prelude/catalog.db beside cluster.yaml
+    # sqlite:////absolute/file or postgresql://…; None: as in PRELUDE_CATALOG_URL, else .prelude/catalog.db beside
+    # cluster.yaml.
+    url: str | None = None
 
 
 class StoreConfig(_Section):
@@ -630,13 +634,16 @@ class ClusterConfig(_Section):
 
     def with_default_places(self, folder: Path) -> ClusterConfig:
         """With catalog, store, disk cache and keys in `folder`, except those that the configuration names."""
-        catalog = self.catalog.model_copy(update={"url": self.catalog.url or f"sqlite:///{folder / 'catalog.db'}"})
+        url = self.catalog.url or os.environ.get(CATALOG_VARIABLE) or f"sqlite:///{folder / 'catalog.db'}"
+        catalog = self.catalog.model_copy(update={"url": url})
         store = self.store.model_copy(update={"url": self.store.url or f"file://{folder / 'store'}"})
         cache = self.residency.disk_directory or folder / "cache"
         residency = self.residency.model_copy(update={"disk_directory": cache})
         integrity = self.integrity
         has_keys = integrity.signing_key or integrity.trusted_keys or integrity.key_directory
-        if not has_keys and all(is_loopback(worker.host) for worker in self.workers.values()):
+        # A cluster that only discovers its workers is not on one machine: routers would each make keys of their own.
+        is_here = bool(self.workers) and all(is_loopback(worker.host) for worker in self.workers.values())
+        if not has_keys and is_here:
             integrity = integrity.model_copy(update={"key_directory": folder / "signing"})
         sections = {"catalog": catalog, "store": store, "residency": residency, "integrity": integrity}
         return self.model_copy(update=sections)

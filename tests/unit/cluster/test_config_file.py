@@ -207,3 +207,20 @@ def test_errors_name_line_and_remedy(tmp_path: Path, name: str):
         load_cluster_config(path)
     for word in (str(path), *words):
         assert word in str(caught.value)
+
+
+DISCOVERED = "model: {path: model, name: demo}\ndiscovery: {unified: {dns: unified.example.org, control_port: 9000}}\n"
+
+
+def test_the_catalogs_url_may_come_from_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    assert load(tmp_path, UNIFIED).catalog.url == f"sqlite:///{tmp_path}/.prelude/catalog.db"
+    monkeypatch.setenv("PRELUDE_CATALOG_URL", "postgresql://user:secret@database/prelude")
+    assert load(tmp_path, UNIFIED).catalog.url == "postgresql://user:secret@database/prelude"
+    given = load(tmp_path, UNIFIED + "catalog: {url: sqlite:////elsewhere/catalog.db}\n")
+    assert given.catalog.url == "sqlite:////elsewhere/catalog.db"
+
+
+def test_a_cluster_that_only_discovers_workers_makes_no_keys(tmp_path: Path):
+    """Each of its routers would make its own, and its workers would trust none of them."""
+    assert load(tmp_path, UNIFIED).integrity.key_directory == tmp_path / ".prelude" / "signing"
+    assert load(tmp_path, DISCOVERED).integrity.key_directory is None

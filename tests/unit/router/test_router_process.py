@@ -18,7 +18,10 @@ import pytest
 import yaml
 from support.router_stand_ins import repository_root
 
+from adapters.model.base_model import BaseModel
 from cluster.config.load import load_cluster_config
+from cluster.config.schema import ClusterConfig
+from router.server import _context_length
 
 
 def free_port() -> int:
@@ -135,3 +138,15 @@ def test_an_admin_port_that_is_taken_is_named(tmp_path: Path) -> None:
         done = subprocess.run(command, cwd=repository_root(), capture_output=True, text=True, timeout=60)
     assert done.returncode == 2
     assert f"router.admin.port: 127.0.0.1:{taken} is not available" in done.stderr
+
+
+@pytest.mark.parametrize(("given", "expected"), [(None, 8192), (2048, 2048)])
+def test_discovered_engines_have_the_clusters_context_length(given: int | None, expected: int, tmp_path: Path):
+    discovery = {"unified": {"dns": "unified.example.org", "control_port": 9000}}
+    data = {"model": {"path": tmp_path, "name": "m"}, "engine": {"context_length": given}, "discovery": discovery}
+    config_json = {
+        "architectures": ["LlamaForCausalLM"], "num_hidden_layers": 2, "hidden_size": 8, "intermediate_size": 16,
+        "num_attention_heads": 2, "vocab_size": 100, "max_position_embeddings": 8192,
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(config_json))
+    assert _context_length(ClusterConfig.model_validate(data), BaseModel.read(tmp_path)) == expected

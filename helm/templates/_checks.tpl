@@ -1,0 +1,63 @@
+{{/* What a schema cannot say. Each message names the value and the remedy. */}}
+{{- define "prelude.check" -}}
+{{- $v := .Values -}}
+{{- $pools := include "prelude.pools" . | fromJson -}}
+{{- if not $pools -}}
+{{- fail "pools: give at least one of pools.unified, or one of both pools.prefill and pools.decode" -}}
+{{- end -}}
+{{- range $pair := list (list "prefill" "decode") (list "decode" "prefill") -}}
+{{- if and (hasKey $pools (first $pair)) (not (hasKey $pools (last $pair))) -}}
+{{- fail (printf "pools.%s: there is none for the pools in pools.%s" (last $pair) (first $pair)) -}}
+{{- end -}}
+{{- end -}}
+{{- if not $v.model.name -}}{{- fail "model.name: give the base model's name in requests" -}}{{- end -}}
+{{- if and (not $v.model.volume) (not $v.demo.enabled) -}}
+{{- fail "model.volume: give the volume that has the base model, such as {persistentVolumeClaim: {claimName: models, readOnly: true}}" -}}
+{{- end -}}
+{{- if not $v.store.url -}}{{- fail "store.url: give the adapter store, such as s3://bucket/prefix" -}}{{- end -}}
+{{- if and (hasPrefix "file:" $v.store.url) (not $v.store.claim.enabled) -}}
+{{- fail "store.url: files need store.claim.enabled" -}}
+{{- end -}}
+{{- if and $v.catalog.url $v.catalog.existingSecret -}}
+{{- fail "catalog: give url or existingSecret, not both" -}}
+{{- end -}}
+{{- if $v.catalog.url -}}
+{{- if not (hasPrefix "sqlite:" $v.catalog.url) -}}
+{{- fail "catalog.url: is for SQLite; the URL of a PostgreSQL database has a password, so put it into a Secret and name that in catalog.existingSecret" -}}
+{{- end -}}
+{{- if or (gt (int $v.router.replicas) 1) $v.router.autoscaling.enabled (not $v.store.claim.enabled) -}}
+{{- fail "catalog.url: SQLite is for router.replicas 1 without autoscaling, in store.claim; use PostgreSQL" -}}
+{{- end -}}
+{{- else if not $v.catalog.existingSecret -}}
+{{- fail "catalog.existingSecret: name the Secret with the URL of the PostgreSQL database" -}}
+{{- end -}}
+{{- if and (eq $v.tls.mode "none") (not $v.allowPlainText) -}}
+{{- fail "tls.mode: none leaves prompts and keys readable on the network; use certManager or secret, or set allowPlainText" -}}
+{{- end -}}
+{{- if and (eq $v.tls.mode "certManager") (not $v.tls.issuer.name) -}}
+{{- fail "tls.issuer.name: name cert-manager's issuer of the cluster's certificates, a CA; or set tls.mode" -}}
+{{- end -}}
+{{- if eq $v.tls.mode "secret" -}}
+{{- range $who := list "router" (ternary "operator" "" $v.toolbox.enabled) | compact -}}
+{{- if not (index $v.tls.secrets $who) -}}{{- fail (printf "tls.secrets.%s: name the Secret with its certificate" $who) -}}{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- if not (or $v.router.tls.secretName $v.allowPlainText) -}}
+{{- fail "router.tls.secretName: clients would use plain HTTP; name a Secret, or set allowPlainText (an ingress that ends TLS needs it)" -}}
+{{- end -}}
+{{- if and $v.router.tls.certManager.enabled (not (and $v.router.tls.secretName $v.tls.issuer.name $v.router.tls.certManager.dnsNames)) -}}
+{{- fail "router.tls.certManager: needs router.tls.secretName, tls.issuer.name and dnsNames" -}}
+{{- end -}}
+{{- if and (not (hasKey (default dict $v.cluster.router) "auth")) (not $v.allowAnonymous) -}}
+{{- fail "cluster.router.auth: without it everybody may use the router; set {}, or allowAnonymous" -}}
+{{- end -}}
+{{- range $role, $found := $pools -}}
+{{- range $name, $pool := $found -}}
+{{- $where := printf "pools.%s.%s" $role $name -}}
+{{- if and (eq $v.tls.mode "secret") (not $pool.tlsSecret) -}}{{- fail (printf "%s.tlsSecret: name the Secret with its workers' certificates" $where) -}}{{- end -}}
+{{- if and (eq $v.tls.mode "secret") (ne $pool.kind "StatefulSet") -}}{{- fail (printf "%s.kind: certificates of a Secret need names that are known, those of a StatefulSet" $where) -}}{{- end -}}
+{{- if and $pool.diskCache.persistent (ne $pool.kind "StatefulSet") -}}{{- fail (printf "%s.diskCache.persistent: needs kind StatefulSet" $where) -}}{{- end -}}
+{{- if and (eq $pool.autoscaling.kind "keda") (not $v.keda.prometheusAddress) -}}{{- fail "keda.prometheusAddress: give the URL of Prometheus" -}}{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}

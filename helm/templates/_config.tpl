@@ -1,0 +1,61 @@
+{{/* cluster.yaml of one process. Takes root, and for workers role and settings (of the pool). */}}
+{{- define "prelude.clusterYaml" -}}
+{{- $root := .root -}}
+{{- $v := $root.Values -}}
+{{- $config := deepCopy $v.cluster -}}
+{{- $_ := set $config "model" (mergeOverwrite (default dict $config.model) (dict "name" $v.model.name "path" $v.model.path)) -}}
+{{- $router := dict "host" "0.0.0.0" "port" (int $v.ports.router.http) "drain_timeout_s" (int $v.router.drainSeconds) -}}
+{{- $_ := set $router "admin" (dict "host" "0.0.0.0" "port" (int $v.ports.router.admin)) -}}
+{{- if $v.router.tls.secretName -}}
+{{- $_ := set $router "tls" (dict "certificate" "/etc/prelude/client-tls/tls.crt" "key" "/etc/prelude/client-tls/tls.key") -}}
+{{- end -}}
+{{- if .role -}}
+{{- /* What workers do not read must not restart them. */ -}}
+{{- $config = omit $config "router" "adapters" "audit" -}}
+{{- if $v.allowPlainText -}}{{- $_ := set $config "router" (dict "insecure" true) -}}{{- end -}}
+{{- else -}}
+{{- if $v.allowPlainText -}}{{- $_ := set $router "insecure" true -}}{{- end -}}
+{{- $_ := set $config "router" (mergeOverwrite (default dict $config.router) $router) -}}
+{{- end -}}
+{{- $discovery := default dict $config.discovery -}}
+{{- range $each := keys (include "prelude.pools" $root | fromJson) | sortAlpha -}}
+{{- $ports := index $v.ports $each -}}
+{{- $found := dict "dns" (printf "%s-%s.%s.svc.%s" (include "prelude.fullname" $root) $each $root.Release.Namespace $v.clusterDomain) "control_port" (int $ports.control) -}}
+{{- if eq $each (default "" $.role) -}}
+{{- $worker := dict "metrics_port" (int $ports.metrics) "engine_port" (int $ports.engine) "tensor_parallel" (int $.settings.tensorParallel) "drain_timeout_s" (int $.settings.drainSeconds) -}}
+{{- with $ports.bootstrap -}}{{- $_ := set $worker "bootstrap_port" (int .) -}}{{- end -}}
+{{- with $.settings.domain -}}{{- $_ := set $worker "domain" . -}}{{- end -}}
+{{- with $.settings.engine -}}{{- $_ := set $worker "engine" . -}}{{- end -}}
+{{- $_ := set $found "worker" $worker -}}
+{{- end -}}
+{{- $_ := set $discovery $each $found -}}
+{{- end -}}
+{{- $_ := set $config "discovery" $discovery -}}
+{{- if eq $v.tls.mode "certManager" -}}
+{{- $_ := set $config "tls" (dict "ca" "/etc/prelude/tls/ca.crt" "certificate" "/etc/prelude/tls/tls.crt" "key" "/etc/prelude/tls/tls.key") -}}
+{{- else if eq $v.tls.mode "secret" -}}
+{{- $_ := set $config "tls" (dict "ca" "/etc/prelude/tls/ca.crt" "certificate" "/etc/prelude/tls/{name}.crt" "key" "/etc/prelude/tls/{name}.key") -}}
+{{- end -}}
+{{- with $v.catalog.url -}}{{- $_ := set $config "catalog" (dict "url" .) -}}{{- end -}}
+{{- $store := dict "url" $v.store.url -}}
+{{- with $v.store.s3EndpointUrl -}}{{- $_ := set $store "s3_endpoint_url" . -}}{{- end -}}
+{{- with $v.store.s3Region -}}{{- $_ := set $store "s3_region" . -}}{{- end -}}
+{{- $_ := set $config "store" $store -}}
+{{- $residency := default dict $config.residency -}}
+{{- $_ := set $residency "host_bytes" (int64 (required "cluster.residency.host_bytes: give the bytes of adapters in shared memory" $residency.host_bytes)) -}}
+{{- $_ := set $residency "disk_bytes" (int64 (required "cluster.residency.disk_bytes: give the bytes of adapters on disk" $residency.disk_bytes)) -}}
+{{- $_ := set $residency "disk_directory" "/var/cache/prelude" -}}
+{{- $_ := set $config "residency" $residency -}}
+{{- if and $.role $v.integrity.trustedKeys -}}
+{{- $paths := list -}}
+{{- range $name := keys $v.integrity.trustedKeys | sortAlpha -}}{{- $paths = append $paths (printf "/etc/prelude/trusted-keys/%s.pem" $name) -}}{{- end -}}
+{{- $_ := set $config "integrity" (mergeOverwrite (default dict $config.integrity) (dict "trusted_keys" $paths)) -}}
+{{- end -}}
+{{- toYaml $config -}}
+{{- end -}}
+
+{{/* MiB of a worker's /dev/shm: what its adapters may take, if its role has any, and room for its engine. */}}
+{{- define "prelude.sharedMemoryMiB" -}}
+{{- $adapters := ternary 0 (div (add (int64 .root.Values.cluster.residency.host_bytes) 1048575) 1048576) (eq .role "decode") -}}
+{{- add $adapters (mul (int64 .settings.sharedMemoryGiB) 1024) -}}
+{{- end -}}

@@ -1,0 +1,280 @@
+"""What the chart starts: commands that exist, with a cluster.yaml that the processes take, on ports that they open."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from support.helm_chart import (
+    FULLNAME,
+    NAMESPACE,
+    SCENARIOS,
+    Object,
+    merged,
+    named,
+    needs_helm,
+    of_kind,
+    pods,
+    render,
+    rendered,
+    scenario_values,
+    selects,
+)
+
+from cli.main import _parser, _with_this_worker
+from cluster.config.certificates import cluster_files
+from cluster.config.load import load_cluster_config
+from cluster.config.schema import CATALOG_VARIABLE, ClusterConfig, WorkerConfig
+from cluster.integrity import KEY_VARIABLE
+from process.certificates.identity import Identity
+
+pytestmark = needs_helm
+GIB = 1024**3
+ROLES = ("prefill", "decode", "unified")
+POD_IP = "127.0.0.2"
+
+
+def container(spec: dict[str, Any]) -> dict[str, Any]:
+    (found,) = spec["containers"]
+    return found
+
+
+def config_of(objects: list[Object], spec: dict[str, Any], folder: Path) -> ClusterConfig:
+    """As the process reads it: the ConfigMap that is mounted at the path of `--config`."""
+    mounts = {each["name"]: each for each in container(spec)["volumeMounts"]}
+    assert mounts["config"]["mountPath"] == "/etc/prelude/cluster.yaml"
+    (volume,) = [each for each in spec["volumes"] if each["name"] == "config"]
+    text = named(objects, "ConfigMap", volume["configMap"]["name"])["data"]["cluster.yaml"]
+    path = folder / "cluster.yaml"
+    path.write_text(text)
+    return load_cluster_config(path)
+
+
+def workers_of(
+    scenario: str, folder: Path
+) -> Iterator[tuple[dict[str, Any], dict[str, str], ClusterConfig, WorkerConfig]]:
+    """Pod, labels, configuration and settings of a worker of each pool, by the command line of its container."""
+    objects = rendered(scenario)
+    for name, spec, labels in pods(objects):
+        if labels["app.kubernetes.io/component"] not in ROLES:
+            continue
+        args = [each.replace("$(POD_NAME)", "pod-0").replace("$(POD_IP)", POD_IP) for each in container(spec)["args"]]
+        arguments = _parser().parse_args(args)
+        assert arguments.role == labels["app.kubernetes.io/component"], name
+        config = _with_this_worker(config_of(objects, spec, folder), arguments)
+        yield spec, labels, config, config.workers["pod-0"]
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS)
+class TestWorkers:
+    def test_ports_are_those_that_the_process_opens(self, scenario: str, tmp_path: Path):
+        for spec, labels, _, worker in workers_of(scenario, tmp_path):
+            opened = {"control": worker.control_port, "metrics": worker.metrics_port, "engine": worker.engine_port}
+            if worker.role == "prefill":
+                opened["bootstrap"] = worker.bootstrap_port
+            declared = {each["name"]: each["containerPort"] for each in container(spec)["ports"]}
+            assert declared == opened
+            assert 0 not in opened.values()  # chosen at start, where no policy could follow
+            assert worker.host == POD_IP
+            (service,) = [
+                each
+                for each in of_kind(rendered(scenario), "Service")
+                if selects(each["spec"]["selector"], labels) and each["metadata"]["name"] != FULLNAME
+            ]
+            assert {each["name"]: each["port"] for each in service["spec"]["ports"]} == opened
+            assert all(each["targetPort"] == each["name"] for each in service["spec"]["ports"])
+
+    def test_discovery_asks_for_headless_services_of_whole_roles(self, scenario: str, tmp_path: Path):
+        objects = rendered(scenario)
+        pools = [(spec, labels) for _, spec, labels in pods(objects) if "prelude.pool" in labels]
+        for _, _, config, worker in workers_of(scenario, tmp_path):
+            assert config.discovery.by_role.keys() == {labels["app.kubernetes.io/component"] for _, labels in pools}
+            for role, found in config.discovery.by_role.items():
+                service = named(objects, "Service", found.dns.removesuffix(f".{NAMESPACE}.svc.cluster.local"))
+                assert service["spec"]["clusterIP"] == "None"
+                # Pairs find each other before they are ready, and are not ready before that.
+                assert service["spec"]["publishNotReadyAddresses"]
+                for spec, labels in pools:
+                    is_of_role = labels["app.kubernetes.io/component"] == role
+                    assert selects(service["spec"]["selector"], labels) == is_of_role
+                    if is_of_role:
+                        ports = {each["name"]: each["containerPort"] for each in container(spec)["ports"]}
+                        assert ports["control"] == found.control_port
+            assert worker.role in config.discovery.by_role
+
+    def test_shared_memory_holds_the_residency_budget(self, scenario: str, tmp_path: Path):
+        for spec, _, config, worker in workers_of(scenario, tmp_path):
+            (shared,) = [each["emptyDir"] for each in spec["volumes"] if each["name"] == "shared-memory"]
+            assert shared["medium"] == "Memory"
+            size = int(shared["sizeLimit"].removesuffix("Mi")) * 1024**2
+            budget = config.residency.host_bytes if worker.holds_adapters else 0
+            assert budget + GIB <= size <= budget + 16 * GIB
+            resources = container(spec)["resources"]
+            assert resources["limits"]["memory"] == resources["requests"]["memory"]
+            assert int(resources["limits"]["memory"].removesuffix("Mi")) * 1024**2 >= size + GIB
+            assert "host_bytes" in config.residency.model_fields_set  # else it would follow the size of /dev/shm
+
+    def test_disk_cache_fits_its_volume(self, scenario: str, tmp_path: Path):
+        for (spec, labels, config, worker), (_, workload) in zip(
+            workers_of(scenario, tmp_path), workloads(scenario), strict=True
+        ):
+            mounts = {each["name"]: each["mountPath"] for each in container(spec)["volumeMounts"]}
+            if not worker.holds_adapters:
+                assert "cache" not in mounts
+                continue
+            assert mounts["cache"] == str(config.residency.disk_directory)
+            sizes = [each["emptyDir"]["sizeLimit"] for each in spec["volumes"] if each["name"] == "cache"]
+            for claim in workload["spec"].get("volumeClaimTemplates", ()):
+                sizes.append(claim["spec"]["resources"]["requests"]["storage"])
+            (size,) = sizes
+            assert int(size.removesuffix("Gi")) * GIB >= config.residency.disk_bytes, labels
+
+    def test_gpus_are_those_of_the_engine(self, scenario: str, tmp_path: Path):
+        for spec, _, config, _ in workers_of(scenario, tmp_path):
+            engine = config.engine_of("pod-0")
+            wanted = engine.tensor_parallel if engine.device == "cuda" else None
+            assert container(spec)["resources"]["limits"].get("nvidia.com/gpu") == wanted
+
+    def test_there_is_time_to_drain(self, scenario: str, tmp_path: Path):
+        for spec, _, config, _ in workers_of(scenario, tmp_path):
+            assert spec["terminationGracePeriodSeconds"] >= config.drain_timeout_of("pod-0") + 15
+
+    def test_probes_ask_what_the_agent_serves(self, scenario: str, tmp_path: Path):
+        for spec, _, _, _ in workers_of(scenario, tmp_path):
+            worker = container(spec)
+            assert {worker[f"{kind}Probe"]["httpGet"]["port"] for kind in ("startup", "liveness", "readiness")} == {
+                "metrics"
+            }
+            assert worker["livenessProbe"]["httpGet"]["path"] == worker["startupProbe"]["httpGet"]["path"] == "/health"
+            assert worker["readinessProbe"]["httpGet"]["path"] == "/ready"
+
+    def test_certificates_are_those_that_callers_look_for(self, scenario: str, tmp_path: Path):
+        for spec, _labels, config, worker in workers_of(scenario, tmp_path):
+            files = cluster_files(config, "pod-0")
+            mounts = {each["name"]: each["mountPath"] for each in container(spec)["volumeMounts"]}
+            if files is None:
+                assert "tls" not in mounts
+                continue
+            assert {path.parent for path in files} == {Path(mounts["tls"])}
+            (volume,) = [each for each in spec["volumes"] if each["name"] == "tls"]
+            if "csi" not in volume:
+                assert files.certificate.name == "pod-0.crt"
+                continue
+            attributes = {
+                name.removeprefix("csi.cert-manager.io/"): value.replace("${POD_NAME}", "pod-0")
+                for name, value in volume["csi"]["volumeAttributes"].items()
+            }
+            identity = Identity.parse(attributes["uri-sans"])
+            assert (identity.role, identity.name) == (worker.role, "pod-0")
+            assert attributes["dns-names"] == identity.dns
+            assert {"server auth", "client auth"} <= set(attributes["key-usages"].split(","))
+            # The names that the driver gives files unless it is told others.
+            assert sorted(path.name for path in files) == ["ca.crt", "tls.crt", "tls.key"]
+
+    def test_workers_read_the_store_only(self, scenario: str, tmp_path: Path):
+        values = scenario_values(scenario)["store"]
+        for spec, _, _, worker in workers_of(scenario, tmp_path):
+            found = container(spec)
+            secrets = [each["secretRef"]["name"] for each in found.get("envFrom", ())]
+            expected = [values["readOnlySecret"]] if "readOnlySecret" in values and worker.holds_adapters else []
+            assert secrets == expected
+            assert not {each["name"] for each in found["env"]} & {CATALOG_VARIABLE, KEY_VARIABLE}
+            for mount in found["volumeMounts"]:
+                assert mount["name"] != "store" or mount["readOnly"]
+
+
+def workloads(scenario: str) -> Iterator[tuple[str, Object]]:
+    for each in of_kind(rendered(scenario), "Deployment", "StatefulSet"):
+        if "prelude.pool" in each["spec"]["template"]["metadata"]["labels"]:
+            yield each["metadata"]["name"], each
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS)
+class TestRouter:
+    @pytest.fixture
+    def spec(self, scenario: str) -> dict[str, Any]:
+        return named(rendered(scenario), "Deployment", f"{FULLNAME}-router")["spec"]["template"]["spec"]
+
+    @pytest.fixture
+    def config(self, scenario: str, spec: dict[str, Any], tmp_path: Path) -> ClusterConfig:
+        return config_of(rendered(scenario), spec, tmp_path)
+
+    def test_ports_are_those_that_the_process_opens(self, scenario: str, spec: dict[str, Any], config: ClusterConfig):
+        router = config.router
+        declared = {each["name"]: each["containerPort"] for each in container(spec)["ports"]}
+        assert declared == {"http": router.port, "admin": router.admin_port}
+        assert router.host == router.admin.host == "0.0.0.0"
+        service = named(rendered(scenario), "Service", FULLNAME)
+        assert [each["targetPort"] for each in service["spec"]["ports"]] == ["http"]  # and the admin pages are not
+
+    def test_command_exists(self, scenario: str, spec: dict[str, Any], config: ClusterConfig):
+        arguments = _parser().parse_args(container(spec)["args"])
+        assert str(arguments.config) == "/etc/prelude/cluster.yaml"
+
+    def test_it_may_drain(self, scenario: str, spec: dict[str, Any], config: ClusterConfig):
+        pause = int(container(spec)["lifecycle"]["preStop"]["exec"]["command"][1])
+        assert spec["terminationGracePeriodSeconds"] >= pause + config.router.drain_timeout_s + 10
+
+    def test_the_catalog_is_that_of_the_secret(self, scenario: str, spec: dict[str, Any], config: ClusterConfig):
+        variables = {each["name"]: each for each in container(spec)["env"]}
+        catalog = scenario_values(scenario)["catalog"]
+        if "existingSecret" not in catalog:
+            assert config.catalog.url == catalog["url"]
+            return
+        assert variables[CATALOG_VARIABLE]["valueFrom"]["secretKeyRef"]["name"] == catalog["existingSecret"]
+        assert "catalog" not in yaml.safe_load(
+            named(rendered(scenario), "ConfigMap", f"{FULLNAME}-router")["data"]["cluster.yaml"]
+        )
+
+    def test_migration_reads_what_routers_read(self, scenario: str, spec: dict[str, Any], config: ClusterConfig):
+        objects = rendered(scenario)
+        jobs = of_kind(objects, "Job")
+        assert bool(jobs) == ("existingSecret" in scenario_values(scenario)["catalog"])
+        for job in jobs:
+            _parser().parse_args(container(job["spec"]["template"]["spec"])["args"])
+            own = named(objects, "ConfigMap", job["metadata"]["name"])
+            assert own["data"] == named(objects, "ConfigMap", f"{FULLNAME}-router")["data"]
+            hooks = [each["metadata"]["annotations"] for each in (own, job)]
+            assert [each["helm.sh/hook"] for each in hooks] == ["pre-install,pre-upgrade"] * 2
+            weights = [int(each["helm.sh/hook-weight"]) for each in hooks]
+            assert weights[0] < weights[1]  # the file is there before the job
+
+    def test_no_key_is_made_by_a_router(self, scenario: str, config: ClusterConfig):
+        """Each replica would make its own, and workers would trust none of them."""
+        assert config.integrity.key_directory is None
+
+
+def test_workers_are_not_restarted_by_what_only_routers_read():
+    values = scenario_values("h100-node")
+    before, after = (
+        {
+            each["metadata"]["name"]: each["spec"]["template"]
+            for each in of_kind(render(found), "Deployment", "StatefulSet")
+        }
+        for found in (values, merged(values, {"cluster": {"router": {"max_attempts": 5}, "audit": {"file": "/tmp/a"}}}))
+    )
+    changed = {name for name in before if before[name] != after[name]}
+    assert changed == {f"{FULLNAME}-router", f"{FULLNAME}-toolbox"}
+
+
+def test_named_pools_have_settings_of_their_own(tmp_path: Path):
+    found = {
+        labels["prelude.pool"]: (config.engine_of("pod-0"), worker.domain)
+        for _, labels, config, worker in workers_of("rdma-2p6d", tmp_path)
+        if worker.role == "decode"
+    }
+    assert {name: domain for name, (_, domain) in found.items()} == {"main": "rail-0", "spill": "rail-1"}
+    assert {name: engine.max_running_requests for name, (engine, _) in found.items()} == {"main": 512, "spill": 64}
+    assert all(engine.context_length == 32768 for engine, _ in found.values())
+
+
+def test_two_prefill_and_six_decode_workers():
+    counts = {name: each["spec"].get("replicas") for name, each in workloads("rdma-2p6d")}
+    assert counts == {f"{FULLNAME}-prefill-main": None, f"{FULLNAME}-decode-main": None, f"{FULLNAME}-decode-spill": 1}
+    (scaler,) = of_kind(rendered("rdma-2p6d"), "ScaledObject")
+    assert scaler["spec"]["minReplicaCount"] == 2
+    (hpa,) = [each for each in of_kind(rendered("rdma-2p6d"), "HorizontalPodAutoscaler") if "decode" in str(each)]
+    assert hpa["spec"]["minReplicas"] == 6

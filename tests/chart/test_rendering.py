@@ -1,0 +1,169 @@
+"""Every scenario of `helm/ci` passes Helm's lint and Kubernetes' schemas; values that are wrong are refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from support.helm_chart import (
+    SCENARIOS,
+    Object,
+    Refused,
+    lint,
+    merged,
+    needs_helm,
+    of_kind,
+    render,
+    rendered,
+    scenario_values,
+    texts,
+)
+
+pytestmark = needs_helm
+KUBERNETES = ("1.29", "1.33", "1.37")  # the oldest that the chart takes, to the newest
+# Kinds that Kubernetes itself lacks: their definitions are not checked here, only that they are what is expected.
+CUSTOM = {
+    ("cert-manager.io/v1", "Certificate"),
+    ("gateway.networking.k8s.io/v1", "HTTPRoute"),
+    ("inference.networking.k8s.io/v1", "InferencePool"),
+    ("keda.sh/v1alpha1", "ScaledObject"),
+    ("monitoring.coreos.com/v1", "PodMonitor"),
+    ("monitoring.coreos.com/v1", "PrometheusRule"),
+}
+
+
+def test_there_is_a_scenario_of_each_kind():
+    assert {"cpu-demo", "h100-node", "rdma-2p6d"} <= set(SCENARIOS)
+
+
+@pytest.mark.parametrize("kube_version", ["v1.29.0", "v1.37.0"])
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_lint(scenario: str, kube_version: str):
+    report = lint(scenario_values(scenario), kube_version)
+    assert not report["errors"]
+    assert [each for each in report["messages"] if each["severity"] > 1] == []
+
+
+def strictly_valid(obj: Object, version: str) -> None:
+    import kubernetes_validate
+
+    if (obj["apiVersion"], obj["kind"]) in CUSTOM:
+        return
+    kubernetes_validate.validate(obj, version, strict=True)
+
+
+@pytest.mark.parametrize("version", KUBERNETES)
+def test_manifests_are_strictly_valid(version: str):
+    for scenario in SCENARIOS:
+        for obj in rendered(scenario):
+            strictly_valid(obj, version)
+
+
+def test_validation_is_strict():
+    import kubernetes_validate
+
+    (service, *_) = of_kind(rendered("h100-node"), "Service")
+    service["spec"]["clusterIp"] = "None"
+    with pytest.raises(kubernetes_validate.ValidationError, match="clusterIp"):
+        strictly_valid(service, KUBERNETES[0])
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_names_are_unique_and_short_enough(scenario: str):
+    names = [(each["kind"], each["metadata"]["name"]) for each in rendered(scenario)]
+    assert len(names) == len(set(names))
+    assert max(len(name) for _, name in names) <= 52  # a StatefulSet's, whose revisions are labels
+
+
+def test_longest_names_fit():
+    pool = "p" * 14
+    values = merged(scenario_values("cpu-demo"), {"fullnameOverride": "f" * 60})
+    values["pools"] = {"prefill": {pool: {}}, "decode": {pool: {}}}
+    (stateful,) = of_kind(render(values), "StatefulSet")
+    assert len(stateful["metadata"]["name"]) <= 52
+
+
+# Value, and what the message must name.
+BY_SCHEMA: list[tuple[dict[str, Any], str]] = [
+    ({"replicaCount": 3}, "replicaCount"),
+    ({"router": {"replicas": "three"}}, "/router/replicas"),
+    ({"router": {"discovery": "zookeeper"}}, "/router/discovery"),
+    ({"router": {"service": {"type": "Loadbalancer"}}}, "/router/service/type"),
+    ({"router": {"resources": {"limit": {}}}}, "/router/resources"),
+    ({"pools": {"prefil": {}}}, "/pools"),
+    ({"pools": {"prefill": {"Main": {}}}}, "'Main' does not match"),
+    ({"pools": {"prefill": {"main": {"tensor_parallel": 2}}}}, "/pools/prefill/main"),
+    ({"pools": {"prefill": {"main": {"tensorParallel": 0}}}}, "/pools/prefill/main/tensorParallel"),
+    ({"pools": {"decode": {"main": {"kind": "DaemonSet"}}}}, "/pools/decode/main/kind"),
+    ({"pools": {"decode": {"main": {"autoscaling": {"kind": "vpa"}}}}}, "/pools/decode/main/autoscaling/kind"),
+    ({"ports": {"router": {"http": 70000}}}, "/ports/router/http"),
+    ({"tls": {"mode": "maybe"}}, "/tls/mode"),
+    ({"image": {"router": {"digest": "latest"}}}, "/image/router/digest"),
+    ({"cluster": {"workers": {}}}, "/cluster"),
+    ({"cluster": {"router": {"host": "127.0.0.1"}}}, "/cluster/router"),
+    ({"cluster": {"residency": {"host_bytes": "8Gi"}}}, "/cluster/residency/host_bytes"),
+    ({"store": {"url": "http://files"}}, "/store/url"),
+    ({"podSecurityContext": {"runAsNonRoot": False}}, "/podSecurityContext/runAsNonRoot"),
+    ({"podSecurityContext": {"runAsUser": 0}}, "/podSecurityContext/runAsUser"),
+    ({"integrity": {"trustedKeys": {"a": "-----BEGIN PRIVATE KEY-----"}}}, "/integrity/trustedKeys/a"),
+]
+
+
+@pytest.mark.parametrize(("change", "place"), BY_SCHEMA, ids=[place.strip("/") for _, place in BY_SCHEMA])
+def test_schema_refuses(change: dict[str, Any], place: str):
+    with pytest.raises(Refused, match=place):
+        render(merged(scenario_values("h100-node"), change))
+
+
+BY_TEMPLATE: list[tuple[str, dict[str, Any], str]] = [
+    ("h100-node", {"pools": {"decode": {"main": {"enabled": False}}}}, "pools.decode: there is none"),
+    ("h100-node", {"model": {"name": ""}}, "model.name"),
+    ("h100-node", {"model": {"volume": None}}, "model.volume"),
+    ("h100-node", {"store": {"url": ""}}, "store.url"),
+    ("h100-node", {"store": {"url": "file:///x"}}, "store.claim.enabled"),
+    ("h100-node", {"catalog": {"existingSecret": ""}}, "catalog.existingSecret"),
+    ("h100-node", {"catalog": {"url": "postgresql://u:p@h/d", "existingSecret": ""}}, "has a password"),
+    ("h100-node", {"tls": {"issuer": {"name": ""}}}, "tls.issuer.name"),
+    ("h100-node", {"allowPlainText": False}, "router.tls.secretName"),
+    ("h100-node", {"cluster": {"router": {"auth": None}}}, "cluster.router.auth"),
+    ("h100-node", {"pools": {"prefill": {"main": {"autoscaling": {"kind": "keda"}}}}}, "keda.prometheusAddress"),
+    ("h100-node", {"pools": {"decode": {"main": {"diskCache": {"persistent": True}}}}}, "needs kind StatefulSet"),
+    ("cpu-demo", {"allowPlainText": False}, "tls.mode"),
+    ("cpu-demo", {"router": {"replicas": 2}}, "SQLite is for router.replicas 1"),
+    ("cpu-demo", {"pools": {"prefill": None, "decode": None}}, "pools: give at least"),
+    ("unified-secret", {"pools": {"unified": {"main": {"tlsSecret": ""}}}}, "pools.unified.main.tlsSecret"),
+    ("unified-secret", {"pools": {"unified": {"main": {"kind": "Deployment"}}}}, "need names that are known"),
+    ("unified-secret", {"tls": {"secrets": {"operator": ""}}}, "tls.secrets.operator"),
+    ("rdma-2p6d", {"router": {"tls": {"certManager": {"dnsNames": None}}}}, "router.tls.certManager"),
+    ("rdma-2p6d", {"router": {"gateway": {"name": ""}}}, "router.gateway.name"),
+]
+
+
+@pytest.mark.parametrize(("scenario", "change", "message"), BY_TEMPLATE, ids=[each[2] for each in BY_TEMPLATE])
+def test_templates_refuse(scenario: str, change: dict[str, Any], message: str):
+    with pytest.raises(Refused, match=message):
+        render(merged(scenario_values(scenario), change))
+
+
+def test_what_is_off_renders_nothing():
+    off = {
+        "networkPolicy": {"enabled": False},
+        "router": {"pdb": {"enabled": False}, "ingress": {"enabled": False}},
+        "poolDefaults": {"pdb": {"enabled": False}},
+        "catalog": {"migrate": {"enabled": False}},
+        "toolbox": {"enabled": False},
+        "monitoring": {each: {"enabled": False} for each in ("podMonitor", "prometheusRule", "dashboards")},
+        "tests": {"adapter": ""},
+    }
+    kinds = {each["kind"] for each in render(merged(scenario_values("h100-node"), off))}
+    assert kinds == {"ConfigMap", "Deployment", "Service", "ServiceAccount", "StatefulSet"}
+
+
+def test_notes_warn_of_what_is_open():
+    notes = {scenario: texts(scenario_values(scenario))["prelude/templates/NOTES.txt"] for scenario in SCENARIOS}
+    for scenario in SCENARIOS:
+        values = scenario_values(scenario)
+        assert ("allowAnonymous is set" in notes[scenario]) == values.get("allowAnonymous", False)
+        assert ("allowPlainText is set" in notes[scenario]) == values.get("allowPlainText", False)
+    assert "exec deploy/r-prelude-toolbox -- prelude keys create" in notes["h100-node"]
+    assert "helm -n ns test r" in notes["cpu-demo"]

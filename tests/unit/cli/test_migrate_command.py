@@ -1,0 +1,35 @@
+"""`prelude catalog migrate` creates the tables, in the database that the environment names, and can be repeated."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from cli.main import main
+
+CONFIG = "model: {path: model, name: demo}\nworkers: {u: {role: unified}}\n"
+
+
+def test_migrate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    config, database = tmp_path / "cluster.yaml", tmp_path / "elsewhere" / "catalog.db"
+    config.write_text(CONFIG)
+    monkeypatch.setenv("PRELUDE_CATALOG_URL", f"sqlite:///{database}")
+    for _ in range(2):
+        main(["catalog", "migrate", "--config", str(config), "--json"])
+        assert json.loads(capsys.readouterr().out) == {"migrated": True}
+    with sqlite3.connect(database) as connection:
+        tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+    assert {"revisions", "alembic_version"} <= tables
+
+
+def test_a_wrong_file_is_told_by_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    """So an install with a wrong value ends at this job."""
+    config = tmp_path / "cluster.yaml"
+    config.write_text(CONFIG + "router: {prot: 8000}\n")
+    with pytest.raises(SystemExit) as ended:
+        main(["catalog", "migrate", "--config", str(config)])
+    assert ended.value.code == 2
+    assert f"{config}:3: router.prot" in capsys.readouterr().err
