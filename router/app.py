@@ -6,7 +6,7 @@ import asyncio
 import importlib.metadata
 import re
 import socket
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, nullcontext
 from pathlib import Path
 from random import Random
@@ -33,6 +33,8 @@ from router.api.status_pages import Pages
 from router.api.tokenization import TokenizationEndpoint
 from router.errors import RouterError, UnknownPath, WrongMethod, answer_of
 from router.fleet.fleet import Fleet
+from router.fleet.fleet_state import FleetState
+from router.fleet.room import has_room
 from router.fleet.worker_loads import WorkerLoads
 from router.generation.backends import Backends
 from router.generation.engine_calls import Engines
@@ -56,6 +58,7 @@ from router.processes.siblings import Siblings
 from router.protocol.body_room import BodyRoom
 from router.protocol.field_values import DEFAULT_CONTEXT_LENGTH, Limits
 from router.protocol.validation import Endpoint
+from router.quotas.quotas import Quotas
 from router.revisions.adapter_service import AdapterService
 from router.revisions.memory_only import MemoryOnlyRevisions
 
@@ -71,6 +74,7 @@ def build_app(
     *,
     model: str,
     vocabulary: int,
+    max_running_requests: int = 64,  # of an engine
     context_length: int = DEFAULT_CONTEXT_LENGTH,
     fingerprint: str,
     adapters: AdapterService,
@@ -88,6 +92,7 @@ def build_app(
 ) -> RouterApp:
     """The whole router. It connects to the workers when the server starts it."""
     loads, requests = WorkerLoads(), Requests()
+    quotas = _quotas(config, metrics, loads, lambda: fleet.state, max_running_requests)
     metrics.read_in_flight(lambda: len(requests))
     placer = Placer(config.placement, loads, random=random)
     fleet = Fleet(
@@ -143,6 +148,7 @@ def build_app(
                 requests,
                 room,
                 audit,
+                quotas,
                 limits=limits,
                 fingerprint=fingerprint,
                 tracing=tracing or Tracing(),
@@ -164,7 +170,7 @@ def build_app(
     app = Starlette(
         routes=[
             *completions,
-            *TokenizationEndpoint(backends, adapters, room, limits).routes,
+            *TokenizationEndpoint(backends, adapters, room, quotas, limits).routes,
             *refused_paths.routes(),
             openapi.route(limits, importlib.metadata.version("prelude")),
             *management_routes,
@@ -181,6 +187,32 @@ def build_app(
         _guard(route)
     gate = Gate(config.auth, adapters.directory, tokens)
     return RouterApp(app, {route.path: route.endpoint for route in completions}, fleet, gate, metrics, audit)
+
+
+def _quotas(
+    config: RouterConfig,
+    metrics: Metrics,
+    loads: WorkerLoads,
+    fleet: Callable[[], FleetState],
+    max_running_requests: int,
+) -> Quotas:
+    queue = None if config.quotas is None else config.quotas.fair_queue
+    if queue is None:
+        return Quotas(config.quotas, metrics)
+
+    def room(coming_tokens: float, coming_sequences: float) -> bool:
+        return has_room(
+            fleet(),
+            queue_s=queue.queue_s,
+            worker_sequences=queue.worker_sequences or max_running_requests,
+            coming_tokens=coming_tokens,
+            coming_sequences=coming_sequences,
+        )
+
+    quotas = Quotas(config.quotas, metrics, room)
+    if quotas.turns is not None:
+        loads.on_change = quotas.turns.look
+    return quotas
 
 
 def _tokens(config: RouterConfig) -> OidcTokens | None:

@@ -21,6 +21,9 @@
     ├── TooManyUploads               the limit of concurrent uploads is reached
     ├── TooManyExports               the limit of concurrent exports is reached
     ├── TooManyBytes                 the bodies of all requests in flight reach their limit
+    ├── QuotaExceeded                the tenant, key or adapter has reached a limit of its quota
+    ├── QueueFull                    the fleet is saturated, and enough of the tenant's requests wait
+    ├── QueuedTooLong                the fleet is saturated, and the tenant's turn did not come in time
     ├── PushFailed                   no worker could load the new revision
     ├── NoWorkerAvailable            no suitable worker is placeable now
     ├── AdapterRefused               the worker will never load this adapter
@@ -44,7 +47,8 @@ Errors of `adapters.errors` carry the same three attributes and are answered in 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import msgspec
 
@@ -64,6 +68,7 @@ class RouterError(Exception):
         super().__init__(message)
         self.param = param
         self.retry_after_s: float | None = None  # overrides RETRY_AFTER_S
+        self.headers: dict[str, str] = {}  # more of the answer's
 
 
 class RequestError(RouterError):
@@ -164,6 +169,24 @@ class TooManyUploads(RouterError):
 
 class TooManyExports(RouterError):
     code = "too_many_exports"
+    http_status = 429
+    retryable = True
+
+
+class QuotaExceeded(RouterError):
+    code = "rate_limit_exceeded"  # OpenAI's code
+    http_status = 429
+    retryable = True
+
+
+class QueueFull(RouterError):
+    code = "queue_full"
+    http_status = 429
+    retryable = True
+
+
+class QueuedTooLong(RouterError):
+    code = "queued_too_long"
     http_status = 429
     retryable = True
 
@@ -325,13 +348,14 @@ class ErrorAnswer:
     body: bytes  # {"error": {...}}
     retryable: bool
     retry_after_s: float | None = None
+    more_headers: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def headers(self) -> dict[str, str]:
         seconds = max(1, math.ceil(self.retry_after_s or RETRY_AFTER_S))
         retry = {"retry-after": str(seconds)} if self.retryable else {}
         challenge = {"www-authenticate": "Bearer"} if self.status == 401 else {}
-        return {"content-type": "application/json", **retry, **challenge}
+        return {"content-type": "application/json", **retry, **challenge, **self.more_headers}
 
     @property
     def event(self) -> bytes:
@@ -353,7 +377,8 @@ def answer_of(error: BaseException) -> ErrorAnswer:
         }
     }
     retry_after_s = getattr(error, "retry_after_s", None)
-    return ErrorAnswer(status, code, msgspec.json.encode(body), error.retryable, retry_after_s)
+    more_headers = error.headers if isinstance(error, RouterError) else {}
+    return ErrorAnswer(status, code, msgspec.json.encode(body), error.retryable, retry_after_s, more_headers)
 
 
 def _type_of(status: int) -> str:

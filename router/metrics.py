@@ -48,6 +48,28 @@ class Metrics:
             ("code",),
             registry=self.registry,
         )
+        self.quota_refusals = Counter(
+            "prelude_router_quota_refusals_total",
+            "Requests refused for a limit of a quota. `tenant` is other for all that cluster.yaml does not name.",
+            ("tenant", "limit"),
+            registry=self.registry,
+        )
+        self.tenant_tokens = Counter(
+            "prelude_router_tenant_tokens_total",
+            "Tokens of requests that have ended, by kind: prompt, output. Counted where there are quotas.",
+            ("tenant", "kind"),
+            registry=self.registry,
+        )
+        self.queued = Gauge(
+            "prelude_router_queued_requests", "Requests that wait for their tenant's turn.", registry=self.registry
+        )
+        self.queue_seconds = Histogram(
+            "prelude_router_queue_seconds",
+            "How long requests waited for their tenant's turn, those that had to.",
+            ("tenant",),
+            buckets=_SHORT_S,
+            registry=self.registry,
+        )
         self.audit_lost = Counter(
             "prelude_router_audit_events_lost_total",
             "Events that the audit log could not keep while it could not be written.",

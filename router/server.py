@@ -70,6 +70,7 @@ def run(config: ClusterConfig, siblings: Siblings | None = None) -> NoReturn:
         router,
         model=config.model.name,
         vocabulary=base.vocabulary,
+        max_running_requests=_max_running_requests(config),
         context_length=_context_length(config, base),
         fingerprint=base.fingerprint,
         adapters=adapters,
@@ -145,6 +146,12 @@ def _context_length(config: ClusterConfig, base: BaseModel) -> int:
         lengths.add(config.engine.context_length)
     known = [length or base.context_length or DEFAULT_CONTEXT_LENGTH for length in lengths]
     return max(known, default=DEFAULT_CONTEXT_LENGTH)
+
+
+def _max_running_requests(config: ClusterConfig) -> int:
+    """The fewest of all engines."""
+    engines = [config.engine_of(worker) for worker in config.workers]
+    return min((engine.max_running_requests for engine in engines), default=config.engine.max_running_requests)
 
 
 def worker_addresses(config: ClusterConfig) -> Mapping[str, tuple[str, str]]:

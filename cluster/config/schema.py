@@ -25,8 +25,10 @@ from pydantic import (
     model_validator,
 )
 
+from adapters.identity import DEFAULT_TENANT
 from adapters.scopes import Scope, parse_scope
 from cluster.config.limits import RequestLimits
+from cluster.config.quotas import QuotasConfig
 from process.tracing.settings import OtlpProtocol
 
 
@@ -427,6 +429,7 @@ class RouterConfig(_Section):
     max_body_bytes: Annotated[int, Field(ge=1024)] = 16 * 1024**2
     max_choices: Annotated[int, Field(ge=1)] = 128  # sequences of one request: prompts x n
     limits: RequestLimits = RequestLimits()  # cluster/config/limits.py documents them
+    quotas: QuotasConfig | None = None  # of tenants: cluster/config/quotas.py; None: no tenant has any
     connect_timeout_s: Seconds = 5.0
     adapter_timeout_s: Seconds = 60.0  # to load a cold adapter
     first_event_timeout_s: Seconds = 300.0  # queueing, prefill and KV transfer
@@ -446,6 +449,17 @@ class RouterConfig(_Section):
     management: bool = False  # serve /v1/adapters; anyone who reaches the router can then change adapters
     adapter_root: ConfigPath | None = None  # /v1/load_lora_adapter reads directories below it; None: it reads none
     upload_timeout_s: Seconds = 600.0  # per step: receive an upload, store it; prepare an export, send it
+
+    @field_validator("quotas")
+    @classmethod
+    def _quotas_are_of_somebody(cls, quotas: QuotasConfig | None, info: ValidationInfo) -> QuotasConfig | None:
+        named = [] if quotas is None else sorted(quotas.tenants.keys() - {DEFAULT_TENANT})
+        if named and info.data.get("auth", AuthConfig()) is None:
+            raise ValueError(
+                f"quotas.tenants.{named[0]}: without `auth` everybody is the tenant {DEFAULT_TENANT!r}; set "
+                "`auth: {}`, or give the limits under `quotas.default`"
+            )
+        return quotas
 
     @property
     def admin_port(self) -> int:

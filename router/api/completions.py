@@ -26,6 +26,8 @@ from router.protocol.field_values import Limits
 from router.protocol.request_body import ClientGone
 from router.protocol.sse import Signature
 from router.protocol.validation import Endpoint, validate
+from router.quotas.quotas import Admission, Quotas
+from router.quotas.request_use import grammar_of, use_of
 from router.revisions.adapter_service import AdapterService
 from router.revisions.resolve import Target, resolve
 
@@ -46,6 +48,7 @@ class CompletionsEndpoint:
         requests: Requests,
         room: BodyRoom,
         audit: AuditLog,
+        quotas: Quotas,
         *,
         limits: Limits,
         fingerprint: str,
@@ -57,6 +60,7 @@ class CompletionsEndpoint:
         self._requests = requests
         self._room = room
         self._audit = audit
+        self._quotas = quotas
         self._limits = limits
         self._fingerprint = fingerprint
         # A metric's own `labels` costs several times what counting does. Label values are few.
@@ -100,10 +104,33 @@ class CompletionsEndpoint:
         connection: ClientConnection,
         principal: Principal,
     ) -> None:
-        config = self._backends.config
         request.principal = principal.name
+        with self._quotas.admission(principal) as admission:
+            try:
+                await self._serve_admitted(headers, receive, share, request, client, connection, principal, admission)
+            finally:
+                admission.settle(*_used(request, client))
+
+    async def _serve_admitted(
+        self,
+        headers: dict[bytes, bytes],
+        receive: Any,
+        share: BodyShare,
+        request: RequestState,
+        client: ClientAnswer,
+        connection: ClientConnection,
+        principal: Principal,
+        admission: Admission,
+    ) -> None:
+        config = self._backends.config
         with request.span.child("admission"):
-            body = await share.read(headers, receive, max_bytes=config.max_body_bytes, timeout_s=config.body_timeout_s)
+            body = await share.read(
+                headers,
+                receive,
+                max_bytes=config.max_body_bytes,
+                timeout_s=config.body_timeout_s,
+                on_bytes=admission.take_bytes,
+            )
             validated = await self._room.decode(validate, self._endpoint, body, self._limits, num_bytes=len(body))
         request.is_streaming = validated.is_streaming
         wants_explanations = headers.get(b"x-prelude-debug") == b"placement"
@@ -112,11 +139,16 @@ class CompletionsEndpoint:
         with request.span.child("resolve"):
             target = await resolve(validated, self._backends.model, self._adapters, principal)
         client.headers |= _target_headers(target, request)
+        if admission.is_counted:
+            prompt_tokens = self._backends.prompts.estimate(validated.fields, validated.prompts)
+            admission.take(use_of(validated, prompt_tokens), request.adapter, grammar_of(validated.fields))
+            client.headers |= admission.headers()
         is_shared = self._shares_prefixes(target)
         signature = self._signature(target, hides_cached_tokens=is_shared)
         namespace = cache_namespace(principal, is_shared=is_shared)
         generation = Generation(self._backends, validated, target, request, client, signature, namespace)
-        await _run_while_connected(connection, client, generation.run())
+        work = _run_in_turn(generation, request, admission, headers) if admission.is_counted else generation.run()
+        await _run_while_connected(connection, client, work)
 
     def _shares_prefixes(self, target: Target) -> bool:
         """Whether tenants share KV of this target's prompts."""
@@ -192,6 +224,24 @@ def keeps_slo(slo: SloConfig, num_gaps: int, first_event_s: float | None, durati
     if first_event_s is None:
         return duration_s <= slo.first_token_s + rest_s
     return first_event_s <= slo.first_token_s and duration_s - first_event_s <= rest_s + slo.event_gap_s
+
+
+async def _run_in_turn(
+    generation: Generation, request: RequestState, admission: Admission, headers: dict[bytes, bytes]
+) -> None:
+    async with admission.turn(headers) as request.on_placed:
+        await generation.run()
+
+
+def _used(request: RequestState, client: ClientAnswer) -> tuple[int | None, int | None]:
+    """Tokens of the prompts and of the output, as far as they are known."""
+    if not any(sequence.num_attempts for sequence in request.sequences):
+        return 0, 0
+    if request.num_completion_tokens is not None:
+        return request.num_prompt_tokens, request.num_completion_tokens
+    if request.num_events:  # one for each token, and the one that ends the stream
+        return request.num_prompt_tokens, request.num_events - 1
+    return request.num_prompt_tokens, 0 if client.status is not None and client.status >= 400 else None
 
 
 def _target_headers(target: Target, request: RequestState) -> dict[str, str]:

@@ -21,6 +21,7 @@ from router.protocol.fields import ADAPTER, DETOKENIZE_FIELDS, REFUSED, TOKENIZE
 from router.protocol.json_answer import json_answer
 from router.protocol.request_body import ClientGone, Fields, split
 from router.protocol.rules import RULES
+from router.quotas.quotas import Quotas
 from router.revisions.adapter_service import AdapterService
 from router.revisions.resolve import resolve
 
@@ -37,8 +38,11 @@ class _Named:
 class TokenizationEndpoint:
     """Adapters change no tokenizer, so a model's name only has to exist."""
 
-    def __init__(self, backends: Backends, adapters: AdapterService, room: BodyRoom, limits: Limits) -> None:
+    def __init__(
+        self, backends: Backends, adapters: AdapterService, room: BodyRoom, quotas: Quotas, limits: Limits
+    ) -> None:
         self._backends = backends
+        self._quotas = quotas
         self._room = room
         self._adapters = adapters
         self._limits = limits
@@ -85,10 +89,14 @@ class TokenizationEndpoint:
         self, request: Request, path: str, known: frozenset[str], check: Callable[[Fields], None]
     ) -> Response:
         config, headers = self._backends.config, dict(request.scope["headers"])
-        with self._room.share() as share:
+        with self._quotas.admission(principal_of(request.scope)) as admission, self._room.share() as share:
             try:
                 body = await share.read(
-                    headers, request.receive, max_bytes=config.max_body_bytes, timeout_s=config.body_timeout_s
+                    headers,
+                    request.receive,
+                    max_bytes=config.max_body_bytes,
+                    timeout_s=config.body_timeout_s,
+                    on_bytes=admission.take_bytes,
                 )
             except ClientGone:
                 return Response()  # for nobody

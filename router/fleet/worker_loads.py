@@ -20,6 +20,7 @@ class WorkerLoad:
         "_tokens_read",
         "max_kv_tokens",
         "num_sequences",
+        "on_change",
         "on_idle",
         "placed_kv_tokens",
         "progressed_at",
@@ -31,7 +32,8 @@ class WorkerLoad:
         "s_per_token",
     )
 
-    def __init__(self) -> None:
+    def __init__(self, on_change: Callable[[], None] | None = None) -> None:
+        self.on_change = on_change  # called when a prompt was read, or a sequence has ended
         self.num_sequences = 0  # of this router, in flight at the worker
         self.prompt_tokens = 0  # of this router's prompts that the worker has not finished reading
         self.placed_kv_tokens = 0  # that this router's sequences may come to occupy
@@ -97,11 +99,12 @@ class WorkerLoads(Mapping[str, WorkerLoad]):
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._loads: dict[str, WorkerLoad] = {}
         self.clock = clock
+        self.on_change: Callable[[], None] | None = None  # of each load; set it before there are any
 
     def __getitem__(self, worker: str) -> WorkerLoad:
         load = self._loads.get(worker)
         if load is None:
-            load = self._loads[worker] = WorkerLoad()
+            load = self._loads[worker] = WorkerLoad(self.on_change)
         return load
 
     def __iter__(self) -> Iterator[str]:
@@ -159,8 +162,11 @@ class Hold:
         if self._is_reading:
             self._is_reading = False
             self._load.ended_reading(self._clock(), self._prompt_tokens if was_read else 0)
-        self._load.add_prompt(-self._prompt_tokens)
-        self._prompt_tokens = 0
+        if self._prompt_tokens:
+            self._load.add_prompt(-self._prompt_tokens)
+            self._prompt_tokens = 0
+            if self._load.on_change is not None and self._is_held:
+                self._load.on_change()
 
     @property
     def expected_read_s(self) -> float:
@@ -182,5 +188,7 @@ class Hold:
                 load.revisions[self._revision_id] = left
             else:
                 del load.revisions[self._revision_id]
+        if load.on_change is not None:
+            load.on_change()
         if load.on_idle is not None and not load.num_sequences:
             load.on_idle()

@@ -17,6 +17,7 @@ from router.protocol.sse import Signature
 from router.protocol.validation import Sequence, ValidatedRequest
 from router.revisions.resolve import Target
 
+_PROMPT_TOKENS = re.compile(rb'"prompt_tokens":(\d+)')
 _COMPLETION_TOKENS = re.compile(rb'"completion_tokens":(\d+)')
 
 
@@ -64,6 +65,8 @@ class Generation:
             answer = merged_answer(tasks, answer_id=self._answer_id, num_per_prompt=self._validated.num_per_prompt)
         if count := _COMPLETION_TOKENS.search(answer):
             self._request.num_completion_tokens = int(count[1])
+        if count := _PROMPT_TOKENS.search(answer):
+            self._request.num_prompt_tokens = int(count[1])
         await self._client.whole(200, self._signature.on_answer(answer), {"content-type": "application/json"})
 
     async def _sequence_answer(self, sequence: Sequence) -> bytes:

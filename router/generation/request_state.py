@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -61,9 +61,11 @@ class RequestState:
     is_streaming: bool = False
     first_byte_s: float | None = None  # since started_at
     num_events: int = 0
+    num_prompt_tokens: int | None = None  # that engines have counted
     num_completion_tokens: int | None = None
     sequences: list[SequenceState] = field(default_factory=list)
     num_rids: int = 0  # given to attempts of all sequences
+    on_placed: Callable[[], None] | None = None  # called for each sequence, and each attempt, that counts at workers
     wants_explanations: bool = False
     explanations: list[str] = field(default_factory=list)  # of placements, if they are wanted
 

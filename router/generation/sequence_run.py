@@ -176,7 +176,10 @@ class SequenceRun:
         if self._request.wants_explanations:
             note = summary(request, self._backends.fleet.state, placer.policy, placement)
             self._request.explanations.append(note)
-        return placer.take(request, placement)
+        placed = placer.take(request, placement)
+        if self._request.on_placed is not None:
+            self._request.on_placed()
+        return placed
 
     def _note_for_breakers(self, error: AdapterRefused | AttemptError) -> None:
         """Count what this router has seen itself. Ends of engines come from their agents, which start them again."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 
 from router.placement.request import PromptSize
@@ -21,6 +23,18 @@ class PromptMeter:
 
     def __init__(self) -> None:
         self._bytes_per_token = _INITIAL_BYTES_PER_TOKEN
+
+    def estimate(self, fields: Fields, prompts: Sequence[msgspec.Raw]) -> int:
+        """The tokens of all prompts of a validated request: of `prompts`, or of its messages."""
+        texts = [fields[name] for name in _PROMPT_FIELDS if name in fields and name != "prompt"]
+        tokens = 0
+        for text in (*prompts, *texts):
+            view = memoryview(text)
+            if view[:1] == b"[" and _is_token_ids(bytes(view[:17])):
+                tokens += bytes(view).count(b",") + 1
+            else:
+                tokens += int(len(view) / self._bytes_per_token) + 1
+        return tokens
 
     def measure(self, fields: Fields) -> PromptSize:
         """The size of one sequence of a validated request."""

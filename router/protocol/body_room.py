@@ -66,9 +66,19 @@ class BodyShare:
         self.num_bytes = 0
         self._room = room
 
-    async def read(self, headers: dict[bytes, bytes], receive: Any, *, max_bytes: int, timeout_s: float) -> bytes:
-        """As `read_body`. Bytes are counted as they arrive. Raises TooManyBytes, too."""
-        return await read_body(headers, receive, max_bytes=max_bytes, timeout_s=timeout_s, on_bytes=self._take)
+    async def read(
+        self,
+        headers: dict[bytes, bytes],
+        receive: Any,
+        *,
+        max_bytes: int,
+        timeout_s: float,
+        on_bytes: Callable[[int], None],
+    ) -> bytes:
+        """As `read_body`. Bytes are counted as they arrive. Raises TooManyBytes, and what `on_bytes` raises, too."""
 
-    def _take(self, num_bytes: int) -> None:
-        self._room.take(self, num_bytes)
+        def take(num_bytes: int) -> None:
+            self._room.take(self, num_bytes)
+            on_bytes(num_bytes)
+
+        return await read_body(headers, receive, max_bytes=max_bytes, timeout_s=timeout_s, on_bytes=take)

@@ -48,7 +48,7 @@ router.busiest_adapters
 router.errors router.metrics router.http router.processes
 router.public_errors router.protocol
 router.identity
-router.fleet
+router.fleet router.quotas
 router.placement router.revisions
 router.generation
 router.api router.management

@@ -1,0 +1,87 @@
+"""Quotas of tenants, the section `router.quotas` of `cluster.yaml`. docs/quotas.md says what they count."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
+
+from adapters.identity import full_name_of, is_tenant_name, split_adapter_name
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+def _check_tenant(name: str) -> str:
+    if not is_tenant_name(name):
+        raise ValueError(f"{name[:80]!r} is not a tenant's name: 1 to 63 letters, digits, '.', '_' or '-' in ASCII")
+    return name
+
+
+def _check_adapter(name: str) -> str:
+    return full_name_of(*split_adapter_name(name))
+
+
+TenantName = Annotated[str, AfterValidator(_check_tenant)]
+AdapterName = Annotated[str, AfterValidator(_check_adapter)]
+KeyId = Annotated[str, StringConstraints(pattern=r"^[a-z0-9]{12}$")]
+_Count = Annotated[int, Field(ge=1)]
+
+
+class UseLimits(_Section):
+    """Limits of requests. None: no limit."""
+
+    requests_per_s: Annotated[float, Field(gt=0, le=1e6)] | None = None
+    prompt_tokens_per_min: _Count | None = None
+    output_tokens_per_min: _Count | None = None
+    sequences: _Count | None = None  # at a time; a request has prompts x n of them
+    in_flight_bytes: Annotated[int, Field(ge=1024)] | None = None  # bodies of requests at a time
+    grammars_per_min: _Count | None = None  # JSON schemas, expressions and grammars that are compiled
+
+    @property
+    def are_set(self) -> bool:
+        """Whether there is any limit."""
+        return any(getattr(self, name) is not None for name in UseLimits.model_fields)
+
+
+class TenantQuota(UseLimits):
+    """Limits of one tenant, and of what it has."""
+
+    weight: Annotated[float, Field(gt=0, le=1000)] = 1.0  # its share of a saturated fleet, beside other tenants'
+    each_key: UseLimits = UseLimits()  # each of its keys has these limits, too
+    each_adapter: UseLimits = UseLimits()  # its requests for any one adapter have these, too
+    adapters: Annotated[int, Field(ge=0)] | None = None
+    revisions: Annotated[int, Field(ge=0)] | None = None  # of all its adapters
+    adapter_bytes: Annotated[int, Field(ge=0)] | None = None  # of all its revisions; equal ones count once
+    pins: Annotated[int, Field(ge=0)] | None = None  # revisions that it keeps pinned on workers
+    pushes_per_hour: _Count | None = None  # imports and pushes
+
+    def over(self, default: TenantQuota) -> TenantQuota:
+        """This quota, with the default's limits where it sets none. One that is null is no limit."""
+        return default.model_copy(update={name: getattr(self, name) for name in self.model_fields_set})
+
+
+class FairQueueConfig(_Section):
+    """When requests wait in the router for their tenant's turn, and for how long."""
+
+    queue_s: Annotated[float, Field(gt=0)] = 0.05  # a worker whose prompts take so long to read gets no more of them
+    # Of this router at a worker that generates; such a worker gets no more. None: the engine's max_running_requests.
+    worker_sequences: _Count | None = None
+    max_requests: _Count = 1000  # of one tenant that wait
+    timeout_s: Annotated[float, Field(gt=0)] = 30.0  # for a turn
+
+
+class QuotasConfig(_Section):
+    """What tenants may use. Tenants, keys and adapters that are not named have the limits of `default`."""
+
+    fair_queue: FairQueueConfig | None = FairQueueConfig()  # None: requests go to workers as they come
+    default: TenantQuota = TenantQuota()
+    tenants: dict[TenantName, TenantQuota] = Field(default_factory=dict)
+    keys: dict[KeyId, UseLimits] = Field(default_factory=dict)  # by id; in place of the tenant's `each_key`
+    adapters: dict[AdapterName, UseLimits] = Field(default_factory=dict)  # of all tenants' requests for one adapter
+
+    def of_tenant(self, tenant: str) -> TenantQuota:
+        """A tenant's limits, those of `default` where it has none of its own."""
+        own = self.tenants.get(tenant)
+        return self.default if own is None else own.over(self.default)

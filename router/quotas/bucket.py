@@ -1,0 +1,87 @@
+"""A bucket of tokens: a rate over time, with room for what an idle client has saved up.
+
+    level <= capacity           grows by `rate` each second
+    a request of cost c         is admitted at level >= min(c, capacity), and takes c
+
+So a request larger than the bucket is admitted when the bucket is full, and leaves a debt. Over any time t, admitted
+requests take at most capacity + rate x t, and the excess of the last one.
+"""
+
+from __future__ import annotations
+
+_ROUNDING = 1e-9
+
+
+class Bucket:
+    """One limit of one subject, at one router. Times are seconds of any one clock.
+
+    Where routers share the limit, `level` is what this router has leased from the common pool. It grows by leases, at
+    no rate of its own, and `elsewhere` is what the pool had left when it was last looked at.
+    """
+
+    __slots__ = ("advance", "at", "capacity", "elsewhere", "level", "local_rate", "rate", "wanted")
+
+    def __init__(self, rate: float, capacity: float, now: float) -> None:
+        self.rate = rate
+        self.capacity = capacity
+        self.local_rate = rate  # 0 while the level grows by leases
+        self.level = capacity
+        self.elsewhere = 0.0
+        self.at = now
+        self.wanted = 0.0  # all that was asked for, also in vain, since the last lease
+        self.advance = 0.0  # part of the level that the pool does not know of yet
+
+    def refill(self, now: float) -> None:
+        """Let the time since the last refill pass."""
+        if now > self.at:
+            self.level = min(self.capacity, self.level + (now - self.at) * self.local_rate)
+            self.at = now
+
+    def wait_s(self, amount: float) -> float:
+        """Seconds until `amount` can be taken; 0: now. Call `refill` before."""
+        if self.level >= amount:
+            return 0.0
+        missing = min(amount, self.capacity) - self.level - self.elsewhere
+        if missing <= _ROUNDING and self.level >= 0:
+            return 0.0
+        return max(missing, _ROUNDING) / self.rate
+
+    def take(self, amount: float) -> None:
+        """Take, or give back a negative amount. The level may become negative: a debt."""
+        self.level = min(self.capacity, self.level - amount)
+
+    @property
+    def remaining(self) -> float:
+        """What could be taken now, at this router or another."""
+        return max(0.0, min(self.capacity, self.level + self.elsewhere))
+
+    @property
+    def reset_s(self) -> float:
+        """Seconds until the bucket is full."""
+        return max(0.0, self.capacity - self.level - self.elsewhere) / self.rate
+
+    @property
+    def is_idle(self) -> bool:
+        """As new: forgetting it loses nothing."""
+        return self.level >= self.capacity
+
+
+class Gauge:
+    """A limit of what is in use at a time."""
+
+    __slots__ = ("allowed", "limit", "peak", "used")
+
+    def __init__(self, limit: float) -> None:
+        self.limit = limit
+        self.allowed = limit  # less than the limit where other routers have leased the rest
+        self.used = 0.0
+        self.peak = 0.0  # the most that was wanted since the last lease
+
+    def can_take(self, amount: float) -> bool:
+        """Whether `amount` more may be in use. One request larger than the limit may not."""
+        self.peak = max(self.peak, self.used + amount)
+        return self.used + amount <= self.allowed
+
+    def take(self, amount: float) -> None:
+        """Use more, or less."""
+        self.used += amount

@@ -1,0 +1,121 @@
+"""All limits of one subject: a tenant, a key, or an adapter."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cluster.config.quotas import UseLimits
+from router.quotas.bucket import Bucket, Gauge
+
+REQUESTS, PROMPT, OUTPUT, GRAMMARS = "requests", "prompt_tokens", "output_tokens", "grammars"
+SEQUENCES, BYTES = "sequences", "in_flight_bytes"
+TYPICAL_ANSWER_TOKENS = 256  # where the client sets no limit
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """What a request asks for, before it runs."""
+
+    prompt_tokens: int = 0
+    output_tokens: int = 0  # at most, as far as it says
+    sequences: int = 0
+    grammars: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Shortage:
+    """A limit that does not permit what a request asks for."""
+
+    limit: str
+    most: float
+    asked: float
+    wait_s: float | None  # None: until something in use has ended
+
+
+class Budget:
+    """The limits that are set, and what is left of them at this router."""
+
+    __slots__ = ("buckets", "gauges", "label", "subject", "used_at")
+
+    def __init__(self, subject: str, label: str, limits: UseLimits, now: float) -> None:
+        """`subject`: the same at all routers. `label`: for messages, such as "tenant acme"."""
+        self.subject = subject
+        self.label = label
+        self.used_at = now
+        rates = {
+            REQUESTS: (limits.requests_per_s, 1),
+            PROMPT: (limits.prompt_tokens_per_min, 60),
+            OUTPUT: (limits.output_tokens_per_min, 60),
+            GRAMMARS: (limits.grammars_per_min, 60),
+        }
+        # So much at once after a pause: a second's requests, a minute's tokens.
+        self.buckets = {
+            name: Bucket(most / seconds, max(1.0, most), now)
+            for name, (most, seconds) in rates.items()
+            if most is not None
+        }
+        gauges = {SEQUENCES: limits.sequences, BYTES: limits.in_flight_bytes}
+        self.gauges = {name: Gauge(most) for name, most in gauges.items() if most is not None}
+
+    def refill(self, now: float) -> None:
+        """Let time pass."""
+        self.used_at = now
+        for bucket in self.buckets.values():
+            bucket.refill(now)
+
+    def shortage(self, use: Use) -> Shortage | None:
+        """The limit that is missed the longest; None if all permit the use. Takes nothing."""
+        worst: Shortage | None = None
+        for name, bucket in self.buckets.items():
+            if name == REQUESTS or not (amount := getattr(use, name)):
+                continue
+            bucket.wanted += amount
+            if wait_s := bucket.wait_s(amount):
+                found = Shortage(name, bucket.capacity, amount, wait_s)
+                worst = found if worst is None or worst.wait_s is None or wait_s > worst.wait_s else worst
+        sequences = self.gauges.get(SEQUENCES)
+        if sequences is not None and not sequences.can_take(use.sequences) and worst is None:
+            worst = Shortage(SEQUENCES, sequences.limit, use.sequences, None)
+        return worst
+
+    def take(self, use: Use) -> None:
+        """Take what `shortage` permits."""
+        for name, bucket in self.buckets.items():
+            if name != REQUESTS:
+                bucket.take(_reserved(name, bucket, use))
+        if (sequences := self.gauges.get(SEQUENCES)) is not None:
+            sequences.take(use.sequences)
+
+    def request_shortage(self) -> Shortage | None:
+        """As `shortage`, for the number of requests."""
+        if (bucket := self.buckets.get(REQUESTS)) is None:
+            return None
+        bucket.wanted += 1
+        wait_s = bucket.wait_s(1)
+        return Shortage(REQUESTS, bucket.rate, 1, wait_s) if wait_s else None
+
+    def take_request(self) -> None:
+        if (bucket := self.buckets.get(REQUESTS)) is not None:
+            bucket.take(1)
+
+    def settle(self, use: Use, prompt_tokens: int | None, output_tokens: int | None) -> None:
+        """The request has ended, having used so much; None: unknown, as it had asked for."""
+        actual = {PROMPT: prompt_tokens, OUTPUT: output_tokens}
+        for name, tokens in actual.items():
+            if tokens is not None and (bucket := self.buckets.get(name)) is not None:
+                bucket.take(tokens - _reserved(name, bucket, use))
+        if (sequences := self.gauges.get(SEQUENCES)) is not None:
+            sequences.take(-use.sequences)
+
+    @property
+    def is_idle(self) -> bool:
+        """As new: forgetting it loses nothing. Call `refill` before."""
+        return all(each.is_idle for each in self.buckets.values()) and not any(
+            each.used for each in self.gauges.values()
+        )
+
+
+def _reserved(name: str, bucket: Bucket, use: Use) -> float:
+    """What a request takes at first. Few generate all the tokens that they ask for, so that makes no debt."""
+    amount = getattr(use, name)
+    return min(amount, bucket.capacity) if name == OUTPUT else amount

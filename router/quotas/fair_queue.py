@@ -1,0 +1,131 @@
+"""Deficit round robin between tenants, by tokens: who is next when there is not room for all.
+
+A tenant with a positive deficit is served, and pays what its request costs; one without gets a quantum, by its weight,
+and goes to the end of the line. So of two tenants that always wait, each gets tokens in proportion to its weight,
+however large their requests. A tenant that begins to wait goes first, with one quantum (as flows do in FQ-CoDel,
+RFC 8290), so that one with few requests waits for a request of another tenant at most, not for a round. What a request
+turns out to have cost is settled afterwards.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict, deque
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+PRIORITIES = ("high", "normal", "low")  # within a tenant: the first ones first
+QUANTUM = 1024  # tokens, for a weight of 1
+
+T = TypeVar("T")
+
+
+@dataclass(slots=True, eq=False)
+class Waiting(Generic[T]):
+    """A request in the queue."""
+
+    tenant: str
+    priority: int
+    cost: float  # tokens
+    item: T
+
+
+@dataclass(slots=True)
+class _Flow(Generic[T]):
+    weight: float
+    deficit: float
+    tenant: str
+    num_waiting: int = 0
+    queues: tuple[OrderedDict[Waiting[T], None], ...] = field(
+        default_factory=lambda: tuple(OrderedDict() for _ in PRIORITIES)
+    )
+
+    @property
+    def quantum(self) -> float:
+        return QUANTUM * self.weight
+
+    @property
+    def next(self) -> Waiting[T]:
+        queue = next(queue for queue in self.queues if queue)
+        return next(iter(queue))
+
+
+class FairQueue(Generic[T]):
+    """Requests of any number of tenants. Knows no clock."""
+
+    def __init__(self) -> None:
+        self._flows: dict[str, _Flow[T]] = {}
+        self._new: deque[_Flow[T]] = deque()  # they are before the others
+        self._old: deque[_Flow[T]] = deque()
+        self._num_waiting = 0
+
+    def __len__(self) -> int:
+        return self._num_waiting
+
+    def num_of(self, tenant: str) -> int:
+        """How many of a tenant's requests wait."""
+        flow = self._flows.get(tenant)
+        return 0 if flow is None else flow.num_waiting
+
+    def push(self, tenant: str, weight: float, item: T, cost: float, priority: int) -> Waiting[T]:
+        """Add a request. `priority`: an index of PRIORITIES."""
+        flow = self._flows.get(tenant)
+        if flow is None:
+            flow = self._flows[tenant] = _Flow(weight, QUANTUM * weight, tenant)
+            self._new.append(flow)
+        waiting = Waiting(tenant, priority, cost, item)
+        flow.queues[priority][waiting] = None
+        flow.num_waiting += 1
+        self._num_waiting += 1
+        return waiting
+
+    def remove(self, waiting: Waiting[T]) -> None:
+        """Take a request out that is no longer wanted. Idempotent."""
+        flow = self._flows.get(waiting.tenant)
+        if flow is not None and waiting in flow.queues[waiting.priority]:
+            self._leave(flow, waiting)
+
+    def pop(self) -> Waiting[T] | None:
+        """The next request; None if there is none."""
+        if not self._num_waiting:
+            return None
+        num_passed = 0
+        while True:
+            line = self._new or self._old
+            flow = line[0]
+            if flow.deficit <= 0:
+                flow.deficit += flow.quantum
+                line.popleft()
+                self._old.append(flow)
+                num_passed += 1
+                if num_passed > len(self._flows):  # nobody has a deficit left: many rounds in one step
+                    self._pass_rounds()
+                    num_passed = 0
+            elif flow.num_waiting:
+                waiting = flow.next
+                self._leave(flow, waiting)
+                flow.deficit -= waiting.cost
+                return waiting
+            else:
+                line.popleft()
+                if line is self._new:  # it would be new again with its next request, before the others' round is over
+                    self._old.append(flow)
+                else:
+                    del self._flows[flow.tenant]
+
+    def settle(self, tenant: str, tokens: float) -> None:
+        """A tenant's request has cost so much more than was assumed; negative: less."""
+        if (flow := self._flows.get(tenant)) is not None:
+            flow.deficit -= tokens
+
+    def _leave(self, flow: _Flow[T], waiting: Waiting[T]) -> None:
+        del flow.queues[waiting.priority][waiting]
+        flow.num_waiting -= 1
+        self._num_waiting -= 1
+
+    def _pass_rounds(self) -> None:
+        flows = [flow for flow in self._flows.values() if flow.num_waiting]
+        rounds = min(math.floor(-flow.deficit / flow.quantum) for flow in flows)
+        if rounds > 0:
+            for flow in self._flows.values():
+                flow.deficit = min(flow.deficit + rounds * flow.quantum, flow.quantum)

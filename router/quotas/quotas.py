@@ -1,0 +1,298 @@
+"""Counts what requests use against the quotas of their tenants, keys and adapters."""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from dataclasses import replace
+from types import TracebackType
+
+from cluster.config.quotas import QuotasConfig, UseLimits
+from router.errors import QuotaExceeded
+from router.identity.principal import Principal
+from router.metrics import Metrics
+from router.quotas.budget import BYTES, TYPICAL_ANSWER_TOKENS, Budget, Shortage, Use
+from router.quotas.rate_headers import duration, rate_headers
+from router.quotas.turns import PRIORITY_HEADER, HasRoom, Turn, Turns, priority_of
+
+_MAX_BUDGETS = 10_000  # before idle ones are forgotten
+_KEPT_GRAMMARS = 256  # of each tenant; as many as engines keep
+_PERIODS = {"requests": "a second", "prompt_tokens": "a minute", "output_tokens": "a minute", "grammars": "a minute"}
+OTHERS = "other"  # label of tenants that cluster.yaml does not name
+
+
+class Quotas:
+    """One router's. Owns all budgets. Without a configuration nothing is counted."""
+
+    def __init__(
+        self,
+        config: QuotasConfig | None,
+        metrics: Metrics,
+        has_room: HasRoom | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`has_room`: for requests that are about to be placed; None: nothing ever waits for its turn."""
+        self._config = config
+        fair_queue = None if config is None or has_room is None else config.fair_queue
+        self.turns: Turns | None = None
+        if config is not None and has_room is not None and fair_queue is not None:
+            self.turns = turns = Turns(config, fair_queue, has_room, metrics)
+            metrics.queued.set_function(lambda: turns.num_waiting)
+        self._metrics = metrics
+        self._clock = clock
+        self.budgets: dict[str, Budget | None] = {}  # by subject; None: it has no limits
+        self._grammars: dict[str, OrderedDict[int, None]] = {}  # that a tenant has used, by tenant
+        self._sweep_at = _MAX_BUDGETS
+
+    def admission(self, principal: Principal) -> Admission:
+        """A request's admission, to be entered before its body is read. Entering raises QuotaExceeded."""
+        return NO_ADMISSION if self._config is None else _Counted(self, principal)
+
+    def label_of(self, tenant: str) -> str:
+        """The tenant's label in metrics."""
+        return tenant if self._config is not None and tenant in self._config.tenants else OTHERS
+
+    def of_caller(self, principal: Principal) -> list[Budget]:
+        """The budgets of the tenant and of its key."""
+        assert self._config is not None
+        config, tenant, key_id = self._config, principal.tenant, principal.key_id
+        found = [self._budget(f"tenant:{tenant}", f"tenant {tenant}", lambda: config.of_tenant(tenant))]
+        if key_id is not None:
+            found.append(
+                self._budget(
+                    f"key:{key_id}",
+                    f"key {key_id}",
+                    lambda: config.keys.get(key_id) or config.of_tenant(tenant).each_key,
+                )
+            )
+        return [budget for budget in found if budget is not None]
+
+    def of_adapter(self, tenant: str, adapter: str) -> list[Budget]:
+        """The budgets of an adapter (its full name): of all its requests, and of this tenant's."""
+        assert self._config is not None
+        config = self._config
+        name = adapter if "/" in adapter else f"default/{adapter}"
+        found = [
+            self._budget(f"adapter:{name}", f"adapter {adapter}", lambda: config.adapters.get(adapter) or UseLimits()),
+            self._budget(
+                f"use:{tenant}:{name}",
+                f"tenant {tenant} with adapter {adapter}",
+                lambda: config.of_tenant(tenant).each_adapter,
+            ),
+        ]
+        return [budget for budget in found if budget is not None]
+
+    def now(self) -> float:
+        return self._clock()
+
+    def is_new_grammar(self, tenant: str, grammar: int) -> bool:
+        """Whether the tenant has not used this grammar recently; then engines have to compile it.
+
+        By tenant, because a count that depends on other tenants would tell of their grammars.
+        """
+        return grammar not in self._grammars.get(tenant, ())
+
+    def use_grammar(self, tenant: str, grammar: int) -> None:
+        """Engines compile the grammar, or have done so."""
+        known = self._grammars.setdefault(tenant, OrderedDict())
+        known[grammar] = None
+        known.move_to_end(grammar)
+        if len(known) > _KEPT_GRAMMARS:
+            known.popitem(last=False)
+
+    def refused(self, budget: Budget, shortage: Shortage, budgets: list[Budget], tenant: str) -> QuotaExceeded:
+        """The error for a limit that is reached."""
+        self._metrics.quota_refusals.labels(self.label_of(tenant), shortage.limit).inc()
+        if shortage.wait_s is None:
+            what, again = f"{shortage.limit} of {shortage.most:g} at a time", "when some of its requests have ended"
+        else:
+            rate = f"{shortage.most:g} {_PERIODS.get(shortage.limit, '')}".strip()
+            what, again = f"{shortage.limit} of {rate}", f"in {duration(shortage.wait_s)}"
+        error = QuotaExceeded(
+            f"{budget.label} has reached its limit of {what} (this request asks for {shortage.asked:g}); try again "
+            f"{again}"
+        )
+        error.retry_after_s = shortage.wait_s
+        error.headers = rate_headers(budgets)
+        if shortage.wait_s is not None:
+            error.headers["retry-after-ms"] = str(max(1, round(1000 * shortage.wait_s)))
+        return error
+
+    def used(self, tenant: str, prompt_tokens: int, output_tokens: int) -> None:
+        """Count what a request has used for the metrics."""
+        label = self.label_of(tenant)
+        self._metrics.tenant_tokens.labels(label, "prompt").inc(prompt_tokens)
+        self._metrics.tenant_tokens.labels(label, "output").inc(output_tokens)
+
+    def _budget(self, subject: str, label: str, limits: Callable[[], UseLimits]) -> Budget | None:
+        try:
+            return self.budgets[subject]
+        except KeyError:
+            pass
+        if len(self.budgets) >= self._sweep_at:
+            self._forget_idle()
+        found = limits()
+        budget = self.budgets[subject] = Budget(subject, label, found, self._clock()) if found.are_set else None
+        return budget
+
+    def _forget_idle(self) -> None:
+        now = self._clock()
+        for subject, budget in list(self.budgets.items()):
+            if budget is not None:
+                budget.refill(now)
+            if budget is None or budget.is_idle:
+                del self.budgets[subject]
+        self._grammars.clear()
+        self._sweep_at = max(_MAX_BUDGETS, 2 * len(self.budgets))
+
+
+class Admission:
+    """Of a request that nobody counts."""
+
+    __slots__ = ()
+
+    def __enter__(self) -> Admission:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        pass
+
+    @property
+    def is_counted(self) -> bool:
+        return False
+
+    def take_bytes(self, num_bytes: int) -> None:
+        """So many bytes of the body have arrived. Raises QuotaExceeded."""
+
+    def take(self, use: Use, adapter: str | None, grammar: int | None) -> None:
+        """Take what the request asks for. Raises QuotaExceeded, having taken nothing.
+
+        `adapter`: its full name. `grammar`: what identifies the request's.
+        """
+
+    def turn(self, headers: Mapping[bytes, bytes]) -> AbstractAsyncContextManager[Callable[[], None] | None]:
+        """The request's turn, in which it runs; waits for it. Yields what to call for each sequence that was placed.
+
+        Raises QueueFull, QueuedTooLong, and InvalidField for the header `x-prelude-priority`.
+        """
+        return nullcontext()
+
+    def settle(self, prompt_tokens: int | None, output_tokens: int | None) -> None:
+        """Note what it has really used; None: unknown."""
+
+    def headers(self) -> dict[str, str]:
+        """What is left of its limits."""
+        return {}
+
+
+NO_ADMISSION = Admission()
+
+
+class _Counted(Admission):
+    __slots__ = (
+        "_budgets", "_num_bytes", "_output_tokens", "_principal", "_prompt_tokens", "_quotas", "_turn", "_use"
+    )  # fmt: skip
+
+    def __init__(self, quotas: Quotas, principal: Principal) -> None:
+        self._quotas = quotas
+        self._principal = principal
+        self._budgets = quotas.of_caller(principal)
+        self._use: Use | None = None
+        self._num_bytes = 0
+        self._prompt_tokens: int | None = None
+        self._output_tokens: int | None = None
+        self._turn: Turn | None = None
+
+    def __enter__(self) -> Admission:
+        self._take_request(self._budgets)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for budget in self._budgets:
+            if self._num_bytes and (gauge := budget.gauges.get(BYTES)) is not None:
+                gauge.take(-self._num_bytes)
+            if self._use is not None:
+                budget.settle(self._use, self._prompt_tokens, self._output_tokens)
+        if self._turn is not None:
+            self._turn.settle(self._prompt_tokens, self._output_tokens)
+        if self._use is not None:
+            self._quotas.used(self._principal.tenant, self._prompt_tokens or 0, self._output_tokens or 0)
+
+    @property
+    def is_counted(self) -> bool:
+        return True
+
+    def take_bytes(self, num_bytes: int) -> None:
+        for budget in self._budgets:
+            gauge = budget.gauges.get(BYTES)
+            if gauge is not None and not gauge.can_take(num_bytes):
+                raise self._refused(budget, Shortage(BYTES, gauge.limit, num_bytes, None))
+        for budget in self._budgets:
+            if (gauge := budget.gauges.get(BYTES)) is not None:
+                gauge.take(num_bytes)
+        self._num_bytes += num_bytes
+
+    def take(self, use: Use, adapter: str | None, grammar: int | None) -> None:
+        budgets, tenant = self._budgets, self._principal.tenant
+        if grammar is not None and self._quotas.is_new_grammar(tenant, grammar):
+            use = replace(use, grammars=1)
+        if adapter is not None and (own := self._quotas.of_adapter(tenant, adapter)):
+            self._take_request(own)
+            budgets = [*budgets, *own]
+        now = self._quotas.now()
+        for budget in budgets:
+            budget.refill(now)
+            if (shortage := budget.shortage(use)) is not None:
+                raise self._refused(budget, shortage)
+        for budget in budgets:
+            budget.take(use)
+        if grammar is not None:
+            self._quotas.use_grammar(tenant, grammar)
+        self._add_bytes(budgets[len(self._budgets) :])
+        self._budgets, self._use = budgets, use
+
+    @asynccontextmanager
+    async def turn(self, headers: Mapping[bytes, bytes]) -> AsyncIterator[Callable[[], None] | None]:
+        turns, use = self._quotas.turns, self._use
+        if turns is None or use is None:
+            yield None
+            return
+        with await turns.take(
+            self._principal.tenant,
+            prompt_tokens=use.prompt_tokens,
+            # What it may generate says little of what it will; the rest is settled.
+            output_tokens=min(use.output_tokens, TYPICAL_ANSWER_TOKENS * use.sequences),
+            num_sequences=use.sequences,
+            priority=priority_of(headers.get(PRIORITY_HEADER)),
+        ) as self._turn:
+            yield self._turn.placed
+
+    def settle(self, prompt_tokens: int | None, output_tokens: int | None) -> None:
+        self._prompt_tokens, self._output_tokens = prompt_tokens, output_tokens
+
+    def headers(self) -> dict[str, str]:
+        return rate_headers(self._budgets)
+
+    def _take_request(self, budgets: list[Budget]) -> None:
+        now = self._quotas.now()
+        for budget in budgets:
+            budget.refill(now)
+            if (shortage := budget.request_shortage()) is not None:
+                raise self._refused(budget, shortage)
+        for budget in budgets:
+            budget.take_request()
+
+    def _add_bytes(self, budgets: list[Budget]) -> None:
+        """Of an adapter's requests, bytes are counted once they are there, to be refused with the next request."""
+        for budget in budgets:
+            if (gauge := budget.gauges.get(BYTES)) is not None:
+                gauge.take(self._num_bytes)
+
+    def _refused(self, budget: Budget, shortage: Shortage) -> QuotaExceeded:
+        return self._quotas.refused(budget, shortage, self._budgets, self._principal.tenant)

@@ -1,0 +1,42 @@
+"""What a validated request asks for."""
+
+from __future__ import annotations
+
+import msgspec
+
+from router.protocol.request_body import Fields
+from router.protocol.validation import ValidatedRequest
+from router.quotas.budget import TYPICAL_ANSWER_TOKENS, Use
+
+_MAX_TOKENS_FIELDS = ("max_completion_tokens", "max_tokens")
+_GRAMMAR_FIELDS = ("json_schema", "regex", "ebnf")
+_PLAIN = (b'"text"', b'"json_object"')
+_FREE_TOOL_CHOICES = (b'"auto"', b'"none"')
+
+
+def use_of(validated: ValidatedRequest, prompt_tokens: int) -> Use:
+    """All but its grammars. `prompt_tokens`: of all its prompts, estimated."""
+    sequences = validated.num_choices
+    output_tokens = sequences * _max_tokens(validated.fields) if validated.generates else 0
+    return Use(prompt_tokens, output_tokens, sequences)
+
+
+def _max_tokens(fields: Fields) -> int:
+    for name in _MAX_TOKENS_FIELDS:
+        if name in fields:
+            return msgspec.json.decode(fields[name], type=int)
+    return TYPICAL_ANSWER_TOKENS
+
+
+def grammar_of(fields: Fields) -> int | None:
+    """Identifies the grammar that an engine compiles for a request; None if there is none."""
+    parts = [bytes(fields[name]) for name in _GRAMMAR_FIELDS if name in fields]
+    if "response_format" in fields:
+        kind = bytes(msgspec.json.decode(fields["response_format"], type=dict[str, msgspec.Raw]).get("type", b""))
+        if kind != _PLAIN[0]:
+            parts.append(kind if kind == _PLAIN[1] else bytes(fields["response_format"]))
+    if "tools" in fields:
+        tools, choice = bytes(fields["tools"]), bytes(fields.get("tool_choice", _FREE_TOOL_CHOICES[0]))
+        if choice not in _FREE_TOOL_CHOICES or b'"strict"' in tools:
+            parts += [tools, choice]
+    return hash(tuple(parts)) if parts else None

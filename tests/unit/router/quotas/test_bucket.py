@@ -1,0 +1,102 @@
+"""A bucket admits what its rate and its capacity permit, and no more."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from router.quotas.bucket import Bucket, Gauge
+from router.quotas.rate_headers import duration
+
+
+def test_a_full_bucket_gives_its_capacity_at_once_and_then_its_rate():
+    bucket = Bucket(rate=10, capacity=100, now=0)
+    assert bucket.wait_s(100) == 0
+    bucket.take(100)
+    assert bucket.wait_s(5) == pytest.approx(0.5)
+    bucket.refill(0.5)
+    assert bucket.wait_s(5) == 0
+    assert bucket.wait_s(6) == pytest.approx(0.1)
+
+
+def test_more_than_the_capacity_needs_a_full_bucket_and_leaves_a_debt():
+    bucket = Bucket(rate=10, capacity=100, now=0)
+    bucket.take(1)
+    assert bucket.wait_s(1000) == pytest.approx(0.1)
+    bucket.refill(0.1)
+    assert bucket.wait_s(1000) == 0
+    bucket.take(1000)
+    assert (bucket.level, bucket.remaining) == (-900, 0)
+    assert bucket.wait_s(1) == pytest.approx(90.1)
+    assert bucket.reset_s == pytest.approx(100)
+
+
+def test_what_is_given_back_fills_no_more_than_the_bucket():
+    bucket = Bucket(rate=10, capacity=100, now=0)
+    bucket.take(30)
+    bucket.take(-50)
+    assert bucket.level == 100
+    assert bucket.is_idle
+
+
+def test_a_clock_that_goes_back_takes_nothing_away():
+    bucket = Bucket(rate=10, capacity=100, now=50)
+    bucket.take(50)
+    bucket.refill(20)
+    assert bucket.level == 50
+    bucket.refill(51)
+    assert bucket.level == 60
+
+
+@given(
+    st.lists(st.tuples(st.floats(0, 5), st.floats(0.1, 300)), min_size=1, max_size=60),
+    st.floats(0.5, 100),
+    st.floats(1, 200),
+)
+@settings(max_examples=200, deadline=None)
+def test_over_any_time_no_more_than_capacity_and_rate(steps, rate, capacity):
+    """But for the excess of requests that are larger than the bucket, which is owed."""
+    bucket, now = Bucket(rate, capacity, 0.0), 0.0
+    admitted: list[tuple[float, float]] = []
+    for gap, amount in steps:
+        now += gap
+        bucket.refill(now)
+        if not bucket.wait_s(amount):
+            bucket.take(amount)
+            admitted.append((now, amount))
+    for first in range(len(admitted)):
+        total = 0.0
+        for at, amount in admitted[first:]:
+            total += amount
+            excess = max(0.0, amount - capacity)
+            assert total - excess <= capacity + rate * (at - admitted[first][0]) + 1e-6
+
+
+@given(st.floats(0.01, 100), st.floats(1, 1000), st.floats(0, 2000), st.floats(0.01, 2000))
+@settings(max_examples=200, deadline=None)
+def test_after_the_wait_the_request_is_admitted(rate, capacity, taken, amount):
+    bucket = Bucket(rate, capacity, 0.0)
+    bucket.take(taken)
+    wait_s = bucket.wait_s(amount)
+    bucket.refill(wait_s * (1 + 1e-9) + 1e-6)
+    assert bucket.wait_s(amount) == 0
+
+
+def test_a_gauge_bounds_what_is_in_use():
+    gauge = Gauge(3)
+    assert gauge.can_take(3)
+    assert not gauge.can_take(4)
+    gauge.take(2)
+    assert not gauge.can_take(2)
+    gauge.take(-1)
+    assert gauge.can_take(2)
+    assert gauge.peak == 4
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0, "0ms"), (0.017, "17ms"), (1, "1s"), (1.5, "1.5s"), (59.5, "59.5s"), (360, "6m0s"), (3725, "1h2m5s")],
+)
+def test_durations_are_written_as_openai_does(seconds: float, text: str):
+    assert duration(seconds) == text

@@ -1,0 +1,161 @@
+"""Who is next: shares by weight and tokens, the sparse tenant first, priorities within a tenant only."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from router.quotas.fair_queue import QUANTUM, FairQueue
+
+HIGH, NORMAL, LOW = 0, 1, 2
+
+
+def fill(queue: FairQueue[str], tenant: str, count: int, cost: float, weight: float = 1.0) -> None:
+    for number in range(count):
+        queue.push(tenant, weight, f"{tenant}{number}", cost, NORMAL)
+
+
+def served(queue: FairQueue[str], count: int) -> list[str]:
+    found = []
+    for _ in range(count):
+        waiting = queue.pop()
+        assert waiting is not None
+        found.append(waiting.item)
+    return found
+
+
+def test_an_empty_queue_has_nobody():
+    queue: FairQueue[str] = FairQueue()
+    assert queue.pop() is None
+    assert len(queue) == 0
+
+
+def test_one_tenant_is_served_in_order():
+    queue: FairQueue[str] = FairQueue()
+    fill(queue, "a", 4, 10 * QUANTUM)
+    assert served(queue, 4) == ["a0", "a1", "a2", "a3"]
+    assert queue.pop() is None
+
+
+@pytest.mark.parametrize(
+    ("weights", "costs"),
+    [
+        ({"a": 1, "b": 1}, {"a": 500, "b": 500}),
+        ({"a": 1, "b": 1}, {"a": 5000, "b": 50}),  # by tokens, not by requests
+        ({"a": 1, "b": 3}, {"a": 700, "b": 700}),
+        ({"a": 0.1, "b": 1, "c": 2}, {"a": 100, "b": 3000, "c": 800}),
+    ],
+)
+def test_tenants_that_always_wait_share_tokens_by_weight(weights: dict[str, float], costs: dict[str, float]):
+    queue: FairQueue[str] = FairQueue()
+    for tenant, weight in weights.items():
+        fill(queue, tenant, 20_000, costs[tenant], weight)
+    tokens: Counter[str] = Counter()
+    while sum(tokens.values()) < 2_000_000:
+        (item,) = served(queue, 1)
+        tokens[item[0]] += int(costs[item[0]])
+    total = sum(tokens.values())
+    for tenant, weight in weights.items():
+        assert tokens[tenant] / total == pytest.approx(weight / sum(weights.values()), rel=0.05)
+
+
+def test_a_tenant_that_begins_to_wait_is_next():
+    queue: FairQueue[str] = FairQueue()
+    fill(queue, "a", 100, 100)
+    fill(queue, "b", 100, 100)
+    served(queue, 27)  # both have had the quantum of a new one
+    fill(queue, "c", 1, 100)
+    assert served(queue, 1) == ["c0"]
+    fill(queue, "c", 50, 100)  # it has the rest of its quantum, and is not new again
+    found = [item[0] for item in served(queue, 30)]
+    assert found[:10] == ["c"] * 10
+    assert set(found[10:]) == {"a", "b"}
+
+
+def test_many_small_requests_at_once_do_not_push_in():
+    """A new tenant has one quantum before the others, not more."""
+    queue: FairQueue[str] = FairQueue()
+    fill(queue, "a", 100, QUANTUM)
+    served(queue, 3)
+    fill(queue, "b", 100, QUANTUM)
+    found = Counter(item[0] for item in served(queue, 20))
+    assert abs(found["a"] - found["b"]) <= 1
+
+
+def test_priorities_are_among_the_tenants_own_requests():
+    queue: FairQueue[str] = FairQueue()
+    for item, priority in (("low", LOW), ("normal", NORMAL), ("high", HIGH), ("high too", HIGH)):
+        queue.push("a", 1, item, QUANTUM, priority)
+    queue.push("b", 1, "other", QUANTUM, LOW)
+    found = served(queue, 5)
+    assert [item for item in found if item != "other"] == ["high", "high too", "normal", "low"]
+    assert found.index("other") < 3
+
+
+def test_who_leaves_is_not_served():
+    queue: FairQueue[str] = FairQueue()
+    one, two = (queue.push("a", 1, item, 10, NORMAL) for item in ("one", "two"))
+    queue.remove(one)
+    queue.remove(one)
+    assert (len(queue), queue.num_of("a")) == (1, 1)
+    assert queue.pop() is two
+    queue.remove(two)
+    assert queue.pop() is None
+
+
+def test_what_a_request_turned_out_to_cost_is_paid_later():
+    queue: FairQueue[str] = FairQueue()
+    fill(queue, "a", 100, QUANTUM)
+    fill(queue, "b", 100, QUANTUM)
+    served(queue, 2)
+    queue.settle("a", 10 * QUANTUM)
+    assert Counter(item[0] for item in served(queue, 12))["b"] >= 10
+    queue.settle("nobody", 5)
+
+
+def test_huge_debts_take_no_time():
+    queue: FairQueue[str] = FairQueue()
+    fill(queue, "a", 2, 1e12, 0.001)
+    fill(queue, "b", 2, 1e12, 0.001)
+    assert sorted(served(queue, 4)) == ["a0", "a1", "b0", "b1"]
+
+
+requests = st.tuples(st.sampled_from("abcd"), st.floats(1, 5000), st.sampled_from([HIGH, NORMAL, LOW]))
+steps = st.lists(st.one_of(requests, st.just("pop"), st.just("remove"), st.floats(-3000, 3000)), max_size=80)
+
+
+@given(steps)
+@settings(max_examples=200, deadline=None)
+def test_every_request_is_served_once_or_removed(steps):
+    queue: FairQueue[int] = FairQueue()
+    waiting = {}
+    for number, step in enumerate(steps):
+        if step == "pop":
+            found = queue.pop()
+            assert (found is None) == (not waiting)
+            if found is not None:
+                del waiting[found.item]
+        elif step == "remove":
+            if waiting:
+                queue.remove(waiting.pop(max(waiting)))
+        elif isinstance(step, float):
+            queue.settle("a", step)
+        else:
+            tenant, cost, priority = step
+            waiting[number] = queue.push(tenant, 1.0, number, cost, priority)
+        assert len(queue) == len(waiting)
+    while (found := queue.pop()) is not None:
+        del waiting[found.item]
+    assert not waiting
+    assert queue._flows.keys() == {flow.tenant for flow in (*queue._new, *queue._old)}
+
+
+def test_the_queue_keeps_nothing_of_tenants_that_are_gone():
+    queue: FairQueue[str] = FairQueue()
+    for number in range(1000):
+        fill(queue, f"t{number}", 1, 10)
+        served(queue, 1)
+    assert len(queue._flows) < 10

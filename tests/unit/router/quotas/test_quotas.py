@@ -1,0 +1,217 @@
+"""Who is refused what, by a clock of the test's own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from adapters.scopes import Scope
+from cluster.config.quotas import QuotasConfig
+from router.errors import QuotaExceeded, answer_of
+from router.identity.principal import Principal
+from router.metrics import Metrics
+from router.quotas import quotas as module
+from router.quotas.budget import Use
+from router.quotas.quotas import NO_ADMISSION, Quotas
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def holder(tenant: str, key_id: str | None = None) -> Principal:
+    return Principal(tenant, tenant, frozenset({Scope.INFER}), key_id)
+
+
+ACME, BETA = holder("acme"), holder("beta")
+
+
+def made(clock: Clock | None = None, metrics: Metrics | None = None, **config: Any) -> Quotas:
+    return Quotas(QuotasConfig.model_validate(config), metrics or Metrics(), clock=clock or Clock())
+
+
+def used(quotas: Quotas, who: Principal, adapter: str | None = None, grammar: int | None = None, **use: int) -> None:
+    """A request that begins and ends, having used what it asked for."""
+    asked = Use(**use)
+    with quotas.admission(who) as admission:
+        admission.take(asked, adapter, grammar)
+        admission.settle(asked.prompt_tokens, asked.output_tokens)
+
+
+def refused(quotas: Quotas, who: Principal, **use: Any) -> QuotaExceeded:
+    with pytest.raises(QuotaExceeded) as caught:
+        used(quotas, who, **use)
+    return caught.value
+
+
+def test_without_quotas_nothing_is_counted():
+    quotas = Quotas(None, Metrics())
+    assert quotas.admission(ACME) is NO_ADMISSION
+    assert quotas.budgets == {}
+
+
+def test_requests_per_second_of_one_tenant_are_not_the_others():
+    clock = Clock()
+    quotas = made(clock, default={"requests_per_s": 2})
+    used(quotas, ACME)
+    used(quotas, ACME)
+    error = refused(quotas, ACME)
+    assert "tenant acme has reached its limit of requests of 2 a second" in str(error)
+    assert error.retry_after_s == pytest.approx(0.5)
+    used(quotas, BETA)
+    clock.now = 0.5
+    used(quotas, ACME)
+
+
+@pytest.mark.parametrize(
+    ("limit", "use"),
+    [
+        ("prompt_tokens_per_min", {"prompt_tokens": 40}),
+        ("output_tokens_per_min", {"output_tokens": 40}),
+    ],
+)
+def test_tokens_per_minute(limit: str, use: dict[str, int]):
+    clock = Clock()
+    quotas = made(clock, default={limit: 60})
+    used(quotas, ACME, **use)
+    error = refused(quotas, ACME, **use)
+    assert error.retry_after_s == pytest.approx(20)
+    assert error.headers["x-ratelimit-limit-tokens"] == "60"
+    assert error.headers["x-ratelimit-remaining-tokens"] == "20"
+    assert error.headers["x-ratelimit-reset-tokens"] == "40s"
+    assert error.headers["retry-after-ms"] == "20000"
+    answer = answer_of(error)
+    assert (answer.status, answer.code, answer.headers["retry-after"]) == (429, "rate_limit_exceeded", "20")
+    clock.now = 20
+    used(quotas, ACME, **use)
+
+
+def test_tokens_that_were_not_used_are_given_back_and_more_than_asked_for_is_owed():
+    clock = Clock()
+    quotas = made(clock, default={"prompt_tokens_per_min": 600, "output_tokens_per_min": 60})
+    with quotas.admission(ACME) as admission:
+        admission.take(Use(prompt_tokens=10, output_tokens=100_000), None, None)
+        assert admission.headers()["x-ratelimit-remaining-tokens"] == "0"
+        admission.settle(30, 5)
+    assert quotas.budgets["tenant:acme"].buckets["output_tokens"].level == 55
+    assert quotas.budgets["tenant:acme"].buckets["prompt_tokens"].level == 570
+    with quotas.admission(ACME) as admission:
+        admission.take(Use(output_tokens=1), None, None)
+        admission.settle(0, 115)
+    assert refused(quotas, ACME, output_tokens=1).retry_after_s == pytest.approx(61)
+
+
+def test_what_is_unknown_stays_as_it_was_asked_for():
+    quotas = made(default={"output_tokens_per_min": 60})
+    with quotas.admission(ACME) as admission:
+        admission.take(Use(output_tokens=20), None, None)
+        admission.settle(None, None)
+    assert quotas.budgets["tenant:acme"].buckets["output_tokens"].level == 40
+
+
+def test_sequences_and_bytes_at_a_time_come_back_whatever_happens():
+    quotas = made(default={"sequences": 2, "in_flight_bytes": 1024})
+
+    def fail() -> None:
+        with quotas.admission(ACME) as admission:
+            admission.take_bytes(1000)
+            admission.take(Use(sequences=2), None, None)
+            assert "sequences of 2 at a time" in str(refused(quotas, ACME, sequences=1))
+            with quotas.admission(ACME) as other, pytest.raises(QuotaExceeded, match="in_flight_bytes of 1024 at a"):
+                other.take_bytes(100)
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        fail()
+    with quotas.admission(ACME) as admission:
+        admission.take_bytes(1024)
+        admission.take(Use(sequences=2), None, None)
+
+
+def test_a_refused_request_takes_nothing_but_its_place_among_requests():
+    quotas = made(default={"prompt_tokens_per_min": 100, "sequences": 1, "requests_per_s": 10})
+    with quotas.admission(ACME) as admission:
+        admission.take(Use(prompt_tokens=10, sequences=1), None, None)
+        refused(quotas, ACME, prompt_tokens=50, sequences=1)
+    buckets = quotas.budgets["tenant:acme"].buckets
+    assert (buckets["prompt_tokens"].level, buckets["requests"].level) == (90, 8)
+
+
+def test_grammars_count_when_a_tenant_first_uses_them():
+    quotas = made(default={"grammars_per_min": 2})
+    used(quotas, ACME, grammar=1)
+    used(quotas, ACME, grammar=1)
+    used(quotas, ACME, grammar=2)
+    refused(quotas, ACME, grammar=3)
+    refused(quotas, ACME, grammar=3)  # a refused one is not known
+    used(quotas, ACME, grammar=1)
+    used(quotas, BETA, grammar=1)
+    assert quotas.budgets["tenant:beta"].buckets["grammars"].level == 1
+
+
+def test_keys_have_their_own_limits_and_the_tenants():
+    quotas = made(
+        default={"requests_per_s": 3, "each_key": {"requests_per_s": 2}}, keys={"b" * 12: {"requests_per_s": 1}}
+    )
+    one, two = holder("acme", "a" * 12), holder("acme", "b" * 12)
+    used(quotas, two)
+    assert "key bbbbbbbbbbbb" in str(refused(quotas, two))
+    used(quotas, one)
+    used(quotas, one)
+    assert "tenant acme" in str(refused(quotas, one))
+
+
+def test_adapters_have_limits_of_their_own():
+    quotas = made(
+        default={"each_adapter": {"requests_per_s": 1}},
+        adapters={"acme/hot": {"prompt_tokens_per_min": 10}},
+    )
+    used(quotas, ACME, adapter="acme/bot")
+    assert "tenant acme with adapter acme/bot" in str(refused(quotas, ACME, adapter="acme/bot"))
+    used(quotas, ACME)
+    used(quotas, ACME, adapter="acme/hot", prompt_tokens=10)
+    assert str(refused(quotas, BETA, adapter="acme/hot", prompt_tokens=10)).startswith("adapter acme/hot")
+
+
+def test_a_tenants_own_limits_replace_the_defaults_one_by_one():
+    quotas = made(
+        default={"requests_per_s": 1, "sequences": 1},
+        tenants={"acme": {"requests_per_s": 5}, "beta": {"requests_per_s": None, "sequences": None}},
+    )
+    for _ in range(5):
+        used(quotas, ACME, sequences=1)
+    refused(quotas, ACME)
+    refused(quotas, ACME, sequences=2)
+    for _ in range(20):
+        used(quotas, BETA, sequences=50)
+
+
+def test_idle_budgets_are_forgotten_and_busy_ones_kept(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(module, "_MAX_BUDGETS", 10)
+    clock = Clock()
+    quotas = made(clock, default={"requests_per_s": 1, "sequences": 5})
+    with quotas.admission(ACME) as admission:
+        admission.take(Use(sequences=1), None, None)
+        for number in range(30):
+            clock.now += 2
+            used(quotas, holder(f"t{number}"))
+        assert len(quotas.budgets) < 20
+        assert quotas.budgets["tenant:acme"].gauges["sequences"].used == 1
+    assert quotas.budgets["tenant:acme"].gauges["sequences"].used == 0
+
+
+def test_metrics_name_only_the_tenants_of_the_configuration():
+    metrics = Metrics()
+    quotas = made(metrics=metrics, default={"requests_per_s": 1}, tenants={"acme": {}})
+    for who in (ACME, BETA, holder("gamma")):
+        used(quotas, who, prompt_tokens=7)
+        refused(quotas, who)
+    page = metrics.page().decode()
+    assert 'prelude_router_quota_refusals_total{limit="requests",tenant="acme"} 1.0' in page
+    assert 'prelude_router_quota_refusals_total{limit="requests",tenant="other"} 2.0' in page
+    assert 'prelude_router_tenant_tokens_total{kind="prompt",tenant="other"} 14.0' in page
+    assert "gamma" not in page

@@ -1,0 +1,162 @@
+"""Quotas as clients see them, at a running router with stand-ins for engines."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.keyed_cluster import KeyedCluster, keyed_cluster
+from support.router_stand_ins import after, eventually, running_cluster
+
+from cluster.config.load import load_cluster_config
+from cluster.errors import ConfigError
+
+
+async def answer(cluster: KeyedCluster, key: str, path: str = "/v1/completions", **fields: Any) -> Any:
+    body = {"model": "base", "prompt": "Hi", **fields}
+    headers = {"authorization": f"Bearer {key}"}
+    async with cluster.cluster.http.post(f"{cluster.cluster.url}{path}", json=body, headers=headers) as response:
+        return response.status, await response.json(), response.headers
+
+
+def test_a_tenant_over_its_limit_gets_429_and_the_others_do_not(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        # So slow that the test's own time does not matter.
+        quotas = {"default": {}, "tenants": {"acme": {"requests_per_s": 0.001}}}
+        async with keyed_cluster(tmp_path, 0, 0, 1, quotas=quotas) as cluster:
+            acme, other, beta = [await cluster.key(each) for each in ("acme", "acme", "beta")]
+            status, _, headers = await answer(cluster, acme)
+            assert (status, headers["x-ratelimit-remaining-requests"]) == (200, "0")
+            for path, key in (("/v1/completions", acme), ("/v1/completions", other), ("/v1/tokenize", acme)):
+                status, body, headers = await answer(cluster, key, path)
+                assert status == 429
+                assert (body["error"]["code"], body["error"]["type"]) == ("rate_limit_exceeded", "rate_limit_error")
+                assert "tenant acme has reached its limit of requests" in body["error"]["message"]
+                assert 990 < int(headers["retry-after"]) <= 1000
+                assert headers["x-ratelimit-limit-requests"] == "1"
+                assert headers["x-ratelimit-reset-requests"].startswith("16m")
+                assert headers["x-request-id"]
+            status, _, headers = await answer(cluster, beta)
+            assert status == 200
+            assert not [name for name in headers if name.startswith("x-ratelimit")]
+            async with cluster.cluster.http.get(f"{cluster.cluster.admin_url}/metrics") as response:
+                page = await response.text()
+            assert 'prelude_router_quota_refusals_total{limit="requests",tenant="acme"} 3.0' in page
+            assert 'prelude_router_requests_total{endpoint="completions",status="429"} 2.0' in page
+
+    asyncio.run(scenario())
+
+
+def test_tokens_are_those_that_engines_count() -> None:
+    """A stand-in counts 7 tokens of the prompt and 3 of the answer."""
+
+    async def scenario() -> None:
+        quotas = {"default": {"prompt_tokens_per_min": 1_000, "output_tokens_per_min": 100}}
+        async with running_cluster(0, 0, 1, quotas=quotas) as cluster:
+            _, _, headers = await cluster.post(prompt="Hi", max_tokens=60)
+            assert headers["x-ratelimit-remaining-tokens"] == "40"  # reserved
+            status, _, headers = await cluster.post(prompt="Hi", max_tokens=90)
+            assert (status, headers["x-ratelimit-remaining-tokens"]) == (200, "7")  # 97 were left
+
+    asyncio.run(scenario())
+
+
+def test_what_streams_and_clients_that_left_have_used_comes_back() -> None:
+    async def scenario() -> None:
+        quotas = {"default": {"sequences": 2, "in_flight_bytes": 2000, "output_tokens_per_min": 1000}}
+        async with running_cluster(0, 0, 1, quotas=quotas) as cluster:
+            (worker,) = cluster.unified
+            worker.engine.behaviours = [after(60)]
+            slow = asyncio.create_task(cluster.post(prompt="Hi", n=1))
+            await eventually(lambda: asyncio.sleep(0, worker.engine.num_running), bool)
+            status, body, headers = await cluster.post(prompt="Hi", n=2)
+            assert (status, headers["retry-after"]) == (429, "1")
+            assert "sequences of 2 at a time" in body["error"]["message"]
+            status, body, _ = await cluster.post(prompt="x" * 1990)
+            assert status == 429
+            assert "in_flight_bytes" in body["error"]["message"]
+            slow.cancel()
+            await asyncio.gather(slow, return_exceptions=True)
+            await eventually(lambda: cluster.post(prompt="Hi", n=2), lambda found: found[0] == 200)
+            assert (await cluster.stream(prompt="Hi"))[-1] == b"[DONE]"
+            assert (await cluster.post(prompt="x" * 1900))[0] == 200
+
+    asyncio.run(scenario())
+
+
+GOOD = "model: {path: /m, name: base}\nworkers: {u0: {role: unified}}\n"
+
+
+@pytest.mark.parametrize(
+    ("router", "line", "expected"),
+    [
+        ("quotas:\n    default: {requests_per_s: 0}", 5, "router.quotas.default.requests_per_s: .*greater than 0"),
+        ("quotas:\n    default: {tokens: 5}", 5, "router.quotas.default.tokens: Extra inputs are not permitted"),
+        ("auth: {}\n  quotas:\n    tenants: {a/b: {}}", 6, "router.quotas.tenants.*'a/b' is not a tenant's name"),
+        ("quotas:\n    keys: {nobody: {}}", 5, "router.quotas.keys"),
+        ("quotas:\n    adapters: {a b: {}}", 5, "router.quotas.adapters.*'a b' is not an adapter name"),
+        ("quotas: {tenants: {acme: {}}}", 4, "quotas.tenants.acme: without `auth` everybody is the tenant 'default'"),
+    ],
+)
+def test_a_wrong_quota_is_an_error_at_the_start(tmp_path: Path, router: str, line: int, expected: str) -> None:
+    path = tmp_path / "cluster.yaml"
+    path.write_text(f"{GOOD}router:\n  {router}\n")
+    with pytest.raises(ConfigError, match=f"cluster.yaml:{line}: .*{expected}"):
+        load_cluster_config(path)
+
+
+def test_quotas_of_a_configuration(tmp_path: Path) -> None:
+    path = tmp_path / "cluster.yaml"
+    path.write_text(
+        f"{GOOD}router:\n  auth: {{}}\n  quotas:\n    default: {{requests_per_s: 1, sequences: 3}}\n"
+        "    tenants: {acme: {requests_per_s: null, weight: 2}}\n"
+    )
+    quotas = load_cluster_config(path).router.quotas
+    assert quotas is not None
+    acme, other = quotas.of_tenant("acme"), quotas.of_tenant("beta")
+    assert (acme.requests_per_s, acme.sequences, acme.weight) == (None, 3, 2)
+    assert (other.requests_per_s, other.sequences, other.weight) == (1, 3, 1)
+
+
+def test_tenants_take_turns_at_a_saturated_worker(tmp_path: Path) -> None:
+    """One sequence at a time. Of one tenant's many requests and another's one, the latter is next."""
+
+    async def scenario() -> None:
+        quotas = {"fair_queue": {"worker_sequences": 1, "timeout_s": 30, "max_requests": 3}}
+        async with keyed_cluster(tmp_path, 0, 0, 1, quotas=quotas) as cluster:
+            (worker,) = cluster.cluster.unified
+            acme, beta = [await cluster.key(each) for each in ("acme", "beta")]
+            worker.engine.behaviours = [after(60)]
+            first = asyncio.create_task(cluster.complete(acme))
+            await eventually(lambda: asyncio.sleep(0, worker.engine.num_running), bool)
+            many = [asyncio.create_task(cluster.complete(acme, prompt=f"acme {n}", max_tokens=1000)) for n in range(3)]
+
+            async def num_waiting() -> int:
+                async with cluster.cluster.http.get(f"{cluster.cluster.admin_url}/metrics") as response:
+                    (line,) = re.findall(r"^prelude_router_queued_requests (\S+)", await response.text(), re.MULTILINE)
+                    return int(float(line))
+
+            await eventually(num_waiting, lambda count: count == 3)
+            status, body = await cluster.complete(acme)
+            assert (status, body["error"]["code"]) == (429, "queue_full")
+            status, body = await cluster.ask(
+                acme,
+                "POST",
+                "/v1/completions",
+                json={"model": "base", "prompt": "x"},
+                headers={"x-prelude-priority": "1"},
+            )
+            assert (status, body["error"]["code"]) == (400, "invalid_field")
+            one = asyncio.create_task(cluster.complete(beta, prompt="beta"))
+            await eventually(num_waiting, lambda count: count == 4)
+            first.cancel()
+            answers = await asyncio.gather(*many, one)
+            assert [status for status, _ in answers] == [200] * 4
+            prompts = [each["prompt"] for each in worker.engine.requests]
+            assert prompts.index("beta") <= 4
+            assert await num_waiting() == 0
+
+    asyncio.run(scenario())

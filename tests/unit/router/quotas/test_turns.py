@@ -1,0 +1,283 @@
+"""Waiting for a turn, in virtual time: bounds, deadlines, clients that leave, and fairness over real placement."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from random import Random
+from typing import Any
+
+import pytest
+from support.fleets import UNIFIED
+from support.virtual_time import run_in_virtual_time
+
+from bench.measuring.quantile import quantile
+from cluster.config.quotas import FairQueueConfig, QuotasConfig
+from cluster.config.schema import PlacementConfig
+from router.errors import InvalidField, QueuedTooLong, QueueFull
+from router.fleet.fleet_state import FleetState, WorkerView
+from router.fleet.room import has_room
+from router.fleet.worker_loads import WorkerLoads
+from router.metrics import Metrics
+from router.placement.placer import Placer
+from router.placement.request import FailedAttempts, PlacementRequest, PromptSize
+from router.quotas.turns import Turn, Turns, priority_of
+
+NORMAL = 1
+
+
+class Room:
+    """So many requests at a time."""
+
+    def __init__(self, most: int = 1) -> None:
+        self.most, self.used = most, 0
+
+    def __call__(self, _tokens: float, sequences: float) -> bool:
+        return self.used + sequences < self.most
+
+
+def turns_of(room: Any, **queue: Any) -> Turns:
+    config = QuotasConfig(fair_queue=FairQueueConfig(**queue))
+    assert config.fair_queue is not None
+    return Turns(config, config.fair_queue, room, Metrics())
+
+
+def take(turns: Turns, tenant: str = "acme", priority: int = NORMAL) -> asyncio.Task[Turn]:
+    asked = turns.take(tenant, prompt_tokens=100, output_tokens=0, num_sequences=1, priority=priority)
+    return asyncio.create_task(asked)
+
+
+async def passed() -> None:
+    """Let all tasks run that can."""
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+def test_nobody_waits_while_there_is_room():
+    async def scenario() -> None:
+        turns = turns_of(Room(2))
+        one = await take(turns)
+        two = await take(turns)
+        assert (one.granted, two.granted, turns.num_waiting) == (None, None, 0)
+        third = take(turns)
+        await passed()
+        assert (third.done(), turns.num_waiting) == (False, 1)
+        one.end()
+        await passed()
+        assert third.done()
+
+    run_in_virtual_time(scenario())
+
+
+def test_what_is_on_its_way_counts_until_it_is_placed():
+    async def scenario() -> None:
+        room = Room(1)
+        turns = turns_of(room)
+        one = await take(turns)
+        waiting = take(turns)
+        await passed()
+        assert not waiting.done()
+        room.used = 1  # now it counts at a worker
+        one.placed()
+        one.placed()  # a second attempt
+        await passed()
+        assert not waiting.done()
+        room.used = 0
+        turns.look()
+        await passed()
+        assert waiting.done()
+
+    run_in_virtual_time(scenario())
+
+
+def test_a_turn_that_does_not_come_in_time_is_an_error():
+    async def scenario() -> None:
+        turns = turns_of(lambda *_: False, timeout_s=5)
+        began_at = asyncio.get_running_loop().time()
+        with pytest.raises(QueuedTooLong, match="not begun within 5 s"):
+            await take(turns)
+        assert asyncio.get_running_loop().time() - began_at == pytest.approx(5, abs=0.1)
+        assert turns.num_waiting == 0
+
+    run_in_virtual_time(scenario())
+
+
+def test_each_tenant_has_a_bounded_queue():
+    async def scenario() -> None:
+        turns = turns_of(lambda *_: False, max_requests=2, timeout_s=5)
+        waiting = [take(turns) for _ in range(2)]
+        await passed()
+        with pytest.raises(QueueFull, match="2 requests of tenant acme wait"):
+            await take(turns)
+        waiting.append(take(turns, "beta"))
+        await passed()
+        assert turns.num_waiting == 3
+        for task in waiting:
+            task.cancel()
+        await passed()
+        assert turns.num_waiting == 0
+
+    run_in_virtual_time(scenario())
+
+
+def test_a_client_that_leaves_with_its_turn_gives_it_back():
+    async def scenario() -> None:
+        room = Room(1)
+        turns = turns_of(room)
+        one = await take(turns)
+        leaving, staying = take(turns), take(turns, "beta")
+        await passed()
+        one.end()
+        leaving.cancel()  # its turn has come, and it does not know yet
+        await passed()
+        assert staying.done()
+        assert turns.num_waiting == 0
+
+    run_in_virtual_time(scenario())
+
+
+def test_the_fleet_is_looked_at_again_without_an_event():
+    async def scenario() -> None:
+        room = Room(0)
+        turns = turns_of(room)
+        waiting = take(turns)
+        await asyncio.sleep(1)
+        room.most = 1
+        await asyncio.sleep(0.1)
+        assert waiting.done()
+
+    run_in_virtual_time(scenario())
+
+
+def test_priorities():
+    assert [priority_of(text) for text in (b"high", None, b"Normal ", b"low")] == [0, 1, 1, 2]
+    with pytest.raises(InvalidField, match="x-prelude-priority must be one of high, normal, low"):
+        priority_of(b"9")
+
+
+# ---- which fleet has room -------------------------------------------------------------------------------------------
+
+
+def room_of(*workers: WorkerView, tokens: dict[str, int] | None = None, **options: Any) -> bool:
+    loads = WorkerLoads(lambda: 0.0)
+    for name, prompt_tokens in (tokens or {}).items():
+        loads.hold(name, prompt_tokens=prompt_tokens)
+    fleet = FleetState({worker.name: worker for worker in workers}, loads)
+    asked = {"queue_s": 0.1, "worker_sequences": 2, "coming_tokens": 0.0, "coming_sequences": 0.0, **options}
+    return has_room(fleet, **asked)
+
+
+UP = {"is_connected": True, "is_engine_up": True, "is_ready": True}
+PREFILL, DECODE = WorkerView("p0", "prefill", **UP), WorkerView("d0", "decode", **UP)
+
+
+@pytest.mark.parametrize(
+    ("workers", "options", "expected"),
+    [
+        ((), {}, True),  # the request shall learn that there is no worker
+        (UNIFIED, {}, True),
+        (UNIFIED, {"tokens": {"u0": 400, "u1": 1000}}, True),  # 5000 tokens/s: 0.08 s and 0.2 s
+        (UNIFIED, {"tokens": {"u0": 600, "u1": 1000}}, False),
+        (UNIFIED, {"coming_tokens": 501.0}, False),  # they may fill both
+        (UNIFIED, {"coming_tokens": 500.0}, True),
+        (UNIFIED, {"coming_tokens": 500.0, "tokens": {"u1": 1000}}, False),
+        (UNIFIED[:1], {"tokens": {"u0": 1}, "worker_sequences": 1}, False),
+        (UNIFIED, {"coming_sequences": 4.0}, False),
+        ((PREFILL, DECODE), {}, True),
+        ((PREFILL, DECODE), {"tokens": {"p0": 600}}, False),
+        ((PREFILL, DECODE), {"tokens": {"d0": 0}, "worker_sequences": 1}, False),
+        ((PREFILL, DECODE, *UNIFIED), {"tokens": {"d0": 0}, "worker_sequences": 1}, True),
+        ((PREFILL,), {}, True),  # its error is for placement to say
+    ],
+)
+def test_room(workers: tuple[WorkerView, ...], options: dict[str, Any], expected: bool):
+    assert room_of(*workers, **options) is expected
+
+
+# ---- one tenant with 100 times the load of another ------------------------------------------------------------------
+
+NUM_WORKERS = 8
+TOKENS_PER_S = 5000.0  # a new worker's rate
+PROMPT_TOKENS = range(250, 751)
+CAPACITY = NUM_WORKERS * TOKENS_PER_S / 500  # requests/s
+
+
+class Fleet:
+    """Workers that read one prompt after the other, under the router's placement and its turns."""
+
+    def __init__(self, *, is_fair: bool) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._loads = WorkerLoads(self._loop.time)
+        workers = [replace(UNIFIED[0], name=f"u{number}") for number in range(NUM_WORKERS)]
+        self._fleet = FleetState({worker.name: worker for worker in workers}, self._loads)
+        self._placer = Placer(PlacementConfig(), self._loads, clock=self._loop.time, random=Random(1))
+        self._free_at = dict.fromkeys(self._fleet.workers, 0.0)
+        self.first_s: dict[str, list[float]] = {}
+        if is_fair:
+            self._turns = turns_of(self._has_room, timeout_s=10, max_requests=20)
+            self._loads.on_change = self._turns.look
+        else:
+            self._turns = turns_of(lambda *_: True)
+
+    def _has_room(self, tokens: float, sequences: float) -> bool:
+        return has_room(
+            self._fleet, queue_s=0.05, worker_sequences=64, coming_tokens=tokens, coming_sequences=sequences
+        )
+
+    async def request(self, tenant: str, tokens: int) -> None:
+        began_at = self._loop.time()
+        try:
+            turn = await self._turns.take(
+                tenant, prompt_tokens=tokens, output_tokens=0, num_sequences=1, priority=NORMAL
+            )
+        except (QueueFull, QueuedTooLong):
+            return
+        with turn:
+            size = PromptSize(tokens, tokens, (), 0.0)
+            asked = self._placer.observe(PlacementRequest.of(None, needs_decode=True, size=size, namespace=tenant))
+            placement = self._placer.place(asked, self._fleet, FailedAttempts())
+            assert placement is not None
+            placed = self._placer.take(asked, placement)
+            turn.placed()
+            (hold,), name = placed.holds, placement.prefill.name
+            hold.read_begins()
+            starts_at = max(self._loop.time(), self._free_at[name])
+            self._free_at[name] = starts_at + tokens / TOKENS_PER_S
+            await asyncio.sleep(self._free_at[name] - self._loop.time())
+            hold.read_ended()
+            self.first_s.setdefault(tenant, []).append(self._loop.time() - began_at)
+            placed.release()
+
+
+async def load(fleet: Fleet, tenant: str, per_s: float, seconds: float, seed: int) -> None:
+    """Poisson arrivals."""
+    random = Random(seed)
+    async with asyncio.TaskGroup() as group:
+        left_s = seconds
+        while (gap_s := random.expovariate(per_s)) < left_s:
+            left_s -= gap_s
+            await asyncio.sleep(gap_s)
+            group.create_task(fleet.request(tenant, random.choice(PROMPT_TOKENS)))
+
+
+async def measured(*, with_neighbour: bool, is_fair: bool, seconds: float) -> Fleet:
+    fleet, small = Fleet(is_fair=is_fair), CAPACITY / 50
+    async with asyncio.TaskGroup() as group:
+        group.create_task(load(fleet, "small", small, seconds, seed=1))
+        if with_neighbour:
+            group.create_task(load(fleet, "large", 100 * small, seconds, seed=2))
+    return fleet
+
+
+@pytest.mark.slow
+def test_a_tenant_with_100_times_the_load_slows_the_other_down_by_half_at_most():
+    """At twice the fleet's capacity. The same without turns shows that it is they."""
+    alone = run_in_virtual_time(measured(with_neighbour=False, is_fair=True, seconds=30))
+    fair = run_in_virtual_time(measured(with_neighbour=True, is_fair=True, seconds=30))
+    unfair = run_in_virtual_time(measured(with_neighbour=True, is_fair=False, seconds=8))
+    p95 = [quantile(fleet.first_s["small"], 0.95) for fleet in (alone, fair, unfair)]
+    print(f"p95 of the small tenant's first token: alone, fair, unfair: {p95} s")
+    assert p95[1] <= 1.5 * p95[0]
+    assert p95[2] > 5 * p95[0]
+    # The fleet stays busy: waiting for turns costs no throughput.
+    assert len(fair.first_s["large"]) + len(fair.first_s["small"]) > 0.95 * 30 * CAPACITY
