@@ -41,6 +41,10 @@ class SourceUnavailable(ClusterError):
     """A source of workers did not answer."""
 
 
+class WatchExpired(SourceUnavailable):
+    """A source no longer knows the state from which it was to report changes, so it must be asked for all of it."""
+
+
 class DescriptionRefused(ClusterError):
     """A worker that was found describes itself in a way that forbids its use. The message says why."""
 

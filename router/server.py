@@ -78,7 +78,7 @@ def run(config: ClusterConfig, siblings: Siblings | None = None) -> NoReturn:
         max_adapter_bytes=config.adapter_limits.max_bytes,
         workers=worker_addresses(config),
         admin=bound_listener("router.admin.port", router.admin.host, router.admin_port, share=share),
-        sources=configured_sources(config.discovery),
+        sources=configured_sources(config.discovery, only_ready=True),
         discovery=config.discovery,
         audit_file=config.audit.file,
         siblings=siblings,

@@ -104,10 +104,12 @@ def _kv_peers(config: ClusterConfig, name: str) -> tuple[str, ...] | None:
     if given is not None:
         return given
     peers, found = config.workers_of(_PEERS[worker.role]).values(), config.discovery.by_role.get(_PEERS[worker.role])
-    if found is not None and (found.is_srv or config.discovery.nameservers):
-        return None  # this host's resolver does not know their addresses
     names = {each.engine_host or each.host for each in (worker, *peers)}
-    return tuple(sorted(names if found is None else names | {found.dns}))
+    if found is not None:
+        if found.dns is None or found.is_srv or config.discovery.nameservers:
+            return None  # this host's resolver does not know their addresses
+        names.add(found.dns)
+    return tuple(sorted(names))
 
 
 def _indices(worker: WorkerConfig) -> tuple[int, ...]:

@@ -498,19 +498,47 @@ class FoundWorkerConfig(_Section):
     engine: dict[str, object] = Field(default_factory=dict)
 
 
+_KUBERNETES_NAME = r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$"
+
+
+class KubernetesDiscovery(_Section):
+    """Workers that the Kubernetes API server lists: those behind a Service, or Pods by their labels."""
+
+    service: Annotated[str, StringConstraints(pattern=_KUBERNETES_NAME)] | None = None  # its EndpointSlices are read
+    pods: Annotated[str, StringConstraints(pattern=r"^[!-~][ -~]{0,1023}$")] | None = (
+        None  # label selector: app=prelude
+    )
+    namespace: Annotated[str, StringConstraints(pattern=_KUBERNETES_NAME)] | None = None  # None: this process's own
+    port_name: Annotated[str, StringConstraints(pattern=_KUBERNETES_NAME)] = "control"  # if `control_port` is not given
+
+    @model_validator(mode="after")
+    def _has_one_kind(self) -> KubernetesDiscovery:
+        if (self.service is None) is (self.pods is None):
+            raise ValueError("give `service`, the name of a Service, or `pods`, a label selector")
+        return self
+
+
 class RoleDiscovery(_Section):
-    """Where workers of one role are found."""
+    """Where workers of one role are found: by `dns` or by `kubernetes`."""
 
     # Its A and AAAA records, or its SRV records if it starts with an underscore: _control._tcp.prefill.example.org
-    dns: Annotated[str, AfterValidator(_check_dns_name)]
-    control_port: Annotated[int, Field(ge=1, le=65535)] | None = None  # of their agents; SRV records have it
+    dns: Annotated[str, AfterValidator(_check_dns_name)] | None = None
+    kubernetes: KubernetesDiscovery | None = None
+    # Of their agents. SRV records have it; Kubernetes has it by `port_name`.
+    control_port: Annotated[int, Field(ge=1, le=65535)] | None = None
     worker: FoundWorkerConfig = FoundWorkerConfig()
+
+    @model_validator(mode="after")
+    def _has_one_source(self) -> RoleDiscovery:
+        if (self.dns is None) is (self.kubernetes is None):
+            raise ValueError("give `dns`, a name, or `kubernetes`, a Service or Pods")
+        return self
 
     @model_validator(mode="after")
     def _has_one_port(self) -> RoleDiscovery:
         if self.is_srv and self.control_port is not None:
             raise ValueError("control_port: the SRV records of `dns` have the port; leave it out")
-        if not self.is_srv and self.control_port is None:
+        if self.dns is not None and not self.is_srv and self.control_port is None:
             raise ValueError(
                 "control_port: A and AAAA records have no port; give that of the workers' agents, or the name of SRV "
                 "records, such as _control._tcp.prefill.example.org"
@@ -519,7 +547,7 @@ class RoleDiscovery(_Section):
 
     @property
     def is_srv(self) -> bool:
-        return self.dns.startswith("_")
+        return self.dns is not None and self.dns.startswith("_")
 
 
 class DiscoveryConfig(_Section):
@@ -528,8 +556,9 @@ class DiscoveryConfig(_Section):
     prefill: RoleDiscovery | None = None
     decode: RoleDiscovery | None = None
     unified: RoleDiscovery | None = None
-    interval_s: Annotated[float, Field(ge=0.05, le=3600)] = 5.0  # between two lookups, give or take a fifth
+    interval_s: Annotated[float, Field(ge=0.05, le=3600)] = 5.0  # between two lookups by DNS, give or take a fifth
     nameservers: tuple[Annotated[str, AfterValidator(_check_nameserver)], ...] = ()  # IP or IP:port; (): the machine's
+    kubeconfig: ConfigPath | None = None  # how to reach the API server; None: as a Pod does, by its service account
     max_workers: Annotated[int, Field(ge=1, le=4096)] = 1024  # found; more are ignored
     forget_after_s: Seconds = 60.0  # a found worker that is silent for so long is no longer listed
 

@@ -4,25 +4,41 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from cluster.config.schema import DiscoveryConfig, split_nameserver
+from cluster.config.schema import DiscoveryConfig, RoleDiscovery, split_nameserver
 from cluster.discovery.source import WorkerSource
 
 ALL_ROLES = ("prefill", "decode", "unified")
 
 
-def configured_sources(config: DiscoveryConfig, roles: Collection[str] = ALL_ROLES) -> list[WorkerSource]:
-    """A source for each of these roles that has one."""
-    found: list[WorkerSource] = []
-    for role, discovery in config.by_role.items():
-        if role in roles:
-            from cluster.discovery.dns import DnsSource  # its library is slow to import
+def configured_sources(
+    config: DiscoveryConfig, roles: Collection[str] = ALL_ROLES, *, only_ready: bool = False
+) -> list[WorkerSource]:
+    """A source for each of these roles that has one.
 
-            source = DnsSource(
-                discovery.dns,
-                role,
-                port=discovery.control_port,
-                interval_s=config.interval_s,
-                nameservers=[split_nameserver(each) for each in config.nameservers],
-            )
-            found.append(source)
-    return found
+    `only_ready`: leave out workers that Kubernetes knows not to be ready. Peers must find them, or none becomes ready.
+    """
+    return [_source(role, discovery, config, only_ready) for role, discovery in config.by_role.items() if role in roles]
+
+
+def _source(role: str, discovery: RoleDiscovery, config: DiscoveryConfig, only_ready: bool) -> WorkerSource:
+    # The libraries of both kinds are slow to import, and most clusters need neither.
+    if discovery.kubernetes is not None:
+        from cluster.discovery.kubernetes_source import KubernetesSource
+
+        return KubernetesSource(
+            discovery.kubernetes,
+            role,
+            port=discovery.control_port,
+            kubeconfig=config.kubeconfig,
+            only_ready=only_ready,
+        )
+    from cluster.discovery.dns import DnsSource
+
+    assert discovery.dns is not None
+    return DnsSource(
+        discovery.dns,
+        role,
+        port=discovery.control_port,
+        interval_s=config.interval_s,
+        nameservers=[split_nameserver(each) for each in config.nameservers],
+    )

@@ -26,9 +26,10 @@ def with_found_worker(
             + found
         )
     if discovery.control_port is None and control_port is None:
-        raise ConfigError(
-            f"--control-port: give the port that the SRV records of {discovery.dns} have for this worker's agent"
-        )
+        known = f"the SRV records of {discovery.dns} have"
+        if discovery.kubernetes is not None:
+            known = f"is called {discovery.kubernetes.port_name!r} in Kubernetes"
+        raise ConfigError(f"--control-port: give the port that {known} for this worker's agent")
     if discovery.control_port is not None and control_port not in (None, discovery.control_port):
         raise ConfigError(
             f"--control-port: routers look for agents at discovery.{role}.control_port, {discovery.control_port} "

@@ -4,73 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Iterable
-from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
-from random import Random
 
 import dns.rcode
 import pytest
-from support.dns_server import DnsServer, dns_server
-from support.router_stand_ins import REVISION_ID, ClusterStandIn, WorkerStandIn, eventually, running_cluster
+from support.finding_router import Found, finding_router
+from support.router_stand_ins import REVISION_ID, eventually
 
-from cluster.config.schema import DiscoveryConfig
-from cluster.discovery.dns import DnsSource
 from router.fleet.homes import Homes
-
-INTERVAL_S = 0.05
-
-
-@dataclass
-class Found:
-    """A router that finds workers by the SRV records of a name per role."""
-
-    cluster: ClusterStandIn
-    dns: DnsServer
-    stack: AsyncExitStack
-
-    async def worker(self, name: str, role: str = "unified", host: str = "127.0.0.1") -> WorkerStandIn:
-        """A worker that nobody knows yet."""
-        worker = WorkerStandIn(name, role)
-        await worker.start(host)
-        self.stack.push_async_callback(worker.stop)
-        return worker
-
-    def name(self, *workers: WorkerStandIn, role: str = "unified") -> None:
-        """From now on DNS names these."""
-        self.dns.set_services(srv(role), [worker.address for worker in workers])
-
-    async def names(self) -> dict[str, bool]:
-        workers = (await self.cluster.admin("/ready"))[1]["workers"]
-        return {name: worker["ready"] for name, worker in workers.items()}
-
-    async def has(self, *ready: str, unready: Iterable[str] = (), within_s: float = 10) -> None:
-        expected = dict.fromkeys(ready, True) | dict.fromkeys(unready, False)
-        await eventually(self.names, lambda names: names == expected, within_s)
-
-    async def series(self) -> set[str]:
-        """The workers that the metrics name."""
-        async with self.cluster.http.get(f"{self.cluster.admin_url}/metrics") as response:
-            page = await response.text()
-        return {line.split('worker="')[1].split('"')[0] for line in page.splitlines() if 'worker="' in line}
-
-
-def srv(role: str) -> str:
-    return f"_control._tcp.{role}.example.org"
-
-
-@asynccontextmanager
-async def finding_router(*, forget_after_s: float = 60, **config) -> AsyncIterator[Found]:
-    async with dns_server() as server, AsyncExitStack() as stack:
-        for role in ("prefill", "decode", "unified"):
-            server.set_services(srv(role), [])
-        sources = [
-            DnsSource(srv(role), role, interval_s=INTERVAL_S, nameservers=[server.nameserver])
-            for role in ("prefill", "decode", "unified")
-        ]
-        discovery = DiscoveryConfig(forget_after_s=forget_after_s)
-        async with running_cluster(0, 0, sources=sources, discovery=discovery, **config) as cluster:
-            yield Found(cluster, server, stack)
 
 
 def test_a_pair_joins_and_a_stream_outlives_its_departure() -> None:
@@ -289,56 +229,5 @@ def test_two_routers_agree_on_homes_whatever_they_saw_first() -> None:
             moved = [(old, new) for old, new in zip(before, homes_at(one), strict=True) if old != new]
             assert {old for old, _ in moved} == {"u2"}
             assert len(moved) == before.count("u2")
-
-    asyncio.run(scenario())
-
-
-@pytest.mark.slow
-def test_64_workers_come_and_go_and_no_request_fails() -> None:
-    seed = 7
-    random = Random(seed)
-    print(f"seed {seed}")
-
-    async def scenario() -> None:
-        async with finding_router(heartbeat_s=10) as found:
-            workers = [await found.worker(f"u{number}") for number in range(64)]
-            for worker in workers:
-                worker.engine.event_gap_s = 0.01
-            present = set(range(32))
-
-            def publish() -> None:
-                found.name(*(workers[number] for number in sorted(present)))
-
-            publish()
-            await found.has(*(f"u{number}" for number in present), within_s=90)
-            statuses: list[int] = []
-            is_over = asyncio.Event()
-
-            async def client(number: int) -> None:
-                while not is_over.is_set():
-                    adapter = {"adapter": "a0"} if number % 2 else {}
-                    if number % 3:
-                        status, _, _ = await found.cluster.post(prompt=f"{number}", **adapter)
-                    else:
-                        events = await found.cluster.stream(prompt=f"{number}", **adapter)
-                        status = 200 if events[-1] == b"[DONE]" and b'"error"' not in b"".join(events) else 0
-                    statuses.append(status)
-
-            clients = [asyncio.create_task(client(number)) for number in range(8)]
-            seen: set[int] = set()
-            for _ in range(8):
-                present = set(random.sample(range(64), 32))
-                seen |= present
-                publish()
-                await found.has(*(f"u{number}" for number in present), within_s=90)
-            is_over.set()
-            await asyncio.gather(*clients)
-            assert len(seen) > 60
-            assert len(statuses) > 50
-            assert set(statuses) == {200}
-            fleet = found.cluster.fleet
-            await eventually(lambda: asyncio.sleep(0, len(fleet._links)), lambda count: count == 32)
-            assert set(fleet.loads) <= {f"u{number}" for number in present}
-            assert await found.series() <= {f"u{number}" for number in present}
 
     asyncio.run(scenario())
