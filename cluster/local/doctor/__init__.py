@@ -1,0 +1,1 @@
+"""`prelude doctor`: what this host has and lacks for serving."""

@@ -1,0 +1,122 @@
+"""Probes of Python, the SGLang pin, Prelude's hooks, and what NIXL will move KV over."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import platform
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+from cluster.local.doctor.finding import Finding, error, ok, warning
+from cluster.local.doctor.host import Host
+from engine.kv_probe import transports_in
+from engine.pin import SGLANG_VERSION
+
+HOOKS_S = 240.0  # importing SGLang on a busy machine
+TRANSFER_S = 60.0
+_REINSTALL = "install the locked requirements again: `make setup`"
+_WRONG_PLUGIN_FILTER = "unset SGLANG_PLUGINS: it keeps Prelude's plugin out of SGLang"
+
+
+def python() -> Iterator[Finding]:
+    text = f"Python {platform.python_version()} on {platform.system()} {platform.machine()}"
+    if platform.system() != "Linux":
+        yield error(text, "engines run on Linux only")
+    else:
+        yield ok(text)
+
+
+def packages(host: Host) -> Iterator[Finding]:
+    """SGLang at the pin, its plugin entry point, torch and NIXL. Imports none of them."""
+    found = _version("sglang")
+    if found != SGLANG_VERSION:
+        yield error(f"SGLang {found or 'is not installed'}; the hooks are verified for {SGLANG_VERSION}", _REINSTALL)
+    else:
+        yield ok(f"SGLang {found}, the pinned release")
+    plugins = [each.value for each in importlib.metadata.entry_points(group="sglang.srt.plugins")]
+    if "engine.plugin:load" not in plugins:
+        yield error("SGLang does not see Prelude's plugin", "install Prelude itself: `pip install --no-deps -e .`")
+    chosen = host.environment.get("SGLANG_PLUGINS")
+    if chosen is not None and "prelude" not in chosen.split(","):
+        yield error(f"SGLANG_PLUGINS={chosen}", _WRONG_PLUGIN_FILTER)
+    for name in ("torch", "nixl"):
+        version = _version(name)
+        yield ok(f"{name} {version}") if version else error(f"{name} is not installed", _REINSTALL)
+
+
+# As an engine of this device imports SGLang, in a process of its own.
+_LEDGER = """
+import json, sys
+if sys.argv[1] == "cpu":
+    from engine import cpu_support
+    cpu_support.install()
+from engine.hooks.installation import source_sha256
+from engine.hooks.ledger import hooks_for
+hooks = {hook.name: hook for role in ("prefill", "decode", "unified") for hook in hooks_for(role, sys.argv[1])}
+wrong = []
+for hook in hooks.values():
+    try:
+        is_right = source_sha256(hook) == hook.source_sha256
+    except Exception as failure:
+        is_right = False
+        print(f"{hook.name}: {type(failure).__name__}: {failure}")
+    if not is_right:
+        wrong.append(hook.name)
+print("LEDGER", json.dumps([len(hooks), wrong]))
+"""
+
+
+def hooks(host: Host, *, device: str) -> Iterator[Finding]:
+    """Whether the targets of all hooks of this device are those of the ledger."""
+    status, output = host.run(sys.executable, "-c", _LEDGER, device, timeout_s=HOOKS_S - 5)
+    answer = next((line[7:] for line in output.splitlines() if line.startswith("LEDGER ")), "")
+    if not answer:
+        reason = output.strip().splitlines()[-1][:300] if output.strip() else f"exit status {status}"
+        yield error(f"the hooks cannot be compared with SGLang: {reason}", _REINSTALL)
+        return
+    count, wrong = json.loads(answer)
+    if wrong:
+        yield error(f"{len(wrong)} of {count} hooks do not fit this SGLang: {', '.join(wrong[:8])}", _REINSTALL)
+    else:
+        yield ok(f"all {count} hooks of {device} engines fit this SGLang")
+
+
+def transfer(host: Host, *, bandwidth: bool, device: str) -> Iterator[Finding]:
+    """The transports that two NIXL agents choose here, and on request what they move in a second."""
+    mebibytes = 64 if bandwidth else 1
+    status, output = host.run(
+        sys.executable, "-m", "engine.kv_probe", "--mebibytes", str(mebibytes), "--device", device,
+        timeout_s=TRANSFER_S - 5,
+    )  # fmt: skip
+    line = next((each[6:] for each in output.splitlines() if each.startswith("PROBE ")), "")
+    if not line:
+        reason = output.strip().splitlines()[-1][:300] if output.strip() else f"exit status {status}"
+        yield error(f"NIXL cannot move KV between two processes: {reason}", _REINSTALL)
+        return
+    answer: dict[str, Any] = json.loads(line)
+    transports = transports_in(output)
+    lanes = ", ".join(transports) or "what its log does not name"
+    if device == "cuda" and not any("cuda" in each for each in transports):
+        yield warning(
+            f"UCX moves KV over {lanes}, and does not use CUDA IPC",
+            "start containers with --ipc host and all GPUs visible, and leave UCX_TLS unset",
+        )
+    else:
+        yield ok(f"UCX moves KV within this host over {lanes}")
+    if value := host.environment.get("UCX_TLS"):
+        yield warning(f"UCX_TLS={value} restricts the transports", "unset it, unless that is meant")
+    if bandwidth:
+        moved, copied = answer["transfer_bytes_per_s"] / 1e9, answer["copy_bytes_per_s"] / 1e9
+        yield ok(
+            f"KV between two processes: {moved:.2f} GB/s, {moved / copied:.2f} of a plain copy ({copied:.2f} GB/s), "
+            f"{answer['mebibytes']} MiB, median of {answer['repeats']}, {answer['where']}"
+        )
+
+
+def _version(name: str) -> str:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return ""

@@ -1,0 +1,282 @@
+"""`prelude doctor`: every probe with another host's /proc, /sys and nvidia-smi, and the whole of it here."""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from cli.main import main
+from cluster.config.load import load_cluster_config
+from cluster.local.doctor import devices, report, resources, software
+from cluster.local.doctor.finding import Finding, Level, Probe, ok, run_probes
+from cluster.local.doctor.host import Host
+from engine.kv_probe import transports_in
+
+SMI = """
+| NVIDIA-SMI 580.65.06              Driver Version: 580.65.06      CUDA Version: {cuda}     |
+"""
+LISTED = "0, NVIDIA H200, 143771, 4\n1, NVIDIA H200, 143771, 90000\n"
+TOPOLOGY = """\
+\x1b[4m\tGPU0\tGPU1\tGPU2\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID\x1b[0m
+GPU0\t X \tNV18\tSYS\t0-7\t0\tN/A
+GPU1\tNV18\t X \tSYS\t0-7\t0\tN/A
+GPU2\tSYS\tSYS\t X \t8-15\t1\tN/A
+
+Legend:
+"""
+
+
+class FakeHost(Host):
+    """Files below a folder, and programs that a test has written."""
+
+    def __init__(
+        self, root: Path, answers: dict[str, tuple[int | None, str]] | None = None, **environment: str
+    ) -> None:
+        super().__init__(root, environment)
+        object.__setattr__(self, "_answers", answers or {})
+
+    def run(self, *command: str, timeout_s: float) -> tuple[int | None, str]:
+        known = " ".join(command)
+        found = [answer for begin, answer in self._answers.items() if known.startswith(begin)]  # type: ignore[attr-defined]
+        return found[0] if found else (None, f"{command[0]}: No such file or directory")
+
+    def write(self, name: str, text: str) -> None:
+        self.path(name).parent.mkdir(parents=True, exist_ok=True)
+        self.path(name).write_text(text)
+
+
+def smi(cuda: str = "13.0") -> dict[str, tuple[int | None, str]]:
+    return {
+        "nvidia-smi --query-gpu": (0, LISTED),
+        "nvidia-smi topo": (0, TOPOLOGY),
+        "nvidia-smi": (0, SMI.format(cuda=cuda)),
+    }
+
+
+def levels(found) -> list[tuple[str, str]]:
+    return [(str(each.level), each.text) for each in found]
+
+
+def test_gpus_of_a_host_that_is_ready(tmp_path: Path):
+    assert levels(devices.gpus(FakeHost(tmp_path, smi()), needed=True)) == [
+        ("ok", "driver 580.65.06, CUDA 13.0"),
+        ("ok", "GPU 0: NVIDIA H200, 143771 MiB, 4 MiB in use"),
+        ("warning", "GPU 1: NVIDIA H200, 143771 MiB, 90000 MiB in use"),
+    ]
+
+
+@pytest.mark.parametrize(("needed", "level"), [(True, Level.ERROR), (False, Level.WARNING)])
+def test_what_a_gpu_host_may_lack(tmp_path: Path, needed: bool, level: Level):
+    old = next(devices.gpus(FakeHost(tmp_path, smi("12.4")), needed=needed))
+    assert (old.level, old.remedy) == (level, "the GPU build needs CUDA 13: install driver 580 or newer")
+    failed = FakeHost(tmp_path, {"nvidia-smi": (9, "\nNVIDIA-SMI has failed because it couldn't communicate\n")})
+    assert [(each.level, each.text) for each in devices.gpus(failed, needed=needed)] == [
+        (level, "nvidia-smi failed: NVIDIA-SMI has failed because it couldn't communicate")
+    ]
+    hung = FakeHost(tmp_path, {"nvidia-smi": (None, "nvidia-smi did not end within 20 s")})
+    assert [each.level for each in devices.gpus(hung, needed=needed)] == [Level.ERROR]
+    none = FakeHost(tmp_path, {"nvidia-smi --query-gpu": (0, "No devices were found"), "nvidia-smi": (0, SMI)})
+    assert levels(devices.gpus(none, needed=needed))[-1] == (str(level), "the driver lists no GPU")
+    without = FakeHost(tmp_path)
+    expected = (Level.ERROR, "no GPU, and cluster.yaml says `device: cuda`")
+    found = next(devices.gpus(without, needed=needed))
+    assert (found.level, found.text) == (expected if needed else (Level.OK, "no GPU; engines run on the CPU"))
+    without.write("/sys/bus/pci/devices/0000:01:00.0/vendor", "0x10de\n")
+    without.write("/sys/bus/pci/devices/0000:01:00.0/class", "0x030200\n")
+    found = next(devices.gpus(without, needed=needed))
+    assert (found.level, found.text) == (level, "there is an NVIDIA GPU, and no nvidia-smi")
+
+
+def test_topology(tmp_path: Path):
+    (found,) = devices.topology(FakeHost(tmp_path, smi()))
+    assert (found.level, found.text) == (
+        Level.WARNING,
+        "2 of 3 pairs of GPUs have no NVLink: GPU0-GPU2 SYS, GPU1-GPU2 SYS",
+    )
+    joined = {"nvidia-smi topo": (0, TOPOLOGY.replace("SYS", "NV18"))}
+    assert levels(devices.topology(FakeHost(tmp_path, joined))) == [("ok", "NVLink between all 3 GPUs (NV18)")]
+    for text in ("", "GPU0\n", "GPU0 X\nGPU1\n"):
+        assert list(devices.topology(FakeHost(tmp_path, {"nvidia-smi topo": (0, text)}))) == []
+
+
+def test_rdma(tmp_path: Path):
+    host = FakeHost(tmp_path)
+    assert [each.level for each in devices.rdma(host, needed=False)] == [Level.OK]
+    assert [each.level for each in devices.rdma(host, needed=True)] == [Level.WARNING]
+    for device, state in (("mlx5_0", "4: ACTIVE"), ("mlx5_1", "1: DOWN")):
+        port = f"/sys/class/infiniband/{device}/ports/1"
+        host.write(f"{port}/state", state)
+        host.write(f"{port}/rate", "400 Gb/sec (4X NDR)")
+        host.write(f"{port}/link_layer", "InfiniBand")
+    assert levels(devices.rdma(host, needed=True)) == [
+        ("ok", "mlx5_0: InfiniBand, 400 Gb/sec (4X NDR)"),
+        ("warning", "mlx5_1: InfiniBand, 400 Gb/sec (4X NDR): no port is active"),
+        ("error", "no /dev/infiniband/uverbs*: programs cannot use the RDMA devices"),
+    ]
+    host.write("/dev/infiniband/uverbs0", "")
+    assert [each.level for each in devices.rdma(host, needed=True)] == [Level.OK, Level.WARNING]
+
+
+def test_limits(tmp_path: Path):
+    host = FakeHost(tmp_path)
+    text = "Max open files            {files}   {files}     files\nMax locked memory         {lock}   {lock}   bytes\n"
+    host.write("/proc/self/limits", text.format(files=1048576, lock="unlimited"))
+    assert levels(resources.limits(host, locks_memory=True)) == [
+        ("ok", "nofile: 1048576 (hard 1048576)"),
+        ("ok", "memlock: unlimited"),
+    ]
+    host.write("/proc/self/limits", text.format(files=4096, lock=8388608))
+    assert [each.level for each in resources.limits(host, locks_memory=True)] == [Level.WARNING, Level.WARNING]
+    assert [each.level for each in resources.limits(host, locks_memory=False)] == [Level.WARNING, Level.OK]
+
+
+def cluster(folder: Path, text: str = ""):
+    path = folder / "cluster.yaml"
+    path.write_text("model: {path: model, name: demo}\nworkers: {u: {role: unified}}\n" + text)
+    return load_cluster_config(path)
+
+
+def test_shared_memory_against_the_budgets(tmp_path: Path):
+    host = FakeHost(tmp_path)
+    assert [each.level for each in resources.shared_memory(host, None)] == [Level.ERROR]
+    host.write("/dev/shm/there", "")
+    (found,) = resources.shared_memory(host, cluster(tmp_path, f"residency: {{host_bytes: {1 << 60}}}\n"))
+    assert found.level is Level.ERROR
+    assert found.text.startswith("residency.host_bytes is 1073741824.0 GiB for each worker")
+    (found,) = resources.shared_memory(host, cluster(tmp_path, "residency: {host_bytes: 1048576}\n"))
+    assert found.text.endswith("; adapters may take 1.0 MiB in each of 1 workers")
+
+
+def test_ports(tmp_path: Path):
+    import socket
+
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        (found,) = resources.ports(cluster(tmp_path, f"router: {{port: {port}}}\n"))
+    assert found.level is Level.WARNING
+    assert found.text == f"router.port: 127.0.0.1:{port} is not available (Address already in use); choose another"
+    (found,) = resources.ports(cluster(tmp_path, f"router: {{port: {port}}}\n"))
+    assert found.level is Level.OK
+
+
+def test_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    assert {each.level for each in software.packages(FakeHost(tmp_path))} == {Level.OK}
+    found = list(software.packages(FakeHost(tmp_path, SGLANG_PLUGINS="other")))
+    assert [each.text for each in found if each.level is Level.ERROR] == ["SGLANG_PLUGINS=other"]
+    monkeypatch.setattr(software, "_version", lambda name: "0.5.23" if name == "sglang" else "")
+    assert [each.text for each in software.packages(FakeHost(tmp_path)) if each.level is Level.ERROR] == [
+        "SGLang 0.5.23; the hooks are verified for 0.5.17",
+        "torch is not installed",
+        "nixl is not installed",
+    ]
+
+
+def test_hooks_that_do_not_fit(tmp_path: Path):
+    def look(answer: tuple[int | None, str]) -> Finding:
+        (found,) = software.hooks(FakeHost(tmp_path, {sys.executable: answer}), device="cpu")
+        return found
+
+    assert look((0, "noise\nLEDGER [57, []]\n")).text == "all 57 hooks of cpu engines fit this SGLang"
+    wrong = look((0, 'LEDGER [57, ["a_hook"]]'))
+    assert (wrong.level, wrong.text) == (Level.ERROR, "1 of 57 hooks do not fit this SGLang: a_hook")
+    assert look((1, "Traceback\nImportError: no torch")).text.endswith("with SGLang: ImportError: no torch")
+    assert look((None, "python did not end within 235 s")).level is Level.ERROR
+
+
+UCX = "UCX  INFO    sender intra-node cfg#1 rma_am(tcp/lo)  amo_am(tcp/lo)  am(tcp/lo cma/memory)  ka(tcp/lo)\n"
+NVLINK = "UCX  INFO  receiver intra-node cfg#2 rma(cuda_ipc/cuda)  am(sysv/memory)\n"
+
+
+def test_transports(tmp_path: Path):
+    assert transports_in(UCX + "self cfg#0 rma(self/memory)\n") == ["cma/memory", "tcp/lo"]
+    answer = {"mebibytes": 64, "repeats": 7, "where": "host memory"}
+    answer |= {"transfer_bytes_per_s": 2e9, "copy_bytes_per_s": 8e9}
+    line = f"PROBE {json.dumps(answer)}\n"
+
+    def look(output: str, device: str = "cpu", **environment: str) -> list[tuple[str, str]]:
+        host = FakeHost(tmp_path, {sys.executable: (0, output)}, **environment)
+        return levels(software.transfer(host, bandwidth=True, device=device))
+
+    measured = "KV between two processes: 2.00 GB/s, 0.25 of a plain copy (8.00 GB/s), 64 MiB, median of 7, host memory"
+    assert look(UCX + line) == [("ok", "UCX moves KV within this host over cma/memory, tcp/lo"), ("ok", measured)]
+    assert look(UCX + line, "cuda")[0][0] == "warning"
+    assert look(UCX + NVLINK + line, "cuda")[0][0] == "ok"
+    assert look(UCX + line, UCX_TLS="tcp")[1] == ("warning", "UCX_TLS=tcp restricts the transports")
+    assert look("no such module") == [("error", "NIXL cannot move KV between two processes: no such module")]
+
+
+def test_a_probe_that_hangs_or_raises_fails_nothing():
+    forever = threading.Event()
+
+    def hangs() -> list[Finding]:
+        forever.wait(60)
+        return []
+
+    def raises() -> list[Finding]:
+        raise OSError("no such device")
+
+    begun = time.monotonic()
+    found = run_probes([Probe("a", hangs, 0.1), Probe("b", raises), Probe("c", lambda: [ok("fine")])])
+    forever.set()
+    assert time.monotonic() - begun < 30
+    assert [(each.topic, str(each.level), each.text) for each in found] == [
+        ("a", "warning", "no answer within 0.1 s"),
+        ("b", "warning", "cannot be looked at: OSError: no such device"),
+        ("c", "ok", "fine"),
+    ]
+
+
+def test_a_program_that_hangs_is_killed():
+    begun = time.monotonic()
+    status, output = Host().run(sys.executable, "-c", "import time; time.sleep(60)", timeout_s=0.3)
+    assert (status, output) == (None, f"{sys.executable} did not end within 0.3 s")
+    assert time.monotonic() - begun < 30
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> Callable[[list[str]], int]:
+    def run(words: list[str]) -> int:
+        with pytest.raises(SystemExit) as ended:
+            main(["doctor", "--quick", *words])
+        return ended.value.code or 0
+
+    return run
+
+
+def test_the_command_here(tmp_path: Path, quick, capsys, monkeypatch: pytest.MonkeyPatch):
+    """On this host, whatever it is: a line for each topic, and an exit status that follows from them."""
+    monkeypatch.chdir(tmp_path)
+    status = quick(["--json"])
+    answer = json.loads(capsys.readouterr().out)
+    assert {each["topic"] for each in answer["findings"]} >= {"python", "packages", "gpu", "memory", "shm", "limits"}
+    assert status == (1 if answer["error"] else 0)
+    assert answer["error"] == sum(each["level"] == "error" for each in answer["findings"])
+    assert all(each["remedy"] for each in answer["findings"] if each["level"] != "ok")
+    (tmp_path / "cluster.yaml").write_text("model: 3\n")
+    assert quick([]) == 1
+    out = capsys.readouterr().out
+    assert out.startswith("error   config    ")
+    assert "-> correct the file" in out
+    assert quick(["--config", str(tmp_path / "absent.yaml")]) == 1
+
+
+def test_nothing_is_imported_where_it_would_only_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(software, "_version", lambda name: "")
+    found = report.examine(None, bandwidth=True, quick=False, host=FakeHost(tmp_path))
+    assert {each.topic for each in found}.isdisjoint({"kv", "hooks"})
+
+
+@pytest.mark.slow
+def test_two_nixl_agents_here(tmp_path: Path):
+    """Really: two processes, 64 MiB, over what UCX finds on this host."""
+    found = list(software.transfer(Host(), bandwidth=True, device="cpu"))
+    assert [each.level for each in found if "UCX_TLS" not in each.text] == [Level.OK, Level.OK], found
+    assert "GB/s" in found[-1].text
