@@ -1,0 +1,37 @@
+# The router and the command line, without torch and SGLang.
+#   docker build -f images/router.Dockerfile -t prelude-router:0.1.0 .
+# By digest where builds must repeat: --build-arg PYTHON_IMAGE=python@sha256:…
+ARG PYTHON_IMAGE=python:3.11.14-slim-bookworm
+# hadolint ignore=DL3006
+FROM ${PYTHON_IMAGE}
+
+ARG REVISION=unknown
+LABEL org.opencontainers.image.title="Prelude router" \
+      org.opencontainers.image.description="Serve one large language model with thousands of adapters: router and commands" \
+      org.opencontainers.image.version="0.1.0" \
+      org.opencontainers.image.revision="${REVISION}" \
+      org.opencontainers.image.licenses="Apache-2.0"
+
+SHELL ["/bin/bash", "-o", "pipefail", "-c"]
+# Debian keeps no earlier releases of a package, so a pinned one would not install for long.
+# hadolint ignore=DL3008
+RUN apt-get update \
+ && apt-get install -y --no-install-recommends tini \
+ && rm -rf /var/lib/apt/lists/* \
+ && useradd --uid 10001 --user-group --no-create-home --home-dir /tmp --shell /usr/sbin/nologin prelude
+
+WORKDIR /opt/prelude
+COPY requirements/router.txt requirements/
+RUN pip install --no-cache-dir --no-deps -r requirements/router.txt packaging==26.3
+COPY . .
+RUN pip install --no-cache-dir --no-deps --editable . \
+ && python images/check_environment.py router s3 tracing \
+ && python -m compileall -q . >/dev/null
+
+ENV PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 HOME=/tmp PRELUDE_HEALTH_URL=http://127.0.0.1:8001/health
+USER 10001:10001
+WORKDIR /etc/prelude
+EXPOSE 8000 8001
+HEALTHCHECK --interval=10s --timeout=5s --start-period=60s CMD ["python", "/opt/prelude/images/healthcheck.py"]
+ENTRYPOINT ["tini", "--", "prelude"]
+CMD ["router", "--config", "/etc/prelude/cluster.yaml"]

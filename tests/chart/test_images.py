@@ -1,0 +1,213 @@
+"""The images' files and compose.yaml, as far as that goes without a Docker engine: nothing here builds an image."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Collection
+from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from cli.main import _parser
+from cluster.config.load import load_cluster_config
+from engine.pin import SGLANG_VERSION
+
+ROOT = Path(__file__).parents[2]
+DOCKERFILES = sorted((ROOT / "images").glob("*.Dockerfile"))
+COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "compose.yaml").read_text())
+LABELS = ("title", "description", "version", "revision", "licenses")
+
+
+def lock(name: str) -> dict[str, str]:
+    """Releases of a file of `requirements`, by name."""
+    lines = (ROOT / "requirements" / f"{name}.txt").read_text().splitlines()
+    found = [line.partition("==") for line in lines if line and not line.startswith("#")]
+    return {canonicalize_name(name): release for name, _, release in found}
+
+
+def closure(requirements: list[str]) -> set[str]:
+    """The names of all that these require, as it is installed here."""
+    seen: set[tuple[str, frozenset[str]]] = set()
+    todo = [Requirement(each) for each in requirements]
+    while todo:
+        each = todo.pop()
+        key = (canonicalize_name(each.name), frozenset(each.extras))
+        if key in seen:
+            continue
+        try:
+            needed = distribution(each.name).requires or []
+        except PackageNotFoundError:  # for another platform or Python
+            continue
+        seen.add(key)
+        for text in needed:
+            found = Requirement(text)
+            if not found.marker or any(found.marker.evaluate({"extra": extra}) for extra in ("", *each.extras)):
+                todo.append(found)
+    return {name for name, _ in seen}
+
+
+class TestLocks:
+    def test_router_is_what_pyproject_asks_for(self):
+        """Without an engine; to be made again when pyproject.toml or requirements/cpu.txt change."""
+        project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+        extras = project["optional-dependencies"]
+        needed = closure([*project["dependencies"], *extras["router"], *extras["s3"], *extras["tracing"]])
+        assert lock("router").keys() == needed
+        assert not needed & {"torch", "sglang", "transformers", "nixl", "triton"}
+
+    def test_releases_are_those_of_the_cpu_lock(self):
+        tested = lock("cpu")
+        for name in ("router", "worker"):
+            assert lock(name).items() <= tested.items()
+        assert lock("worker").keys() == (lock("router").keys() - {"numpy"}) | {"fastapi", "annotated-doc"}
+
+    def test_a_router_imports_nothing_else(self):
+        assert self.complaint_of_imports(lock("router").keys()) == ""
+        assert "the image lacks ['aiohttp']" in self.complaint_of_imports(lock("router").keys() - {"aiohttp"})
+
+    @staticmethod
+    def complaint_of_imports(image: Collection[str]) -> str:
+        """Of a process that imports what a router does, and is refused what the image does not have."""
+        code = f"""
+import sys
+from importlib.metadata import packages_distributions
+allowed = {sorted(image)!r}
+here = {{"process", "adapters", "engine", "cluster", "router", "cli", "samples", "bench", "observability"}}
+owners = packages_distributions()
+class Refuse:
+    def find_spec(self, name, path=None, target=None):
+        top = name.partition(".")[0]
+        names = {{each.lower().replace("_", "-").replace(".", "-") for each in owners.get(top, ())}}
+        if names and top not in here and not names & set(allowed):
+            raise ModuleNotFoundError(f"{{name}}: the image lacks {{sorted(names)}}", name=name)
+sys.meta_path.insert(0, Refuse())
+import router.server, router.processes.supervisor, router.identity.oidc, router.identity.issuer, cluster.discovery.dns
+import cli.main, cli.adapters.commands, cli.adapters.migrate, cluster.open_library, process.tracing.start
+import psycopg, s3fs
+cli.main._parser()
+assert "torch" not in sys.modules and "sglang" not in sys.modules
+"""
+        done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+        return done.stderr if done.returncode else ""
+
+
+@pytest.mark.parametrize("path", DOCKERFILES, ids=lambda path: path.stem)
+class TestDockerfiles:
+    def test_hadolint_finds_nothing(self, path: Path):
+        program = Path(sys.executable).with_name("hadolint")
+        if not program.exists():
+            pytest.skip("hadolint is not installed, so the Dockerfiles are NOT LINTED: `make setup-dev` installs it")
+        required = [f"--require-label=org.opencontainers.image.{label}:text" for label in LABELS]
+        done = subprocess.run(
+            [program, "--strict-labels", *required, path], capture_output=True, text=True, check=False
+        )
+        unknown = [line for line in done.stdout.splitlines() if "DL3050" not in line]  # labels beside the required ones
+        assert not unknown, done.stdout
+
+    def test_it_ends_as_a_user_with_a_health_check(self, path: Path):
+        text = path.read_text()
+        last = {match[1]: match[2] for match in re.finditer(r"^([A-Z]+) (.*)$", text, re.MULTILINE)}
+        assert last["USER"] == "10001:10001"  # a number, which Kubernetes' runAsNonRoot needs
+        assert "healthcheck.py" in last["HEALTHCHECK"]
+        assert last["ENTRYPOINT"] == '["tini", "--", "prelude"]'  # engines leave processes, which somebody must reap
+        assert yaml.safe_load((ROOT / "helm/values.yaml").read_text())["podSecurityContext"]["runAsUser"] == 10001
+        command = yaml.safe_load(last["CMD"])
+        if "--help" not in command:
+            _parser().parse_args(command)
+
+    def test_bases_are_pinned(self, path: Path):
+        (base,) = re.findall(r"^ARG (?:PYTHON|SGLANG)_IMAGE=(.*)$", path.read_text(), re.MULTILINE)
+        assert re.fullmatch(r"(python:3\.\d+\.\d+-slim-\w+|lmsysorg/sglang:v" + re.escape(SGLANG_VERSION) + ")", base)
+        assert path.read_text().count("\nFROM ") == 1
+
+    def test_what_is_installed_is_locked(self, path: Path):
+        for line in re.findall(r"pip install ((?:.|\\\n)*?)(?: \\\n &&|\n)", path.read_text()):
+            words = line.replace("\\\n", " ").split()
+            named = [word for word in words if "==" in word]
+            files = [words[number + 1] for number, word in enumerate(words) if word == "-r"]
+            assert named or files or words[-2:] == ["--editable", "."], line
+            assert all((ROOT / each).exists() for each in files)
+            assert "--no-deps" in words or files == ["requirements/torch.txt"]
+            for each in named:
+                name, _, release = each.partition("==")
+                assert lock("cpu")[canonicalize_name(name)] == release
+
+    def test_the_context_has_what_is_copied(self, path: Path):
+        allowed = {
+            line[1:].split("/")[0] for line in (ROOT / ".dockerignore").read_text().splitlines() if line[:1] == "!"
+        }
+        for source in re.findall(r"^COPY (.*) \S+$", path.read_text(), re.MULTILINE):
+            assert all(each == "." or each.split("/")[0] in allowed for each in source.split())
+        found = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]["find"]
+        assert {each.rstrip("*") for each in found["include"]} <= allowed
+
+
+def test_the_environments_check_finds_what_is_wrong(monkeypatch: pytest.MonkeyPatch):
+    spec = importlib.util.spec_from_file_location("check_environment", ROOT / "images" / "check_environment.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    assert module.problems(["router", "s3", "tracing"]) == []
+    wanted = ["numpy>=99", "no-such-package", 'torch>=99; extra == "gpu"', 'pyyaml>=6; extra == "router"']
+    monkeypatch.setattr(module, "requires", lambda _name: wanted)
+    wrong = module.problems(["router"])
+    assert [each.partition(":")[0] for each in wrong] == ["numpy>=99", "no-such-package"]
+
+
+class TestCompose:
+    def test_images_are_pinned(self):
+        for name, service in COMPOSE["services"].items():
+            tag = service["image"].rpartition(":")[2]
+            assert re.search(r"\d", tag), name
+            assert tag != "latest"
+
+    def test_files_that_are_mounted_exist(self):
+        for service in COMPOSE["services"].values():
+            for mount in service.get("volumes", ()):
+                source = mount.partition(":")[0] if not mount.startswith("$") else ""
+                if source.startswith("./helm/files/dashboards"):
+                    continue  # generated, in a commit of their own
+                if source.startswith("./"):
+                    assert (ROOT / source).exists(), source
+                elif source:
+                    assert source in COMPOSE["volumes"]
+        build = COMPOSE["services"]["prelude"]["build"]
+        assert (ROOT / build["dockerfile"]).exists()
+
+    def test_what_is_published_is_on_loopback(self):
+        for service in COMPOSE["services"].values():
+            assert all(port.startswith("127.0.0.1:") for port in service.get("ports", ()))
+
+    def test_no_password_is_in_the_file(self):
+        for service in COMPOSE["services"].values():
+            for name, value in service.get("environment", {}).items():
+                assert not re.search("PASSWORD|SECRET|URL", name) or name == "PRELUDE_HEALTH_URL" or "${" in value, name
+
+    def test_the_cluster_is_one_that_starts(self, monkeypatch: pytest.MonkeyPatch):
+        service = COMPOSE["services"]["prelude"]
+        monkeypatch.setenv("PRELUDE_CATALOG_URL", service["environment"]["PRELUDE_CATALOG_URL"])
+        _parser().parse_args(service["command"])
+        config = load_cluster_config(ROOT / "images/compose/cluster.yaml")
+        assert config.catalog.url == service["environment"]["PRELUDE_CATALOG_URL"]
+        holders = [worker for worker in config.workers.values() if worker.holds_adapters]
+        needed = len(holders) * config.residency.host_bytes + len(config.workers) * 4 * 1024**3
+        assert int(service["shm_size"].removesuffix("gb")) * 1024**3 >= needed
+        bucket = config.store.url.removeprefix("s3://").partition("/")[0] if config.store.url else ""
+        assert f"store/{bucket}" in COMPOSE["services"]["bucket"]["entrypoint"][2]
+        scraped = yaml.safe_load((ROOT / "images/compose/prometheus.yaml").read_text())["scrape_configs"][0]
+        targets = [target for each in scraped["static_configs"] for target in each["targets"]]
+        ports = [config.router.admin_port, *(worker.metrics_port for worker in config.workers.values())]
+        assert targets == [f"127.0.0.1:{port}" for port in ports]
+        published = [port.split(":")[1:] for port in service["ports"]]
+        assert published == [[str(config.router.port)] * 2]
+        assert config.router.host == "0.0.0.0"

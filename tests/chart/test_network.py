@@ -1,0 +1,197 @@
+"""NetworkPolicies allow what processes do, as the code says who calls whom, and nothing else."""
+
+from __future__ import annotations
+
+import inspect
+from ipaddress import ip_address, ip_network
+from pathlib import Path
+from typing import Any
+
+import pytest
+import zmq
+from support.helm_chart import SCENARIOS, Object, needs_helm, of_kind, pods, rendered, scenario_values, selects
+
+from cluster.control.authorization import CALLERS, ENGINE_KEY_READERS
+
+pytestmark = needs_helm
+WORKERS = ("prefill", "decode", "unified")
+PEERS = {"prefill": "decode", "decode": "prefill"}
+ELSEWHERE = {"kubernetes.io/metadata.name": "elsewhere"}
+Labels = dict[str, str] | str  # of a pod of this release, or an address of something else
+
+
+def matches(peers: list[dict[str, Any]] | None, who: Labels, namespace: dict[str, str] | None) -> bool:
+    """Whether one of the peers of a rule is `who`; `namespace`: the labels of another namespace, if it is there."""
+    if not peers:
+        return True
+    for peer in peers:
+        if "ipBlock" in peer:
+            if isinstance(who, str) and ip_address(who) in ip_network(peer["ipBlock"]["cidr"]):
+                return True
+            continue
+        if isinstance(who, str):
+            continue
+        if "namespaceSelector" in peer:
+            if not selects(peer["namespaceSelector"], namespace or {}):
+                continue
+        elif namespace is not None:
+            continue
+        if selects(peer.get("podSelector", {}), who):
+            return True
+    return False
+
+
+def permits(rule: dict[str, Any], side: str, who: Labels, namespace: dict[str, str] | None, port: int) -> bool:
+    ports = rule.get("ports")
+    is_port = not ports or any(
+        each["port"] <= port <= each.get("endPort", each["port"]) and each["protocol"] == "TCP" for each in ports
+    )
+    return is_port and matches(rule.get(side), who, namespace)
+
+
+class Network:
+    """What the policies of one scenario allow. Pods are known by their component."""
+
+    def __init__(self, scenario: str) -> None:
+        objects: list[Object] = rendered(scenario)
+        self.policies = [each["spec"] for each in of_kind(objects, "NetworkPolicy")]
+        self.labels = {labels["app.kubernetes.io/component"]: labels for _, _, labels in pods(objects)}
+        values = scenario_values(scenario)
+        self.roles = [role for role in WORKERS if role in self.labels]
+        self.ports: dict[str, dict[str, int]] = {}
+        for _, spec, labels in pods(objects):
+            for each in spec["containers"]:
+                ports = {port["name"]: port["containerPort"] for port in each.get("ports", ())}
+                self.ports.setdefault(labels["app.kubernetes.io/component"], {}).update(ports)
+        self.values = values
+
+    def _side(
+        self, direction: str, side: str, pod: str, who: Labels, elsewhere: dict[str, str] | None, port: int
+    ) -> bool:
+        applying = [
+            each
+            for each in self.policies
+            if selects(each["podSelector"], self.labels[pod]) and direction.capitalize() in each["policyTypes"]
+        ]
+        assert applying, f"no policy is for {pod}"  # which would allow everything
+        return any(permits(rule, side, who, elsewhere, port) for each in applying for rule in each.get(direction, ()))
+
+    def allows(self, source: str, destination: str, port: int) -> bool:
+        """Between two pods of the release."""
+        return self._side("egress", "to", source, self.labels[destination], None, port) and self._side(
+            "ingress", "from", destination, self.labels[source], None, port
+        )
+
+    def lets_out(self, source: str, address: str, port: int) -> bool:
+        return self._side("egress", "to", source, address, None, port)
+
+    def lets_in(self, destination: str, port: int, namespace: dict[str, str] = ELSEWHERE) -> bool:
+        """A pod of another namespace."""
+        return self._side("ingress", "from", destination, {"app": "any"}, namespace, port)
+
+
+def component_of(role: str) -> str:
+    return "toolbox" if role == "operator" else role
+
+
+def expected_flows(network: Network) -> set[tuple[str, str, str]]:
+    """Source, destination and name of the port, by what the code says."""
+    flows = set()
+    callers = set().union(*CALLERS.values())
+    for role in network.roles:
+        peer = PEERS.get(role)
+        for caller in callers:
+            if caller not in PEERS or caller == peer:
+                flows.add((component_of(caller), role, "control"))
+        for reader in ENGINE_KEY_READERS:
+            if reader not in PEERS or reader == peer:
+                flows.add((reader, role, "engine"))
+        if role == "prefill":
+            flows.add(("decode", role, "bootstrap"))
+    flows.add(("test", "router", "http"))
+    return {flow for flow in flows if {*flow[:2]} <= network.labels.keys()}
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_flows_are_those_of_the_code(scenario: str):
+    network = Network(scenario)
+    allowed = {
+        (source, destination, name)
+        for source in network.labels
+        for destination, ports in network.ports.items()
+        for name, port in ports.items()
+        if network.allows(source, destination, port)
+    }
+    everybody_reaches = {  # unless `networkPolicy.clients` says who the clients are
+        (source, "router", "http")
+        for source in network.labels
+        if network.lets_in("router", network.ports["router"]["http"]) and network.lets_out(source, "10.0.0.1", 8000)
+    }
+    assert allowed - everybody_reaches == expected_flows(network) - everybody_reaches
+
+
+def test_flows_are_found_where_there_are_all_processes():
+    flows = expected_flows(Network("h100-node"))
+    assert {
+        ("toolbox", "decode", "control"),
+        ("prefill", "decode", "engine"),
+        ("decode", "prefill", "bootstrap"),
+    } <= flows
+    assert ("decode", "prefill", "engine") not in flows
+    assert ("decode", "decode", "control") not in flows
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_kv_ports_are_those_that_are_chosen_at_start(scenario: str):
+    """ZeroMQ's by itself, UCX's by the kernel."""
+    network = Network(scenario)
+    if "prefill" not in network.roles:
+        return
+    defaults = inspect.signature(zmq.Socket.bind_to_random_port).parameters
+    first, last = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
+    chosen = (defaults["min_port"].default, defaults["max_port"].default - 1, first, last)
+    for port in chosen:
+        assert network.allows("prefill", "decode", port)
+        assert network.allows("decode", "prefill", port)
+        for other in ("router", "decode"):
+            assert not network.allows(other, "decode", port)
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_what_reaches_the_outside(scenario: str):
+    network = Network(scenario)
+    policy = network.values.get("networkPolicy", {})
+    is_s3 = network.values["store"]["url"].startswith("s3:")
+    database, store = (
+        (
+            each.get("to", [{}])[0].get("ipBlock", {}).get("cidr", "192.0.2.1/32").split("/")[0],
+            each.get("port", default),
+        )
+        for each, default in ((policy.get("catalog", {}), 5432), (policy.get("store", {}), 443))
+    )
+    has_database = "existingSecret" in network.values["catalog"]
+    for component in network.labels:
+        reads_catalog = component in ("router", "toolbox", "migrate") and has_database
+        reads_store = component in ("router", "toolbox", "prefill", "unified") and is_s3
+        assert network.lets_out(component, *database) == reads_catalog, component
+        assert network.lets_out(component, *store) == reads_store, component
+        assert not network.lets_out(component, "192.0.2.1", 80), component
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_what_the_outside_reaches(scenario: str):
+    network = Network(scenario)
+    policy = network.values.get("networkPolicy", {})
+    is_open = not policy.get("clients")
+    scrapes = not policy.get("monitoring")
+    for component, ports in network.ports.items():
+        for name, port in ports.items():
+            expected = {"http": is_open, "admin": scrapes, "metrics": scrapes}.get(name, False)
+            assert network.lets_in(component, port) == expected, (component, name)
+    if policy:
+        ports = network.ports
+        gateways, observers = ({"kubernetes.io/metadata.name": each} for each in ("gateways", "observability"))
+        assert network.lets_in("router", ports["router"]["http"], gateways)
+        assert not network.lets_in("router", ports["router"]["admin"], gateways)
+        assert network.lets_in("decode", ports["decode"]["metrics"], observers)
+        assert not network.lets_in("decode", ports["decode"]["control"], observers)

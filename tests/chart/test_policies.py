@@ -1,0 +1,172 @@
+"""A scan of every pod that the chart makes. What it lets pass is listed, with the reasons."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from support.helm_chart import SCENARIOS, containers, needs_helm, of_kind, pods, rendered, selects
+
+pytestmark = needs_helm
+# Rule, and where it may be broken: scenario, pod (its end) and container.
+EXCEPTIONS: dict[tuple[str, str, str], str] = {
+    ("host path", "h100-node", ""): "the model is on the node's disk, in this example of one node; mounted read-only",
+    ("host network", "rdma-2p6d", "decode-spill"): "an example of the option, for RDMA devices without a CNI plugin",
+    ("added capabilities", "rdma-2p6d", "prefill-main"): "IPC_LOCK: RDMA pins memory",
+    ("added capabilities", "rdma-2p6d", "decode-main"): "IPC_LOCK: RDMA pins memory",
+    ("added capabilities", "rdma-2p6d", "decode-spill"): "IPC_LOCK: RDMA pins memory",
+    ("mutable image tag", "cpu-demo", ""): "a tag of a release; an installation that must repeat gives digests",
+    ("mutable image tag", "h100-node", ""): "as above",
+    ("mutable image tag", "unified-secret", ""): "as above",
+    ("no limit of CPU", "", ""): "a throttled scheduler loop stalls every stream; requests share the processors out",
+}
+
+
+def violations(spec: dict[str, Any]) -> Iterator[str]:
+    """The rules that a pod breaks, those of Kubernetes' `restricted` profile among them."""
+    security = spec.get("securityContext", {})
+    if not security.get("runAsNonRoot") or security.get("runAsUser", 0) == 0:
+        yield "may be root"
+    if security.get("seccompProfile", {}).get("type") != "RuntimeDefault":
+        yield "no seccomp profile"
+    for key, rule in (("hostNetwork", "host network"), ("hostPID", "host processes"), ("hostIPC", "host IPC")):
+        if spec.get(key):
+            yield rule
+    if spec.get("automountServiceAccountToken") is not False:
+        yield "token of the API server"
+    if any("hostPath" in each for each in spec.get("volumes", ())):
+        yield "host path"
+    for each in containers(spec):
+        own, limits = each.get("securityContext", {}), each.get("resources", {}).get("limits", {})
+        if own.get("privileged") is not False or own.get("allowPrivilegeEscalation") is not False:
+            yield "privilege"
+        if not own.get("readOnlyRootFilesystem"):
+            yield "writable root"
+        if own.get("capabilities", {}).get("drop") != ["ALL"]:
+            yield "capabilities"
+        if own.get("capabilities", {}).get("add"):
+            assert own["capabilities"]["add"] == ["IPC_LOCK"]
+            yield "added capabilities"
+        if "memory" not in limits:
+            yield "no limit of memory"
+        if "cpu" not in limits:
+            yield "no limit of CPU"
+        if "@sha256:" not in each["image"]:
+            yield "mutable image tag"
+        if each["image"].endswith(":latest") or ":" not in each["image"]:
+            yield "latest image"
+    for each in spec.get("volumes", ()):
+        if "emptyDir" in each and "sizeLimit" not in each["emptyDir"]:
+            yield "unlimited scratch"
+        if each.get("secret", {}).get("defaultMode", 0o440) != 0o440:
+            yield "readable secret"
+
+
+def excuse(rule: str, scenario: str, pod: str) -> tuple[str, str, str] | None:
+    for key in EXCEPTIONS:
+        if key[0] == rule and key[1] in ("", scenario) and pod.endswith(key[2]):
+            return key
+    return None
+
+
+def test_every_violation_is_an_exception_and_every_exception_is_needed():
+    used, wrong = set(), []
+    for scenario in SCENARIOS:
+        for name, spec, _ in pods(rendered(scenario)):
+            for rule in violations(spec):
+                found = excuse(rule, scenario, name)
+                used.add(found)
+                if found is None:
+                    wrong.append((scenario, name, rule))
+    assert not wrong
+    assert used == set(EXCEPTIONS)
+
+
+def test_the_scan_finds_what_is_wrong():
+    bad = {
+        "hostNetwork": True,
+        "securityContext": {"runAsUser": 0},
+        "volumes": [{"name": "a", "emptyDir": {}}, {"name": "b", "hostPath": {"path": "/"}}],
+        "containers": [{"image": "prelude", "securityContext": {"privileged": True}}],
+    }
+    assert set(violations(bad)) == {
+        "may be root", "no seccomp profile", "host network", "token of the API server", "host path", "privilege",
+        "writable root", "capabilities", "no limit of memory", "no limit of CPU", "mutable image tag", "latest image",
+        "unlimited scratch",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS)
+class TestObjects:
+    def test_nothing_may_use_the_api_server(self, scenario: str):
+        """Discovery by DNS needs no rights, so there are no roles, and no pod has a token."""
+        kinds = {each["kind"] for each in rendered(scenario)}
+        assert not kinds & {"Role", "ClusterRole", "RoleBinding", "ClusterRoleBinding"}
+        for account in of_kind(rendered(scenario), "ServiceAccount"):
+            assert account["automountServiceAccountToken"] is False
+
+    def test_accounts_exist(self, scenario: str):
+        accounts = {each["metadata"]["name"] for each in of_kind(rendered(scenario), "ServiceAccount")}
+        used = {spec["serviceAccountName"] for _, spec, _ in pods(rendered(scenario)) if "serviceAccountName" in spec}
+        assert used == accounts
+
+    def test_config_maps_exist(self, scenario: str):
+        objects = rendered(scenario)
+        maps = {each["metadata"]["name"] for each in of_kind(objects, "ConfigMap")}
+        for name, spec, _ in pods(objects):
+            for volume in spec.get("volumes", ()):
+                if "configMap" in volume:
+                    assert volume["configMap"]["name"] in maps, name
+            mounted = {each["name"] for part in containers(spec) for each in part["volumeMounts"]}
+            volumes = {each["name"] for each in spec["volumes"]}
+            if name.endswith("prefill-main") and name.startswith("StatefulSet") and scenario == "rdma-2p6d":
+                volumes.add("cache")  # a claim of each pod
+            assert mounted == volumes, name
+
+    def test_selectors_match_one_workload_each(self, scenario: str):
+        objects = rendered(scenario)
+        labels = {name: found for name, _, found in pods(objects)}
+        for each in of_kind(objects, "Deployment", "StatefulSet", "PodDisruptionBudget"):
+            matched = [name for name, found in labels.items() if selects(each["spec"]["selector"], found)]
+            assert len(matched) == 1, each["metadata"]["name"]
+        for each in of_kind(objects, "Service"):
+            assert any(selects(each["spec"]["selector"], found) for found in labels.values())
+
+    def test_scalers_scale_what_has_no_replicas(self, scenario: str):
+        objects = rendered(scenario)
+        scaled = {
+            (each["spec"]["scaleTargetRef"]["kind"], each["spec"]["scaleTargetRef"]["name"])
+            for each in of_kind(objects, "HorizontalPodAutoscaler", "ScaledObject")
+        }
+        for each in of_kind(objects, "Deployment", "StatefulSet"):
+            is_scaled = (each["kind"], each["metadata"]["name"]) in scaled
+            assert is_scaled == ("replicas" not in each["spec"]), each["metadata"]["name"]
+
+
+def test_scalers_ask_for_metrics_that_routers_have():
+    from router.metrics import Metrics
+
+    metrics = Metrics()
+    page = metrics.page().decode()
+    asked = set()
+    for each in of_kind(rendered("rdma-2p6d"), "HorizontalPodAutoscaler"):
+        asked |= {m["external"]["metric"]["name"] for m in each["spec"]["metrics"] if m["type"] == "External"}
+    for each in of_kind(rendered("rdma-2p6d"), "ScaledObject"):
+        asked |= {
+            trigger["metadata"]["query"].partition("(")[2].partition("{")[0] for trigger in each["spec"]["triggers"]
+        }
+    assert asked == {"prelude_router_prefill_queue_seconds", "prelude_router_decode_kv_used_ratio"}
+    for name in asked:
+        assert f"# TYPE {name} gauge" in page
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_monitors_scrape_ports_that_exist(scenario: str):
+    objects = rendered(scenario)
+    for monitor in of_kind(objects, "PodMonitor"):
+        found = [spec for _, spec, labels in pods(objects) if selects(monitor["spec"]["selector"], labels)]
+        assert found
+        for spec in found:
+            names = {port["name"] for each in spec["containers"] for port in each.get("ports", ())}
+            assert {each["port"] for each in monitor["spec"]["podMetricsEndpoints"]} <= names
