@@ -50,6 +50,8 @@ class AdapterHolder(WorkerAgent):
             self.engine,
             self.hub,
             ResidencyMetrics(self.metrics.registry, self.name, self.role, self.config.adapter_limits.slots),
+            # The answer to an unload comes from the first rank; others may still read the file for a moment.
+            reuses_folders=self.spec.tensor_parallel == 1,
         )
         try:
             residency.check_room()

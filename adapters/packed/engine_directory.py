@@ -20,6 +20,14 @@ from adapters.packed.writer import write_packed
 PACKED_NAME = "packed.safetensors"
 
 
+def kept_directory(directory: Path) -> Path:
+    """The name that an adapter's directory gets before it is unloaded, if its file shall hold another one next.
+
+    The engine then keeps the file mapped. An agent that deletes it instead takes it from the engine, too.
+    """
+    return directory.with_name(f"{directory.name}.kept")
+
+
 def write_for_engine(adapter: Adapter, base: BaseModel, dtype: EngineDtype, directory: Path) -> None:
     """Write an adapter for an engine to `directory`, complete or not at all; replace what was there.
 

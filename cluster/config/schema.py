@@ -212,6 +212,10 @@ class IntegrityConfig(_Section):
     accept_unverified: bool | None = None
 
 
+def _parallel_loads() -> int:
+    return min(max(8, len(os.sched_getaffinity(0))), 32)
+
+
 class ResidencyConfig(_Section):
     """How many adapters a worker caches in host memory and on disk, and how it loads them."""
 
@@ -220,7 +224,8 @@ class ResidencyConfig(_Section):
     # Size of the cache in host memory: /dev/shm, in which all workers of a host must fit. Not given: 8 GiB, or less
     # where there is less.
     host_bytes: Annotated[int, Field(ge=1)] = 8 * 1024**3
-    parallel_loads: Annotated[int, Field(ge=1)] = 8  # concurrent loads
+    # Concurrent loads. Not given: as many as this machine has processor cores, at least 8 and at most 32.
+    parallel_loads: Annotated[int, Field(ge=1)] = Field(default_factory=_parallel_loads)
     queued_loads: Annotated[int, Field(ge=1)] = 256  # loads waiting for them; more are refused with a retry-after
     lease_s: Seconds = 0.1  # no eviction for this long after a request ensured a revision, until the engine counts it
 

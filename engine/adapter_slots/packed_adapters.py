@@ -19,8 +19,9 @@ import torch
 from adapters.errors import AdapterIncompatible, AdapterUnsupported
 from adapters.model.base_model import BaseModel
 from adapters.model.serving import EXPERTS_NOT_SERVED
-from adapters.packed import PACKED_NAME, PackedMetadata, read_packed
+from adapters.packed import PACKED_NAME, PackedMetadata, kept_directory, read_packed
 from adapters.packed.fused_layout import PARTS_OF
+from engine.adapter_slots.kept_files import KeptFiles
 from engine.adapter_slots.reft import ReftFactors
 from engine.adapter_slots.slot_images import Region, SlotFiller, SlotImage
 
@@ -36,7 +37,9 @@ class PackedAdapter:
     config: Any  # SGLang's LoRAConfig
     image: SlotImage
     reft: ReftFactors | None
+    directory: Path
     mapped: torch.Tensor  # the whole file
+    filled: torch.cuda.Event | None  # the latest copy to a slot; None on a CPU, which copies at once
     scaling: float = 1.0  # it is folded into the weights
 
 
@@ -69,9 +72,11 @@ class PackedLoader:
         self.filler = SlotFiller(self._buffers, base.num_layers * max_rank * widths)
         # Page-locking takes milliseconds per adapter, so a thread does it. Until then copies to the GPU are slow.
         device = self._buffers[0].device
+        self._on_gpu = device.type == "cuda"
         self._page_locker = (
-            ThreadPoolExecutor(1, "page-lock", torch.cuda.set_device, (device,)) if device.type == "cuda" else None
+            ThreadPoolExecutor(1, "page-lock", torch.cuda.set_device, (device,)) if self._on_gpu else None
         )
+        self._kept = KeptFiles(self._release)
 
     def load(self, directory: Path, config: Any) -> PackedAdapter:
         """Map a directory's packed file. Raises AdapterError if this engine cannot serve it."""
@@ -84,8 +89,11 @@ class PackedLoader:
         if dtype != self.filler.dtype:
             raise AdapterIncompatible(f"{path} is packed for {dtype}, and the engine runs in {self.filler.dtype}")
         num_bytes = path.stat().st_size
-        mapped = torch.from_file(str(path), shared=True, size=num_bytes, dtype=torch.uint8)
-        data = mapped[num_bytes - packed.num_bytes :].view(dtype)
+        mapped = self._kept.take(path, num_bytes)
+        is_locked = mapped is not None
+        if mapped is None:
+            mapped = torch.from_file(str(path), shared=True, size=num_bytes, dtype=torch.uint8)
+        data = mapped[num_bytes - packed.num_bytes : num_bytes].view(dtype)
         places, begin = {}, 0
         for name, array in sorted(packed.tensors.items()):  # in the order of the file
             places[name] = range(begin, begin + array.size)
@@ -96,16 +104,36 @@ class PackedLoader:
         if layout not in self._regions:
             self._regions[layout] = tuple(self._regions_of(packed.metadata, tensors, places))
         num_lora = sum(len(place) for name, place in places.items() if name.startswith("lora."))
-        if self._page_locker is not None:
+        if self._page_locker is not None and not is_locked:
             self._page_locker.submit(_page_lock, mapped)
         return PackedAdapter(
-            config, SlotImage(data[:num_lora], self._regions[layout]), _reft_of(packed.metadata, tensors), mapped
+            config,
+            SlotImage(data[:num_lora], self._regions[layout]),
+            _reft_of(packed.metadata, tensors),
+            directory,
+            mapped,
+            torch.cuda.Event() if self._on_gpu else None,
         )
 
+    def note_filled(self, adapter: PackedAdapter) -> None:
+        """Call it after the adapter's copies to a slot were given to the device's current stream."""
+        if adapter.filled is not None:
+            adapter.filled.record()
+
     def unload(self, adapter: PackedAdapter) -> None:
-        """Release what `load` acquired."""
+        """Release what `load` acquired, or keep it if the agent keeps the file to write another adapter into it."""
+        if adapter.filled is not None:
+            adapter.filled.synchronize()  # the device may still read the file; it was filled some batches ago
+        kept = kept_directory(adapter.directory)
+        if kept.is_dir():
+            self._kept.keep(kept / PACKED_NAME, adapter.mapped)
+        else:
+            self._release(adapter.mapped)
+        self._kept.release_deleted()
+
+    def _release(self, mapped: torch.Tensor) -> None:
         if self._page_locker is not None:
-            self._page_locker.submit(_page_unlock, adapter.mapped)
+            self._page_locker.submit(_page_unlock, mapped)
 
     def _regions_of(
         self, metadata: PackedMetadata, tensors: Mapping[str, torch.Tensor], places: Mapping[str, range]

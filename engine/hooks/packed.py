@@ -47,6 +47,8 @@ def fill_slot(original, pool, uid, buffer_id, lora_adapter, *args, **kwargs) -> 
         else:
             pool.prelude_packed.filler.fill(buffer_id, lora_adapter.image)
         fill_reft_slot(pool, buffer_id, lora_adapter)
+        if lora_adapter is not None:
+            pool.prelude_packed.note_filled(lora_adapter)
 
 
 def clear_slot(original, pool, slot: int) -> None:

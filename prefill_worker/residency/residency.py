@@ -70,7 +70,10 @@ class Residency:
         hub: WorkerStateHub,
         metrics: ResidencyMetrics,
         shared_memory: Path = SHARED_MEMORY,
+        *,
+        reuses_folders: bool = True,
     ) -> None:
+        """`reuses_folders`: see `HostMemory`."""
         self._settings = settings
         self._hub = hub
         self._metrics = metrics
@@ -85,6 +88,7 @@ class Residency:
             on_evicted=lambda _: metrics.count_eviction("host"),
             on_unloaded=hub.remove_resident,
             on_removed=hub.remove_in_memory_only,
+            reuses_folders=reuses_folders,
         )
         self._pins = self._host.pins
         self._disk = DiskCache(

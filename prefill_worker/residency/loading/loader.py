@@ -150,8 +150,7 @@ class AdapterLoader:
 
         def fill(stop: Stop) -> tuple[Envelope, float, float]:
             at = time.monotonic()
-            entry.directory.mkdir()
-            envelope = write_content(content, entry.packed, content_bytes, stop, as_object=False)
+            envelope = write_content(content, entry.open_packed(), content_bytes, stop, as_object=False)
             self._acceptance.trust.check_object(envelope)
             copied_at = time.monotonic()
             self._acceptance.prepare(revision_id, entry.packed)

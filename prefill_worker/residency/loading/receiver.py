@@ -82,8 +82,7 @@ class Receiver:
 
     async def _fill(self, entry: HostEntry, announced: Envelope, content: AsyncIterator[bytes]) -> None:
         digest, num_bytes = hashlib.sha256(), 0
-        await self._threads.run(lambda _: entry.directory.mkdir())
-        with entry.packed.open("xb", buffering=0) as file:
+        with await self._threads.run_to_end(entry.open_packed) as file:
 
             def take(chunk: bytes) -> None:
                 digest.update(chunk)
@@ -94,6 +93,7 @@ class Receiver:
                 if num_bytes > announced.content_bytes:
                     break
                 await self._threads.run_to_end(partial(take, chunk))
+            file.truncate()
         if num_bytes != announced.content_bytes or digest.hexdigest() != announced.content_sha256:
             more = "more than " if num_bytes > announced.content_bytes else ""
             raise AdapterNotReceived(

@@ -16,6 +16,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from io import FileIO
 from pathlib import Path
 
 from adapters.errors import AdapterTooLarge
@@ -291,7 +292,7 @@ class DiskCache:
         path = self._path(revision_id)
         temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
         try:
-            write_content(content, temporary, content_bytes, stop, as_object=True)
+            write_content(content, FileIO(temporary, "xb"), content_bytes, stop, as_object=True)
             temporary.replace(path)
         finally:
             temporary.unlink(missing_ok=True)

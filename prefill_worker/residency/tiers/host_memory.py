@@ -18,6 +18,7 @@ from pathlib import Path
 
 from adapters.errors import AdapterTooLarge
 from adapters.identity import folder_of
+from adapters.packed import kept_directory
 from engine.client import IN_USE
 from engine.errors import EngineError
 from prefill_worker.residency.errors import AdapterInUse, HostMemoryFull
@@ -25,6 +26,7 @@ from prefill_worker.residency.threads import WorkThreads, wait_until_done
 from prefill_worker.residency.tiers.evict_ahead import EvictAhead
 from prefill_worker.residency.tiers.host_entry import HostEntry, HostState
 from prefill_worker.residency.tiers.pins import Pins
+from prefill_worker.residency.tiers.spare_folders import SpareFolders
 
 log = logging.getLogger(__name__)
 
@@ -47,8 +49,13 @@ class HostMemory:
         on_evicted: Callable[[str], None],
         on_unloaded: Callable[[str], None],
         on_removed: Callable[[str], None],
+        *,
+        reuses_folders: bool = False,
     ) -> None:
-        """`on_removed` is called for every entry that is removed, `on_evicted` only for evictions."""
+        """`on_removed` is called for every entry that is removed, `on_evicted` only for evictions.
+
+        `reuses_folders`: write adapters over evicted ones. Only if nobody reads an adapter once `unload` has returned.
+        """
         self.budget_bytes = budget_bytes
         self.used_bytes = 0
         self.pins = Pins(budget_bytes, on_unpinned=self._notify)
@@ -63,6 +70,8 @@ class HostMemory:
         self._eviction_lock = asyncio.Lock()
         self._wanted_bytes = 0  # of reservations in progress
         self._evicting_bytes = 0
+        self._reuses_folders = reuses_folders
+        self._spares = SpareFolders()
         self._ahead = EvictAhead()
         self._ahead_bytes = 0  # goal of the next round of eviction ahead
         self._ahead_task: asyncio.Task[None] | None = None
@@ -132,6 +141,7 @@ class HostMemory:
             on_blocked(self._full(revision_id, num_bytes))
         is_short = self._ahead.reserve(revision_id, num_bytes, -self._short_bytes())
         self._wanted_bytes += num_bytes
+        self._spares.want(num_bytes)
         if is_short:
             self._evict_ahead(num_bytes)
         try:
@@ -145,19 +155,22 @@ class HostMemory:
                     await self._wait_for_change(within_s=min(pause_s, self._next_lease_end_s()))
                     pause_s = min(2 * pause_s, _RETRY_S[1])
                 on_blocked(None)
+                if not self._spares.has(num_bytes):
+                    await self._drop_spares(self.budget_bytes - self.used_bytes - num_bytes)
                 directory = self._root / f"{folder_of(revision_id)}.{next(self._folder_numbers)}"
-                entry = HostEntry(revision_id, directory, num_bytes)
+                entry = HostEntry(revision_id, directory, num_bytes, spare=self._spares.take(num_bytes))
                 self._entries[revision_id] = entry
                 self.used_bytes += num_bytes
         finally:
             self._wanted_bytes -= num_bytes
+            self._spares.want_no_more(num_bytes)
             self._ahead.limit(-self._short_bytes())
         return entry
 
     async def discard(self, entry: HostEntry) -> None:
         """Remove an entry whose load failed or that the engine refused."""
         try:
-            await self._threads.run_to_end(lambda: _remove(entry.directory))
+            await self._threads.run_to_end(lambda: _remove(entry.directory, entry.spare))
         finally:
             self._forget(entry)
 
@@ -170,6 +183,9 @@ class HostMemory:
 
     async def shrink(self) -> None:
         """Evict one adapter, if any can be: the machine has less memory than the budget."""
+        if self._spares.num_bytes:
+            await self._drop_spares(0)
+            return
         async with self._eviction_lock:
             await self._evict_some(1)
 
@@ -190,6 +206,7 @@ class HostMemory:
 
     async def evict(self, revision_id: str) -> bool:
         """Evict an adapter; False if it is not in memory. Raises AdapterInUse and EngineError."""
+        await self._drop_spares(0)  # what is evicted by name leaves nothing behind
         while (entry := await self.settled(revision_id)) is not None and entry.num_holds:
             await self._wait_for_change()  # it is being copied to the disk
         if entry is None:
@@ -279,7 +296,7 @@ class HostMemory:
     async def _evict_now(self, entry: HostEntry, before: HostState, is_ahead: bool) -> bool:
         # No await after the entry's removal or restoration: the counts change together with it.
         try:
-            is_evicted = await self._unload_and_remove(entry, before)
+            is_evicted = await self._unload_and_remove(entry, before, is_ahead)
         finally:
             self._evicting_bytes -= entry.num_bytes
         if is_evicted and is_ahead:
@@ -287,9 +304,11 @@ class HostMemory:
         self._ahead.limit(-self._short_bytes())
         return is_evicted
 
-    async def _unload_and_remove(self, entry: HostEntry, before: HostState) -> bool:
+    async def _unload_and_remove(self, entry: HostEntry, before: HostState, is_ahead: bool) -> bool:
         # Hidden first: on a request the engine reloads an adapter that it once held, from the folder that it remembers.
-        hidden = entry.directory.with_name(f"{entry.directory.name}.evicting")
+        is_kept = self._reuses_folders and (is_ahead or self._spares.is_wanted(entry.num_bytes))
+        name = f"{entry.directory.name}.evicting"
+        hidden = kept_directory(entry.directory) if is_kept else entry.directory.with_name(name)
         try:
             with suppress(FileNotFoundError):  # removed by somebody else: the engine cannot reload it either
                 entry.directory.rename(hidden)
@@ -312,9 +331,18 @@ class HostMemory:
         if before is HostState.RESIDENT:
             self._on_unloaded(entry.revision_id)
         entry.directory = hidden
-        await self.discard(entry)
+        if is_kept:
+            self._spares.add(hidden, entry.num_bytes)
+            self._forget(entry)
+        else:
+            await self.discard(entry)
         self._on_evicted(entry.revision_id)
         return True
+
+    async def _drop_spares(self, max_bytes: int) -> None:
+        """Delete spare folders until those that are left take at most `max_bytes`."""
+        if dropped := self._spares.drop(max_bytes):
+            await self._threads.run_to_end(lambda: _remove(*dropped))
 
     def _forget(self, entry: HostEntry) -> None:
         if self._entries.get(entry.revision_id) is entry:
@@ -365,5 +393,7 @@ def _log_failure(task: asyncio.Task[None]) -> None:
         log.error("eviction ahead failed", exc_info=error)
 
 
-def _remove(directory: Path) -> None:
-    shutil.rmtree(directory, ignore_errors=True)
+def _remove(*directories: Path | None) -> None:
+    for each in directories:
+        if each is not None:
+            shutil.rmtree(each, ignore_errors=True)

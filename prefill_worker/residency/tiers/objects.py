@@ -44,15 +44,15 @@ def _read(path: Path) -> Iterator[bytes]:
 
 
 def write_content(
-    parts: Iterable[Part | Envelope], target: Path, num_bytes: int, stop: Stop, *, as_object: bool
+    parts: Iterable[Part | Envelope], file: FileIO, num_bytes: int, stop: Stop, *, as_object: bool
 ) -> Envelope:
-    """Write what `content_of` yields to a new file, as packed file or as object.
+    """Write what `content_of` yields to a file, as packed file or as object, and close it. What it had before is lost.
 
     Raises StoreCorrupt if there is more of it than `num_bytes`, OSError, Stopped, and what `parts` raises; the caller
     then deletes the file.
     """
     written, envelope = 0, None
-    with target.open("xb", buffering=0) as file:
+    with file:
         if as_object:
             file.seek(ENVELOPE_BYTES)
         for part in parts:
@@ -62,15 +62,16 @@ def write_content(
                 continue
             written += len(part)
             if written > num_bytes:
-                raise StoreCorrupt(
-                    f"{target.name} has more than the {num_bytes} bytes that the store announced; try again"
-                )
+                name = Path(str(file.name)).name
+                raise StoreCorrupt(f"{name} has more than the {num_bytes} bytes that the store announced; try again")
             write_all(file, part)
         assert envelope is not None  # `content_of` ends with it, or raises
         if as_object:
             write_all(file, envelope.signature)
             file.seek(0)
             file.write(envelope.encode())
+        else:
+            file.truncate()
     return envelope
 
 

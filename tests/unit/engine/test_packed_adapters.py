@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gc
+import shutil
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +17,7 @@ from support.running_engine import DEVICE
 from adapters.errors import AdapterIncompatible, AdapterMalformed, AdapterMissing, AdapterUnsupported
 from adapters.formats import Limits, read_adapter
 from adapters.model.base_model import MODULES, BaseModel, Experts
-from adapters.packed import PACKED_NAME, write_for_engine
+from adapters.packed import PACKED_NAME, kept_directory, write_for_engine
 from adapters.packed.fused_layout import PARTS_OF
 from adapters.verification.serving_form import ServingForm
 from cluster.local.demo import make_model
@@ -235,6 +238,63 @@ def test_pages_are_locked_in_order_and_loads_do_not_wait_for_it(base, tmp_path, 
         "page-locking of an adapter failed: CUDA error 2; its copies to slots will be slow"
     ]
     assert buffers["qkv_proj", "a", 0][1].any()
+
+
+def test_a_kept_file_is_mapped_and_locked_once(base, tmp_path, monkeypatch):
+    """The agent writes the next adapter into the file of one that it has evicted."""
+    cudart = CudartStandIn(0)
+    cudart.may_go_on.set()
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: cudart)
+    for number, name in enumerate("ab"):
+        adapter = read_adapter(
+            write_random_lora(tmp_path / f"source-{name}", base, number, modules=MODULES, rank=MAX_RANK), base, Limits()
+        )
+        write_for_engine(adapter, base, "bfloat16", tmp_path / name)
+    forms = {name: ServingForm.read(tmp_path / name) for name in "ab"}
+    buffers = buffers_of(base)
+    loader = PackedLoader(buffers, base, MAX_RANK, None)
+    with ThreadPoolExecutor(1) as page_locker:
+        loader._page_locker = page_locker
+        first = loader.load(tmp_path / "a", config=None)
+        (tmp_path / "a").rename(kept_directory(tmp_path / "a"))
+        loader.unload(first)
+        kept_directory(tmp_path / "a").rename(tmp_path / "c")
+        with (tmp_path / "c" / PACKED_NAME).open("r+b") as file:
+            file.write((tmp_path / "b" / PACKED_NAME).read_bytes())
+            file.truncate()
+        second = loader.load(tmp_path / "c", config=None)
+        assert second.mapped.data_ptr() == first.mapped.data_ptr()
+        loader.filler.fill(1, second.image)
+        (tmp_path / "c").rename(kept_directory(tmp_path / "c"))
+        loader.unload(second)
+        shutil.rmtree(kept_directory(tmp_path / "c"))  # the agent needs the memory for something else
+        deadline = time.monotonic() + 10
+        while len(loader._kept) and time.monotonic() < deadline:
+            time.sleep(0.01)
+    address = first.mapped.data_ptr()
+    assert cudart.calls == [("lock", address), ("unlock", address)]
+    for (module, factor, layer), buffer in buffers.items():
+        wanted = expected(forms["b"], base, module, layer)
+        assert wanted is not None
+        matrix = wanted["ab".index(factor)].to(DTYPE)
+        assert torch.equal(buffer[1][: matrix.shape[0], : matrix.shape[1]], matrix), (module, factor, layer)
+
+
+def test_deleted_files_are_unmapped(base, tmp_path):
+    adapter = read_adapter(WRITERS["lora"](tmp_path / "source", base), base, Limits())
+    write_for_engine(adapter, base, "bfloat16", tmp_path / "a")
+    loader = PackedLoader(buffers_of(base), base, MAX_RANK, None)
+    loaded = loader.load(tmp_path / "a", config=None)
+    (tmp_path / "a").rename(kept_directory(tmp_path / "a"))
+    loader.unload(loaded)
+    del loaded
+    gc.collect()
+    assert str(tmp_path) in Path("/proc/self/maps").read_text()
+    shutil.rmtree(kept_directory(tmp_path / "a"))
+    deadline = time.monotonic() + 10
+    while str(tmp_path) in Path("/proc/self/maps").read_text():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 @pytest.mark.skipif(DEVICE != "cuda", reason="it is about a GPU's driver")

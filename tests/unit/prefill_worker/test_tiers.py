@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import tracemalloc
+from io import FileIO
 from pathlib import Path
 
 import pytest
@@ -71,7 +72,7 @@ def test_copies_do_not_hold_the_file_in_memory(tmp_path: Path):
     tracemalloc.start()
     try:
         content = checked_content(tmp_path / "object", REVISION_ID)
-        assert write_content(content, tmp_path / "copy", num_bytes, Stop(), as_object=True) == envelope
+        assert write_content(content, FileIO(tmp_path / "copy", "xb"), num_bytes, Stop(), as_object=True) == envelope
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -84,6 +85,7 @@ def test_never_more_is_written_than_there_is_room_reserved_for(tmp_path: Path):
     content = bytes(1000)
     envelope = Envelope(REVISION_ID, hashlib.sha256(content).hexdigest(), len(content))
     chunks = [envelope.encode(), *(content[begin : begin + 100] for begin in range(0, 1000, 100))]
+    target = FileIO(tmp_path / "copy", "xb")
     with pytest.raises(StoreCorrupt, match="more than the 450 bytes"):
-        write_content(content_of(chunks, "key", REVISION_ID), tmp_path / "copy", 450, Stop(), as_object=False)
+        write_content(content_of(chunks, "key", REVISION_ID), target, 450, Stop(), as_object=False)
     assert (tmp_path / "copy").stat().st_size <= 450

@@ -1,0 +1,118 @@
+"""Folders of evicted adapters that hold the next ones: fewer pages to clear, never more memory than the budget."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from support.held_adapters import StoredAdapters, bytes_at_one_moment, eventually, running_worker
+
+from prefill_worker.residency import Tier
+from prefill_worker.residency.tiers.host_memory import room_bytes
+from prefill_worker.residency.tiers.spare_folders import SpareFolders
+from samples.random_adapters import write_random_lora
+
+
+def inodes(worker) -> set[int]:
+    return {path.stat().st_ino for path in worker.shared.rglob("*.safetensors")}
+
+
+def test_an_adapter_is_written_over_the_one_that_made_room(stored: StoredAdapters, tmp_path: Path):
+    async def scenario() -> None:
+        ids = stored.ids[:6]
+        async with running_worker(stored, tmp_path, host=2) as worker:
+            for each in ids[:2]:
+                await worker.residency.ensure(each, Tier.HOST, 5)
+            await worker.on_disk(*ids[:2])
+            files = inodes(worker)
+            for each in ids[2:]:
+                await worker.residency.ensure(each, Tier.HOST, 5)
+                await worker.on_disk(each)
+                worker.engine.held[each].check_digest()
+                path = next(path for path in worker.shared.rglob("*.safetensors") if each[7:] in path.parent.name)
+                assert path.read_bytes() == stored.packed[each].read_bytes()
+            assert inodes(worker) <= files
+
+    asyncio.run(scenario())
+
+
+def test_many_at_once_stay_within_the_budget(stored: StoredAdapters, tmp_path: Path):
+    async def scenario() -> None:
+        async with running_worker(stored, tmp_path, host=4, parallel_loads=4) as worker:
+            most = 0
+            for _ in range(4):
+                loads = [asyncio.create_task(worker.residency.ensure(each, Tier.HOST, 30)) for each in stored.ids]
+                while not all(load.done() for load in loads):
+                    most = max(most, bytes_at_one_moment(worker.shared))
+                    await asyncio.sleep(0.001)
+                await asyncio.gather(*loads)
+            assert 0 < most <= 4 * stored.room
+            for revision in worker.engine.held.values():
+                revision.check_digest()
+
+    asyncio.run(scenario())
+
+
+def test_adapters_of_another_size_take_the_room(stored: StoredAdapters, tmp_path: Path):
+    """Spare folders of a size that nobody asks for any more are deleted."""
+
+    async def scenario() -> None:
+        large = stored.add(write_random_lora(tmp_path / "large", stored.base, 99, rank=16))
+        num_bytes = room_bytes((tmp_path / "extra" / large.replace(":", "-")).stat().st_size)
+        assert stored.room < num_bytes <= 2 * stored.room
+        async with running_worker(stored, tmp_path, host=8) as worker:
+            for _ in range(3):
+                for each in stored.ids:  # more than fit, so that some are evicted ahead
+                    await worker.residency.ensure(each, Tier.HOST, 5)
+            host = worker.residency._host
+            await eventually(lambda: host._spares.num_bytes > 0)
+            for each in stored.ids[-4:]:  # leaves no more free than one adapter's room
+                await worker.residency.pin(each, 5)
+            await worker.residency.ensure(large, Tier.HOST, 5)
+            worker.engine.held[large].check_digest()
+            assert host.used_bytes + host._spares.num_bytes <= host.budget_bytes
+            assert worker.host_bytes() <= host.budget_bytes
+
+    asyncio.run(scenario())
+
+
+def test_no_folder_is_left_by_a_load_that_ends_before_it_writes(stored: StoredAdapters, tmp_path: Path):
+    async def scenario() -> None:
+        async with running_worker(stored, tmp_path, host=1) as worker:
+            first, second = stored.ids[:2]
+            await worker.residency.ensure(first, Tier.HOST, 5)
+            await worker.on_disk(first)
+            host = worker.residency._host
+            entry = await host.reserve(second, stored.packed[second].stat().st_size, lambda _: None)
+            assert entry.spare is not None
+            assert entry.spare.is_dir()
+            await host.discard(entry)
+            assert worker.folders() == []
+            assert host.used_bytes == host._spares.num_bytes == 0
+
+    asyncio.run(scenario())
+
+
+def test_only_sizes_in_demand_are_worth_keeping():
+    spares = SpareFolders()
+    spares.want(8)
+    spares.want(8)
+    spares.want_no_more(8)
+    assert spares.is_wanted(8)
+    assert not spares.is_wanted(4)
+    spares.want_no_more(8)
+    assert not spares.is_wanted(8)
+
+
+def test_the_oldest_are_dropped_first():
+    spares = SpareFolders()
+    for name, num_bytes in (("a", 4), ("b", 8), ("c", 4)):
+        spares.add(Path(name), num_bytes)
+    assert spares.has(8)
+    assert not spares.has(5)
+    assert spares.drop(12) == [Path("a")]
+    assert spares.take(5) is None
+    assert spares.take(4) == Path("c")
+    assert spares.num_bytes == 8
+    assert spares.drop(0) == [Path("b")]
+    assert spares.num_bytes == 0
