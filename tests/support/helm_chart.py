@@ -41,7 +41,7 @@ class _Helm:
             text=True,
         )
 
-    def call(self, name: str, **arguments: Any) -> Any:
+    def call(self, name: str, /, **arguments: Any) -> Any:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write(json.dumps({"name": name, "arguments": arguments}) + "\n")
@@ -77,6 +77,11 @@ def lint(values: dict[str, Any], kube_version: str) -> dict[str, Any]:
 def texts(values: dict[str, Any], **options: Any) -> dict[str, str]:
     """What each template renders to. Raises Refused."""
     return _helm().call("render", values=values, release=RELEASE, namespace=NAMESPACE, **options)
+
+
+def release(action: str, api: str, **options: Any) -> Any:
+    """Install, upgrade, roll back, test or uninstall the release on a cluster. Raises Refused."""
+    return _helm().call("release", action=action, api=api, namespace=NAMESPACE, name=RELEASE, **options)
 
 
 def render(values: dict[str, Any], **options: Any) -> list[Object]:
