@@ -19,6 +19,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from adapters.audit_file import AuditFile
+from adapters.catalog.quota_leases import GaugeAsk, Leases, RateAsk
 from adapters.catalog.records import AuditEvent
 from adapters.errors import AdapterError
 from cluster.config.schema import DiscoveryConfig, RouterConfig
@@ -59,6 +60,7 @@ from router.protocol.body_room import BodyRoom
 from router.protocol.field_values import DEFAULT_CONTEXT_LENGTH, Limits
 from router.protocol.validation import Endpoint
 from router.quotas.quotas import Quotas
+from router.quotas.sharing import Sharing
 from router.revisions.adapter_service import AdapterService
 from router.revisions.memory_only import MemoryOnlyRevisions
 
@@ -66,6 +68,7 @@ if TYPE_CHECKING:
     from router.identity.oidc import OidcTokens
 
 _ADMIN_PATH = re.compile(r"/metrics$|/debug/")
+_LEASE_S = 2.0  # for the catalog to answer
 _ABORT_S = 2.0  # for requests that the server cancelled to abort their engine calls
 
 
@@ -85,6 +88,7 @@ def build_app(
     discovery: DiscoveryConfig = DiscoveryConfig(),
     admin: socket.socket | None = None,  # bound, for the admin listener; None: there is none
     audit_file: Path | None = None,  # None: the audit log is in the catalog
+    shares_quotas: bool = False,  # with other routers of this catalog
     siblings: Siblings | None = None,  # the router's other processes
     transport: Transport = PLAIN,  # to agents and engines
     random: Random | None = None,  # for placement between equal workers
@@ -112,6 +116,7 @@ def build_app(
     room = BodyRoom(config.limits.in_flight_bytes)
     metrics.read_body_bytes(lambda: room.num_bytes)
     pages = Pages(backends, adapters, requests, siblings)
+    sharing = _sharing(quotas, adapters, metrics) if shares_quotas else None
     audit = AuditLog(_audit_sink(adapters, audit_file), metrics.audit_lost.inc)
     tokens = _tokens(config)
 
@@ -128,6 +133,7 @@ def build_app(
             tokens.following() if tokens else nullcontext(),
             admin_pages,
             audit.running(),
+            nullcontext() if sharing is None else sharing.running(),
         ):
             reconciling = asyncio.create_task(memory_only.run(), name="memory-only revisions")
             try:
@@ -213,6 +219,16 @@ def _quotas(
     if quotas.turns is not None:
         loads.on_change = quotas.turns.look
     return quotas
+
+
+def _sharing(quotas: Quotas, adapters: AdapterService, metrics: Metrics) -> Sharing:
+    async def lease(member: str, rates: Sequence[RateAsk], gauges: Sequence[GaugeAsk]) -> Leases:
+        return await adapters.with_catalog(lambda catalog: catalog.quotas.lease(member, rates, gauges), _LEASE_S)
+
+    async def leave(member: str) -> None:
+        await adapters.with_catalog(lambda catalog: catalog.quotas.leave(member), _LEASE_S)
+
+    return Sharing(quotas, lease, leave, metrics)
 
 
 def _tokens(config: RouterConfig) -> OidcTokens | None:

@@ -60,6 +60,16 @@ class Metrics:
             ("tenant", "kind"),
             registry=self.registry,
         )
+        self.quota_lease_failures = Counter(
+            "prelude_router_quota_lease_failures_total",
+            "Attempts to share quotas with other routers at which the catalog's database did not answer.",
+            registry=self.registry,
+        )
+        self.quota_routers = Gauge(
+            "prelude_router_quota_routers",
+            "Routers, and processes of routers, that share quotas, this one included; 0: it does not share.",
+            registry=self.registry,
+        )
         self.queued = Gauge(
             "prelude_router_queued_requests", "Requests that wait for their tenant's turn.", registry=self.registry
         )

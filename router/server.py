@@ -81,6 +81,7 @@ def run(config: ClusterConfig, siblings: Siblings | None = None) -> NoReturn:
         sources=configured_sources(config.discovery, only_ready=True),
         discovery=config.discovery,
         audit_file=config.audit.file,
+        shares_quotas=_shares_quotas(config),
         siblings=siblings,
         transport=transport,
         tracing=tracing,
@@ -152,6 +153,15 @@ def _max_running_requests(config: ClusterConfig) -> int:
     """The fewest of all engines."""
     engines = [config.engine_of(worker) for worker in config.workers]
     return min((engine.max_running_requests for engine in engines), default=config.engine.max_running_requests)
+
+
+def _shares_quotas(config: ClusterConfig) -> bool:
+    router = config.router
+    if router.quotas is None:
+        return False
+    if router.quotas.shared is not None:
+        return router.quotas.shared
+    return router.processes > 1 or (config.catalog.url or "").startswith("postgres")
 
 
 def worker_addresses(config: ClusterConfig) -> Mapping[str, tuple[str, str]]:

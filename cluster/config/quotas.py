@@ -75,6 +75,9 @@ class FairQueueConfig(_Section):
 class QuotasConfig(_Section):
     """What tenants may use. Tenants, keys and adapters that are not named have the limits of `default`."""
 
+    # Whether several routers have these limits together, through the catalog's database. None: if the catalog is in
+    # PostgreSQL, or the router has several processes.
+    shared: bool | None = None
     fair_queue: FairQueueConfig | None = FairQueueConfig()  # None: requests go to workers as they come
     default: TenantQuota = TenantQuota()
     tenants: dict[TenantName, TenantQuota] = Field(default_factory=dict)

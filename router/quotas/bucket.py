@@ -19,7 +19,7 @@ class Bucket:
     no rate of its own, and `elsewhere` is what the pool had left when it was last looked at.
     """
 
-    __slots__ = ("advance", "at", "capacity", "elsewhere", "level", "local_rate", "rate", "wanted")
+    __slots__ = ("advance", "at", "capacity", "elsewhere", "level", "local_rate", "part", "rate", "wanted")
 
     def __init__(self, rate: float, capacity: float, now: float) -> None:
         self.rate = rate
@@ -27,6 +27,7 @@ class Bucket:
         self.local_rate = rate  # 0 while the level grows by leases
         self.level = capacity
         self.elsewhere = 0.0
+        self.part = 1.0  # of `elsewhere` that this router may use before its next lease
         self.at = now
         self.wanted = 0.0  # all that was asked for, also in vain, since the last lease
         self.advance = 0.0  # part of the level that the pool does not know of yet
@@ -39,7 +40,7 @@ class Bucket:
 
     def wait_s(self, amount: float) -> float:
         """Seconds until `amount` can be taken; 0: now. Call `refill` before."""
-        if self.level >= amount:
+        if self.level + self.elsewhere * self.part >= amount:
             return 0.0
         missing = min(amount, self.capacity) - self.level - self.elsewhere
         if missing <= _ROUNDING and self.level >= 0:

@@ -14,6 +14,7 @@ from router.errors import QuotaExceeded
 from router.identity.principal import Principal
 from router.metrics import Metrics
 from router.quotas.budget import BYTES, TYPICAL_ANSWER_TOKENS, Budget, Shortage, Use
+from router.quotas.leases import share_out
 from router.quotas.rate_headers import duration, rate_headers
 from router.quotas.turns import PRIORITY_HEADER, HasRoom, Turn, Turns, priority_of
 
@@ -45,6 +46,7 @@ class Quotas:
         self.budgets: dict[str, Budget | None] = {}  # by subject; None: it has no limits
         self._grammars: dict[str, OrderedDict[int, None]] = {}  # that a tenant has used, by tenant
         self._sweep_at = _MAX_BUDGETS
+        self.num_sharing: int | None = None  # routers that share every limit; None: this one alone has them
 
     def admission(self, principal: Principal) -> Admission:
         """A request's admission, to be entered before its body is read. Entering raises QuotaExceeded."""
@@ -135,6 +137,8 @@ class Quotas:
             self._forget_idle()
         found = limits()
         budget = self.budgets[subject] = Budget(subject, label, found, self._clock()) if found.are_set else None
+        if budget is not None and self.num_sharing is not None:
+            share_out(budget, self.num_sharing)
         return budget
 
     def _forget_idle(self) -> None:

@@ -663,6 +663,7 @@ async def running_cluster(
     tracing: Tracing | None = None,
     sources: Sequence[WorkerSource] = (),
     discovery: DiscoveryConfig = DiscoveryConfig(),
+    shares_quotas: bool = False,
     **config: Any,
 ) -> AsyncIterator[ClusterStandIn]:
     """A ready router on a free port, with workers. Its catalog and store are in `folder`, or a temporary one."""
@@ -698,6 +699,7 @@ async def running_cluster(
             adapters=adapters,
             metrics=metrics,
             max_adapter_bytes=LIMITS.max_bytes,
+            shares_quotas=shares_quotas,
             workers={worker.name: (worker.role, worker.address) for worker in workers},
             admin=admin,
             sources=sources,

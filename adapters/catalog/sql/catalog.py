@@ -16,6 +16,7 @@ from adapters.catalog.sql.collector import StillHeld
 from adapters.catalog.sql.database import Database
 from adapters.catalog.sql.grants import SqlGrants
 from adapters.catalog.sql.keys import SqlKeys
+from adapters.catalog.sql.quota_pool import SqlQuotaPool
 from adapters.catalog.sql.schema import migrate
 from adapters.catalog.sql.tables import AnyRow, AnySelect, adapters, changes, revisions
 from adapters.catalog.sql.tenants import SqlTenants
@@ -42,6 +43,7 @@ class SqlCatalog:
         self.grants = SqlGrants(self._database)
         self.audit = SqlAudit(self._database)
         self.tenants = SqlTenants(self._database)
+        self.quotas = SqlQuotaPool(self._database)
 
     @classmethod
     def open(cls, url: str, *, max_connections: int = 20) -> SqlCatalog:

@@ -4,15 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import re
+import time
+from collections import Counter
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.keyed_cluster import KeyedCluster, keyed_cluster
-from support.router_stand_ins import after, eventually, running_cluster
+from support.router_stand_ins import ClusterStandIn, after, eventually, running_cluster
 
 from cluster.config.load import load_cluster_config
 from cluster.errors import ConfigError
+
+
+async def page_of(cluster: ClusterStandIn) -> str:
+    async with cluster.http.get(f"{cluster.admin_url}/metrics") as response:
+        return await response.text()
 
 
 async def answer(cluster: KeyedCluster, key: str, path: str = "/v1/completions", **fields: Any) -> Any:
@@ -158,5 +166,32 @@ def test_tenants_take_turns_at_a_saturated_worker(tmp_path: Path) -> None:
             prompts = [each["prompt"] for each in worker.engine.requests]
             assert prompts.index("beta") <= 4
             assert await num_waiting() == 0
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.slow
+def test_two_routers_have_one_limit(tmp_path: Path) -> None:
+    """A stand-in counts 7 tokens of each prompt."""
+
+    async def scenario() -> None:
+        url = f"sqlite:///{tmp_path / 'catalog.db'}"
+        options: dict[str, Any] = {"catalog_url": url, "directories": {}, "shares_quotas": True}
+        options["quotas"] = {"default": {"prompt_tokens_per_min": 210}}
+        async with (
+            running_cluster(0, 0, 1, folder=tmp_path / "one", **options) as one,
+            running_cluster(0, 0, 1, folder=tmp_path / "two", **options) as two,
+        ):
+            for router in (one, two):
+                await eventually(partial(page_of, router), lambda page: "prelude_router_quota_routers 2.0" in page)
+            began_at = time.monotonic()
+            counts: Counter[int] = Counter()
+            while counts[429] < 10:
+                for router in (one, two):
+                    status, _, _ = await router.post(prompt="Hi")
+                    counts[status] += 1
+            most = (210 + 3.5 * (time.monotonic() - began_at)) / 7
+            # Not twice as many. Before its first lease each may use half of the bucket, and a little more.
+            assert 0.6 * 210 / 7 <= counts[200] <= 1.25 * most
 
     asyncio.run(scenario())

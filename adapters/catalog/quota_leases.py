@@ -1,0 +1,77 @@
+"""How routers divide what is left of a limit: the arithmetic of leases, without a database or a clock."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class RateAsk:
+    """One router's wish for a limit of a rate."""
+
+    subject: str
+    rate: float  # per second
+    capacity: float
+    left: float  # of what it has leased; negative: it has used more
+    wanted: float  # that it would have
+    advance: float = 0.0  # of `left`, what it has not leased yet
+
+
+@dataclass(frozen=True, slots=True)
+class GaugeAsk:
+    """One router's wish for a limit of what is in use at a time."""
+
+    subject: str
+    limit: float
+    used: float
+    wanted: float
+
+
+@dataclass(frozen=True, slots=True)
+class Leases:
+    """The answers, in the order of the asks."""
+
+    num_members: int  # routers that share
+    rates: Sequence[tuple[float, float]]  # granted now (negative: given back), and left for all
+    gauges: Sequence[float]  # that may be in use at this router
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """What nobody has leased of a rate's bucket, at a time."""
+
+    level: float
+    at: float  # seconds
+
+
+def lease_rate(pool: Pool | None, ask: RateAsk, now: float, num_members: int) -> tuple[Pool, float]:
+    """The pool afterwards, and what is granted. None: a full pool.
+
+    One ask gets its part of the level only, so that a router which asks first does not get all. Nothing is lost or
+    made: the pool and all leases together never hold more than the capacity and what the rate has added.
+    """
+    level = ask.capacity
+    if pool is not None:
+        level = min(ask.capacity, pool.level + max(0.0, now - pool.at) * ask.rate)
+    level -= ask.advance
+    missing = ask.wanted - ask.left
+    granted = missing if missing < 0 else min(missing, max(0.0, level) / num_members)
+    return Pool(min(ask.capacity, level - granted), now), granted
+
+
+def lease_gauge(ask: GaugeAsk, others_wanted: Sequence[float], others_held: float) -> float:
+    """How much this router may have in use: its fair part by what all want, of what the others do not hold."""
+    return min(_fair_part(ask.wanted, others_wanted, ask.limit), max(0.0, ask.limit - others_held))
+
+
+def _fair_part(wanted: float, others: Sequence[float], limit: float) -> float:
+    """Max-min fairness; what nobody wants is divided, too, so that it can be used at once."""
+    left, num_left = limit, len(others) + 1
+    for each in sorted([wanted, *others]):
+        part = left / num_left
+        if each > part:
+            return min(wanted, part)
+        left -= each
+        num_left -= 1
+    return wanted + left / (len(others) + 1)

@@ -1,0 +1,89 @@
+"""A router's side of shared limits: what it asks for, and what it does with the answers. Knows no database."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from adapters.catalog.quota_leases import GaugeAsk, Leases, RateAsk
+from router.quotas.bucket import Bucket, Gauge
+from router.quotas.budget import Budget
+
+_STOCK = 32  # parts of its share of a bucket, of which an idle router keeps one
+_AHEAD = 1.5  # of what was wanted since the last lease
+_FORGET_S = 60.0  # after which an unused budget is given back
+
+
+def share_out(budget: Budget, num_sharing: int) -> None:
+    """Begin with a small part of each limit, which the others do not know of yet."""
+    for bucket in budget.buckets.values():
+        bucket.local_rate = 0.0
+        bucket.level = bucket.advance = bucket.capacity / (_STOCK * num_sharing)
+        bucket.elsewhere, bucket.part = bucket.capacity - bucket.level, 1 / num_sharing
+    for gauge in budget.gauges.values():
+        gauge.allowed = max(1.0, gauge.limit / num_sharing)
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What was asked, to whom the answers belong."""
+
+    rates: Sequence[tuple[Bucket, RateAsk]]
+    gauges: Sequence[tuple[Gauge, GaugeAsk]]
+    unused: Sequence[str]  # subjects that are given back, and may be forgotten then
+
+    def __bool__(self) -> bool:
+        return bool(self.rates or self.gauges)
+
+
+def ask(budgets: Mapping[str, Budget | None], num_sharing: int, now: float, *, gives_back: bool = False) -> Asked:
+    """The asks of all budgets that have changed. With `gives_back` this router keeps nothing."""
+    rates, gauges, unused = [], [], []
+    for subject, budget in budgets.items():
+        if budget is None:
+            continue
+        is_unused = gives_back or (
+            now - budget.used_at > _FORGET_S and not any(gauge.used for gauge in budget.gauges.values())
+        )
+        for name, bucket in budget.buckets.items():
+            floor = bucket.capacity / (_STOCK * num_sharing)
+            wanted = 0.0 if is_unused else min(bucket.capacity, max(floor, _AHEAD * bucket.wanted))
+            if bucket.wanted or bucket.level != wanted or bucket.advance:
+                key = f"{subject}/{name}"
+                asked = RateAsk(key, bucket.rate, bucket.capacity, bucket.level, wanted, bucket.advance)
+                rates.append((bucket, asked))
+        for name, gauge in budget.gauges.items():
+            if gauge.peak or gauge.used or is_unused or gauge.allowed < gauge.limit:
+                key = f"{subject}/{name}"
+                gauges.append((gauge, GaugeAsk(key, gauge.limit, gauge.used, max(gauge.peak, gauge.used))))
+            gauge.peak = gauge.used
+        if is_unused:
+            unused.append(subject)
+    for bucket, _ in rates:
+        bucket.wanted = bucket.advance = 0.0
+    return Asked(rates, gauges, unused)
+
+
+def answered(asked: Asked, leases: Leases) -> None:
+    """Take over the answers. What was used meanwhile stays used."""
+    for (bucket, _), (granted, level) in zip(asked.rates, leases.rates, strict=True):
+        bucket.local_rate = 0.0
+        bucket.level += granted
+        bucket.elsewhere, bucket.part = max(0.0, level), 1 / leases.num_members
+    for (gauge, _), allowed in zip(asked.gauges, leases.gauges, strict=True):
+        gauge.allowed = allowed
+
+
+def not_answered(asked: Asked) -> None:
+    """Nobody knows of the asks: make them again."""
+    for bucket, each in asked.rates:
+        bucket.advance += each.advance
+        bucket.wanted = max(bucket.wanted, each.wanted / _AHEAD)
+
+
+def alone(budgets: Iterable[Budget | None], num_sharing: int) -> None:
+    """The database does not answer: each router has its equal part of every rate meanwhile."""
+    for budget in budgets:
+        for bucket in () if budget is None else budget.buckets.values():
+            bucket.local_rate = bucket.rate / num_sharing
+            bucket.elsewhere = 0.0

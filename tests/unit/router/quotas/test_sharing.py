@@ -1,0 +1,236 @@
+"""Two routers admit together what one would, whoever gets the requests, and without the database for a while, too."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from adapters.catalog.quota_leases import GaugeAsk, Leases, Pool, RateAsk, lease_gauge, lease_rate
+from adapters.errors import CatalogUnavailable
+from adapters.scopes import Scope
+from cluster.config.quotas import QuotasConfig
+from router.errors import QuotaExceeded
+from router.identity.principal import Principal
+from router.metrics import Metrics
+from router.quotas.budget import Use
+from router.quotas.quotas import Admission, Quotas
+from router.quotas.sharing import Sharing
+
+ACME = Principal("acme", "acme", frozenset({Scope.INFER}))
+STEP_S = 0.1
+
+
+@dataclass
+class Database:
+    """The catalog's part, in memory."""
+
+    now: float = 1000.0
+    is_up: bool = True
+    pools: dict[str, Pool] = field(default_factory=dict)
+    holdings: dict[tuple[str, str], tuple[float, float]] = field(default_factory=dict)
+    members: set[str] = field(default_factory=set)
+
+    async def lease(self, member: str, rates: Sequence[RateAsk], gauges: Sequence[GaugeAsk]) -> Leases:
+        if not self.is_up:
+            raise CatalogUnavailable("down")
+        self.members.add(member)
+        granted, allowed = [], []
+        for each in rates:
+            pool, amount = lease_rate(self.pools.get(each.subject), each, self.now, len(self.members))
+            self.pools[each.subject] = pool
+            granted.append((amount, pool.level))
+        for gauge in gauges:
+            others = [
+                held for (subject, who), held in self.holdings.items() if subject == gauge.subject and who != member
+            ]
+            allowed.append(lease_gauge(gauge, [wanted for wanted, _ in others], sum(held for _, held in others)))
+            self.holdings[gauge.subject, member] = gauge.wanted, max(allowed[-1], gauge.used)
+        return Leases(len(self.members), granted, allowed)
+
+    async def leave(self, member: str) -> None:
+        self.members.discard(member)
+        for key in [key for key in self.holdings if key[1] == member]:
+            del self.holdings[key]
+
+
+class Router:
+    def __init__(self, database: Database, config: QuotasConfig) -> None:
+        self.metrics = Metrics()
+        self.quotas = Quotas(config, self.metrics, clock=lambda: database.now)
+        self.sharing = Sharing(self.quotas, database.lease, database.leave, self.metrics, clock=lambda: database.now)
+        self.num_admitted = 0
+
+    def offer(self, num_requests: int, use: Use) -> None:
+        """Requests that end at once."""
+        for _ in range(num_requests):
+            try:
+                with self.quotas.admission(ACME) as admission:
+                    admission.take(use, None, None)
+                    admission.settle(use.prompt_tokens, use.output_tokens)
+                    self.num_admitted += 1
+            except QuotaExceeded:
+                pass
+
+
+def routers(database: Database, **limits: float) -> tuple[Router, Router]:
+    config = QuotasConfig.model_validate({"default": limits})
+    return Router(database, config), Router(database, config)
+
+
+async def run(database: Database, pair: Sequence[Router], offered: Sequence[int], use: Use, seconds: float) -> None:
+    """Each router gets so many requests in every step. They renew their leases every second step, not together."""
+    for step in range(round(seconds / STEP_S)):
+        database.now += STEP_S
+        for number, (router, count) in enumerate(zip(pair, offered, strict=True)):
+            router.offer(count, use)
+            if step % 2 == number:
+                await router.sharing.renew()
+
+
+@pytest.mark.parametrize("offered", [(8, 8), (14, 2), (16, 0)])
+@pytest.mark.parametrize(
+    ("limits", "use", "rate", "capacity"),
+    [
+        ({"requests_per_s": 50}, Use(), 50, 50),
+        ({"prompt_tokens_per_min": 60_000}, Use(prompt_tokens=100), 10, 600),
+        ({"output_tokens_per_min": 6_000}, Use(output_tokens=100), 1, 60),
+    ],
+)
+def test_limits_are_exact_within_five_percent_over_two_routers(
+    offered: tuple[int, int], limits: dict[str, float], use: Use, rate: float, capacity: float
+):
+    async def scenario() -> int:
+        database = Database()
+        pair = routers(database, **limits)
+        for router in pair:
+            router.offer(1, use)  # both know of the tenant
+        await run(database, pair, offered, use, 30)
+        return sum(router.num_admitted for router in pair)
+
+    # What one router would admit: a full bucket, and what its rate adds in half a minute.
+    assert asyncio.run(scenario()) == pytest.approx(capacity + 30 * rate, rel=0.05)
+
+
+def test_a_router_alone_gets_everything():
+    async def scenario() -> int:
+        database = Database()
+        one = Router(database, QuotasConfig.model_validate({"default": {"requests_per_s": 50}}))
+        await run(database, [one], [20], Use(), 20)
+        return one.num_admitted
+
+    assert asyncio.run(scenario()) == pytest.approx(21 * 50, rel=0.02)
+
+
+@pytest.mark.parametrize("wanted", [(50, 50), (90, 10), (100, 0), (200, 200), (5, 200)])
+def test_what_is_in_use_at_a_time_is_shared_by_who_needs_it(wanted: tuple[int, int]):
+    async def scenario() -> int:
+        database = Database()
+        pair = routers(database, sequences=100)
+        open_requests: list[list[Admission]] = [[], []]
+        for step in range(60):
+            database.now += STEP_S
+            for number, router in enumerate(pair):
+                held = open_requests[number]
+                if held:  # some end
+                    held.pop(0).__exit__(None, None, None)
+                while len(held) < wanted[number]:
+                    admission = router.quotas.admission(ACME).__enter__()
+                    try:
+                        admission.take(Use(sequences=1), None, None)
+                    except QuotaExceeded:
+                        break
+                    held.append(admission)
+                if step % 4 == number:
+                    await router.sharing.renew()
+        return sum(map(len, open_requests))
+
+    assert asyncio.run(scenario()) == pytest.approx(min(100, sum(wanted)), rel=0.05)
+
+
+def test_without_the_database_each_router_has_its_part():
+    async def scenario() -> None:
+        database = Database()
+        pair = routers(database, requests_per_s=50)
+        await run(database, pair, (10, 10), Use(), 10)
+        database.is_up = False
+        await run(database, pair, (10, 10), Use(), 3)
+        before = [router.num_admitted for router in pair]
+        await run(database, pair, (10, 10), Use(), 20)
+        for router, count in zip(pair, before, strict=True):
+            assert router.num_admitted - count == pytest.approx(20 * 25, rel=0.05)
+            assert "prelude_router_quota_lease_failures_total 1" in router.metrics.page().decode()
+        database.is_up = True
+        await run(database, pair, (20, 0), Use(), 3)
+        before = [router.num_admitted for router in pair]
+        await run(database, pair, (20, 0), Use(), 20)
+        assert pair[0].num_admitted - before[0] == pytest.approx(20 * 50, rel=0.05)
+
+    asyncio.run(scenario())
+
+
+def test_a_router_that_stops_gives_back_what_it_has():
+    async def scenario() -> None:
+        database = Database()
+        pair = routers(database, prompt_tokens_per_min=60_000, sequences=10)
+        await run(database, pair, (1, 1), Use(prompt_tokens=10, sequences=1), 2)
+        await pair[1].sharing.renew(gives_back=True)
+        assert len(database.members) == 1
+        assert {who for _, who in database.holdings} == database.members
+        database.now += 60
+        await pair[0].sharing.renew()
+        (pool,) = [pool for subject, pool in database.pools.items() if subject.endswith("prompt_tokens")]
+        level = pair[0].quotas.budgets["tenant:acme"].buckets["prompt_tokens"].level
+        assert pool.level + level == pytest.approx(60_000, rel=0.05)
+
+    asyncio.run(scenario())
+
+
+def test_unused_budgets_are_given_back_and_forgotten():
+    async def scenario() -> None:
+        database = Database()
+        (one, _) = routers(database, requests_per_s=10)
+        one.offer(1, Use())
+        await one.sharing.renew()
+        assert one.quotas.budgets
+        database.now += 61
+        await one.sharing.renew()
+        assert not one.quotas.budgets
+        (pool,) = database.pools.values()
+        assert pool.level == pytest.approx(10)
+
+    asyncio.run(scenario())
+
+
+asks = st.tuples(st.integers(0, 2), st.floats(0, 3), st.floats(0, 50), st.floats(0, 1))
+
+
+@given(st.lists(asks, max_size=60), st.floats(0.1, 20), st.floats(1, 100))
+@settings(max_examples=200, deadline=None)
+def test_leases_neither_make_nor_lose_anything(steps, rate, capacity):
+    """Three routers, which use part of what they have."""
+    pool, now, held, used = None, 0.0, [0.0, 0.0, 0.0], 0.0
+    for number, gap, wanted, part in steps:
+        now += gap
+        pool, granted = lease_rate(pool, RateAsk("s", rate, capacity, held[number], min(wanted, capacity)), now, 3)
+        held[number] += granted
+        spent = max(0.0, held[number]) * part
+        held[number] -= spent
+        used += spent
+        assert pool.level + sum(held) + used <= capacity + rate * now + 1e-6
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.floats(0, 200)), max_size=40))
+@settings(max_examples=100, deadline=None)
+def test_holdings_never_exceed_the_limit(steps):
+    held, wants = [0.0] * 4, [0.0] * 4
+    for number, wanted in steps:
+        others = [each for each in range(4) if each != number]
+        wants[number] = wanted
+        asked = GaugeAsk("s", 100, 0, wanted)
+        held[number] = lease_gauge(asked, [wants[each] for each in others], sum(held[each] for each in others))
+        assert sum(held) <= 100 + 1e-6
