@@ -2,19 +2,30 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# Where pip finds torch. Empty: the default index, whose build for Linux carries several GB of CUDA libraries.
+# Where pip finds torch for CPUs. Empty: the default index, whose build for Linux carries several GB of CUDA libraries.
 # `make TORCH_INDEX=URL serve` takes another one, such as PyTorch's own index of CPU builds.
 TORCH_INDEX ?=
-DEMO := .prelude/demo
+# What `make serve` runs on: the GPUs of this machine if it has some. `make DEVICE=cpu serve` leaves them alone. Tests
+# and benchmarks run on the CPU environment, .venv; the one for GPUs is .venv-gpu.
+ifeq ($(origin DEVICE),undefined)
+DEVICE := $(if $(shell timeout 20 nvidia-smi -L 2>/dev/null | grep '^GPU '),cuda,cpu)
+endif
+GPU_VENV := .venv-gpu
+ON_GPU := $(filter cuda,$(DEVICE))
+DEMO := .prelude/demo$(if $(ON_GPU),-gpu)
+GPU_PYTHON ?= $(shell command -v python3.12 2>/dev/null || echo $(PYTHON))
 # $(call pip_install,ARGUMENTS): silent when it succeeds, with all warnings and errors when it fails.
 pip_install = $(BIN)/pip install --quiet --disable-pip-version-check $(1) 2>$(VENV)/pip.log \
 	|| { cat $(VENV)/pip.log >&2; exit 1; }
+pip_install_gpu = $(GPU_VENV)/bin/pip install --quiet --disable-pip-version-check $(1) 2>$(GPU_VENV)/pip.log \
+	|| { cat $(GPU_VENV)/pip.log >&2; exit 1; }
+SERVE_BIN := $(if $(ON_GPU),$(GPU_VENV),$(VENV))/bin
 # Tests run in as many processes; clusters of engines run one at a time in any case.
 TEST_PROCESSES ?= 2
 SPREAD = -n $(TEST_PROCESSES) --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev serve test test-fast test-chart test-long lint format bench proto clean
+.PHONY: help setup setup-dev setup-gpu serve test test-fast test-chart test-long lint format bench proto clean
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -41,9 +52,21 @@ $(VENV)/.installed-dev: $(VENV)/.installed requirements/dev.txt
 	@$(call pip_install,--no-deps -r requirements/dev.txt)
 	@touch $@
 
-serve: setup ## start a demo cluster: make a small model and adapters, print the URL
-	@$(BIN)/prelude demo $(DEMO) >/dev/null
-	@exec $(BIN)/prelude up --config $(DEMO)/cluster.yaml
+setup-gpu: $(GPU_VENV)/.installed ## install Prelude and an engine for NVIDIA GPUs into .venv-gpu
+
+$(GPU_VENV)/.installed: requirements/gpu.txt pyproject.toml
+	@$(GPU_PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(v != (3, 12) and "The GPU build is locked for Python 3.12; set GPU_PYTHON= (found %d.%d)" % v)'
+	@echo "Installing into $(GPU_VENV): several GB, once. (DEVICE=cpu needs less.)"
+	@test -x $(GPU_VENV)/bin/python || $(GPU_PYTHON) -m venv $(GPU_VENV)
+	@echo "  1/2 torch, CUDA, SGLang, NIXL and what they need"
+	@$(call pip_install_gpu,--no-deps -r requirements/gpu.txt)
+	@echo "  2/2 Prelude"
+	@$(call pip_install_gpu,--no-deps --editable .)
+	@touch $@
+
+serve: $(if $(ON_GPU),setup-gpu,setup) ## start a demo cluster, on the GPUs of this machine if it has some: print the URL
+	@$(SERVE_BIN)/prelude demo $(DEMO) --device $(DEVICE) >/dev/null
+	@exec $(SERVE_BIN)/prelude up --config $(DEMO)/cluster.yaml
 
 test: setup-dev ## run every test
 	@$(BIN)/python -m pytest $(SPREAD) -m "not long" --durations 20
@@ -72,5 +95,5 @@ bench: setup ## list the benchmarks
 proto: setup-dev ## generate the control protocol's Python from cluster/control/control.proto
 	@$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. --grpc_python_out=. cluster/control/control.proto
 
-clean: ## remove the environment and the demo
-	rm -rf $(VENV) .prelude
+clean: ## remove the environments and the demo
+	rm -rf $(VENV) $(GPU_VENV) .prelude

@@ -105,6 +105,7 @@ def _parser() -> argparse.ArgumentParser:
 
     demo = add("demo", _demo, "Create a small random model, adapters and a cluster.yaml to try Prelude with.")
     demo.add_argument("folder", type=Path)
+    demo.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="what its engines run on; default: cpu")
     return parser
 
 
@@ -251,7 +252,7 @@ def _agent_class(role: str) -> type[WorkerAgent]:
 def _demo(arguments: argparse.Namespace) -> None:
     from cluster.local.demo import make_demo
 
-    print(make_demo(arguments.folder))
+    print(make_demo(arguments.folder, arguments.device))
 
 
 if __name__ == "__main__":

@@ -7,14 +7,22 @@ always the same, and the base model's answer does not change.
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 
 import yaml
 
+from cluster.errors import StartError
+from cluster.local.gpus import list_gpus
+
 MODEL_NAME = "demo"
 NUM_ADAPTERS = 4
 _VOCABULARY = 1024
+_CPU_HIDDEN = 128
+_GPU_HIDDEN = 512  # heads of 64: kernels for GPUs take none of 16
+# Kernels that Triton compiles, so that a host needs a C compiler, and no CUDA toolkit for these.
+_GPU_ARGUMENTS = ("--attention-backend", "triton", "--sampling-backend", "pytorch")
 _SPECIAL = ("<|end|>", "<|system|>", "<|user|>", "<|assistant|>", "<|tool|>")
 _TEMPLATE = (
     "{%- if tools %}<|system|>You may call: {% for tool in tools %}{{ tool | tojson }} {% endfor %}<|end|>{% endif -%}"
@@ -36,44 +44,62 @@ What is the capital of the country where the tallest trees grow? Count from one 
 """
 
 
-def make_demo(folder: Path) -> Path:
-    """Create model, adapters and `cluster.yaml` in the folder unless it has them. Returns cluster.yaml's path."""
+def make_demo(folder: Path, device: str = "cpu") -> Path:
+    """Create model, adapters and `cluster.yaml` in the folder unless it has them. Returns cluster.yaml's path.
+
+    `device`: "cuda" for the GPUs of this host. Raises StartError if it has none.
+    """
     config = folder / "cluster.yaml"
     if config.exists():
         return config
+    num_gpus = _count_gpus() if device == "cuda" else 0
     partial = folder.with_name(folder.name + ".partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
-    make_model(partial / "model")
+    make_model(partial / "model", hidden=_GPU_HIDDEN if num_gpus else _CPU_HIDDEN)
     from adapters.model.base_model import BaseModel
     from samples.random_adapters import write_random_lora
 
     base = BaseModel.read(partial / "model")
     for number in range(NUM_ADAPTERS):
         write_random_lora(partial / "adapters" / f"a{number}", base, seed=number)
-    (partial / "cluster.yaml").write_text(yaml.safe_dump(demo_config(), sort_keys=False))
+    (partial / "cluster.yaml").write_text(yaml.safe_dump(demo_config(num_gpus), sort_keys=False))
     shutil.rmtree(folder, ignore_errors=True)
     partial.rename(folder)
     return config
 
 
-def demo_config() -> dict:
-    """A cluster.yaml with one prefill and one decode worker on a CPU."""
+def demo_config(num_gpus: int = 0) -> dict:
+    """A cluster.yaml with one prefill and one decode worker: on the CPU, both on one GPU, or each on a GPU of its own."""
+    engine: dict = {"device": "cpu", "max_total_tokens": 32768, "max_running_requests": 32}
+    worker = {}
+    if num_gpus:
+        engine |= {"device": "cuda", "extra_arguments": list(_GPU_ARGUMENTS)}
+        worker = {"gpus": 1} if num_gpus > 1 else {}
     return {
-        "model": {"path": "model", "name": MODEL_NAME, "dtype": "float32", "tool_call_parser": "qwen25"},
-        "engine": {
-            "device": "cpu",
-            "max_total_tokens": 32768,
-            "max_running_requests": 32,
-            "chunked_prefill_tokens": 256,
+        "model": {
+            "path": "model",
+            "name": MODEL_NAME,
+            "dtype": "bfloat16" if num_gpus else "float32",
+            "tool_call_parser": "qwen25",
         },
+        "engine": {**engine, "chunked_prefill_tokens": 256},
         "router": {"management": True},  # the router listens on localhost only
-        "workers": {"prefill-0": {"role": "prefill"}, "decode-0": {"role": "decode"}},
+        "workers": {"prefill-0": {"role": "prefill", **worker}, "decode-0": {"role": "decode", **worker}},
         "adapters": {f"a{number}": {"path": f"adapters/a{number}"} for number in range(NUM_ADAPTERS)},
     }
 
 
-def make_model(folder: Path, *, hidden: int = 128, num_layers: int = 4, seed: int = 0) -> None:
+def _count_gpus() -> int:
+    gpus = list_gpus(os.environ)
+    if not gpus.gpus:
+        raise StartError(
+            f"no GPU was found ({gpus.note or 'nvidia-smi lists none'}); `make DEVICE=cpu serve` needs none"
+        )
+    return len(gpus.gpus)
+
+
+def make_model(folder: Path, *, hidden: int = _CPU_HIDDEN, num_layers: int = 4, seed: int = 0) -> None:
     """Write a Llama with random weights, and its tokenizer, as a Hugging Face directory."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM

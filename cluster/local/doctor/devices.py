@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import shutil
+import sysconfig
 from collections.abc import Iterator
 
 from cluster.local.doctor.finding import Finding, error, ok, warning
@@ -64,6 +66,23 @@ def gpus(host: Host, *, needed: bool) -> Iterator[Finding]:
         yield level("the driver lists no GPU", "in a container, start it with --gpus all")
 
 
+def compilers(host: Host) -> Iterator[Finding]:
+    """What compiles kernels at the first start: Triton needs a C compiler and Python's headers, others nvcc."""
+    include = sysconfig.get_path("include")
+    missing = [] if _has(host, "gcc") or _has(host, "cc") else ["a C compiler"]
+    if not host.path(f"{include}/Python.h").exists():
+        missing.append(f"{include}/Python.h")
+    if missing:
+        yield error(f"Triton cannot compile: no {' and no '.join(missing)}", "install gcc and python3-dev")
+    if _has(host, "nvcc") or host.path("/usr/local/cuda/bin/nvcc").exists():
+        yield ok("nvcc is there for kernels that are compiled at the first start")
+    else:
+        yield warning(
+            "no nvcc",
+            "install CUDA 13's toolkit, or start engines with --attention-backend triton --sampling-backend pytorch",
+        )
+
+
 def topology(host: Host) -> Iterator[Finding]:
     """Which GPUs NVLink joins: KV between others goes over PCIe or the CPUs' link."""
     status, output = host.run("nvidia-smi", "topo", "-m", timeout_s=_QUERY_S)
@@ -122,6 +141,10 @@ def rdma(host: Host, *, needed: bool) -> Iterator[Finding]:
 def _display(host: Host) -> list[str]:
     folder = "/sys/bus/pci/devices"
     return [name for name in host.names(folder) if host.read(f"{folder}/{name}/class").startswith("0x03")]
+
+
+def _has(host: Host, program: str) -> bool:
+    return shutil.which(program, path=host.environment.get("PATH", "")) is not None
 
 
 def _first(pattern: str, text: str) -> str:

@@ -33,6 +33,8 @@ def examine(path: Path | None, *, bandwidth: bool, quick: bool, host: Host | Non
         Probe("limits", lambda: resources.limits(host, locks_memory=locks_memory)),
         Probe("ports", lambda: resources.ports(config)),
     ]
+    if has_gpus:
+        probes.insert(4, Probe("compilers", lambda: devices.compilers(host)))
     findings = broken + run_probes(probes)
     if quick or any(each.level is Level.ERROR and each.topic in ("packages", "python") for each in findings):
         return findings  # what imports SGLang and NIXL would only fail

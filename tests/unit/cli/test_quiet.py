@@ -76,7 +76,7 @@ def test_servers_log_warnings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         disabled[command] = not logging.getLogger(command).isEnabledFor(logging.WARNING)
 
     monkeypatch.setattr(worker_agent, "run_agent", lambda _agent: note("worker"))
-    monkeypatch.setattr(demo, "make_demo", lambda _folder: note("demo"))
+    monkeypatch.setattr(demo, "make_demo", lambda _folder, _device: note("demo"))
     main(["unified-worker", "--name", "u"])
     main(["demo", "somewhere"])
     assert disabled == {"worker": False, "demo": True}

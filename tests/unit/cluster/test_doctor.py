@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import sysconfig
 import threading
 import time
 from collections.abc import Callable
@@ -103,6 +104,16 @@ def test_topology(tmp_path: Path):
     assert levels(devices.topology(FakeHost(tmp_path, joined))) == [("ok", "NVLink between all 3 GPUs (NV18)")]
     for text in ("", "GPU0\n", "GPU0 X\nGPU1\n"):
         assert list(devices.topology(FakeHost(tmp_path, {"nvidia-smi topo": (0, text)}))) == []
+
+
+def test_compilers(tmp_path: Path):
+    host = FakeHost(tmp_path, PATH=str(tmp_path / "bin"))
+    assert [each.level for each in devices.compilers(host)] == [Level.ERROR, Level.WARNING]
+    host.write(f"{sysconfig.get_path('include')}/Python.h", "")
+    for program in ("bin/gcc", "usr/local/cuda/bin/nvcc"):
+        host.write(program, "")
+        host.path(program).chmod(0o755)
+    assert [each.level for each in devices.compilers(host)] == [Level.OK]
 
 
 def test_rdma(tmp_path: Path):
