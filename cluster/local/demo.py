@@ -70,7 +70,7 @@ def make_demo(folder: Path, device: str = "cpu") -> Path:
 
 
 def demo_config(num_gpus: int = 0) -> dict:
-    """A cluster.yaml with one prefill and one decode worker: on the CPU, both on one GPU, or each on a GPU of its own."""
+    """A cluster.yaml with a prefill and a decode worker: on the CPU, both on one GPU, or each on a GPU of its own."""
     engine: dict = {"device": "cpu", "max_total_tokens": 32768, "max_running_requests": 32}
     worker = {}
     if num_gpus:
