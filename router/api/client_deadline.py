@@ -4,28 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 from router.errors import DeadlineExceeded, InvalidField
 
-HEADER = "x-prelude-timeout"
-_HEADER = HEADER.encode()
+_NAME = "x-prelude-timeout"
+HEADER = _NAME.encode()
 _MAX_S = 86_400.0
-_NO_DEADLINE = nullcontext()
-
-
-def client_deadline(headers: Mapping[bytes, bytes], age_s: float) -> AbstractAsyncContextManager[None]:
-    """End what runs inside, its engine calls too, when the deadline has passed. `age_s`: of the request.
-
-    Raises DeadlineExceeded then, and InvalidField for a value that is no number of seconds.
-    """
-    given = headers.get(_HEADER)
-    return _NO_DEADLINE if given is None else _limited(given, age_s)
 
 
 @asynccontextmanager
-async def _limited(given: bytes, age_s: float) -> AsyncIterator[None]:
+async def client_deadline(given: bytes, age_s: float) -> AsyncIterator[None]:
+    """End what runs inside, its engine calls too, when the deadline has passed. `age_s`: of the request.
+
+    `given`: the header's value. Raises DeadlineExceeded then, and InvalidField for a value that is no number of
+    seconds.
+    """
     timeout_s = _seconds(given)
     try:
         async with asyncio.timeout(timeout_s - age_s) as limit:
@@ -33,7 +28,7 @@ async def _limited(given: bytes, age_s: float) -> AsyncIterator[None]:
     except TimeoutError:
         if not limit.expired():
             raise
-        raise DeadlineExceeded(f"the answer was not complete within {timeout_s:g} s, the request's {HEADER}") from None
+        raise DeadlineExceeded(f"the answer was not complete within {timeout_s:g} s, the request's {_NAME}") from None
 
 
 def _seconds(given: bytes) -> float:
@@ -43,5 +38,5 @@ def _seconds(given: bytes) -> float:
         seconds = math.nan
     if not 0 < seconds <= _MAX_S:
         shown = given[:32].decode("latin-1")
-        raise InvalidField(f"{HEADER} must be a number of seconds over 0 and up to {_MAX_S:g} (found {shown!r})")
+        raise InvalidField(f"{_NAME} must be a number of seconds over 0 and up to {_MAX_S:g} (found {shown!r})")
     return seconds

@@ -6,13 +6,14 @@ import asyncio
 import logging
 import re
 from collections.abc import Coroutine
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 from adapters.errors import AdapterError
 from cluster.config.schema import SloConfig
+from process.log import info
 from process.tracing.span import Span, Tracing
-from router.api.client_deadline import client_deadline
+from router.api import client_deadline
 from router.errors import RouterError, Stopping, answer_of
 from router.generation.backends import Backends
 from router.generation.client_answer import ClientAnswer
@@ -79,8 +80,12 @@ class CompletionsEndpoint:
             client = ClientAnswer(connection, request, timeout_s=self._backends.config.event_gap_timeout_s)
             has_disconnected = False
             try:
-                async with client_deadline(headers, request.age_s):
-                    await self._serve(headers, receive, share, request, client, connection, principal_of(scope))
+                principal = principal_of(scope)
+                if (deadline := headers.get(client_deadline.HEADER)) is None:
+                    await self._serve(headers, receive, share, request, client, connection, principal)
+                else:
+                    async with client_deadline.client_deadline(deadline, request.age_s):
+                        await self._serve(headers, receive, share, request, client, connection, principal)
             except ClientGone:
                 has_disconnected = True
             except (RouterError, AdapterError) as error:
@@ -130,6 +135,7 @@ class CompletionsEndpoint:
                 max_bytes=config.max_body_bytes,
                 timeout_s=config.body_timeout_s,
                 on_bytes=admission.take_bytes,
+                arrived=connection.arrived_body,
             )
             validated = await self._room.decode(validate, self._endpoint, body, self._limits, num_bytes=len(body))
         request.is_streaming = validated.is_streaming
@@ -157,12 +163,7 @@ class CompletionsEndpoint:
     def _signature(self, target: Target, *, hides_cached_tokens: bool) -> Signature:
         revision = target.revision
         fingerprint = f"{self._fingerprint}-{_short(revision.revision_id)}" if revision else self._fingerprint
-        return Signature(
-            fingerprint,
-            engine_model=self._backends.model,
-            requested_model=target.requested_model,
-            hides_cached_tokens=hides_cached_tokens,
-        )
+        return _signature(fingerprint, self._backends.model, target.requested_model, hides_cached_tokens)
 
     def _record(self, request: RequestState, client: ClientAnswer, status: int | None) -> None:
         """Write the log line and the metrics of a finished request. No prompt, no header."""
@@ -196,7 +197,8 @@ class CompletionsEndpoint:
 
     def _log(self, request: RequestState, client: ClientAnswer, status: int | None, duration_s: float) -> None:
         label = self._endpoint.label
-        fields = {
+        sequences, first_byte_s = request.sequences, request.first_byte_s
+        fields: dict[str, Any] = {
             "request_id": request.request_id,
             "client_request_id": request.client_request_id,
             "trace_id": request.span.trace_id,
@@ -204,18 +206,18 @@ class CompletionsEndpoint:
             "principal": request.principal,
             "adapter": request.adapter,
             "revision": request.revision_id,
-            "placements": sorted({str(s.placement) for s in request.sequences if s.placement}),
+            "placements": sorted({str(s.placement) for s in sequences if s.placement}),
             "status": status,
             "stream_error": client.stream_error,
-            "choices": len(request.sequences),
-            "attempts": sum(s.num_attempts for s in request.sequences),
+            "choices": len(sequences),
+            "attempts": sum([s.num_attempts for s in sequences]),
             "events": request.num_events or None,
             "completion_tokens": request.num_completion_tokens,
-            "ensure_adapter_s": round(max((s.ensure_adapter_s for s in request.sequences), default=0.0), 4),
-            "first_byte_s": request.first_byte_s and round(request.first_byte_s, 4),
+            "ensure_adapter_s": round(max([s.ensure_adapter_s for s in sequences], default=0.0), 4),
+            "first_byte_s": first_byte_s and round(first_byte_s, 4),
             "duration_s": round(duration_s, 4),
         }
-        log.info("request", extra={"fields": {name: value for name, value in fields.items() if value is not None}})
+        info(log, "request", {name: value for name, value in fields.items() if value is not None})
 
 
 def keeps_slo(slo: SloConfig, num_gaps: int, first_event_s: float | None, duration_s: float) -> bool:
@@ -273,14 +275,25 @@ def _describe(span: Span, request: RequestState, route: str, client: ClientAnswe
         span.fail(str(status))
 
 
+@lru_cache(maxsize=1024)
+def _signature(fingerprint: str, engine_model: str, requested_model: str, hides_cached_tokens: bool) -> Signature:
+    """Requests for one target share it: it has no state."""
+    return Signature(
+        fingerprint,
+        engine_model=engine_model,
+        requested_model=requested_model,
+        hides_cached_tokens=hides_cached_tokens,
+    )
+
+
 def _short(revision_id: str) -> str:
     return revision_id.removeprefix("sha256:")[:12]
 
 
 def _client_request_id(headers: dict[bytes, bytes]) -> str | None:
     """The client's own id, for the log only, if its characters are safe."""
-    given = headers.get(b"x-request-id", b"")
-    return given.decode() if _CLIENT_REQUEST_ID.fullmatch(given) else None
+    given = headers.get(b"x-request-id")
+    return given.decode() if given is not None and _CLIENT_REQUEST_ID.fullmatch(given) else None
 
 
 async def _run_while_connected(

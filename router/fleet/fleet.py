@@ -36,11 +36,13 @@ class Watch:
         self.needs_progress = True  # and so does an engine that hangs
         self._watches = watches
         self._incarnation = view.incarnation
-        self._on_loss = on_loss
+        self._on_loss: Loss | None = on_loss
         watches.add(self)
 
     def end(self) -> None:
+        """Idempotent. Forgets its user, who has it: a circle would wait for the garbage collector."""
         self._watches.discard(self)
+        self._on_loss = None
 
     def check(self, view: WorkerView) -> None:
         """Report a loss if the engine is down or has another incarnation.
@@ -55,9 +57,10 @@ class Watch:
                 is_lost, what = self.needs_progress, "the engine of worker {} hangs"
         else:
             is_lost, what = self.needs_contact, "the router lost contact with worker {}"
-        if is_lost:
+        on_loss = self._on_loss
+        if is_lost and on_loss is not None:
             self.end()
-            self._on_loss(WorkerLost(what.format(view.name), worker=view.name))
+            on_loss(WorkerLost(what.format(view.name), worker=view.name))
 
 
 class Fleet:
@@ -154,7 +157,7 @@ class Fleet:
         self, workers: Sequence[WorkerView], timeout_s: float, on_stall: Callable[[WorkerStalled], None]
     ) -> ProgressCheck:
         """Call `on_stall` when none of the workers has reported progress for so long, until the check's `end`."""
-        return ProgressCheck(tuple(map(self._observed, workers)), self.loads.clock, timeout_s, on_stall)
+        return ProgressCheck(lambda: tuple(map(self._observed, workers)), self.loads.clock, timeout_s, on_stall)
 
     def breaker(self, worker: str) -> Breaker:
         """What this router's calls to the worker's engine have shown. Of a worker that has left nothing is kept."""
@@ -215,12 +218,9 @@ class Fleet:
         return tuple(sorted(names))
 
     def _observed(self, view: WorkerView) -> Observed:
-        def has_contact() -> bool:
-            link = self._links.get(view.contact)
-            return link is not None and link.view.is_connected
-
+        link = self._links.get(view.contact)
         load = self.loads[view.name] if self._is_member(view) else self._leaving.get(view.contact, WorkerLoad())
-        return Observed(view.name, load, has_contact)
+        return Observed(view.name, load, link is not None and link.view.is_connected)
 
     def _is_member(self, view: WorkerView) -> bool:
         """False for a worker that has left, or waits for a name."""

@@ -14,27 +14,28 @@ _CHECKS = 4  # per timeout
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """One worker that is waited for. It may have left since."""
+    """One worker that is waited for, now. It may have left since the request came."""
 
     name: str
     load: WorkerLoad
-    has_contact: Callable[[], bool]
+    has_contact: bool
 
 
 class ProgressCheck:
     """Calls `on_stall`, once, when none of the workers has progressed for so long. Lasts until `end`.
 
-    Without contact to one of them nothing is known, so that time does not count.
+    Without contact to one of them nothing is known, so that time does not count. `observe`: the workers, asked for at
+    each check; nearly all requests end before the first.
     """
 
     def __init__(
         self,
-        workers: tuple[Observed, ...],
+        observe: Callable[[], tuple[Observed, ...]],
         clock: Callable[[], float],
         timeout_s: float,
         on_stall: Callable[[WorkerStalled], None],
     ) -> None:
-        self._workers = workers
+        self._observe = observe
         self._clock = clock
         self._timeout_s = timeout_s
         self._on_stall = on_stall
@@ -47,12 +48,13 @@ class ProgressCheck:
         self._timer.cancel()
 
     def _check(self) -> None:
-        if not all(worker.has_contact() for worker in self._workers):
+        workers = self._observe()
+        if not all(worker.has_contact for worker in workers):
             self._began_at = self._clock()
-        latest = max(self._began_at, *(worker.load.progressed_at for worker in self._workers))
+        latest = max(self._began_at, *(worker.load.progressed_at for worker in workers))
         if self._clock() - latest < self._timeout_s:
             self._timer = self._loop.call_later(self._timeout_s / _CHECKS, self._check)
             return
-        names = tuple(worker.name for worker in self._workers)
+        names = tuple(worker.name for worker in workers)
         text = f"{' and '.join(names)} made no progress for {self._timeout_s:g} s"
         self._on_stall(WorkerStalled(text, workers=names))

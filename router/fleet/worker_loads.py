@@ -146,7 +146,8 @@ class Hold:
         self._prompt_tokens, self._kv_tokens, self._revision_id = prompt_tokens, kv_tokens, revision_id
         self._is_held, self._is_reading = True, False
         load.num_sequences += 1
-        load.add_prompt(prompt_tokens)
+        if prompt_tokens:
+            load.add_prompt(prompt_tokens)
         load.placed_kv_tokens += kv_tokens
         if revision_id is not None:
             load.revisions[revision_id] = load.revisions.get(revision_id, 0) + 1
@@ -159,6 +160,8 @@ class Hold:
 
     def read_ended(self, *, was_read: bool = True) -> None:
         """The engine has read the prompt, or given it up. Idempotent."""
+        if not self._prompt_tokens:
+            return
         if self._is_reading:
             self._is_reading = False
             self._load.ended_reading(self._clock(), self._prompt_tokens if was_read else 0)

@@ -16,6 +16,39 @@ from router.protocol.sse import DONE, FAILURE_WORDS, error_in, is_aborted
 _END_S = 1.0  # from a stream's last event to the end of the engine's answer
 
 
+class _Gap:
+    """Calls `fail` when nothing has happened for too long: one timer per stream and gap, not one per event."""
+
+    __slots__ = ("_fail", "_gap_s", "_loop", "_timer", "last_at", "now")
+
+    def __init__(self, fail: Callable[[BaseException], None]) -> None:
+        self.last_at = 0.0  # by `now`
+        self._gap_s = 0.0
+        self._fail = fail
+        self._loop = asyncio.get_running_loop()
+        self.now = self._loop.time
+        self._timer: asyncio.TimerHandle | None = None
+
+    def expect(self, gap_s: float) -> None:
+        """Something happens again within `gap_s` of `last_at`, and so on until `end`."""
+        self._gap_s = gap_s
+        self.end()
+        self._check()
+
+    def end(self) -> None:
+        """Idempotent."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _check(self) -> None:
+        left_s = self.last_at + self._gap_s - self.now()
+        if left_s > 0:
+            self._timer = self._loop.call_later(left_s, self._check)
+        else:  # perhaps the client does not read
+            self._fail(DeadlineExceeded(f"no event for {self._gap_s:g} s"))
+
+
 class Attempt:
     """Owns the engine call whose output the client gets. `PairAttempt` adds the call to a prefill worker.
 
@@ -44,35 +77,24 @@ class Attempt:
 
         While the client does not read, the engine waits. Raises AttemptError or DeadlineExceeded.
         """
-        loop = asyncio.get_running_loop()
-        now, (error_word, abort_word) = loop.time, FAILURE_WORDS
-        timer: asyncio.TimerHandle | None = None
-        last, last_at, gap_s = b"", 0.0, event_gap_timeout_s
+        gap = _Gap(self._call.fail)
+        now, (error_word, abort_word) = gap.now, FAILURE_WORDS
+        last = b""
 
         def deliver(events: bytes) -> None:  # for every event of every stream
-            nonlocal last, last_at, gap_s, timer
+            nonlocal last
             if error_word in events or abort_word in events:
                 self._check(events)
-            last_at = now()
+            gap.last_at = now()
             if events.endswith(DONE):
-                last, gap_s = events, _END_S
-                if timer is not None:
-                    timer.cancel()
-                check_gap()
+                last = events
+                gap.expect(_END_S)
             else:
                 write(events)
 
-        def check_gap() -> None:  # one timer per stream and gap, not one per event
-            nonlocal timer
-            left_s = last_at + gap_s - now()
-            if left_s > 0:
-                timer = loop.call_later(left_s, check_gap)
-            else:  # perhaps the client does not read
-                self._call.fail(DeadlineExceeded(f"no event for {gap_s:g} s"))
-
         deliver(first)
-        if timer is None:
-            check_gap()
+        if not last:
+            gap.expect(event_gap_timeout_s)
         try:
             ended = self._call.relay(deliver)
             with client.fed_by(self._call):
@@ -81,8 +103,7 @@ class Attempt:
             if not last:  # else nothing is missing but the end of the connection's message
                 raise
         finally:
-            if timer is not None:
-                timer.cancel()
+            gap.end()
         if not last:
             raise BrokenAnswer("the stream ended before its last event", worker=self._call.worker.name)
         self._is_complete = True

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -26,8 +25,7 @@ _LONG = 16 * 1024
 _PROMPTS = ("messages", "prompt", "input_ids", "text", "tools", "suffix")
 
 
-@dataclass(frozen=True, slots=True)
-class KvHandoff:
+class KvHandoff(msgspec.Struct, frozen=True):
     """Identifies one KV transfer: a KV room at the prefill worker, one request id at both engines."""
 
     rid: str

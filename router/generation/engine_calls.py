@@ -122,7 +122,7 @@ class EngineCall:
         self._wants_stream = False
         self._is_stream = False  # the answer is a stream: it was wanted, and the status is 200
         self._parts: list[bytes] = []  # of an answer that is not a stream
-        self._splitter = EventSplitter()
+        self._splitter: EventSplitter | None = None  # of a stream
         self._held_back: list[bytes] = []  # events after the first ones, until `relay`
         self._deliver: Callable[[bytes], None] | None = None
         self.on_chunk: Callable[[bytes], None] | None = None  # `_deliver`, between two chunks that are whole events
@@ -130,6 +130,7 @@ class EngineCall:
         self._failure: BaseException | None = None  # between `output` and `relay`
         self._is_sent = False
         self._is_complete = False
+        self._is_left = False
 
     def start(self, *, wants_stream: bool = False) -> None:
         """Send the request. What comes of it is in `output`."""
@@ -180,6 +181,12 @@ class EngineCall:
 
     def leave(self) -> None:
         """End the call in any state. Idempotent; never waits."""
+        if self._is_left:
+            return
+        self._is_left = True
+        # They know who has this call, and this call: circles would wait for the garbage collector.
+        self._deliver = self.on_chunk = None
+        connection, self._connection = self._connection, None
         self._hold.release()
         if self._connecting is not None:
             self._connecting.cancel()
@@ -189,11 +196,10 @@ class EngineCall:
         if self._is_complete or not self._is_sent:
             self.span.end()
             return
-        self._is_sent = False
         self.span.set({"prelude.aborted": True})
         self.span.end()
-        if self._connection is not None:
-            self._connection.close()
+        if connection is not None:
+            connection.close()
         self._engines.abort(self.worker, self.rid)
 
     def pause_reading(self) -> None:
@@ -210,14 +216,15 @@ class EngineCall:
     def on_headers_complete(self) -> None:
         assert self._connection is not None
         self._is_stream = self._wants_stream and self._connection.status == 200
+        self._splitter = EventSplitter() if self._is_stream else None
 
     def on_body(self, data: bytes) -> None:
-        deliver = self._deliver
-        if deliver is not None and not self._splitter.tail and data[-2:] == b"\n\n":
-            deliver(data)  # nearly always: an event comes in a piece of its own
-        elif not self._is_stream:
+        deliver, splitter = self._deliver, self._splitter
+        if splitter is None:
             self._parts.append(data)
-        elif events := self._splitter.feed(data):
+        elif deliver is not None and not splitter.tail and data[-2:] == b"\n\n":
+            deliver(data)  # nearly always: an event comes in a piece of its own
+        elif events := splitter.feed(data):
             if deliver is not None:
                 deliver(events)
             elif not self.output.done():
@@ -229,7 +236,7 @@ class EngineCall:
         self.on_chunk = None
 
     def on_chunk_complete(self) -> None:
-        if not self._splitter.tail:
+        if self._splitter is not None and not self._splitter.tail:
             self.on_chunk = self._deliver
 
     def on_message_complete(self) -> None:

@@ -54,15 +54,16 @@ class Generation:
             await self._stream_several()
 
     async def _answer_whole(self) -> None:
-        sequences = list(self._validated.sequences())
-        if (labels := self._validated.labels) is not None:
-            answers = await _gather(self._sequence_answer, sequences)
+        validated, labels = self._validated, self._validated.labels
+        if labels is not None:
+            answers = await _gather(self._sequence_answer, list(validated.sequences()))
             answer = score_answer(answers, labels, answer_id=self._answer_id, model=self._backends.model)
-        elif len(sequences) == 1:
-            answer = await self._sequence_answer(sequences[0])
+        elif validated.num_choices == 1:
+            async with self._sequence_run(next(validated.sequences())) as run:
+                answer = await run.answer()
         else:
-            tasks = await _gather(self._sequence_answer, sequences)
-            answer = merged_answer(tasks, answer_id=self._answer_id, num_per_prompt=self._validated.num_per_prompt)
+            answers = await _gather(self._sequence_answer, list(validated.sequences()))
+            answer = merged_answer(answers, answer_id=self._answer_id, num_per_prompt=validated.num_per_prompt)
         if count := _COMPLETION_TOKENS.search(answer):
             self._request.num_completion_tokens = int(count[1])
         if count := _PROMPT_TOKENS.search(answer):

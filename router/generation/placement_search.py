@@ -52,6 +52,8 @@ class PlacementSearch:
 
     async def first(self) -> Placement:
         """A placement that can serve the sequence now. Raises RouterError."""
+        if (found := self._best_placement(self._backends.fleet.state)) is not None:
+            return found
 
         def is_gone() -> bool:
             return isinstance(self._unplaceable_error(), AdapterRevisionGone)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
+from types import TracebackType
 from typing import Any
 
 from process.tracing.span import NO_SPAN, Span
@@ -96,33 +97,54 @@ class Requests:
 
     def __init__(self) -> None:
         self._by_id: dict[str, RequestState] = {}
-        self._is_empty = asyncio.Event()
+        self._has_emptied = asyncio.Event()
 
     def __len__(self) -> int:
         return len(self._by_id)
 
-    @contextmanager
-    def record(self, request_id: str, endpoint: str, client_request_id: str | None) -> Iterator[RequestState]:
+    def record(self, request_id: str, endpoint: str, client_request_id: str | None) -> _Recorded:
         """Hold the record of a request inside the block."""
-        state = RequestState(request_id, endpoint, time.monotonic(), client_request_id)
-        self._by_id[request_id] = state
-        self._is_empty.clear()
-        try:
-            yield state
-        finally:
-            del self._by_id[request_id]
-            if not self._by_id:
-                self._is_empty.set()
+        return _Recorded(self, RequestState(request_id, endpoint, time.monotonic(), client_request_id))
+
+    def add(self, state: RequestState) -> None:
+        """A request has begun."""
+        self._by_id[state.request_id] = state
+
+    def remove(self, state: RequestState) -> None:
+        """It has ended."""
+        del self._by_id[state.request_id]
+        if not self._by_id:
+            self._has_emptied.set()
 
     async def wait_until_empty(self, timeout_s: float) -> None:
         """Wait until no request is in flight, at most `timeout_s`."""
-        if self._by_id:
-            with suppress(TimeoutError):
-                await asyncio.wait_for(self._is_empty.wait(), timeout_s)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                while self._by_id:
+                    self._has_emptied.clear()
+                    await self._has_emptied.wait()
 
     def described(self) -> list[dict[str, Any]]:
         """All records for the debug page, oldest first."""
         return [state.described() for state in self._by_id.values()]
+
+
+class _Recorded:
+    """The block in which a request is recorded. A class, since a generator costs every request several times this."""
+
+    __slots__ = ("_requests", "_state")
+
+    def __init__(self, requests: Requests, state: RequestState) -> None:
+        self._requests, self._state = requests, state
+
+    def __enter__(self) -> RequestState:
+        self._requests.add(self._state)
+        return self._state
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._requests.remove(self._state)
 
 
 def new_request_id() -> str:

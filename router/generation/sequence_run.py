@@ -6,7 +6,6 @@ import asyncio
 import re
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
 
@@ -47,8 +46,7 @@ _PROMPT_TOKENS = re.compile(rb'"prompt_tokens":(\d{1,9})')
 _CACHED_TOKENS = re.compile(rb'"cached_tokens":(\d{1,9})')
 
 
-@dataclass(frozen=True, slots=True)
-class GenerationRequest:
+class GenerationRequest(msgspec.Struct, frozen=True):
     """What all sequences of a request have in common."""
 
     validated: ValidatedRequest
@@ -110,7 +108,8 @@ class SequenceRun:
         while True:
             self._placed = placed = self._take(search.request, placement)
             try:
-                await self._ensure_adapter(placed)
+                if self._generation_request.revision is not None:
+                    await self._ensure_adapter(placed, self._generation_request.revision.revision_id)
                 return await self._call_engines(placed)
             except (AdapterRefused, AttemptError) as error:
                 self._span.fail(error.code)
@@ -161,6 +160,8 @@ class SequenceRun:
         self._state.phase, self._phase_began_at = phase, now
 
     def _placement_span(self) -> Span:
+        if self._request.span is NO_SPAN:  # as for most requests: nobody reads its attributes
+            return NO_SPAN
         attributes = {"prelude.sequence": self._sequence.index, "prelude.attempt": self._state.num_attempts + 1}
         return self._request.span.child("placement", attributes)
 
@@ -168,8 +169,9 @@ class SequenceRun:
         self._enter(Phase.PLACED)
         self._state.placement = placement
         self._state.num_attempts += 1
-        attributes = {"prelude.sequence": self._sequence.index, "prelude.attempt": self._state.num_attempts}
-        self._span = self._request.span.child("attempt", attributes)
+        if self._request.span is not NO_SPAN:
+            attributes = {"prelude.sequence": self._sequence.index, "prelude.attempt": self._state.num_attempts}
+            self._span = self._request.span.child("attempt", attributes)
         placer = self._backends.placer
         for worker in placement.workers:
             self._backends.fleet.breaker(worker.name).placed()
@@ -193,10 +195,8 @@ class SequenceRun:
         elif isinstance(error, (EngineFailure, EngineRefusal, EngineAborted)):
             fleet.breaker(error.worker).succeeded()  # it has answered
 
-    async def _ensure_adapter(self, placed: Placed) -> None:
+    async def _ensure_adapter(self, placed: Placed, revision_id: str) -> None:
         """Make the revision resident before any KV room exists: a KV room that waits for a load blocks both engines."""
-        if self._generation_request.revision_id is None:
-            return
         self._enter(Phase.ENSURING_ADAPTER)
         loop = asyncio.get_running_loop()
         began_at = loop.time()
@@ -207,7 +207,7 @@ class SequenceRun:
         try:
             with self._span.child("ensure adapter", {"prelude.worker": name}, "client") as span:
                 ensured = self._backends.fleet.link_of(worker).ensure_adapter(
-                    self._generation_request.revision_id,
+                    revision_id,
                     timeout_s,
                     not_in_engine=name in self._not_in_engine,
                     span=span,
@@ -318,13 +318,15 @@ class SequenceRun:
         """Learn from what the engine counted: tokens of the prompt, and those found in its prefix cache."""
         counted, cached = _PROMPT_TOKENS.search(answer), _CACHED_TOKENS.search(answer)
         if counted is not None:
-            self._backends.prompts.observe(self._sequence.fields, int(counted[1]))
+            self._backends.prompts.observe(placed.request.size, int(counted[1]))
         if cached is not None:
             self._backends.placer.found_cached(placed, int(cached[1]))
 
     def _call(self, worker: WorkerView, body: Body, rid: str, hold: Hold) -> EngineCall:
         path = self._validated.endpoint.engine_path
-        span = self._span.child(worker.role, {"prelude.worker": worker.name, "prelude.rid": rid}, "client")
+        span = self._span
+        if span is not NO_SPAN:
+            span = span.child(worker.role, {"prelude.worker": worker.name, "prelude.rid": rid}, "client")
         return self._backends.engines.call(worker, path, body, rid, hold, span)
 
     async def _end_attempt(self) -> None:

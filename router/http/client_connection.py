@@ -51,6 +51,15 @@ class ClientConnection:
     def unwatch(self) -> None:
         self._on_lost = None
 
+    @property
+    def arrived_body(self) -> bytes | None:
+        """The request's body if all of it is here, and nobody has begun to receive it."""
+        cycle = self.cycle
+        if cycle.more_body or cycle.disconnected or cycle.response_complete:
+            return None
+        body, cycle.body = bytes(cycle.body), bytearray()
+        return body
+
     @contextmanager
     def fed_by(self, source: Source) -> Iterator[None]:
         """Inside, the source pauses while more is buffered for the client than the transport's high-water mark."""
@@ -115,15 +124,13 @@ class ClientConnection:
         cycle = self.cycle
         cycle.response_started = True
         cycle.waiting_for_100_continue = False
-        pairs = [*cycle.default_headers, *((name.encode(), value.encode("latin-1")) for name, value in headers.items())]
-        pairs.append((b"transfer-encoding", b"chunked") if length is None else (b"content-length", b"%d" % length))
-        if not cycle.keep_alive:
-            pairs.append((b"connection", b"close"))
-        lines = [b"%b: %b\r\n" % pair for pair in pairs]
-        head = b"".join((STATUS_LINE[status], *lines, b"\r\n"))
-        if head.count(b"\r") != len(lines) + 2 or head.count(b"\n") != len(lines) + 2:
+        lines = "".join([f"{name}: {value}\r\n" for name, value in headers.items()]).encode("latin-1")
+        if lines.count(b"\r") != len(headers) or lines.count(b"\n") != len(headers):
             raise ValueError(f"a header has a line break: {dict(headers)!r}")
-        return head
+        defaults = b"".join([b"%b: %b\r\n" % pair for pair in cycle.default_headers])
+        framing = b"transfer-encoding: chunked\r\n" if length is None else b"content-length: %d\r\n" % length
+        close = b"" if cycle.keep_alive else b"connection: close\r\n"
+        return b"%b%b%b%b%b\r\n" % (STATUS_LINE[status], defaults, lines, framing, close)
 
     def _write(self, data: bytes) -> None:
         if not self.is_lost:
@@ -164,7 +171,8 @@ class ClientProtocol(HttpToolsProtocol):
         # By the loop's clock, when its headers began, the last of its body arrived, the client stopped reading, and the
         # answer to a refusal was sent.
         self._header_at = self._body_at = self._paused_at = self._refused_at = 0.0
-        self._num_header_bytes = self._num_hosts = self._num_framing_bytes = self._num_body_bytes = 0  # of that request
+        self._idle_at = 0.0  # when the last answer was complete
+        self._num_framing_bytes = self._num_body_bytes = 0  # of that request
         self._num_unanswered = 0  # requests with complete headers
         self._paused_bytes = 0  # that were left for the client when it was last seen reading
 
@@ -187,7 +195,6 @@ class ClientProtocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self._is_refused:
             return
-        self._unset_keepalive_if_required()
         num_body_bytes = self._num_body_bytes
         self._num_framing_bytes += len(data)
         try:
@@ -204,10 +211,12 @@ class ClientProtocol(HttpToolsProtocol):
         if self._num_body_bytes != num_body_bytes and not self.cycle.response_complete:
             self._body_at = self.loop.time()
         # Parts of a header, and what frames a body, reach no callback before they are complete.
-        allowed = self._limits.max_header_bytes + (16 * self._num_body_bytes if self._in_body else 0)
-        if (self._in_headers or self._in_body) and self._num_framing_bytes - self._num_body_bytes > allowed:
-            self._refuse(Refusal.HEADERS_TOO_LARGE)
-            return
+        if self._in_headers or self._in_body:
+            allowed = self._limits.max_header_bytes + (16 * self._num_body_bytes if self._in_body else 0)
+            has_too_many = self._in_headers and len(self.headers) > self._limits.max_headers
+            if has_too_many or self._num_framing_bytes - self._num_body_bytes > allowed:
+                self._refuse(Refusal.HEADERS_TOO_LARGE)
+                return
         self._set_deadline()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -237,7 +246,6 @@ class ClientProtocol(HttpToolsProtocol):
         super().on_message_begin()
         self._in_headers = True
         self._header_at = self.loop.time()
-        self._num_header_bytes = self._num_hosts = 0
 
     def on_url(self, url: bytes) -> None:
         super().on_url(url)
@@ -245,22 +253,22 @@ class ClientProtocol(HttpToolsProtocol):
             raise _Stop(Refusal.TARGET_TOO_LONG)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if not self._in_headers:  # after the body they would join the headers that the request was judged by
-            return
-        self._num_header_bytes += len(name) + len(value)
-        name, headers = name.lower(), self.headers
-        headers.append((name, value))
-        if len(headers) > self._limits.max_headers:
-            raise _Stop(Refusal.HEADERS_TOO_LARGE)
-        if name == b"expect" and value.lower() == b"100-continue":  # as uvicorn has it
-            self.expect_100_continue = True
-        elif name == b"host":
-            self._num_hosts += 1
+        # Called for every header of every request; limits are checked once, and after each read.
+        if self._in_headers:  # after the body they would join the headers that the request was judged by
+            self.headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
-        if self._num_header_bytes + len(self.url) > self._limits.max_header_bytes:
+        headers, limits = self.headers, self._limits
+        num_bytes, num_hosts = len(self.url), 0
+        for name, value in headers:
+            num_bytes += len(name) + len(value)
+            if name == b"host":
+                num_hosts += 1
+            elif name == b"expect" and value.lower() == b"100-continue":  # as uvicorn has it
+                self.expect_100_continue = True
+        if num_bytes > limits.max_header_bytes or len(headers) > limits.max_headers:
             raise _Stop(Refusal.HEADERS_TOO_LARGE)
-        if self._num_hosts > 1:
+        if num_hosts > 1:
             raise _Stop(Refusal.TOO_MANY_HOSTS)
         if self.parser.get_http_version() not in ("1.1", "1.0"):
             raise _Stop(Refusal.MALFORMED)
@@ -283,7 +291,14 @@ class ClientProtocol(HttpToolsProtocol):
         super().on_message_complete()
 
     def on_response_complete(self) -> None:
-        super().on_response_complete()
+        """In place of uvicorn's, which has a timer for each idle connection; here the sweep ends them."""
+        self.server_state.total_requests += 1
+        if not self.transport.is_closing():
+            self.flow.resume_reading()
+            if self.pipeline:
+                self._start_asgi_task(*self.pipeline.pop())
+            else:
+                self._idle_at = self.loop.time()
         self._num_unanswered -= 1
         if self._is_refused and not self._num_unanswered:
             self.transport.close()
@@ -331,8 +346,10 @@ class ClientProtocol(HttpToolsProtocol):
             self.deadline = self._body_at + limits.body_gap_timeout_s
         elif self.cycle is None:  # it has sent nothing yet
             self.deadline = self._header_at + limits.header_timeout_s
-        else:  # waits for its answer, or is idle, for which uvicorn has a timer
+        elif self._num_unanswered:
             self.deadline = math.inf
+        else:
+            self.deadline = self._idle_at + limits.idle_timeout_s
 
     def _refuse(self, why: Refusal) -> None:
         """Read no more. Answers that were begun are finished; if there are none, the client is told why."""

@@ -18,9 +18,8 @@ import httptools
 # TCP notices a dead peer, or a cut network, within 15 s: by probes, or in milliseconds by what it has not confirmed.
 _KEEP_ALIVE = (("TCP_KEEPIDLE", 5), ("TCP_KEEPINTVL", 3), ("TCP_KEEPCNT", 3), ("TCP_USER_TIMEOUT", 15_000))
 _NO_HEADERS: Mapping[str, str] = {}
-_REQUEST = (
-    b"POST %b HTTP/1.1\r\nhost: %b\r\naccept: */*\r\ncontent-type: application/json\r\ncontent-length: %d\r\n%b\r\n%b"
-)
+_HEAD = b"POST %b HTTP/1.1\r\nhost: %b\r\naccept: */*\r\ncontent-type: application/json\r\n%bcontent-length: "
+_REQUEST = b"%b%d\r\n%b\r\n%b"
 
 
 Tls = Callable[[], tuple[ssl.SSLContext, str]]  # for a handshake now: the context, and the name that the peer must have
@@ -123,6 +122,7 @@ class EngineConnection(asyncio.Protocol):
         self._authorization = b"authorization: Bearer %b\r\n" % key.encode() if key else b""
         self.idle_until = 0.0
         self._connections = connections
+        self._heads: dict[str, bytes] = {}  # by path, until the length; paths are few
         self._exchange: Exchange | None = None
         self._is_lost = False
 
@@ -142,14 +142,14 @@ class EngineConnection(asyncio.Protocol):
         if self._is_lost:  # since it was taken or made
             asyncio.get_running_loop().call_soon(self.connection_lost, None)
             return
-        lines = self._authorization
-        if more:
-            lines += b"".join([f"{name}: {value}\r\n".encode() for name, value in more.items()])
+        head = self._heads.get(path)
+        if head is None:
+            head = self._heads[path] = _HEAD % (path.encode(), _host(self.url), self._authorization)
+        lines = "".join([f"{name}: {value}\r\n" for name, value in more.items()]).encode() if more else b""
         if isinstance(body, bytes):
-            self._transport.write(_REQUEST % (path.encode(), _host(self.url), len(body), lines, body))
+            self._transport.write(_REQUEST % (head, len(body), lines, body))
         else:
-            head = _REQUEST % (path.encode(), _host(self.url), sum(map(len, body)), lines, b"")
-            self._transport.writelines([head, *body])
+            self._transport.writelines([_REQUEST % (head, sum(map(len, body)), lines, b""), *body])
 
     @property
     def status(self) -> int:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from random import Random
+
+import msgspec
 
 from cluster.config.schema import PlacementConfig
 from router.fleet.fleet_state import FleetState
@@ -84,8 +85,7 @@ class Placer:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Placed:
+class Placed(msgspec.Struct, frozen=True):
     """A sequence at its workers."""
 
     request: PlacementRequest

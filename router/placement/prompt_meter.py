@@ -39,30 +39,30 @@ class PromptMeter:
     def measure(self, fields: Fields) -> PromptSize:
         """The size of one sequence of a validated request."""
         texts = [bytes(fields[name]) for name in _PROMPT_FIELDS if name in fields]
-        ids = next((text for text in texts if _is_token_ids(text)), None)
+        ids = next(filter(_is_token_ids, texts), None)
         if ids is not None:
-            prompt_tokens = ids.count(b",") + 1
+            text_bytes, prompt_tokens = 0, ids.count(b",") + 1
         else:
-            prompt_tokens = int(sum(map(len, texts)) / self._bytes_per_token) + 1
+            text_bytes = sum(map(len, texts))
+            prompt_tokens = int(text_bytes / self._bytes_per_token) + 1
         answer_tokens = _TYPICAL_ANSWER_TOKENS
         for name in _MAX_TOKENS_FIELDS:
             if name in fields:
                 answer_tokens = msgspec.json.decode(fields[name], type=int)
                 break
-        blocks = _chained_hashes(b"".join(text[: _BLOCK_BYTES * _MAX_BLOCKS] for text in texts))
-        return PromptSize(prompt_tokens, prompt_tokens + answer_tokens, blocks, _BLOCK_BYTES / self._bytes_per_token)
+        blocks = _chained_hashes(b"".join([text[: _BLOCK_BYTES * _MAX_BLOCKS] for text in texts]))
+        tokens_per_block = _BLOCK_BYTES / self._bytes_per_token
+        return PromptSize(prompt_tokens, prompt_tokens + answer_tokens, blocks, tokens_per_block, text_bytes)
 
-    def observe(self, fields: Fields, prompt_tokens: int) -> None:
-        """An engine has counted the tokens of a prompt."""
-        texts = [bytes(fields[name]) for name in _PROMPT_FIELDS if name in fields]
-        if prompt_tokens > 0 and not any(map(_is_token_ids, texts)):
-            found = sum(map(len, texts)) / prompt_tokens
+    def observe(self, size: PromptSize, prompt_tokens: int) -> None:
+        """An engine has counted the tokens of a prompt that was measured."""
+        if prompt_tokens > 0 and size.text_bytes:
+            found = size.text_bytes / prompt_tokens
             self._bytes_per_token += _WEIGHT_OF_NEWEST * (min(max(found, 0.5), 64.0) - self._bytes_per_token)
 
 
 def _is_token_ids(text: bytes) -> bool:
-    head = text[1:16].lstrip()[:1]
-    return text[:1] == b"[" and head.isdigit()
+    return text[:1] == b"[" and text[1:16].lstrip()[:1].isdigit()
 
 
 def _chained_hashes(text: bytes) -> tuple[int, ...]:

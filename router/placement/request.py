@@ -1,28 +1,32 @@
-"""What placement may know of a request, and what it decides."""
+"""What placement may know of a request, and what it decides.
+
+What every request makes is a struct of msgspec, which takes a tenth of the time of a frozen dataclass to make.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+import msgspec
+
 from adapters.catalog.records import AdapterRevision
 from router.fleet.fleet_state import WorkerView
 
 
-@dataclass(frozen=True, slots=True)
-class PromptSize:
+class PromptSize(msgspec.Struct, frozen=True):
     """Estimates, in tokens. `blocks` are chained hashes of the prompt's beginning: equal blocks, equal prefixes."""
 
     prompt_tokens: int = 0
     kv_tokens: int = 0  # that the sequence may come to occupy, prompt included
     blocks: tuple[int, ...] = ()
     tokens_per_block: float = 0.0
+    text_bytes: int = 0  # of JSON; 0 for token ids
 
 
 _NO_SIZE = PromptSize()
 
 
-@dataclass(frozen=True, slots=True)
-class PlacementRequest:
+class PlacementRequest(msgspec.Struct, frozen=True):
     """What placement may know of a request."""
 
     revision_id: str | None  # None: the base model
@@ -56,7 +60,7 @@ class PlacementRequest:
         return ("prefill", "unified")
 
     def with_observations(self, demand: float, nonce: int) -> PlacementRequest:
-        return PlacementRequest(  # `replace` takes several times as long
+        return PlacementRequest(
             self.revision_id,
             self.positions,
             self.is_stored,
@@ -75,8 +79,7 @@ class PlacementRequest:
 PlacementKey = tuple[str, str, str, str]
 
 
-@dataclass(frozen=True, slots=True)
-class Placement:
+class Placement(msgspec.Struct, frozen=True):
     """A pair, whose prefill worker sends KV to its decode worker, or one worker in both places.
 
     One worker is a unified one, or a prefill worker where nothing is generated.

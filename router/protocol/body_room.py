@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from typing import Any, TypeVar
+from types import TracebackType
+from typing import Any, Self, TypeVar
 
 from router.errors import TooManyBytes
 from router.protocol.request_body import LARGE_BYTES, read_body
@@ -29,14 +29,9 @@ class BodyRoom:
         """Of the bodies in flight."""
         return self._num_bytes
 
-    @contextmanager
-    def share(self) -> Iterator[BodyShare]:
-        """One request's share, given back at the end of the block."""
-        share = BodyShare(self)
-        try:
-            yield share
-        finally:
-            self._num_bytes -= share.num_bytes
+    def share(self) -> BodyShare:
+        """One request's share, given back at the end of the block in which it is used."""
+        return BodyShare(self)
 
     def take(self, share: BodyShare, num_bytes: int) -> None:
         """Raises TooManyBytes."""
@@ -47,6 +42,11 @@ class BodyRoom:
             )
         self._num_bytes += num_bytes
         share.num_bytes += num_bytes
+
+    def give_back(self, share: BodyShare) -> None:
+        """Everything that the share has taken."""
+        self._num_bytes -= share.num_bytes
+        share.num_bytes = 0
 
     async def decode(self, decode: Callable[..., Result], *arguments: Any, num_bytes: int) -> Result:
         """`decode(*arguments)`, for a large body in a thread. Its steps are short, so the event loop runs between."""
@@ -60,11 +60,21 @@ class BodyRoom:
 
 
 class BodyShare:
-    """What one request's body takes."""
+    """What one request's body takes, until the end of the block."""
+
+    __slots__ = ("_room", "num_bytes")
 
     def __init__(self, room: BodyRoom) -> None:
         self.num_bytes = 0
         self._room = room
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._room.give_back(self)
 
     async def read(
         self,
@@ -74,6 +84,7 @@ class BodyShare:
         max_bytes: int,
         timeout_s: float,
         on_bytes: Callable[[int], None],
+        arrived: bytes | None = None,
     ) -> bytes:
         """As `read_body`. Bytes are counted as they arrive. Raises TooManyBytes, and what `on_bytes` raises, too."""
 
@@ -81,4 +92,6 @@ class BodyShare:
             self._room.take(self, num_bytes)
             on_bytes(num_bytes)
 
-        return await read_body(headers, receive, max_bytes=max_bytes, timeout_s=timeout_s, on_bytes=take)
+        return await read_body(
+            headers, receive, max_bytes=max_bytes, timeout_s=timeout_s, on_bytes=take, arrived=arrived
+        )

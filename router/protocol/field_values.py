@@ -58,15 +58,22 @@ def string(fields: Fields, name: str) -> str | None:
 
 
 def boolean(fields: Fields, name: str) -> bool:
-    return bool(decoded(fields, name, bool, "true or false"))
+    raw = fields.get(name)
+    if raw is None:
+        return False
+    return raw == _TRUE or bool(decoded(fields, name, bool, "true or false"))
 
 
 def integer(fields: Fields, name: str, least: int, most: int) -> int | None:
-    if name not in fields:
+    raw = fields.get(name)
+    if raw is None:
         return None
+    text = bytes(raw)
+    is_plain = text.lstrip(b"-").isdigit()  # engines reject 1.0
+    if is_plain and len(text) <= 20 and least <= (value := int(text)) <= most:  # JSON has one spelling of it
+        return value
     expected = f"an integer from {least} to {most}"
     value = decoded(fields, name, int, expected)
-    is_plain = bytes(fields[name]).lstrip(b"-").isdigit()  # engines reject 1.0
     if not is_plain or not least <= value <= most:
         raise InvalidField(f"{name} must be {expected} (found {shown(fields[name])})", param=name)
     return value
@@ -109,6 +116,7 @@ def check_token_ids(name: str, ids: list[int], limits: Limits) -> None:
         raise InvalidField(f"{name}: token id {wrong} is not in [0, {limits.vocabulary})", param=param)
 
 
+_TRUE = msgspec.Raw(b"true")
 _ids = msgspec.json.Decoder(list[int])
 _items = msgspec.json.Decoder(list[msgspec.Raw])
 _SMALL_BYTES = 4096

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from enum import Enum
 
 import msgspec
@@ -34,6 +33,7 @@ from router.protocol.rules import INT32_MAX, INTEGERS, MAX_TOP_LOGPROBS, RULES, 
 from router.protocol.scoring import Labels, score_prompts
 
 _NULL = msgspec.Raw(b"null")
+_NOT_OF_A_SEQUENCE = frozenset({"n", "best_of", "prompt"})
 _MAX_NAME_BYTES = 1024  # of `model` and `adapter`
 _GENERATION = USER_FACING | BOOKKEEPING | {"reasoning", ADAPTER}
 
@@ -58,16 +58,14 @@ class Endpoint(Enum):
     engine_path: str
 
 
-@dataclass(frozen=True, slots=True)
-class Sequence:
+class Sequence(msgspec.Struct, frozen=True):
     """One prompt and one continuation of it: what one placement serves."""
 
     index: int  # of its choice in the answer: prompt index x n + j
     fields: Fields  # without `model`, `adapter` and `n`; `prompt` (for a score, `text` or `input_ids`) is its own
 
 
-@dataclass(frozen=True, slots=True)
-class ValidatedRequest:
+class ValidatedRequest(msgspec.Struct, frozen=True):
     """A request with valid routing fields."""
 
     endpoint: Endpoint
@@ -90,7 +88,7 @@ class ValidatedRequest:
 
     def sequences(self) -> Iterator[Sequence]:
         """One per choice. Choice j of a prompt samples with seed + j; otherwise all n would be equal."""
-        shared = {name: value for name, value in self.fields.items() if name not in ("n", "best_of", "prompt")}
+        shared = {name: value for name, value in self.fields.items() if name not in _NOT_OF_A_SEQUENCE}
         for p, prompt in enumerate(self.prompts or (None,)):
             for j in range(self.num_per_prompt):
                 fields = dict(shared)
@@ -159,7 +157,8 @@ def validate(endpoint: Endpoint, body: bytes, limits: Limits) -> ValidatedReques
             f"n x prompts is {num_choices}; at most {limits.max_choices} choices are served per request",
             param="n" if n > 1 else "prompt",
         )
-    _check_choice_bytes(fields, prompts, n, limits)
+    if num_choices * len(body) > limits.request.choice_bytes:  # else it is less, too
+        _check_choice_bytes(fields, prompts, n, limits)
     if num_choices > 1 and "logit_bias" in fields:
         _check_choice_biases(fields, num_choices, limits)
     if wants_prompt_logprobs:
@@ -208,11 +207,10 @@ def _known(endpoint: Endpoint, given: Fields) -> Fields:
     """The fields without nulls, which OpenAI's clients may send for absent ones. Raises RequestError for any other."""
     fields, known = {}, FIELDS[endpoint]
     for name, value in given.items():
-        if name not in known:
-            if value == _NULL and (name in REFUSED or name in NOT_OFFERED):
-                continue
+        is_null = value == _NULL
+        if name not in known and not (is_null and (name in REFUSED or name in NOT_OFFERED)):
             raise _unknown(endpoint, name)
-        if value != _NULL:
+        if not is_null:
             fields[name] = value
     return fields
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Protocol
+
+import msgspec
 
 from adapters.catalog.records import AdapterRevision
 from adapters.errors import AdapterError, AdapterNotFound, CatalogUnavailable, InvalidReference
@@ -12,8 +13,7 @@ from router.identity.principal import Principal
 from router.revisions.adapter_service import AdapterService
 
 
-@dataclass(frozen=True, slots=True)
-class Target:
+class Target(msgspec.Struct, frozen=True):
     """The base model, alone or with one revision of one adapter."""
 
     requested_model: str  # `model` of the answer: as the client wrote it

@@ -29,8 +29,8 @@ def test_text_is_estimated_and_the_estimate_learns() -> None:
     text = fields(prompt="x" * 4000)
     assert meter.measure(text).prompt_tokens == pytest.approx(1000, rel=0.01)
     for _ in range(200):
-        meter.observe(text, 2000)
-        meter.observe(fields(prompt=[1, 2, 3]), 3)  # says nothing of text
+        meter.observe(meter.measure(text), 2000)
+        meter.observe(meter.measure(fields(prompt=[1, 2, 3])), 3)  # says nothing of text
     assert meter.measure(text).prompt_tokens == pytest.approx(2000, rel=0.05)
 
 
@@ -38,7 +38,7 @@ def test_text_is_estimated_and_the_estimate_learns() -> None:
 def test_no_count_breaks_the_estimate(counted: int) -> None:
     meter = PromptMeter()
     for _ in range(1000):
-        meter.observe(fields(prompt="x" * 4000), counted)
+        meter.observe(meter.measure(fields(prompt="x" * 4000)), counted)
     assert 50 < meter.measure(fields(prompt="x" * 4000)).prompt_tokens < 10_000
 
 

@@ -9,6 +9,7 @@ from random import Random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 from support.fleets import DECODES, PREFILLS, UNIFIED, UNREADY_CHANGES, UP, fleet_of, having, warm_with
 
 from cluster.config.schema import PlacementConfig, ScorerWeights
@@ -87,12 +88,13 @@ def test_fewest_in_flight_is_a_choice_of_weights() -> None:
     for i in range(20):
         request = PlacementRequest(f"sha256:{i:064x}", size=SIZE)
         assert str(place(request, fleet_of(U0, U1, u0=2, u1=1), policy)) == "u1"
-        tied = [str(place(replace(request, nonce=nonce), fleet_of(U0, U1), policy)) for nonce in range(2)]
+        tied = [str(place(structs.replace(request, nonce=nonce), fleet_of(U0, U1), policy)) for nonce in range(2)]
         assert tied == ["u0", "u1"]
 
 
 def test_the_base_model_is_spread_by_chance() -> None:
-    assert [placed(P0, P1, D0, request=replace(BASE, nonce=nonce)) for nonce in range(4)] == ["p0>d0", "p1>d0"] * 2
+    requests = [structs.replace(BASE, nonce=nonce) for nonce in range(4)]
+    assert [placed(P0, P1, D0, request=request) for request in requests] == ["p0>d0", "p1>d0"] * 2
 
 
 @pytest.mark.parametrize("change", UNREADY_CHANGES)
@@ -180,7 +182,7 @@ def test_what_no_store_has_goes_to_who_has_it() -> None:
     assert placed(*workers, request=UNSTORED_EVERYWHERE, u0=50) == "u0"
     busy = {"p1": 50, "u0": 50, "u1": 50}
     assert placed(*workers, request=REQUEST, **busy) == "p0>d0"
-    assert placed(*workers, request=replace(BASE, is_stored=False), **busy) == "p0>d0"
+    assert placed(*workers, request=structs.replace(BASE, is_stored=False), **busy) == "p0>d0"
     assert placed(on_disk, replace(in_memory, is_ready=False), D0, request=UNSTORED) is None
 
 
@@ -198,13 +200,13 @@ def test_what_no_store_has_goes_to_who_has_it() -> None:
 def test_without_decode_one_worker_is_enough(
     workers: tuple, num_sequences: dict[str, int], expected: str | None
 ) -> None:
-    request = replace(REQUEST, needs_decode=False)
+    request = structs.replace(REQUEST, needs_decode=False)
     assert placed(*workers, request=request, **num_sequences) == expected
     assert (expected in listed(*workers, request=request)) == (expected is not None)
 
 
 def test_without_decode_an_adapter_that_acts_everywhere_still_needs_a_unified_worker() -> None:
-    request = replace(EVERYWHERE, needs_decode=False)
+    request = structs.replace(EVERYWHERE, needs_decode=False)
     assert placed(P0, D0, request=request) is None
     assert placed(P0, D0, U0, request=request, u0=50) == "u0"
 
@@ -360,7 +362,7 @@ def test_the_choice_is_that_of_scoring_every_reader(seed: int) -> None:
         nonce=random.getrandbits(32),
     )
     for worker in fleet.readers[:: random.randint(1, 5)]:
-        policy.prefixes.add(replace(request, size=random.choice(SIZES)), worker.name, "1")
+        policy.prefixes.add(structs.replace(request, size=random.choice(SIZES)), worker.name, "1")
     placement = place(request, fleet, policy)
     ranked = [each for each in rank(request, fleet, policy) if can_be_completed(each.worker, request, fleet)]
     assert ranked == sorted(ranked, key=lambda each: (each.cost_s, each.candidate.rank, each.worker.name))

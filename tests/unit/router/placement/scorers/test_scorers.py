@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from msgspec import structs
 from support.fleets import MAX_KV_TOKENS, PREFILLS, UNIFIED, fleet_of, having
 
 from router.fleet.fleet_state import WorkerView
@@ -99,18 +100,18 @@ def test_home(
 def test_prefix() -> None:
     index = PrefixIndex()
     scorer = PrefixScorer(index)
-    long = replace(REQUEST, size=PromptSize(1000, 2000, (1, 2, 3), 250.0))
-    index.add(replace(long, size=PromptSize(500, 500, (1, 2), 250.0)), "p0", P0.incarnation)
+    long = structs.replace(REQUEST, size=PromptSize(1000, 2000, (1, 2, 3), 250.0))
+    index.add(structs.replace(long, size=PromptSize(500, 500, (1, 2), 250.0)), "p0", P0.incarnation)
     assert cost_s(scorer, P0, long) == -0.1
     assert cost_s(scorer, P1, long) == 0
     assert cost_s(scorer, replace(P0, incarnation="p0-2"), long) == 0  # a new engine has an empty cache
-    assert cost_s(scorer, P0, replace(long, revision_id="sha256:cd")) == 0  # another namespace
+    assert cost_s(scorer, P0, structs.replace(long, revision_id="sha256:cd")) == 0  # another namespace
     assert cost_s(scorer, P0, REQUEST) == 0
 
 
 def test_room() -> None:
     scorer = RoomScorer()
-    huge = replace(REQUEST, size=PromptSize(1000, MAX_KV_TOKENS))
+    huge = structs.replace(REQUEST, size=PromptSize(1000, MAX_KV_TOKENS))
     assert cost_s(scorer, U0) == cost_s(scorer, U0, huge) == 0
     assert cost_s(scorer, U0, huge, num_sequences=50) == 0.5
     assert cost_s(scorer, P0, huge, num_sequences=50) == 0  # its decode worker needs the room
