@@ -85,6 +85,7 @@ def admitted(model: str, context_length: int, max_choices: int, num_biases: int 
         completion(f"{num_biases:,} biases", prompt="the", logit_bias={str(n): 1.5 for n in range(num_biases)}),
         completion("100 log-probabilities", prompt="the", logprobs=100, max_tokens=16),
         completion("log-probabilities of a prompt", prompt=text(32_000), echo=True, logprobs=1, max_tokens=0),
+        completion("log-probabilities of 16,000 tokens", prompt="~" * 16_000, echo=True, logprobs=1, max_tokens=0),
         chat("a schema with 64 optional properties", response_format=form | _schema(form, schema)),
         chat("a schema with 16 counted strings", response_format=form | _schema(form, long_strings)),
         completion("a regular expression of 1 KiB", prompt="the", regex="".join(f"(a{n}|b+)c" for n in range(110))),

@@ -6,7 +6,7 @@ Installation, verification, the page docs/sglang-hooks.md and the tests are made
 from __future__ import annotations
 
 from engine.hooks import cpu, identity, inspection, lora_kernels, memory_pool, packed, positions, reft, updates, uses
-from engine.hooks.bounds import grammars, preparation
+from engine.hooks.bounds import grammars, log_probabilities, preparation
 from engine.hooks.guards import http as http_guard
 from engine.hooks.guards import kv as kv_guard
 from engine.hooks.hook import Hook, HookGroup, HookKind, Platform
@@ -364,6 +364,41 @@ GROUPS: tuple[HookGroup, ...] = (
                 fn=preparation.answer_in_a_thread,
                 source_sha256="ea72b3218b38736dc987ec8618659e7a7505af8d8b8012f1cc56bf7f182ce003",
                 why="so would many token ids whose text is asked for",
+            ),
+        ),
+    ),
+    HookGroup(
+        lacking="Answers with many log-probabilities that do not stop the server",
+        upstream="none; a comment in detokenize_top_logprobs_tokens asks for one call for all positions",
+        remove_when="texts of tokens and long answers are made in bulk or off the loop",
+        hooks=(
+            Hook(
+                name="tokens_are_decoded_once",
+                target="sglang.srt.managers.tokenizer_manager.TokenizerManager.detokenize_logprob_tokens",
+                fn=log_probabilities.decode_each_token_once,
+                source_sha256="ba461eb2eeb0fc3ff01a0717599a8a6dd6f2de279bb731302b838e73ba8bfebd",
+                why="each token of a prompt is decoded on the event loop, 16,000 times for 16,000 spaces",
+            ),
+            Hook(
+                name="positions_are_decoded_at_once",
+                target="sglang.srt.managers.tokenizer_manager.TokenizerManager.detokenize_top_logprobs_tokens",
+                fn=log_probabilities.decode_all_positions_at_once,
+                source_sha256="7b393248bf79f278da47e2676249c18e51f5514be673dbc153d5a74bf436891d",
+                why="alternatives are decoded in a call for each position, on the event loop",
+            ),
+            Hook(
+                name="completions_are_written_in_threads",
+                target="sglang.srt.entrypoints.openai.serving_completions.OpenAIServingCompletion._handle_non_streaming_request",
+                fn=log_probabilities.write_in_a_thread,
+                source_sha256="f0513982531c9214a41685ddfd94500adb5a4ffd8a7899b8dd413d26d89241d8",
+                why="FastAPI looks at each number of an answer on the event loop",
+            ),
+            Hook(
+                name="chats_are_written_in_threads",
+                target="sglang.srt.entrypoints.openai.serving_chat.OpenAIServingChat._handle_non_streaming_request",
+                fn=log_probabilities.write_in_a_thread,
+                source_sha256="3ccbd8e078e1820168d3fc96c1e35c2c8f2fc3f6865841524cdf1c2e25d5ff1d",
+                why="so it does for chats",
             ),
         ),
     ),

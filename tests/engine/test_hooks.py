@@ -13,6 +13,11 @@ import pytest
 from engine.hooks.bounds.grammars import MAX_BYTES, MAX_GRAMMARS
 from engine.hooks.ledger import HOOKS, hooks_for
 
+_TOKENS = [True, [[-1.0, 5, "t5"], [-2.0, 6, "t6"], [-3.0, 5, "t5"]], [[-1.0, 5, None]]]
+_POSITIONS = [[None, [[-1.0, 5, "t5"], [-2.0, 6, "t6"]], None, [[-3.0, 5, "t5"]]], [None, None]]
+_WRITTEN = {"text_offset": [-1], "token_logprobs": [-0.5], "tokens": ["中"], "top_logprobs": [{"中": None}]}
+_LEFT = "left to FastAPI"
+
 # Checks of what each target does without our hook, and with it.
 EXPECTED = {
     "revision_is_adapter_id": (lambda ids: ids[0] != ids[1], lambda ids: ids == ["sha256:1", "sha256:1"]),
@@ -61,6 +66,16 @@ EXPECTED = {
         lambda seen: seen == [[8000], [False]],
     ),
     "texts_are_answered_in_threads": (lambda seen: seen == ["9", [True]], lambda seen: seen == ["9", [False]]),
+    "tokens_are_decoded_once": (lambda seen: seen == [*_TOKENS, 6], lambda seen: seen == [*_TOKENS, 2]),
+    "positions_are_decoded_at_once": (lambda seen: seen == [*_POSITIONS, 2], lambda seen: seen == [*_POSITIONS, 1]),
+    "completions_are_written_in_threads": (
+        lambda seen: seen == [_LEFT, _LEFT, _LEFT, []],
+        lambda seen: seen[0][0]["logprobs"] == _WRITTEN and seen[1:] == [_LEFT, _LEFT, [False]],
+    ),
+    "chats_are_written_in_threads": (
+        lambda seen: seen == [None, _LEFT, _LEFT, []],
+        lambda seen: seen == [None, [], _LEFT, [False]],
+    ),
     "grammar_masks_do_not_pin": (lambda seen: "Error" in seen, lambda seen: seen == [1, 2]),
     "grammar_masks_on_cpu": (lambda seen: "Unsupported device" in seen, lambda seen: seen == [0, 2]),
     "grammar_backend_masks_on_cpu": (lambda seen: "Unsupported device" in seen, lambda seen: seen == [0, 2]),
