@@ -58,12 +58,21 @@ def open_configured_catalog(config: ClusterConfig) -> SqlCatalog:
 
 
 def open_configured_store(config: ClusterConfig, signer: Signer | None = None) -> AdapterStore:
-    """Open the store alone, as workers do; with a signer, to publish.
+    """Open the store alone, as routers and commands do; with a signer, to publish.
 
     Raises StoreUnavailable, and ValueError for a wrong URL.
     """
+    return _open_store(config, config.store.s3_profile, signer)
+
+
+def open_store_of_workers(config: ClusterConfig) -> AdapterStore:
+    """Open the store with the credentials of workers, who only read. Raises as `open_configured_store`."""
+    return _open_store(config, config.store.s3_worker_profile or config.store.s3_profile)
+
+
+def _open_store(config: ClusterConfig, profile: str | None, signer: Signer | None = None) -> AdapterStore:
     assert config.store.url is not None
-    access = S3Access(endpoint_url=config.store.s3_endpoint_url, region=config.store.s3_region)
+    access = S3Access(config.store.s3_endpoint_url, config.store.s3_region, profile=profile)
     return open_store(config.store.url, access, signer)
 
 

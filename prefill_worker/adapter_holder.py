@@ -14,7 +14,7 @@ from cluster.control import control_pb2 as pb
 from cluster.errors import StartError
 from cluster.host_memory import SHARED_MEMORY, with_fitted_default
 from cluster.integrity import trust_of
-from cluster.open_library import limits_of, open_configured_store
+from cluster.open_library import limits_of, open_store_of_workers
 from engine.errors import EngineUnreachable
 from prefill_worker.residency import Acceptance, Residency, Tier, sweep_abandoned
 from prefill_worker.residency.metrics import ResidencyMetrics
@@ -45,7 +45,7 @@ class AdapterHolder(WorkerAgent):
             self.name,
             settings,
             disk_folder,
-            lambda: open_configured_store(self.config),
+            lambda: open_store_of_workers(self.config),
             self._acceptance,
             self.engine,
             self.hub,

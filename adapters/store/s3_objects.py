@@ -21,7 +21,7 @@ _PARTS_AHEAD = 4  # read-ahead in memory per reader, beside the current part
 
 @dataclass(frozen=True, slots=True)
 class S3Access:
-    """How to reach a bucket. Keys default to the environment, as for every AWS client."""
+    """How to reach a bucket. Keys default to the profile's, and that to the environment, as for every AWS client."""
 
     endpoint_url: str | None = None  # None: AWS itself
     region: str | None = None
@@ -29,6 +29,7 @@ class S3Access:
     secret_key: str | None = field(default=None, repr=False)
     connect_timeout_s: float = 5.0
     read_timeout_s: float = 20.0  # between two pieces of a response, not for all of it
+    profile: str | None = None  # in the files of AWS clients
     max_attempts: int = 3  # per request, with exponential back-off; twice as many for a response that broke off
 
     def filesystem_options(self) -> dict[str, Any]:
@@ -37,6 +38,7 @@ class S3Access:
             "endpoint_url": self.endpoint_url,
             "key": self.access_key,
             "secret": self.secret_key,
+            **({} if self.profile is None else {"profile": self.profile}),
             "client_kwargs": {} if self.region is None else {"region_name": self.region},
             "config_kwargs": {
                 "connect_timeout": self.connect_timeout_s,

@@ -184,12 +184,15 @@ class CatalogConfig(_Section):
 class StoreConfig(_Section):
     """The folder or bucket of adapters' files. All routers and workers must use the same one.
 
-    Bucket credentials come from the environment, as for every AWS client.
+    Bucket credentials come from the environment, as for every AWS client, or from the profiles of its files that are
+    named here. Workers only read (docs/security.md).
     """
 
     url: str | None = None  # file:///folder or s3://bucket/prefix; None: .prelude/store beside cluster.yaml
     s3_endpoint_url: str | None = None  # None: AWS
     s3_region: str | None = None
+    s3_profile: str | None = None  # of routers and commands; None: the environment's credentials
+    s3_worker_profile: str | None = None  # of workers; None: as `s3_profile`
 
 
 class AuditConfig(_Section):
