@@ -186,7 +186,9 @@ class EngineStandIn:
         """A number for each word."""
         self.bodies.append(await request.read())
         fields = await request.json()
-        prompt = fields.get("prompt") or " ".join(message["content"] for message in fields["messages"])
+        prompt = fields.get("prompt")
+        if prompt is None:
+            prompt = " ".join(str(message.get("content")) for message in fields["messages"])
         tokens = [list(range(len(each.split()))) for each in ([prompt] if isinstance(prompt, str) else prompt)]
         one = tokens[0] if isinstance(prompt, str) else tokens
         return web.json_response({"tokens": one, "count": len(one), "max_model_len": 2048})
@@ -194,10 +196,9 @@ class EngineStandIn:
     async def detokenize(self, request: web.Request) -> web.Response:
         """Words for numbers. A list of lists gives a list of texts."""
         tokens = (await request.json())["tokens"]
-        texts = [
-            " ".join(f"w{token}" for token in each) for each in (tokens if isinstance(tokens[0], list) else [tokens])
-        ]
-        return web.json_response({"text": texts if isinstance(tokens[0], list) else texts[0]})
+        are_many = tokens[:1] != [] and isinstance(tokens[0], list)
+        texts = [" ".join(f"w{token}" for token in each) for each in (tokens if are_many else [tokens])]
+        return web.json_response({"text": texts if are_many else texts[0]})
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         body = await request.read()

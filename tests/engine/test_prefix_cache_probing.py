@@ -1,0 +1,58 @@
+"""Probing SGLang's real prefix cache for what another tenant has asked: no request finds a token of it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from adapters.identity import is_tenant_name
+from router.generation.engine_bodies import unified_body
+from router.identity.principal import SHARED_NAMESPACE
+from router.protocol.field_values import Limits
+from router.protocol.validation import Endpoint, validate
+
+ROOT = Path(__file__).parents[2]
+LIMITS = Limits(max_choices=8, vocabulary=1000)
+REVISION, OTHER = "sha256:" + "1" * 64, "sha256:" + "2" * 64
+NUM_SECRET = 64  # tokens of the victim's prompt
+# Tenants whose names begin, end or look like the victim's; a name may not contain what separates the parts of a key.
+NEIGHBOURS = ("beta", "acm", "acmee", "ACME", "acme-", "acme.sha256", "default")
+
+
+def key_of(namespace: str, revision: str | None) -> tuple[str, str | None]:
+    """What an engine gets from the router for a request in this namespace."""
+    validated = validate(Endpoint.COMPLETIONS, b'{"model": "base", "prompt": "Hi"}', LIMITS)
+    body = unified_body(next(validated.sequences()), "base", "r", namespace=namespace, revision_id=revision)
+    assert isinstance(body, bytes)  # a short one
+    fields = msgspec.json.decode(body)
+    return fields["extra_key"], fields.get("lora_path")
+
+
+def found(*cases: list[tuple[str, str | None]]) -> list[list[Any]]:
+    """For each case, cached tokens that the first of it finds of its own prompt, and those that each other finds."""
+    command = [sys.executable, Path(__file__).with_name("prefix_cache_namespaces.py"), json.dumps(cases)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=500, cwd=ROOT)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.slow
+def test_only_the_same_tenant_and_revision_find_a_prompt():
+    """And the probe is one: where tenants have agreed to share, it finds everything."""
+    assert all(map(is_tenant_name, NEIGHBOURS))
+    assert not any(map(is_tenant_name, ("acme|", "|acme", SHARED_NAMESPACE, "", "acme|" + REVISION)))
+    of_others = [key_of(tenant, revision) for tenant in NEIGHBOURS for revision in (None, REVISION, OTHER)]
+    adapter, base, shared = key_of("acme", REVISION), key_of("acme", None), key_of(SHARED_NAMESPACE, REVISION)
+    with_adapter, without, together = found(
+        [adapter, *of_others, base, shared, key_of("acme", OTHER)],
+        [base, *of_others, adapter, key_of(SHARED_NAMESPACE, None)],
+        [shared, shared, adapter],
+    )
+    assert with_adapter == [NUM_SECRET, [0] * (len(of_others) + 3)]
+    assert without == [NUM_SECRET, [0] * (len(of_others) + 2)]
+    assert together == [NUM_SECRET, [NUM_SECRET, 0]]
