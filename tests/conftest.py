@@ -63,6 +63,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     def turn(item: pytest.Item) -> int:
         if item.path.is_relative_to(ROOT / "unit"):
             return 5 if item.path.is_relative_to(ROOT / "unit" / "router") else 6  # the longest files
+        if item.path.is_relative_to(ROOT / "chart"):
+            return 6
         if item.path.is_relative_to(ROOT / "engine"):
             return 4
         if item.get_closest_marker("kills_the_cluster"):
