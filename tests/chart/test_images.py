@@ -64,10 +64,10 @@ class TestLocks:
         assert lock("router").keys() == needed
         assert not needed & {"torch", "sglang", "transformers", "nixl", "triton"}
 
-    def test_releases_are_those_of_the_cpu_lock(self):
-        tested = lock("cpu")
+    def test_releases_are_those_of_the_tested_locks(self):
         for name in ("router", "worker"):
-            assert lock(name).items() <= tested.items()
+            assert lock(name).items() <= lock("cpu").items()
+            assert lock(name).items() <= lock("gpu").items()
         assert lock("worker").keys() == (lock("router").keys() - {"numpy"}) | {"fastapi", "annotated-doc"}
 
     def test_a_router_imports_nothing_else(self):

@@ -99,8 +99,9 @@ def start(component: str, spec: dict[str, Any], objects: list[Object], folder: P
     args = list(container["args"])
     for name, value in variables.items():
         args = [each.replace(name, value) for each in args]
+    command, environment = [sys.executable, "-m", "cli.main", *args], {**os.environ, "PRELUDE_DIE_WITH_PARENT": "1"}
     with (own / "log").open("wb") as log:
-        return subprocess.Popen([sys.executable, "-m", "cli.main", *args], cwd=ROOT, stdout=log, stderr=log)
+        return subprocess.Popen(command, env=environment, cwd=ROOT, stdout=log, stderr=log)
 
 
 async def wait_until_ready() -> None:
