@@ -60,7 +60,9 @@ class TestLocks:
         """Without an engine; to be made again when pyproject.toml or requirements/cpu.txt change."""
         project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
         extras = project["optional-dependencies"]
-        needed = closure([*project["dependencies"], *extras["router"], *extras["s3"], *extras["tracing"]])
+        needed = closure(
+            [*project["dependencies"], *extras["router"], *extras["s3"], *extras["tracing"], *extras["kubernetes"]]
+        )
         assert lock("router").keys() == needed
         assert not needed & {"torch", "sglang", "transformers", "nixl", "triton"}
 
@@ -91,6 +93,7 @@ class Refuse:
             raise ModuleNotFoundError(f"{{name}}: the image lacks {{sorted(names)}}", name=name)
 sys.meta_path.insert(0, Refuse())
 import router.server, router.processes.supervisor, router.identity.oidc, router.identity.issuer, cluster.discovery.dns
+import cluster.discovery.kubernetes_api
 import cli.main, cli.adapters.commands, cli.adapters.migrate, cluster.open_library, process.tracing.start
 import psycopg, s3fs
 cli.main._parser()
