@@ -118,13 +118,13 @@ def _drive(options: Options, folder: Path, progress: Callable[[str], None]) -> I
 
 
 async def _rows(options: Options, folder: Path, progress: Callable[[str], None]):
-    config = await asyncio.to_thread(_prepare, options, folder)
+    config = await asyncio.to_thread(prepare, options.layout, _NUM_ADAPTERS, folder)
     progress(f"starting the cluster: {', '.join(LAYOUTS[options.layout])}")
     async with (
         local_cluster(config, folder / "logs") as cluster,
         aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0, force_close=True)) as session,
     ):
-        chaos = _Chaos(options, cluster, session)
+        chaos = ChaosCluster(options, cluster, session)
         await chaos.learn_answers()
         for name in options.signals:
             for worker, part in _targets(options):
@@ -140,11 +140,12 @@ def _targets(options: Options) -> list[tuple[str, str]]:
     return ([("", "router")] if "router" in options.parts else []) + of_workers
 
 
-def _prepare(options: Options, folder: Path) -> ClusterConfig:
+def prepare(layout: str, num_adapters: int, folder: Path) -> ClusterConfig:
+    """A cluster with a demo model and adapters a0, a1, …, whose answers differ."""
     make_model(folder / "model")
     base = BaseModel.read(folder / "model")
     adapters = {}
-    for number in range(_NUM_ADAPTERS):
+    for number in range(num_adapters):
         path = write_random_lora(folder / f"a{number}", base, number, std=0.6)
         adapters[f"a{number}"] = {"path": path}
     return ClusterConfig.model_validate(
@@ -152,13 +153,13 @@ def _prepare(options: Options, folder: Path) -> ClusterConfig:
             "model": {"path": folder / "model", "name": "bench", "dtype": "float32"},
             "engine": {"device": "cpu", "max_total_tokens": 16384, "chunked_prefill_tokens": 64},
             "router": {"port": 0},
-            "workers": {name: {"role": role} for name, role in LAYOUTS[options.layout].items()},
+            "workers": {name: {"role": role} for name, role in LAYOUTS[layout].items()},
             "adapters": adapters,
         }
     )
 
 
-class _Chaos:
+class ChaosCluster:
     """A running cluster, and clients that know the right answers."""
 
     def __init__(self, options: Options, cluster: LocalCluster, session: aiohttp.ClientSession) -> None:
@@ -171,20 +172,20 @@ class _Chaos:
     async def learn_answers(self) -> None:
         for adapter in range(_NUM_ADAPTERS):
             for tokens in (self._options.generated_tokens, 4):
-                outcome, text = await self._ask(adapter, tokens)
+                outcome, text = await self.ask(adapter, tokens)
                 if outcome != "answered":
                     raise SystemFailed(f"before the first case, a request ended as: {outcome}")
                 self._answers[adapter, tokens] = text
         self._num_segments = len(shared_memory.segments())
 
     async def case(self, worker: str, part: str, name: str, in_flight: int) -> dict[str, Any]:
-        await self._until_ready()
+        await self.until_ready()
         flying, probing = Seen(), Seen()
         first_byte, signalled_at = asyncio.Event(), [float("inf")]
 
         async def client(number: int, tokens: int, seen: Seen) -> None:
             began_at, adapter = time.monotonic(), number % _NUM_ADAPTERS
-            outcome, text = await self._ask(adapter, tokens, first_byte)
+            outcome, text = await self.ask(adapter, tokens, first_byte)
             if outcome == "answered" and text != self._answers[adapter, tokens]:
                 outcome = "wrong answer"
             seen.add(outcome, max(0.0, time.monotonic() - max(began_at, min(signalled_at[0], time.monotonic()))))
@@ -195,7 +196,7 @@ class _Chaos:
             if in_flight:
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(first_byte.wait(), 30)
-            victim = self._process(worker, part)
+            victim = self.process(worker, part)
             signalled_at[0] = time.monotonic()
             victim.send_signal(SIGNALS[name])
             probes = 0
@@ -203,7 +204,7 @@ class _Chaos:
                 group.create_task(client(probes, 4, probing))
                 probes += 1
                 await asyncio.sleep(1.0)
-                if not _is_there(victim) and await self._is_ready():
+                if not _is_there(victim) and await self.is_ready():
                     break
             ready_s = time.monotonic() - signalled_at[0]
         return {
@@ -216,10 +217,10 @@ class _Chaos:
             "longest_probe_s": round(probing.longest_s, 1),
             "ready_s": round(ready_s, 1),
             "wrong_answers": flying.num_wrong + probing.num_wrong,
-            "left_behind": await self._left_behind(),
+            "left_behind": await self.left_behind(),
         }
 
-    async def _ask(self, adapter: int, tokens: int, first_byte: asyncio.Event | None = None) -> tuple[str, str]:
+    async def ask(self, adapter: int, tokens: int, first_byte: asyncio.Event | None = None) -> tuple[str, str]:
         """How a streamed request ended, and its text."""
         body = {
             "model": "bench",
@@ -254,7 +255,7 @@ class _Chaos:
         except (aiohttp.ClientError, OSError):
             return "connection broken", ""
 
-    def _process(self, worker: str, part: str) -> psutil.Process:
+    def process(self, worker: str, part: str) -> psutil.Process:
         for child in psutil.Process().children():
             words = child.cmdline()
             if part == "router" and "router" in words:
@@ -277,7 +278,7 @@ class _Chaos:
             *(f"http://{each.host}:{each.metrics_port}/ready" for each in workers),
         ]
 
-    async def _is_ready(self) -> bool:
+    async def is_ready(self) -> bool:
         try:
             for url in self._ready_urls():
                 async with asyncio.timeout(5), self._session.get(url) as answer:
@@ -288,14 +289,14 @@ class _Chaos:
             return False
         return True
 
-    async def _until_ready(self) -> None:
+    async def until_ready(self) -> None:
         deadline = time.monotonic() + self._options.ready_within_s
-        while not await self._is_ready():
+        while not await self.is_ready():
             if time.monotonic() > deadline:
                 raise SystemFailed(f"the cluster was not ready again within {self._options.ready_within_s:g} s")
             await asyncio.sleep(0.5)
 
-    async def _left_behind(self) -> list[str]:
+    async def left_behind(self) -> list[str]:
         """What a quiet cluster should not have: requests, KV tokens in use, more shared memory than before."""
         deadline = time.monotonic() + _QUIET_WITHIN_S
         while True:

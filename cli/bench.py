@@ -116,6 +116,18 @@ def add_commands(commands: Any) -> None:
     chaos.add_argument("--quick", action="store_true", help="a smoke test: one kill of one scheduler")
     chaos.add_argument("--json", type=Path, metavar="FILE", help="write the numbers")
     chaos.set_defaults(run=_chaos)
+    text = "A long load with clients that leave and a kill a minute: memory, descriptors, and p99 after each kill."
+    soak = benchmarks.add_parser("soak", help=text, description=text)
+    soak.add_argument("--minutes", type=float, help="of load; default: 30")
+    soak.add_argument("--load", type=float, help="share of the measured capacity; default: 0.8")
+    soak.add_argument("--adapters", type=_positive, help="default: 200")
+    soak.add_argument("--kill-every", type=float, metavar="S", dest="kill_every_s", help="default: 60")
+    soak.add_argument(
+        "--layout", choices=("pair", "unified"), help="one pair, or two unified workers; default: unified"
+    )
+    soak.add_argument("--quick", action="store_true", help="a smoke test: 2 minutes, 20 adapters")
+    soak.add_argument("--json", type=Path, metavar="FILE", help="write the numbers")
+    soak.set_defaults(run=_soak)
     text = "Placement by itself: simulated fleets under several policies, and what one placement costs."
     placement = benchmarks.add_parser("placement", help=text, description=text)
     placement.add_argument("--placements", type=_positive, help="whose cost is measured; default: 20000")
@@ -315,6 +327,22 @@ def _chaos(arguments: argparse.Namespace) -> None:
             sys.exit(f"prelude: --{name}: there is no {', '.join(sorted(unknown))}; there are {', '.join(known)}")
     try:
         chaos.run(options, _command(sys.argv[1:]), arguments.json, lambda line: print(line, flush=True))
+    except BenchError as error:
+        sys.exit(f"prelude: {error}")
+
+
+def _soak(arguments: argparse.Namespace) -> None:
+    from bench import soak
+    from bench.errors import BenchError
+
+    given = {name: getattr(arguments, name) for name in ("minutes", "load", "adapters", "kill_every_s", "layout")}
+    base = soak.QUICK if arguments.quick else soak.Options()
+    options = replace(base, **{name: value for name, value in given.items() if value is not None})
+    for name in ("minutes", "load", "kill_every_s"):
+        if not 0 < getattr(options, name) < 10_000:
+            sys.exit(f"prelude: --{name.removesuffix('_s').replace('_', '-')} must be positive")
+    try:
+        soak.run(options, _command(sys.argv[1:]), arguments.json, lambda line: print(line, flush=True))
     except BenchError as error:
         sys.exit(f"prelude: {error}")
 

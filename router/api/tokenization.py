@@ -114,15 +114,15 @@ class TokenizationEndpoint:
         """The fields without nulls. Raises RequestError."""
         fields = {}
         for name, value in split(body, self._limits.request.nesting).items():
-            if value == _NULL:
-                continue
-            if name in REFUSED:
+            is_null = value == _NULL
+            if name in REFUSED and not is_null:
                 raise RefusedField(f"{name} is not for clients to set; remove it", param=name)
-            if name not in known and name not in ("model", ADAPTER):
+            if name not in known | {"model", ADAPTER} | REFUSED:
                 raise InvalidField(
                     f"{name[:60]} is not a field of this request; it takes {', '.join(sorted(known))}", param=name[:60]
                 )
-            fields[name] = value
+            if not is_null:
+                fields[name] = value
         check({name: value for name, value in fields.items() if name in known})
         return fields
 

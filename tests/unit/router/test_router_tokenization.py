@@ -43,6 +43,7 @@ def test_there_and_back(prefix: str) -> None:
         ("tokenize", {"prompt": "a", "add_special_tokens": 1}, 400, "add_special_tokens"),
         ("tokenize", {"prompt": "a", "lora_path": "x"}, 400, "lora_path"),
         ("tokenize", {"prompt": "a", "whatever": 1}, 400, "whatever"),
+        ("tokenize", {"prompt": "a", "whatever": None}, 400, "whatever"),
         ("tokenize", {"prompt": "a", "model": "nobody"}, 404, "model"),
         ("tokenize", {"prompt": "a", "model": 5}, 400, "model"),
         ("detokenize", {}, 400, "tokens"),

@@ -1,0 +1,309 @@
+"""A long steady load on a real cluster while clients leave and processes are killed: memory, descriptors, latencies.
+
+First the capacity is measured, with a fixed number of clients. Then requests arrive at random at a share of it, under
+many adapters of Zipf popularity, whatever becomes of the ones before; some clients leave early; and now and then one
+process is killed. Complete answers are compared with those of a quiet cluster.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import statistics
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import aiohttp
+import psutil
+
+from bench import chaos
+from bench.errors import BenchError, SystemFailed
+from bench.measuring import provenance
+from bench.measuring.closed_loop import closed_loop
+from bench.measuring.quantile import quantile
+from cluster.errors import StartError
+from cluster.local.supervisor import LocalCluster, local_cluster
+
+BACK_WITHIN_S = 30.0
+SLOW = 1.5  # times the p99 before the first kill: not back to normal
+_SAMPLE_EVERY_S = 5.0
+_MAX_IN_FLIGHT = 512  # more clients wait for nothing but each other
+_PARTS = ("agent", "server", "scheduler", "detokenizer")
+LEFT = "left"  # the outcome of a client that went away by itself
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """One run."""
+
+    minutes: float = 30.0
+    load: float = 0.8  # of the measured capacity
+    adapters: int = 200
+    kill_every_s: float = 60.0
+    layout: str = "unified"
+    generated_tokens: int = 16
+    aborted: float = 0.05  # share of the clients that leave early
+    clients: int = 16  # when capacity is measured
+    capacity_requests: int = 200
+    seed: int = 1
+
+
+QUICK = Options(minutes=2.0, adapters=20, capacity_requests=60)
+
+
+@dataclass(frozen=True, slots=True)
+class Kill:
+    at_s: float
+    victim: str
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One client's request. Times are seconds since the start of the load."""
+
+    began_s: float
+    seconds: float
+    outcome: str
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """Memory and descriptors of one process, or of all processes of one engine, at one time."""
+
+    at_s: float
+    of: str
+    mib: float
+    descriptors: int
+
+
+def run(options: Options, command: str, json_path: Path | None, progress: Callable[[str], None]) -> dict[str, Any]:
+    """Run, print and write the summary; returns the file's content. Raises BenchError."""
+    if json_path is not None and not json_path.absolute().parent.is_dir():
+        raise BenchError(f"{json_path}: there is no folder {json_path.parent}")
+    facts = {
+        "benchmark": "soak",
+        "commit": provenance.commit(),
+        "command": command,
+        "hardware": provenance.hardware("cpu"),
+        "versions": provenance.versions(),
+        "settings": asdict(options),
+    }
+    with tempfile.TemporaryDirectory(prefix="prelude-bench-") as folder:
+        try:
+            document = {**facts, **asyncio.run(_measure(options, Path(folder), progress))}
+        except StartError as error:
+            raise SystemFailed(str(error)) from error
+    progress(table(document))
+    if json_path is not None:
+        json_path.write_text(json.dumps(document, indent=2) + "\n")
+    return document
+
+
+async def _measure(options: Options, folder: Path, progress: Callable[[str], None]) -> dict[str, Any]:
+    config = await asyncio.to_thread(chaos.prepare, options.layout, options.adapters, folder)
+    progress(f"starting the cluster: {', '.join(chaos.LAYOUTS[options.layout])}")
+    async with (
+        local_cluster(config, folder / "logs") as cluster,
+        aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0, force_close=True)) as session,
+    ):
+        known = chaos.ChaosCluster(chaos.Options(layout=options.layout), cluster, session)
+        soak = _Soak(options, cluster, known)
+        await soak.learn_answers()
+        capacity = await soak.capacity()
+        progress(f"capacity {capacity:.1f} requests/s; load {options.load * capacity:.1f} for {options.minutes:g} min")
+        await soak.load(options.load * capacity, progress)
+        await known.until_ready()
+        left_behind = await known.left_behind()
+        return {"capacity": round(capacity, 2), **soak.summary(), "left_behind": left_behind}
+
+
+class _Soak:
+    def __init__(self, options: Options, cluster: LocalCluster, known: chaos.ChaosCluster) -> None:
+        self._options = options
+        self._cluster = cluster
+        self._known = known
+        self._random = Random(options.seed)
+        self._weights = [1 / (rank + 1) for rank in range(options.adapters)]
+        self._right: dict[int, str] = {}  # by adapter
+        self._answers: list[Answer] = []
+        self._kills: list[Kill] = []
+        self._samples: list[Sample] = []
+
+    async def learn_answers(self) -> None:
+        for adapter in range(self._options.adapters):
+            outcome, self._right[adapter] = await self._known.ask(adapter, self._options.generated_tokens)
+            if outcome != "answered":
+                raise SystemFailed(f"before the load, a request ended as: {outcome}")
+
+    async def capacity(self) -> float:
+        """Requests/s with a fixed number of clients."""
+
+        async def send(_number: int) -> None:
+            outcome, _ = await self._known.ask(self._an_adapter(), self._options.generated_tokens)
+            if outcome != "answered":
+                raise SystemFailed(f"while the capacity was measured, a request ended as: {outcome}")
+
+        return (await closed_loop(send, self._options.capacity_requests, self._options.clients)).requests_per_s
+
+    async def load(self, requests_per_s: float, progress: Callable[[str], None]) -> None:
+        self._began_at = time.monotonic()
+        end_s, next_kill_s = 60 * self._options.minutes, self._options.kill_every_s
+        in_flight: set[asyncio.Task[None]] = set()
+        sampling = asyncio.create_task(self._sample())
+        try:
+            due_s = 0.0
+            while (due_s := due_s + self._random.expovariate(requests_per_s)) < end_s:
+                await asyncio.sleep(max(0.0, due_s - self._now_s()))
+                if due_s >= next_kill_s and next_kill_s < end_s - BACK_WITHIN_S:
+                    self._kill()
+                    next_kill_s += self._options.kill_every_s
+                    progress(f"  {self._now_s():.0f} s: killed {self._kills[-1].victim}; {len(in_flight)} in flight")
+                if len(in_flight) >= _MAX_IN_FLIGHT:
+                    self._answers.append(Answer(due_s, 0.0, "not sent: too many in flight"))
+                    continue
+                task = asyncio.create_task(self._client(due_s))
+                in_flight.add(task)
+                task.add_done_callback(in_flight.discard)
+            await asyncio.gather(*in_flight)
+        finally:
+            sampling.cancel()
+            for task in in_flight:
+                task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await sampling
+
+    async def _client(self, due_s: float) -> None:
+        adapter = self._an_adapter()
+        patience_s = self._random.uniform(0, 1) if self._random.random() < self._options.aborted else None
+        try:
+            async with asyncio.timeout(patience_s):
+                outcome, text = await self._known.ask(adapter, self._options.generated_tokens)
+        except TimeoutError:
+            outcome, text = LEFT, ""
+        if outcome == "answered" and text != self._right[adapter]:
+            outcome = "wrong answer"
+        self._answers.append(Answer(due_s, self._now_s() - due_s, outcome))  # from when it should have been sent
+
+    def _kill(self) -> None:
+        workers = [(worker, part) for worker in chaos.LAYOUTS[self._options.layout] for part in _PARTS]
+        for worker, part in self._random.sample([("", "router"), *workers], len(workers) + 1):
+            with contextlib.suppress(SystemFailed, StopIteration, psutil.Error):
+                self._known.process(worker, part).kill()
+                self._kills.append(Kill(self._now_s(), f"{worker} {part}".strip()))
+                return
+        raise SystemFailed("there is no process left to kill")
+
+    async def _sample(self) -> None:
+        while True:
+            now_s = self._now_s()
+            for name, processes in await asyncio.to_thread(_processes, [*self._cluster.config.workers]):
+                self._samples.append(Sample(now_s, name, *processes))
+            await asyncio.sleep(_SAMPLE_EVERY_S)
+
+    def _an_adapter(self) -> int:
+        return self._random.choices(range(self._options.adapters), self._weights)[0]
+
+    def _now_s(self) -> float:
+        return time.monotonic() - self._began_at
+
+    def summary(self) -> dict[str, Any]:
+        return summary(self._answers, self._kills, self._samples)
+
+
+def _processes(workers: list[str]) -> list[tuple[str, tuple[float, int]]]:
+    """By name, the memory in MiB and the descriptors of the router, of each agent and of each engine's processes."""
+    found = []
+    for child in psutil.Process().children():
+        with contextlib.suppress(psutil.Error):
+            words = child.cmdline()
+            worker = next((name for name in workers if name in words), None)
+            if worker is not None:
+                found.append((f"{worker} agent", _use([child])))
+                found.append((f"{worker} engine", _use(child.children(recursive=True))))
+            elif "router" in words:
+                found.append(("router", _use([child, *child.children(recursive=True)])))
+    return found
+
+
+def _use(processes: list[psutil.Process]) -> tuple[float, int]:
+    return sum(each.memory_info().rss for each in processes) / 2**20, sum(each.num_fds() for each in processes)
+
+
+# ---- what is reported -----------------------------------------------------------------------------------------------
+
+
+def summary(answers: list[Answer], kills: list[Kill], samples: list[Sample]) -> dict[str, Any]:
+    """Outcomes, the p99 before and after each kill, and what memory and descriptors did."""
+    answered = [each for each in answers if each.outcome == "answered"]
+    first_kill_s = kills[0].at_s if kills else float("inf")
+    before = [each.seconds for each in answered if each.began_s < first_kill_s - 1]
+    if not before:
+        raise SystemFailed("no request was answered before the first kill; let the load last longer")
+    normal_s = quantile(before, 0.99)
+    end_s = max(each.began_s for each in answers)
+    nexts = [*(each.at_s for each in kills[1:]), end_s]
+    return {
+        "outcomes": dict(Counter(each.outcome for each in answers)),
+        "wrong_answers": sum(each.outcome == "wrong answer" for each in answers),
+        "p99_before_s": round(normal_s, 3),
+        "kills": [_after(kill, until_s, answers, normal_s) for kill, until_s in zip(kills, nexts, strict=False)],
+        "processes": _growth(samples),
+    }
+
+
+def _after(kill: Kill, until_s: float, answers: list[Answer], normal_s: float) -> dict[str, Any]:
+    """What clients saw from one kill to the next."""
+    during = [each for each in answers if kill.at_s <= each.began_s < until_s and each.outcome != LEFT]
+    later = [each for each in during if each.began_s >= kill.at_s + BACK_WITHIN_S]
+    p99_s = quantile([each.seconds for each in later], 0.99) if later else None
+    bad = [each for each in during if each.outcome != "answered" or each.seconds > SLOW * normal_s]
+    return {
+        "at_s": round(kill.at_s, 1),
+        "victim": kill.victim,
+        "failed": dict(Counter(each.outcome for each in during if each.outcome != "answered")),
+        "last_slow_or_failed_s": round(max((each.began_s for each in bad), default=kill.at_s) - kill.at_s, 1),
+        "p99_after_30_s": None if p99_s is None else round(p99_s, 3),
+        "is_back": None
+        if p99_s is None
+        else p99_s <= SLOW * normal_s and all(each.outcome == "answered" for each in later),
+    }
+
+
+def _growth(samples: list[Sample]) -> dict[str, Any]:
+    """By process: medians of the first and the last quarter of the run. A restarted process begins anew."""
+    found = {}
+    end_s = max((each.at_s for each in samples), default=0.0)
+    for name in sorted({each.of for each in samples}):
+        own = [each for each in samples if each.of == name]
+        first = [each for each in own if each.at_s <= end_s / 4]
+        last = [each for each in own if each.at_s >= end_s * 3 / 4]
+        if first and last:
+            found[name] = {
+                "mib": [round(statistics.median(each.mib for each in part), 1) for part in (first, last)],
+                "max_mib": round(max(each.mib for each in own), 1),
+                "descriptors": [statistics.median(each.descriptors for each in part) for part in (first, last)],
+                "max_descriptors": max(each.descriptors for each in own),
+            }
+    return found
+
+
+def table(document: dict[str, Any]) -> str:
+    """The kills, then the processes."""
+    lines = [f"outcomes: {document['outcomes']}; p99 before the first kill {document['p99_before_s']:.3f} s"]
+    lines.append(f"{'killed':<28}{'at':>8}{'p99 after 30 s':>16}{'back':>7}  failed")
+    for kill in document["kills"]:
+        p99 = "-" if kill["p99_after_30_s"] is None else f"{kill['p99_after_30_s']:.3f} s"
+        lines.append(f"{kill['victim']:<28}{kill['at_s']:>6.0f} s{p99:>16}{kill['is_back']!s:>7}  {kill['failed']}")
+    lines.append(f"{'process':<28}{'MiB first, last':>22}{'max':>9}{'descriptors':>18}{'max':>6}")
+    for name, use in document["processes"].items():
+        mib, descriptors = (f"{first:g}, {last:g}" for first, last in (use["mib"], use["descriptors"]))
+        lines.append(f"{name:<28}{mib:>22}{use['max_mib']:>9.0f}{descriptors:>18}{use['max_descriptors']:>6}")
+    lines.append(f"left behind: {document['left_behind'] or 'nothing'}")
+    return "\n".join(lines)
