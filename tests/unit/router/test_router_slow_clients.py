@@ -1,0 +1,99 @@
+"""Clients that send nothing, that write slowly and that do not read: little memory each, and nobody else notices."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import resource
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import psutil
+import pytest
+from aiohttp import web
+from support.router_stand_ins import ClusterStandIn, EngineStandIn, eventually, running_cluster
+
+NUM_EVENTS, WORD = 128, "x" * 2**16  # 8 MiB of stream for each client
+IDLE_BYTES, SLOW_BYTES = 32 * 2**10, 2**20  # of memory, each; in this process are router and stand-ins
+
+
+async def floods(engine: EngineStandIn, fields: dict[str, Any], request: web.Request) -> web.StreamResponse:
+    """Write a long stream as fast as the router reads it."""
+    response = web.StreamResponse(headers={"content-type": "text/event-stream"})
+    await response.prepare(request)
+    choice = {"index": 0, "text": WORD, "logprobs": None, "finish_reason": None, "matched_stop": None}
+    head = {"id": fields["rid"], "object": "text_completion", "created": 1, "model": fields["model"], "usage": None}
+    event = b"data: " + json.dumps({**head, "choices": [choice]}, separators=(",", ":")).encode() + b"\n\n"
+    for _ in range(NUM_EVENTS):
+        await response.write(event)
+    await response.write(b"data: [DONE]\n\n")
+    return response
+
+
+@contextmanager
+def open_files(count: int) -> Iterator[None]:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and hard < count:
+        pytest.skip(f"only {hard} files may be open")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, count), hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def post(path: str, body: dict[str, Any]) -> bytes:
+    data = json.dumps(body).encode()
+    head = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(data)}\r\n\r\n"
+    return head.encode() + data
+
+
+async def check(num_idle: int, num_slow: int) -> None:
+    async with running_cluster(0, 0, 1) as cluster:
+        assert (await cluster.post(prompt="Hi"))[0] == 200
+        gc.collect()
+        process, engine = psutil.Process(), cluster.unified[0].engine
+        before, sockets = process.memory_info().rss, []
+        try:
+            engine.behaviours += [floods] * num_slow
+            streamed = post("/v1/completions", {"model": "base", "prompt": "Hi", "stream": True})
+            for data in [streamed] * num_slow + [streamed[:-5]] * num_slow + [b""] * num_idle:
+                sockets.append(each := socket.socket())
+                each.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+                each.setblocking(False)
+                address = ("127.0.0.1", int(cluster.url.rpartition(":")[2]))
+                await asyncio.get_running_loop().sock_connect(each, address)
+                await asyncio.get_running_loop().sock_sendall(each, data)
+            await eventually(lambda: _num_relaying(cluster), lambda found: found == num_slow, within_s=60)
+            for _ in range(20):
+                async with asyncio.timeout(10):
+                    assert (await cluster.post(prompt="Hi"))[0] == 200
+            assert engine.num_running == num_slow  # no stream is through: nobody read it, and nobody kept it
+            grown, allowed = process.memory_info().rss - before, 2**23 + num_idle * IDLE_BYTES + num_slow * SLOW_BYTES
+            assert grown < allowed, f"{grown / 2**20:.0f} MiB, allowed are {allowed / 2**20:.0f}"
+        finally:
+            for each in sockets:
+                each.close()
+        await eventually(lambda: asyncio.sleep(0, engine.num_running), lambda running: running == 0, within_s=60)
+        assert await _num_relaying(cluster) == 0
+        assert (await cluster.post(prompt="Hi"))[0] == 200
+
+
+async def _num_relaying(cluster: ClusterStandIn) -> int:
+    requests = (await cluster.admin("/debug/requests"))[1]["requests"]
+    return sum(sequence["phase"] == "relaying" for request in requests for sequence in request["sequences"])
+
+
+@pytest.mark.slow
+def test_some_slow_clients_harm_nobody():
+    with open_files(1000):
+        asyncio.run(check(num_idle=200, num_slow=20))
+
+
+@pytest.mark.long
+def test_two_thousand_idle_and_hundreds_of_slow_clients_harm_nobody():
+    with open_files(8000):
+        asyncio.run(check(num_idle=2000, num_slow=200))
