@@ -25,7 +25,7 @@ TEST_PROCESSES ?= 2
 SPREAD = -n $(TEST_PROCESSES) --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev setup-gpu serve test test-fast test-chart test-long lint format bench proto clean
+.PHONY: help setup setup-dev setup-gpu prometheus serve test test-fast test-chart test-long lint format bench proto clean
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -64,11 +64,21 @@ $(GPU_VENV)/.installed: requirements/gpu.txt pyproject.toml
 	@$(call pip_install_gpu,--no-deps --editable .)
 	@touch $@
 
+# Prometheus and promtool for the tests of rules and dashboards: what is on PATH, or Debian's package, unpacked into .venv
+# without installing it. Where neither works, those tests are skipped and say so.
+prometheus: setup-dev ## get Prometheus for the tests, on Debian and Ubuntu
+	@command -v promtool >/dev/null && command -v prometheus >/dev/null || test -x $(VENV)/prometheus/usr/bin/promtool || { \
+		folder=$$(mktemp -d) && cd $$folder && { apt-get download prometheus >/dev/null 2>&1 \
+			|| { apt-get update >/dev/null 2>&1 && apt-get download prometheus >/dev/null 2>&1; }; } \
+		&& dpkg -x prometheus_*.deb $(abspath $(VENV))/prometheus; rm -rf $$folder; }
+	@command -v promtool >/dev/null || test -x $(VENV)/prometheus/usr/bin/promtool \
+		|| echo "Prometheus cannot be had here: tests of alerts and dashboards will be skipped."
+
 serve: $(if $(ON_GPU),setup-gpu,setup) ## start a demo cluster, on the GPUs of this machine if it has some: print the URL
 	@$(SERVE_BIN)/prelude demo $(DEMO) --device $(DEVICE) >/dev/null
 	@exec $(SERVE_BIN)/prelude up --config $(DEMO)/cluster.yaml
 
-test: setup-dev ## run every test
+test: setup-dev prometheus ## run every test
 	@$(BIN)/python -m pytest $(SPREAD) -m "not long" --durations 20
 
 test-fast: setup-dev ## run the tests without engines and without the slow ones: under three minutes
@@ -77,7 +87,7 @@ test-fast: setup-dev ## run the tests without engines and without the slow ones:
 test-chart: setup-dev ## test the Helm chart and the images; part of `make test`
 	@$(BIN)/python -m pytest tests/chart
 
-test-long: setup-dev ## run the long tests too: soak, hundreds of kills
+test-long: setup-dev prometheus ## run the long tests too: soak, hundreds of kills
 	@$(BIN)/python -m pytest $(SPREAD) --durations 20
 
 lint: setup-dev ## check format, style and types

@@ -87,7 +87,7 @@ def _parser() -> argparse.ArgumentParser:
         )
         worker.add_argument("--scratch", type=Path, help="folder for temporary files; default: a temporary one")
 
-    from cli import audit, bench, certs, doctor, grants, init, keys, tenants, workers
+    from cli import audit, bench, certs, dashboards, doctor, grants, init, keys, tenants, workers
     from cli.adapters import commands as adapters
     from cli.adapters import migrate
 
@@ -102,6 +102,7 @@ def _parser() -> argparse.ArgumentParser:
     tenants.add_commands(commands)
     audit.add_command(commands)
     bench.add_commands(commands)
+    dashboards.add_command(commands)
 
     demo = add("demo", _demo, "Create a small random model, adapters and a cluster.yaml to try Prelude with.")
     demo.add_argument("folder", type=Path)

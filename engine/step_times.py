@@ -8,6 +8,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+METRIC = "prelude_engine_adapter_step_seconds"
+TEXT = "Delay of the scheduler's next batch by an adapter's step: load, fill of a slot, clear"
+LABELS = ("step",)
 _BUCKETS_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5)
 
 
@@ -26,5 +29,4 @@ def _histogram() -> Any:
     # Imported at first use: by then SGLang has set prometheus_client's multiprocess directory.
     from prometheus_client import Histogram
 
-    text = "Delay of the scheduler's next batch by an adapter's load or slot fill"
-    return Histogram("prelude_engine_adapter_step_seconds", text, ["step"], buckets=_BUCKETS_S)
+    return Histogram(METRIC, TEXT, LABELS, buckets=_BUCKETS_S)

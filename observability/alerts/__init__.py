@@ -1,0 +1,1 @@
+"""Alerts, as data, and the rules file that Prometheus reads."""

@@ -1,0 +1,251 @@
+"""The alerts, run by promtool: each fires in its case, alone, and none on a healthy cluster."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+import yaml
+from support.prometheus import tool
+
+from observability.alerts.rules import alerts, rules
+from observability.generate import generated_files
+
+ROOT = Path(__file__).parents[3]
+OPERATIONS = ROOT / "docs" / "operations"
+pytestmark = pytest.mark.slow
+NAMES = [alert.name for alert in alerts()]
+DAY = 1440  # minutes
+
+# A cluster that is well, by series: five requests per second, 3 of them for adapters that are resident.
+HEALTHY = {
+    'prelude_router_requests_total{namespace="n",endpoint="chat",status="200"}': "0+300x{n}",
+    'prelude_router_requests_total{namespace="n",endpoint="chat",status="404"}': "0+3x{n}",
+    'prelude_router_requests_total{namespace="n",endpoint="chat",status="499"}': "0+3x{n}",
+    'prelude_router_requests_total{namespace="n",endpoint="chat",status="503"}': "0+0.06x{n}",  # 0.02%
+    'prelude_router_slo_requests_total{namespace="n",endpoint="chat",met="true"}': "0+297x{n}",
+    'prelude_router_slo_requests_total{namespace="n",endpoint="chat",met="false"}': "0+3x{n}",  # 1%
+    'prelude_router_workers_placeable{namespace="n",role="prefill"}': "2x{n}",
+    'prelude_router_workers_placeable{namespace="n",role="decode"}': "2x{n}",
+    'prelude_router_workers_placeable{namespace="n",role="unified"}': "0x{n}",
+    'prelude_router_workers{namespace="n",role="prefill",state="placeable"}': "2x{n}",
+    'prelude_router_workers{namespace="n",role="prefill",state="lost"}': "0x{n}",
+    'prelude_router_prefill_queue_seconds{namespace="n"}': "0.3x{n}",
+    'prelude_router_decode_kv_used_ratio{namespace="n"}': "0.6x{n}",
+    'prelude_router_catalog_staleness_seconds{namespace="n"}': "0.4x{n}",
+    'prelude_router_audit_events_lost_total{namespace="n"}': "0x{n}",
+    'prelude_certificate_expiry_timestamp_seconds{namespace="n",job="prelude-router",certificate="clients"}': (
+        "7776000x{n}"  # 90 days after the test's beginning, 1970
+    ),
+    'prelude_worker_ready{namespace="n",worker="p0",role="prefill"}': "1x{n}",
+    'prelude_worker_hung{namespace="n",worker="p0",role="prefill"}': "0x{n}",
+    'prelude_worker_draining{namespace="n",worker="p0",role="prefill"}': "0x{n}",
+    'prelude_worker_engine_restarts{namespace="n",worker="p0",role="prefill"}': "1x{n}",
+    'prelude_worker_adapter_lease_hits_total{namespace="n",worker="p0",role="prefill"}': "0+180x{n}",
+    'prelude_worker_adapter_loads_total{namespace="n",worker="p0",role="prefill",source="store",result="ok"}': (
+        "0+2x{n}"
+    ),
+    'prelude_worker_adapter_loads_total{namespace="n",worker="p0",role="prefill",source="host",result="ok"}': (
+        "0+2x{n}"
+    ),
+    'prelude_worker_adapter_load_waiters{namespace="n",worker="p0",role="prefill"}': "1x{n}",
+    'prelude_worker_adapter_evictions_total{namespace="n",worker="p0",role="prefill",tier="host"}': "0+1x{n}",
+    'prelude_worker_adapter_evictions_total{namespace="n",worker="p0",role="prefill",tier="disk"}': "0+9x{n}",
+    'prelude_engine_adapter_step_seconds_sum{namespace="n",instance="e0",step="fill"}': "0+0.6x{n}",
+    'sglang:num_transfer_failed_reqs_total{namespace="n",instance="e0",engine_type="prefill"}': "2x{n}",  # long ago
+    'up{namespace="n",job="n/prelude-router",instance="r0"}': "1x{n}",
+    'up{namespace="n",job="something-else",instance="x0"}': "0x{n}",  # not ours
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """What makes one alert fire: series that differ from the healthy ones, and when to look."""
+
+    series: dict[str, str]
+    at: str = "30m"
+    also: set[str] = field(default_factory=set)  # alerts that fire, too, for the same reason
+    not_at: str = ""  # when it must not fire yet, or no more
+
+
+def worker(name: str, more: str = "") -> str:
+    return f'prelude_worker_{name}{{namespace="n",worker="p0",role="prefill"{more}}}'
+
+
+def router(name: str, labels: str = "") -> str:
+    return f'prelude_router_{name}{{namespace="n"{labels}}}'
+
+
+_503 = router("requests_total", ',endpoint="chat",status="503"')
+_LATE, _KEPT = (router("slo_requests_total", f',endpoint="chat",met="{met}"') for met in ("false", "true"))
+_EXPIRY = 'prelude_certificate_expiry_timestamp_seconds{namespace="n",job="prelude-router",certificate="clients"}'
+
+CASES: dict[str, list[Case]] = {
+    "PreludeErrorBudgetBurnsFast": [
+        Case(
+            {_503: "0+0x60 0+30x{n}"}, "1h30m", {"PreludeErrorBudgetBurnsSlowly"}, "1h"
+        ),  # 9% of answers fail from the first hour on
+        Case(
+            {router("stream_errors_total", ',endpoint="chat",code="worker_lost"'): "0+30x{n}"},
+            "1h30m",
+            {"PreludeErrorBudgetBurnsSlowly"},
+        ),
+    ],
+    # 0.4% fail: a burn rate of 4, which no page is sent for. Windows that began before the data see the same share.
+    "PreludeErrorBudgetBurnsSlowly": [Case({_503: "0+1.2x{n}"}, "3h")],
+    "PreludeLatencyBudgetBurnsFast": [
+        Case({_LATE: "0+240x{n}", _KEPT: "0+60x{n}"}, "1h30m", {"PreludeLatencyBudgetBurnsSlowly"})
+    ],
+    "PreludeLatencyBudgetBurnsSlowly": [Case({_LATE: "0+60x{n}", _KEPT: "0+240x{n}"}, "3h")],  # 20%
+    "PreludeNoWorkers": [
+        Case({router("workers_placeable", ',role="prefill"'): "2x10 0x{n}"}, "15m", not_at="9m"),
+        Case({router("workers_placeable", ',role="decode"'): "0x{n}"}, "15m"),
+    ],
+    "PreludeWorkerLost": [Case({router("workers", ',role="prefill",state="lost"'): "1x{n}"}, "6m", not_at="4m")],
+    "PreludeTargetDown": [Case({'up{namespace="n",job="n/prelude-router",instance="r0"}': "0x{n}"}, "6m", not_at="4m")],
+    "PreludeWorkerNotReady": [Case({worker("ready"): "0x{n}"}, "20m", not_at="10m")],
+    "PreludeWorkerHung": [Case({worker("hung"): "0x10 1x{n}"}, "13m", not_at="9m")],
+    "PreludeWorkerFlaps": [
+        Case({worker("engine_restarts"): "0x10 1x5 2x5 3x{n}"}, "25m", not_at="12m"),
+        Case({worker("ready"): "1x2 0x2 1x2 0x2 1x2 0x2 1x2 0x2 1x{n}"}, "25m"),
+    ],
+    "PreludePrefillQueueIsLong": [Case({router("prefill_queue_seconds"): "8x{n}"}, "15m", not_at="8m")],
+    "PreludeKvMemoryIsFull": [Case({router("decode_kv_used_ratio"): "0.99x{n}"}, "15m", not_at="8m")],
+    "PreludeColdLoadStorm": [
+        Case(
+            {
+                worker("adapter_loads_total", ',source="store",result="ok"'): "0+120x{n}",
+                worker("adapter_load_waiters"): "40x{n}",
+            },
+            "20m",
+            not_at="2m",
+        )
+    ],
+    "PreludeAdapterLoadsFail": [
+        Case({worker("adapter_loads_total", ',source="store",result="adapter_corrupt"'): "0+3x{n}"}, "25m")
+    ],
+    "PreludeResidencyThrash": [
+        Case({worker("adapter_evictions_total", ',tier="host"'): "0+90x{n}"}, "30m", not_at="5m")
+    ],
+    "PreludeSlotThrash": [
+        Case({'prelude_engine_adapter_step_seconds_sum{namespace="n",instance="e0",step="fill"}': "0+12x{n}"}, "30m")
+    ],
+    "PreludeKvTransfersFail": [
+        # SGLang's counters begin at the first failure; they stay up, the alert does not.
+        Case({'sglang:num_bootstrap_failed_reqs_total{namespace="n",instance="e0"}': "_x10 3x{n}"}, "15m", not_at="9m"),
+        Case({'sglang:num_transfer_failed_reqs_total{namespace="n",instance="e1"}': "_x10 5x{n}"}, "15m", not_at="30m"),
+    ],
+    "PreludeCatalogLags": [
+        Case({router("catalog_staleness_seconds"): "0+60x{n}"}, "5m"),
+        Case({router("catalog_staleness_seconds"): "1000000000x{n}"}, "5m", not_at="1m"),  # promtool reads no infinity
+    ],
+    "PreludeCertificateExpires": [Case({_EXPIRY: "1000000x{n}"}, "2h", not_at="30m")],  # in 11.5 days
+    "PreludeCertificateExpiresSoon": [Case({_EXPIRY: "100000x{n}"}, "40m")],
+    "PreludeAuditEventsLost": [Case({router("audit_events_lost_total"): "0x10 0+1x5 5x{n}"}, "18m", not_at="9m")],
+}
+
+
+def minutes(text: str) -> int:
+    return sum(int(number) * {"m": 1, "h": 60, "d": DAY}[unit] for number, unit in re.findall(r"(\d+)([mhd])", text))
+
+
+def promtool_test(series: dict[str, str], expected: dict[str, set[str]]) -> dict[str, object]:
+    """One test: the alerts that fire, by when to look."""
+    length = max(minutes(at) for at in expected) + 5
+    return {
+        "interval": "1m",
+        "input_series": [
+            {"series": name, "values": values.replace("{n}", str(length))} for name, values in series.items()
+        ],
+        "promql_expr_test": [
+            {
+                "expr": 'count by (alertname) (ALERTS{alertstate="firing"})',
+                "eval_time": at,
+                "exp_samples": [{"labels": f'{{alertname="{name}"}}', "value": 1} for name in sorted(names)],
+            }
+            for at, names in expected.items()
+        ],
+    }
+
+
+def run_promtool(folder: Path, tests: list[dict[str, object]]) -> None:
+    (folder / "rules.yaml").write_text(generated_files()["rules.yaml"])
+    path = folder / "tests.yaml"
+    path.write_text(yaml.safe_dump({"rule_files": ["rules.yaml"], "evaluation_interval": "1m", "tests": tests}))
+    done = subprocess.run([tool("promtool"), "test", "rules", str(path)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_every_alert_has_a_case() -> None:
+    assert set(CASES) == set(NAMES)
+    assert len(set(NAMES)) == len(NAMES)
+
+
+def test_a_healthy_cluster_is_silent(tmp_path: Path) -> None:
+    run_promtool(tmp_path, [promtool_test(HEALTHY, {"10m": set(), "3h": set()})])
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_an_alert_fires_alone(tmp_path: Path, name: str) -> None:
+    tests = []
+    for case in CASES[name]:
+        expected = {case.at: {name} | case.also}
+        if case.not_at:
+            expected[case.not_at] = set()
+        tests.append(promtool_test(HEALTHY | case.series, expected))
+    run_promtool(tmp_path, tests)
+
+
+def test_a_cluster_that_is_idle_or_new_is_silent(tmp_path: Path) -> None:
+    """Nobody asks for anything, most series do not exist yet, and one request of three fails."""
+    idle = {name: values for name, values in HEALTHY.items() if "_total" not in name}
+    few = {
+        router("requests_total", ',endpoint="chat",status="200"'): "0x10 1x10 2x{n}",
+        _503: "0x15 1x{n}",
+    }
+    run_promtool(tmp_path, [promtool_test(series, {"20m": set(), "70m": set()}) for series in (idle, idle | few)])
+
+
+def test_the_test_can_fail(tmp_path: Path) -> None:
+    with pytest.raises(AssertionError, match="PreludeWorkerHung"):
+        run_promtool(tmp_path, [promtool_test(HEALTHY | {worker("hung"): "1x{n}"}, {"10m": set()})])
+
+
+def test_promtool_accepts_the_rules(tmp_path: Path) -> None:
+    path = tmp_path / "rules.yaml"
+    path.write_text(generated_files()["rules.yaml"])
+    done = subprocess.run([tool("promtool"), "check", "rules", str(path)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_every_alert_links_to_what_to_do() -> None:
+    for rule in rules()["groups"][-1]["rules"]:
+        assert rule["labels"]["severity"] in ("critical", "warning")
+        page, _, anchor = rule["annotations"]["runbook_url"].removeprefix("docs/operations/").partition("#")
+        text = (OPERATIONS / page).read_text()
+        assert anchor == rule["alert"].lower()
+        found = re.search(rf"^## {rule['alert']}\n(.*?)(?=^## |\Z)", text, re.DOTALL | re.MULTILINE)
+        assert found, f"{page} has no section {rule['alert']}"
+        assert "**Look at**" in found[1], rule["alert"]
+        assert re.search(r"\*\*Do\*\*\n\n1\. ", found[1]), rule["alert"]
+
+
+def test_no_page_is_about_an_alert_that_is_gone() -> None:
+    headings = {
+        each for page in OPERATIONS.glob("*.md") for each in re.findall(r"^## (Prelude\w+)$", page.read_text(), re.M)
+    }
+    assert headings == set(NAMES)
+
+
+def test_links_can_lead_elsewhere() -> None:
+    (rule,) = [each for each in rules(runbooks="https://x.org/p/")["groups"][-1]["rules"] if "Catalog" in each["alert"]]
+    assert rule["annotations"]["runbook_url"] == "https://x.org/p/catalog-lags.md#preludecataloglags"
+
+
+def test_targets_of_objectives_change_the_budgets() -> None:
+    text = generated_files(available=0.99, in_time=0.9)["rules.yaml"]
+    assert "prelude:unavailable:ratio_rate1h / 0.01\n" in text
+    assert "prelude:slow:ratio_rate1h / 0.1\n" in text
