@@ -71,9 +71,14 @@ SGLANG = (
 PROMETHEUS = (MetricInfo("up", "gauge", ("job", "instance"), "1 while a target answers Prometheus", "prometheus"),)
 
 # Of Prelude's own, those that begin with an event that a healthy cluster may not see.
+_QUOTAS = "a tenant with a quota asks"
 _ABSENT_UNTIL = {
     "prelude_router_stream_errors": "a stream ends with an error",
     "prelude_router_denials": "a caller is refused",
+    "prelude_router_quota_used_ratio": _QUOTAS,
+    "prelude_router_quota_refusals": "a quota is reached",
+    "prelude_router_tenant_tokens": _QUOTAS,
+    "prelude_router_queue_seconds": "a request waits for its tenant's turn",
     "prelude_router_retries": "an attempt fails",
     "prelude_router_aborts": "an engine call is aborted",
     "prelude_router_connections_refused": "a connection is refused",

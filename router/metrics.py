@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Literal
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
 
 from router.busiest_adapters import BusiestAdapters
 
@@ -23,6 +25,20 @@ ChangeResult = Literal["done", "refused", "failed", "left"]
 TIMED_PHASES = ("admitted", "ensuring_adapter", "waiting_first_event", "relaying")
 # Of a worker, as this router sees it. Each worker is in one.
 WORKER_STATES = ("placeable", "blocked", "draining", "hung", "not_ready", "lost")
+
+
+class QuotaUse(Collector):
+    """How much of their quotas tenants use, read at every scrape."""
+
+    def __init__(self) -> None:
+        self.read: Callable[[], Mapping[tuple[str, str], float]] = dict  # by (tenant, limit)
+
+    def collect(self) -> Iterable[GaugeMetricFamily]:
+        text = "Share of a tenant's limit that is used at this router: 1 refuses. Of `other`, the most of any tenant."
+        family = GaugeMetricFamily("prelude_router_quota_used_ratio", text, labels=("tenant", "limit"))
+        for labels, share in sorted(self.read().items()):
+            family.add_metric(labels, share)
+        yield family
 
 
 class Metrics:
@@ -54,6 +70,8 @@ class Metrics:
             ("tenant", "limit"),
             registry=self.registry,
         )
+        self.quota_use = QuotaUse()
+        self.registry.register(self.quota_use)
         self.tenant_tokens = Counter(
             "prelude_router_tenant_tokens_total",
             "Tokens of requests that have ended, by kind: prompt, output. Counted where there are quotas.",

@@ -1,15 +1,58 @@
-"""Who is refused, and why."""
+"""Who uses how much, who is refused, and why."""
 
 from __future__ import annotations
 
 from observability.panels import Dashboard, Panel, Query
-from observability.queries import or_zero, rate_of
+from observability.queries import or_zero, quantile_of, rate_of
 
 DASHBOARD = Dashboard(
     "prelude-tenants",
     "Tenants",
-    "Refusals, and the record of who did what.",
+    "Use against quotas, refusals, and the record of who did what.",
     (
+        Panel(
+            "Quota used, by tenant and limit",
+            "Share of each limit that is used at the router where it is highest; 1 refuses. Tenants that cluster.yaml "
+            "does not name are together in `other`: the most of any of them. Empty without router.quotas.",
+            "percentunit",
+            (Query("max by (tenant, limit) (prelude_router_quota_used_ratio)", "{{tenant}} {{limit}}"),),
+            maximum=1,
+            limit=0.9,
+        ),
+        Panel(
+            "Tokens per second, by tenant",
+            "Of requests that have ended, where there are quotas.",
+            "suffix: tok/s",
+            (
+                Query(rate_of("prelude_router_tenant_tokens_total", "tenant, kind"), "{{tenant}} {{kind}}"),
+                Query(or_zero(rate_of("prelude_router_tenant_tokens_total")), "all"),
+            ),
+        ),
+        Panel(
+            "Refused for a quota",
+            "429 answers, by tenant and limit. One tenant, steadily: its quota is too small, or its client does not "
+            "heed retry-after.",
+            "reqps",
+            (
+                Query(rate_of("prelude_router_quota_refusals_total", "tenant, limit"), "{{tenant}} {{limit}}"),
+                Query(or_zero(rate_of("prelude_router_quota_refusals_total")), "all"),
+            ),
+        ),
+        Panel(
+            "Waiting for their turn",
+            "Requests that wait in routers while the fleet is saturated, and tenants share it by their weights.",
+            "short",
+            (Query("sum(prelude_router_queued_requests)", "waiting"),),
+        ),
+        Panel(
+            "Wait for a turn, p95",
+            "Of the requests that had to wait. One tenant above the others: it asks for more than its share.",
+            "s",
+            (
+                Query(quantile_of(0.95, "prelude_router_queue_seconds", "tenant"), "{{tenant}}"),
+                Query(or_zero(quantile_of(0.95, "prelude_router_queue_seconds")), "all"),
+            ),
+        ),
         Panel(
             "Refused because of who asked",
             "By code: no key, a revoked one, a scope that is missing. A burst from one moment on is a client with a "

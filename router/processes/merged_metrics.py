@@ -14,6 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 _LARGEST = {  # of the processes; everything else is a sum
     "prelude_router_catalog_staleness_seconds",
     "prelude_router_quota_routers",
+    "prelude_router_quota_used_ratio",
     "prelude_router_workers",
     "prelude_router_workers_placeable",
     "prelude_router_worker_kv_used_ratio",

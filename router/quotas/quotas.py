@@ -21,6 +21,7 @@ from router.quotas.turns import PRIORITY_HEADER, HasRoom, Turn, Turns, priority_
 _MAX_BUDGETS = 10_000  # before idle ones are forgotten
 _KEPT_GRAMMARS = 256  # of each tenant; as many as engines keep
 _PERIODS = {"requests": "a second", "prompt_tokens": "a minute", "output_tokens": "a minute", "grammars": "a minute"}
+_TENANT = "tenant:"  # before a tenant's name in subjects
 OTHERS = "other"  # label of tenants that cluster.yaml does not name
 
 
@@ -47,6 +48,21 @@ class Quotas:
         self._grammars: dict[str, OrderedDict[int, None]] = {}  # that a tenant has used, by tenant
         self._sweep_at = _MAX_BUDGETS
         self.num_sharing: int | None = None  # routers that share every limit; None: this one alone has them
+        metrics.quota_use.read = self.used_shares
+
+    def used_shares(self) -> dict[tuple[str, str], float]:
+        """How much of each limit of a tenant is used, by (label, limit): 1 refuses. Of `OTHERS`, the most of any."""
+        now, shares = self._clock(), dict[tuple[str, str], float]()
+        for subject, budget in self.budgets.items():
+            if budget is None or not subject.startswith(_TENANT):
+                continue
+            budget.refill(now)
+            label = self.label_of(subject.removeprefix(_TENANT))
+            used = {name: 1 - bucket.remaining / bucket.capacity for name, bucket in budget.buckets.items()}
+            used |= {name: gauge.used / gauge.limit for name, gauge in budget.gauges.items()}
+            for name, share in used.items():
+                shares[label, name] = max(share, shares.get((label, name), 0.0))
+        return shares
 
     def admission(self, principal: Principal) -> Admission:
         """A request's admission, to be entered before its body is read. Entering raises QuotaExceeded."""
@@ -60,7 +76,7 @@ class Quotas:
         """The budgets of the tenant and of its key."""
         assert self._config is not None
         config, tenant, key_id = self._config, principal.tenant, principal.key_id
-        found = [self._budget(f"tenant:{tenant}", f"tenant {tenant}", lambda: config.of_tenant(tenant))]
+        found = [self._budget(f"{_TENANT}{tenant}", f"tenant {tenant}", lambda: config.of_tenant(tenant))]
         if key_id is not None:
             found.append(
                 self._budget(

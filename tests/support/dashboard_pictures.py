@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-import httpx
+from support.prometheus import Prometheus
 
 from observability.panels import Dashboard, Panel, as_grafana
 
@@ -16,7 +16,7 @@ _MAX_LEGEND = 8
 
 
 def draw(
-    dashboard: Dashboard, prometheus: str, path: Path, *, start: float, end: float, step_s: float, window: str
+    dashboard: Dashboard, prometheus: Prometheus, path: Path, *, start: float, end: float, step_s: float, window: str
 ) -> None:
     """Write one picture with all panels, from the data between two times."""
     import matplotlib
@@ -34,9 +34,8 @@ def draw(
         found = []
         for query, target in zip(panel.queries, targets[panel.title], strict=True):
             expression = target["expr"].replace("$__rate_interval", window).replace("$namespace", ".*")
-            parameters: dict[str, Any] = {"query": expression, "start": start, "end": end, "step": step_s}
-            answer = httpx.get(f"{prometheus}/api/v1/query_range", params=parameters, timeout=60).json()
-            found += [(_legend(query.legend, each["metric"]), each["values"]) for each in answer["data"]["result"]]
+            answer = prometheus.query_range(expression, start, end, step_s)
+            found += [(_legend(query.legend, each["metric"]), each["values"]) for each in answer]
         _draw_panel(axis, panel, found, start)
     figure.suptitle(f"Prelude / {dashboard.title}", x=0.01, ha="left", fontsize=12, fontweight="bold")
     figure.tight_layout(rect=(0, 0, 1, 0.985))

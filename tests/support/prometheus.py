@@ -29,15 +29,25 @@ def tool(name: str) -> str:
     return found
 
 
+# As docs/observability.md says: prometheus_client replaces the colon for a Prometheus of version 2.
+WITH_COLON = {
+    "source_labels": ["__name__"],
+    "regex": "sglang_(.+)",
+    "target_label": "__name__",
+    "replacement": "sglang:${1}",
+}
+
+
 class Prometheus:
     """A running server."""
 
     def __init__(self, url: str) -> None:
         self.url = url
 
-    def query(self, expression: str) -> list[dict[str, Any]]:
-        """The series that an expression has now. Raises AssertionError with Prometheus' message."""
-        answer = httpx.get(f"{self.url}/api/v1/query", params={"query": expression}, timeout=30).json()
+    def query_range(self, expression: str, start: float, end: float, step_s: float) -> list[dict[str, Any]]:
+        """The series that an expression has between two times. Raises AssertionError with Prometheus' message."""
+        parameters: dict[str, Any] = {"query": expression, "start": start, "end": end, "step": step_s}
+        answer = httpx.get(f"{self.url}/api/v1/query_range", params=parameters, timeout=60).json()
         assert answer["status"] == "success", f"{expression}: {answer.get('error')}"
         return answer["data"]["result"]
 
@@ -61,7 +71,8 @@ def running_prometheus(
         "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
         "rule_files": [str(rules)] if rules else [],
         "scrape_configs": [
-            {"job_name": job, "static_configs": [{"targets": list(addresses)}]} for job, addresses in targets.items()
+            {"job_name": job, "static_configs": [{"targets": list(addresses)}], "metric_relabel_configs": [WITH_COLON]}
+            for job, addresses in targets.items()
         ],
     }
     path = folder / "prometheus.yml"

@@ -215,3 +215,23 @@ def test_metrics_name_only_the_tenants_of_the_configuration():
     assert 'prelude_router_quota_refusals_total{limit="requests",tenant="other"} 2.0' in page
     assert 'prelude_router_tenant_tokens_total{kind="prompt",tenant="other"} 14.0' in page
     assert "gamma" not in page
+
+
+def test_the_metrics_say_how_much_of_each_limit_is_used():
+    clock, metrics = Clock(), Metrics()
+    limits = {"prompt_tokens_per_min": 100, "sequences": 4}
+    quotas = made(clock, metrics, default=limits, tenants={"acme": {"sequences": 8}})
+    used(quotas, ACME, prompt_tokens=80)
+    used(quotas, BETA, prompt_tokens=30)
+    used(quotas, holder("gamma"), prompt_tokens=60)
+    with quotas.admission(ACME) as admission:
+        admission.take(Use(sequences=2), None, None)
+        assert metrics.quota_use.read() == {
+            ("acme", "prompt_tokens"): pytest.approx(0.8),
+            ("acme", "sequences"): 0.25,
+            ("other", "prompt_tokens"): pytest.approx(0.6),  # the most of any
+            ("other", "sequences"): 0,
+        }
+        assert 'prelude_router_quota_used_ratio{limit="sequences",tenant="acme"} 0.25' in metrics.page().decode()
+    clock.now = 60
+    assert set(quotas.used_shares().values()) == {0}
