@@ -21,7 +21,7 @@ def alerts(available: float = 0.999, in_time: float = 0.95) -> tuple[Alert, ...]
 
 def rules(available: float = 0.999, in_time: float = 0.95, runbooks: str = RUNBOOKS) -> dict[str, Any]:
     """The content of the rules file. Raises UnknownMetric."""
-    groups = [
+    groups: list[dict[str, Any]] = [
         {
             "name": f"prelude-{objective.name}",
             "interval": "1m",

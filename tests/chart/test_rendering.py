@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from support.helm_chart import (
     SCENARIOS,
     Object,
@@ -20,6 +23,7 @@ from support.helm_chart import (
 )
 
 pytestmark = needs_helm
+ROOT = Path(__file__).parents[2]
 KUBERNETES = ("1.29", "1.33", "1.37")  # the oldest that the chart takes, to the newest
 # Kinds that Kubernetes itself lacks: their definitions are not checked here, only that they are what is expected.
 CUSTOM = {
@@ -167,3 +171,17 @@ def test_notes_warn_of_what_is_open():
         assert ("allowPlainText is set" in notes[scenario]) == values.get("allowPlainText", False)
     assert "exec deploy/r-prelude-toolbox -- prelude keys create" in notes["h100-node"]
     assert "helm -n ns test r" in notes["cpu-demo"]
+
+
+def test_dashboards_and_rules_reach_the_cluster_as_they_are():
+    values = merged(
+        scenario_values("cpu-demo"),
+        {"monitoring": {each: {"enabled": True} for each in ("prometheusRule", "dashboards")}},
+    )
+    objects = render(values)
+    files = ROOT / "helm" / "files"
+    configs = {name: text for each in of_kind(objects, "ConfigMap") for name, text in each["data"].items()}
+    for path in (files / "dashboards").glob("*.json"):
+        assert json.loads(configs[path.name]) == json.loads(path.read_text())
+    (rule,) = of_kind(objects, "PrometheusRule")
+    assert rule["spec"] == yaml.safe_load((files / "rules.yaml").read_text())

@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import grpc
 import httpx
 import prometheus_client
 import pytest
@@ -22,6 +23,8 @@ from support.prometheus import Prometheus, running_prometheus, tool
 from support.running_cluster import RunningCluster
 
 from cluster.config.quotas import QuotasConfig
+from cluster.control import control_pb2 as pb
+from cluster.control.control_pb2_grpc import WorkerControlStub
 from observability import registry
 from observability.alerts.rules import recorded_names
 from observability.dashboards import DASHBOARDS
@@ -55,6 +58,7 @@ class Load:
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
         threads = [threading.Thread(target=self._ask, args=(seed,)) for seed in range(4)]
+        threads.append(threading.Thread(target=self._load_again))
         for thread in threads:
             thread.start()
         try:
@@ -74,6 +78,22 @@ class Load:
                 body |= {"adapter": name} if name else {}
                 body |= {"stream": generator.random() < 0.6}
                 self.statuses.append(client.post("/v1/completions", json=body).status_code)
+
+    def _load_again(self) -> None:
+        """Evict an adapter from all tiers and ask for it, again and again, so that there are cold loads."""
+        worker = self._cluster.config.workers["prefill-0"]
+        body = {"model": "demo", "adapter": "a3", "prompt": [11, 12], "max_tokens": 2}
+        with (
+            grpc.insecure_channel(f"{worker.host}:{worker.control_port}") as channel,
+            httpx.Client(base_url=self._cluster.url, timeout=60) as client,
+        ):
+            control = WorkerControlStub(channel)
+            while not self._stop.wait(1):
+                answer = client.post("/v1/completions", json=body)
+                self.statuses.append(answer.status_code)
+                evict = pb.EvictAdapterRequest(revision_id=answer.headers["x-prelude-revision"], from_disk=True)
+                with contextlib.suppress(grpc.RpcError):  # refused while its lease lasts
+                    control.EvictAdapter(evict, timeout=10)
 
 
 def targets_of(cluster: RunningCluster) -> dict[str, list[str]]:
