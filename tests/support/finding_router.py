@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from support.dns_server import DnsServer, dns_server
-from support.kubernetes_api import KubernetesApiDouble, kubeconfig, kubernetes_api
 from support.router_stand_ins import ClusterStandIn, WorkerStandIn, eventually, running_cluster
+from support.watched_kubernetes import KubernetesApiDouble, kubeconfig, kubernetes_api
 
 from cluster.config.schema import DiscoveryConfig, KubernetesDiscovery
 from cluster.discovery.dns import DnsSource

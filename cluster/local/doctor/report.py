@@ -21,7 +21,7 @@ def examine(path: Path | None, *, bandwidth: bool, quick: bool, host: Host | Non
     wants_gpus = config is not None and config.engine.device == "cuda"
     hosts = {worker.host for worker in config.workers.values() if not is_loopback(worker.host)} if config else set()
     has_gpus = bool(host.names("/proc/driver/nvidia/gpus"))
-    locks_memory = has_gpus or bool(host.names("/sys/class/infiniband"))
+    has_rdma = bool(host.names("/sys/class/infiniband"))
     probes = [
         Probe("python", software.python),
         Probe("packages", lambda: software.packages(host)),
@@ -30,7 +30,7 @@ def examine(path: Path | None, *, bandwidth: bool, quick: bool, host: Host | Non
         Probe("rdma", lambda: devices.rdma(host, needed=len(hosts) > 1)),
         Probe("memory", lambda: resources.memory(host)),
         Probe("shm", lambda: resources.shared_memory(host, config)),
-        Probe("limits", lambda: resources.limits(host, locks_memory=locks_memory)),
+        Probe("limits", lambda: resources.limits(host, locks_memory=has_rdma)),
         Probe("ports", lambda: resources.ports(config)),
     ]
     if has_gpus:

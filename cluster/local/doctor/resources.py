@@ -60,7 +60,7 @@ def memory(host: Host) -> Iterator[Finding]:
 
 
 def limits(host: Host, *, locks_memory: bool) -> Iterator[Finding]:
-    """`locks_memory`: RDMA or GPUs are there, whose transfers lock their memory."""
+    """`locks_memory`: RDMA devices are there, whose transfers lock their memory."""
     soft, hard = _limit(host, "Max open files", resource.RLIMIT_NOFILE)
     if hard != resource.RLIM_INFINITY and hard < _MIN_FILES:
         yield warning(

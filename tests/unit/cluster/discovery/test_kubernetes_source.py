@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
-from support.kubernetes_api import NAMESPACE, KubernetesApiDouble, endpoint, kubeconfig, kubernetes_api, pod
+from support.watched_kubernetes import NAMESPACE, KubernetesApiDouble, endpoint, kubeconfig, kubernetes_api, pod
 
 from cluster.config.schema import KubernetesDiscovery
 from cluster.discovery import kubernetes_api as api_module

@@ -71,7 +71,7 @@ def test_a_scripted_fleet_loses_no_request(tmp_path: Path, caplog: pytest.LogCap
             for worker in u:
                 worker.engine.event_gap_s = 0.01
             await found.publish(u[0])
-            await found.has("u0")
+            await found.has("u0", within_s=60)  # the client is slow to import
             async with load_on(found) as statuses:
                 await found.publish(*u[:4])
                 await found.has("u0", "u1", "u2", "u3", within_s=60)
@@ -83,6 +83,7 @@ def test_a_scripted_fleet_loses_no_request(tmp_path: Path, caplog: pytest.LogCap
                 await eventually(lambda: asyncio.sleep(0, u[0].engine.num_running), bool)
                 await found.api.terminate("unified", u[0].address)
                 await found.has("u1", "u2", "u3", within_s=60)
+                await more(statuses)  # so that what was on its way there has arrived
                 served = len(u[0].engine.bodies)
                 await more(statuses)
                 assert len(u[0].engine.bodies) == served
