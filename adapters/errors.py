@@ -12,6 +12,7 @@
     ├── CatalogUnavailable    503  the catalog's database is unreachable or too slow
     ├── CatalogConflict       409  the catalog is not in the state that the change expects
     ├── CatalogTooNew         500  the catalog's tables are those of a newer release
+    ├── TenantFull            403  the tenant would have more than its quota
     ├── RevisionBeingRemoved  409  its bytes are being collected as garbage; store them again
     └── AccessNotFound        404  no such key, grant or tenant in the catalog
 
@@ -107,6 +108,13 @@ class CatalogTooNew(AdapterError):
 
     code = "catalog_too_new"
     http_status = 500
+
+
+class TenantFull(AdapterError):
+    """The tenant's adapters would be more than its quota."""
+
+    code = "tenant_quota_reached"
+    http_status = 403
 
 
 class RevisionBeingRemoved(AdapterError):

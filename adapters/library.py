@@ -17,6 +17,7 @@ from typing import Literal
 from adapters.catalog.records import AdapterRevision
 from adapters.catalog.sql import SqlCatalog
 from adapters.catalog.sql.collector import StillHeld
+from adapters.catalog.sql.tenant_room import TenantRoom
 from adapters.catalog.sql.tenants import RemovedTenant
 from adapters.errors import CatalogConflict, InvalidReference, RevisionBeingRemoved
 from adapters.files.work_folder import work_folder
@@ -81,6 +82,7 @@ class AdapterLibrary:
         by: str | None = None,
         moves_latest: bool = True,
         on_step: Callable[[ImportStep], None] = _ignore_step,
+        room: TenantRoom | None = None,
     ) -> AdapterRevision:
         """Import a directory's content as a revision of the adapter `name` or `tenant/name`. See `add`.
 
@@ -89,7 +91,7 @@ class AdapterLibrary:
         self._checked(name)
         on_step("reading")
         adapter = read_adapter(directory, self.base, self.limits)
-        return self.add(name, adapter, by=by, moves_latest=moves_latest, on_step=on_step)
+        return self.add(name, adapter, by=by, moves_latest=moves_latest, on_step=on_step, room=room)
 
     def add(
         self,
@@ -99,13 +101,15 @@ class AdapterLibrary:
         by: str | None = None,
         moves_latest: bool = True,
         on_step: Callable[[ImportStep], None] = _ignore_step,
+        room: TenantRoom | None = None,
     ) -> AdapterRevision:
         """Add an adapter's content as a revision, and point `latest` at it unless `moves_latest` is False.
 
         Content that the adapter already has keeps its number. `on_step` is called as each step begins. Raises
-        InvalidReference, also for the base model's name; AdapterIncompatible if a value does not fit the serving dtype;
-        CatalogConflict for a deleted adapter that can still be restored; StoreFull; StoreConflict if the store has the
-        revision in another dtype; and RevisionBeingRemoved if a garbage collection takes long over its bytes.
+        TenantFull if the tenant would have more than `room`; InvalidReference, also for the base model's name;
+        AdapterIncompatible if a value does not fit the serving dtype; CatalogConflict for a deleted adapter that can
+        still be restored; StoreFull; StoreConflict if the store has the revision in another dtype; and
+        RevisionBeingRemoved if a garbage collection takes long over its bytes.
         """
         tenant, short_name = self._checked(name)
         on_step("packing")
@@ -129,6 +133,7 @@ class AdapterLibrary:
                         stored_since=stored_since,
                         by=by,
                         moves_latest=moves_latest,
+                        room=room,
                     )
                 except RevisionBeingRemoved:
                     if attempt == _MOST_ATTEMPTS - 1:
@@ -153,7 +158,15 @@ class AdapterLibrary:
         envelope = self.store.signed(Envelope(revision_id, digest, target.stat().st_size))
         return PackedAdapter(Manifest.of(adapter), target, envelope)
 
-    def add_in_memory(self, name: str, packed: PackedAdapter, alias: str, *, by: str | None = None) -> AdapterRevision:
+    def add_in_memory(
+        self,
+        name: str,
+        packed: PackedAdapter,
+        alias: str,
+        *,
+        by: str | None = None,
+        room: TenantRoom | None = None,
+    ) -> AdapterRevision:
         """Record content that workers have in memory as a revision, and point an alias at it, in one commit.
 
         Content that is in the store stays marked as stored. Raises InvalidReference, and CatalogConflict for a deleted
@@ -170,6 +183,7 @@ class AdapterLibrary:
             by=by,
             moves_latest=False,
             alias=alias,
+            room=room,
         )
 
     def export(self, reference: str, directory: Path) -> AdapterRevision:

@@ -55,6 +55,7 @@ class Options:
     processes: int = 1  # of Prelude's router
     trace_ratio: float | None = None  # of a second one, whose tracing is on; None: there is none
     keys: bool = False  # also measure a router that asks for API keys
+    quotas: bool = False  # also one that counts what its tenant uses, within every limit
     tls: bool = False  # also one with TLS for clients and, mutual, to its workers
 
 
@@ -65,7 +66,8 @@ QUICK = Options(repeats=1, concurrency=(8,), num_events=8, streams_per_connectio
 class Measurement:
     """One load on one system."""
 
-    # "ours", "ours_traced", "ours_keys" (with API keys), "ours_tls", "sglang_router", or "direct" without a router
+    # "ours", "ours_traced", "ours_keys" (with API keys), "ours_quotas", "ours_tls", "sglang_router", or
+    # "direct" without a router
     system: str
     concurrency: int
     is_streaming: bool
@@ -127,6 +129,10 @@ async def _measure_all(
         if options.keys:
             systems.append(
                 await stack.enter_async_context(our_router(settings, folder, options.processes, with_keys=True))
+            )
+        if options.quotas:
+            systems.append(
+                await stack.enter_async_context(our_router(settings, folder, options.processes, with_quotas=True))
             )
         if options.tls:
             secured = secured_router(settings, folder / "tls", options.processes)
@@ -235,7 +241,7 @@ FIGURES = (
 
 def table(document: dict[str, Any]) -> str:
     """Every figure by concurrency, the systems beside each other."""
-    names = ("ours", "ours_traced", "ours_keys", "ours_tls", "sglang_router", "direct")
+    names = ("ours", "ours_traced", "ours_keys", "ours_quotas", "ours_tls", "sglang_router", "direct")
     systems = [name for name in names if name in document]
     lines = ["".join((f"{'':<52}", *(f"{name:>15}" for name in systems)))]
     for text, key, unit in FIGURES:

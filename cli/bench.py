@@ -85,6 +85,7 @@ def add_commands(commands: Any) -> None:
         metavar="PYTHON",
         help="an interpreter with sglang-router 0.3.2; default: this one, if it has the package",
     )
+    router.add_argument("--quotas", action="store_true", help="also measure a router with quotas")
     router.add_argument("--keys", action="store_true", help="also measure a router that asks for API keys")
     router.add_argument("--tls", action="store_true", help="also one with TLS for clients and, mutual, to workers")
     router.add_argument("--quick", action="store_true", help="a smoke test: 8 connections, few requests, one repeat")
@@ -297,6 +298,7 @@ def _router(arguments: argparse.Namespace) -> None:
         "event_gap_ms": arguments.event_gap_ms,
         "processes": arguments.processes,
         "keys": arguments.keys,
+        "quotas": arguments.quotas,
         "tls": arguments.tls,
     }
     options = replace(

@@ -163,7 +163,7 @@ def build_app(
         )
         for endpoint in Endpoint
     ]
-    management = Management(backends, adapters, memory_only, max_adapter_bytes, audit)
+    management = Management(backends, adapters, memory_only, max_adapter_bytes, audit, quotas)
     # An adapter's name may contain slashes, so paths that end in a verb must match before it does.
     management_routes: list[Route] = []
     for endpoint_kind in (ImportEndpoint, ExportEndpoint, WorkersEndpoint, VllmEndpoint, AdaptersEndpoint):

@@ -36,6 +36,19 @@ _START_TIMEOUT_S = 60.0
 _STOP_TIMEOUT_S = 15.0
 _POLL_S = 0.2
 _NUM_KEYS = 100  # of which one is used
+_MOST = 1_000_000
+# Of every kind, and out of reach.
+_QUOTAS = {
+    "fair_queue": {"worker_sequences": _MOST, "queue_s": 1000.0},
+    "default": {
+        "requests_per_s": _MOST,
+        "prompt_tokens_per_min": 1000 * _MOST,
+        "output_tokens_per_min": 1000 * _MOST,
+        "sequences": _MOST,
+        "in_flight_bytes": 1000 * _MOST,
+        "grammars_per_min": _MOST,
+    },
+}
 _FILES = (("certificate", "crt"), ("key", "key"))
 
 
@@ -118,13 +131,19 @@ def our_config(
 
 @contextlib.asynccontextmanager
 async def our_router(
-    settings: dict[str, WorkerSettings], folder: Path, num_processes: int, *, with_keys: bool = False
+    settings: dict[str, WorkerSettings],
+    folder: Path,
+    num_processes: int,
+    *,
+    with_keys: bool = False,
+    with_quotas: bool = False,
 ) -> AsyncIterator[RunningSystem]:
-    """`prelude router`, in its default configuration but for the number of processes and, if asked for, keys."""
-    name = "ours_keys" if with_keys else "ours"
-    port, path = our_config(
-        settings, folder / name, {"processes": num_processes, **({"auth": {}} if with_keys else {})}
-    )
+    """`prelude router`, in its default configuration but for its processes and, if asked for, keys or quotas."""
+    name = "ours_keys" if with_keys else "ours_quotas" if with_quotas else "ours"
+    section = {"processes": num_processes, **({"auth": {}} if with_keys else {})}
+    if with_quotas:
+        section["quotas"] = _QUOTAS
+    port, path = our_config(settings, folder / name, section)
     key = _new_key(path) if with_keys else None
     words = [sys.executable, "-m", "cli.main", "router", "--config", str(path)]
     log = folder / name / "router.log"

@@ -54,7 +54,6 @@ class TenantQuota(UseLimits):
     adapters: Annotated[int, Field(ge=0)] | None = None
     revisions: Annotated[int, Field(ge=0)] | None = None  # of all its adapters
     adapter_bytes: Annotated[int, Field(ge=0)] | None = None  # of all its revisions; equal ones count once
-    pins: Annotated[int, Field(ge=0)] | None = None  # revisions that it keeps pinned on workers
     pushes_per_hour: _Count | None = None  # imports and pushes
 
     def over(self, default: TenantQuota) -> TenantQuota:

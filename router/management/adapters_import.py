@@ -15,6 +15,7 @@ from starlette.routing import Route
 from adapters.catalog.described import revision_as_json
 from adapters.catalog.records import AdapterRevision
 from adapters.catalog.sql import SqlCatalog
+from adapters.catalog.sql.tenant_room import TenantRoom
 from adapters.errors import AdapterError, AdapterNotFound, CatalogUnavailable
 from adapters.identity import LATEST, AdapterReference, full_name_of
 from adapters.library import PackedAdapter
@@ -61,7 +62,8 @@ class ImportEndpoint:
         async with self._uploaded(request, ("name", "alias")) as upload:
             if (name := upload.fields.get("name")) is None:
                 raise InvalidField("name is required: the adapter's name, or tenant/name", param="name")
-            self._management.changeable(request, name)
+            tenant, _ = self._management.changeable(request, name)
+            self._management.quotas.take_push(tenant)
             alias = _alias(name, upload.fields.get("alias"))
             current = await self._current(name, alias)
             revision = await self._imported(name, upload.folder, by, moves_latest=alias == LATEST)
@@ -80,7 +82,8 @@ class ImportEndpoint:
         """
         began_at = time.monotonic()
         name, by = request.path_params["name"], principal_of(request.scope).name
-        self._management.changeable(request)  # before an upload is taken
+        tenant, _ = self._management.changeable(request)  # before an upload is taken
+        self._management.quotas.take_push(tenant)
         async with self._uploaded(request, ("alias", "wait_s", _MEMORY_ONLY)) as upload:
             alias = _alias(name, upload.fields.get("alias"))
             wait_s = self._wait_s(upload.fields.get("wait_s"))
@@ -146,7 +149,7 @@ class ImportEndpoint:
             await fleet.wait_until_resident(packed.revision_id, outcomes.seconds, _RESIDENCY_TIMEOUT_S)
             try:
                 revision = await self._management.adapters.with_library(
-                    lambda library: library.add_in_memory(name, packed, alias, by=by),
+                    lambda library: library.add_in_memory(name, packed, alias, by=by, room=self._room(name)),
                     self._management.backends.config.upload_timeout_s,
                 )
             except AdapterError as error:
@@ -175,13 +178,19 @@ class ImportEndpoint:
         check_not_base_model(name, self._management.backends.model, "name")
         try:
             revision = await self._management.adapters.with_library(
-                lambda library: library.import_directory(name, folder, by=by, moves_latest=moves_latest),
+                lambda library: library.import_directory(
+                    name, folder, by=by, moves_latest=moves_latest, room=self._room(name)
+                ),
                 self._management.backends.config.upload_timeout_s,
             )
         except AdapterError as error:
             raise without_path(error, folder, "the upload") from None
         _log_import(revision)
         return revision
+
+    def _room(self, name: str) -> TenantRoom | None:
+        tenant, _ = adapter_key(name)
+        return self._management.quotas.room_of(tenant)
 
     async def _packed(self, name: str, folder: Path) -> PackedAdapter:
         """Pack the adapter in the upload's folder, which is in shared memory and removed with the upload."""

@@ -51,6 +51,8 @@ class VllmEndpoint:
         check_not_base_model(name, self._management.backends.model, "lora_name")
         by = principal_of(request.scope).name
         directory = _below(self._management.backends.config.adapter_root, path)
+        self._management.quotas.take_push(tenant)
+        room = self._management.quotas.room_of(tenant)
 
         def imported(library: AdapterLibrary) -> AdapterRevision:
             if not in_place and _exists(library, full_name_of(tenant, short_name)):
@@ -60,10 +62,10 @@ class VllmEndpoint:
                     param="lora_name",
                 )
             try:
-                return library.import_directory(name, directory, by=by)
+                return library.import_directory(name, directory, by=by, room=room)
             except CatalogConflict:  # unloaded before, after which vLLM's clients may load it again
                 library.catalog.restore(tenant, short_name)
-                return library.import_directory(name, directory, by=by)
+                return library.import_directory(name, directory, by=by, room=room)
 
         timeout_s = self._management.backends.config.upload_timeout_s
         try:

@@ -31,6 +31,7 @@ from router.identity.principal import principal_of
 from router.management.request_fields import adapter_key, check_known
 from router.metrics import AdapterChange, ChangeResult
 from router.protocol.request_body import ClientGone, Fields, read_body, split
+from router.quotas.quotas import Quotas
 from router.revisions.adapter_service import AdapterService
 from router.revisions.memory_only import MemoryOnlyRevisions
 
@@ -50,6 +51,7 @@ class Management:
     memory_only: MemoryOnlyRevisions
     max_adapter_bytes: int  # of one adapter's weight files
     audit: AuditLog
+    quotas: Quotas
 
     def guarded(self, handler: Handler, change: AdapterChange | None) -> Handler:
         """Wrap a handler: refuse its requests before reading them if management is off, and count them as `change`.

@@ -8,6 +8,7 @@ from cluster.config.quotas import UseLimits
 from router.quotas.bucket import Bucket, Gauge
 
 REQUESTS, PROMPT, OUTPUT, GRAMMARS = "requests", "prompt_tokens", "output_tokens", "grammars"
+PUSHES = "pushes"
 SEQUENCES, BYTES = "sequences", "in_flight_bytes"
 TYPICAL_ANSWER_TOKENS = 256  # where the client sets no limit
 
@@ -37,7 +38,9 @@ class Budget:
 
     __slots__ = ("buckets", "gauges", "label", "subject", "used_at")
 
-    def __init__(self, subject: str, label: str, limits: UseLimits, now: float) -> None:
+    def __init__(
+        self, subject: str, label: str, limits: UseLimits, now: float, pushes_per_hour: int | None = None
+    ) -> None:
         """`subject`: the same at all routers. `label`: for messages, such as "tenant acme"."""
         self.subject = subject
         self.label = label
@@ -47,6 +50,7 @@ class Budget:
             PROMPT: (limits.prompt_tokens_per_min, 60),
             OUTPUT: (limits.output_tokens_per_min, 60),
             GRAMMARS: (limits.grammars_per_min, 60),
+            PUSHES: (pushes_per_hour, 3600),
         }
         # So much at once after a pause: a second's requests, a minute's tokens.
         self.buckets = {
@@ -67,7 +71,7 @@ class Budget:
         """The limit that is missed the longest; None if all permit the use. Takes nothing."""
         worst: Shortage | None = None
         for name, bucket in self.buckets.items():
-            if name == REQUESTS or not (amount := getattr(use, name)):
+            if name in (REQUESTS, PUSHES) or not (amount := getattr(use, name)):
                 continue
             bucket.wanted += amount
             if wait_s := bucket.wait_s(amount):
@@ -81,21 +85,21 @@ class Budget:
     def take(self, use: Use) -> None:
         """Take what `shortage` permits."""
         for name, bucket in self.buckets.items():
-            if name != REQUESTS:
+            if name not in (REQUESTS, PUSHES):
                 bucket.take(_reserved(name, bucket, use))
         if (sequences := self.gauges.get(SEQUENCES)) is not None:
             sequences.take(use.sequences)
 
-    def request_shortage(self) -> Shortage | None:
-        """As `shortage`, for the number of requests."""
-        if (bucket := self.buckets.get(REQUESTS)) is None:
+    def request_shortage(self, name: str = REQUESTS) -> Shortage | None:
+        """As `shortage`, for the number of requests, or of PUSHES."""
+        if (bucket := self.buckets.get(name)) is None:
             return None
         bucket.wanted += 1
         wait_s = bucket.wait_s(1)
-        return Shortage(REQUESTS, bucket.rate, 1, wait_s) if wait_s else None
+        return Shortage(name, bucket.rate if name == REQUESTS else bucket.capacity, 1, wait_s) if wait_s else None
 
-    def take_request(self) -> None:
-        if (bucket := self.buckets.get(REQUESTS)) is not None:
+    def take_request(self, name: str = REQUESTS) -> None:
+        if (bucket := self.buckets.get(name)) is not None:
             bucket.take(1)
 
     def settle(self, use: Use, prompt_tokens: int | None, output_tokens: int | None) -> None:

@@ -103,8 +103,8 @@ class FairQueue(Generic[T]):
                     num_passed = 0
             elif flow.num_waiting:
                 waiting = flow.next
-                self._leave(flow, waiting)
                 flow.deficit -= waiting.cost
+                self._leave(flow, waiting)
                 return waiting
             else:
                 line.popleft()
@@ -122,6 +122,10 @@ class FairQueue(Generic[T]):
         del flow.queues[waiting.priority][waiting]
         flow.num_waiting -= 1
         self._num_waiting -= 1
+        if not self._num_waiting:  # nobody has to share with anybody
+            self._flows.clear()
+            self._new.clear()
+            self._old.clear()
 
     def _pass_rounds(self) -> None:
         flows = [flow for flow in self._flows.values() if flow.num_waiting]

@@ -9,18 +9,25 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcon
 from dataclasses import replace
 from types import TracebackType
 
+from adapters.catalog.sql.tenant_room import TenantRoom
 from cluster.config.quotas import QuotasConfig, UseLimits
 from router.errors import QuotaExceeded
 from router.identity.principal import Principal
 from router.metrics import Metrics
-from router.quotas.budget import BYTES, TYPICAL_ANSWER_TOKENS, Budget, Shortage, Use
+from router.quotas.budget import BYTES, PUSHES, TYPICAL_ANSWER_TOKENS, Budget, Shortage, Use
 from router.quotas.leases import share_out
 from router.quotas.rate_headers import duration, rate_headers
 from router.quotas.turns import PRIORITY_HEADER, HasRoom, Turn, Turns, priority_of
 
 _MAX_BUDGETS = 10_000  # before idle ones are forgotten
 _KEPT_GRAMMARS = 256  # of each tenant; as many as engines keep
-_PERIODS = {"requests": "a second", "prompt_tokens": "a minute", "output_tokens": "a minute", "grammars": "a minute"}
+_PERIODS = {
+    "requests": "a second",
+    "prompt_tokens": "a minute",
+    "output_tokens": "a minute",
+    "grammars": "a minute",
+    "pushes": "an hour",
+}
 _TENANT = "tenant:"  # before a tenant's name in subjects
 OTHERS = "other"  # label of tenants that cluster.yaml does not name
 
@@ -105,6 +112,29 @@ class Quotas:
     def now(self) -> float:
         return self._clock()
 
+    def take_push(self, tenant: str) -> None:
+        """Somebody imports or pushes a revision for the tenant. Raises QuotaExceeded."""
+        most = None if self._config is None else self._config.of_tenant(tenant).pushes_per_hour
+        if most is None:
+            return
+        subject = f"pushes:{tenant}"
+        budget = self.budgets.get(subject)
+        if budget is None:
+            budget = Budget(subject, f"tenant {tenant}", UseLimits(), self._clock(), most)
+            self._keep(budget)
+        budget.refill(self._clock())
+        if (shortage := budget.request_shortage(PUSHES)) is not None:
+            raise self.refused(budget, shortage, [], tenant)
+        budget.take_request(PUSHES)
+
+    def room_of(self, tenant: str) -> TenantRoom | None:
+        """What the tenant may have in the catalog; None: anything."""
+        if self._config is None:
+            return None
+        quota = self._config.of_tenant(tenant)
+        room = TenantRoom(quota.adapters, quota.revisions, quota.adapter_bytes)
+        return None if room == TenantRoom() else room
+
     def is_new_grammar(self, tenant: str, grammar: int) -> bool:
         """Whether the tenant has not used this grammar recently; then engines have to compile it.
 
@@ -152,10 +182,17 @@ class Quotas:
         if len(self.budgets) >= self._sweep_at:
             self._forget_idle()
         found = limits()
-        budget = self.budgets[subject] = Budget(subject, label, found, self._clock()) if found.are_set else None
-        if budget is not None and self.num_sharing is not None:
-            share_out(budget, self.num_sharing)
+        if not found.are_set:
+            self.budgets[subject] = None
+            return None
+        budget = Budget(subject, label, found, self._clock())
+        self._keep(budget)
         return budget
+
+    def _keep(self, budget: Budget) -> None:
+        self.budgets[budget.subject] = budget
+        if self.num_sharing is not None:
+            share_out(budget, self.num_sharing)
 
     def _forget_idle(self) -> None:
         now = self._clock()

@@ -19,6 +19,7 @@ from adapters.catalog.sql.keys import SqlKeys
 from adapters.catalog.sql.quota_pool import SqlQuotaPool
 from adapters.catalog.sql.schema import migrate
 from adapters.catalog.sql.tables import AnyRow, AnySelect, adapters, changes, revisions
+from adapters.catalog.sql.tenant_room import TenantRoom
 from adapters.catalog.sql.tenants import SqlTenants
 from adapters.errors import InvalidReference
 from adapters.identity import LATEST, AdapterReference, check_revision_id, full_name_of, split_adapter_name
@@ -72,14 +73,15 @@ class SqlCatalog:
         by: str | None = None,
         moves_latest: bool = True,
         alias: str | None = None,
+        room: TenantRoom | None = None,
     ) -> AdapterRevision:
         """Add content as a revision of an adapter, which is created if it is new, and point `latest` at it.
 
         Content that the adapter already has keeps its number; only `latest` moves. Without `moves_latest`, `latest`
         stays, unless the adapter is new. `alias` is pointed at the revision, too. `stored_since` is `last_change()`
         from before the bytes were stored (see `garbage.py`), or None for memory-only content, which becomes stored as
-        soon as anybody stores it. Raises RevisionBeingRemoved, and CatalogConflict for a deleted adapter that can still
-        be restored.
+        soon as anybody stores it. `room`: what the tenant may have. Raises TenantFull, RevisionBeingRemoved, and
+        CatalogConflict for a deleted adapter that can still be restored.
         """
         _check(tenant, name, LATEST if alias is None else alias)
         try:
@@ -88,7 +90,7 @@ class SqlCatalog:
             raise InvalidReference(str(error)) from None
         return self._database.write(
             lambda transaction: writing.add_revision(
-                transaction, tenant, name, manifest, revision_id, bytes, stored_since, by, moves_latest, alias
+                transaction, tenant, name, manifest, revision_id, bytes, stored_since, by, moves_latest, alias, room
             )
         )
 

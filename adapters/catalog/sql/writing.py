@@ -20,6 +20,7 @@ from adapters.catalog.sql.tables import (
     removals,
     revisions,
 )
+from adapters.catalog.sql.tenant_room import TenantRoom, check_room
 from adapters.catalog.sql.tenants import ensure_tenant
 from adapters.errors import CatalogConflict, RevisionBeingRemoved
 from adapters.identity import LATEST, AdapterReference, full_name_of
@@ -37,6 +38,7 @@ def add_revision(
     by: str | None,
     moves_latest: bool,
     alias: str | None,
+    room: TenantRoom | None,
 ) -> AdapterRevision:
     """See `SqlCatalog.add_revision`."""
     connection = transaction.connection
@@ -58,6 +60,8 @@ def add_revision(
             insert(adapter_revisions),
             {"adapter_id": adapter_id, "number": number, "content_id": content_id, "created_at": transaction.now},
         )
+        if room is not None:
+            check_room(connection, tenant, room)
         sequence: int | None = transaction.change("import", adapter_id)
         is_new = _alias(transaction, adapter_id, LATEST) is None
     else:

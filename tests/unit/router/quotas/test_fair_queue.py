@@ -70,7 +70,7 @@ def test_a_tenant_that_begins_to_wait_is_next():
     fill(queue, "c", 1, 100)
     assert served(queue, 1) == ["c0"]
     fill(queue, "c", 50, 100)  # it has the rest of its quantum, and is not new again
-    found = [item[0] for item in served(queue, 30)]
+    found = [item[0] for item in served(queue, 24)]
     assert found[:10] == ["c"] * 10
     assert set(found[10:]) == {"a", "b"}
 
@@ -82,7 +82,7 @@ def test_many_small_requests_at_once_do_not_push_in():
     served(queue, 3)
     fill(queue, "b", 100, QUANTUM)
     found = Counter(item[0] for item in served(queue, 20))
-    assert abs(found["a"] - found["b"]) <= 1
+    assert abs(found["a"] - found["b"]) <= 2
 
 
 def test_priorities_are_among_the_tenants_own_requests():

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from support.keyed_cluster import KeyedCluster, keyed_cluster
+from support.management_calls import ask, form, lora, upload
 from support.router_stand_ins import ClusterStandIn, after, eventually, running_cluster
 
 from cluster.config.load import load_cluster_config
@@ -193,5 +194,22 @@ def test_two_routers_have_one_limit(tmp_path: Path) -> None:
             most = (210 + 3.5 * (time.monotonic() - began_at)) / 7
             # Not twice as many. Before its first lease each may use half of the bucket, and a little more.
             assert 0.6 * 210 / 7 <= counts[200] <= 1.25 * most
+
+    asyncio.run(scenario())
+
+
+def test_adapters_of_a_tenant(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        quotas = {"default": {"adapters": 1, "pushes_per_hour": 3}}
+        async with running_cluster(0, 0, 1, management=True, directories={}, quotas=quotas) as cluster:
+            one, other = lora(tmp_path, 0), lora(tmp_path, 1)
+            assert (await upload(cluster, one, name="bot"))[0] == 201
+            status, body = await upload(cluster, one, name="second")
+            assert (status, body["error"]["code"]) == (403, "tenant_quota_reached")
+            assert "tenant default may have 1 adapters" in body["error"]["message"]
+            assert (await ask(cluster, "POST", "/v1/adapters/bot/push", data=form(other)))[0] == 200
+            status, body = await upload(cluster, one, name="bot")
+            assert (status, body["error"]["code"]) == (429, "rate_limit_exceeded")
+            assert "pushes of 3 an hour" in body["error"]["message"]
 
     asyncio.run(scenario())
