@@ -15,7 +15,7 @@ from starlette.routing import Route
 from adapters.catalog.described import revision_as_json
 from adapters.catalog.records import AdapterRevision
 from adapters.catalog.sql import SqlCatalog
-from adapters.catalog.sql.tenant_room import TenantRoom
+from adapters.catalog.sql.tenants import TenantRoom
 from adapters.errors import AdapterError, AdapterNotFound, CatalogUnavailable
 from adapters.identity import LATEST, AdapterReference, full_name_of
 from adapters.library import PackedAdapter

@@ -9,7 +9,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcon
 from dataclasses import replace
 from types import TracebackType
 
-from adapters.catalog.sql.tenant_room import TenantRoom
+from adapters.catalog.sql.tenants import TenantRoom
 from cluster.config.quotas import QuotasConfig, UseLimits
 from router.errors import QuotaExceeded
 from router.identity.principal import Principal

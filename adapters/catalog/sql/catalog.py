@@ -19,8 +19,7 @@ from adapters.catalog.sql.keys import SqlKeys
 from adapters.catalog.sql.quota_pool import SqlQuotaPool
 from adapters.catalog.sql.schema import migrate
 from adapters.catalog.sql.tables import AnyRow, AnySelect, adapters, changes, revisions
-from adapters.catalog.sql.tenant_room import TenantRoom
-from adapters.catalog.sql.tenants import SqlTenants
+from adapters.catalog.sql.tenants import SqlTenants, TenantRoom
 from adapters.errors import InvalidReference
 from adapters.identity import LATEST, AdapterReference, check_revision_id, full_name_of, split_adapter_name
 from adapters.model.manifest import Manifest

@@ -23,7 +23,7 @@ from adapters.catalog.sql.tables import (
     revisions,
     tenants,
 )
-from adapters.errors import AccessNotFound, InvalidReference
+from adapters.errors import AccessNotFound, InvalidReference, TenantFull
 from adapters.identity import is_tenant_name
 
 
@@ -139,3 +139,38 @@ def _texts(query: AnySelect, connection: Connection) -> Sequence[str]:
 
 def _of(tenant: str | ColumnElement[str]) -> ColumnElement[bool]:
     return or_(grants.c.owner == tenant, grants.c.grantee == tenant)
+
+
+@dataclass(frozen=True, slots=True)
+class TenantRoom:
+    """The most that a tenant may have in the catalog. None: no limit."""
+
+    adapters: int | None = None
+    revisions: int | None = None
+    bytes: int | None = None  # of revisions; those of several adapters count once
+
+
+def check_room(connection: Connection, tenant: str, room: TenantRoom) -> None:
+    """Raise TenantFull if the tenant has more than it may. What is deleted counts until it is collected."""
+    own = (adapters.c.tenant == tenant) & adapters.c.purged_at.is_(None)
+    ids = select(adapters.c.id).where(own)
+    contents = select(adapter_revisions.c.content_id).where(adapter_revisions.c.adapter_id.in_(ids)).distinct()
+    counts = (
+        ("adapters", room.adapters, select(func.count()).select_from(adapters).where(own)),
+        (
+            "revisions",
+            room.revisions,
+            select(func.count()).select_from(adapter_revisions).where(adapter_revisions.c.adapter_id.in_(ids)),
+        ),
+        (
+            "bytes of revisions",
+            room.bytes,
+            select(func.coalesce(func.sum(revisions.c.bytes), 0)).where(revisions.c.id.in_(contents)),
+        ),
+    )
+    for what, most, query in counts:
+        if most is not None and (found := connection.execute(query).scalar_one()) > most:
+            raise TenantFull(
+                f"tenant {tenant} may have {most} {what}, and would have {found}; delete adapters, which count until "
+                "the operator collects garbage, or have the quota raised"
+            )

@@ -20,8 +20,7 @@ from adapters.catalog.sql.tables import (
     removals,
     revisions,
 )
-from adapters.catalog.sql.tenant_room import TenantRoom, check_room
-from adapters.catalog.sql.tenants import ensure_tenant
+from adapters.catalog.sql.tenants import TenantRoom, check_room, ensure_tenant
 from adapters.errors import CatalogConflict, RevisionBeingRemoved
 from adapters.identity import LATEST, AdapterReference, full_name_of
 from adapters.model.manifest import Manifest

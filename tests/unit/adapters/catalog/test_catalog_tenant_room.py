@@ -6,7 +6,7 @@ import pytest
 from support.catalog_databases import content, manifest
 
 from adapters.catalog.sql import SqlCatalog
-from adapters.catalog.sql.tenant_room import TenantRoom
+from adapters.catalog.sql.tenants import TenantRoom
 from adapters.errors import TenantFull
 
 
