@@ -117,6 +117,7 @@ async def _measure(options: Options, folder: Path, progress: Callable[[str], Non
         soak = _Soak(options, cluster, known)
         await soak.learn_answers()
         capacity = await soak.capacity()
+        known.count_segments()
         progress(f"capacity {capacity:.1f} requests/s; load {options.load * capacity:.1f} for {options.minutes:g} min")
         await soak.load(options.load * capacity, progress)
         await known.until_ready()
@@ -259,8 +260,12 @@ def summary(answers: list[Answer], kills: list[Kill], samples: list[Sample]) -> 
 
 
 def _after(kill: Kill, until_s: float, answers: list[Answer], normal_s: float) -> dict[str, Any]:
-    """What clients saw from one kill to the next."""
-    during = [each for each in answers if kill.at_s <= each.began_s < until_s and each.outcome != LEFT]
+    """What clients saw from one kill to the next, those included who were being answered."""
+    during = [
+        each
+        for each in answers
+        if each.began_s + each.seconds >= kill.at_s and each.began_s < until_s and each.outcome != LEFT
+    ]
     later = [each for each in during if each.began_s >= kill.at_s + BACK_WITHIN_S]
     p99_s = quantile([each.seconds for each in later], 0.99) if later else None
     bad = [each for each in during if each.outcome != "answered" or each.seconds > SLOW * normal_s]
@@ -268,7 +273,9 @@ def _after(kill: Kill, until_s: float, answers: list[Answer], normal_s: float) -
         "at_s": round(kill.at_s, 1),
         "victim": kill.victim,
         "failed": dict(Counter(each.outcome for each in during if each.outcome != "answered")),
-        "last_slow_or_failed_s": round(max((each.began_s for each in bad), default=kill.at_s) - kill.at_s, 1),
+        "last_slow_or_failed_s": round(
+            max((each.began_s - kill.at_s for each in bad if each.began_s > kill.at_s), default=0.0), 1
+        ),
         "p99_after_30_s": None if p99_s is None else round(p99_s, 3),
         "is_back": None
         if p99_s is None

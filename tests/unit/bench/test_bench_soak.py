@@ -31,6 +31,7 @@ def test_what_is_slow_soon_after_a_kill_is_forgiven_and_later_it_is_not():
     assert found["kills"][0]["is_back"] is True
     assert found["kills"][0]["last_slow_or_failed_s"] == 12.0
     assert found["kills"][0]["failed"] == {"connection broken": 1}
+    assert seen(Answer(99.0, 2.0, "event worker_lost"))["kills"][0]["failed"] == {"event worker_lost": 1}
     assert seen(Answer(140.0, 25.0, "answered"))["kills"][0]["is_back"] is False
     assert seen(Answer(140.0, 1.0, "wrong answer"))["kills"][0]["is_back"] is False
     assert seen(Answer(140.0, 1.0, "wrong answer"))["wrong_answers"] == 1

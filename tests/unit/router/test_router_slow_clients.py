@@ -16,7 +16,8 @@ import pytest
 from aiohttp import web
 from support.router_stand_ins import ClusterStandIn, EngineStandIn, eventually, running_cluster
 
-NUM_EVENTS, WORD = 128, "x" * 2**16  # 8 MiB of stream for each client
+NUM_EVENTS, WORD = 512, "x" * 2**16  # 32 MiB of stream for each client, more than the kernel buffers
+PATIENT = {"header_timeout_s": 600, "body_gap_timeout_s": 600}  # so that the first are there when the last comes
 IDLE_BYTES, SLOW_BYTES = 32 * 2**10, 2**20  # of memory, each; in this process are router and stand-ins
 
 
@@ -52,7 +53,7 @@ def post(path: str, body: dict[str, Any]) -> bytes:
 
 
 async def check(num_idle: int, num_slow: int) -> None:
-    async with running_cluster(0, 0, 1) as cluster:
+    async with running_cluster(0, 0, 1, http=PATIENT, event_gap_timeout_s=600) as cluster:
         assert (await cluster.post(prompt="Hi"))[0] == 200
         gc.collect()
         process, engine = psutil.Process(), cluster.unified[0].engine
