@@ -95,11 +95,11 @@ CASES: dict[str, list[Case]] = {
         ),
     ],
     # 0.4% fail: a burn rate of 4, which no page is sent for. Windows that began before the data see the same share.
-    "PreludeErrorBudgetBurnsSlowly": [Case({_503: "0+1.2x{n}"}, "3h")],
+    "PreludeErrorBudgetBurnsSlowly": [Case({_503: "0+1.2x{n}"}, "1h30m")],
     "PreludeLatencyBudgetBurnsFast": [
         Case({_LATE: "0+240x{n}", _KEPT: "0+60x{n}"}, "1h30m", {"PreludeLatencyBudgetBurnsSlowly"})
     ],
-    "PreludeLatencyBudgetBurnsSlowly": [Case({_LATE: "0+60x{n}", _KEPT: "0+240x{n}"}, "3h")],  # 20%
+    "PreludeLatencyBudgetBurnsSlowly": [Case({_LATE: "0+60x{n}", _KEPT: "0+240x{n}"}, "1h30m")],  # 20%
     "PreludeNoWorkers": [
         Case({router("workers_placeable", ',role="prefill"'): "2x10 0x{n}"}, "15m", not_at="9m"),
         Case({router("workers_placeable", ',role="decode"'): "0x{n}"}, "15m"),
@@ -185,7 +185,7 @@ def test_every_alert_has_a_case() -> None:
 
 
 def test_a_healthy_cluster_is_silent(tmp_path: Path) -> None:
-    run_promtool(tmp_path, [promtool_test(HEALTHY, {"10m": set(), "3h": set()})])
+    run_promtool(tmp_path, [promtool_test(HEALTHY, {"10m": set(), "1h30m": set()})])
 
 
 @pytest.mark.parametrize("name", CASES)
