@@ -318,6 +318,38 @@ def test_a_gpu_finds_the_pages_locked_and_its_slots_filled(base, tmp_path):
     assert not loaded.mapped.is_pinned()
 
 
+@pytest.mark.skipif(DEVICE != "cuda", reason="it is about a GPU's driver")
+def test_a_gpu_fills_slots_from_a_kept_file(base, tmp_path):
+    """The first adapter's slot has the first one although the second is written into its file right after."""
+    for number, name in enumerate("ab"):
+        source = write_random_lora(tmp_path / f"source-{name}", base, number, modules=MODULES, rank=MAX_RANK)
+        write_for_engine(read_adapter(source, base, Limits()), base, "bfloat16", tmp_path / name)
+    contents = {name: (tmp_path / name / PACKED_NAME).read_bytes() for name in "ab"}
+    forms = {name: ServingForm.read(tmp_path / name) for name in "ab"}
+    buffers = {key: buffer.cuda() for key, buffer in buffers_of(base).items()}
+    loader = PackedLoader(buffers, base, MAX_RANK, None)
+    directory = tmp_path / "a"
+    for slot, name in ((1, "a"), (2, "b")):
+        with (directory / PACKED_NAME).open("r+b") as file:
+            file.write(contents[name])
+        adapter = loader.load(directory, config=None)
+        torch.cuda._sleep(10**8)  # so that the copy to the slot is late
+        loader.filler.fill(slot, adapter.image)
+        loader.note_filled(adapter)
+        kept = directory.rename(kept_directory(directory))
+        loader.unload(adapter)
+        directory = kept.rename(tmp_path / f"next-{name}")
+    assert loader._page_locker is not None
+    loader._page_locker.submit(lambda: None).result(60)
+    assert adapter.mapped.is_pinned()
+    for slot, name in ((1, "a"), (2, "b")):
+        for (module, factor, layer), buffer in buffers.items():
+            wanted = expected(forms[name], base, module, layer)
+            assert wanted is not None
+            matrix = wanted["ab".index(factor)].to(DTYPE)
+            assert torch.equal(buffer[slot][: matrix.shape[0], : matrix.shape[1]].cpu(), matrix), (name, module, layer)
+
+
 def test_experts_are_refused(base, tmp_path):
     experts = Experts(4, 32, tuple(range(base.num_layers)))
     mixture = replace(base, architecture="Qwen3MoeForCausalLM", experts=experts)
