@@ -29,7 +29,8 @@ from bench.measuring.first_token import first_token_s
 from bench.measuring.quantile import quantile
 from bench.measuring.workload import request
 from bench.systems.systems import completion
-from cluster.config.schema import ClusterConfig, PlacementConfig, ScorerWeights
+from cluster.config.router import PlacementConfig, ScorerWeights
+from cluster.config.schema import ClusterConfig
 from cluster.errors import StartError
 from cluster.local.demo import make_model
 from cluster.local.supervisor import local_cluster

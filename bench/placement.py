@@ -19,7 +19,7 @@ from bench.measuring.quantile import quantile
 from bench.simulator.fleet import WorkerModel
 from bench.simulator.simulation import Scenario, simulate
 from bench.simulator.workload import Bursts, Workload
-from cluster.config.schema import PlacementConfig
+from cluster.config.router import PlacementConfig
 from cluster.control import control_pb2 as pb
 from router.fleet.fleet_state import FleetState, WorkerView
 from router.fleet.holders import Holders

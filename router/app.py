@@ -22,7 +22,8 @@ from adapters.audit_file import AuditFile
 from adapters.catalog.quota_leases import GaugeAsk, Leases, RateAsk
 from adapters.catalog.records import AuditEvent
 from adapters.errors import AdapterError
-from cluster.config.schema import DiscoveryConfig, RouterConfig
+from cluster.config.discovery import DiscoveryConfig
+from cluster.config.router import RouterConfig
 from cluster.control.transport import PLAIN, Transport
 from cluster.discovery.source import WorkerSource
 from cluster.discovery.static_list import StaticList

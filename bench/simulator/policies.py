@@ -8,7 +8,7 @@ from random import Random
 from typing import Protocol
 
 from bench.simulator.fleet import Clock, Job, SimulatedFleet
-from cluster.config.schema import PlacementConfig
+from cluster.config.router import PlacementConfig
 from router.fleet.fleet_state import FleetState, WorkerView
 from router.fleet.homes import Homes
 from router.fleet.worker_loads import Hold

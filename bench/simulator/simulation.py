@@ -10,7 +10,7 @@ from bench.measuring.quantile import quantile
 from bench.simulator.fleet import Clock, Job, SimulatedFleet, WorkerModel
 from bench.simulator.policies import SimulatedPolicy, policy
 from bench.simulator.workload import Workload, arrivals
-from cluster.config.schema import PlacementConfig
+from cluster.config.router import PlacementConfig
 
 
 @dataclass(frozen=True)

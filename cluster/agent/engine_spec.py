@@ -8,8 +8,10 @@ from pathlib import Path
 from adapters.errors import BaseModelInvalid
 from adapters.model.base_model import BaseModel
 from cluster.agent.kv_transfer import check_kv_transfers
-from cluster.config.schema import ClusterConfig, WorkerConfig, is_loopback
+from cluster.config.fields import is_loopback
+from cluster.config.schema import ClusterConfig
 from cluster.config.tracing import trace_settings
+from cluster.config.workers import WorkerConfig
 from cluster.control.transport import Transport
 from cluster.errors import ConfigError
 from engine.access import EngineKeys, EngineTls

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from cluster.config.schema import ClusterConfig, is_loopback
+from cluster.config.fields import is_loopback
+from cluster.config.schema import ClusterConfig
 from cluster.errors import ConfigError
 from process.certificates.errors import CertificateError
 from process.certificates.files import CertificateFiles, check, check_identity

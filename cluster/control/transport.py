@@ -10,7 +10,8 @@ from typing import Any
 import grpc
 
 from cluster.config.certificates import cluster_files
-from cluster.config.schema import ClusterConfig, is_loopback
+from cluster.config.fields import is_loopback
+from cluster.config.schema import ClusterConfig
 from cluster.control.control_pb2_grpc import WorkerControlStub
 from cluster.errors import DescriptionRefused
 from process.certificates.contexts import Following, make_client_context

@@ -8,7 +8,7 @@ from typing import Protocol
 from prometheus_client import CollectorRegistry
 
 from adapters.store import Envelope
-from cluster.config.schema import WorkerConfig
+from cluster.config.workers import WorkerConfig
 from cluster.control import control_pb2 as pb
 from cluster.control.transport import Transport
 from cluster.control.worker_state import WorkerStateHub

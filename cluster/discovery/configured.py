@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from cluster.config.schema import DiscoveryConfig, RoleDiscovery, split_nameserver
+from cluster.config.discovery import DiscoveryConfig, RoleDiscovery, split_nameserver
 from cluster.discovery.source import WorkerSource
 
 ALL_ROLES = ("prefill", "decode", "unified")

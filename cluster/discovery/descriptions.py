@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from urllib.parse import urlsplit
 
-from cluster.config.schema import NAME_PATTERN
+from cluster.config.fields import NAME_PATTERN
 from cluster.control import control_pb2 as pb
 from cluster.errors import DescriptionRefused
 

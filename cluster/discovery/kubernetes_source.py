@@ -9,7 +9,7 @@ from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any
 
-from cluster.config.schema import KubernetesDiscovery
+from cluster.config.discovery import KubernetesDiscovery
 from cluster.discovery.kubernetes_objects import Agent, Standing, agents_of_pod, agents_of_slice, name_of, version_of
 from cluster.discovery.source import Endpoint
 from cluster.errors import SourceUnavailable, WatchExpired

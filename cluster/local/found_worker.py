@@ -7,7 +7,8 @@ import re
 
 from pydantic import ValidationError
 
-from cluster.config.schema import NAME_PATTERN, ClusterConfig
+from cluster.config.fields import NAME_PATTERN
+from cluster.config.schema import ClusterConfig
 from cluster.errors import ConfigError
 from cluster.local.ports import with_ports
 

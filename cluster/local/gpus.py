@@ -10,7 +10,8 @@ import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from cluster.config.schema import ClusterConfig, WorkerConfig
+from cluster.config.schema import ClusterConfig
+from cluster.config.workers import WorkerConfig
 from cluster.errors import StartError
 
 _QUERY = ("nvidia-smi", "--query-gpu=index,uuid,memory.total,name", "--format=csv,noheader,nounits")

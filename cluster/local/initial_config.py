@@ -96,7 +96,7 @@ def initial_config(model: Path, sizes: ModelSizes, host: Host, pools: Pools) -> 
     base = sizes.base
     lines = [
         f"# A cluster for {base.architecture} on {_where(host)}, written by `prelude init`.",
-        "# `prelude up --config THIS_FILE` starts it. cluster/config/schema.py documents every field.",
+        "# `prelude up --config THIS_FILE` starts it. cluster/config/ documents every field.",
         "",
         "model:",
         f"  path: {_scalar(str(model.resolve()))}",

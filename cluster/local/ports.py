@@ -7,7 +7,8 @@ import socket
 from collections.abc import Iterable
 from typing import Any
 
-from cluster.config.schema import ClusterConfig, WorkerConfig
+from cluster.config.schema import ClusterConfig
+from cluster.config.workers import WorkerConfig
 from cluster.errors import StartError
 
 _PORT_FIELDS = ("control_port", "metrics_port", "engine_port")

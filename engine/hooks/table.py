@@ -12,7 +12,7 @@ def table() -> str:
     lines = [
         "# What Prelude changes in SGLang",
         "",
-        "Generated from `engine/hooks/ledger.py` by `python -m engine.hooks.table`.",
+        "Generated from `engine/hooks/ledger/` by `python -m engine.hooks.table`.",
         f"The pin is SGLang {SGLANG_VERSION}.",
         "",
         "Prelude patches no file. It is a plugin (entry point `sglang.srt.plugins`) that installs these hooks in each",

@@ -10,7 +10,7 @@ from functools import cache, lru_cache
 from typing import Any
 
 from adapters.errors import AdapterError
-from cluster.config.schema import SloConfig
+from cluster.config.router import SloConfig
 from process.log import info
 from process.tracing.span import Span, Tracing
 from router.api import client_deadline

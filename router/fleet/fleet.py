@@ -10,7 +10,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import TypeVar
 
-from cluster.config.schema import DiscoveryConfig
+from cluster.config.discovery import DiscoveryConfig
 from cluster.control import control_pb2 as control
 from cluster.control.transport import PLAIN, Transport
 from cluster.discovery.roster import Contact, Roster

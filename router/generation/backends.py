@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from cluster.config.schema import RouterConfig
+from cluster.config.router import RouterConfig
 from router.fleet.fleet import Fleet
 from router.generation.engine_calls import Engines
 from router.metrics import Metrics

@@ -11,7 +11,7 @@ from typing import Protocol
 
 import msgspec
 
-from cluster.config.schema import RouterConfig
+from cluster.config.router import RouterConfig
 
 _MOST_SWEEP_S = 1.0
 _BEYOND_STREAMS_S = 10.0

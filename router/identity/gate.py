@@ -8,7 +8,7 @@ from urllib.parse import parse_qsl
 
 from adapters.catalog.api_keys import PREFIX
 from adapters.scopes import Scope
-from cluster.config.schema import AuthConfig
+from cluster.config.router import AuthConfig
 from router.errors import CredentialInQuery, Forbidden, IdentityUnavailable, Unauthenticated
 from router.identity.directory import Directory
 from router.identity.principal import ANYBODY, NOBODY, Principal

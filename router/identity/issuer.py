@@ -16,7 +16,8 @@ import jwt
 import msgspec
 from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicKey
 
-from cluster.config.schema import OidcConfig, is_loopback
+from cluster.config.fields import is_loopback
+from cluster.config.router import OidcConfig
 
 # None that shares a secret: whoever knows a public key could sign with it.
 ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA")

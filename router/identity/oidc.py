@@ -15,7 +15,7 @@ import jwt
 
 from adapters.identity import is_tenant_name
 from adapters.scopes import Scope
-from cluster.config.schema import OidcConfig
+from cluster.config.router import OidcConfig
 from router.errors import IdentityUnavailable, Unauthenticated
 from router.identity.issuer import ALGORITHMS, Issuer, IssuerError
 from router.identity.principal import Principal

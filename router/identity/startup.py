@@ -5,7 +5,9 @@ from __future__ import annotations
 from datetime import UTC, datetime
 
 from adapters.errors import CatalogUnavailable
-from cluster.config.schema import AuthConfig, ClusterConfig, is_loopback
+from cluster.config.fields import is_loopback
+from cluster.config.router import AuthConfig
+from cluster.config.schema import ClusterConfig
 from cluster.errors import ConfigError
 
 

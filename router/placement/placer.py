@@ -8,7 +8,7 @@ from random import Random
 
 import msgspec
 
-from cluster.config.schema import PlacementConfig
+from cluster.config.router import PlacementConfig
 from router.fleet.fleet_state import FleetState
 from router.fleet.worker_loads import Hold, WorkerLoads
 from router.placement.demand import Demand

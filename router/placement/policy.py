@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from cluster.config.schema import PlacementConfig
+from cluster.config.router import PlacementConfig
 from router.placement.prefix_index import PrefixIndex
 from router.placement.request import PlacementRequest
 from router.placement.scorers.home import HomeScorer

@@ -27,7 +27,8 @@ from support.helm_chart import (
 from cli.main import _parser, _with_this_worker
 from cluster.config.certificates import cluster_files
 from cluster.config.load import load_cluster_config
-from cluster.config.schema import CATALOG_VARIABLE, ClusterConfig, WorkerConfig
+from cluster.config.schema import CATALOG_VARIABLE, ClusterConfig
+from cluster.config.workers import WorkerConfig
 from cluster.integrity import KEY_VARIABLE
 from process.certificates.identity import Identity
 

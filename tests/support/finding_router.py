@@ -12,7 +12,7 @@ from support.dns_server import DnsServer, dns_server
 from support.router_stand_ins import ClusterStandIn, WorkerStandIn, eventually, running_cluster
 from support.watched_kubernetes import KubernetesApiDouble, kubeconfig, kubernetes_api
 
-from cluster.config.schema import DiscoveryConfig, KubernetesDiscovery
+from cluster.config.discovery import DiscoveryConfig, KubernetesDiscovery
 from cluster.discovery.dns import DnsSource
 from cluster.discovery.kubernetes_source import KubernetesSource
 

@@ -36,7 +36,8 @@ from adapters.library import AdapterLibrary
 from adapters.model.base_model import BaseModel
 from adapters.model.manifest import revision_id_of
 from adapters.store import open_store
-from cluster.config.schema import DiscoveryConfig, RouterConfig
+from cluster.config.discovery import DiscoveryConfig
+from cluster.config.router import RouterConfig
 from cluster.control import control_pb2 as control
 from cluster.control.control_pb2_grpc import WorkerControlServicer, add_WorkerControlServicer_to_server
 from cluster.control.transport import PLAIN, Transport

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from cluster.config.fields import is_loopback
 from cluster.config.load import load_cluster_config
-from cluster.config.schema import ClusterConfig, is_loopback
+from cluster.config.schema import ClusterConfig
 from cluster.errors import ConfigError
 from cluster.local.doctor import devices, resources, software
 from cluster.local.doctor.finding import Finding, Level, Probe, run_probes

@@ -11,8 +11,10 @@ import pytest
 from pydantic import BaseModel
 
 from cluster.agent.engine_spec import engine_spec
+from cluster.config.fields import ConfigPath
 from cluster.config.load import dump_cluster_config, load_cluster_config
-from cluster.config.schema import ClusterConfig, ConfigPath, EngineConfig
+from cluster.config.schema import ClusterConfig
+from cluster.config.workers import EngineConfig
 from cluster.errors import ConfigError
 from cluster.local.ports import with_ports
 from cluster.local.supervisor import LocalCluster

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from cluster.config.schema import ClusterConfig, RouterConfig
+from cluster.config.router import RouterConfig
+from cluster.config.schema import ClusterConfig
 from cluster.errors import StartError
 from cluster.local.ports import check_free, with_ports
 

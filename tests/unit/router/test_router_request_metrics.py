@@ -10,7 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from support.fleets import PREFILLS
 from support.router_stand_ins import ClusterStandIn, breaks_after, drops, eventually, hangs, running_cluster
 
-from cluster.config.schema import SloConfig
+from cluster.config.router import SloConfig
 from router.api.completions import keeps_slo
 from router.generation.request_state import Phase
 from router.metrics import TIMED_PHASES, WORKER_STATES, Metrics

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from cli.main import main
+from cluster.config.discovery import split_nameserver
 from cluster.config.load import dump_cluster_config, load_cluster_config
-from cluster.config.schema import ClusterConfig, split_nameserver
+from cluster.config.schema import ClusterConfig
 from cluster.discovery.configured import configured_sources
 from cluster.errors import ConfigError
 from cluster.local.found_worker import with_found_worker

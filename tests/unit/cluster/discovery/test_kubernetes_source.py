@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from support.watched_kubernetes import NAMESPACE, KubernetesApiDouble, endpoint, kubeconfig, kubernetes_api, pod
 
-from cluster.config.schema import KubernetesDiscovery
+from cluster.config.discovery import KubernetesDiscovery
 from cluster.discovery import kubernetes_api as api_module
 from cluster.discovery import kubernetes_source
 from cluster.discovery.kubernetes_objects import Agent, Standing, agents_of_pod, agents_of_slice

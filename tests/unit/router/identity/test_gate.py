@@ -17,7 +17,7 @@ from adapters.catalog.records import ApiKey, Change, Grant
 from adapters.catalog.sql import SqlCatalog
 from adapters.errors import CatalogUnavailable
 from adapters.scopes import Permission, Scope
-from cluster.config.schema import AuthConfig
+from cluster.config.router import AuthConfig
 from router.errors import CredentialInQuery, IdentityUnavailable, Unauthenticated
 from router.identity.directory import Directory
 from router.identity.gate import Gate

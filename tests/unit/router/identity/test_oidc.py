@@ -19,7 +19,7 @@ from support.keyed_cluster import keyed_cluster
 from support.local_issuer import AUDIENCE, LocalIssuer, local_issuer
 
 from adapters.scopes import Scope
-from cluster.config.schema import AuthConfig, OidcConfig
+from cluster.config.router import AuthConfig, OidcConfig
 from router.errors import IdentityUnavailable, Unauthenticated
 from router.identity import issuer as issuer_module
 from router.identity.issuer import IssuerError, read_keys

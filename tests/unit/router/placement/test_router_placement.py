@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from msgspec import structs
 from support.fleets import DECODES, PREFILLS, UNIFIED, UNREADY_CHANGES, UP, fleet_of, having, warm_with
 
-from cluster.config.schema import PlacementConfig, ScorerWeights
+from cluster.config.router import PlacementConfig, ScorerWeights
 from cluster.control import control_pb2 as control
 from router.fleet.fleet_state import FleetState, WorkerView
 from router.fleet.holders import Holders

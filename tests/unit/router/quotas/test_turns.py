@@ -13,7 +13,7 @@ from support.virtual_time import run_in_virtual_time
 
 from bench.measuring.quantile import quantile
 from cluster.config.quotas import FairQueueConfig, QuotasConfig
-from cluster.config.schema import PlacementConfig
+from cluster.config.router import PlacementConfig
 from router.errors import InvalidField, QueuedTooLong, QueueFull
 from router.fleet.fleet_state import FleetState, WorkerView
 from router.fleet.room import has_room

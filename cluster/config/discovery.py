@@ -1,0 +1,130 @@
+"""The section `discovery` of `cluster.yaml`: workers that come and go."""
+
+from __future__ import annotations
+
+import re
+from ipaddress import ip_address
+from typing import Annotated
+
+from pydantic import AfterValidator, Field, StringConstraints, model_validator
+
+from cluster.config.fields import ConfigPath, Port, Seconds, Section
+from cluster.config.workers import Gpus
+
+
+def _check_dns_name(name: str) -> str:
+    labels = name.removesuffix(".").split(".")
+    if len(name) > 253 or not all(
+        re.fullmatch(r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9])?", each) for each in labels
+    ):
+        raise ValueError("expected a DNS name, such as prefill.prelude.svc.cluster.local")
+    return name
+
+
+def split_nameserver(text: str) -> tuple[str, int]:
+    """The IP address and the port, 53 unless it is given. Raises ValueError."""
+    host, port = text, "53"
+    if text.startswith("["):
+        host, _, rest = text[1:].partition("]")
+        port = rest.removeprefix(":") or "53"
+    elif text.count(":") == 1:
+        host, _, port = text.partition(":")
+    ip_address(host)
+    if not port.isascii() or not port.isdecimal() or not 1 <= int(port) <= 65535:
+        raise ValueError(f"{port} is no port")
+    return host, int(port)
+
+
+def _check_nameserver(text: str) -> str:
+    try:
+        split_nameserver(text)
+    except ValueError as error:
+        raise ValueError(f"expected an IP address, or one with a port, such as 10.0.0.10:53 ({error})") from error
+    return text
+
+
+class FoundWorkerConfig(Section):
+    """What the workers of one role that are not among `workers` have in common. For their own processes.
+
+    `prelude prefill-worker --name NAME --host HOST` and the like take them. The fields are those of `WorkerConfig`.
+    """
+
+    metrics_port: Port = 0
+    engine_port: Port = 0
+    bootstrap_port: Port = 0  # prefill only
+    gpus: Gpus | None = None
+    tensor_parallel: Annotated[int, Field(ge=1)] | None = None
+    domain: str = ""
+    drain_timeout_s: Seconds | None = None
+    engine: dict[str, object] = Field(default_factory=dict)
+
+
+_KUBERNETES_NAME = r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$"
+
+
+class KubernetesDiscovery(Section):
+    """Workers that the Kubernetes API server lists: those behind a Service, or Pods by their labels."""
+
+    service: Annotated[str, StringConstraints(pattern=_KUBERNETES_NAME)] | None = None  # its EndpointSlices are read
+    pods: Annotated[str, StringConstraints(pattern=r"^[!-~][ -~]{0,1023}$")] | None = (
+        None  # label selector: app=prelude
+    )
+    namespace: Annotated[str, StringConstraints(pattern=_KUBERNETES_NAME)] | None = None  # None: this process's own
+    port_name: Annotated[str, StringConstraints(pattern=_KUBERNETES_NAME)] = "control"  # if `control_port` is not given
+
+    @model_validator(mode="after")
+    def _has_one_kind(self) -> KubernetesDiscovery:
+        if (self.service is None) is (self.pods is None):
+            raise ValueError("give `service`, the name of a Service, or `pods`, a label selector")
+        return self
+
+
+class RoleDiscovery(Section):
+    """Where workers of one role are found: by `dns` or by `kubernetes`."""
+
+    # Its A and AAAA records, or its SRV records if it starts with an underscore: _control._tcp.prefill.example.org
+    dns: Annotated[str, AfterValidator(_check_dns_name)] | None = None
+    kubernetes: KubernetesDiscovery | None = None
+    # Of their agents. SRV records have it; Kubernetes has it by `port_name`.
+    control_port: Annotated[int, Field(ge=1, le=65535)] | None = None
+    worker: FoundWorkerConfig = FoundWorkerConfig()
+
+    @model_validator(mode="after")
+    def _has_one_source(self) -> RoleDiscovery:
+        if (self.dns is None) is (self.kubernetes is None):
+            raise ValueError("give `dns`, a name, or `kubernetes`, a Service or Pods")
+        return self
+
+    @model_validator(mode="after")
+    def _has_one_port(self) -> RoleDiscovery:
+        if self.is_srv and self.control_port is not None:
+            raise ValueError("control_port: the SRV records of `dns` have the port; leave it out")
+        if self.dns is not None and not self.is_srv and self.control_port is None:
+            raise ValueError(
+                "control_port: A and AAAA records have no port; give that of the workers' agents, or the name of SRV "
+                "records, such as _control._tcp.prefill.example.org"
+            )
+        return self
+
+    @property
+    def is_srv(self) -> bool:
+        return self.dns is not None and self.dns.startswith("_")
+
+
+class DiscoveryConfig(Section):
+    """Sources of workers that come and go while the cluster runs, beside those in `workers`."""
+
+    prefill: RoleDiscovery | None = None
+    decode: RoleDiscovery | None = None
+    unified: RoleDiscovery | None = None
+    interval_s: Annotated[float, Field(ge=0.05, le=3600)] = 5.0  # between two lookups by DNS, give or take a fifth
+    nameservers: tuple[Annotated[str, AfterValidator(_check_nameserver)], ...] = ()  # IP or IP:port; (): the machine's
+    kubeconfig: ConfigPath | None = None  # how to reach the API server; None: as a Pod does, by its service account
+    max_workers: Annotated[int, Field(ge=1, le=4096)] = 1024  # found; more are ignored
+    forget_after_s: Seconds = 60.0  # a found worker that is silent for so long is no longer listed
+
+    @property
+    def by_role(self) -> dict[str, RoleDiscovery]:
+        """The roles of which workers are found."""
+        found = {"prefill": self.prefill, "decode": self.decode, "unified": self.unified}
+        return {role: discovery for role, discovery in found.items() if discovery is not None}

@@ -1,0 +1,55 @@
+"""What sections of `cluster.yaml` share: types of fields, and how paths are resolved."""
+
+from __future__ import annotations
+
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, ValidationInfo
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches a server at this address."""
+    if host == "localhost":
+        return True
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _resolve_path(path: Path, info: ValidationInfo) -> Path:
+    """Expand `~`, and resolve against the context's `folder` where there is one."""
+    try:
+        path = path.expanduser()
+    except RuntimeError as error:
+        raise ValueError(f"the home directory of {path.parts[0]} is unknown") from error
+    folder: Path | None = (info.context or {}).get("folder")
+    return path if folder is None else folder / path
+
+
+# Every path of cluster.yaml: relative ones start at the file's folder, which `load_cluster_config` passes as context.
+ConfigPath = Annotated[Path, AfterValidator(_resolve_path)]
+
+
+NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$"
+
+
+Name = Annotated[str, StringConstraints(pattern=NAME_PATTERN)]
+
+
+LAST_PORT = 65535
+
+
+Port = Annotated[int, Field(ge=0, le=LAST_PORT)]  # 0: `prelude up` picks a free port
+
+
+Seconds = Annotated[float, Field(gt=0)]
+
+
+MAX_NAME = 63  # characters of a Name
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)

@@ -1,0 +1,170 @@
+"""The section `router` of `cluster.yaml`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+from urllib.parse import urlsplit
+
+from pydantic import Field, ValidationInfo, field_validator
+
+from adapters.identity import DEFAULT_TENANT
+from adapters.scopes import Scope, parse_scope
+from cluster.config.fields import LAST_PORT, ConfigPath, Port, Seconds, Section, is_loopback
+from cluster.config.limits import RequestLimits
+from cluster.config.quotas import QuotasConfig
+
+
+class ClientTlsConfig(Section):
+    """TLS for clients of the router. Files are PEM, and are read again when they change."""
+
+    certificate: ConfigPath  # with the chain that leads to its authority
+    key: ConfigPath
+
+
+class ScorerWeights(Section):
+    """Weights of what placement adds up, each in expected seconds to the first token. 0 switches a scorer off."""
+
+    queue: Annotated[float, Field(ge=0)] = 1.0  # prompts to be read before this one
+    residency: Annotated[float, Field(ge=0)] = 1.0  # a cold load
+    home: Annotated[float, Field(ge=0)] = 1.0  # leaving the adapter's homes, crowding one, a copy too many
+    prefix: Annotated[float, Field(ge=0)] = 1.0  # the part of the prompt that is in the prefix cache
+    room: Annotated[float, Field(ge=0)] = 1.0  # KV memory that a unified worker lacks
+    in_flight: Annotated[float, Field(ge=0)] = 0.0  # sequences in flight, a second each; for comparisons
+
+
+class PlacementConfig(Section):
+    """How the router chooses workers."""
+
+    weights: ScorerWeights = ScorerWeights()
+    load_bound: Annotated[float, Field(ge=1)] = 1.25  # a home is full at this multiple of the workers' mean queue
+    slack_prompts: Annotated[float, Field(ge=0)] = 2.0  # and so many prompts more
+    max_homes: Annotated[int, Field(ge=1, le=16)] = 8  # of one adapter
+    home_share: Annotated[float, Field(gt=0, le=1)] = 0.25  # of a worker's time for one adapter, before it gets a home
+
+
+class OidcConfig(Section):
+    """An issuer whose JSON Web Tokens the router takes in place of API keys."""
+
+    issuer: str  # its URL, as in the tokens' `iss`; https, except on this machine
+    audience: Annotated[str, Field(min_length=1)]  # what the tokens' `aud` must have
+    jwks_url: str | None = None  # of its public keys; None: as its /.well-known/openid-configuration says
+    tenant_claim: Annotated[str, Field(min_length=1)] = "tenant"  # the claim with the tenant's name; "a.b": nested
+    scope_claim: Annotated[str, Field(min_length=1)] = "scope"  # a list, or words in one string
+    # What values of the scope claim permit. None: those that are scopes, as they are.
+    scopes: dict[str, tuple[Scope, ...]] | None = None
+    refresh_s: Seconds = 300.0  # between two reads of the public keys
+
+    @field_validator("issuer", "jwks_url")
+    @classmethod
+    def _is_encrypted(cls, url: str | None) -> str | None:
+        parts = urlsplit(url or "https://none")
+        if not parts.hostname or parts.scheme not in ("https", "http"):
+            raise ValueError("expected a URL that begins with https://")
+        if parts.scheme == "http" and not is_loopback(parts.hostname):
+            raise ValueError("whoever is between the router and the issuer could forge tokens; use https://")
+        return url
+
+    @field_validator("scopes", mode="before")
+    @classmethod
+    def _known_scopes(cls, scopes: Any) -> Any:
+        for value, granted in scopes.items() if isinstance(scopes, dict) else ():
+            for each in granted if isinstance(granted, (list, tuple)) else ():
+                try:
+                    parse_scope(each)
+                except ValueError as error:
+                    raise ValueError(f"{value}: {error}") from error
+        return scopes
+
+
+class AuthConfig(Section):
+    """Who may use the router."""
+
+    keys: bool = True  # API keys of the catalog: `prelude keys create`
+    oidc: tuple[OidcConfig, ...] = ()  # issuers of tokens
+
+
+class AdminConfig(Section):
+    """The router's admin listener: /metrics, /debug/…, and /ready in detail. It asks for no key: keep it private."""
+
+    host: str = "127.0.0.1"
+    port: Port | None = None  # None: the one after router.port; `prelude up` takes another one if that is in use
+
+
+class HttpConfig(Section):
+    """Limits of the router's HTTP server, for each of its processes. They hold for the admin listener, too."""
+
+    max_connections: Annotated[int, Field(ge=1)] = 10_000
+    max_connections_per_address: Annotated[int, Field(ge=1)] = 4096
+    max_header_bytes: Annotated[int, Field(ge=1024)] = 64 * 1024  # of a request, its first line included
+    max_headers: Annotated[int, Field(ge=8)] = 128  # of a request
+    max_target_bytes: Annotated[int, Field(ge=256)] = 8 * 1024  # path and query
+    max_pipelined: Annotated[int, Field(ge=1)] = 16  # requests that wait for the one before on their connection
+    header_timeout_s: Seconds = 20.0  # from a request's first byte, or a new connection, to the end of its headers
+    body_gap_timeout_s: Seconds = 30.0  # without any of a request's body
+    idle_timeout_s: Seconds = 75.0  # of a connection, between requests
+
+
+class SloConfig(Section):
+    """What an answer has to keep to count as good in the metrics. It changes no answer.
+
+    A stream has both times; an answer in one piece may take as long as a stream with an event per token.
+    """
+
+    first_token_s: Seconds = 2.0  # from a request's head to its first event
+    event_gap_s: Seconds = 0.1  # mean time between its events after that: tokens, or several at once
+
+
+class RouterConfig(Section):
+    """The router: its HTTP server, its timeouts and retries."""
+
+    host: str = "127.0.0.1"
+    port: Port = 8000
+    auth: AuthConfig | None = None  # None: no authentication, on this machine only
+    # Serve beyond this machine without authentication, and let the router and the workers use plain text there.
+    insecure: bool = False
+    share_base_prefixes: bool = False  # one prefix cache for the base model's prompts of all tenants
+    tls: ClientTlsConfig | None = None  # None: plain HTTP
+    admin: AdminConfig = AdminConfig()
+    http: HttpConfig = HttpConfig()
+    processes: Annotated[int, Field(ge=1, le=64)] = 1  # that share the port, each with its own view of the workers
+    max_body_bytes: Annotated[int, Field(ge=1024)] = 16 * 1024**2
+    max_choices: Annotated[int, Field(ge=1)] = 128  # sequences of one request: prompts x n
+    limits: RequestLimits = RequestLimits()  # cluster/config/limits.py documents them
+    quotas: QuotasConfig | None = None  # of tenants: cluster/config/quotas.py; None: no tenant has any
+    connect_timeout_s: Seconds = 5.0
+    adapter_timeout_s: Seconds = 60.0  # to load a cold adapter
+    first_event_timeout_s: Seconds = 300.0  # queueing, prefill and KV transfer
+    # A request that waits for its first event, or its answer, at workers that report no progress is tried elsewhere.
+    progress_timeout_s: Seconds = 60.0
+    event_gap_timeout_s: Seconds = 120.0  # between two events of a stream
+    answer_timeout_s: Seconds = 1800.0  # a complete answer without streaming; on unified workers including prefill
+    body_timeout_s: Seconds = 60.0  # to receive a client's request
+    heartbeat_s: Annotated[float, Field(ge=0.05, le=3600)] = (
+        2.0  # longest gap in a worker's state stream; a worker that misses three gets no requests
+    )
+    max_attempts: Annotated[int, Field(ge=1)] = 3  # placements tried per sequence
+    placement: PlacementConfig = PlacementConfig()
+    debug_header: bool = False  # answer `x-prelude-debug: placement` with why the request went where it went
+    slo: SloConfig = SloConfig()
+    drain_timeout_s: Seconds = 30.0  # to finish requests in flight at shutdown
+    management: bool = False  # serve /v1/adapters; anyone who reaches the router can then change adapters
+    adapter_root: ConfigPath | None = None  # /v1/load_lora_adapter reads directories below it; None: it reads none
+    upload_timeout_s: Seconds = 600.0  # per step: receive an upload, store it; prepare an export, send it
+
+    @field_validator("quotas")
+    @classmethod
+    def _quotas_are_of_somebody(cls, quotas: QuotasConfig | None, info: ValidationInfo) -> QuotasConfig | None:
+        named = [] if quotas is None else sorted(quotas.tenants.keys() - {DEFAULT_TENANT})
+        if named and info.data.get("auth", AuthConfig()) is None:
+            raise ValueError(
+                f"quotas.tenants.{named[0]}: without `auth` everybody is the tenant {DEFAULT_TENANT!r}; set "
+                "`auth: {}`, or give the limits under `quotas.default`"
+            )
+        return quotas
+
+    @property
+    def admin_port(self) -> int:
+        """The admin listener's port; 0: any free one."""
+        if self.admin.port is not None:
+            return self.admin.port
+        return self.port + 1 if 0 < self.port < LAST_PORT else 0

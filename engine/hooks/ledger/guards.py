@@ -1,0 +1,77 @@
+"""Guards of the ports of engines."""
+
+from __future__ import annotations
+
+from engine.hooks import inspection
+from engine.hooks.guards import http as http_guard
+from engine.hooks.guards import kv as kv_guard
+from engine.hooks.hook import Hook, HookGroup, HookKind
+from engine.hooks.ledger.roles import OUR_ROLES, PAIR_ROLES
+
+GROUPS: tuple[HookGroup, ...] = (
+    HookGroup(
+        lacking="A KV thread that outlives a bad message",
+        upstream="none; an assertion about foreign traffic ends the thread, and the engine goes on as if it were ready",
+        remove_when="SGLang drops messages that it cannot take",
+        hooks=(
+            Hook(
+                name="kv_thread_drops_bad_messages",
+                target="sglang.srt.disaggregation.nixl.conn.threading",
+                kind=HookKind.GLOBAL,
+                fn=inspection.with_kept_kv_thread,
+                roles=frozenset({"prefill"}),
+                source_sha256="28da79ad06baa8c1b725bc98983ca570f82a73b49439873831505ab7f1eef601",
+                why="whoever reaches the port could end all prefill of a worker with one message",
+            ),
+        ),
+    ),
+    HookGroup(
+        lacking="Keys that stay secret, and client certificates",
+        upstream="none; /server_info and the log show --api-key and --admin-api-key; --ssl-ca-certs asks no client for "
+        "a certificate, and --enable-ssl-refresh misses files that are replaced",
+        remove_when="SGLang reads its keys from files or the environment, and offers mutual TLS",
+        hooks=(
+            Hook(
+                name="keys_of_the_environment",
+                target="sglang.srt.utils.auth.decide_request_auth",
+                fn=http_guard.ask_for_own_keys,
+                roles=OUR_ROLES,
+                source_sha256="dd4099e7eaa1d7fadcb89283be9c97714d98032158706afdbd0e8fd31fc29055",
+                why="whoever reaches an engine's port must not use it, and who may generate must not load adapters",
+            ),
+            Hook(
+                name="mutual_tls",
+                target="sglang.srt.entrypoints.http_server.uvicorn",
+                kind=HookKind.GLOBAL,
+                fn=http_guard.with_mutual_tls,
+                roles=OUR_ROLES,
+                source_sha256="1de1fbce4c87b11b01ab99c802d0684053dc4539b95d8b3a8d88c80d7d238e9a",
+                why="beyond the host, engines serve processes of the cluster only",
+            ),
+        ),
+    ),
+    HookGroup(
+        lacking="KV ports for peers only",
+        upstream="none; whoever reaches the bootstrap server or the ports of the ranks can register, ask and send",
+        remove_when="SGLang authenticates the engines that exchange KV",
+        hooks=(
+            Hook(
+                name="kv_bootstrap_for_peers",
+                target="sglang.srt.disaggregation.common.conn.CommonKVBootstrapServer._setup_routes",
+                kind=HookKind.AFTER,
+                fn=kv_guard.bootstrap_for_peers,
+                roles=frozenset({"prefill"}),
+                source_sha256="6cd5f2e4fedb56b6ada397559ba5c14d511c12b9b9aaaa2a26cae79f666d4e4a",
+                why="a stranger could register a rank, and get the KV of prompts or send its own",
+            ),
+            Hook(
+                name="kv_messages_from_peers",
+                target="sglang.srt.disaggregation.common.conn.get_zmq_socket_on_host",
+                fn=kv_guard.socket_for_peers,
+                roles=PAIR_ROLES,
+                source_sha256="c1f47315cefe07da12c1cb2af46eb5562cf6c7f60036b32fd5cf86e541e0f279",
+                why="a rank does what any message says, such as where to write the KV of a room",
+            ),
+        ),
+    ),
+)

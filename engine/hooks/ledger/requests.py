@@ -1,0 +1,224 @@
+"""What a request brings: positions, prompts, grammars."""
+
+from __future__ import annotations
+
+from engine.hooks import identity, positions
+from engine.hooks.bounds import grammars, log_probabilities, preparation
+from engine.hooks.hook import Hook, HookGroup, HookKind
+from engine.hooks.ledger.roles import ADAPTER_ROLES, UNIFIED
+
+GROUPS: tuple[HookGroup, ...] = (
+    HookGroup(
+        lacking="A schedule of positions per adapter",
+        upstream="none; SGLang applies an adapter to every position",
+        remove_when="SGLang has a schedule of positions per adapter",
+        hooks=(
+            Hook(
+                name="batches_are_cut_by_position",
+                target="sglang.srt.model_executor.forward_batch_info.ForwardBatch.init_new",
+                fn=positions.cut_into_segments,
+                roles=ADAPTER_ROLES,
+                source_sha256="c47ef29026e9130f02012ca1481f5508f36435772f44712c7ff6eec498258461",
+                why="an adapter acts on its own positions only, token by token; ReFT layers read the same segments",
+            ),
+            Hook(
+                name="slots_for_segments_only",
+                target="sglang.srt.lora.lora_manager.LoRAManager.fetch_new_loras",
+                fn=positions.fetch_only_adapters_in_use,
+                roles=ADAPTER_ROLES,
+                source_sha256="9b4202df6f2cecbf1585a65b936ed9afbb86f20ecde2cf5828168211ec922bdf",
+                why="a batch needs slots for its adapted tokens only; a decode batch of base tokens needs none",
+            ),
+            Hook(
+                name="lora_runs_on_segments",
+                target="sglang.srt.lora.lora_manager.LoRAManager.prepare_lora_batch",
+                fn=positions.prepare_segments,
+                roles=ADAPTER_ROLES,
+                source_sha256="5af804fa45681e0f63dafc10962038bafb821c9beab577e01f0dcb457f06aa83",
+                why="prefill-only adapters must not slow decode: without adapted tokens a batch takes the base path",
+            ),
+            Hook(
+                name="base_tokens_have_a_slot",
+                target="sglang.srt.lora.lora_manager.LoRAManager.validate_lora_batch",
+                fn=positions.count_the_base_models_slot,
+                roles=ADAPTER_ROLES,
+                source_sha256="5fd468662ba381c4d2590e661328fb786e7ef17d62af2eeecd382aa041f7b491",
+                why="base tokens of adapted requests need the base model's slot, which SGLang counts for base requests",
+            ),
+            Hook(
+                name="decoding_holds_no_slot",
+                target="sglang.srt.managers.scheduler.Scheduler._get_new_batch_prefill_raw",
+                fn=positions.free_slots_of_decoding,
+                roles=UNIFIED,
+                source_sha256="c52950a4fefc7bbfb9702bdfa9ffcf711b97e9332ab30f77ae2ebf4452c2284e",
+                why="more adapters than slots may decode at once; SGLang counts the adapters of running requests",
+            ),
+            Hook(
+                name="retracted_is_adapted_again",
+                target="sglang.srt.managers.schedule_batch.Req.reset_for_retract",
+                kind=HookKind.AFTER,
+                fn=positions.take_adapter_back,
+                roles=UNIFIED,
+                source_sha256="380a2bc4527600ebd3f9653f22c97df1f8f6b29843d853ef0a2c6561e6601fe9",
+                why="a retracted request recomputes its KV: its prompt with the adapter, its answer with base weights",
+            ),
+            Hook(
+                name="finished_answers_are_no_prefix",
+                target="sglang.srt.mem_cache.radix_cache.RadixCache.cache_finished_req",
+                fn=positions.keep_only_the_prompts_kv,
+                roles=UNIFIED,
+                source_sha256="55a1780690fd3d236c480e133a44a1bea03f5f8f1cea286e83fbce3457ae5f13",
+                why="in the next turn the answer is prompt, hence adapted; the KV that decode wrote for it is not",
+            ),
+            Hook(
+                name="retracted_answers_are_no_prefix",
+                target="sglang.srt.mem_cache.radix_cache.RadixCache.cache_unfinished_req",
+                fn=positions.keep_no_answers_kv,
+                roles=UNIFIED,
+                source_sha256="6a4d2265998b49ecf58dd0cab86a51b61f39a13e105e286a8ca4d12db91d9eca",
+                why="the same for retracted requests: their answer's KV must not become a cached prefix",
+            ),
+            Hook(
+                name="retracted_answers_match_no_prompt",
+                target="sglang.srt.managers.schedule_batch.Req._compute_max_prefix_len",
+                fn=positions.match_the_prompt_only,
+                roles=UNIFIED,
+                source_sha256="80f286d6ffacfc695f3b47593808875e307573fd3a997cc399bb3e5008ba2a40",
+                why="a next turn's prompt may have left adapted KV for the answer's tokens, which must not match it",
+            ),
+            Hook(
+                name="adapted_decode_runs_without_graph",
+                target="sglang.srt.model_executor.runner.decode_cuda_graph_runner.DecodeCudaGraphRunner.can_run_graph",
+                fn=positions.no_graph_for_adapted_decode,
+                roles=UNIFIED,
+                source_sha256="130af20445ae9e5ec58da755f24fc515b70d9c5885d2c8d50672e19a7d91d924",
+                why="decode graphs are captured without adapter kernels, which adapters for all positions need",
+            ),
+        ),
+    ),
+    HookGroup(
+        lacking="Prompts of any length that nobody decodes",
+        upstream="none; a request to FAKE_BOOTSTRAP_HOST is a short warm-up, and one read in chunks ends the scheduler",
+        remove_when="a prefill engine reads prompts of requests for 0 tokens without a decode engine",
+        hooks=(
+            Hook(
+                name="prompts_for_nobody_are_chunked",
+                target="sglang.srt.managers.schedule_batch.Req.__init__",
+                kind=HookKind.AFTER,
+                fn=positions.keep_chunks_of_prompts_for_nobody,
+                roles=frozenset({"prefill"}),
+                source_sha256="e704b6ed9f432d690012354c6c04150abd5cb1f4991ad68b9fc5407fc6916eb0",
+                why="a prompt that is only scored needs no decode worker, and may not fit into one batch",
+            ),
+        ),
+    ),
+    HookGroup(
+        lacking="A bound on compiled grammars",
+        upstream="none; SGLang and xgrammar keep every grammar, and compile as many at a time as there are threads",
+        remove_when="SGLang bounds its cache of grammars, and xgrammar's",
+        hooks=(
+            Hook(
+                name="grammars_are_forgotten",
+                target="sglang.srt.constrained.base_grammar_backend.BaseGrammarBackend.__init__",
+                kind=HookKind.AFTER,
+                fn=grammars.keep_the_latest,
+                source_sha256="3cbfdbe2e8000e6839f5864dd92563b8e0114949a65ac5d333b2ccb577de9bb5",
+                why="each distinct grammar would keep memory for good, 40 MiB for one of 285 KiB",
+            ),
+            Hook(
+                name="compiled_parts_are_forgotten",
+                target="sglang.srt.constrained.xgrammar_backend.GrammarCompiler",
+                kind=HookKind.GLOBAL,
+                fn=grammars.with_a_bounded_cache,
+                source_sha256="2f924bdfd9881dd5f39d03055719cab78c4f1082f14b4c49d1d53e57cfcc38df",
+                why="the compiler has a cache of its own without a bound, and threads for all cores",
+            ),
+        ),
+    ),
+    HookGroup(
+        lacking="Preparation of requests off the server's event loop",
+        upstream="--enable-dynamic-batch-tokenizer is for texts of completions only; chats are tokenised on the loop",
+        remove_when="SGLang renders templates, checks tools and tokenises in threads",
+        hooks=(
+            Hook(
+                name="long_requests_are_prepared_in_threads",
+                target="sglang.srt.entrypoints.openai.serving_base.OpenAIServingBase.handle_request",
+                fn=preparation.prepare_in_a_thread,
+                source_sha256="f2031b1b78706769ff26d950ed6736a0fa9ad6f6c648727dee6a703bdcccab24",
+                why="a long chat or a large tool would stop the server for all other requests while it is prepared",
+            ),
+            Hook(
+                name="long_texts_are_tokenized_in_threads",
+                target="sglang.srt.managers.tokenizer_manager.TokenizerManager._tokenize_texts",
+                fn=preparation.tokenize_in_a_thread,
+                source_sha256="d81a622a472b2cdf59b03486cc99667444875a0f62822c16272f66b81eeb83bd",
+                why="so would the text of a completion or a score",
+            ),
+            Hook(
+                name="token_ids_are_answered_in_threads",
+                target="sglang.srt.entrypoints.openai.serving_tokenize.OpenAIServingTokenize._handle_non_streaming_request",
+                fn=preparation.answer_in_a_thread,
+                source_sha256="40370192b64eabe27576ae6b70f42d7531407440d121f7b6d5f84a8eb4cf4c94",
+                why="so would a text whose token ids are asked for",
+            ),
+            Hook(
+                name="texts_are_answered_in_threads",
+                target="sglang.srt.entrypoints.openai.serving_tokenize.OpenAIServingDetokenize._handle_non_streaming_request",
+                fn=preparation.answer_in_a_thread,
+                source_sha256="ea72b3218b38736dc987ec8618659e7a7505af8d8b8012f1cc56bf7f182ce003",
+                why="so would many token ids whose text is asked for",
+            ),
+        ),
+    ),
+    HookGroup(
+        lacking="Answers with many log-probabilities that do not stop the server",
+        upstream="none; a comment in detokenize_top_logprobs_tokens asks for one call for all positions",
+        remove_when="texts of tokens and long answers are made in bulk or off the loop",
+        hooks=(
+            Hook(
+                name="tokens_are_decoded_once",
+                target="sglang.srt.managers.tokenizer_manager.TokenizerManager.detokenize_logprob_tokens",
+                fn=log_probabilities.decode_each_token_once,
+                source_sha256="ba461eb2eeb0fc3ff01a0717599a8a6dd6f2de279bb731302b838e73ba8bfebd",
+                why="each token of a prompt is decoded on the event loop, 16,000 times for 16,000 spaces",
+            ),
+            Hook(
+                name="positions_are_decoded_at_once",
+                target="sglang.srt.managers.tokenizer_manager.TokenizerManager.detokenize_top_logprobs_tokens",
+                fn=log_probabilities.decode_all_positions_at_once,
+                source_sha256="7b393248bf79f278da47e2676249c18e51f5514be673dbc153d5a74bf436891d",
+                why="alternatives are decoded in a call for each position, on the event loop",
+            ),
+            Hook(
+                name="completions_are_written_in_threads",
+                target="sglang.srt.entrypoints.openai.serving_completions.OpenAIServingCompletion._handle_non_streaming_request",
+                fn=log_probabilities.write_in_a_thread,
+                source_sha256="f0513982531c9214a41685ddfd94500adb5a4ffd8a7899b8dd413d26d89241d8",
+                why="FastAPI looks at each number of an answer on the event loop",
+            ),
+            Hook(
+                name="chats_are_written_in_threads",
+                target="sglang.srt.entrypoints.openai.serving_chat.OpenAIServingChat._handle_non_streaming_request",
+                fn=log_probabilities.write_in_a_thread,
+                source_sha256="3ccbd8e078e1820168d3fc96c1e35c2c8f2fc3f6865841524cdf1c2e25d5ff1d",
+                why="so it does for chats",
+            ),
+        ),
+    ),
+    HookGroup(
+        lacking="Token ids from a tokenizer without a limit of length",
+        upstream="none; /v1/tokenize is a 500 for such a tokenizer, as Llama 2 and Mistral 7B have one",
+        remove_when="/v1/tokenize answers with a length that fits 64 bits",
+        hooks=(
+            Hook(
+                name="tokenizers_have_no_limit",
+                target="sglang.srt.entrypoints.openai.serving_tokenize.TokenizeResponse",
+                kind=HookKind.GLOBAL,
+                fn=identity.length_fits_json,
+                roles=frozenset({"prefill", "decode", "unified"}),
+                source_sha256="f1791dbe89245cf80f2ae3c3f052e944c0b602deaf45909a31d2e4aabfc95711",
+                why="the limit that transformers gives such a tokenizer, 10^30, cannot be written as JSON by SGLang",
+            ),
+        ),
+    ),
+)

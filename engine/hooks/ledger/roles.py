@@ -1,0 +1,9 @@
+"""The roles of engines, by what they share."""
+
+from __future__ import annotations
+
+ADAPTER_ROLES = frozenset({"prefill", "unified"})
+LORA_ROLES = frozenset({"prefill", "unified", "stock"})
+UNIFIED = frozenset({"unified"})
+PAIR_ROLES = frozenset({"prefill", "decode"})
+OUR_ROLES = frozenset({"prefill", "decode", "unified"})
