@@ -236,6 +236,24 @@ def test_prefix_is_shared_within_an_adapter_only(unified: Unified):
         assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == len(prompt) - 1
 
 
+@pytest.mark.parametrize("adapter", [None, "lora"])
+def test_a_tenant_finds_no_prefix_of_another(unified: Unified, adapter: str | None):
+    """Namespaces as the router makes them: a probe by another tenant's name finds nothing, and the first still all."""
+    prompt = tokens(100, 800)
+
+    def num_cached(namespace: str) -> int:
+        body = unified.body(Case(adapter, "probe", prompt, {"tokens": [0]}), echo=False, logprobs=None)
+        answer = httpx.post(
+            f"{unified.engine.spec.url}/v1/completions", json=body | {"extra_key": namespace}, timeout=120
+        )
+        assert answer.status_code == 200, answer.text
+        return (answer.json()["usage"]["prompt_tokens_details"] or {}).get("cached_tokens", 0)
+
+    assert num_cached("acme|") == 0
+    assert [num_cached(namespace) for namespace in ("beta|", "acm|", "acmee|", "*|", "ACME|")] == [0] * 5
+    assert num_cached("acme|") == len(prompt) - 1
+
+
 @pytest.mark.parametrize("adapter", ["lora", "direft", "everywhere", None])
 def test_follow_up_turn(unified: Unified, adapter: str | None):
     """The answer of a turn is prompt in the next, hence adapted: the KV that decode wrote for it is not reused."""
