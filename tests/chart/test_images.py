@@ -63,7 +63,9 @@ class TestLocks:
         needed = closure(
             [*project["dependencies"], *extras["router"], *extras["s3"], *extras["tracing"], *extras["kubernetes"]]
         )
-        assert lock("router").keys() == needed
+        missing, spare = sorted(needed - lock("router").keys()), sorted(lock("router").keys() - needed)
+        assert not missing, f"copy the lines of {missing} from requirements/cpu.txt to router.txt and worker.txt"
+        assert not spare, f"remove {spare} from requirements/router.txt and worker.txt"
         assert not needed & {"torch", "sglang", "transformers", "nixl", "triton"}
 
     def test_releases_are_those_of_the_tested_locks(self):
@@ -151,7 +153,8 @@ class TestDockerfiles:
         for source in re.findall(r"^COPY (.*) \S+$", path.read_text(), re.MULTILINE):
             assert all(each == "." or each.split("/")[0] in allowed for each in source.split())
         found = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]["find"]
-        assert {each.rstrip("*") for each in found["include"]} <= allowed
+        packages = {each.rstrip("*") for each in found["include"]}
+        assert packages <= allowed, f"let {packages - allowed} into the images, in .dockerignore"
 
 
 def test_the_environments_check_finds_what_is_wrong(monkeypatch: pytest.MonkeyPatch):
