@@ -10,7 +10,6 @@
 {{- fail (printf "pools.%s: there is none for the pools in pools.%s" (last $pair) (first $pair)) -}}
 {{- end -}}
 {{- end -}}
-{{- if ne $v.router.discovery "dns" -}}{{- fail "router.discovery: only dns is built in this release" -}}{{- end -}}
 {{- if not $v.model.name -}}{{- fail "model.name: give the base model's name in requests" -}}{{- end -}}
 {{- if and (not $v.model.volume) (not $v.demo.enabled) -}}
 {{- fail "model.volume: give the volume that has the base model, such as {persistentVolumeClaim: {claimName: models, readOnly: true}}" -}}

@@ -10,9 +10,9 @@ capabilities:
   {{- end }}
 {{- end -}}
 
-{{/* Of every pod. Takes root. */}}
+{{/* Of every pod. Takes root, and `discovers` for those that look for workers. */}}
 {{- define "prelude.podBasics" -}}
-automountServiceAccountToken: false
+automountServiceAccountToken: {{ and (default false .discovers) (eq .root.Values.router.discovery "kubernetes") }}
 enableServiceLinks: false
 securityContext:
   {{- toYaml .root.Values.podSecurityContext | nindent 2 }}

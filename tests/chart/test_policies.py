@@ -6,7 +6,21 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from support.helm_chart import SCENARIOS, containers, needs_helm, of_kind, pods, rendered, selects
+import yaml
+from support.helm_chart import (
+    SCENARIOS,
+    containers,
+    merged,
+    needs_helm,
+    of_kind,
+    pods,
+    render,
+    rendered,
+    scenario_values,
+    selects,
+)
+
+from cluster.config.schema import ClusterConfig
 
 pytestmark = needs_helm
 # Rule, and where it may be broken: scenario, pod (its end) and container.
@@ -142,6 +156,35 @@ class TestObjects:
         for each in of_kind(objects, "Deployment", "StatefulSet"):
             is_scaled = (each["kind"], each["metadata"]["name"]) in scaled
             assert is_scaled == ("replicas" not in each["spec"]), each["metadata"]["name"]
+
+
+def test_discovery_by_the_api_server_has_the_rights_that_it_needs():
+    """And only the pods that look for workers have a token."""
+    objects = render(merged(scenario_values("h100-node"), {"router": {"discovery": "kubernetes"}}))
+    (role,), (binding,) = of_kind(objects, "Role"), of_kind(objects, "RoleBinding")
+    assert role["rules"] == [
+        {"apiGroups": ["discovery.k8s.io"], "resources": ["endpointslices"], "verbs": ["list", "watch"]}
+    ]
+    assert binding["roleRef"]["name"] == role["metadata"]["name"]
+    bound = {each["name"] for each in binding["subjects"]}
+    with_token = set()
+    for name, spec, _ in pods(objects):
+        if spec["automountServiceAccountToken"]:
+            with_token.add(name.partition("/")[2])
+            assert spec["serviceAccountName"] in bound
+    assert with_token == {f"r-prelude-{each}" for each in ("router", "toolbox", "prefill-main", "decode-main")}
+    services = {each["metadata"]["name"] for each in of_kind(objects, "Service")}
+    for each in of_kind(objects, "ConfigMap"):
+        if "cluster.yaml" in each["data"]:
+            discovery = ClusterConfig.model_validate(yaml.safe_load(each["data"]["cluster.yaml"])).discovery
+            assert {found.kubernetes.service for found in discovery.by_role.values() if found.kubernetes} <= services
+            assert discovery.by_role.keys() == {"prefill", "decode"}
+            assert all(found.kubernetes and not found.dns for found in discovery.by_role.values())
+    for each in objects:
+        if (each["apiVersion"], each["kind"]) == ("rbac.authorization.k8s.io/v1", "Role"):
+            import kubernetes_validate
+
+            kubernetes_validate.validate(each, "1.37", strict=True)
 
 
 def test_scalers_ask_for_metrics_that_routers_have():

@@ -17,3 +17,13 @@
   {{- end }}
 {{- end }}
 {{- end -}}
+
+{{- define "prelude.apiServerEgress" -}}
+{{- if eq .Values.router.discovery "kubernetes" }}
+- ports: [{port: 443, protocol: TCP}, {port: 6443, protocol: TCP}]  # of its Service, and behind it
+  {{- with .Values.networkPolicy.apiServer.to }}
+  to:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
+{{- end }}
+{{- end -}}
