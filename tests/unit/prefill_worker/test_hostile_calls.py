@@ -167,8 +167,8 @@ async def _sent(running: RunningAgent, calls: list[tuple[str, list[bytes]]]) -> 
     for (method, requests), (code, details) in zip(calls, codes, strict=True):
         if code in (grpc.StatusCode.UNKNOWN, grpc.StatusCode.INTERNAL):
             raise AssertionError(f"{method} of {requests!r} ended with {code}: {details}")
-    await running.control.Undrain(pb.UndrainRequest(), timeout=5)
-    assert (await running.control.Describe(pb.DescribeRequest(), timeout=5)).name == "w"
+    await running.control.Undrain(pb.UndrainRequest(), timeout=30)
+    assert (await running.control.Describe(pb.DescribeRequest(), timeout=30)).name == "w"
 
 
 async def _send(channel: grpc.aio.Channel, method: str, requests: list[bytes]) -> tuple[grpc.StatusCode, str]:
