@@ -16,6 +16,7 @@ from support.helm_chart import (
     merged,
     needs_helm,
     of_kind,
+    pods,
     render,
     rendered,
     scenario_values,
@@ -85,6 +86,15 @@ def test_longest_names_fit():
     values["pools"] = {"prefill": {pool: {}}, "decode": {pool: {}}}
     (stateful,) = of_kind(render(values), "StatefulSet")
     assert len(stateful["metadata"]["name"]) <= 52
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_who_is_sent_to_a_pools_node_is_let_in(scenario: str):
+    selected = [spec for _, spec, _ in pods(rendered(scenario)) if "nodeSelector" in spec]
+    for pool in [spec for _, spec, labels in pods(rendered(scenario)) if "prelude.pool" in labels]:
+        for spec in selected:
+            if spec["nodeSelector"] == pool.get("nodeSelector"):
+                assert spec.get("tolerations") == pool.get("tolerations"), spec["containers"][0]["name"]
 
 
 # Value, and what the message must name.
