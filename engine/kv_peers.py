@@ -22,7 +22,7 @@ class KvPeers:
     def __init__(
         self,
         peers: Iterable[str],
-        resolve: Callable[[str], set[str]] | None = None,
+        resolve: Callable[[str], set[str] | None] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._networks: list[_Network] = []
@@ -34,7 +34,7 @@ class KvPeers:
                 self._names.append(peer)
         self._resolve = resolve or _addresses_of
         self._clock = clock
-        self._resolved: set[str] = set()
+        self._resolved: dict[str, set[str]] = {}  # by name, what it had when it was last told
         self._resolved_at = -_RESOLVE_EVERY_S
         self._logged: set[str] = set()
 
@@ -50,8 +50,11 @@ class KvPeers:
             return True
         if self._names and self._clock() - self._resolved_at >= _RESOLVE_EVERY_S:
             self._resolved_at = self._clock()
-            self._resolved = set().union(*map(self._resolve, self._names))
-        if str(parsed) in self._resolved:
+            for name in self._names:
+                found = self._resolve(name)
+                if found is not None:
+                    self._resolved[name] = found
+        if any(str(parsed) in found for found in self._resolved.values()):
             return True
         if address not in self._logged and len(self._logged) < _MAX_LOGGED:
             self._logged.add(address)
@@ -59,8 +62,9 @@ class KvPeers:
         return False
 
 
-def _addresses_of(name: str) -> set[str]:
+def _addresses_of(name: str) -> set[str] | None:
+    """None: nobody can tell now."""
     try:
         return {str(found[4][0]) for found in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)}
-    except OSError:
-        return set()
+    except OSError as error:
+        return set() if error.errno == socket.EAI_NONAME else None

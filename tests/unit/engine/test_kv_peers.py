@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from types import SimpleNamespace
 
 import aiohttp
@@ -42,6 +43,30 @@ def test_names_are_resolved_again_when_their_time_is_up():
     clock[0] = 5.0
     assert not peers.include("10.0.0.8")
     clock[0] = 10.0
+    assert peers.include("10.0.0.8")
+    assert not peers.include("10.0.0.7")
+
+
+@pytest.mark.parametrize(
+    ("failure", "is_kept"), [(socket.EAI_AGAIN, True), (socket.EAI_FAIL, True), (socket.EAI_NONAME, False)]
+)
+def test_a_failed_lookup_forgets_nobody(monkeypatch: pytest.MonkeyPatch, failure: int, is_kept: bool):
+    clock, answers = [0.0], ["10.0.0.7"]
+
+    def getaddrinfo(name: str, *_args: object, **_options: object) -> list[tuple]:
+        if name == "decode-0" and not answers:
+            raise socket.gaierror(failure, "failed")
+        return [(socket.AF_INET, socket.SOCK_STREAM, 0, "", (answers[0] if name == "decode-0" else "10.0.0.9", 0))]
+
+    monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
+    peers = KvPeers(["decode-0", "decode-1"], clock=lambda: clock[0])
+    assert peers.include("10.0.0.7")
+    answers.clear()
+    for clock[0] in (10.0, 20.0):
+        assert peers.include("10.0.0.7") is is_kept
+        assert peers.include("10.0.0.9")
+    answers.append("10.0.0.8")  # it answers again, and its pod has moved
+    clock[0] = 30.0
     assert peers.include("10.0.0.8")
     assert not peers.include("10.0.0.7")
 
