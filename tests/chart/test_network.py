@@ -6,6 +6,7 @@ import inspect
 from ipaddress import ip_address, ip_network
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 import zmq
@@ -17,6 +18,7 @@ pytestmark = needs_helm
 WORKERS = ("prefill", "decode", "unified")
 PEERS = {"prefill": "decode", "decode": "prefill"}
 ELSEWHERE = {"kubernetes.io/metadata.name": "elsewhere"}
+ISSUERS = {"login.example.org": "10.30.0.10"}  # where those of the scenarios are
 Labels = dict[str, str] | str  # of a pod of this release, or an address of something else
 
 
@@ -176,6 +178,16 @@ def test_what_reaches_the_outside(scenario: str):
         assert network.lets_out(component, *database) == reads_catalog, component
         assert network.lets_out(component, *store) == reads_store, component
         assert not network.lets_out(component, "192.0.2.1", 80), component
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_routers_reach_the_issuers_whose_keys_they_fetch(scenario: str):
+    network = Network(scenario)
+    auth = network.values["cluster"]["router"].get("auth") or {}
+    for issuer in auth.get("oidc", ()):
+        host = urlsplit(issuer["issuer"]).hostname
+        assert host in ISSUERS, f"{host}: give its address here"
+        assert network.lets_out("router", ISSUERS[host], urlsplit(issuer["issuer"]).port or 443)
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
