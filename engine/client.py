@@ -73,18 +73,20 @@ class EngineClient:
         if not answer["success"] and revision_id not in await self.loaded_adapters():
             raise AdapterNotTaken(answer["error_message"])
 
-    async def unload_adapter(self, revision_id: str, timeout_s: float) -> None:
-        """Unload a revision; does nothing if the engine does not hold it.
+    async def unload_adapter(self, revision_id: str, timeout_s: float) -> bool:
+        """Unload a revision; does nothing if the engine does not hold it. True if the engine confirms that it has.
 
-        Raises EngineRefused with the engine's reason, which contains IN_USE if requests use the adapter.
+        Without that, a load of the revision may still be on its way in the engine. Raises EngineRefused with the
+        engine's reason, which contains IN_USE if requests use the adapter.
         """
         answer = await self._call("POST", "/unload_lora_adapter", {"lora_name": revision_id}, timeout_s)
         if answer["success"]:
-            return
+            return True
         reason = answer["error_message"]
         # `loaded_adapters` lists every adapter, so it comes second.
         if IN_USE in reason or revision_id in await self.loaded_adapters():
             raise EngineRefused(reason)
+        return False
 
     async def loaded_adapters(self) -> frozenset[str]:
         """Revision ids that the engine holds."""

@@ -102,7 +102,12 @@ class PackedLoader:
         # Sizes follow from the base model, so adapters of the same rank, modules and layers share their regions.
         layout = (packed.metadata.lora_rank, *((name, m.layers) for name, m in packed.metadata.modules.items()))
         if layout not in self._regions:
-            self._regions[layout] = tuple(self._regions_of(packed.metadata, tensors, places))
+            try:
+                self._regions[layout] = tuple(self._regions_of(packed.metadata, tensors, places))
+            except BaseException:
+                if is_locked:
+                    self._release(mapped)
+                raise
         num_lora = sum(len(place) for name, place in places.items() if name.startswith("lora."))
         if self._page_locker is not None and not is_locked:
             self._page_locker.submit(_page_lock, mapped)

@@ -10,6 +10,7 @@ import asyncio
 import itertools
 import logging
 import math
+import os
 import shutil
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterator, Sequence
@@ -18,7 +19,7 @@ from pathlib import Path
 
 from adapters.errors import AdapterTooLarge
 from adapters.identity import folder_of
-from adapters.packed import kept_directory
+from adapters.packed import PACKED_NAME, kept_directory
 from engine.client import IN_USE
 from engine.errors import EngineError
 from prefill_worker.residency.errors import AdapterInUse, HostMemoryFull
@@ -38,14 +39,17 @@ _RETRY_AFTER_S = 1.0
 
 
 class HostMemory:
-    """Owns the folders. `unload` unloads a revision from the engine; it raises EngineError."""
+    """Owns the folders. `unload` unloads a revision from the engine, and returns whether the engine has confirmed that.
+
+    It raises EngineError.
+    """
 
     def __init__(
         self,
         root: Path,
         budget_bytes: int,
         threads: WorkThreads,
-        unload: Callable[[str], Awaitable[None]],
+        unload: Callable[[str], Awaitable[bool]],
         on_evicted: Callable[[str], None],
         on_unloaded: Callable[[str], None],
         on_removed: Callable[[str], None],
@@ -213,7 +217,8 @@ class HostMemory:
             return False
         if reason := self._why_not_evictable(entry):
             raise AdapterInUse(f"{revision_id} is {reason}; it cannot be evicted now")
-        [is_evicted] = await _results([self._evict(entry)])
+        [is_evicted] = await _results([self._evict(entry, is_by_name=True)])
+        await self._drop_spares(0)  # of the same revision, if it was being evicted already
         if not is_evicted:
             raise AdapterInUse(f"{revision_id} is in use by requests; try again when they have ended")
         return True
@@ -287,16 +292,20 @@ class HostMemory:
         ends = (each.lease_until_s - now for each in self._entries.values() if each.lease_until_s > now)
         return min(ends, default=math.inf)
 
-    def _evict(self, entry: HostEntry, is_ahead: bool = False) -> asyncio.Task[bool]:
+    def _evict(self, entry: HostEntry, is_ahead: bool = False, is_by_name: bool = False) -> asyncio.Task[bool]:
         """Start to unload an entry and remove it. The task returns False if the engine still uses it."""
         before, entry.state = entry.state, HostState.EVICTING
         self._evicting_bytes += entry.num_bytes
-        return asyncio.create_task(self._evict_now(entry, before, is_ahead), name=f"evict {entry.revision_id}")
+        is_wanted = is_ahead or self._spares.is_wanted(entry.num_bytes)
+        may_keep = self._reuses_folders and is_wanted and not is_by_name
+        return asyncio.create_task(
+            self._evict_now(entry, before, is_ahead, may_keep), name=f"evict {entry.revision_id}"
+        )
 
-    async def _evict_now(self, entry: HostEntry, before: HostState, is_ahead: bool) -> bool:
+    async def _evict_now(self, entry: HostEntry, before: HostState, is_ahead: bool, may_keep: bool) -> bool:
         # No await after the entry's removal or restoration: the counts change together with it.
         try:
-            is_evicted = await self._unload_and_remove(entry, before, is_ahead)
+            is_evicted = await self._unload_and_remove(entry, before, may_keep)
         finally:
             self._evicting_bytes -= entry.num_bytes
         if is_evicted and is_ahead:
@@ -304,16 +313,16 @@ class HostMemory:
         self._ahead.limit(-self._short_bytes())
         return is_evicted
 
-    async def _unload_and_remove(self, entry: HostEntry, before: HostState, is_ahead: bool) -> bool:
+    async def _unload_and_remove(self, entry: HostEntry, before: HostState, may_keep: bool) -> bool:
         # Hidden first: on a request the engine reloads an adapter that it once held, from the folder that it remembers.
-        is_kept = self._reuses_folders and (is_ahead or self._spares.is_wanted(entry.num_bytes))
         name = f"{entry.directory.name}.evicting"
-        hidden = kept_directory(entry.directory) if is_kept else entry.directory.with_name(name)
+        hidden = kept_directory(entry.directory) if may_keep else entry.directory.with_name(name)
+        is_unloaded = False
         try:
             with suppress(FileNotFoundError):  # removed by somebody else: the engine cannot reload it either
                 entry.directory.rename(hidden)
             if entry.may_be_in_engine:
-                await self._unload(entry.revision_id)
+                is_unloaded = await self._unload(entry.revision_id)
         except Exception as error:
             log.debug("eviction refused", extra={"fields": {"revision": entry.revision_id, "reason": str(error)}})
             with suppress(FileNotFoundError):
@@ -331,7 +340,9 @@ class HostMemory:
         if before is HostState.RESIDENT:
             self._on_unloaded(entry.revision_id)
         entry.directory = hidden
-        if is_kept:
+        # An engine may have mapped the file although it has not confirmed that it let go: a load that was given up can
+        # end late. Such a file is never written over; deleted, it stays what it was for whoever has it mapped.
+        if may_keep and is_unloaded:
             self._spares.add(hidden, entry.num_bytes)
             self._forget(entry)
         else:
@@ -341,8 +352,15 @@ class HostMemory:
 
     async def _drop_spares(self, max_bytes: int) -> None:
         """Delete spare folders until those that are left take at most `max_bytes`."""
+
+        def delete() -> None:
+            for each in dropped:
+                with suppress(OSError):  # the engine has the file mapped for a moment more: this frees the memory now
+                    os.truncate(each / PACKED_NAME, 0)
+            _remove(*dropped)
+
         if dropped := self._spares.drop(max_bytes):
-            await self._threads.run_to_end(lambda: _remove(*dropped))
+            await self._threads.run_to_end(delete)
 
     def _forget(self, entry: HostEntry) -> None:
         if self._entries.get(entry.revision_id) is entry:

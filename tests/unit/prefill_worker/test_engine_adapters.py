@@ -23,7 +23,7 @@ def test_loads_and_unloads_are_idempotent(stored: StoredAdapters, tmp_path: Path
         async with engine_stand_in() as engine:
             client = EngineClient(engine.url)
             try:
-                await client.unload_adapter(revision_id, 5)
+                assert not await client.unload_adapter(revision_id, 5)
                 await client.load_adapter(revision_id, tmp_path / "adapter", 5)
                 await client.load_adapter(revision_id, tmp_path / "adapter", 5)
                 assert await client.loaded_adapters() == {revision_id}
@@ -31,8 +31,8 @@ def test_loads_and_unloads_are_idempotent(stored: StoredAdapters, tmp_path: Path
                 with pytest.raises(EngineRefused, match="is in use"):
                     await client.unload_adapter(revision_id, 5)
                 engine.in_use.clear()
-                await client.unload_adapter(revision_id, 5)
-                await client.unload_adapter(revision_id, 5)
+                assert await client.unload_adapter(revision_id, 5)
+                assert not await client.unload_adapter(revision_id, 5)
                 assert await client.loaded_adapters() == frozenset()
                 engine.may_answer.clear()
                 with pytest.raises(EngineUnreachable):

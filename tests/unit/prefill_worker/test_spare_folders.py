@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import mmap
+import os
 from pathlib import Path
 
+import pytest
 from support.held_adapters import StoredAdapters, bytes_at_one_moment, eventually, running_worker
 
+from engine.client import IN_USE
+from engine.errors import EngineRefused
 from prefill_worker.residency import Tier
-from prefill_worker.residency.tiers.host_memory import room_bytes
+from prefill_worker.residency.threads import WorkThreads
+from prefill_worker.residency.tiers.host_entry import HostState
+from prefill_worker.residency.tiers.host_memory import HostMemory, room_bytes
 from prefill_worker.residency.tiers.spare_folders import SpareFolders
 from samples.random_adapters import write_random_lora
 
@@ -89,6 +96,70 @@ def test_no_folder_is_left_by_a_load_that_ends_before_it_writes(stored: StoredAd
             await host.discard(entry)
             assert worker.folders() == []
             assert host.used_bytes == host._spares.num_bytes == 0
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(("is_confirmed", "may_be_in_engine"), [(True, True), (False, True), (True, False)])
+def test_a_file_is_written_over_only_if_the_engine_has_confirmed_that_it_let_go(
+    tmp_path: Path, is_confirmed: bool, may_be_in_engine: bool
+):
+    """A load that was given up may end after the unload; an engine that has just started may have one."""
+
+    async def scenario() -> None:
+        threads, unloaded = WorkThreads(1), []
+
+        async def unload(revision_id: str) -> bool:
+            unloaded.append(revision_id)
+            return is_confirmed
+
+        def ignore(_: str) -> None:
+            pass
+
+        host = HostMemory(tmp_path, room_bytes(4096), threads, unload, ignore, ignore, ignore, reuses_folders=True)
+        first = await host.reserve("sha256:" + "a" * 64, 4096, lambda _: None)
+        with first.open_packed() as file:
+            file.write(b"A" * 4096)
+        host.set_state(first, HostState.IN_MEMORY)
+        first.may_be_in_engine = may_be_in_engine
+        with first.packed.open("rb") as file, mmap.mmap(file.fileno(), 4096, prot=mmap.PROT_READ) as mapped:
+            second = await host.reserve("sha256:" + "b" * 64, 4096, lambda _: None)
+            with second.open_packed() as target:
+                target.write(b"B" * 4096)
+            is_kept = is_confirmed and may_be_in_engine
+            assert mapped[:] == (b"B" if is_kept else b"A") * 4096
+        assert unloaded == [first.revision_id] * may_be_in_engine
+        assert len(os.listdir(tmp_path)) == 1
+        await host.aclose()
+        await threads.aclose()
+
+    asyncio.run(scenario())
+
+
+def test_what_is_evicted_by_name_is_not_kept(tmp_path: Path):
+    async def scenario() -> None:
+        threads, in_use = WorkThreads(1), [True]
+
+        async def unload(_: str) -> bool:
+            if in_use:
+                raise EngineRefused(f"it {IN_USE}")
+            return True
+
+        def ignore(_: str) -> None:
+            pass
+
+        host = HostMemory(tmp_path, room_bytes(4096), threads, unload, ignore, ignore, ignore, reuses_folders=True)
+        first = await host.reserve("sha256:" + "a" * 64, 4096, lambda _: None)
+        first.open_packed().close()
+        host.set_state(first, HostState.IN_MEMORY)
+        first.may_be_in_engine = True
+        waiting = asyncio.create_task(host.reserve("sha256:" + "b" * 64, 4096, lambda _: None))
+        await eventually(lambda: host._spares.is_wanted(room_bytes(4096)) and first.state is HostState.IN_MEMORY)
+        in_use.clear()
+        assert await host.evict(first.revision_id)
+        assert (await waiting).spare is None
+        await host.aclose()
+        await threads.aclose()
 
     asyncio.run(scenario())
 
