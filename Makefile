@@ -8,7 +8,11 @@ TORCH_INDEX ?=
 # What `make serve` runs on: the GPUs of this machine if it has some. `make DEVICE=cpu serve` leaves them alone. Tests
 # and benchmarks run on the CPU environment, .venv; the one for GPUs is .venv-gpu.
 ifeq ($(origin DEVICE),undefined)
+ifneq ($(filter serve,$(MAKECMDGOALS)),)
 DEVICE := $(if $(shell timeout 20 nvidia-smi -L 2>/dev/null | grep '^GPU '),cuda,cpu)
+else
+DEVICE := cpu
+endif
 endif
 GPU_VENV := .venv-gpu
 ON_GPU := $(filter cuda,$(DEVICE))
@@ -64,12 +68,13 @@ $(GPU_VENV)/.installed: requirements/gpu.txt pyproject.toml
 	@$(call pip_install_gpu,--no-deps --editable .)
 	@touch $@
 
+APT := timeout 120 apt-get -o Acquire::http::Timeout=15 -o Acquire::Retries=1
 # Prometheus and promtool for the tests of rules and dashboards: what is on PATH, or Debian's package, unpacked into .venv
 # without installing it. Where neither works, those tests are skipped and say so.
 prometheus: setup-dev ## get Prometheus for the tests, on Debian and Ubuntu
 	@command -v promtool >/dev/null && command -v prometheus >/dev/null || test -x $(VENV)/prometheus/usr/bin/promtool || { \
-		folder=$$(mktemp -d) && cd $$folder && { apt-get download prometheus >/dev/null 2>&1 \
-			|| { apt-get update >/dev/null 2>&1 && apt-get download prometheus >/dev/null 2>&1; }; } \
+		folder=$$(mktemp -d) && cd $$folder && { $(APT) download prometheus >/dev/null 2>&1 \
+			|| { $(APT) update >/dev/null 2>&1 && $(APT) download prometheus >/dev/null 2>&1; }; } \
 		&& dpkg -x prometheus_*.deb $(abspath $(VENV))/prometheus; rm -rf $$folder; }
 	@command -v promtool >/dev/null || test -x $(VENV)/prometheus/usr/bin/promtool \
 		|| echo "Prometheus cannot be had here: tests of alerts and dashboards will be skipped."

@@ -10,6 +10,7 @@ import logging
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import lru_cache
 from typing import Any
 
@@ -48,8 +49,8 @@ def info(log: logging.Logger, message: str, fields: Mapping[str, Any]) -> None:
     if not log.isEnabledFor(logging.INFO):
         return
     text = _encoder.encode(_line(time.time(), "info", log.name, message, fields)).decode() + handler.terminator
-    with handler.lock:  # type: ignore[union-attr]  # as the handler's own `handle`; it has one
-        handler.stream.write(text)
+    with handler.lock, suppress(OSError, ValueError):  # type: ignore[union-attr]  # as the handler's own `handle`
+        handler.stream.write(text)  # a line that cannot be written harms nobody
         handler.flush()
 
 

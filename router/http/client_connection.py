@@ -179,7 +179,7 @@ class ClientProtocol(HttpToolsProtocol):
     @property
     def can_make_way(self) -> bool:
         """True if no request is complete enough to be answered, and all before are answered."""
-        return not self._num_unanswered and not self._in_body
+        return not self._num_unanswered and not self._in_body and not self.transport.get_write_buffer_size()
 
     # ---- asyncio's callbacks ------------------------------------------------------------------------------------
 
@@ -327,6 +327,8 @@ class ClientProtocol(HttpToolsProtocol):
             self._refuse(Refusal.HEADERS_TOO_SLOW)
         elif self._in_body:
             self._refuse(Refusal.BODY_TOO_SLOW)
+        elif self.transport.get_write_buffer_size():
+            self.transport.abort()  # `close` would wait for a client that does not read
         else:
             self.transport.close()
 

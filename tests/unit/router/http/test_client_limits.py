@@ -61,7 +61,8 @@ class Listener:
         self.headers.append(dict(scope["headers"]))
         if scope["path"] == "/wait":
             await self.may_answer.wait()
-        data = bytes(16 * 2**20) if scope["path"] == "/large" else scope["path"].encode()
+        sizes = {"/large": 16 * 2**20, "/some": 16 * 2**10}
+        data = bytes(sizes[scope["path"]]) if scope["path"] in sizes else scope["path"].encode()
         scope[SCOPE_KEY].whole(200, data, {})
         await scope[SCOPE_KEY].is_drained(3600)
 
@@ -308,6 +309,31 @@ def test_a_slow_reader_loses_its_answer_and_one_that_reads_on_does_not():
         writer.close()
 
     run(scenario, read_timeout_s=0.4)
+
+
+def test_an_idle_client_that_has_not_read_its_last_answer_is_ended():
+    """Too little is left for it to count as a slow reader, and closing would wait until it has read that."""
+
+    async def scenario(listener: Listener) -> None:
+        loop = asyncio.get_running_loop()
+        with socket.socket() as lazy:
+            lazy.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            lazy.setblocking(False)
+            await loop.sock_connect(lazy, ("127.0.0.1", listener.port))
+            await _eventually(lambda: len(listener.connections) == 1)
+            (connection,) = listener.connections._open
+            num_left = 0
+            while not num_left:
+                num_seen = len(listener.seen)
+                await loop.sock_sendall(lazy, b"GET /some HTTP/1.1\r\nhost: x\r\n\r\n")
+                await _eventually(lambda wanted=num_seen + 1: len(listener.seen) == wanted)
+                await asyncio.sleep(0.005)
+                num_left = connection.transport.get_write_buffer_size()
+            assert num_left < 64 * 1024
+            assert not connection.can_make_way
+            await _eventually(lambda: len(listener.connections) == 0)
+
+    run(scenario, idle_timeout_s=1.0)
 
 
 def test_what_comes_after_an_answer_that_did_not_wait_for_it_ends_too():
