@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -26,6 +27,8 @@ class GaugeAsk:
     limit: float
     used: float
     wanted: float
+    unit: float = 0.0  # the smallest request that was refused lately
+    gives_back: bool = False  # keeps nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,18 +63,33 @@ def lease_rate(pool: Pool | None, ask: RateAsk, now: float, num_members: int) ->
     return Pool(min(ask.capacity, level - granted), now), granted
 
 
-def lease_gauge(ask: GaugeAsk, others_wanted: Sequence[float], others_held: float) -> float:
-    """How much this router may have in use: its fair part by what all want, of what the others do not hold."""
-    return min(_fair_part(ask.wanted, others_wanted, ask.limit), max(0.0, ask.limit - others_held))
+def lease_gauge(ask: GaugeAsk, others: Sequence[tuple[float, float]]) -> float:
+    """How much this router may have in use: its fair part by what all want, of what the others do not hold.
+
+    `others`: what each of them wants and holds. Parts are whole: who asks first gets what a division leaves over.
+    """
+    if ask.gives_back:
+        return 0.0
+    free = max(0, math.floor(ask.limit - sum(held for _, held in others)))
+    part, spare = _fair_part(ask.wanted, [wanted for wanted, _ in others], ask.limit)
+    if part < ask.wanted:
+        if part > ask.used:  # so much that requests fit: the last one's whole, or nothing of it, for another router
+            unit = max(1.0, ask.unit)
+            num_more = (part - ask.used) / unit
+            most = ask.used + math.ceil(num_more) * unit
+            part = most if most <= free else ask.used + math.floor(num_more) * unit
+        return min(part, free)
+    unmet = sum(max(0.0, wanted - held) for wanted, held in others)
+    return min(part + max(math.floor(spare), min(math.ceil(spare), free - part - unmet)), free)
 
 
-def _fair_part(wanted: float, others: Sequence[float], limit: float) -> float:
-    """Max-min fairness; what nobody wants is divided, too, so that it can be used at once."""
+def _fair_part(wanted: float, others: Sequence[float], limit: float) -> tuple[float, float]:
+    """By max-min fairness, and a part of what nobody wants, so that it can be used at once."""
     left, num_left = limit, len(others) + 1
     for each in sorted([wanted, *others]):
         part = left / num_left
         if each > part:
-            return min(wanted, part)
+            return min(wanted, part), 0.0
         left -= each
         num_left -= 1
-    return wanted + left / (len(others) + 1)
+    return wanted, left / (len(others) + 1)

@@ -10,6 +10,7 @@ requests take at most capacity + rate x t, and the excess of the last one.
 from __future__ import annotations
 
 _ROUNDING = 1e-9
+_KEPT_S = 5.0  # that a refused request is wanted: its client tries again, maybe at another router first
 
 
 class Bucket:
@@ -70,18 +71,42 @@ class Bucket:
 class Gauge:
     """A limit of what is in use at a time."""
 
-    __slots__ = ("allowed", "limit", "peak", "used")
+    __slots__ = ("allowed", "kept", "kept_until", "limit", "peak", "refused", "unit", "used")
 
     def __init__(self, limit: float) -> None:
         self.limit = limit
         self.allowed = limit  # less than the limit where other routers have leased the rest
         self.used = 0.0
         self.peak = 0.0  # the most that was wanted since the last lease
+        self.refused = 0.0  # the smallest request that was refused since then
+        self.kept = 0.0  # what is still wanted of what was refused before
+        self.kept_until = 0.0
+        self.unit = 0.0  # the smallest request of that
 
-    def can_take(self, amount: float) -> bool:
-        """Whether `amount` more may be in use. One request larger than the limit may not."""
+    def can_take(self, amount: float, has: float = 0.0) -> bool:
+        """Whether `amount` more may be in use, for a request that has `has` already.
+
+        One request larger than the limit may not.
+        """
+        unit = has + amount
+        if unit > self.limit:
+            return False
         self.peak = max(self.peak, self.used + amount)
-        return self.used + amount <= self.allowed
+        if self.used + amount <= self.allowed:
+            return True
+        self.refused = min(self.refused or unit, unit)
+        return False
+
+    def wanted(self, now: float) -> float:
+        """What would be in use, had nothing been refused. For a lease: the next one begins anew."""
+        if now >= self.kept_until:
+            self.kept = self.unit = 0.0
+        if self.refused and self.peak >= self.kept:
+            self.kept, self.kept_until = self.peak, now + _KEPT_S
+            self.unit = min(self.unit or self.refused, self.refused)
+        wanted = max(self.peak, self.used, self.kept)
+        self.peak, self.refused = self.used, 0.0
+        return min(wanted, self.limit)
 
     def take(self, amount: float) -> None:
         """Use more, or less."""

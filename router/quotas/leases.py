@@ -53,10 +53,11 @@ def ask(budgets: Mapping[str, Budget | None], num_sharing: int, now: float, *, g
                 asked = RateAsk(key, bucket.rate, bucket.capacity, bucket.level, wanted, bucket.advance)
                 rates.append((bucket, asked))
         for name, gauge in budget.gauges.items():
-            if gauge.peak or gauge.used or is_unused or gauge.allowed < gauge.limit:
+            most = gauge.wanted(now)
+            # Also an idle router with the whole limit asks: others may want it.
+            if most or is_unused or gauge.allowed < gauge.limit or num_sharing > 1:
                 key = f"{subject}/{name}"
-                gauges.append((gauge, GaugeAsk(key, gauge.limit, gauge.used, max(gauge.peak, gauge.used))))
-            gauge.peak = gauge.used
+                gauges.append((gauge, GaugeAsk(key, gauge.limit, gauge.used, most, gauge.unit, is_unused)))
         if is_unused:
             unused.append(subject)
     for bucket, _ in rates:

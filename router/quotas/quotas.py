@@ -288,7 +288,7 @@ class _Counted(Admission):
     def take_bytes(self, num_bytes: int) -> None:
         for budget in self._budgets:
             gauge = budget.gauges.get(BYTES)
-            if gauge is not None and not gauge.can_take(num_bytes):
+            if gauge is not None and not gauge.can_take(num_bytes, self._num_bytes):
                 raise self._refused(budget, Shortage(BYTES, gauge.limit, num_bytes, None))
         for budget in self._budgets:
             if (gauge := budget.gauges.get(BYTES)) is not None:

@@ -87,8 +87,7 @@ def _lease_gauges(connection: Connection, member: str, asks: Sequence[GaugeAsk])
         others.setdefault(row.subject, []).append((row.wanted, row.held))
     answers, rows = [], []
     for digest, ask in zip(digests, asks, strict=True):
-        found = others.get(digest, ())
-        allowed = lease_gauge(ask, [wanted for wanted, _ in found], sum(held for _, held in found))
+        allowed = lease_gauge(ask, others.get(digest, ()))
         answers.append(allowed)
         held = max(allowed, ask.used)
         if held or ask.wanted:

@@ -46,8 +46,8 @@ def test_what_is_in_use_at_a_time(catalog: SqlCatalog, database: CatalogDatabase
     assert ask("two", 0, 5) == 0
     assert ask("one", 8, 8) == 5  # its fair part; it holds 8 as long as they run
     assert ask("two", 0, 5) == 2
-    assert ask("one", 4, 4) == 4.5  # what nobody wants is divided, too
-    assert ask("two", 2, 5) == 5.5
+    assert ask("one", 4, 4) == 5  # what nobody wants is given out, too
+    assert ask("two", 2, 5) == 5
     pool.leave("one")
     assert ask("two", 2, 9) == 10
     assert "tenant" not in str(database.query("SELECT * FROM quota_holdings"))

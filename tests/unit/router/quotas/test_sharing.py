@@ -48,7 +48,7 @@ class Database:
             others = [
                 held for (subject, who), held in self.holdings.items() if subject == gauge.subject and who != member
             ]
-            allowed.append(lease_gauge(gauge, [wanted for wanted, _ in others], sum(held for _, held in others)))
+            allowed.append(lease_gauge(gauge, others))
             self.holdings[gauge.subject, member] = gauge.wanted, max(allowed[-1], gauge.used)
         return Leases(len(self.members), granted, allowed)
 
@@ -152,6 +152,66 @@ def test_what_is_in_use_at_a_time_is_shared_by_who_needs_it(wanted: tuple[int, i
     assert asyncio.run(scenario()) == pytest.approx(min(100, sum(wanted)), rel=0.05)
 
 
+@pytest.mark.parametrize("num_routers", [2, 4])
+@pytest.mark.parametrize("at_one", [True, False])
+@pytest.mark.parametrize(("limit", "size"), [(2, 1), (16, 5), (16, 16)])
+def test_a_small_limit_of_many_idle_routers_is_there_for_who_tries_again(
+    limit: int, size: int, at_one: bool, num_routers: int
+):
+    async def scenario() -> None:
+        database = Database()
+        config = QuotasConfig.model_validate({"default": {"sequences": limit}})
+        group = [Router(database, config) for _ in range(num_routers)]
+        for router in group:
+            router.offer(1, Use(sequences=limit))  # all know of the tenant
+        for step in range(100):  # ten idle seconds
+            database.now += STEP_S
+            await group[step % num_routers].sharing.renew()
+        admitted: list[Admission] = []
+        for second in range(30):
+            admission = group[0 if at_one else second % num_routers].quotas.admission(ACME).__enter__()
+            try:
+                admission.take(Use(sequences=size), None, None)
+            except QuotaExceeded:
+                admission.__exit__(None, None, None)
+            else:
+                admitted.append(admission)
+            if second == 8:
+                assert admitted
+            in_use = [router.quotas.budgets["tenant:acme"].gauges["sequences"].used for router in group]
+            assert sum(in_use) == len(admitted) * size <= limit
+            for step in range(4 * num_routers):
+                database.now += 0.25 / num_routers
+                await group[step % num_routers].sharing.renew()
+        assert len(admitted) == limit // size
+
+    asyncio.run(scenario())
+
+
+def test_routers_that_all_want_more_than_their_part_serve_some_requests():
+    """Four routers have four sequences each, and each has a request of five."""
+
+    async def scenario() -> None:
+        database = Database()
+        group = [Router(database, QuotasConfig.model_validate({"default": {"sequences": 16}})) for _ in range(4)]
+        for _ in range(5):
+            for router in group:
+                router.offer(1, Use(sequences=5))
+                database.now += STEP_S
+                await router.sharing.renew()
+                assert sum(held for _, held in database.holdings.values()) <= 16
+        admitted = 0
+        for router in group:
+            try:
+                router.quotas.admission(ACME).__enter__().take(Use(sequences=5), None, None)
+                admitted += 1
+            except QuotaExceeded:
+                pass
+        assert admitted == 3
+
+    asyncio.run(scenario())
+
+
 def test_without_the_database_each_router_has_its_part():
     async def scenario() -> None:
         database = Database()
@@ -193,13 +253,14 @@ def test_a_router_that_stops_gives_back_what_it_has():
 def test_unused_budgets_are_given_back_and_forgotten():
     async def scenario() -> None:
         database = Database()
-        (one, _) = routers(database, requests_per_s=10)
+        (one, _) = routers(database, requests_per_s=10, sequences=10)
         one.offer(1, Use())
         await one.sharing.renew()
         assert one.quotas.budgets
         database.now += 61
         await one.sharing.renew()
         assert not one.quotas.budgets
+        assert sum(held for _, held in database.holdings.values()) == 0
         (pool,) = database.pools.values()
         assert pool.level == pytest.approx(10)
 
@@ -224,13 +285,13 @@ def test_leases_neither_make_nor_lose_anything(steps, rate, capacity):
         assert pool.level + sum(held) + used <= capacity + rate * now + 1e-6
 
 
-@given(st.lists(st.tuples(st.integers(0, 3), st.floats(0, 200)), max_size=40))
+@given(st.lists(st.tuples(st.integers(0, 3), st.floats(0, 200), st.floats(0, 100)), max_size=40))
 @settings(max_examples=100, deadline=None)
 def test_holdings_never_exceed_the_limit(steps):
     held, wants = [0.0] * 4, [0.0] * 4
-    for number, wanted in steps:
+    for number, wanted, unit in steps:
         others = [each for each in range(4) if each != number]
         wants[number] = wanted
-        asked = GaugeAsk("s", 100, 0, wanted)
-        held[number] = lease_gauge(asked, [wants[each] for each in others], sum(held[each] for each in others))
+        asked = GaugeAsk("s", 100, 0, wanted, unit)
+        held[number] = lease_gauge(asked, [(wants[each], held[each]) for each in others])
         assert sum(held) <= 100 + 1e-6
