@@ -73,7 +73,7 @@ class Sharing:
             )
             if gives_back:
                 await self._leave(self._member)
-        except AdapterError as error:
+        except Exception as error:  # noqa: BLE001  # whatever it is, limits go on without the database
             not_answered(asked)
             self._failed(error)
             return
@@ -86,13 +86,17 @@ class Sharing:
                 del quotas.budgets[subject]
         self._answered_at, self._was_answered, self._is_member = self._clock(), True, True
 
-    def _failed(self, error: AdapterError) -> None:
+    def _failed(self, error: Exception) -> None:
         self._metrics.quota_lease_failures.inc()
         if self._clock() - self._answered_at < _ALONE_S:
             return
         if self._was_answered:
             self._was_answered = False
-            log.warning("quotas are not shared: each router takes its part", extra={"fields": {"reason": str(error)}})
+            log.warning(
+                "quotas are not shared: each router takes its part",
+                extra={"fields": {"reason": str(error)}},
+                exc_info=None if isinstance(error, AdapterError) else error,
+            )
         assert self._quotas.num_sharing is not None
         alone(self._quotas.budgets.values(), self._quotas.num_sharing)
 

@@ -31,13 +31,14 @@ class Database:
 
     now: float = 1000.0
     is_up: bool = True
+    error: Exception = field(default_factory=lambda: CatalogUnavailable("down"))  # while it is not
     pools: dict[str, Pool] = field(default_factory=dict)
     holdings: dict[tuple[str, str], tuple[float, float]] = field(default_factory=dict)
     members: set[str] = field(default_factory=set)
 
     async def lease(self, member: str, rates: Sequence[RateAsk], gauges: Sequence[GaugeAsk]) -> Leases:
         if not self.is_up:
-            raise CatalogUnavailable("down")
+            raise self.error
         self.members.add(member)
         granted, allowed = [], []
         for each in rates:
@@ -212,9 +213,10 @@ def test_routers_that_all_want_more_than_their_part_serve_some_requests():
     asyncio.run(scenario())
 
 
-def test_without_the_database_each_router_has_its_part():
+@pytest.mark.parametrize("error", [CatalogUnavailable("down"), RuntimeError("permission denied")])
+def test_without_the_database_each_router_has_its_part(error: Exception, caplog: pytest.LogCaptureFixture):
     async def scenario() -> None:
-        database = Database()
+        database = Database(error=error)
         pair = routers(database, requests_per_s=50)
         await run(database, pair, (10, 10), Use(), 10)
         database.is_up = False
@@ -231,6 +233,9 @@ def test_without_the_database_each_router_has_its_part():
         assert pair[0].num_admitted - before[0] == pytest.approx(20 * 50, rel=0.05)
 
     asyncio.run(scenario())
+    assert [record.message for record in caplog.records].count(
+        "quotas are not shared: each router takes its part"
+    ) == 2  # once at each router
 
 
 def test_a_router_that_stops_gives_back_what_it_has():
