@@ -21,7 +21,7 @@ def share_out(budget: Budget, num_sharing: int) -> None:
         bucket.level = bucket.advance = bucket.capacity / (_STOCK * num_sharing)
         bucket.elsewhere, bucket.part = bucket.capacity - bucket.level, 1 / num_sharing
     for gauge in budget.gauges.values():
-        gauge.allowed = max(1.0, gauge.limit / num_sharing)
+        gauge.allowed = _equal_part(gauge, num_sharing)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +83,16 @@ def not_answered(asked: Asked) -> None:
 
 
 def alone(budgets: Iterable[Budget | None], num_sharing: int) -> None:
-    """The database does not answer: each router has its equal part of every rate meanwhile."""
+    """The database does not answer: each router has its equal part of every limit meanwhile."""
     for budget in budgets:
-        for bucket in () if budget is None else budget.buckets.values():
+        if budget is None:
+            continue
+        for bucket in budget.buckets.values():
             bucket.local_rate = bucket.rate / num_sharing
             bucket.elsewhere = 0.0
+        for gauge in budget.gauges.values():
+            gauge.allowed = _equal_part(gauge, num_sharing)
+
+
+def _equal_part(gauge: Gauge, num_sharing: int) -> float:
+    return max(1.0, gauge.limit / num_sharing)

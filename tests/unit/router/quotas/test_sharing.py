@@ -238,6 +238,20 @@ def test_without_the_database_each_router_has_its_part(error: Exception, caplog:
     ) == 2  # once at each router
 
 
+def test_without_the_database_each_router_has_its_part_of_what_is_in_use():
+    async def scenario() -> None:
+        database = Database()
+        pair = routers(database, sequences=10)
+        await run(database, pair, (1, 0), Use(sequences=10), 2)
+        database.is_up = False
+        await run(database, pair, (0, 1), Use(sequences=5), 3)
+        allowed = [router.quotas.budgets["tenant:acme"].gauges["sequences"].allowed for router in pair]
+        assert allowed == [5, 5]
+        assert pair[1].num_admitted
+
+    asyncio.run(scenario())
+
+
 def test_a_router_that_stops_gives_back_what_it_has():
     async def scenario() -> None:
         database = Database()
