@@ -62,3 +62,14 @@
 {{- $adapters := ternary 0 (div (add (int64 .root.Values.cluster.residency.host_bytes) 1048575) 1048576) (eq .role "decode") -}}
 {{- add $adapters (mul (int64 .settings.sharedMemoryGiB) 1024) -}}
 {{- end -}}
+
+{{/* A quantity of memory, and so many GiB more, in MiB. Takes memory and gib. */}}
+{{- define "prelude.memoryPlus" -}}
+{{- $given := toString .memory -}}
+{{- if not (regexMatch "^[0-9]+(\\.[0-9]+)?[MG]i$" $given) -}}
+{{- fail (printf "router.resources: give memory in Mi or Gi, not %s: router.sharedMemoryGiB is added to it" $given) -}}
+{{- end -}}
+{{- $number := trimSuffix "Gi" (trimSuffix "Mi" $given) | float64 -}}
+{{- $mib := ternary (mulf $number 1024) $number (hasSuffix "Gi" $given) -}}
+{{- printf "%dMi" (add (int64 (ceil $mib)) (mul (int64 .gib) 1024)) -}}
+{{- end -}}

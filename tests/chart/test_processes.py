@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import yaml
 from support.helm_chart import (
+    CHART,
     FULLNAME,
     NAMESPACE,
     SCENARIOS,
@@ -24,6 +25,7 @@ from support.helm_chart import (
     selects,
 )
 
+from adapters.files.locked_folder import SHARED_MEMORY
 from cli.main import _parser, _with_this_worker
 from cluster.config.certificates import cluster_files
 from cluster.config.load import load_cluster_config
@@ -214,6 +216,19 @@ class TestRouter:
     def test_command_exists(self, scenario: str, spec: dict[str, Any], config: ClusterConfig):
         arguments = _parser().parse_args(container(spec)["args"])
         assert str(arguments.config) == "/etc/prelude/cluster.yaml"
+
+    def test_memory_only_adapters_have_room(self, scenario: str, spec: dict[str, Any], config: ClusterConfig):
+        (volume,) = [
+            each["name"] for each in container(spec)["volumeMounts"] if each["mountPath"] == str(SHARED_MEMORY)
+        ]
+        (shared,) = [each["emptyDir"] for each in spec["volumes"] if each["name"] == volume]
+        assert shared["medium"] == "Memory"
+        gib = int(shared["sizeLimit"].removesuffix("Gi"))
+        values = merged(yaml.safe_load((CHART / "values.yaml").read_text()), scenario_values(scenario))["router"]
+        mib = {"512Mi": 512, "1Gi": 1024, "2Gi": 2048}
+        for kind in ("requests", "limits"):
+            own = mib[values["resources"][kind]["memory"]]
+            assert container(spec)["resources"][kind]["memory"] == f"{own + 1024 * gib}Mi"
 
     def test_it_may_drain(self, scenario: str, spec: dict[str, Any], config: ClusterConfig):
         pause = int(container(spec)["lifecycle"]["preStop"]["exec"]["command"][1])

@@ -142,6 +142,7 @@ BY_TEMPLATE: list[tuple[str, dict[str, Any], str]] = [
     ("h100-node", {"cluster": {"router": {"auth": None}}}, "cluster.router.auth"),
     ("h100-node", {"pools": {"prefill": {"main": {"autoscaling": {"kind": "keda"}}}}}, "keda.prometheusAddress"),
     ("h100-node", {"pools": {"decode": {"main": {"diskCache": {"persistent": True}}}}}, "needs kind StatefulSet"),
+    ("h100-node", {"router": {"resources": {"limits": {"memory": "2G"}}}}, "router.resources: give memory in Mi or Gi"),
     ("cpu-demo", {"allowPlainText": False}, "tls.mode"),
     ("cpu-demo", {"router": {"replicas": 2}}, "SQLite is for router.replicas 1"),
     ("cpu-demo", {"pools": {"prefill": None, "decode": None}}, "pools: give at least"),
