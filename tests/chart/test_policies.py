@@ -147,6 +147,10 @@ class TestObjects:
         for each in of_kind(objects, "Service"):
             assert any(selects(each["spec"]["selector"], found) for found in labels.values())
 
+    def test_pods_that_are_not_ready_hold_no_drain_up(self, scenario: str):
+        for each in of_kind(rendered(scenario), "PodDisruptionBudget"):
+            assert each["spec"]["unhealthyPodEvictionPolicy"] == "AlwaysAllow", each["metadata"]["name"]
+
     def test_scalers_scale_what_has_no_replicas(self, scenario: str):
         objects = rendered(scenario)
         scaled = {
