@@ -99,15 +99,25 @@ class KubernetesSource:
 
     async def _follow(self, api: KubernetesApi, failures: _Failures) -> None:
         """Returns if watches end too soon. Raises SourceUnavailable."""
-        clock = asyncio.get_running_loop().time
+        loop = asyncio.get_running_loop()
         if not self._version:
             await self._list(api)
             failures.over()
+        lasting: list[asyncio.TimerHandle] = []
+
+        def opened() -> None:
+            lasting.append(loop.call_later(_MIN_WATCH_S, failures.over))  # it may still fail at once
+
         while True:
-            begun_s = clock()
-            async for kind, found in api.watch(self._version, _WATCH_S, failures.over):
-                self._take(kind, found)
-            if clock() - begun_s < _MIN_WATCH_S:
+            begun_s = loop.time()
+            try:
+                async for kind, found in api.watch(self._version, _WATCH_S, opened):
+                    self._take(kind, found)
+                    failures.over()
+            finally:
+                while lasting:
+                    lasting.pop().cancel()
+            if loop.time() - begun_s < _MIN_WATCH_S:
                 failures.count += 1
                 return
 

@@ -25,6 +25,7 @@ class KubernetesApiDouble:
         self.version = 1000
         self.oldest = 0  # versions below are compacted: 410
         self.is_down = False  # every connection is cut
+        self.cuts_watches = False  # every watch is accepted, and cut before its first event
         self.is_silent = False  # nothing is answered
         self.failure: tuple[int, str] | None = None  # status and message of every answer
         self.bookmarks = True
@@ -146,6 +147,10 @@ class KubernetesApiDouble:
         await response.prepare(request)
         transport = request.transport
         assert isinstance(transport, asyncio.Transport)
+        if self.cuts_watches:
+            await response.write(b'{"type":')
+            transport.abort()
+            return response
         self._open.add(transport)
         next_event = len(self._events) if since >= self.version else 0
         try:

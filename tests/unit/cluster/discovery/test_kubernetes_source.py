@@ -7,6 +7,7 @@ import logging
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -257,6 +258,49 @@ def test_an_outage_of_a_minute_keeps_the_fleet(tmp_path: Path, failure, caplog: 
     texts = [record.getMessage() for record in caplog.records if "looked up" in record.getMessage()]
     kept, over = "workers cannot be looked up; keeping those that are known", "workers are looked up again"
     assert texts in ([kept, over], [kept, kept, over])  # the cut connection, then what new ones meet
+
+
+def test_watches_that_fail_once_they_are_open_come_ever_slower(tmp_path: Path, caplog) -> None:
+    caplog.set_level(logging.INFO)
+
+    async def scenario(it: Following) -> None:
+        await two_workers(it.double)
+        await it.until("10.0.0.1:9000", "10.0.0.2:9000")
+        await it.double.watches(1)
+        it.double.cuts_watches = True
+        it.double.cut()
+        await it.double.watches(6)
+        assert all(later > earlier for earlier, later in pairwise(it.pauses_s[:5]))
+        it.double.cuts_watches = False
+        await it.double.set_slice("b", "prefill", 9000, [endpoint("10.0.0.3")])
+        await it.until("10.0.0.1:9000", "10.0.0.2:9000", "10.0.0.3:9000")
+        num_pauses = len(it.pauses_s)
+        it.double.cut()
+        await it.double.watches(it.double.num_watches + 1)
+        assert it.pauses_s[num_pauses] < 0.7  # the event has ended the outage
+
+    follow(tmp_path, scenario)
+    texts = [each.getMessage() for each in caplog.records]
+    assert texts.count("workers are looked up again") == 1
+
+
+def test_an_open_watch_without_events_ends_an_outage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog) -> None:
+    caplog.set_level(logging.INFO)
+    monkeypatch.setattr(kubernetes_source, "_MIN_WATCH_S", 0.05)
+
+    async def scenario(it: Following) -> None:
+        it.double.bookmarks = False
+        await two_workers(it.double)
+        await it.until("10.0.0.1:9000", "10.0.0.2:9000")
+        await it.double.watches(1)
+        it.double.cut()
+        for _ in range(1000):
+            if "workers are looked up again" in caplog.text:
+                return
+            await asyncio.sleep(0.01)
+        pytest.fail("the outage does not end")
+
+    follow(tmp_path, scenario)
 
 
 def test_an_api_server_that_is_silent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
