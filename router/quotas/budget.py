@@ -36,7 +36,7 @@ class Shortage:
 class Budget:
     """The limits that are set, and what is left of them at this router."""
 
-    __slots__ = ("buckets", "gauges", "label", "subject", "used_at")
+    __slots__ = ("buckets", "gauges", "label", "num_running", "subject", "used_at")
 
     def __init__(
         self, subject: str, label: str, limits: UseLimits, now: float, pushes_per_hour: int | None = None
@@ -45,6 +45,7 @@ class Budget:
         self.subject = subject
         self.label = label
         self.used_at = now
+        self.num_running = 0  # requests that will settle, or give back what they use
         rates = {
             REQUESTS: (limits.requests_per_s, 1),
             PROMPT: (limits.prompt_tokens_per_min, 60),
@@ -111,12 +112,19 @@ class Budget:
         if (sequences := self.gauges.get(SEQUENCES)) is not None:
             sequences.take(-use.sequences)
 
+    def end(self, now: float) -> None:
+        """A running request has ended."""
+        self.num_running -= 1
+        self.used_at = now
+
     @property
     def is_idle(self) -> bool:
         """As new: forgetting it loses nothing. Call `refill` before."""
-        return all(each.is_idle for each in self.buckets.values()) and not any(
-            each.used for each in self.gauges.values()
-        )
+        return not self.num_running and all(each.is_idle for each in self.buckets.values())
+
+    def is_unused_since(self, at: float) -> bool:
+        """No request ran since then, and none is owed for: what is left may be given back."""
+        return not self.num_running and self.used_at < at and all(each.level >= 0 for each in self.buckets.values())
 
 
 def _reserved(name: str, bucket: Bucket, use: Use) -> float:

@@ -42,9 +42,7 @@ def ask(budgets: Mapping[str, Budget | None], num_sharing: int, now: float, *, g
     for subject, budget in budgets.items():
         if budget is None:
             continue
-        is_unused = gives_back or (
-            now - budget.used_at > _FORGET_S and not any(gauge.used for gauge in budget.gauges.values())
-        )
+        is_unused = gives_back or budget.is_unused_since(now - _FORGET_S)
         for name, bucket in budget.buckets.items():
             floor = bucket.capacity / (_STOCK * num_sharing)
             wanted = 0.0 if is_unused else min(bucket.capacity, max(floor, _AHEAD * bucket.wanted))

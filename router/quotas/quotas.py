@@ -266,12 +266,16 @@ class _Counted(Admission):
 
     def __enter__(self) -> Admission:
         self._take_request(self._budgets)
+        for budget in self._budgets:
+            budget.num_running += 1
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        now = self._quotas.now()
         for budget in self._budgets:
+            budget.end(now)
             if self._num_bytes and (gauge := budget.gauges.get(BYTES)) is not None:
                 gauge.take(-self._num_bytes)
             if self._use is not None:
@@ -309,6 +313,8 @@ class _Counted(Admission):
                 raise self._refused(budget, shortage)
         for budget in budgets:
             budget.take(use)
+        for budget in budgets[len(self._budgets) :]:
+            budget.num_running += 1
         if grammar is not None:
             self._quotas.use_grammar(tenant, grammar)
         self._add_bytes(budgets[len(self._budgets) :])

@@ -82,7 +82,7 @@ class Sharing:
         self._metrics.quota_routers.set(leases.num_members)
         for subject in asked.unused:
             budget = quotas.budgets.get(subject)
-            if budget is not None and budget.used_at < now:
+            if budget is not None and budget.is_unused_since(now):
                 del quotas.budgets[subject]
         self._answered_at, self._was_answered, self._is_member = self._clock(), True, True
 

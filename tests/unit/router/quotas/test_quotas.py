@@ -204,6 +204,19 @@ def test_idle_budgets_are_forgotten_and_busy_ones_kept(monkeypatch: pytest.Monke
     assert quotas.budgets["tenant:acme"].gauges["sequences"].used == 0
 
 
+def test_a_budget_is_not_forgotten_while_a_request_runs_that_will_settle(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(module, "_MAX_BUDGETS", 10)
+    clock = Clock()
+    quotas = made(clock, default={"output_tokens_per_min": 60})
+    with quotas.admission(ACME) as admission:
+        admission.take(Use(output_tokens=1), None, None)
+        clock.now = 60
+        for number in range(30):
+            used(quotas, holder(f"t{number}"))
+        admission.settle(0, 600)
+    assert quotas.budgets["tenant:acme"].buckets["output_tokens"].level == -539
+
+
 def test_metrics_name_only_the_tenants_of_the_configuration():
     metrics = Metrics()
     quotas = made(metrics=metrics, default={"requests_per_s": 1}, tenants={"acme": {}})

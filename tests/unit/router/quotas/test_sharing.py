@@ -286,6 +286,28 @@ def test_unused_budgets_are_given_back_and_forgotten():
     asyncio.run(scenario())
 
 
+def test_a_budget_is_kept_while_a_request_runs_and_while_it_is_owed():
+    async def scenario() -> None:
+        database = Database()
+        one = Router(database, QuotasConfig.model_validate({"default": {"output_tokens_per_min": 60}}))
+        with one.quotas.admission(ACME) as admission:
+            admission.take(Use(output_tokens=1), None, None)
+            for _ in range(3):
+                database.now += 61
+                await one.sharing.renew()
+            admission.settle(0, 600)
+        await one.sharing.renew()
+        before = one.num_admitted
+        one.offer(1, Use(output_tokens=1))
+        assert one.num_admitted == before
+        database.now += 61
+        await one.sharing.renew()
+        one.offer(1, Use(output_tokens=1))
+        assert one.num_admitted == before
+
+    asyncio.run(scenario())
+
+
 asks = st.tuples(st.integers(0, 2), st.floats(0, 3), st.floats(0, 50), st.floats(0, 1))
 
 
