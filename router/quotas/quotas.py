@@ -63,7 +63,8 @@ class Quotas:
         for subject, budget in self.budgets.items():
             if budget is None or not subject.startswith(_TENANT):
                 continue
-            budget.refill(now)
+            for bucket in budget.buckets.values():  # not the budget, of which this is no use
+                bucket.refill(now)
             label = self.label_of(subject.removeprefix(_TENANT))
             used = {name: 1 - bucket.remaining / bucket.capacity for name, bucket in budget.buckets.items()}
             used |= {name: gauge.used / gauge.limit for name, gauge in budget.gauges.items()}
