@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import msgspec
 
 from router.protocol.request_body import Fields
@@ -12,6 +14,7 @@ _MAX_TOKENS_FIELDS = ("max_completion_tokens", "max_tokens")
 _GRAMMAR_FIELDS = ("json_schema", "regex", "ebnf")
 _PLAIN = (b'"text"', b'"json_object"')
 _FREE_TOOL_CHOICES = (b'"auto"', b'"none"')
+_STRICT = re.compile(b'"%b"' % b"".join(rb"(?:%c|\\u%04x)" % (each, each) for each in b"strict"))  # also if escaped
 
 
 def use_of(validated: ValidatedRequest, prompt_tokens: int) -> Use:
@@ -37,6 +40,6 @@ def grammar_of(fields: Fields) -> int | None:
             parts.append(kind if kind == _PLAIN[1] else bytes(fields["response_format"]))
     if "tools" in fields:
         tools, choice = bytes(fields["tools"]), bytes(fields.get("tool_choice", _FREE_TOOL_CHOICES[0]))
-        if choice not in _FREE_TOOL_CHOICES or b'"strict"' in tools:
+        if choice not in _FREE_TOOL_CHOICES or _STRICT.search(tools):
             parts += [tools, choice]
     return hash(tuple(parts)) if parts else None
