@@ -57,6 +57,7 @@
 {{- if and (eq $v.tls.mode "secret") (not $pool.tlsSecret) -}}{{- fail (printf "%s.tlsSecret: name the Secret with its workers' certificates" $where) -}}{{- end -}}
 {{- if and (eq $v.tls.mode "secret") (ne $pool.kind "StatefulSet") -}}{{- fail (printf "%s.kind: certificates of a Secret need names that are known, those of a StatefulSet" $where) -}}{{- end -}}
 {{- if and $pool.diskCache.persistent (ne $pool.kind "StatefulSet") -}}{{- fail (printf "%s.diskCache.persistent: needs kind StatefulSet" $where) -}}{{- end -}}
+{{- if and $pool.hostNetwork $v.networkPolicy.enabled (not $v.networkPolicy.hostNetworkNodes) -}}{{- fail (printf "networkPolicy.hostNetworkNodes: give the CIDRs of the nodes of %s, which has hostNetwork: no selector matches its pods" $where) -}}{{- end -}}
 {{- if and (eq $pool.autoscaling.kind "keda") (not $v.keda.prometheusAddress) -}}{{- fail "keda.prometheusAddress: give the URL of Prometheus" -}}{{- end -}}
 {{- end -}}
 {{- end -}}

@@ -19,6 +19,7 @@ WORKERS = ("prefill", "decode", "unified")
 PEERS = {"prefill": "decode", "decode": "prefill"}
 ELSEWHERE = {"kubernetes.io/metadata.name": "elsewhere"}
 ISSUERS = {"login.example.org": "10.30.0.10"}  # where those of the scenarios are
+NODE = "10.40.1.7"  # of the pools with hostNetwork
 Labels = dict[str, str] | str  # of a pod of this release, or an address of something else
 
 
@@ -86,6 +87,9 @@ class Network:
 
     def lets_out(self, source: str, address: str, port: int) -> bool:
         return self._side("egress", "to", source, address, None, port)
+
+    def lets_in_from(self, destination: str, address: str, port: int) -> bool:
+        return self._side("ingress", "from", destination, address, None, port)
 
     def lets_in(self, destination: str, port: int, namespace: dict[str, str] = ELSEWHERE) -> bool:
         """A pod of another namespace."""
@@ -157,6 +161,26 @@ def test_kv_ports_are_those_that_are_chosen_at_start(scenario: str):
         assert network.allows("decode", "prefill", port)
         for other in ("router", "decode"):
             assert not network.allows(other, "decode", port)
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_pods_of_the_hosts_network_are_known_by_their_nodes(scenario: str):
+    """No selector matches them, and no policy is for them."""
+    network = Network(scenario)
+    on_nodes = {
+        labels["app.kubernetes.io/component"] for _, spec, labels in pods(rendered(scenario)) if spec.get("hostNetwork")
+    }
+    first, node = 32768, NODE
+    for role in network.roles:
+        ports, peer = network.ports[role], PEERS.get(role)
+        for caller, called in (("router", ("control", "engine")), ("toolbox", ("control",)), (peer, ("control",))):
+            for name in called:
+                if caller in network.labels:
+                    assert network.lets_out(caller, node, ports[name]) == (role in on_nodes), (caller, role, name)
+        if peer:
+            assert network.lets_out(peer, node, first) == (role in on_nodes)
+            assert network.lets_in_from(peer, node, first) == (role in on_nodes)
+            assert network.lets_in_from(peer, node, network.ports[peer]["control"]) == (role in on_nodes)
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
