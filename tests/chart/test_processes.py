@@ -276,6 +276,19 @@ def test_workers_are_not_restarted_by_what_only_routers_read():
     assert changed == {f"{FULLNAME}-router", f"{FULLNAME}-toolbox"}
 
 
+def test_a_replaced_key_restarts_who_reads_it():
+    values = scenario_values("h100-node")
+    key = values["integrity"]["trustedKeys"]["2026"].replace("MCowBQ", "MCowBR")
+    before, after = (
+        {
+            each["metadata"]["name"]: each["spec"]["template"]
+            for each in of_kind(render(found), "Deployment", "StatefulSet")
+        }
+        for found in (values, merged(values, {"integrity": {"trustedKeys": {"2026": key}}}))
+    )
+    assert {name for name in before if before[name] != after[name]} == {f"{FULLNAME}-prefill-main"}
+
+
 def test_named_pools_have_settings_of_their_own(tmp_path: Path):
     found = {
         labels["prelude.pool"]: (config.engine_of("pod-0"), worker.domain)
