@@ -15,7 +15,7 @@ import yaml
 from cli.main import _parser
 from cluster.config.load import load_cluster_config
 from engine.hooks.hook import Platform
-from engine.hooks.ledger import HOOKS
+from engine.hooks.ledger import HOOKS, hooks_for
 from engine.pin import SGLANG_VERSION
 
 ROOT = Path(__file__).parents[3]
@@ -232,6 +232,11 @@ def test_the_readme_counts_the_hooks():
     text = " ".join(text_of("README.md").split())
     assert words in text
     assert f"SGLang {SGLANG_VERSION}" in text
+
+
+def test_the_doctors_line_counts_the_hooks():
+    on_cpu = {hook.name for role in ("prefill", "decode", "unified") for hook in hooks_for(role, "cpu")}
+    assert f"all {len(on_cpu)} hooks of cpu engines" in text_of("docs/workers.md")
 
 
 def test_the_walk_names_at_most_ten_files_each_in_the_folder_of_its_step():
