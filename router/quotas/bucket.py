@@ -17,10 +17,11 @@ class Bucket:
     """One limit of one subject, at one router. Times are seconds of any one clock.
 
     Where routers share the limit, `level` is what this router has leased from the common pool. It grows by leases, at
-    no rate of its own, and `elsewhere` is what the pool had left when it was last looked at.
+    no rate of its own, and `elsewhere` is what the pool has left: what it had when this router last looked, and the
+    rate since then.
     """
 
-    __slots__ = ("advance", "at", "capacity", "elsewhere", "level", "local_rate", "part", "rate", "wanted")
+    __slots__ = ("advance", "asked_at", "at", "capacity", "elsewhere", "level", "local_rate", "part", "rate", "wanted")
 
     def __init__(self, rate: float, capacity: float, now: float) -> None:
         self.rate = rate
@@ -29,7 +30,7 @@ class Bucket:
         self.level = capacity
         self.elsewhere = 0.0
         self.part = 1.0  # of `elsewhere` that this router may use before its next lease
-        self.at = now
+        self.at = self.asked_at = now  # `asked_at`: for the last lease
         self.wanted = 0.0  # all that was asked for, also in vain, since the last lease
         self.advance = 0.0  # part of the level that the pool does not know of yet
 
@@ -37,6 +38,8 @@ class Bucket:
         """Let the time since the last refill pass."""
         if now > self.at:
             self.level = min(self.capacity, self.level + (now - self.at) * self.local_rate)
+            if not self.local_rate:
+                self.elsewhere = min(self.capacity, self.elsewhere + (now - self.at) * self.rate)
             self.at = now
 
     def wait_s(self, amount: float) -> float:

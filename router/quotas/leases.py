@@ -11,6 +11,7 @@ from router.quotas.budget import Budget
 
 _STOCK = 32  # parts of its share of a bucket, of which an idle router keeps one
 _AHEAD = 1.5  # of what was wanted since the last lease
+_LOOK_S = 1.0  # between two looks at a pool from which nothing is needed: others use it
 _FORGET_S = 60.0  # after which an unused budget is given back
 
 
@@ -46,7 +47,9 @@ def ask(budgets: Mapping[str, Budget | None], num_sharing: int, now: float, *, g
         for name, bucket in budget.buckets.items():
             floor = bucket.capacity / (_STOCK * num_sharing)
             wanted = 0.0 if is_unused else min(bucket.capacity, max(floor, _AHEAD * bucket.wanted))
-            if bucket.wanted or bucket.level != wanted or bucket.advance:
+            bucket.refill(now)
+            if bucket.wanted or bucket.level != wanted or bucket.advance or now - bucket.asked_at >= _LOOK_S:
+                bucket.asked_at = now
                 key = f"{subject}/{name}"
                 asked = RateAsk(key, bucket.rate, bucket.capacity, bucket.level, wanted, bucket.advance)
                 rates.append((bucket, asked))

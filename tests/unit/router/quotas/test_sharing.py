@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -265,6 +266,45 @@ def test_a_router_that_stops_gives_back_what_it_has():
         (pool,) = [pool for subject, pool in database.pools.items() if subject.endswith("prompt_tokens")]
         level = pair[0].quotas.budgets["tenant:acme"].buckets["prompt_tokens"].level
         assert pool.level + level == pytest.approx(60_000, rel=0.05)
+
+    asyncio.run(scenario())
+
+
+def test_who_waits_as_long_as_it_is_told_is_admitted():
+    async def scenario() -> None:
+        database = Database()
+        one, other = routers(database, prompt_tokens_per_min=600)
+        use = Use(prompt_tokens=100)
+        other.offer(1, use)
+        one.offer(7, use)
+        await run(database, (one, other), (0, 0), use, 1)
+        one.offer(7, use)
+        num_tries, before, began_at = 0, one.num_admitted, database.now
+        while database.now - began_at < 120:
+            num_tries += 1
+            try:
+                with one.quotas.admission(ACME) as admission:
+                    admission.take(use, None, None)
+                    admission.settle(100, 0)
+                    one.num_admitted += 1
+            except QuotaExceeded as error:
+                for _ in range(math.ceil((error.retry_after_s or 0) / 0.2)):
+                    database.now += 0.2
+                    for router in (one, other):
+                        await router.sharing.renew()
+        assert one.num_admitted - before >= 11  # of the twelve that the rate adds
+        assert num_tries <= 30
+
+    asyncio.run(scenario())
+
+
+def test_a_router_learns_what_others_use_while_it_needs_nothing():
+    async def scenario() -> None:
+        database = Database()
+        one, other = routers(database, prompt_tokens_per_min=6000)
+        one.offer(1, Use(prompt_tokens=10))
+        await run(database, (one, other), (0, 1), Use(prompt_tokens=200), 10)
+        assert one.quotas.budgets["tenant:acme"].buckets["prompt_tokens"].elsewhere < 600
 
     asyncio.run(scenario())
 
