@@ -50,10 +50,15 @@ class PlacementSearch:
         config = backends.config
         self._retry_deadline = asyncio.get_running_loop().time() + config.first_event_timeout_s
 
-    async def first(self) -> Placement:
-        """A placement that can serve the sequence now. Raises RouterError."""
+    async def first(self, on_wait: Callable[[], None] | None = None) -> Placement:
+        """A placement that can serve the sequence now. Raises RouterError.
+
+        `on_wait`: called if there is none yet, before waiting for one. Meanwhile the sequence needs no worker's room.
+        """
         if (found := self._best_placement(self._backends.fleet.state)) is not None:
             return found
+        if on_wait is not None:
+            on_wait()
 
         def is_gone() -> bool:
             return isinstance(self._unplaceable_error(), AdapterRevisionGone)

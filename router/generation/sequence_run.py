@@ -103,7 +103,7 @@ class SequenceRun:
             namespace=self._generation_request.namespace,
         )
         with self._placement_span() as span:
-            placement = await search.first()
+            placement = await search.first(on_wait=self._request.on_placed)
             span.set(_described(placement))
         while True:
             self._placed = placed = self._take(search.request, placement)
