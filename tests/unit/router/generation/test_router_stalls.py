@@ -15,6 +15,8 @@ from support.router_stand_ins import (
     running_cluster,
 )
 
+from router.fleet import breaker
+
 WITHIN_S = 30.0  # on a machine that stalls
 
 
@@ -84,20 +86,49 @@ def test_without_contact_nothing_is_known():
     asyncio.run(scenario())
 
 
-def test_a_worker_whose_connections_break_is_blocked_then_probed():
+async def break_connections(cluster: ClusterStandIn) -> None:
+    """As many requests as it takes lose their connection to the first worker. The second one is there afterwards."""
+    first, second = cluster.unified
+    await set_draining(cluster, second, True)  # else placement may prefer it
+    first.engine.behaviours = [drops] * 3
+    for _ in range(3):
+        assert (await cluster.post(prompt="Hi", adapter="a0"))[0] == 502
+    await set_draining(cluster, second, False)
+
+
+async def set_draining(cluster: ClusterStandIn, worker: WorkerStandIn, is_draining: bool) -> None:
+    await worker.change(draining=is_draining)
+    await eventually(
+        lambda: asyncio.sleep(0, cluster.fleet.state.workers[worker.name]), lambda view: view.is_draining == is_draining
+    )
+
+
+def test_a_worker_whose_connections_break_is_blocked(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(breaker, "_FIRST_REST_S", 600.0)  # not over before the test has looked
+
     async def scenario() -> None:
         async with running_cluster(0, 0, 2) as cluster:
-            first, _ = cluster.unified
-            first.engine.behaviours = [drops] * 3
-            for _ in range(3):
-                assert (await cluster.post(prompt="Hi", adapter="a0"))[0] == 200  # by the other one
+            first, second = cluster.unified
+            await break_connections(cluster)
             page = (await cluster.admin("/ready"))[1]["workers"]
             assert (page["u0"]["ready"], page["u1"]["ready"]) == (False, True)
             assert "tries it again within seconds" in page["u0"]["reason"]
-            num_seen = len(first.engine.bodies)
-            assert (await cluster.post(prompt="Hi", adapter="a0"))[0] == 200
-            assert len(first.engine.bodies) == num_seen == 3
+            for _ in range(3):
+                assert (await cluster.post(prompt="Hi", adapter="a0"))[0] == 200
+            assert (len(first.engine.bodies), len(second.engine.bodies)) == (3, 3)
+
+    asyncio.run(scenario())
+
+
+def test_a_blocked_worker_is_probed(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(breaker, "_FIRST_REST_S", 0.01)
+
+    async def scenario() -> None:
+        async with running_cluster(0, 0, 2) as cluster:
+            first, second = cluster.unified
+            await break_connections(cluster)
             await eventually(lambda: cluster.admin("/ready"), lambda answer: answer[1]["workers"]["u0"]["ready"])
+            await set_draining(cluster, second, True)
             assert (await cluster.post(prompt="Hi", adapter="a0"))[0] == 200  # the probe
             assert len(first.engine.bodies) == 4
             assert (await cluster.admin("/ready"))[1]["workers"]["u0"]["ready"]
