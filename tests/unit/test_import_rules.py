@@ -30,6 +30,9 @@ adapters.catalog.sql
 adapters.packed
 adapters adapters.verification
 samples
+training.errors
+training.tree
+training
 engine.access engine.errors engine.kv_peers engine.pin engine.step_times engine.vital_signs engine.cpu_support
 engine.client engine.adapter_slots
 engine.hooks.bounds
@@ -77,7 +80,11 @@ PACKAGES = {room.partition(".")[0] for room in HEIGHTS}
 WORKERS_AND_ROUTER = ("prefill_worker", "decode_worker", "router")  # they meet over the network only
 
 # What only these packages import.
-EXTERNAL = {"sglang": {"engine"}, "torch": {"adapters", "samples", "engine", "cluster", "bench"}, "uvicorn": {"router"}}
+EXTERNAL = {
+    "sglang": {"engine"},
+    "torch": {"adapters", "samples", "training", "engine", "cluster", "bench"},
+    "uvicorn": {"router"},
+}
 MAX_MODULES = 16  # in a folder
 
 

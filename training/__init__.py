@@ -1,0 +1,1 @@
+"""Training of prefill-only adapters; an engine without a command line."""

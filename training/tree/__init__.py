@@ -1,0 +1,1 @@
+"""Documents as trees (a trunk with branches), packed into rows."""
