@@ -1,0 +1,71 @@
+"""AdamW, clipping, and a state that goes on bit by bit."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from training.errors import CheckpointDamaged, LossNotFinite
+from training.optimisation.optimiser import AdamOptions, Optimiser
+
+
+def parameters(seed: int = 0) -> dict[str, torch.nn.Parameter]:
+    generator = torch.Generator().manual_seed(seed)
+    return {name: torch.nn.Parameter(torch.randn(4, 3, generator=generator)) for name in ("a", "b")}
+
+
+def with_gradients(chosen: dict[str, torch.nn.Parameter], step: int) -> dict[str, torch.nn.Parameter]:
+    generator = torch.Generator().manual_seed(step + 100)
+    for each in chosen.values():
+        each.grad = torch.randn(each.shape, generator=generator)
+    return chosen
+
+
+def test_steps_are_those_of_adamw():
+    ours, theirs = parameters(), parameters()
+    optimiser = Optimiser(ours, AdamOptions(weight_decay=0.1, max_grad_norm=0.5))
+    reference = torch.optim.AdamW(theirs.values(), lr=0.1, weight_decay=0.1)
+    for step in range(3):
+        norm = optimiser.step(0.1 if with_gradients(ours, step) else 0)
+        with_gradients(theirs, step)
+        assert norm == pytest.approx(float(torch.nn.utils.clip_grad_norm_(theirs.values(), 0.5)))
+        reference.step()
+    for name, each in ours.items():
+        torch.testing.assert_close(each, theirs[name], rtol=0, atol=0)
+
+
+def test_a_saved_state_goes_on_bit_by_bit():
+    whole = parameters()
+    optimiser = Optimiser(whole, AdamOptions())
+    saved = {}
+    for step in range(6):
+        with_gradients(whole, step)
+        optimiser.step(0.1)
+        if step == 2:
+            saved = {name: each.clone() for name, each in optimiser.tensors().items()}
+    resumed = parameters(seed=1)
+    second = Optimiser(resumed, AdamOptions())
+    second.load(saved)
+    for step in range(3, 6):
+        with_gradients(resumed, step)
+        second.step(0.1)
+    for name, each in whole.items():
+        assert torch.equal(each, resumed[name])
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_gradient_that_is_not_finite_changes_nothing(value: float):
+    chosen = with_gradients(parameters(), 0)
+    before = {name: each.detach().clone() for name, each in chosen.items()}
+    chosen["b"].grad[0, 0] = value
+    with pytest.raises(LossNotFinite, match=r"gradient's norm is (nan|inf)"):
+        Optimiser(chosen, AdamOptions()).step(0.1)
+    assert all(torch.equal(each, before[name]) for name, each in chosen.items())
+
+
+def test_a_state_of_other_parameters_is_refused():
+    saved = Optimiser(parameters(), AdamOptions()).tensors()
+    with pytest.raises(CheckpointDamaged, match=r"parameter c is torch.float32 \[4, 3\]; the checkpoint has none"):
+        Optimiser({"c": torch.nn.Parameter(torch.zeros(4, 3))}, AdamOptions()).load(saved)
+    with pytest.raises(CheckpointDamaged, match=r"a is torch.float32 \[2\]; .* torch.float32 \[4, 3\]"):
+        Optimiser({"a": torch.nn.Parameter(torch.zeros(2))}, AdamOptions()).load(saved)

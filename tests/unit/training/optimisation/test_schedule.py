@@ -1,0 +1,59 @@
+"""The learning rate and the order of the data, which follow from the step alone."""
+
+from __future__ import annotations
+
+import pytest
+
+from training.errors import OptionInvalid
+from training.optimisation.data_order import DataOrder
+from training.optimisation.schedule import Schedule
+
+
+def test_warm_up_then_linear_decay():
+    schedule = Schedule(peak=8.0, num_steps=8, num_warmup=4)
+    assert [schedule.at(step) for step in range(9)] == [2, 4, 6, 8, 8, 6, 4, 2, 0]
+
+
+def test_cosine():
+    schedule = Schedule(peak=2.0, num_steps=4, decay="cosine")
+    assert [schedule.at(step) for step in range(5)] == pytest.approx([2, 1 + 0.5**0.5, 1, 1 - 0.5**0.5, 0])
+
+
+def test_constant():
+    schedule = Schedule(peak=2.0, num_steps=4, num_warmup=2, decay="constant")
+    assert [schedule.at(step) for step in range(4)] == [1, 2, 2, 2]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"peak": 0.0}, "learning rate is 0"),
+        ({"peak": float("nan")}, "learning rate is nan"),
+        ({"num_warmup": 8}, "8 steps of warm-up, of 8"),
+        ({"num_warmup": -1}, "-1 steps"),
+        ({"decay": "step"}, "'step'; there are linear, cosine, constant"),
+    ],
+)
+def test_what_cannot_be(options: dict, message: str):
+    with pytest.raises(OptionInvalid, match=message):
+        Schedule(**{"peak": 1.0, "num_steps": 8} | options)
+
+
+def test_every_epoch_has_every_example_once_in_an_order_of_its_own():
+    order = DataOrder(num_examples=10, batch_size=4, seed=3)
+    assert order.steps_per_epoch == 3
+    epochs = [[number for step in range(3) for number in order.at(3 * epoch + step)] for epoch in range(3)]
+    assert [sorted(epoch) for epoch in epochs] == [list(range(10))] * 3
+    assert epochs[0] != epochs[1] != epochs[2]
+    assert [len(order.at(step)) for step in range(3)] == [4, 4, 2]
+
+
+def test_the_order_follows_from_the_seed_alone():
+    """The numbers are fixed here, so that a release of numpy that changed them would be seen."""
+    assert DataOrder(8, 8, seed=0).at(0) == [3, 2, 1, 6, 0, 7, 4, 5]
+    assert DataOrder(8, 8, seed=1).at(0) != DataOrder(8, 8, seed=0).at(0)
+
+
+def test_steps_of_part_of_an_epoch():
+    order = DataOrder(num_examples=10, batch_size=4, seed=0)
+    assert [order.num_steps(epochs) for epochs in (0.5, 1, 2.1)] == [2, 3, 7]

@@ -1,0 +1,136 @@
+"""One run's folder: what it trains, its log, and its two checkpoints.
+
+run.json         what the run was started with; --resume demands the same
+log.jsonl        one line per log, named as trl's
+last/, best/     adapters as `prelude adapters import` takes them; `last/training/` has what resuming needs
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from adapters.files.durable import fsync_folder, make_folder
+from training.checkpoints.state import TrainingState
+from training.checkpoints.whole_folder import replace_folder, settle
+from training.errors import CheckpointDamaged, CheckpointMismatch, CheckpointNotWritten, OptionInvalid
+
+LAST, BEST = "last", "best"
+_STATE = "training"
+_RUN, _LOG, _LOCK = "run.json", "log.jsonl", ".lock"
+
+SaveAdapter = Callable[[Path], None]  # writes the adapter's files into a folder
+
+
+class RunFolder:
+    """The folder of a run, which one process at a time may use."""
+
+    def __init__(self, path: Path, identity: Mapping[str, Any], *, resume: bool) -> None:
+        """Create or open it. `identity` is what may not change while the run goes on: JSON, by the options' names.
+
+        Raises OptionInvalid if there is a run and `resume` is False, or another process trains in it, and
+        CheckpointMismatch if it is another run.
+        """
+        self.path = path
+        try:
+            make_folder(path)
+            self._lock = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise CheckpointNotWritten(
+                f"{path} cannot be written to ({error.strerror}); name another folder"
+            ) from error
+        try:
+            self._begin(json.loads(json.dumps(identity)), resume)
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def log_path(self) -> Path:
+        return self.path / _LOG
+
+    @property
+    def last(self) -> Path:
+        """The adapter of the newest checkpoint, if there is one."""
+        return self.path / LAST
+
+    @property
+    def best(self) -> Path:
+        """The adapter with the lowest evaluation loss, if there was an evaluation."""
+        return self.path / BEST
+
+    def state(self) -> TrainingState:
+        """Where to continue: after the last checkpoint, or at step 0. Raises CheckpointDamaged."""
+        return TrainingState.read(self.last / _STATE) if self.last.exists() else TrainingState(0)
+
+    def save_last(self, state: TrainingState, save_adapter: SaveAdapter) -> None:
+        """Replace the last checkpoint. Raises CheckpointNotWritten; then the one before is as it was."""
+
+        def write(folder: Path) -> None:
+            save_adapter(folder)
+            (folder / _STATE).mkdir()
+            state.write(folder / _STATE)
+
+        self._replace(self.last, state.step, write)
+
+    def save_best(self, step: int, loss: float, save_adapter: SaveAdapter) -> None:
+        """Replace the best checkpoint. Raises CheckpointNotWritten; then the one before is as it was."""
+
+        def write(folder: Path) -> None:
+            save_adapter(folder)
+            (folder / _STATE).mkdir()
+            (folder / _STATE / "evaluation.json").write_text(json.dumps({"step": step, "eval_loss": loss}))
+
+        self._replace(self.best, step, write)
+
+    def close(self) -> None:
+        """Let another process use the folder."""
+        os.close(self._lock)
+
+    def _begin(self, identity: dict[str, Any], resume: bool) -> None:
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise OptionInvalid(f"another process trains in {self.path}; stop it, or name another folder") from None
+        run = self.path / _RUN
+        if run.exists():
+            if not resume:
+                raise OptionInvalid(f"{self.path} has a run; --resume continues it, another folder begins a new one")
+            self._check_same(run, identity)
+        else:
+            partial = run.with_suffix(".partial")
+            try:
+                partial.write_text(json.dumps(identity, indent=1))
+                partial.rename(run)
+                fsync_folder(self.path)
+            except OSError as error:
+                raise CheckpointNotWritten(f"{run} cannot be written ({error.strerror}); free disk space") from error
+        for target in (self.last, self.best):
+            settle(target)
+
+    def _check_same(self, run: Path, identity: Mapping[str, Any]) -> None:
+        try:
+            earlier = json.loads(run.read_text())
+            both = {name: (earlier.get(name), identity.get(name)) for name in (*earlier, *identity)}
+        except (OSError, ValueError, TypeError, AttributeError) as error:
+            raise CheckpointDamaged(f"{run} cannot be read ({error}); begin again in another folder") from error
+        for name, (before, now) in both.items():
+            if before != now:
+                raise CheckpointMismatch(
+                    f"{self.path}: {name.replace('_', ' ')} was {before!r:.80} and is {now!r:.80} now; a run is "
+                    "resumed with what it was started with. For anything else name another folder"
+                )
+
+    def _replace(self, target: Path, step: int, write: Callable[[Path], None]) -> None:
+        try:
+            replace_folder(target, write)
+        except OSError as error:
+            kept = f"the {target.name} checkpoint before it is whole" if target.exists() else "there is none before it"
+            raise CheckpointNotWritten(
+                f"the checkpoint of step {step} cannot be written to {target} ({error.strerror or error}); {kept}. "
+                "Make room and continue with --resume"
+            ) from error

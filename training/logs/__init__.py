@@ -1,0 +1,1 @@
+"""What a run tells while it goes on, under trl's names."""

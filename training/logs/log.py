@@ -1,0 +1,102 @@
+"""Logs of a run: a JSONL file, TensorBoard, lines for people."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import IO, Any, Protocol
+
+from training.errors import CheckpointNotWritten, OptionInvalid
+
+Metrics = Mapping[str, float]
+
+
+class Log(Protocol):
+    """Gets every line of the log, in order."""
+
+    def begin(self, step: int) -> None:
+        """Training continues after this many steps; forget what was logged later."""
+
+    def write(self, step: int, metrics: Metrics) -> None:
+        """Log the metrics of a step."""
+
+    def close(self) -> None:
+        """There will be no more."""
+
+
+class JsonlLog:
+    """One JSON object a line, `step` last, as trl's `log_history`. A line that a kill cut off is removed by `begin`."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file: IO[str] | None = None
+
+    def begin(self, step: int) -> None:
+        """Raises CheckpointNotWritten."""
+        try:
+            self._file = self._path.open("a+", encoding="utf-8")
+            os.ftruncate(self._file.fileno(), _num_bytes_until(self._path, step))
+        except OSError as error:
+            raise self._failed(error) from error
+
+    def write(self, step: int, metrics: Metrics) -> None:
+        """Raises CheckpointNotWritten if the disk is full."""
+        assert self._file is not None, "begin comes first"
+        try:
+            self._file.write(json.dumps({**metrics, "step": step}) + "\n")
+            self._file.flush()
+        except OSError as error:
+            raise self._failed(error) from error
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+
+    def _failed(self, error: OSError) -> CheckpointNotWritten:
+        return CheckpointNotWritten(
+            f"{self._path} cannot be written ({error.strerror}); the checkpoints are as they were. Make room and "
+            "continue with --resume"
+        )
+
+
+def _num_bytes_until(path: Path, step: int) -> int:
+    """How many bytes of the file are whole lines of steps up to this one."""
+    kept = 0
+    with path.open("rb") as file:
+        for line in file:
+            try:
+                is_later = json.loads(line)["step"] > step
+            except (ValueError, LookupError, TypeError):
+                break
+            if is_later or not line.endswith(b"\n"):
+                break
+            kept += len(line)
+    return kept
+
+
+class TensorBoardLog:
+    """Scalars for TensorBoard, training and evaluation under `train/` and `eval/`, as transformers names them."""
+
+    def __init__(self, folder: Path) -> None:
+        """Raises OptionInvalid if TensorBoard is not installed."""
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError as error:
+            raise OptionInvalid("TensorBoard is not installed: pip install tensorboard, or `prelude[train]`") from error
+        self._open, self._folder = SummaryWriter, folder
+        self._writer: Any = None
+
+    def begin(self, step: int) -> None:
+        self._writer = self._open(str(self._folder), purge_step=step + 1)
+
+    def write(self, step: int, metrics: Metrics) -> None:
+        for name, value in metrics.items():
+            group, _, rest = name.partition("eval_")
+            self._writer.add_scalar(f"train/{name}" if group else f"eval/{rest}", value, step)
+        self._writer.flush()
+
+    def close(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
