@@ -153,7 +153,7 @@ def bytes_at_one_moment(folder: Path) -> int:
     return sum(first[inode] for inode in first.keys() & second.keys())
 
 
-async def eventually(is_so, within_s: float = 10.0) -> None:
+async def eventually(is_so, within_s: float = 30.0) -> None:
     async with asyncio.timeout(within_s):
         while not is_so():  # noqa: ASYNC110
             await asyncio.sleep(0.005)

@@ -752,7 +752,7 @@ async def running_cluster(
             await serving
 
 
-async def eventually(ask: Callable[[], Awaitable[Any]], is_right: Callable[[Any], bool], within_s: float = 5.0) -> Any:
+async def eventually(ask: Callable[[], Awaitable[Any]], is_right: Callable[[Any], bool], within_s: float = 30.0) -> Any:
     """Poll until the answer is right. Fails with the last answer."""
     deadline = asyncio.get_running_loop().time() + within_s
     while True:

@@ -50,7 +50,7 @@ class Engine:
 
     async def asked_again(self) -> None:
         self.asked.clear()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             await self.asked.wait()
 
 
@@ -92,7 +92,7 @@ def engine_is(agent: DecodeAgent, status: EngineStatus, incarnation: str = "") -
 
 async def state_where(agent: DecodeAgent, **fields) -> pb.WorkerState:
     """The next published state with these values."""
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         async for state in agent.hub.watch(30):
             if all(getattr(state, name) == value for name, value in fields.items()):
                 return state
@@ -121,7 +121,7 @@ def test_at_the_deadline_it_says_that_it_is_not_idle(tmp_path: Path, monkeypatch
     async def scenario() -> None:
         async with draining_agent(tmp_path, monkeypatch, drain_timeout_s=0.2) as (agent, control, engine):
             engine.running = 1
-            assert not (await asyncio.wait_for(control.Drain(pb.DrainRequest()), 5)).idle  # the worker's own timeout
+            assert not (await asyncio.wait_for(control.Drain(pb.DrainRequest()), 30)).idle  # the worker's own timeout
             assert agent.hub.state.draining
 
     asyncio.run(scenario())
@@ -149,7 +149,7 @@ def test_undrain_ends_the_wait_and_brings_it_back(tmp_path: Path, monkeypatch):
             drain = asyncio.ensure_future(control.Drain(pb.DrainRequest(deadline_s=30)))
             await state_where(agent, draining=True)
             assert (await control.Undrain(pb.UndrainRequest())).was_draining
-            assert not (await asyncio.wait_for(drain, 5)).idle
+            assert not (await asyncio.wait_for(drain, 30)).idle
             await state_where(agent, draining=False, ready=True, reason="")
 
     asyncio.run(scenario())

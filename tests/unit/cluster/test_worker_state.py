@@ -12,7 +12,7 @@ from cluster.control.worker_state import WorkerStateHub
 def collect(hub: WorkerStateHub, changes, count: int, heartbeat_s: float = 5.0) -> list[pb.WorkerState]:
     async def run() -> list[pb.WorkerState]:
         states: list[pb.WorkerState] = []
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             async for state in hub.watch(heartbeat_s):
                 states.append(state)
                 if len(states) == 1:

@@ -83,7 +83,7 @@ def engine_is(agent: UnifiedAgent, status: EngineStatus, incarnation: str = "") 
     agent._engine_changed(EngineSnapshot(status, incarnation, (), 0, ""))
 
 
-async def eventually(is_so: Any, within_s: float = 5.0) -> None:
+async def eventually(is_so: Any, within_s: float = 30.0) -> None:
     async with asyncio.timeout(within_s):
         while not is_so():  # noqa: ASYNC110
             await asyncio.sleep(0.01)

@@ -301,7 +301,7 @@ class TestFailuresBeforeTheFirstEvent:
                 asking = asyncio.create_task(cluster.post(prompt="Hi"))
                 await eventually(lambda: asyncio.sleep(0, cluster.decode[0].engine.num_running), bool)
                 await cluster.decode[0].change(incarnation="d0-2")
-                status, answer, _ = await asyncio.wait_for(asking, 2)
+                status, answer, _ = await asyncio.wait_for(asking, 30)
                 assert (status, answer["error"]["code"]) == (502, "worker_lost")
 
         asyncio.run(scenario())
@@ -460,11 +460,11 @@ class TestAdapters:
         async def scenario() -> None:
             async with running_cluster(adapter_timeout_s=0.2) as cluster:
                 (worker,) = cluster.prefill
-                worker.ensure_delay_s, worker.keeps_deadlines = 3, keeps_deadlines
+                worker.ensure_delay_s, worker.keeps_deadlines = 60, keeps_deadlines
                 began = time.monotonic()
                 status, answer, _ = await cluster.post(prompt="Hi", adapter="a0")
                 assert (status, answer["error"]["code"]) == (504, "deadline_exceeded")
-                assert time.monotonic() - began < 2
+                assert time.monotonic() - began < 30
 
         asyncio.run(scenario())
 
@@ -568,7 +568,7 @@ class TestFailuresAfterTheFirstEvent:
                 streaming = asyncio.create_task(cluster.stream(prompt="Hi"))
                 await eventually(lambda: cluster.admin("/debug/requests"), _has_phase("relaying"))
                 await decode.change(engine_state=3, ready=False, incarnation="")
-                events = await asyncio.wait_for(streaming, 2)
+                events = await asyncio.wait_for(streaming, 30)
                 assert json.loads(events[-1])["error"]["code"] == "worker_lost"
 
         asyncio.run(scenario())
@@ -828,7 +828,7 @@ class TestStopping:
                 streaming = asyncio.create_task(cluster.stream(prompt="Hi"))
                 await eventually(lambda: cluster.admin("/debug/requests"), _has_phase("relaying"))
                 cluster.server.should_exit = True
-                events = await asyncio.wait_for(streaming, 5)
+                events = await asyncio.wait_for(streaming, 30)
                 assert json.loads(events[-1])["error"]["code"] == "router_stopping"
                 await eventually(lambda: asyncio.sleep(0, len(cluster.decode[0].engine.aborted)), bool)
 

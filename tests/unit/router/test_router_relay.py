@@ -90,7 +90,7 @@ def test_requests_of_a_pipeline_are_answered_in_order() -> None:
             cluster.decode[0].engine.event_gap_s = 0.02
             reader, writer = await connect(cluster)
             writer.write(request_bytes(user="1") + request_bytes(user="2"))
-            bodies = [await asyncio.wait_for(unchunked(reader), 5) for _ in range(2)]
+            bodies = [await asyncio.wait_for(unchunked(reader), 30) for _ in range(2)]
             ids = [json.loads(body.split(b"\n\n")[0].removeprefix(b"data: "))["id"] for body in bodies]
             assert ids == [request["rid"] for request in cluster.decode[0].engine.requests]
             assert all(body.endswith(b"data: [DONE]\n\n") for body in bodies)
@@ -109,7 +109,7 @@ def test_an_engine_that_does_not_end_its_message_after_the_last_event() -> None:
                 await asyncio.sleep(3600)
 
             cluster.decode[0].engine.behaviours = [never_ends]
-            events = await asyncio.wait_for(cluster.stream(prompt="Hi"), 4)
+            events = await asyncio.wait_for(cluster.stream(prompt="Hi"), 30)
             assert (len(events), events[-1]) == (3, b"[DONE]")
             await eventually(lambda: asyncio.sleep(0, cluster.decode[0].engine.num_running), lambda n: n == 0)
 
@@ -137,7 +137,7 @@ def test_answers_close_a_connection_that_the_client_wants_closed() -> None:
         async with running_cluster() as cluster:
             reader, writer = await connect(cluster)
             writer.write(request_bytes().replace(b"host: x\r\n", b"host: x\r\nconnection: close\r\n"))
-            answer = await asyncio.wait_for(reader.read(-1), 5)
+            answer = await asyncio.wait_for(reader.read(-1), 30)
             assert b"\r\nconnection: close\r\n" in answer
             assert answer.endswith(b"\r\n0\r\n\r\n")
             writer.close()

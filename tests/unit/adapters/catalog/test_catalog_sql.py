@@ -542,7 +542,7 @@ def test_waiting_for_a_change(catalog, database):
     """By another process's catalog."""
     started = time.monotonic()
     assert catalog.wait_for_change(0, 0.2) == 0
-    assert 0.2 <= time.monotonic() - started < 1
+    assert 0.2 <= time.monotonic() - started < 5
     other = SqlCatalog(database.url)
     add(other, "bot", 0)
     assert catalog.wait_for_change(0, 10) == 1  # it has happened already

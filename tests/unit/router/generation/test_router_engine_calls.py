@@ -157,7 +157,7 @@ def test_an_error_that_nobody_foresaw_ends_the_call() -> None:
         worker = WorkerView("d0", "decode", engine_url="http://x:1")
         call = EngineCall(engines, worker, "/", b"{}", "rid", WorkerLoads().hold("d0"), NO_SPAN)
         with pytest.raises(ValueError, match="nobody foresaw this"):
-            await asyncio.wait_for(call.answer(), 5)
+            await asyncio.wait_for(call.answer(), 30)
         call.leave()
 
     asyncio.run(scenario())

@@ -38,7 +38,7 @@ class Listener:
     async def open(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         return await asyncio.open_connection("127.0.0.1", self.port)
 
-    async def ask(self, *parts: bytes, within_s: float = 5) -> bytes:
+    async def ask(self, *parts: bytes, within_s: float = 30) -> bytes:
         """Everything that comes back before the connection is closed."""
         reader, writer = await self.open()
         try:
@@ -98,7 +98,7 @@ async def listening(**limits: Any) -> AsyncIterator[Listener]:
         while not server.started:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
         yield listener
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             while len(connections):  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
     finally:
@@ -225,7 +225,7 @@ def test_garbage_behind_a_request_does_not_get_into_its_answer():
         writer.write(b"GET /wait HTTP/1.1\r\nhost: x\r\n\r\n" + GET + b"GARBAGE\x00\r\n\r\n")
         await _eventually(lambda: listener.refused == ["invalid_http"])
         listener.may_answer.set()
-        answer = await asyncio.wait_for(_until_closed(reader), 5)
+        answer = await asyncio.wait_for(_until_closed(reader), 30)
         assert answer.count(b"HTTP/1.1 200") == answer.count(b"HTTP/1.1 ") == 2
         assert answer.endswith(b"\r\n\r\n/")
         writer.close()
@@ -239,7 +239,7 @@ def test_a_pipeline_has_an_end():
         writer.write(b"GET /wait HTTP/1.1\r\nhost: x\r\n\r\n" + GET * 1000)
         await _eventually(lambda: listener.refused == ["too_many_pipelined"])
         listener.may_answer.set()
-        answer = await asyncio.wait_for(_until_closed(reader), 5)
+        answer = await asyncio.wait_for(_until_closed(reader), 30)
         assert answer.count(b"HTTP/1.1 200") == len(listener.seen) == 1 + 4
         writer.close()
 
@@ -277,12 +277,12 @@ def test_a_slow_writer(begin: bytes, drip: bytes, code: str):
         answer = asyncio.create_task(_until_closed(reader))
         writer.write(begin)
         began = time.monotonic()
-        while not answer.done() and time.monotonic() - began < 5:
+        while not answer.done() and time.monotonic() - began < 30:
             if drip:
                 writer.write(drip)
             await asyncio.sleep(0.02)
         assert refusal(await answer) == (408, code)
-        assert time.monotonic() - began < 3
+        assert time.monotonic() - began < 20
         assert listener.seen == []
         writer.close()
 
@@ -348,11 +348,11 @@ def test_what_comes_after_an_answer_that_did_not_wait_for_it_ends_too():
         writer.write(b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 1000000\r\n\r\n")
         closed = asyncio.create_task(_until_closed(reader))
         began = time.monotonic()
-        while not closed.done() and time.monotonic() - began < 5:
+        while not closed.done() and time.monotonic() - began < 30:
             writer.write(b"a")
             await asyncio.sleep(0.02)
         assert (await closed).startswith(b"HTTP/1.1 413")
-        assert time.monotonic() - began < 3
+        assert time.monotonic() - began < 20
         writer.close()
 
     async def scene() -> None:
@@ -376,7 +376,7 @@ def test_connections_with_requests_are_kept_and_others_make_way():
             stack.callback(writer.close)
             await _eventually(lambda: len(listener.connections) == 4)
             assert (await listener.ask(LAST_GET)).startswith(b"HTTP/1.1 200")
-            assert await asyncio.wait_for(_until_closed(idle), 5) == b""
+            assert await asyncio.wait_for(_until_closed(idle), 30) == b""
             reader, writer = await listener.open()  # the fourth with a request
             stack.callback(writer.close)
             writer.write(b"GET /wait HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
@@ -384,7 +384,7 @@ def test_connections_with_requests_are_kept_and_others_make_way():
             assert refusal(await listener.ask()) == (503, "too_many_connections")
             listener.may_answer.set()
             for each in [*busy, reader]:
-                assert (await asyncio.wait_for(_until_closed(each), 5)).endswith(b"/wait")
+                assert (await asyncio.wait_for(_until_closed(each), 30)).endswith(b"/wait")
 
     for limits in ({"max_connections": 4}, {"max_connections_per_address": 4}):
         run(scenario, **limits)
@@ -428,6 +428,6 @@ def test_two_thousand_idle_connections_harm_nobody():
 
 
 async def _eventually(is_so: Any) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while not is_so():  # noqa: ASYNC110
             await asyncio.sleep(0.01)

@@ -110,7 +110,7 @@ async def raw(keyed: KeyedCluster, *headers: str, path: str = "/v1/models") -> i
     lines = [f"GET {path} HTTP/1.1", "Host: x", "Connection: close", *headers]
     writer.write(("\r\n".join(lines) + "\r\n\r\n").encode("latin-1"))
     try:
-        return int((await asyncio.wait_for(reader.read(), 5)).split(b" ")[1])
+        return int((await asyncio.wait_for(reader.read(), 30)).split(b" ")[1])
     finally:
         writer.close()
 

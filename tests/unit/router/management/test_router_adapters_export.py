@@ -245,7 +245,7 @@ class TestRefusals:
                 asking = [asyncio.create_task(ask(cluster, "GET", "/v1/adapters/a0/export")) for _ in range(3)]
                 folders = lambda: asyncio.sleep(0, list(work.glob("prelude-work-export-*")))  # noqa: E731
                 await eventually(folders, lambda found: len(found) == 2)  # the third one waits for a thread
-                async with asyncio.timeout(5):
+                async with asyncio.timeout(30):
                     assert (await upload(cluster, files, name="bot"))[0] == 201
                 for each in asking:
                     each.cancel()

@@ -113,10 +113,12 @@ class TestNames:
             adapters._resolve_timeout_s = 0.2
             async with following(adapters):
                 assert adapters._resolver is not None
-                adapters._resolver.resolve = lambda _: time.sleep(1)  # type: ignore[assignment, method-assign, return-value]
-                began_at = time.monotonic()
-                assert await code_of(adapters.resolve("a0")) == "catalog_unavailable"
-                assert time.monotonic() - began_at < 0.9
+                answers = threading.Event()
+                adapters._resolver.resolve = lambda _: answers.wait(60)  # type: ignore[assignment, method-assign, return-value]
+                try:
+                    assert await asyncio.wait_for(code_of(adapters.resolve("a0")), 30) == "catalog_unavailable"
+                finally:
+                    answers.set()
 
         asyncio.run(scenario())
 
@@ -192,7 +194,7 @@ class TestOutages:
             with database.down(catalog):
                 adapters = managed_adapters(tmp_path / "router", catalog_url=database.url, **DIRECTORIES)
                 assert not adapters.open()
-                async with asyncio.timeout(3):
+                async with asyncio.timeout(30):
                     context = adapters.following()
                     await context.__aenter__()
                 try:
