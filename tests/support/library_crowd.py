@@ -10,7 +10,7 @@ from multiprocessing.synchronize import Barrier
 from pathlib import Path
 
 from adapters.catalog.records import AliasMove
-from adapters.catalog.sql import SqlCatalog
+from adapters.catalog.sql import SqlCatalog, database, engines
 from adapters.errors import CatalogConflict
 from adapters.formats import Limits
 from adapters.library import AdapterLibrary
@@ -56,6 +56,9 @@ def wait_for(begin: Barrier) -> None:
 
 def work(crowd: Crowd) -> CrowdResult:
     """Run all importers and movers, each in its own thread."""
+    database.POOL_TIMEOUT_S = engines.POOL_TIMEOUT_S = (
+        120  # what they do counts here, not how long so many wait on a slow machine
+    )
     catalog = SqlCatalog(crowd.catalog_url, max_connections=12)
     library = AdapterLibrary(catalog, open_store(crowd.store_url), BaseModel.read(crowd.model), Limits(), "bfloat16")
     with ThreadPoolExecutor(len(crowd.importers) + len(crowd.movers)) as pool:
