@@ -8,6 +8,8 @@ adapter is looked up until the scheduler has finished it, or until it fails befo
 
 from __future__ import annotations
 
+from collections import Counter
+
 NOT_RESIDENT_STATUS = 424  # of the answer for an adapter that the engine lacks; the router knows it
 
 
@@ -51,6 +53,22 @@ def forget_undispatched(original, manager, obj, *args, **kwargs):
     return original(manager, obj, *args, **kwargs)
 
 
+async def note_load(original, manager, obj, *args):
+    """Record a load until its reply has registered the adapter, or it fails.
+
+    Loads are sent without waiting, so the reply of a second one of the same adapter can come after an unload. It would
+    register the adapter again, and a request for it would end the scheduler, which has it no more.
+    """
+    loads = _loads(manager)
+    loads[obj.lora_name] += 1
+    try:
+        return await original(manager, obj, *args)
+    finally:
+        loads[obj.lora_name] -= 1
+        if not loads[obj.lora_name]:
+            del loads[obj.lora_name]
+
+
 async def count_nothing(original, registry, lora_id) -> None:
     """Do nothing: SGLang's count is unused, and its counter may have been removed."""
 
@@ -58,11 +76,15 @@ async def count_nothing(original, registry, lora_id) -> None:
 async def unload_only_what_is_idle(original, manager, obj):
     """Unload an idle adapter; refuse one in use, where SGLang would wait and block every other load.
 
+    One that is being loaded is in use, too: its unload can be sent once the load has ended.
+
     There is no await between the check and the adapter's removal from the registry, so no request can come between.
     SGLang's cache of adapter paths is cleared, too: a late request must not reload the adapter on its own.
     """
     if num_requests := sum(adapter == obj.lora_name for adapter in _uses(manager).values()):
         raise ValueError(f"adapter {obj.lora_name} is in use by {num_requests} requests")
+    if obj.lora_name in _loads(manager):
+        raise ValueError(f"adapter {obj.lora_name} is in use by a load that has not ended")
     registry = manager.lora_registry
     if registry._registry.pop(obj.lora_name, None) is None:
         raise ValueError(f"adapter {obj.lora_name} does not exist")
@@ -76,3 +98,8 @@ async def unload_only_what_is_idle(original, manager, obj):
 def _uses(manager) -> dict[str, str]:
     """Adapter in use, by request id."""
     return manager.__dict__.setdefault("prelude_uses", {})
+
+
+def _loads(manager) -> Counter[str]:
+    """Loads that have not ended, by adapter."""
+    return manager.__dict__.setdefault("prelude_loads", Counter())

@@ -76,6 +76,11 @@ EXPECTED = {
         lambda seen: seen == [None, _LEFT, _LEFT, []],
         lambda seen: seen == [None, [], _LEFT, [False]],
     ),
+    # An unload between two replies, and whether the registry and the scheduler have the adapter then; one after them.
+    "loads_are_noted": (
+        lambda seen: seen[:2] == ["True", [True, False]],
+        lambda seen: "in use by a load" in seen[0] and seen[1:] == [[True, True], "True", [False, False]],
+    ),
     "grammar_masks_do_not_pin": (lambda seen: "Error" in seen, lambda seen: seen == [1, 2]),
     "grammar_masks_on_cpu": (lambda seen: "Unsupported device" in seen, lambda seen: seen == [0, 2]),
     "grammar_backend_masks_on_cpu": (lambda seen: "Unsupported device" in seen, lambda seen: seen == [0, 2]),

@@ -74,6 +74,14 @@ GROUPS: tuple[HookGroup, ...] = (
                 source_sha256="2040317f7862319d2c188e1bb6262afe7218ef4ff211983a52d2ef145fb1df26",
                 why="while SGLang waits for one adapter, every other load waits too; we evict another adapter instead",
             ),
+            Hook(
+                name="loads_are_noted",
+                target="sglang.srt.managers.tokenizer_control_mixin.TokenizerControlMixin.load_lora_adapter",
+                fn=uses.note_load,
+                roles=ADAPTER_ROLES,
+                source_sha256="5484b1f7956e7503970cfa13128372a320b736bca40e68b0dc6abba2a655c632",
+                why="a load's late reply registers an adapter that was unloaded meanwhile; a request for it is fatal",
+            ),
         ),
     ),
     HookGroup(
