@@ -102,10 +102,10 @@ class WorkerAgent:
         """Called when a peer is no longer one of `peers`."""
 
     def engine_gone(self) -> None:
-        """Called when the engine has ended. Its adapters and KV are lost."""
+        """Called when the engine has ended, and again when the next is about to start. Adapters and KV are lost."""
 
     def engine_up(self) -> None:
-        """Called when a new engine is up. It holds no adapters."""
+        """Called when a new engine is up. It holds the adapters that were loaded since it was about to start."""
 
     def engine_suspected(self) -> None:
         """Called when the engine that is up shows no sign of life: it has to prove itself again, by a small request."""
@@ -259,9 +259,13 @@ class WorkerAgent:
         self._changed.set()
 
     def _engine_changed(self, snapshot: EngineSnapshot) -> None:
-        if snapshot.incarnation != self.incarnation:
+        is_new = snapshot.incarnation != self.incarnation
+        # When an engine is found to be down, some of its processes may still answer; when the next is about to start,
+        # none does. What is loaded from then on is in the new engine, also before that is known to be up.
+        if (is_new and self.incarnation) or snapshot.status is EngineStatus.STARTING:
             self.hub.clear_resident()
             self.engine_gone()
+        if is_new:
             if snapshot.incarnation:
                 self.engine_up()
             self.hub.update(load=pb.Load())

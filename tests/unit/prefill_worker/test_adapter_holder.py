@@ -24,6 +24,7 @@ from cluster.control import control_pb2 as pb
 from cluster.control.control_pb2_grpc import WorkerControlStub
 from cluster.errors import ERROR_CODE_KEY, HTTP_STATUS_KEY, RETRY_AFTER_KEY, StartError
 from engine.supervisor import EngineSnapshot, EngineStatus
+from prefill_worker.residency import Tier
 from prefill_worker.unified_agent import UnifiedAgent
 
 
@@ -313,6 +314,34 @@ def test_prewarms_come_after_requests(stored: StoredAdapters, tmp_path: Path):
             running.engine.may_answer.set()
             await asyncio.gather(*calls)
             assert running.engine.calls == [("load", each) for each in (a, c, b)]
+
+    asyncio.run(scenario())
+
+
+def test_a_load_into_an_engine_that_is_about_to_be_up_is_kept(stored: StoredAdapters, tmp_path: Path):
+    """It answers before its supervisor has seen that. A load that the engine before it has answered is lost."""
+
+    async def scenario() -> None:
+        async with running_agent(stored, tmp_path) as running:
+            lost, kept = stored.ids[:2]
+            residency = running.agent._residency  # calls are refused now, but some wait in here
+            assert residency is not None
+            running.engine_is(EngineStatus.DOWN)
+            await residency.ensure(lost, Tier.HOST, 20)  # one process has ended, the others still answer
+            assert running.agent.hub.resident == {lost}
+            running.engine.held.clear()
+            running.engine_is(EngineStatus.STARTING)
+            assert running.agent.hub.resident == set()
+            running.engine.may_answer.clear()
+            loading = asyncio.create_task(residency.ensure(kept, Tier.HOST, 20))
+            await eventually(lambda: running.engine.calls[-1:] == [("load", kept)])
+            running.engine_is(EngineStatus.UP, "two")
+            running.engine.may_answer.set()
+            await loading
+            assert running.agent.hub.resident == {kept}
+            await running.ensure(lost)
+            await running.ensure(kept)
+            assert running.engine.calls == [("load", each) for each in (lost, kept, lost)]
 
     asyncio.run(scenario())
 
