@@ -87,13 +87,14 @@ def _parser() -> argparse.ArgumentParser:
         )
         worker.add_argument("--scratch", type=Path, help="folder for temporary files; default: a temporary one")
 
-    from cli import audit, bench, certs, dashboards, doctor, grants, init, keys, tenants, workers
+    from cli import audit, bench, certs, dashboards, doctor, grants, init, keys, plan, tenants, workers
     from cli.adapters import commands as adapters
     from cli.adapters import migrate
 
     adapters.add_commands(commands)
     migrate.add_commands(commands)
     init.add_commands(commands)
+    plan.add_command(commands)
     doctor.add_command(commands)
     workers.add_commands(commands)
     keys.add_commands(commands)

@@ -25,7 +25,7 @@ def fitted_to(spec: EngineSpec, base: BaseModel) -> EngineSpec:
             f"{SGLANG_VERSION} gives every layer of Qwen3MoeForCausalLM experts, with weights that are not in the "
             "model: serve a model with experts in every layer"
         )
-    _check_tensor_parallel(spec.tensor_parallel, base)
+    check_tensor_parallel(spec.tensor_parallel, base)
     if spec.adapters is None:
         return spec
     modules = base.slot_modules(spec.adapters.target_modules)
@@ -37,7 +37,7 @@ def fitted_to(spec: EngineSpec, base: BaseModel) -> EngineSpec:
     return replace(spec, adapters=replace(spec.adapters, target_modules=modules))
 
 
-def _check_tensor_parallel(size: int, base: BaseModel) -> None:
+def check_tensor_parallel(size: int, base: BaseModel) -> None:
     """Raise BaseModelNotRun unless every rank gets an equal share of the model. SGLang only fails an assertion."""
     if base.kv_heads % size and size % base.kv_heads:
         raise BaseModelNotRun(

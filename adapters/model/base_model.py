@@ -26,8 +26,9 @@ _ARCHITECTURES: dict[str, dict[str, int | None]] = {
     "Qwen3ForCausalLM": {"num_key_value_heads": 32, "head_dim": 128},
     "Qwen3MoeForCausalLM": {
         "num_key_value_heads": 4, "num_experts": 128, "moe_intermediate_size": 768, "decoder_sparse_step": 1,
+        "num_experts_per_tok": 8,
     },
-    "MixtralForCausalLM": {"num_key_value_heads": 8, "num_experts": 8},
+    "MixtralForCausalLM": {"num_key_value_heads": 8, "num_experts": 8, "num_experts_per_tok": 2},
 }  # fmt: skip
 _WITH_EXPERTS = ("Qwen3MoeForCausalLM", "MixtralForCausalLM")
 _MAX_CONFIG_BYTES = 4 * 1024**2
@@ -41,6 +42,7 @@ class Experts:
     count: int
     intermediate: int
     layers: tuple[int, ...]  # with experts, ascending
+    per_token: int = field(default=1, compare=False)  # that compute a token; adapters do not depend on it
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +125,8 @@ class BaseModel:
             step = 1 if is_mixtral else size("decoder_sparse_step")
             without = () if is_mixtral else _layer_numbers(config, "mlp_only_layers", path)
             layers = tuple(n for n in range(num_layers) if n not in without and (n + 1) % step == 0)
-            experts = Experts(count, intermediate if is_mixtral else size("moe_intermediate_size"), layers)
+            rows = intermediate if is_mixtral else size("moe_intermediate_size")
+            experts = Experts(count, rows, layers, min(count, size("num_experts_per_tok")))
         return cls(
             architecture=architecture,
             num_layers=num_layers,

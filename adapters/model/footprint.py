@@ -54,7 +54,15 @@ def slot_bytes(base: BaseModel, max_rank: int, target_modules: tuple[str, ...], 
     share SGLang's buffers, but each has all of ReFT's. For a mixture of experts, slots have attention's projections
     only: engines do not apply LoRA on experts.
     """
+    return lora_bytes(base, max_rank, target_modules, dtype) + reft_bytes(base, max_rank, dtype)
+
+
+def lora_bytes(base: BaseModel, rank: int, target_modules: tuple[str, ...], dtype: EngineDtype) -> int:
+    """Bytes of a LoRA's factors in the form that engines load, with the siblings of stacked projections."""
     shapes = [base.shape_of(module) for module in engine_modules(set(base.slot_modules(target_modules)))]
-    lora = sum(size_in + size_out for size_out, size_in in shapes)
-    reft = 2 * base.hidden + 1
-    return base.num_layers * max_rank * (lora + reft) * ITEM_BYTES[dtype]
+    return base.num_layers * rank * sum(size_in + size_out for size_out, size_in in shapes) * ITEM_BYTES[dtype]
+
+
+def reft_bytes(base: BaseModel, rank: int, dtype: EngineDtype) -> int:
+    """Bytes of a ReFT's A, B [rank, hidden] and b [rank] for every layer."""
+    return base.num_layers * rank * (2 * base.hidden + 1) * ITEM_BYTES[dtype]

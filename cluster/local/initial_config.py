@@ -14,7 +14,7 @@ from adapters.model.footprint import ITEM_BYTES
 from cluster.config.schema import AdapterLimits
 from cluster.errors import ConfigError
 from cluster.host_memory import gib
-from cluster.local.memory_plan import CPU_SHARE, GPU_SHARE, MIN_TOKENS, ModelSizes, engine_memory
+from cluster.local.memory_plan import CPU_SHARE, GPU_SHARE, MIN_TOKENS, ModelSizes, can_divide, engine_memory
 
 _TYPICAL_RANK = 16
 _MAX_CPU_TOKENS = 32768  # of KV, which is plenty for the speed of a CPU
@@ -100,7 +100,7 @@ def initial_config(model: Path, sizes: ModelSizes, host: Host, pools: Pools) -> 
         "",
         "model:",
         f"  path: {_scalar(str(model.resolve()))}",
-        f"  name: {_scalar(_name_of(model))}  # the base model's name in requests",
+        f"  name: {_scalar(name_of(model))}  # the base model's name in requests",
         f"  dtype: {sizes.dtype}  # the checkpoint's; weights are {gib(sizes.weight_bytes)}, by {sizes.weights_from}",
         "  # tool_call_parser: NAME  # SGLang's name of the model's format for tool calls, such as qwen25 or llama3",
         "",
@@ -176,7 +176,7 @@ def _tokens(sizes: ModelSizes, host: Host, pools: Pools, slots: int) -> tuple[in
         sizes_that_fit = [
             size
             for size in _SIZES
-            if _divides(sizes, size) and engine_memory(sizes, usable, size, slots).is_enough
+            if can_divide(sizes.base, size) and engine_memory(sizes, usable, size, slots).is_enough
         ]  # fmt: skip
         remedy = (
             f"--tensor-parallel {sizes_that_fit[0]} would fit: "
@@ -189,13 +189,6 @@ def _tokens(sizes: ModelSizes, host: Host, pools: Pools, slots: int) -> tuple[in
             f"and {MIN_TOKENS} are the least. {remedy}"
         )
     return memory.max_tokens, f"{memory.arithmetic}. Usable is {GPU_SHARE:.0%} of a GPU's {gib(host.gpu_bytes)}"
-
-
-def _divides(sizes: ModelSizes, tensor_parallel: int) -> bool:
-    base = sizes.base
-    return base.heads % tensor_parallel == 0 and (
-        base.kv_heads % tensor_parallel == 0 or tensor_parallel % base.kv_heads == 0
-    )
 
 
 def _tokens_lines(tokens: tuple[int, str] | None, indent: str) -> list[str]:
@@ -239,7 +232,8 @@ def _where(host: Host) -> str:
     return f"{host.num_gpus} GPU{'s' if host.num_gpus > 1 else ''}{memory}"
 
 
-def _name_of(model: Path) -> str:
+def name_of(model: Path) -> str:
+    """A name for requests, from the model's directory."""
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", model.resolve().name).lstrip("._-")[:63]
     return name or "model"
 

@@ -13,6 +13,8 @@ from adapters.model.base_model import MODULES, BaseModel
 from adapters.model.footprint import ITEM_BYTES, slot_bytes
 from adapters.model.serving import EngineDtype
 from cluster.host_memory import gib
+from engine.base_models import check_tensor_parallel
+from engine.errors import BaseModelNotRun
 
 # Of a GPU's memory, for weights, adapter slots and KV. SGLang's own default leaves about as much for activations, CUDA
 # graphs and the communication between ranks.
@@ -102,6 +104,15 @@ def engine_memory(sizes: ModelSizes, usable_bytes: int, tensor_parallel: int, ad
     )
 
 
+def can_divide(base: BaseModel, tensor_parallel: int) -> bool:
+    """Whether engines can divide the model among so many GPUs."""
+    try:
+        check_tensor_parallel(tensor_parallel, base)
+    except BaseModelNotRun:
+        return False
+    return True
+
+
 def _weight_files(model: Path) -> list[Path]:
     """The safetensors files that engines load: those of the index, else all but Mistral's own `consolidated` ones."""
     index = model / "model.safetensors.index.json"
@@ -135,10 +146,15 @@ def _tensor_bytes(path: Path, dtype: EngineDtype) -> int:
 
 def _parameters(base: BaseModel) -> int:
     """Number of weights of the model, norms left out. Embeddings are counted twice, as if they were not tied."""
-    total = 2 * base.vocabulary * base.hidden
+    return 2 * base.vocabulary * base.hidden + int(layer_weights(base, base.experts.count if base.experts else 0))
+
+
+def layer_weights(base: BaseModel, num_experts: float) -> float:
+    """Number of weights of all layers, norms left out, with so many experts of each mixture."""
+    total = 0.0
     for layer in range(base.num_layers):
         total += sum(math.prod(base.shape_of(module)) for module in base.modules_of(layer))
         if base.experts is not None and base.has_experts(layer):
             expert = sum(math.prod(base.expert_shape_of(module)) for module in ("gate_proj", "up_proj", "down_proj"))
-            total += base.experts.count * (expert + base.hidden)
+            total += num_experts * expert + base.experts.count * base.hidden
     return total

@@ -48,6 +48,7 @@ cluster.open_library cluster.control cluster.host_memory
 cluster.discovery
 cluster.agent
 cluster cluster.local
+cluster.planning
 router.busiest_adapters
 router.errors router.metrics router.http router.processes
 router.public_errors router.protocol

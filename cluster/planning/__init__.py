@@ -1,0 +1,1 @@
+"""How many GPUs of which kind a workload needs, and the settings of its workers. Behind `prelude plan`."""

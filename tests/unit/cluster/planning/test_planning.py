@@ -1,0 +1,307 @@
+"""Plans: numbers worked out by hand, what limits them, and settings that the real schema takes."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from cli.main import main
+from cluster.agent.engine_spec import base_model_of, fitted_spec
+from cluster.config.load import load_cluster_config
+from cluster.errors import ConfigError
+from cluster.local.memory_plan import ModelSizes
+from cluster.planning.adapter_memory import COPIES, AdapterSizes, num_slots
+from cluster.planning.gpus import GPUS
+from cluster.planning.plan import Plan, Site, make_plan
+from cluster.planning.pools import IN_TIME
+from cluster.planning.queues import busiest, wait_s
+from cluster.planning.speed import Coefficients, Speed
+from cluster.planning.workload import AdapterKind, Workload
+
+MIB, GIB = 1024**2, 1024**3
+LLAMA_8B = {
+    "architectures": ["LlamaForCausalLM"], "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,
+    "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256, "max_position_embeddings": 131072,
+    "torch_dtype": "bfloat16",
+}  # fmt: skip
+LLAMA_70B = {
+    **LLAMA_8B, "hidden_size": 8192, "intermediate_size": 28672, "num_hidden_layers": 80, "num_attention_heads": 64,
+}  # fmt: skip
+MIXTURE = {
+    **LLAMA_8B, "architectures": ["Qwen3MoeForCausalLM"], "hidden_size": 2048, "num_hidden_layers": 48,
+    "num_attention_heads": 32, "num_key_value_heads": 4, "head_dim": 128, "num_experts": 128, "num_experts_per_tok": 8,
+    "moe_intermediate_size": 768, "intermediate_size": 6144, "vocab_size": 151936,
+}  # fmt: skip
+LOAD = Workload(
+    requests_per_s=50.0, prompt_tokens=2000, generated_tokens=300, ttft_s=1.0, tpot_s=0.05, working_set=500,
+    total_adapters=10_000,
+)  # fmt: skip
+OPTIONS = ["--requests-per-s", "50", "--prompt-tokens", "2000", "--generated-tokens", "300", "--working-set", "500"]
+
+
+@pytest.fixture
+def sizes(tmp_path: Path) -> Callable[[dict[str, Any]], ModelSizes]:
+    def read(config: dict[str, Any]) -> ModelSizes:
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        return ModelSizes.read(tmp_path)
+
+    return read
+
+
+def planned(workload: Workload, sizes: ModelSizes, gpu: str = "h200", **site: Any) -> Plan:
+    return make_plan(workload, sizes, Site(GPUS[gpu], **site))[0]
+
+
+def test_adapters_by_hand(sizes):
+    """Rank 16 on q, k, v, o: per layer 16 x (8192 + 5120 + 5120 + 8192) x 2 bytes; on all also 3 x 16 x 18432 x 2."""
+    model = sizes(LLAMA_8B)
+    attention = AdapterKind.parsed("lora:16:attention")
+    assert AdapterSizes.of(replace(LOAD, kinds=(attention,)), model).mean == 32 * 16 * 26624 * 2
+    assert AdapterSizes.of(LOAD, model).mean == 32 * 16 * (26624 + 3 * 18432) * 2 == 80 * MIB
+    assert AdapterSizes.of(replace(LOAD, kinds=(AdapterKind.parsed("reft:8"),)), model).mean == 32 * 8 * 8193 * 2
+    both = AdapterSizes.of(replace(LOAD, kinds=(AdapterKind.parsed("lora:16:all:3"), AdapterKind("reft", 32))), model)
+    reft = 32 * 32 * 8193 * 2
+    assert both.mean == math.ceil((3 * 80 * MIB + reft) / 4)
+    assert both.largest == 80 * MIB
+    assert both.slot == 2 * 80 * MIB + reft  # of rank 32, for LoRA and for ReFT
+
+
+def test_q_brings_the_siblings_that_engines_stack_with_it(sizes):
+    some = replace(LOAD, kinds=(AdapterKind.parsed("lora:16:q_proj"),))
+    assert AdapterSizes.of(some, sizes(LLAMA_8B)).mean == 32 * 16 * (8192 + 5120 + 5120) * 2
+
+
+def test_the_numbers_of_a_plan_fit_together(sizes):
+    plan = planned(LOAD, sizes(LLAMA_8B), layouts=("pairs",))
+    prefill, decode = plan.pools
+    assert (prefill.role, decode.role) == ("prefill", "decode")
+    assert plan.num_gpus == prefill.num_gpus + decode.num_gpus
+    assert prefill.num_workers * prefill.requests_per_s == pytest.approx(50)
+    # Little's law, for decode workers
+    assert decode.batch == pytest.approx(decode.requests_per_s * 300 * decode.tpot_s, rel=1e-3)
+    assert decode.memory.slot_bytes == 0
+    assert decode.memory.max_tokens > prefill.memory.max_tokens
+    assert plan.kv is not None
+    assert plan.kv.bytes_per_prompt == 2000 * 131072
+    assert plan.kv.total_bytes_per_s == pytest.approx(50 * 2000 * 131072)
+    assert plan.kv.link_bytes_per_s * plan.kv.transfer_s >= plan.kv.bytes_per_prompt
+    assert plan.ttft_s == pytest.approx(prefill.wait_s + prefill.prompt_s + plan.kv.transfer_s + decode.tpot_s)
+    assert plan.ttft_s <= LOAD.ttft_s
+    needed = COPIES * 500 / prefill.num_workers * 80 * MIB
+    assert needed < plan.adapters.host_bytes < needed + 10 * 80 * MIB
+    assert plan.adapters.shared_memory_bytes == plan.adapters.host_bytes + 4 * GIB
+
+
+@pytest.mark.parametrize("layout", ["unified", "pairs"])
+def test_the_objectives_are_kept_and_one_worker_fewer_would_break_one(sizes, layout: str):
+    model = sizes(LLAMA_8B)
+    plan = planned(LOAD, model, layouts=(layout,), tensor_parallel=(1,))
+    for pool in plan.pools:
+        assert pool.requests_per_s <= pool.most_per_s < 50 / (pool.num_workers - 1)
+    assert plan.generating.tpot_s <= LOAD.tpot_s
+    speed = Speed(model, GPUS["h200"], 1)
+    waits = wait_s(50 / plan.holders.num_workers, speed.prompt_s(2000), 0.8, IN_TIME)
+    assert waits == pytest.approx(plan.holders.wait_s)
+
+
+def test_faster_gpus_and_less_work_need_no_more_gpus(sizes):
+    model = sizes(LLAMA_8B)
+    by_gpu = [planned(LOAD, model, gpu).num_gpus for gpu in ("l40s", "a100-80g", "h100-sxm", "h200", "b200")]
+    assert by_gpu == sorted(by_gpu, reverse=True)
+    base = planned(LOAD, model).num_gpus
+    for easier in ({"requests_per_s": 10.0}, {"prompt_tokens": 500}, {"generated_tokens": 50}, {"shared_prefix": 0.5}):
+        assert planned(replace(LOAD, **easier), model).num_gpus < base, easier
+    for harder in ({"ttft_s": 0.2}, {"tpot_s": 0.015}, {"length_cv": 3.0}):
+        assert planned(replace(LOAD, **harder), model).num_gpus > base, harder
+
+
+def test_large_models_are_divided(sizes):
+    plan = planned(LOAD, sizes(LLAMA_70B), "h100-sxm", layouts=("pairs",))
+    assert all(pool.tensor_parallel >= 4 for pool in plan.pools)  # 141 GB of weights, 68 GB usable
+    assert all(pool.memory.is_enough for pool in plan.pools)
+    with pytest.raises(ConfigError, match=r"tensor parallel 1: no room for KV, \(63\.3 GiB usable - 131\.\d GiB"):
+        planned(LOAD, sizes(LLAMA_70B), "h100-sxm", tensor_parallel=(1,))
+
+
+def test_sizes_that_do_not_divide_the_model_are_not_taken(sizes):
+    odd = {**LLAMA_8B, "num_attention_heads": 12, "num_key_value_heads": 3, "hidden_size": 1536}
+    with pytest.raises(ConfigError, match="tensor parallel 8 does not divide the model"):
+        planned(LOAD, sizes(odd), tensor_parallel=(8,))
+
+
+def test_experts(sizes):
+    """Few weights compute a token, and most are read once batches are large."""
+    speed = Speed(sizes(MIXTURE), GPUS["h200"], 1)
+    dense = 2 * 4096 * 2048 + 2 * 512 * 2048 + 128 * 2048  # q, o, k, v and the router of one layer
+    expert = 3 * 768 * 2048
+    assert speed._weights(1) == pytest.approx(48 * (dense + 8 * expert))
+    assert speed._weights(10_000) == pytest.approx(48 * (dense + 128 * expert))
+    assert planned(LOAD, sizes(MIXTURE)).num_gpus <= planned(LOAD, sizes(LLAMA_8B)).num_gpus + 1
+
+
+def test_objectives_that_nothing_keeps_are_named(sizes):
+    model = sizes(LLAMA_8B)
+    with pytest.raises(ConfigError, match=r"decode worker on l40s.*a token alone takes .* ms, and --tpot is 2 ms"):
+        planned(replace(LOAD, tpot_s=0.002), model, "l40s", tensor_parallel=(1,))
+    with pytest.raises(ConfigError, match=r"a prompt alone takes .* ms.*--ttft is 10 ms"):
+        planned(replace(LOAD, ttft_s=0.01), model)
+    with pytest.raises(ConfigError, match="make 140000 tokens, and the model takes 131072"):
+        planned(replace(LOAD, prompt_tokens=139_700), model)
+    with pytest.raises(ConfigError, match="and a pool has 1024"):
+        planned(replace(LOAD, requests_per_s=1e6), model)
+
+
+def test_a_slow_link_is_refused(sizes):
+    model = sizes(LLAMA_8B)
+    fast = planned(LOAD, model, layouts=("pairs",), kv_bytes_per_s=50e9)
+    assert fast.kv is not None
+    assert fast.kv.transfer_s == pytest.approx(2000 * 131072 / 50e9)
+    with pytest.raises(ConfigError, match=r"--kv-gbit: a worker's link would carry .* more than half of 20"):
+        planned(LOAD, model, layouts=("pairs",), kv_bytes_per_s=20e9 / 8)
+
+
+def test_prefixes_that_do_not_fit_the_cache_are_not_counted_on(sizes):
+    model = sizes(LLAMA_8B)
+    shared = replace(LOAD, shared_prefix=0.5)
+    assert planned(shared, model).cached_share == 0.5
+    many = planned(replace(shared, working_set=10_000), model)
+    assert many.cached_share < 0.2
+    assert many.num_gpus > planned(shared, model).num_gpus
+    # What is counted on has room: 1.3 copies of each adapter's prefix.
+    pool = many.holders
+    kept = many.cached_share / 0.5 * 10_000 * COPIES * 1000
+    assert kept <= pool.num_workers * (pool.memory.max_tokens - busiest(pool.batch) * 2300) * 1.01
+
+
+def test_little_host_memory_means_loads(sizes):
+    model = sizes(LLAMA_8B)
+    ample = planned(LOAD, model)
+    assert ample.adapters.loads_per_s == pytest.approx(50 / ample.holders.num_workers * 0.01)
+    half = planned(LOAD, model, host_bytes=ample.adapters.needed_bytes // 2)
+    assert half.adapters.host_bytes == ample.adapters.needed_bytes // 2
+    assert half.adapters.loads_per_s > 10 * ample.adapters.loads_per_s
+    assert half.adapters.store_bytes_per_s == pytest.approx(half.adapters.loads_per_s * 80 * MIB)
+    with pytest.raises(ConfigError, match=r"would load .* more than 32 at a time. Give more --host-memory-gib"):
+        planned(LOAD, model, host_bytes=GIB, store_bytes_per_s=1e7)
+    with pytest.raises(ConfigError, match=r"an adapter takes 80.0 MiB, and a worker must hold two"):
+        planned(LOAD, model, host_bytes=100 * MIB)
+
+
+def test_slots_are_as_many_as_a_batch_has_prompts():
+    assert num_slots(LOAD, 2000, 2048) == 8
+    assert num_slots(LOAD, 100, 2048) == 32  # 21 prompts
+    assert num_slots(replace(LOAD, working_set=3), 100, 2048) == 3
+
+
+def test_waits():
+    """M/M/1 (cv 1): the p-quantile of the wait is s / (1 - rho) ln(rho / (1 - p))."""
+    assert wait_s(0.5, 1.0, 1.0, 0.95) == pytest.approx(2 * math.log(10))
+    assert wait_s(0.04, 1.0, 1.0, 0.95) == 0.0  # fewer than 5 % wait at all
+    assert wait_s(1.0, 1.0, 1.0, 0.95) == math.inf
+
+
+@pytest.mark.parametrize("layout", ["pairs", "unified"])
+@pytest.mark.parametrize("config", [LLAMA_8B, LLAMA_70B, MIXTURE], ids=["8b", "70b", "mixture"])
+def test_the_cluster_yaml_is_taken_by_what_reads_it(
+    config: dict[str, Any], layout: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    kinds = ["--adapter", "lora:32:attention:0.5", "--adapter", "reft:8"]
+    main(["plan", "--model", str(tmp_path), "--layout", layout, "--cluster-yaml", *OPTIONS, *kinds])
+    path = tmp_path / "cluster.yaml"
+    path.write_text(capsys.readouterr().out)
+    loaded = load_cluster_config(path)
+    assert {worker.role for worker in loaded.workers.values()} == (
+        {"unified"} if layout == "unified" else {"prefill", "decode"}
+    )
+    base = base_model_of(loaded)
+    for name in loaded.workers:
+        fitted_spec(loaded, name, tmp_path, base)
+    assert loaded.adapter_limits.max_rank == 32
+    assert loaded.adapter_limits.target_modules == ("q_proj", "k_proj", "v_proj", "o_proj")
+
+
+def test_json_has_what_the_table_and_the_settings_have(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA_8B))
+    command = ["plan", "--model", str(tmp_path / "config.json"), "--gpu", "H200", *OPTIONS, "--total-adapters", "9000"]
+    main([*command, "--json"])
+    found = json.loads(capsys.readouterr().out)
+    main(command)
+    table = capsys.readouterr().out
+    main([*command, "--helm-values"])
+    values = yaml.safe_load(capsys.readouterr().out)
+    assert table.startswith(f"{found['num_gpus']} x h200: ")
+    assert found["helm_values"] == values
+    (role, pool), *_ = values["pools"].items()
+    assert (pool["main"]["replicas"], role) == (found["pools"][0]["num_workers"], found["pools"][0]["role"])
+    assert values["cluster"]["residency"]["host_bytes"] >= found["adapters"]["host_bytes"]
+    assert all(note in table for note in found["notes"])
+    assert "Shares of the GPU's peaks were measured on this kind of GPU" in table
+    assert [each["layout"] for each in found["considered"]] == ["unified", "pairs"]
+    assert found["coefficients"] == {name: getattr(Coefficients(), name) for name in found["coefficients"]}
+
+
+def test_other_facts_replace_those_of_the_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    (tmp_path / "config.json").write_text(json.dumps({**LLAMA_8B, "torch_dtype": "float32"}))
+    facts = ["--gpu-memory-gib", "96", "--gpu-tflops", "148", "--gpu-memory-tb-s", "4", "--compute-share", "0.6"]
+    main(["plan", "--model", str(tmp_path), "--gpu", "h100-sxm", "--dtype", "bfloat16", "--json", *OPTIONS, *facts])
+    found = json.loads(capsys.readouterr().out)
+    assert found["gpu"]["memory_bytes"] == 96 * GIB
+    assert (found["gpu"]["flops"], found["gpu"]["memory_bytes_per_s"]) == (148e12, 4e12)
+    assert found["coefficients"]["compute_share"] == 0.6
+    layer = 2 * 4096 * 4096 + 2 * 1024 * 4096 + 3 * 14336 * 4096
+    assert found["model"]["weight_bytes"] == 2 * (2 * 128256 * 4096 + 32 * layer)
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        (["--gpu", "v100"], "--gpu 'v100' is not in the table; give a100-80g, "),
+        (["--adapter", "lora"], "expected KIND:RANK"),
+        (["--adapter", "ia3:16"], "its kind is 'ia3'"),
+        (["--adapter", "lora:0"], "its rank is '0'; give a number from 1 to 512"),
+        (["--adapter", "lora:9999999999999"], "its rank is"),
+        (["--adapter", "lora:16:qproj"], "no projection is called qproj; give all, attention, mlp"),
+        (["--adapter", "lora:16:all:-1"], "its share is '-1'"),
+        (["--total-adapters", "10"], "--total-adapters is 10, less than --working-set with 500"),
+        (["--ttft", "0"], "--ttft is 0; give a value from"),
+        (["--shared-prefix", "1.5"], "--shared-prefix is 1.5; give a value from 0 to 0.99"),
+        (["--requests-per-s", "-3"], "--requests-per-s is -3"),
+        (["--prompt-tokens", "0"], "--prompt-tokens is 0"),
+        (["--compute-share", "1.5"], "--compute-share is 1.5; a share of the peak is at most 1"),
+        (["--kv-gbit", "0"], "--kv-gbit is 0; give a positive number"),
+        (["--tensor-parallel", "0"], "--tensor-parallel is 0"),
+        (["--tensor-parallel", "3"], "tensor parallel 3 does not divide the model"),
+        (["--model", "/nowhere"], "--model: /nowhere/config.json cannot be read"),
+        (["--tpot", "nan"], "'nan' is not a number"),
+        (["--working-set", "many"], "'many' is not a whole number"),
+    ],
+)
+def test_bad_input_is_named_with_what_would_be_right(
+    options: list[str], problem: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA_8B))
+    with pytest.raises(SystemExit) as ended:
+        main(["plan", "--model", str(tmp_path), *OPTIONS, *options])
+    assert ended.value.code == 2
+    assert problem in capsys.readouterr().err
+
+
+def test_float32_is_refused_with_the_remedy(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    (tmp_path / "config.json").write_text(json.dumps({**LLAMA_8B, "torch_dtype": "float32"}))
+    with pytest.raises(SystemExit):
+        main(["plan", "--model", str(tmp_path), *OPTIONS])
+    assert "give --dtype bfloat16" in capsys.readouterr().err
+
+
+def test_experts_that_engines_do_not_adapt_are_named(sizes):
+    mlp_only = replace(LOAD, kinds=(AdapterKind.parsed("lora:16:mlp"),))
+    with pytest.raises(ConfigError, match=r"adapt none of gate_proj\+up_proj\+down_proj"):
+        planned(mlp_only, sizes(MIXTURE))

@@ -1,0 +1,175 @@
+"""The plan's arithmetic against what was measured on an H200 (bench/results), and against the fleet simulator."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import pytest
+
+from bench.simulator.fleet import WorkerModel
+from bench.simulator.simulation import Scenario, simulate
+from bench.simulator.workload import Workload as Simulated
+from cluster.local.memory_plan import GPU_SHARE, ModelSizes, engine_memory
+from cluster.planning.adapter_memory import COPIES, AdapterSizes, adapter_memory
+from cluster.planning.gpus import GPUS
+from cluster.planning.pools import Demand, closed_loop_rate, prefill_pool
+from cluster.planning.queues import wait_s
+from cluster.planning.speed import Coefficients, Speed
+from cluster.planning.workload import AdapterKind, Workload
+
+RESULTS = Path(__file__).parents[4] / "bench/results"
+H200 = GPUS["h200"]
+UNIFIED_8B, UNIFIED_05B = "adapter-tax-h200-llama-3.1-8b-rank16-unified", "adapter-tax-h200-qwen2.5-0.5b-rank16"
+# Other runs of the same sizes. `sglang-kernels` had slower LoRA kernels than those that are planned with.
+OTHERS = {
+    "adapter-tax-h200-llama-3.1-8b-rank16-stock": ("none",),
+    "adapter-tax-h200-llama-3.1-8b-rank16-before": ("none", "unified_lora"),
+    "adapter-tax-h200-llama-3.1-8b-rank16-sglang-kernels": ("none", "unified_direft"),
+    "adapter-tax-h200-llama-3.1-8b-rank1-n512": ("none", "unified_lora", "unified_direft"),
+}
+KIND = {"none": "reft", "unified_lora": "lora", "unified_direft": "reft"}  # ReFT costs nothing here
+
+
+def result(name: str) -> dict[str, Any]:
+    return json.loads((RESULTS / f"{name}.json").read_text())
+
+
+def measured(name: str, system: str) -> float:
+    """Requests/s, the mean over the numbers of adapters."""
+    return mean(row["requests_per_s"] for row in result(name)["rows"] if row["system"] == system)
+
+
+def speed_of(folder: Path, settings: dict[str, Any], coefficients: Coefficients = Coefficients()) -> Speed:
+    sizes = dict(settings["model_sizes"])
+    sizes["architectures"] = [{"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM"}[sizes["model_type"]]]
+    (folder / "config.json").write_text(json.dumps(sizes))
+    return Speed(ModelSizes.read(folder), H200, 1, coefficients)
+
+
+def demand_of(shape: dict[str, int], system: str) -> Demand:
+    kind = AdapterKind("lora" if KIND[system] == "lora" else "reft", 16)
+    return Demand(workload(shape["prompt_tokens"], shape["generated_tokens"], kind), 0.0, 0.0, 0.0)
+
+
+def workload(prompt_tokens: int, generated_tokens: int, kind: AdapterKind, **changes: Any) -> Workload:
+    given = {"requests_per_s": 1.0, "ttft_s": 1.0, "tpot_s": 0.05, "working_set": 8, "total_adapters": 8, **changes}
+    return Workload(prompt_tokens=prompt_tokens, generated_tokens=generated_tokens, kinds=(kind,), **given)
+
+
+def predicted(folder: Path, name: str, system: str) -> float:
+    settings = result(name)["settings"]
+    shape = settings.get("shape", settings)
+    # The file that was written by hand has no sizes.
+    sizes = settings if "model_sizes" in settings else result(UNIFIED_8B)["settings"]
+    return closed_loop_rate(speed_of(folder, sizes), demand_of(shape, system), shape["concurrency"], "unified")
+
+
+@pytest.mark.parametrize("name", [UNIFIED_8B, UNIFIED_05B])
+@pytest.mark.parametrize("system", KIND)
+def test_the_runs_that_coefficients_come_from(name: str, system: str, tmp_path: Path):
+    assert predicted(tmp_path, name, system) == pytest.approx(measured(name, system), rel=0.07)
+
+
+@pytest.mark.parametrize(("name", "system"), [(name, system) for name, systems in OTHERS.items() for system in systems])
+def test_other_runs_of_the_same_sizes(name: str, system: str, tmp_path: Path):
+    """They had no part in the coefficients, except that the model, the GPU and the lengths are the same."""
+    assert predicted(tmp_path, name, system) == pytest.approx(measured(name, system), rel=0.10)
+
+
+def test_a_run_with_another_client_and_fewer_slots(tmp_path: Path):
+    """`bench slots` streams to its client, fills slots and had 64 of them: the plan is up to 1.6 times too fast."""
+    settings = result("slots-h200-llama-3.1-8b-rank16")["settings"]
+    speed = speed_of(tmp_path, result(UNIFIED_8B)["settings"])
+    ratio = closed_loop_rate(speed, demand_of(settings, "unified_lora"), settings["concurrency"], "unified") / mean(
+        row["requests_per_s"] for row in result("slots-h200-llama-3.1-8b-rank16")["medians"]
+    )
+    assert 1 < ratio < 1.6
+
+
+def test_the_coefficients_follow_from_the_results(tmp_path: Path):
+    """Two decode steps, of 8B and of 0.5B, are two equations for bandwidth_share and step_s."""
+    steps, readings = [], []
+    for name in (UNIFIED_8B, UNIFIED_05B):
+        settings = result(name)["settings"]
+        speed, shape = speed_of(tmp_path, settings, Coefficients(step_s=0.0)), settings["shape"]
+        per_request = 1 / measured(name, "none") - speed.prompt_s(shape["prompt_tokens"], lora_share=0.0)
+        steps.append(per_request * shape["concurrency"] / shape["generated_tokens"])
+        reading_s = speed.step_s(shape["concurrency"], shape["prompt_tokens"] + shape["generated_tokens"] / 2)
+        readings.append(reading_s * Coefficients().bandwidth_share)  # at the data sheet's bandwidth
+    share = (readings[0] - readings[1]) / (steps[0] - steps[1])
+    assert Coefficients().bandwidth_share == pytest.approx(share, rel=0.05)
+    assert Coefficients().step_s == pytest.approx(steps[1] - readings[1] / share, rel=0.05)
+
+
+def test_the_time_of_a_prompt_is_the_measured_one(tmp_path: Path):
+    """1024 requests of 128 tokens for one token each: the table in bench/results/README.md."""
+    page = (RESULTS / "README.md").read_text()
+    cells = {
+        name: float(ms)
+        for name, ms in re.findall(r"^\| (no adapters|LoRA, Prelude's kernel) \| ([\d.]+) \|$", page, re.M)
+    }
+    speed = speed_of(tmp_path, result(UNIFIED_8B)["settings"])
+    assert speed.prompt_s(128, lora_share=0.0) * 1000 == pytest.approx(cells["no adapters"], rel=0.03)
+    assert speed.prompt_s(128) * 1000 == pytest.approx(cells["LoRA, Prelude's kernel"], rel=0.03)
+
+
+def test_waits_are_those_of_the_simulated_fleet():
+    """bench/results/placement.json: 64 workers of 8,000 tokens/s, 700 requests/s of 500 tokens, 0.2 s for a cold load.
+
+    Random placement is what the formula describes, and its cold loads come on top. Prelude's waits are shorter.
+    """
+    cost_s, cold_s = 500 / 8000, 0.2
+    planned = wait_s(700 / 64, cost_s, 0.8, 0.99)
+    rows = {(row["scenario"], row["policy"]): row for row in result("placement")["rows"]}
+    for name in ("Zipf 0.5", "Zipf 1.0", "Zipf 1.5"):
+        assert planned == pytest.approx(rows[name, "random"]["queue_p99_s"] - cold_s, rel=0.35), name
+        ours = rows[name, "prelude"]
+        assert planned / 3 < ours["queue_p99_s"] < planned, name
+        assert ours["cold_loads"] <= COPIES * ours["distinct_adapters"], name
+
+
+@pytest.fixture(scope="module")
+def planned(tmp_path_factory: pytest.TempPathFactory) -> tuple[Simulated, int, float]:
+    """A workload for the simulator, the number of prefill workers that the plan gives it, and what a prompt costs."""
+    speed = speed_of(tmp_path_factory.mktemp("model"), result(UNIFIED_8B)["settings"])
+    rate, number = 60.0, 100
+    wanted = workload(
+        2000, 1, AdapterKind("lora", 16), requests_per_s=rate, ttft_s=0.3, working_set=number, total_adapters=number
+    )
+    memory = engine_memory(speed.sizes, int(H200.memory_bytes * GPU_SHARE), 1, 0)
+    pool = prefill_pool(speed, memory, Demand(wanted, 0.0, 0.0, 0.0))
+    assert pool is not None
+    return Simulated(60.0, rate, number, mean_prompt_tokens=2000), pool.num_workers, speed.prompt_s(2000)
+
+
+@pytest.mark.parametrize("policy", ["prelude", "random"])
+def test_the_planned_number_of_workers_is_enough_in_the_simulator(planned, policy: str):
+    """95 % of the requests should wait no longer than the plan allows; the simulator reports p50 and p99."""
+    simulated, number, cost_s = planned
+    model = WorkerModel(tokens_per_s=2000 / cost_s, load_s=0.001, host_adapters=100)
+    waited = simulate(Scenario(simulated, number, model), policy).queue_p99_s
+    assert waited < 1.5 * wait_s(60 / number, cost_s, 0.8, 0.99)
+    assert simulate(Scenario(simulated, number - 1, model), policy).queue_p99_s > waited
+
+
+def test_the_planned_host_memory_is_as_good_as_any_in_the_simulator(planned, tmp_path: Path):
+    """With 1.3 copies of the working set and eight adapters more, the fleet loads no more than with memory for all."""
+    simulated, number, cost_s = planned
+    speed = speed_of(tmp_path, result(UNIFIED_8B)["settings"])
+    wanted = workload(2000, 1, AdapterKind("lora", 16), requests_per_s=60.0, working_set=100, total_adapters=100)
+    sizes = AdapterSizes.of(wanted, speed.sizes)
+    memory = adapter_memory(
+        wanted, sizes, number, speed.coefficients, store_bytes_per_s=1.25e9, host_bytes=None, disk_bytes=1 << 40
+    )
+
+    def loads(host_adapters: int) -> int:
+        model = WorkerModel(2000 / cost_s, host_adapters, memory.load_s, memory.parallel_loads)
+        return simulate(Scenario(simulated, number, model), "prelude").cold_loads
+
+    ample, at_plan = loads(100), loads(memory.host_bytes // sizes.mean)
+    assert at_plan <= 1.05 * ample
+    assert loads(100 // number) > 1.2 * ample  # one copy of each, if they were spread evenly
