@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields, replace
 
 import torch
 
+from adapters.model.normal_form import Positions
 from training.tree.documents import Branch, Document
 
 ROW_MULTIPLE = 128  # FlexAttention's backward needs lengths that are multiples of its block
@@ -32,6 +33,8 @@ class Row:
     adapted: torch.Tensor  # [num_adapted] where slots has one, sorted by slot, then by place
     num_adapted: tuple[int, ...]  # tokens of each slot, in the same order
     answers: tuple[Branch, ...]
+    applied: frozenset[tuple[int, Positions]]  # slots of its documents, and where they are applied
+    context_length: int  # one more than the largest position id
 
     @classmethod
     def of(cls, documents: Sequence[Document], multiple: int = ROW_MULTIPLE) -> Row:
@@ -62,7 +65,8 @@ class Row:
 
     def without_slots(self) -> Row:
         """The same row without any adapter: what the base model makes of it."""
-        return replace(self, slots=torch.full_like(self.slots, NONE), adapted=self.adapted[:0], num_adapted=())
+        nothing = torch.full_like(self.slots, NONE)
+        return replace(self, slots=nothing, adapted=self.adapted[:0], num_adapted=(), applied=frozenset())
 
     def to(self, device: torch.device | str) -> Row:
         tensors = {name: value.to(device) for name, value in self._tensors().items()}
@@ -86,10 +90,12 @@ class _RowState:
         self._targets: list[int] = []
         self._predictors: list[int] = []
         self._answers: list[Branch] = []
+        self._applied: set[tuple[int, Positions]] = set()
 
     def append(self, number: int, document: Document) -> None:
         begin, length = len(self._tokens), len(document.trunk)
         self._append(number, NONE, document.trunk, 0, length, document.slot)
+        self._applied.add((document.slot, document.positions))
         slot = document.slot if document.positions == "all" else NONE
         for branch in document.branches:
             first = len(self._tokens)
@@ -110,6 +116,7 @@ class _RowState:
         self._slots += [slot] * count
 
     def finished(self, multiple: int) -> Row:
+        context_length = max(self._positions, default=-1) + 1
         padding = -len(self._tokens) % multiple
         self._append(NONE, NONE, [0] * padding, 0, padding, NONE)
         slots = torch.tensor(self._slots)
@@ -130,4 +137,6 @@ class _RowState:
             adapted=order[len(slots) - sum(counts) :],
             num_adapted=tuple(counts),
             answers=tuple(self._answers),
+            applied=frozenset(self._applied),
+            context_length=context_length,
         )

@@ -1,0 +1,88 @@
+"""Apply several adapters to the tokens of one row: tokens gathered by slot, one grouped product for all slots."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+import torch.nn.functional as F
+
+from training.trainable.factors import ServedFactors
+from training.tree.rows import Row
+
+# grouped_mm reads rows whose length is a multiple of 16 bytes.
+_ALIGNED = 8
+_GROUPED_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SlotTokens:
+    """Where the tokens of each slot are in a row."""
+
+    places: torch.Tensor  # [num_adapted], by slot
+    counts: tuple[int, ...]  # of each slot
+    _chosen: dict[tuple[int, ...], torch.Tensor] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, row: Row) -> SlotTokens:
+        return cls(row.adapted, row.num_adapted)
+
+    def present(self, slots: Sequence[int]) -> tuple[int, ...]:
+        """Those of `slots` (ascending) that any token has."""
+        return tuple(slot for slot in slots if slot < len(self.counts) and self.counts[slot])
+
+    def places_of(self, slots: tuple[int, ...]) -> torch.Tensor:
+        """The places of the tokens of these slots, by slot."""
+        if slots not in self._chosen:
+            parts = self.places.split(self.counts)
+            self._chosen[slots] = torch.cat([parts[slot] for slot in slots])
+        return self._chosen[slots]
+
+
+def add_low_rank(
+    stream: torch.Tensor, to: torch.Tensor, tokens: SlotTokens, factors: dict[int, ServedFactors]
+) -> torch.Tensor:
+    """`to` with B^T (A x + b) of each token's slot added, x from `stream`; other tokens are left alone.
+
+    `stream` [..., in] and `to` [..., out] have the row's tokens in order; `factors`: of each slot that is present.
+    """
+    slots = tuple(sorted(factors))
+    places = tokens.places_of(slots)
+    chosen = stream.reshape(-1, stream.shape[-1]).index_select(0, places)
+    delta = low_rank(chosen, [factors[slot] for slot in slots], [tokens.counts[slot] for slot in slots])
+    return to.reshape(-1, to.shape[-1]).index_add(0, places, delta).view(to.shape)
+
+
+def low_rank(x: torch.Tensor, groups: Sequence[ServedFactors], counts: Sequence[int]) -> torch.Tensor:
+    """B^T (A x + b) [num_tokens, out] of x [num_tokens, in], whose first counts[0] tokens have groups[0], and so on."""
+    sizes = (groups[0].a.shape[1], groups[0].b.shape[1])
+    if len(groups) > 1 and x.dtype in _GROUPED_DTYPES and not any(size % _ALIGNED for size in sizes):
+        return _grouped(x, groups, counts)
+    return torch.cat([_product(part, each) for part, each in zip(x.split(list(counts)), groups, strict=True)])
+
+
+def _product(x: torch.Tensor, factors: ServedFactors) -> torch.Tensor:
+    inner = x @ factors.a.T
+    if factors.bias is not None:
+        inner = inner + factors.bias
+    return inner @ factors.b
+
+
+def _grouped(x: torch.Tensor, groups: Sequence[ServedFactors], counts: Sequence[int]) -> torch.Tensor:
+    rank = max(each.a.shape[0] for each in groups)
+    rank += -rank % _ALIGNED
+    a = torch.stack([_padded(each.a, rank) for each in groups])  # [groups, rank, in]
+    b = torch.stack([_padded(each.b, rank) for each in groups])  # [groups, rank, out]
+    ends = torch.tensor(counts, device=x.device).cumsum(0).to(torch.int32)
+    inner = F.grouped_mm(x, a.transpose(1, 2), offs=ends)
+    if groups[0].bias is not None:
+        biases = torch.stack([_padded(each.bias, rank) for each in groups if each.bias is not None])
+        inner = inner + biases.repeat_interleave(torch.tensor(counts, device=x.device), dim=0, output_size=len(x))
+    return F.grouped_mm(inner, b, offs=ends)
+
+
+def _padded(factor: torch.Tensor, rank: int) -> torch.Tensor:
+    """With rows of zeros up to the rank."""
+    missing = rank - factor.shape[0]
+    return F.pad(factor, (0, 0) * (factor.ndim - 1) + (0, missing)) if missing else factor

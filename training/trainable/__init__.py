@@ -1,0 +1,1 @@
+"""Adapters whose factors are trained."""
