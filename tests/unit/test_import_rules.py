@@ -32,6 +32,7 @@ adapters adapters.verification
 samples
 training.errors
 training.tree
+training.trainable
 training.data training.optimisation training.checkpoints training.logs
 training
 engine.access engine.errors engine.kv_peers engine.pin engine.step_times engine.vital_signs engine.cpu_support
