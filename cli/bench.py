@@ -9,6 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from cli import bench_load
+
 # Copies of bench.systems.systems.SYSTEMS and bench.systems.models.MODELS, which take long to import.
 _SYSTEMS = ("none", "stock", "unified_lora", "unified_direft", "pd")
 _MODELS = ("tiny", "qwen2.5-0.5b", "llama-3.1-8b")
@@ -150,6 +152,7 @@ def add_commands(commands: Any) -> None:
     _add_engine_options(slots)
     slots.add_argument("--json", type=Path, metavar="FILE", help="write the numbers")
     slots.set_defaults(run=_slots)
+    bench_load.add_command(benchmarks)
 
 
 def _add_engine_options(benchmark: argparse.ArgumentParser) -> None:

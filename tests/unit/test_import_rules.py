@@ -71,10 +71,11 @@ observability.panels observability.alerts
 observability.dashboards
 observability
 bench.errors
-bench.options bench.measuring
+bench.options bench.measuring bench.workloads
+bench.load
 bench.systems
 bench
-cli.quiet cli.agents
+cli.quiet cli.agents cli.bench_load
 cli.adapters cli.bench
 cli
 """.strip().splitlines()

@@ -1,0 +1,180 @@
+"""Sends requests to an OpenAI-compatible endpoint and records what became of them. No failure is an exception."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any
+
+import aiohttp
+import msgspec
+
+from bench.errors import BenchError
+from bench.load.events import EventStream, MalformedStream, error_text
+from bench.load.options import Endpoint
+from bench.load.record import (
+    ERROR_ANSWER,
+    ERROR_EVENT,
+    MALFORMED,
+    TIMED_OUT,
+    TRUNCATED,
+    UNREACHABLE,
+    Record,
+)
+from bench.workloads.session import Request
+
+_KEEP_ALIVE_S = 1.0  # below the servers' timeouts: reusing a connection that the server just closed is an error
+_MAX_ERROR_BYTES = 4096
+_DIGITS = 6  # of times in seconds
+
+
+class _Failed(Exception):
+    def __init__(self, kind: str, detail: str, status: int | None = None) -> None:
+        super().__init__(detail)
+        self.kind, self.detail, self.status = kind, detail, status
+
+
+class Client:
+    """An async context manager; as many requests at a time as are started."""
+
+    def __init__(self, endpoint: Endpoint, now: Callable[[], float]) -> None:
+        """`now` gives the seconds since the start of the load."""
+        self._endpoint = endpoint
+        self._now = now
+
+    async def __aenter__(self) -> Client:
+        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_ALIVE_S)
+        self._session = aiohttp.ClientSession(
+            connector=connector, timeout=aiohttp.ClientTimeout(total=None), auto_decompress=False
+        )
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self._session.close()
+
+    async def send(self, request: Request, adapter: int | None, intended_s: float, session: int, turn: int) -> Record:
+        """Send one request and read its answer to the end."""
+        stream = EventStream()
+        sent_s = self._now()
+        kind: str | None = None
+        detail, status = "", None
+        try:
+            async with asyncio.timeout(self._endpoint.timeout_s):
+                await self._exchange(request, adapter, stream)
+        except TimeoutError:
+            kind, detail = TIMED_OUT, f"no end within {self._endpoint.timeout_s:g} s"
+        except _Failed as failed:
+            kind, detail, status = failed.kind, failed.detail, failed.status
+        except MalformedStream as malformed:
+            kind, detail = MALFORMED, str(malformed)
+        except (aiohttp.ClientPayloadError, ConnectionResetError) as error:
+            kind, detail = TRUNCATED, error_text(str(error) or type(error).__name__)
+        except (aiohttp.ClientError, OSError) as error:
+            # A connection that ends after the head of an answer is a ClientPayloadError, so this one never answered.
+            kind, detail = UNREACHABLE, error_text(str(error) or type(error).__name__)
+        return Record(
+            session=session,
+            turn=turn,
+            adapter=None if adapter is None else self._endpoint.adapters[adapter],
+            intended_s=round(intended_s, _DIGITS),
+            sent_s=round(sent_s, _DIGITS),
+            end_s=round(self._now(), _DIGITS),
+            token_s=tuple(round(each, _DIGITS) for each in stream.token_s),
+            prompt_tokens=request.prompt_tokens if stream.prompt_tokens is None else stream.prompt_tokens,
+            cached_tokens=stream.cached_tokens,
+            output_tokens=stream.output_tokens,
+            max_tokens=request.max_tokens,
+            error=kind,
+            status=status,
+            detail=detail,
+        )
+
+    async def _exchange(self, request: Request, adapter: int | None, stream: EventStream) -> None:
+        endpoint = self._endpoint
+        body = body_of(endpoint, request, adapter)
+        headers = {"content-type": "application/json", **endpoint.headers}
+        async with self._session.post(endpoint.url + request.path, data=body, headers=headers) as answer:
+            if answer.status != 200:
+                raise _Failed(ERROR_ANSWER, await _error_detail(answer), answer.status)
+            if answer.content_type != "text/event-stream":
+                raise _Failed(MALFORMED, f"content-type {answer.content_type!r} in place of an event stream", 200)
+            async for data in answer.content.iter_any():
+                stream.feed(data, self._now())
+                if stream.error is not None:
+                    raise _Failed(ERROR_EVENT, stream.error, 200)
+        if not stream.is_done:
+            raise _Failed(TRUNCATED, f"no [DONE] after {len(stream.token_s)} events", 200)
+        if not stream.token_s:
+            raise _Failed(TRUNCATED, "no token before [DONE]", 200)
+
+
+def body_of(endpoint: Endpoint, request: Request, adapter: int | None) -> bytes:
+    """The body of a request, as JSON. Equal arguments give equal bytes."""
+    body: dict[str, Any] = {
+        "model": endpoint.model,
+        **request.content,
+        "max_tokens": request.max_tokens,
+        "temperature": 0,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+    if endpoint.ignore_eos:
+        body["ignore_eos"] = True
+    if adapter is not None:
+        name = endpoint.adapters[adapter]
+        match endpoint.adapter_field:
+            case "model":
+                body["model"] = name
+            case "base:adapter":
+                body["model"] = f"{endpoint.model}:{name}"
+            case field:
+                body[field] = name
+    return msgspec.json.encode(body | endpoint.extra_body)
+
+
+async def _error_detail(answer: aiohttp.ClientResponse) -> str:
+    text = await answer.content.read(_MAX_ERROR_BYTES)
+    try:
+        error = msgspec.json.decode(text)
+    except msgspec.DecodeError:
+        return error_text(text.decode(errors="replace"))
+    return error_text(error.get("error") or error if isinstance(error, dict) else error)
+
+
+class Served(msgspec.Struct, frozen=True):
+    """What an endpoint says about itself."""
+
+    model: str
+    server: str  # `owned_by`: "prelude", "sglang", "vllm", …
+
+
+async def ask_models(url: str, headers: dict[str, str], ready_timeout_s: float) -> Served:
+    """The first model of /v1/models, tried again until the time is up. Raises BenchError."""
+    give_up_at = time.monotonic() + ready_timeout_s
+    timeout = aiohttp.ClientTimeout(total=max(10.0, ready_timeout_s))
+    async with aiohttp.ClientSession(timeout=timeout) as session:
+        while True:
+            try:
+                async with session.get(f"{url}/v1/models", headers=headers) as answer:
+                    if answer.status == 200:
+                        return _first_model(url, await answer.content.read(1024**2))
+                    problem = f"/v1/models answered {answer.status}: {await _error_detail(answer)}"
+            except (aiohttp.ClientError, OSError, TimeoutError) as error:
+                problem = str(error) or type(error).__name__
+            if time.monotonic() >= give_up_at:
+                raise BenchError(
+                    f"{url}: {problem}. Is it running? --ready-timeout-s waits for it, --model skips this question."
+                )
+            await asyncio.sleep(0.2)
+
+
+def _first_model(url: str, text: bytes) -> Served:
+    try:
+        first = msgspec.json.decode(text)["data"][0]
+        return Served(str(first["id"]), str(first.get("owned_by", "")))
+    except (msgspec.DecodeError, LookupError, TypeError, AttributeError) as error:
+        raise BenchError(f"{url}/v1/models is no list of models: {text[:200]!r}; name one with --model") from error

@@ -1,0 +1,155 @@
+"""The file of a load: JSON with every record, read back for reports, and CSV with a line per request."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, TextIO
+
+import msgspec
+
+from bench.errors import BenchError
+from bench.load.generator import Outcome
+from bench.load.options import Load
+from bench.load.record import Record
+from bench.load.summary import summary
+from bench.load.sweep import Found
+from bench.measuring import provenance
+
+FORMAT = "prelude-bench-load/1"
+SWEEP_FORMAT = "prelude-bench-load-sweep/1"
+_HIDDEN = "…"
+_MAX_DIGEST_REQUESTS = 10_000
+_COLUMNS = (
+    "session", "turn", "adapter", "intended_s", "sent_s", "first_token_s", "end_s", "ttft_ms", "tpot_ms", "e2e_ms",
+    "prompt_tokens", "cached_tokens", "output_tokens", "max_tokens", "error", "status", "detail",
+)  # fmt: skip
+
+
+def document(load: Load, outcome: Outcome, command: str, slo_ms: dict[str, float]) -> dict[str, Any]:
+    """What is written with --json. docs/benchmarks.md has the fields."""
+    return {
+        "format": FORMAT,
+        "benchmark": "load",
+        "commit": provenance.commit(),
+        "command": command,
+        "hardware": provenance.hardware("cpu"),
+        "versions": provenance.versions(),
+        "settings": settings(load),
+        "workload": described(load, len(outcome.records)),
+        "generator": {"processes": outcome.num_processes, "cpu_s": round(outcome.cpu_s, 3)},
+        "summary": summary(outcome.records, slo_ms),
+        "requests": [msgspec.to_builtins(record) for record in outcome.records],
+    }
+
+
+def sweep_document(
+    load: Load, outcome: Outcome, found: Found, command: str, slo_ms: dict[str, float]
+) -> dict[str, Any]:
+    """What a sweep writes: the file of its last load without the requests, and the summary of every rate."""
+    content = document(load, outcome, command, slo_ms)
+    for name in ("requests", "summary"):
+        del content[name]
+    probes = [
+        {"requests_per_s": each.rate, "share": each.share, "summary": {**each.summary, "windows": []}}
+        for each in found.probes
+    ]
+    return {
+        **content,
+        "format": SWEEP_FORMAT,
+        "benchmark": "load-sweep",
+        "slo_ms": slo_ms,
+        "best_requests_per_s": found.best,
+        "is_bounded": found.is_bounded,
+        "probes": probes,
+    }
+
+
+def settings(load: Load) -> dict[str, Any]:
+    """How the load was made; without secrets, and without a list of all adapters."""
+    endpoint = load.endpoint
+    return {
+        "url": endpoint.url,
+        "model": endpoint.model,
+        "num_adapters": len(endpoint.adapters),
+        "adapter_field": endpoint.adapter_field,
+        "headers": dict.fromkeys(endpoint.headers, _HIDDEN),
+        "extra_body": endpoint.extra_body,
+        "ignore_eos": endpoint.ignore_eos,
+        "timeout_s": endpoint.timeout_s,
+        "seed": load.seed,
+        "num_requests": load.num_requests,
+        "duration_s": load.duration_s,
+        "requests_per_s": load.requests_per_s,
+        "arrivals": "trace" if load.trace else load.arrivals if load.is_open else "closed loop",
+        "bursts": msgspec.to_builtins(load.bursts) if load.arrivals == "bursts" and load.is_open else None,
+        "trace_speed": load.trace_speed if load.trace else None,
+        "concurrency": load.concurrency,
+    }
+
+
+def described(load: Load, num_requests: int) -> dict[str, Any]:
+    """The workload with its parameters and the digest of what was sent."""
+    workload = load.workload
+    num_digested = min(num_requests, _MAX_DIGEST_REQUESTS)
+    return {
+        "name": workload.name,
+        "text": workload.text,
+        "source": workload.source,
+        "lengths": workload.conversation or msgspec.to_builtins(workload.lengths),
+        "popularity": msgspec.to_builtins(workload.popularity),
+        "sha256": load.stream().digest(num_digested),
+        "num_digested": num_digested,
+    }
+
+
+def write_json(found: dict[str, Any], path: Path) -> None:
+    path.write_text(json.dumps(found, indent=1) + "\n")
+
+
+def read(path: Path) -> tuple[dict[str, Any], list[Record]]:
+    """A file that --json wrote, and its records. Raises BenchError."""
+    try:
+        found = msgspec.json.decode(path.read_bytes())
+    except OSError as error:
+        raise BenchError(f"{path}: {error.strerror}") from error
+    except msgspec.DecodeError as error:
+        raise BenchError(f"{path}: {error}") from error
+    if not isinstance(found, dict) or found.get("format") != FORMAT:
+        raise BenchError(f"{path} is no result of `prelude bench load` (format {FORMAT})")
+    try:
+        return found, msgspec.convert(found["requests"], list[Record])
+    except (msgspec.ValidationError, KeyError) as error:
+        raise BenchError(f"{path}: its requests cannot be read: {error}") from error
+
+
+def write_csv(records: Sequence[Record], file: TextIO) -> None:
+    """A line per request, in the order of the intended times."""
+    rows = csv.writer(file)
+    rows.writerow(_COLUMNS)
+    for each in records:
+        is_good = each.error is None
+        tpot_s = each.tpot_s if is_good else None
+        rows.writerow(
+            (
+                each.session,
+                each.turn,
+                each.adapter,
+                each.intended_s,
+                each.sent_s,
+                each.token_s[0] if each.token_s else None,
+                each.end_s,
+                round(1000 * each.ttft_s, 3) if is_good else None,
+                None if tpot_s is None else round(1000 * tpot_s, 4),
+                round(1000 * each.e2e_s, 3) if is_good else None,
+                each.prompt_tokens,
+                each.cached_tokens,
+                each.output_tokens,
+                each.max_tokens,
+                each.error,
+                each.status,
+                each.detail,
+            )
+        )

@@ -1,0 +1,72 @@
+"""What a load is made of. Passed to each process of the generator as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import msgspec
+
+from bench.errors import BenchError
+from bench.load.pacing import Bursts, due_times, replay
+from bench.workloads.session import Session
+from bench.workloads.trace import Arrival
+from bench.workloads.workload import Stream, Workload
+
+ADAPTER_FIELDS = ("adapter", "model", "base:adapter", "lora_path")
+
+
+class Endpoint(msgspec.Struct, frozen=True):
+    """What is called, and how an adapter is named there."""
+
+    url: str  # without a path
+    model: str
+    adapters: tuple[str, ...] = ()  # names by number
+    adapter_field: str = "adapter"  # one of ADAPTER_FIELDS
+    headers: dict[str, str] = {}
+    extra_body: dict[str, object] = {}
+    timeout_s: float = 300.0
+    ignore_eos: bool = True  # generate exactly as many tokens as asked for
+
+
+class Load(msgspec.Struct, frozen=True):
+    """One load on one endpoint."""
+
+    endpoint: Endpoint
+    workload: Workload
+    seed: int = 1
+    num_requests: int | None = None
+    duration_s: float | None = None  # after which no session starts
+    requests_per_s: float | None = None  # None: closed loop
+    arrivals: str = "poisson"
+    bursts: Bursts = Bursts()
+    concurrency: int | None = None  # of a closed loop; with a rate, the most that are in flight
+    trace: tuple[Arrival, ...] = ()
+    trace_speed: float = 1.0
+    processes: int = 1
+
+    @property
+    def is_open(self) -> bool:
+        return self.requests_per_s is not None or bool(self.trace)
+
+    def stream(self) -> Stream:
+        """Its sessions. Raises BenchError."""
+        workload, num_adapters = self.workload, len(self.endpoint.adapters)
+        if not self.trace:
+            return Stream(workload, self.seed, num_adapters)
+        plain = Stream(workload, self.seed, num_adapters)
+        sessions = []
+        for number, arrival in enumerate(self.trace):
+            request = plain.completion(number, arrival.prompt_tokens, arrival.output_tokens)
+            adapter = plain.adapter(number) if arrival.adapter is None else arrival.adapter
+            if adapter is not None and not 0 <= adapter < num_adapters:
+                raise BenchError(f"the trace names adapter {adapter}; --adapters has {num_adapters}")
+            sessions.append(Session(number, adapter, (request,)))
+        return Stream(workload, self.seed, num_adapters, tuple(sessions))
+
+    def due_s(self) -> Iterator[float]:
+        """When each session of an open loop starts. Raises BenchError."""
+        if self.trace:
+            return replay([each.at_s for each in self.trace], self.trace_speed)
+        assert self.requests_per_s is not None
+        sessions_per_s = self.requests_per_s / self.workload.turns
+        return due_times(self.arrivals, sessions_per_s, self.seed, self.bursts)

@@ -1,0 +1,122 @@
+"""One process of the generator: sends every n-th session. Alone, or as `python -m bench.load.process` beside others.
+
+The parent writes a Job as one line of JSON, reads `ready`, writes the start as a line, and reads Progress until the
+Share comes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+import time
+from collections.abc import Callable, Iterator
+from itertools import islice
+
+import msgspec
+import uvloop
+
+from bench.load.client import Client
+from bench.load.loops import Loop
+from bench.load.options import Load
+from bench.load.record import Record
+from bench.workloads.session import Session
+from process.lifetime import die_with_parent
+
+_PROGRESS_EVERY_S = 0.5
+
+
+class Job(msgspec.Struct, frozen=True):
+    load: Load
+    index: int = 0  # of this process
+    num_processes: int = 1
+
+
+class Progress(msgspec.Struct, frozen=True, tag=True):
+    """What one process has done so far."""
+
+    num_done: int
+    num_failed: int
+    num_in_flight: int
+    num_tokens: int
+    last_lag_s: float  # how late the last request was sent
+
+
+class Share(msgspec.Struct, frozen=True, tag=True):
+    """What one process did in all."""
+
+    records: list[Record]
+    cpu_s: float
+
+
+def sessions_of(job: Job) -> Iterator[Session]:
+    """The sessions that this process sends."""
+    load = job.load
+    stream = load.stream()
+    count = load.num_requests
+    if count is None and load.duration_s is None:
+        count = load.workload.num_requests
+    return islice(stream.sessions(count), job.index, None, job.num_processes)
+
+
+async def run_share(job: Job, start_at: float, report: Callable[[Progress], None]) -> Share:
+    """Send the sessions of this process; the load starts when time.monotonic() is `start_at`. Raises BenchError."""
+    load = job.load
+
+    def now() -> float:
+        return time.monotonic() - start_at
+
+    began_cpu_s = time.process_time()
+    async with Client(load.endpoint, now) as client:
+        loop = Loop(client.send, now, load.duration_s)
+        reporting = asyncio.create_task(_report(loop, report))
+        try:
+            sessions = sessions_of(job)
+            concurrency = _share_of(load.concurrency, job)
+            if load.is_open:
+                due = islice(load.due_s(), job.index, None, job.num_processes)
+                await loop.open(zip(sessions, due, strict=False), concurrency)
+            elif concurrency:
+                await asyncio.sleep(max(0.0, -now()))
+                await loop.closed(sessions, concurrency)
+        finally:
+            reporting.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await reporting
+    return Share(loop.records, time.process_time() - began_cpu_s)
+
+
+def _share_of(concurrency: int | None, job: Job) -> int | None:
+    if concurrency is None:
+        return None
+    return concurrency // job.num_processes + (job.index < concurrency % job.num_processes)
+
+
+async def _report(loop: Loop, report: Callable[[Progress], None]) -> None:
+    num_seen = num_failed = num_tokens = 0
+    while True:
+        await asyncio.sleep(_PROGRESS_EVERY_S)
+        for record in loop.records[num_seen:]:
+            num_failed += record.error is not None
+            num_tokens += record.output_tokens
+        num_seen = len(loop.records)
+        lag_s = loop.records[-1].sent_s - loop.records[-1].intended_s if loop.records else 0.0
+        report(Progress(num_seen, num_failed, loop.num_in_flight, num_tokens, lag_s))
+
+
+def main() -> None:
+    """The child's side of the protocol above."""
+    job = msgspec.json.decode(sys.stdin.readline(), type=Job)
+    print("ready", flush=True)
+    start_at = float(sys.stdin.readline())
+
+    def tell(message: Progress | Share) -> None:
+        sys.stdout.buffer.write(msgspec.json.encode(message) + b"\n")
+        sys.stdout.buffer.flush()
+
+    tell(uvloop.run(run_share(job, start_at, tell)))
+
+
+if __name__ == "__main__":
+    die_with_parent()
+    main()

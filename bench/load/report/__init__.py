@@ -1,0 +1,1 @@
+"""What is shown of a load: the terminal, a page, a comparison."""

@@ -1,0 +1,215 @@
+"""`prelude bench load`: from a request to run a load to its figures and files."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TextIO
+
+import msgspec
+import uvloop
+
+from bench.errors import BenchError
+from bench.load.client import ask_models
+from bench.load.document import document, read, sweep_document, write_csv, write_json
+from bench.load.generator import Outcome, generate, processes_for
+from bench.load.options import ADAPTER_FIELDS, Load
+from bench.load.report.compare import Ratio, compare, differences, failures
+from bench.load.report.compare import table as table_of_ratios
+from bench.load.report.compare_page import compare_page, sweep_page, verdict
+from bench.load.report.page import load_page
+from bench.load.report.terminal import LiveLine, table
+from bench.load.summary import SLO_KEYS, summary
+from bench.load.sweep import Found, Probe, Sweep, search
+
+# How servers name adapters, by what /v1/models says in `owned_by`.
+_FIELDS_BY_SERVER = {"prelude": "adapter", "sglang": "lora_path", "vllm": "model"}
+_WARM_UP_SEED = 1_000_003  # added to the load's
+
+
+@dataclass(frozen=True, slots=True)
+class Files:
+    """What is written at the end."""
+
+    json: Path | None = None
+    csv: Path | None = None
+    html: Path | None = None
+
+    def check(self) -> None:
+        """Raises BenchError before anything is measured."""
+        for path in (self.json, self.csv, self.html):
+            if path is not None and not path.absolute().parent.is_dir():
+                raise BenchError(f"{path}: there is no folder {path.parent}")
+
+
+async def resolved(load: Load, ready_timeout_s: float) -> Load:
+    """The load with what only the endpoint knows: its model, and how it names adapters. Raises BenchError."""
+    endpoint = load.endpoint
+    if not endpoint.model or not endpoint.adapter_field or ready_timeout_s:
+        served = await ask_models(endpoint.url, endpoint.headers, ready_timeout_s)
+        field = endpoint.adapter_field or _FIELDS_BY_SERVER.get(served.server, "adapter")
+        endpoint = msgspec.structs.replace(endpoint, model=endpoint.model or served.model, adapter_field=field)
+    if endpoint.adapter_field not in ADAPTER_FIELDS:
+        raise BenchError(f"--adapter-field {endpoint.adapter_field}: there are {', '.join(ADAPTER_FIELDS)}")
+    return msgspec.structs.replace(load, endpoint=endpoint)
+
+
+async def measure(load: Load, num_warm_up: int, out: TextIO) -> Outcome:
+    """Warm up, then run the load. Raises BenchError."""
+    if num_warm_up:
+        print(f"warming up with {num_warm_up} requests", file=out, flush=True)
+        await generate(warm_up_of(load, num_warm_up))
+    line = LiveLine(out, load.num_requests)
+    try:
+        return await generate(load, line)
+    finally:
+        line.end()
+
+
+def warm_up_of(load: Load, count: int) -> Load:
+    """Requests of the same shape from another seed, as fast as so many clients ask."""
+    return msgspec.structs.replace(
+        load,
+        seed=load.seed + _WARM_UP_SEED,
+        num_requests=count,
+        duration_s=None,
+        requests_per_s=None,
+        trace=(),
+        concurrency=load.concurrency or load.workload.concurrency or 8,
+        processes=1,
+    )
+
+
+def run(
+    load: Load,
+    *,
+    num_warm_up: int,
+    slo_ms: dict[str, float],
+    files: Files,
+    command: str,
+    ready_timeout_s: float = 0.0,
+    out: TextIO | None = None,
+) -> dict[str, Any]:
+    """Run the load, print its figures, write the files; returns the JSON's content. Raises BenchError."""
+    out = out or sys.stdout
+    files.check()
+    if unknown := set(slo_ms) - set(SLO_KEYS):
+        raise BenchError(f"--goodput {', '.join(sorted(unknown))}: there are {', '.join(SLO_KEYS)}")
+
+    async def main() -> tuple[Load, Outcome]:
+        ready = await resolved(load, ready_timeout_s)
+        if not ready.processes:
+            ready = msgspec.structs.replace(ready, processes=processes_for(ready))
+        print(introduction(ready), file=out, flush=True)
+        return ready, await measure(ready, num_warm_up, out)
+
+    ready, outcome = uvloop.run(main())
+    found = document(ready, outcome, command, slo_ms)
+    print(table(found["summary"]), file=out, flush=True)
+    write(found, outcome, files)
+    return found
+
+
+def run_sweep(
+    load: Load,
+    sweep: Sweep,
+    *,
+    num_warm_up: int,
+    slo_ms: dict[str, float],
+    files: Files,
+    command: str,
+    ready_timeout_s: float = 0.0,
+    out: TextIO | None = None,
+) -> Found:
+    """Find the highest rate that holds the objectives, print and write every rate that was tried. Raises BenchError."""
+    out = out or sys.stdout
+    files.check()
+    sweep.check()
+    if not slo_ms:
+        raise BenchError("--sweep needs objectives to hold: --goodput ttft:500 tpot:50, say")
+    if files.csv is not None:
+        raise BenchError("--csv has the requests of one load; a sweep writes --json and --html")
+    if load.trace:
+        raise BenchError("--sweep changes the rate, which a trace has of its own")
+    last: list[tuple[Load, Outcome]] = []
+
+    async def main() -> Found:
+        ready = await resolved(load, ready_timeout_s)
+        warm_up = num_warm_up
+
+        async def probe(rate: float) -> Probe:
+            nonlocal warm_up
+            tried = msgspec.structs.replace(ready, requests_per_s=rate)
+            if not ready.processes:
+                tried = msgspec.structs.replace(tried, processes=processes_for(tried))
+            print(introduction(tried), file=out, flush=True)
+            outcome = await measure(tried, warm_up, out)
+            warm_up = 0
+            last[:] = [(tried, outcome)]
+            figures = summary(outcome.records, slo_ms)
+            share = figures["goodput"]["share"]
+            print(f"  {rate:.4g} requests/s: {share:.1%} within the objectives", file=out, flush=True)
+            return Probe(rate, share, figures)
+
+        return await search(sweep, probe)
+
+    found = uvloop.run(main())
+    print(f"{load.workload.name}: {verdict(found)}", file=out, flush=True)
+    content = sweep_document(*last[0], found, command, slo_ms)
+    if files.json is not None:
+        write_json(content, files.json)
+    if files.html is not None:
+        files.html.write_text(sweep_page(content, found))
+    return found
+
+
+def run_compare(paths: tuple[Path, Path], html: Path | None, out: TextIO | None = None) -> list[Ratio]:
+    """Print the ratios of two files that `--json` wrote. Raises BenchError."""
+    out = out or sys.stdout
+    Files(html=html).check()
+    (of_a, records_a), (of_b, records_b) = (read(path) for path in paths)
+    slo_ms = of_a["summary"].get("slo_ms") or of_b["summary"].get("slo_ms")
+    ratios = compare(records_a, records_b, slo_ms)
+    notes = [failures(records_a, records_b)]
+    notes += [f"they differ in {each}" for each in differences(of_a, of_b)]
+    for note in notes:
+        print(note, file=out)
+    print(table_of_ratios(ratios), file=out)
+    if html is not None:
+        names = (paths[0].name, paths[1].name)
+        html.write_text(compare_page(names, (records_a, records_b), ratios, notes))
+    return ratios
+
+
+def write(found: dict[str, Any], outcome: Outcome, files: Files) -> None:
+    """Write what was asked for."""
+    if files.html is not None:
+        files.html.write_text(load_page(found, outcome.records))
+    if files.json is not None:
+        write_json(found, files.json)
+    if files.csv is not None:
+        with files.csv.open("w", newline="") as file:
+            write_csv(outcome.records, file)
+
+
+def introduction(load: Load) -> str:
+    """A line about what is sent."""
+    endpoint, workload = load.endpoint, load.workload
+    if load.trace:
+        pace = f"a trace of {len(load.trace)} requests at {load.trace_speed:g} times its speed"
+    elif load.is_open:
+        pace = f"{load.requests_per_s:g} requests/s ({load.arrivals})"
+    else:
+        pace = f"{load.concurrency} at a time"
+    names = f"{len(endpoint.adapters)} adapters ({workload.popularity.distribution}, field `{endpoint.adapter_field}`)"
+    limits = []
+    if load.num_requests is not None:
+        limits.append(f"{load.num_requests} requests")
+    if load.duration_s is not None:
+        limits.append(f"{load.duration_s:g} s")
+    return (
+        f"workload {workload.name}, seed {load.seed}: {pace}, {' and '.join(limits) or 'all of it'}; "
+        f"model {endpoint.model}, {names if endpoint.adapters else 'no adapters'}; "
+        f"processes of the generator: {load.processes}"
+    )

@@ -1,0 +1,85 @@
+"""Finds the highest rate that still holds an objective: doubles it until it fails, then halves the gap."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+from bench.errors import BenchError
+
+_MAX_PROBES = 24
+_GOOD_GROWTH = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Sweep:
+    """Where the search starts and when it ends."""
+
+    first_rate: float = 1.0
+    share: float = 0.99  # of the requests that must meet every objective
+    precision: float = 0.05  # the last rate that failed is at most so much above the best one
+    max_rate: float = 100_000.0
+
+    def check(self) -> None:
+        """Raises BenchError."""
+        if not 0 < self.first_rate <= self.max_rate:
+            raise BenchError(f"--rate {self.first_rate:g}: a sweep starts above 0")
+        if not 0 < self.share <= 1:
+            raise BenchError(f"--sweep-share {self.share:g}: above 0, at most 1")
+        if not 0.001 <= self.precision < 1:
+            raise BenchError(f"--sweep-precision {self.precision:g}: from 0.001 to below 1")
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """One rate that was tried."""
+
+    rate: float
+    share: float  # of the requests that met every objective
+    summary: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The end of a sweep."""
+
+    best: float | None  # the highest rate that held; None: not even the lowest that was tried
+    is_bounded: bool  # whether a rate above failed; otherwise the best is only the highest that was tried
+    probes: tuple[Probe, ...]
+
+
+async def search(sweep: Sweep, probe: Callable[[float], Awaitable[Probe]]) -> Found:
+    """Try rates until the best one is known. `probe` runs a load at one rate. Raises BenchError."""
+    sweep.check()
+    probes: list[Probe] = []
+    holds, fails = None, None
+    rate = sweep.first_rate
+    while len(probes) < _MAX_PROBES:
+        tried = await probe(rate)
+        probes.append(tried)
+        if tried.share >= sweep.share:
+            holds = rate if holds is None else max(holds, rate)
+        else:
+            fails = rate if fails is None else min(fails, rate)
+        following = next_rate(sweep, holds, fails)
+        if following is None:
+            break
+        rate = following
+    return Found(holds, fails is not None, tuple(probes))
+
+
+def next_rate(sweep: Sweep, holds: float | None, fails: float | None) -> float | None:
+    """The rate to try after the highest that held and the lowest that failed; None: it is found, or out of bounds.
+
+    A rate that holds above one that failed is noise: the lowest that failed ends the search.
+    """
+    if fails is None:
+        assert holds is not None
+        return min(holds * _GOOD_GROWTH, sweep.max_rate) if holds < sweep.max_rate else None
+    if holds is None:
+        lower = fails / _GOOD_GROWTH
+        return lower if lower >= sweep.first_rate / 1024 else None
+    if fails <= holds * (1 + sweep.precision):
+        return None
+    return (holds * fails) ** 0.5

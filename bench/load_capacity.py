@@ -1,0 +1,106 @@
+"""Benchmark of the load generator itself: how many streamed events it takes per second of CPU time.
+
+A mock worker, a process of its own, streams to many clients an event every few milliseconds, without a model. What the
+generator's process uses is its CPU time, so the number holds on a busy machine.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import tempfile
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import uvloop
+
+from bench.errors import BenchError, SystemFailed
+from bench.load.client import ask_models
+from bench.load.generator import generate
+from bench.load.options import Endpoint, Load
+from bench.measuring import provenance
+from bench.measuring.contention import cpu_use, foreign_cores
+from bench.systems.mock_worker import HOST
+from bench.systems.routers import MODEL, running_workers, workers
+from bench.workloads.catalog import workload_named
+from bench.workloads.lengths import FixedLengths
+
+GOAL_EVENTS_PER_CPU_S = 5000.0
+_START_TIMEOUT_S = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """One run of the benchmark."""
+
+    repeats: int = 5
+    concurrency: int = 64
+    num_requests: int = 640  # per repeat
+    num_events: int = 64  # of each stream
+    event_gap_ms: float = 10.0  # smaller ones come together and look cheaper
+    prompt_tokens: int = 1024
+
+
+QUICK = Options(repeats=1, concurrency=4, num_requests=8, num_events=8)
+
+
+def run(options: Options, command: str, json_path: Path | None, progress: Callable[[str], None]) -> dict[str, Any]:
+    """Measure, print, write the file; returns its content. Raises BenchError."""
+    if json_path is not None and not json_path.absolute().parent.is_dir():
+        raise BenchError(f"{json_path}: there is no folder {json_path.parent}")
+    with tempfile.TemporaryDirectory(prefix="prelude-bench-") as folder:
+        repeats = uvloop.run(_measure(options, Path(folder), progress))
+    found = {
+        "benchmark": "load-capacity",
+        "commit": provenance.commit(),
+        "command": command,
+        "hardware": provenance.hardware("cpu"),
+        "versions": provenance.versions(),
+        "settings": asdict(options),
+        "events_per_cpu_s": round(statistics.median(each["events_per_cpu_s"] for each in repeats), 1),
+        "goal_events_per_cpu_s": GOAL_EVENTS_PER_CPU_S,
+        "repeats": repeats,
+    }
+    progress(f"median: {found['events_per_cpu_s']:.0f} events per CPU second; the goal is {GOAL_EVENTS_PER_CPU_S:.0f}")
+    if json_path is not None:
+        json_path.write_text(json.dumps(found, indent=2) + "\n")
+    return found
+
+
+async def _measure(options: Options, folder: Path, progress: Callable[[str], None]) -> list[dict[str, Any]]:
+    settings = workers(options.num_events, options.event_gap_ms / 1000)
+    port = settings["decode-0"].engine_port
+    workload = replace(workload_named("random"), lengths=FixedLengths(options.prompt_tokens, options.num_events))
+    load = Load(
+        Endpoint(f"http://{HOST}:{port}", MODEL),
+        workload,
+        num_requests=options.num_requests,
+        concurrency=options.concurrency,
+    )
+    found = []
+    with running_workers(settings, folder):
+        await ask_models(load.endpoint.url, {}, _START_TIMEOUT_S)
+        for repeat in range(options.repeats):
+            before = cpu_use()
+            outcome = await generate(load)
+            failed = [each for each in outcome.records if each.error is not None]
+            if failed:
+                raise SystemFailed(f"{len(failed)} requests failed, first: {failed[0].error}: {failed[0].detail}")
+            num_events = sum(len(each.token_s) for each in outcome.records)
+            seconds = max(each.end_s for each in outcome.records)
+            num_reads = sum(len(set(each.token_s)) for each in outcome.records)  # events of one read have one time
+            rate = num_events / outcome.cpu_s
+            found.append(
+                {
+                    "num_events": num_events,
+                    "cpu_s": round(outcome.cpu_s, 4),
+                    "events_per_read": round(num_events / num_reads, 2),
+                    "duration_s": round(seconds, 3),
+                    "events_per_cpu_s": round(rate, 1),
+                    "foreign_cores": round(foreign_cores(before, cpu_use(), seconds), 2),
+                }
+            )
+            progress(f"  repeat {repeat + 1}/{options.repeats}: {num_events} events, {rate:.0f} per CPU second")
+    return found

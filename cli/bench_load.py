@@ -1,0 +1,361 @@
+"""`prelude bench load`: a load on any OpenAI-compatible endpoint.
+
+Names are those of sglang.bench_serving and guidellm where these have one. Imports of the generator wait for the run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from bench.load.options import Endpoint, Load
+    from bench.workloads.workload import Workload
+
+# Copies, since `prelude --help` should not import the generator; a test compares them.
+WORKLOADS = (
+    "random", "punica", "pioneer", "pioneer-zipf", "mint-warm", "mint-cold", "mint-hot-sets", "mint-ladder",
+    "mint-mixed", "databricks-prefill", "databricks-decode", "chat", "agent",
+)  # fmt: skip
+DISTRIBUTIONS = ("identical", "uniform", "zipf", "skewed", "distinct", "round-robin", "hot-sets", "ladder")
+ADAPTER_FIELDS = ("adapter", "model", "base:adapter", "lora_path")
+ARRIVALS = ("constant", "poisson", "bursts")
+SLO_KEYS = ("ttft", "tpot", "e2e")
+MAX_SWEPT_RATE = 100_000.0
+_MAX_ADAPTERS = 10_000_000
+_SECRET_OPTIONS = ("--header",)
+
+
+def add_command(benchmarks: Any) -> None:
+    """Add `load` to the benchmarks."""
+    text = "Send a workload to any OpenAI-compatible endpoint: latencies from the intended times, goodput, errors."
+    load = benchmarks.add_parser("load", help=text, description=text)
+    load.add_argument("--url", "--base-url", "--target", help="of the server, such as http://127.0.0.1:8000")
+    load.add_argument("--model", help="default: the first one of /v1/models")
+    load.add_argument("--header", action="append", default=[], metavar="NAME=VALUE", help="sent with every request")
+    load.add_argument(
+        "--api-key-env",
+        default="OPENAI_API_KEY",
+        metavar="VARIABLE",
+        help="the environment variable with an API key, if it is set; default: OPENAI_API_KEY",
+    )
+    load.add_argument("--extra-request-body", type=_json_object, default={}, metavar="JSON", help="fields to add")
+    load.add_argument("--disable-ignore-eos", action="store_true", help="answers may end before their length")
+    load.add_argument(
+        "--ready-timeout-s", type=_seconds, default=0.0, metavar="S", help="wait for the server; default: 0"
+    )
+    load.add_argument(
+        "--timeout-s", type=_positive_float, default=300.0, metavar="S", help="of a request; default: 300"
+    )
+
+    what = load.add_argument_group("what is sent")
+    what.add_argument("--workload", choices=WORKLOADS, default="random", help="default: random")
+    what.add_argument(
+        "--list-workloads", action="store_true", help="describe the workloads with their sources, and end"
+    )
+    what.add_argument("--seed", "--random-seed", type=_count, default=1, help="default: 1")
+    what.add_argument("--random-input-len", type=_positive, metavar="TOKENS", help="of `random`; default: 1024")
+    what.add_argument("--random-output-len", type=_positive, metavar="TOKENS", help="of `random`; default: 128")
+    what.add_argument(
+        "--random-range-ratio",
+        type=_positive_float,
+        metavar="RATIO",
+        help="of `random`: lengths uniform from RATIO times these on; default: 1",
+    )
+    what.add_argument("--vocabulary", type=_positive, help="token ids of random prompts are below it; default: 500")
+    what.add_argument("--trace", type=Path, metavar="FILE", help="replay a trace, JSON lines as of Mooncake")
+    what.add_argument("--trace-speed", type=_positive_float, default=1.0, help="times as fast; default: 1")
+    what.add_argument(
+        "--adapters",
+        type=_adapters,
+        metavar="N|NAME,…",
+        help="their names, or how many; default: the workload's number",
+    )
+    what.add_argument("--lora-name", nargs="+", metavar="NAME", help="adapters, as sglang.bench_serving takes them")
+    what.add_argument(
+        "--adapter-prefix", default="a", metavar="TEXT", help="N adapters are called a0, a1, …; default: a"
+    )
+    what.add_argument(
+        "--adapter-field",
+        choices=ADAPTER_FIELDS,
+        help="how a request names its adapter; default: as the server does it",
+    )
+    what.add_argument(
+        "--lora-request-distribution",
+        "--adapter-distribution",
+        choices=DISTRIBUTIONS,
+        help="of the adapters; default: the workload's, `round-robin` of `random`",
+    )
+    what.add_argument("--lora-zipf-alpha", type=_positive_float, help="of `zipf` and `skewed`; default: the workload's")
+
+    pace = load.add_argument_group("how fast, and how much")
+    pace.add_argument(
+        "--rate", "--request-rate", type=_positive_float, help="open loop: requests/s, whatever becomes of them"
+    )
+    pace.add_argument("--rate-type", choices=ARRIVALS, help="arrivals of the open loop; default: poisson")
+    pace.add_argument("--burst-period-s", type=_positive_float, default=10.0, metavar="S", help="default: 10")
+    pace.add_argument("--burst-length-s", type=_positive_float, default=1.0, metavar="S", help="default: 1")
+    pace.add_argument("--burst-factor", type=_positive_float, default=5.0, help="times the mean rate; default: 5")
+    pace.add_argument(
+        "--concurrency", "--max-concurrency", type=_positive, help="closed loop; with a rate, the most in flight"
+    )
+    pace.add_argument(
+        "--num-requests", "--num-prompts", "--max-requests", type=_positive, help="default: the workload's"
+    )
+    pace.add_argument("--duration-s", "--max-seconds", type=_positive_float, metavar="S", help="send for so long")
+    pace.add_argument("--warmup-requests", type=_count, help="sent first and discarded; default: the workload's")
+    pace.add_argument("--processes", type=_positive, help="of the generator; default: as many as the rate needs")
+
+    found = load.add_argument_group("what is found")
+    found.add_argument(
+        "--goodput", nargs="+", type=_objective, default=[], metavar="KEY:MS",
+        help=f"objectives: {', '.join(SLO_KEYS)} in ms, such as ttft:500 tpot:50",
+    )  # fmt: skip
+    found.add_argument("--json", type=Path, metavar="FILE", help="write everything, each request included")
+    found.add_argument("--csv", type=Path, metavar="FILE", help="write a line per request")
+    found.add_argument("--html", type=Path, metavar="FILE", help="write a report, one page with plots")
+    found.add_argument(
+        "--compare",
+        nargs=2,
+        type=Path,
+        metavar=("A.json", "B.json"),
+        help="the ratios of two results, instead of a load",
+    )
+    found.add_argument(
+        "--sweep", action="store_true", help="find the highest rate that holds --goodput, from --rate on"
+    )
+    found.add_argument(
+        "--sweep-share", type=_positive_float, default=0.99, metavar="SHARE",
+        help="of the requests that must meet every objective; default: 0.99",
+    )  # fmt: skip
+    found.add_argument(
+        "--sweep-precision", type=_positive_float, default=0.05, metavar="SHARE",
+        help="how near the result is to a rate that failed; default: 0.05",
+    )  # fmt: skip
+    load.set_defaults(run=_run)
+
+    text = "How many streamed events the load generator takes per second of CPU time, from a mock worker."
+    capacity = benchmarks.add_parser("load-capacity", help=text, description=text)
+    capacity.add_argument("--repeats", type=_positive, help="default: 5")
+    capacity.add_argument("--concurrency", type=_positive, help="streams at a time; default: 64")
+    capacity.add_argument("--quick", action="store_true", help="a smoke test: one repeat, few streams")
+    capacity.add_argument("--json", type=Path, metavar="FILE", help="write the numbers")
+    capacity.set_defaults(run=_run_capacity)
+
+
+def _run(arguments: argparse.Namespace) -> None:
+    from bench.errors import BenchError
+    from bench.load.run import Files, run, run_compare, run_sweep
+    from bench.load.sweep import Sweep
+    from bench.workloads.catalog import WORKLOADS as CATALOG
+
+    if arguments.list_workloads:
+        for workload in CATALOG.values():
+            print(f"{workload.name}\n  {workload.text}\n  Source: {workload.source}")
+        return
+    try:
+        if arguments.compare:
+            run_compare(tuple(arguments.compare), arguments.html)
+            return
+        common: dict[str, Any] = {
+            "num_warm_up": _warm_up(arguments, CATALOG[arguments.workload]),
+            "slo_ms": dict(arguments.goodput),
+            "files": Files(arguments.json, arguments.csv, arguments.html),
+            "command": recorded_command(sys.argv[1:]),
+            "ready_timeout_s": arguments.ready_timeout_s,
+        }
+        if arguments.sweep:
+            first_rate = arguments.rate or 1.0
+            sweep = Sweep(first_rate, arguments.sweep_share, arguments.sweep_precision, MAX_SWEPT_RATE)
+            run_sweep(load_of(arguments, first_rate), sweep, **common)
+            return
+        found = run(load_of(arguments), **common)
+    except BenchError as error:
+        sys.exit(f"prelude: {error}")
+    if not found["summary"]["num_good"]:
+        sys.exit("prelude: every request failed")
+
+
+def _run_capacity(arguments: argparse.Namespace) -> None:
+    from bench import load_capacity
+    from bench.errors import BenchError
+
+    options = load_capacity.QUICK if arguments.quick else load_capacity.Options()
+    given = {name: getattr(arguments, name) for name in ("repeats", "concurrency")}
+    options = replace(options, **{name: value for name, value in given.items() if value is not None})
+    command = recorded_command(sys.argv[1:])
+    try:
+        load_capacity.run(options, command, arguments.json, lambda line: print(line, flush=True))
+    except BenchError as error:
+        sys.exit(f"prelude: {error}")
+
+
+def load_of(arguments: argparse.Namespace, rate: float | None = None) -> Load:
+    """The load that the command line asks for; `rate` in place of its own. Raises BenchError."""
+    from bench.load.options import Load
+    from bench.load.pacing import Bursts
+    from bench.workloads.catalog import workload_named
+    from bench.workloads.trace import read_trace
+
+    workload = _workload(arguments, workload_named(arguments.workload))
+    rate = arguments.rate if rate is None else rate
+    is_paced = rate is not None or arguments.concurrency is not None or arguments.trace is not None
+    count = arguments.num_requests
+    if count is None and arguments.duration_s is None and arguments.trace is None:
+        count = workload.num_requests
+    return Load(
+        endpoint=_endpoint(arguments, workload),
+        workload=workload,
+        seed=arguments.seed,
+        num_requests=count,
+        duration_s=arguments.duration_s,
+        requests_per_s=rate if is_paced else workload.requests_per_s,
+        arrivals=arguments.rate_type or workload.arrivals,
+        bursts=Bursts(arguments.burst_period_s, arguments.burst_length_s, arguments.burst_factor),
+        concurrency=arguments.concurrency if is_paced else workload.concurrency,
+        trace=tuple(read_trace(arguments.trace)) if arguments.trace else (),
+        trace_speed=arguments.trace_speed,
+        processes=arguments.processes or 0,
+    )
+
+
+def _workload(arguments: argparse.Namespace, workload: Workload) -> Workload:
+    from bench.errors import BenchError
+    from bench.workloads.lengths import FixedLengths
+
+    if arguments.vocabulary is not None:
+        workload = replace(workload, vocabulary=arguments.vocabulary)
+    given = (arguments.random_input_len, arguments.random_output_len, arguments.random_range_ratio)
+    if any(each is not None for each in given):
+        if arguments.workload != "random":
+            raise BenchError(f"--random-…: the lengths of {arguments.workload} are fixed; use --workload random")
+        ratio = given[2] or 1.0
+        if ratio > 1:
+            raise BenchError(f"--random-range-ratio {ratio:g}: at most 1")
+        workload = replace(workload, lengths=FixedLengths(given[0] or 1024, given[1] or 128, ratio))
+    popularity = workload.popularity
+    if arguments.lora_request_distribution is not None:
+        alpha = 1.5 if arguments.lora_request_distribution == "skewed" else popularity.alpha
+        popularity = replace(popularity, distribution=arguments.lora_request_distribution, alpha=alpha)
+    if arguments.lora_zipf_alpha is not None:
+        popularity = replace(popularity, alpha=arguments.lora_zipf_alpha)
+    return replace(workload, popularity=popularity)
+
+
+def _endpoint(arguments: argparse.Namespace, workload: Workload) -> Endpoint:
+    from bench.errors import BenchError
+    from bench.load.options import Endpoint
+
+    if not arguments.url:
+        raise BenchError("--url is missing: the server's address, such as http://127.0.0.1:8000")
+    if not arguments.url.startswith(("http://", "https://")):
+        raise BenchError(f"--url {arguments.url}: it begins with http:// or https://")
+    if "@" in arguments.url.split("//", 1)[1].split("/", 1)[0]:
+        raise BenchError("--url has a password in it, which results would show; use --header")
+    if arguments.lora_name and arguments.adapters is not None:
+        raise BenchError("--adapters and --lora-name are the same; give one of them")
+    asked = tuple(arguments.lora_name) if arguments.lora_name else arguments.adapters
+    if asked is None:
+        asked = workload.num_adapters
+    names = tuple(f"{arguments.adapter_prefix}{n}" for n in range(asked)) if isinstance(asked, int) else asked
+    headers = {}
+    for header in arguments.header:
+        name, equals, value = header.partition("=")
+        if not equals or not name.strip():
+            raise BenchError("--header: NAME=VALUE is expected")
+        headers[name.strip()] = value
+    if key := os.environ.get(arguments.api_key_env):
+        headers.setdefault("authorization", f"Bearer {key}")
+    return Endpoint(
+        url=arguments.url.rstrip("/").removesuffix("/v1"),
+        model=arguments.model or "",
+        adapters=names,
+        adapter_field=arguments.adapter_field or ("" if names else "adapter"),
+        headers=headers,
+        extra_body=arguments.extra_request_body,
+        timeout_s=arguments.timeout_s,
+        ignore_eos=not arguments.disable_ignore_eos,
+    )
+
+
+def _warm_up(arguments: argparse.Namespace, workload: Workload) -> int:
+    return workload.warm_up if arguments.warmup_requests is None else arguments.warmup_requests
+
+
+def recorded_command(words: list[str]) -> str:
+    """The command line as results show it: file names in place of paths, no header's value."""
+    shown, hides_next = [], False
+    for word in words:
+        option, equals, _ = word.partition("=")
+        if hides_next or (option in _SECRET_OPTIONS and equals):
+            shown.append(f"{option}=…")
+        else:
+            shown.append(Path(word).name if "/" in word and "://" not in word else word)
+        hides_next = word in _SECRET_OPTIONS
+    return " ".join(["prelude", *shown])
+
+
+def _adapters(text: str) -> int | tuple[str, ...]:
+    if text.isdecimal():
+        if int(text) > _MAX_ADAPTERS:
+            raise argparse.ArgumentTypeError(f"{text} adapters: at most {_MAX_ADAPTERS}")
+        return int(text)
+    names = tuple(text.split(","))
+    if not all(names):
+        raise argparse.ArgumentTypeError(f"{text!r} has an empty name")
+    return names
+
+
+def _objective(text: str) -> tuple[str, float]:
+    key, _, limit = text.partition(":")
+    try:
+        limit_ms = float(limit)
+    except ValueError:
+        limit_ms = 0.0
+    if key not in SLO_KEYS or not 0 < limit_ms < 1e9:
+        raise argparse.ArgumentTypeError(f"{text!r} is no objective, such as ttft:500; there are {', '.join(SLO_KEYS)}")
+    return key, limit_ms
+
+
+def _json_object(text: str) -> dict[str, Any]:
+    try:
+        found = json.loads(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"no JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise argparse.ArgumentTypeError("no JSON object")
+    return found
+
+
+def _positive_float(text: str) -> float:
+    number = _seconds(text)
+    if number <= 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is not above 0")
+    return number
+
+
+def _seconds(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = -1.0
+    if not 0 <= number < 1e9:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number from 0 on")
+    return number
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is no number from 0 on")
+    return int(text)
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a positive number")
+    return int(text)

@@ -1,0 +1,90 @@
+"""A server of OpenAI-compatible streams with known delays and faults: what a load generator measures in its tests."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from aiohttp import web
+
+Answer = Callable[["MockServer", web.Request, dict[str, Any]], Awaitable[web.StreamResponse]]
+
+
+def event(text: str = " word", finish: str | None = None, is_chat: bool = False) -> bytes:
+    """One event with a token, as SGLang sends it."""
+    body = {"delta": {"content": text}} if is_chat else {"text": text}
+    choice = {"index": 0, **body, "finish_reason": finish}
+    return b"data: " + json.dumps({"choices": [choice]}).encode() + b"\n\n"
+
+
+def usage(prompt: int, output: int) -> bytes:
+    found = {"prompt_tokens": prompt, "completion_tokens": output, "total_tokens": prompt + output}
+    return b"data: " + json.dumps({"choices": [], "usage": found}).encode() + b"\n\n"
+
+
+async def stream_of(request: web.Request) -> web.StreamResponse:
+    """An answer whose stream has begun."""
+    response = web.StreamResponse(headers={"content-type": "text/event-stream"})
+    await response.prepare(request)
+    return response
+
+
+async def stream(server: MockServer, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+    """Every token asked for: the first one after `first_s`, the others `gap_s` apart."""
+    response = await stream_of(request)
+    is_chat = request.path.endswith("chat/completions")
+    stamps: list[float] = []
+    for number in range(body["max_tokens"]):
+        await asyncio.sleep(server.gap_s if number else server.first_s)
+        stamps.append(time.monotonic())
+        await response.write(event(is_chat=is_chat))
+    server.sent_at.append(stamps)
+    await response.write(usage(len(body.get("prompt", ())), body["max_tokens"]) + b"data: [DONE]\n\n")
+    return response
+
+
+@dataclass
+class MockServer:
+    """Answers completions with `answer`; keeps the bodies and when each event was written."""
+
+    answer: Answer = stream
+    first_s: float = 0.0
+    gap_s: float = 0.0
+    owned_by: str = "prelude"
+    bodies: list[dict[str, Any]] = field(default_factory=list)
+    raw_bodies: list[bytes] = field(default_factory=list)
+    headers: list[dict[str, str]] = field(default_factory=list)
+    sent_at: list[list[float]] = field(default_factory=list)  # time.monotonic() of each event, by request
+    url: str = ""
+
+    async def _complete(self, request: web.Request) -> web.StreamResponse:
+        raw = await request.read()
+        self.raw_bodies.append(raw)
+        self.bodies.append(json.loads(raw))
+        self.headers.append({name.lower(): value for name, value in request.headers.items()})
+        return await self.answer(self, request, self.bodies[-1])
+
+    async def _models(self, _request: web.Request) -> web.Response:
+        return web.json_response({"data": [{"id": "mock", "owned_by": self.owned_by}]})
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[MockServer]:
+        """Serve at `url` on this event loop, on any free port."""
+        app = web.Application(client_max_size=2**24)
+        app.router.add_post("/v1/completions", self._complete)
+        app.router.add_post("/v1/chat/completions", self._complete)
+        app.router.add_get("/v1/models", self._models)
+        runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
+        await runner.setup()
+        try:
+            site = web.TCPSite(runner, "127.0.0.1", 0)
+            await site.start()
+            self.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+            yield self
+        finally:
+            await runner.cleanup()

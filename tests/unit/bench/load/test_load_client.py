@@ -1,0 +1,234 @@
+"""What the client measures, and how it counts every way in which an endpoint can be bad."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import statistics
+import time
+from typing import Any
+
+import pytest
+from aiohttp import web
+from support.streaming_mock import MockServer, event, stream, stream_of, usage
+
+from bench.errors import BenchError
+from bench.load.client import Client, ask_models, body_of
+from bench.load.events import EventStream, MalformedStream
+from bench.load.options import Endpoint
+from bench.load.record import (
+    ERROR_ANSWER,
+    ERROR_EVENT,
+    MALFORMED,
+    TIMED_OUT,
+    TRUNCATED,
+    UNREACHABLE,
+    Record,
+)
+from bench.workloads.session import CHAT, COMPLETIONS, Request
+
+REQUEST = Request(COMPLETIONS, {"prompt": [1, 2, 3]}, 4, prompt_tokens=3)
+
+
+def ask(server: MockServer, request: Request = REQUEST, timeout_s: float = 60.0, **fields: Any) -> Record:
+    """The record of one request to the server."""
+
+    async def main() -> Record:
+        async with server.running():
+            endpoint = Endpoint(server.url, "mock", timeout_s=timeout_s, **fields)
+            async with Client(endpoint, time.monotonic) as client:
+                return await client.send(request, 0 if endpoint.adapters else None, time.monotonic(), 7, 0)
+
+    return asyncio.run(main())
+
+
+def test_times_are_exact_by_a_clock_that_only_the_server_moves():
+    """Each event is written when the one before has been read, so TTFT and gaps are what the server made them."""
+    now_s = 100.0
+    read = asyncio.Event()
+
+    def clock() -> float:
+        read.set()
+        return now_s
+
+    async def answer(_server: MockServer, request: web.Request, _body: dict[str, Any]) -> web.StreamResponse:
+        nonlocal now_s
+        response = await stream_of(request)
+        for delay_s in (0.25, 0.01, 0.02, 0.04):
+            now_s += delay_s
+            read.clear()
+            await response.write(event())
+            await read.wait()
+        await response.write(usage(3, 4) + b"data: [DONE]\n\n")
+        return response
+
+    async def main() -> Record:
+        async with MockServer(answer).running() as server, Client(Endpoint(server.url, "mock"), clock) as client:
+            return await client.send(REQUEST, None, 99.5, 0, 0)
+
+    record = asyncio.run(main())
+    assert record.error is None
+    assert record.ttft_s == pytest.approx(0.75, abs=1e-6)  # from the intended time, half a second before
+    assert record.itl_s == pytest.approx([0.01, 0.02, 0.04], abs=1e-6)
+    assert record.tpot_s == pytest.approx(0.07 / 3, abs=1e-6)
+    assert (record.prompt_tokens, record.output_tokens) == (3, 4)
+
+
+def test_a_real_clock_agrees_with_the_stamps_of_the_server():
+    server = MockServer(first_s=0.02, gap_s=0.002)
+    record = ask(server, Request(COMPLETIONS, {"prompt": [1]}, 100, prompt_tokens=1))
+    late_s = [read - written for read, written in zip(record.token_s, server.sent_at[0], strict=True)]
+    assert all(each > -1e-4 for each in late_s)
+    assert statistics.median(late_s) < 0.001
+    assert record.ttft_s >= 0.02
+    assert statistics.median(record.itl_s) >= 0.002 - 1e-4
+
+
+def respond(status: int, **fields: Any) -> Any:
+    async def answer(_server: MockServer, _request: web.Request, _body: dict[str, Any]) -> web.StreamResponse:
+        return web.json_response(status=status, **fields)
+
+    return answer
+
+
+def streaming(*parts: bytes, breaks: bool = False) -> Any:
+    async def answer(_server: MockServer, request: web.Request, _body: dict[str, Any]) -> web.StreamResponse:
+        response = await stream_of(request)
+        for part in parts:
+            await response.write(part)
+        if breaks:
+            assert request.transport is not None
+            request.transport.abort()
+        return response
+
+    return answer
+
+
+async def hang(_server: MockServer, request: web.Request, _body: dict[str, Any]) -> web.StreamResponse:
+    response = await stream_of(request)
+    await response.write(event())
+    await asyncio.Event().wait()
+    return response
+
+
+async def drop(_server: MockServer, request: web.Request, _body: dict[str, Any]) -> web.StreamResponse:
+    assert request.transport is not None
+    request.transport.abort()
+    return web.Response()
+
+
+BAD = {
+    "refused": (respond(429, data={"error": {"code": "full", "message": "later"}}), ERROR_ANSWER, 429, "full"),
+    "error in words": (respond(500, text="no"), ERROR_ANSWER, 500, "no"),
+    "error of another shape": (respond(400, data={"object": "error", "message": "bad"}), ERROR_ANSWER, 400, "bad"),
+    "error event": (
+        streaming(event(), b'data: {"error": {"code": "worker_lost"}}\n\n'), ERROR_EVENT, 200, "worker_lost"
+    ),
+    "cut short": (streaming(event(), event()), TRUNCATED, 200, "no [DONE] after 2 events"),
+    "broken": (streaming(event(), event(), breaks=True), TRUNCATED, None, ""),
+    "empty": (streaming(b"data: [DONE]\n\n"), TRUNCATED, 200, "no token"),
+    "no stream": (respond(200, data={"choices": []}), MALFORMED, 200, "application/json"),
+    "no JSON": (streaming(b"data: {oops\n\n"), MALFORMED, None, "oops"),
+    "no connection": (drop, UNREACHABLE, None, ""),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_every_bad_endpoint_is_a_kind_of_its_own(name: str):
+    answer, kind, status, detail = BAD[name]
+    record = ask(MockServer(answer))
+    assert (record.error, record.status) == (kind, status)
+    assert detail in record.detail
+    assert (record.session, record.turn) == (7, 0)
+
+
+def test_a_hang_ends_at_the_timeout_and_what_came_before_is_kept():
+    record = ask(MockServer(hang), timeout_s=0.3)
+    assert (record.error, len(record.token_s)) == (TIMED_OUT, 1)
+    assert record.e2e_s >= 0.3
+
+
+def test_nobody_listens():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{free.getsockname()[1]}"
+
+        async def main() -> Record:
+            async with Client(Endpoint(url, "mock"), time.monotonic) as client:
+                return await client.send(REQUEST, None, time.monotonic(), 0, 0)
+
+        assert asyncio.run(main()).error == UNREACHABLE
+        with pytest.raises(BenchError, match="Is it running"):
+            asyncio.run(ask_models(url, {}, 0.0))
+
+
+def test_no_such_host():
+    async def main() -> Record:
+        async with Client(Endpoint("http://nowhere.invalid", "mock"), time.monotonic) as client:
+            return await client.send(REQUEST, None, time.monotonic(), 0, 0)
+
+    assert asyncio.run(main()).error == UNREACHABLE
+
+
+@pytest.mark.parametrize(
+    ("field", "expected"),
+    [
+        ("adapter", {"model": "mock", "adapter": "x"}),
+        ("model", {"model": "x"}),
+        ("base:adapter", {"model": "mock:x"}),
+        ("lora_path", {"model": "mock", "lora_path": "x"}),
+    ],
+)
+def test_an_adapter_is_named_as_the_server_wants_it(field: str, expected: dict[str, str]):
+    server = MockServer()
+    headers, more = {"authorization": "Bearer k"}, {"n": 1}
+    record = ask(server, adapters=("x",), adapter_field=field, headers=headers, extra_body=more)
+    assert record.adapter == "x"
+    named = {key: value for key, value in server.bodies[0].items() if key in ("model", "adapter", "lora_path")}
+    assert named == expected
+    assert server.headers[0]["authorization"] == "Bearer k"
+    assert (server.bodies[0]["n"], server.bodies[0]["ignore_eos"], server.bodies[0]["max_tokens"]) == (1, True, 4)
+
+
+def test_equal_requests_are_equal_bytes():
+    endpoint = Endpoint("http://x", "m")
+    assert body_of(endpoint, REQUEST, None) == body_of(endpoint, REQUEST, None)
+    assert b"ignore_eos" not in body_of(Endpoint("http://x", "m", ignore_eos=False), REQUEST, None)
+
+
+def test_chat_counts_from_the_first_token_not_from_the_role():
+    async def answer(_server: MockServer, request: web.Request, _body: dict[str, Any]) -> web.StreamResponse:
+        response = await stream_of(request)
+        await response.write(b'data: {"choices": [{"delta": {"role": "assistant", "content": ""}}]}\n\n')
+        await response.write(event(is_chat=True) + event("", is_chat=True) + event("", "stop", is_chat=True))
+        await response.write(b"data: [DONE]\n\n")
+        return response
+
+    record = ask(MockServer(answer), Request(CHAT, {"messages": []}, 4))
+    assert record.error is None
+    assert record.output_tokens == len(record.token_s) == 2  # one token has no text; without usage events are counted
+
+
+def test_events_may_come_in_any_pieces():
+    whole = b": comment\r\n\r\n" + event() + b"event: x\n" + event("", "length") + usage(5, 1) + b"data: [DONE]\n\n"
+    for size in (1, 7, len(whole)):
+        found = EventStream()
+        for at in range(0, len(whole), size):
+            found.feed(whole[at : at + size], 1.0)
+        assert (len(found.token_s), found.is_done, found.prompt_tokens, found.output_tokens) == (1, True, 5, 1)
+
+
+def test_a_line_without_end_is_refused():
+    found = EventStream()
+    found.feed(b"x" * 4_000_000, 0.0)
+    with pytest.raises(MalformedStream, match="a line of more than"):
+        found.feed(b"x" * 1_000_000, 0.0)
+
+
+def test_the_model_is_asked_for():
+    async def main() -> Any:
+        async with MockServer(stream, owned_by="vllm").running() as server:
+            return await ask_models(server.url, {}, 0.0)
+
+    served = asyncio.run(main())
+    assert (served.model, served.server) == ("mock", "vllm")

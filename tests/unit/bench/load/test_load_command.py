@@ -1,0 +1,233 @@
+"""`prelude bench load` from its command line to its files, in one process and in two, without torch."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support.streaming_mock import MockServer
+
+import cli.bench_load as command
+from bench.errors import BenchError
+from bench.load import options, pacing, summary
+from bench.load.document import read
+from bench.load.generator import processes_for
+from bench.load.process import Job, sessions_of
+from bench.workloads import catalog, popularity
+from cli.main import _parser, main
+
+HANG_GUARD_S = 60.0
+
+
+@pytest.fixture
+def server() -> Iterator[MockServer]:
+    """A mock server on a thread of its own."""
+    mock, stop, up = MockServer(gap_s=0.001), threading.Event(), threading.Event()
+
+    async def serve() -> None:
+        async with mock.running():
+            up.set()
+            await asyncio.to_thread(stop.wait)
+
+    thread = threading.Thread(target=lambda: asyncio.run(serve()), daemon=True)
+    thread.start()
+    assert up.wait(HANG_GUARD_S)
+    yield mock
+    stop.set()
+    thread.join(HANG_GUARD_S)
+
+
+def parsed(*words: str) -> argparse.Namespace:
+    return _parser().parse_args(["bench", "load", *words])
+
+
+def load_of(*words: str) -> options.Load:
+    return command.load_of(parsed("--url", "http://x/v1/", *words))
+
+
+def test_the_copied_names_are_those_of_the_generator():
+    assert tuple(catalog.WORKLOADS) == command.WORKLOADS
+    assert popularity.DISTRIBUTIONS == command.DISTRIBUTIONS
+    assert options.ADAPTER_FIELDS == command.ADAPTER_FIELDS
+    assert pacing.ARRIVALS == command.ARRIVALS
+    assert summary.SLO_KEYS == command.SLO_KEYS
+
+
+def test_a_load_from_the_command_line_to_its_files(server: MockServer, tmp_path: Path, capsys, monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", "secret-key")
+    words = [
+        *("bench", "load", "--url", server.url, "--num-requests", "12", "--concurrency", "3", "--adapters", "4"),
+        *("--random-input-len", "16", "--random-output-len", "5", "--goodput", "ttft:60000", "e2e:60000"),
+        *("--header", "x-team=hidden-value", "--warmup-requests", "2"),
+        *("--json", str(tmp_path / "a.json"), "--csv", str(tmp_path / "a.csv")),
+        *("--html", str(tmp_path / "a.html")),
+    ]
+    monkeypatch.setattr(sys, "argv", ["prelude", *words])
+    main(words)
+    shown = capsys.readouterr().out
+    assert "12 of 12 requests" in shown
+    assert "goodput (ttft 60000 ms, e2e 60000 ms)" in shown
+    found, records = read(tmp_path / "a.json")
+    assert len(records) == 12
+    assert [len(each.token_s) for each in records] == [5] * 12
+    assert found["summary"]["goodput"]["share"] == 1.0
+    assert found["settings"]["adapter_field"] == "adapter"  # as the server said that it is ours
+    assert sorted(found["summary"]["by_adapter"]) == ["a0", "a1", "a2", "a3"]
+    assert len(server.bodies) == 14  # with the warm-up, which is not in the file
+    assert server.headers[0]["authorization"] == "Bearer secret-key"
+    assert server.headers[0]["x-team"] == "hidden-value"
+    for name in ("a.json", "a.html"):
+        text = (tmp_path / name).read_text()
+        assert "secret-key" not in text
+        assert "hidden-value" not in text
+    assert len((tmp_path / "a.csv").read_text().splitlines()) == 13
+
+
+def test_two_processes_send_the_same_as_one(server: MockServer, tmp_path: Path, monkeypatch):
+    bodies = []
+    for processes in ("1", "2"):
+        words = [
+            *("bench", "load", "--url", server.url, "--num-requests", "9", "--rate", "300", "--seed", "4"),
+            *("--adapters", "2", "--random-input-len", "16", "--random-output-len", "2", "--rate-type", "bursts"),
+            *("--processes", processes, "--json", str(tmp_path / f"{processes}.json")),
+        ]
+        monkeypatch.setattr(sys, "argv", ["prelude", *words])
+        main(words)
+        bodies.append(sorted(server.raw_bodies))
+        server.raw_bodies.clear()
+    one, two = (read(tmp_path / f"{processes}.json") for processes in ("1", "2"))
+    assert [each.intended_s for each in one[1]] == [each.intended_s for each in two[1]]
+    assert bodies[0] == bodies[1]
+    assert two[0]["generator"]["processes"] == 2
+
+
+def test_an_endpoint_that_is_down_is_an_error_or_counted(tmp_path: Path, capsys, monkeypatch):
+    url = ["--url", "http://127.0.0.1:9", "--num-requests", "5", "--rate", "1000"]
+    with pytest.raises(SystemExit, match="Is it running"):
+        main(["bench", "load", *url])
+    with pytest.raises(SystemExit, match="every request failed"):
+        main(["bench", "load", *url, "--model", "m", "--json", str(tmp_path / "a.json")])
+    assert "5 of 5 requests FAILED: 5 unreachable" in capsys.readouterr().out
+    assert read(tmp_path / "a.json")[0]["summary"]["errors"]["by_kind"] == {"unreachable": 5}
+
+
+def test_defaults_are_the_workloads():
+    load = load_of()
+    assert (load.endpoint.url, load.concurrency, load.requests_per_s, load.num_requests) == ("http://x", 16, None, 256)
+    load = load_of("--workload", "chat")
+    assert (load.requests_per_s, load.arrivals, load.num_requests) == (4.0, "poisson", 400)
+    assert len(load.endpoint.adapters) == 64
+    assert load_of("--workload", "agent").arrivals == "bursts"
+    load = load_of("--workload", "punica", "--rate", "2", "--duration-s", "9")
+    assert (load.concurrency, load.requests_per_s, load.num_requests, load.duration_s) == (None, 2.0, None, 9.0)
+    assert (load_of("--concurrency", "5").is_open, load_of("--rate", "5").is_open) == (False, True)
+
+
+def test_names_of_other_tools():
+    load = load_of(
+        *("--request-rate", "3", "--num-prompts", "7", "--max-concurrency", "9", "--random-seed", "5"),
+        *("--lora-name", "x", "y", "--lora-request-distribution", "skewed"),
+    )
+    assert (load.requests_per_s, load.num_requests, load.concurrency, load.seed) == (3.0, 7, 9, 5)
+    assert load.endpoint.adapters == ("x", "y")
+    assert (load.workload.popularity.distribution, load.workload.popularity.alpha) == ("skewed", 1.5)
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("--url", "x"), "begins with http"),
+        ((), "--url is missing"),
+        (("--url", "http://a:b@c"), "password"),
+        (("--url", "http://x", "--header", "a"), "NAME=VALUE"),
+        (("--url", "http://x", "--adapters", "2", "--lora-name", "a"), "are the same"),
+        (("--url", "http://x", "--workload", "punica", "--random-input-len", "2"), "lengths of punica are fixed"),
+        (("--url", "http://x", "--random-range-ratio", "2"), "at most 1"),
+        (("--url", "http://x", "--trace", "nothing.jsonl"), "No such file"),
+    ],
+)
+def test_mistakes_are_named(words: tuple[str, ...], says: str):
+    with pytest.raises(BenchError, match=says):
+        command.load_of(parsed(*words))
+
+
+@pytest.mark.parametrize(
+    "words", [("--goodput", "ttft"), ("--rate", "0"), ("--adapters", "a,,b"), ("--extra-request-body", "[]")]
+)
+def test_what_argparse_refuses(words: tuple[str, ...]):
+    with pytest.raises(SystemExit):
+        parsed("--url", "http://x", *words)
+
+
+def test_a_file_without_a_folder_is_refused_before_the_load(tmp_path: Path):
+    with pytest.raises(SystemExit, match="there is no folder"):
+        main(["bench", "load", "--url", "http://127.0.0.1:9", "--json", str(tmp_path / "no" / "a.json")])
+
+
+def test_workloads_are_listed(capsys):
+    main(["bench", "load", "--list-workloads"])
+    shown = capsys.readouterr().out
+    assert all(f"{name}\n" in shown for name in catalog.WORKLOADS)
+    assert "Source: Chen et al., Punica" in shown
+
+
+def test_a_trace_is_replayed(tmp_path: Path):
+    path = tmp_path / "trace.jsonl"
+    lines = [{"at_s": at_s, "prompt_tokens": 4, "output_tokens": 2, "adapter": 1} for at_s in (5, 6, 9)]
+    path.write_text("\n".join(map(json.dumps, lines)))
+    load = load_of("--trace", str(path), "--trace-speed", "2", "--adapters", "2")
+    assert list(load.due_s()) == [0.0, 0.5, 2.0]
+    assert [session.adapter for session in sessions_of(Job(load))] == [1, 1, 1]
+    with pytest.raises(BenchError, match="names adapter 1; --adapters has 1"):
+        load_of("--trace", str(path), "--adapters", "1").stream()
+
+
+def test_processes_follow_the_events_of_an_open_loop(monkeypatch):
+    monkeypatch.setattr("os.sched_getaffinity", lambda _pid: set(range(16)))
+    assert processes_for(load_of("--rate", "10")) == 1
+    assert processes_for(load_of("--rate", "100", "--random-output-len", "100")) == 3  # 10,000 events/s
+    assert processes_for(load_of("--rate", "100000")) == 16
+    assert processes_for(load_of()) == 1
+
+
+def test_the_recorded_command_has_no_secret():
+    words = ["bench", "load", "--header", "a=b", "--header=c=d", "--json", "/x/y.json", "--url", "http://h/v1"]
+    assert command.recorded_command(words) == (
+        "prelude bench load --header a=… --header=… --json y.json --url http://h/v1"
+    )
+
+
+def test_it_installs_alone():
+    """Neither torch nor an engine nor the cluster is imported by the generator."""
+    absent = ("torch", "sglang", "transformers", "engine", "cluster", "router", "grpc")
+    code = (
+        "import sys, cli.bench_load, bench.load.run, bench.load.process, bench.workloads.catalog; "
+        f"sys.exit(', '.join(n for n in {absent!r} if n in sys.modules) or 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=HANG_GUARD_S)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_sweep_from_the_command_line(server: MockServer, tmp_path: Path, capsys, monkeypatch):
+    """Every rate holds an objective of a minute, so the sweep goes on to the highest one that it is allowed."""
+    monkeypatch.setattr("cli.bench_load.MAX_SWEPT_RATE", 400.0)
+    words = [
+        *("bench", "load", "--url", server.url, "--sweep", "--rate", "100", "--num-requests", "10", "--goodput"),
+        *("e2e:60000", "--random-input-len", "8", "--random-output-len", "2", "--json", str(tmp_path / "s.json")),
+        *("--html", str(tmp_path / "s.html")),
+    ]
+    monkeypatch.setattr(sys, "argv", ["prelude", *words])
+    main(words)
+    assert "at least 400 requests/s hold the objectives" in capsys.readouterr().out
+    found = json.loads((tmp_path / "s.json").read_text())
+    assert [probe["requests_per_s"] for probe in found["probes"]] == [100, 200, 400]
+    assert (found["best_requests_per_s"], found["is_bounded"]) == (400, False)
+    assert "requests" not in found
+    assert (tmp_path / "s.html").read_text().startswith("<!doctype html>")

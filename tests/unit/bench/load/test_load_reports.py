@@ -1,0 +1,263 @@
+"""Pages, comparisons and sweeps."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import re
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from bench.errors import BenchError
+from bench.load.record import TRUNCATED, Record
+from bench.load.report.charts import Series, bar_chart, distribution_chart, line_chart, log_ticks, ticks
+from bench.load.report.compare import compare, differences, failures
+from bench.load.report.compare_page import compare_page, sweep_page, verdict
+from bench.load.report.page import load_page
+from bench.load.summary import summary
+from bench.load.sweep import Found, Probe, Sweep, next_rate, search
+from cli.main import main
+
+HOSTILE = '<script>alert("x")</script>'
+VOID = {"meta", "br", "line", "rect", "polyline"}
+
+
+class Checker(HTMLParser):
+    """Every element that is opened is closed, and nothing points outside of the page."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.names: list[str] = []
+        self.feed(page)
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: Any) -> None:
+        self.names.append(tag)
+        assert not {name for name, _ in attrs} & {"src", "href", "xlink:href", "onload", "onclick"}
+        if tag not in VOID or (tag in ("rect", "polyline")):
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: Any) -> None:
+        self.names.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def checked(page: str) -> Checker:
+    assert page.startswith("<!doctype html>")
+    assert not re.search(r"https?://(?!x\b)", page)
+    assert "@import" not in page
+    assert "url(" not in page
+    return Checker(page)
+
+
+def load(count: int, scale: float = 1.0, seed: int = 1, adapter: str | None = "a0", failed: int = 0) -> list[Record]:
+    """Requests ten times a second whose times are random, around 100 ms and 10 ms times the scale."""
+    draws = random.Random(seed)
+    records = []
+    for number in range(count):
+        at_s = number * 0.1
+        first_s = at_s + scale * draws.uniform(0.05, 0.15)
+        token_s = tuple(first_s + each * scale * 0.01 for each in range(5))
+        error = TRUNCATED if number < failed else None
+        records.append(
+            Record(
+                *(number, 0, at_s, at_s, token_s[-1], adapter, token_s, 20, None, 5, 5),
+                error=error, detail=HOSTILE if error else "",
+            )
+        )  # fmt: skip
+    return records
+
+
+def document(records: list[Record], **changes: Any) -> dict[str, Any]:
+    return {
+        "format": "prelude-bench-load/1",
+        "commit": "0123456",
+        "command": f"prelude bench load {HOSTILE}",
+        "hardware": {"cpu": "a CPU", "cores": 2},
+        "workload": {"name": "punica", "text": HOSTILE, "source": "x", "sha256": "ff", "num_digested": 3},
+        "settings": {
+            "url": "http://x", "model": HOSTILE, "num_adapters": 1, "arrivals": "poisson", "requests_per_s": 10.0,
+            "seed": 1,
+        },
+        "summary": summary(records, {"ttft": 120.0}),
+        "requests": msgspec.to_builtins(records),
+        **changes,
+    }  # fmt: skip
+
+
+# ---- pages ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("failed", [0, 3, 40])
+def test_the_page_stands_alone_and_says_what_failed(failed: int):
+    records = load(40, adapter=HOSTILE, failed=failed)
+    page = load_page(document(records), records)
+    names = checked(page).names
+    assert HOSTILE not in page
+    assert "&lt;script&gt;" in page
+    assert names.count("script") == 0
+    assert (f"{failed} of 40 requests failed" in page) == bool(failed)
+    if failed < 40:
+        assert names.count("svg") == 9
+        assert "Median TTFT" in page
+        assert "first request for its adapter" in page
+
+
+def test_a_chart_has_every_point_in_its_frame():
+    svg = line_chart("title", "x", "y", [Series("one", [(0, 0), (5, 10), (10, 3)]), Series("two", [(2, 1)], 1)])
+    assert svg.count("<polyline") == 2
+    assert 'class="key t1">two' in svg
+    numbers = [float(each) for each in re.search(r'points="([^"]+)"', svg)[1].replace(",", " ").split()]
+    assert numbers[0::2] == [64, 346, 628]
+    assert numbers[1::2] == [220, 12, pytest.approx(157.6)]
+
+
+def test_a_long_line_is_thinned_to_its_ends():
+    svg = line_chart("t", "x", "y", [Series("one", [(x, x) for x in range(100_001)])])
+    points = re.search(r'points="([^"]+)"', svg)[1].split()
+    assert len(points) == 400
+    assert (points[0], points[-1]) == ("64.0,220.0", "628.0,12.0")
+
+
+def test_charts_of_nothing_say_so():
+    for svg in (line_chart("t", "x", "y", []), bar_chart("t", "y", []), distribution_chart("t", "x", [("a", [0.0])])):
+        assert "nothing to show" in svg
+    assert "<svg" in distribution_chart("t", "x", [("a", [1.0])])
+    assert "<svg" in bar_chart("t", "y", [("a", 0.0)])
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "expected"), [(0, 10, [0, 2, 4, 6, 8, 10]), (0, 1, [0, 0.2, 0.4, 0.6, 0.8, 1]), (3, 3, [3])]
+)
+def test_ticks_are_round(low: float, high: float, expected: list[float]):
+    assert ticks(low, high) == pytest.approx(expected)
+    assert log_ticks(1, 10) == [1, 2, 5, 10]
+    assert log_ticks(0.5, 2e6) == [10.0**power for power in range(7)]
+
+
+# ---- comparisons ----------------------------------------------------------------------------------------------------
+
+
+def test_a_slower_system_is_clearly_slower():
+    found = {each.name: each for each in compare(load(300), load(300, scale=2.0, seed=2))}
+    assert found["TPOT p50"].ratio == pytest.approx(2.0)
+    assert found["TTFT p50"].low < 2.0 < found["TTFT p50"].high
+    assert found["TTFT p50"].low > 1.7
+    assert found["end to end p99"].is_clear
+    assert found["output"].low <= 1.0 <= found["output"].high  # an open loop: the same rate
+
+
+def test_equal_systems_are_not_told_apart():
+    found = compare(load(300), load(300, seed=2), {"ttft": 120.0})
+    assert [each.name for each in found if each.is_clear] == []
+    assert found[-1].name == "goodput"
+    assert found == compare(load(300), load(300, seed=2), {"ttft": 120.0})
+
+
+@pytest.mark.slow
+def test_intervals_cover_the_truth_about_as_often_as_they_say():
+    """Both sides from one distribution, 60 times: the true ratio is 1. With 95 % intervals 57 are expected."""
+    covered = 0
+    for seed in range(60):
+        found = {each.name: each for each in compare(load(60, seed=seed), load(60, seed=1000 + seed), seed=seed)}
+        covered += not found["TTFT p50"].is_clear
+    assert covered >= 52
+
+
+def test_failures_and_differences_are_said():
+    a, b = load(20), load(20, failed=5)
+    assert failures(a, b) == "failed requests, which are in no latency: A: 0 of 20; B: 5 of 20"
+    assert differences(document(a), document(a)) == []
+    other = document(b, workload={"name": "chat", "sha256": "00"})
+    assert differences(document(a), other) == ["workload name: punica and chat", "workload sha256: ff and 00"]
+
+
+def test_nothing_to_compare():
+    assert compare(load(3, failed=3), load(3)) == []
+
+
+def test_two_files_on_the_command_line(tmp_path: Path, capsys, monkeypatch):
+    for name, records in (("a", load(60)), ("b", load(60, scale=2.0, failed=2))):
+        (tmp_path / f"{name}.json").write_text(json.dumps(document(records)))
+    files = [str(tmp_path / name) for name in ("a.json", "b.json", "c.html")]
+    main(["bench", "load", "--compare", *files[:2], "--html", files[2]])
+    shown = capsys.readouterr().out
+    assert "A: 0 of 60; B: 2 of 60" in shown
+    assert re.search(r"TPOT p50 +10\.000 +20\.000 +2\.000 +2\.000 to 2\.000 +ms", shown)
+    assert "goodput" in shown
+    checked((tmp_path / "c.html").read_text())
+    with pytest.raises(SystemExit, match=r"none\.json: No such file"):
+        main(["bench", "load", "--compare", files[0], "none.json"])
+
+
+def test_hostile_names_stay_text():
+    page = compare_page((HOSTILE, "b"), (load(5), load(5)), compare(load(5), load(5)), [HOSTILE])
+    checked(page)
+    assert HOSTILE not in page
+
+
+# ---- sweeps ---------------------------------------------------------------------------------------------------------
+
+
+def swept(capacity: float, sweep: Sweep) -> Found:
+    """A server that holds its objective up to a rate."""
+
+    async def probe(rate: float) -> Probe:
+        return Probe(rate, 1.0 if rate <= capacity else 0.5, {})
+
+    return asyncio.run(search(sweep, probe))
+
+
+@pytest.mark.parametrize("capacity", [0.3, 1.0, 7.3, 100.0, 5000.0])
+def test_a_sweep_finds_the_capacity(capacity: float):
+    found = swept(capacity, Sweep(precision=0.05))
+    assert found.best is not None
+    assert capacity / 1.05 <= found.best <= capacity
+    assert found.is_bounded
+    assert len(found.probes) < 24
+
+
+def test_a_server_that_holds_nothing_and_one_that_holds_all():
+    nothing = swept(0.0, Sweep())
+    assert (nothing.best, nothing.is_bounded) == (None, True)
+    assert verdict(nothing).startswith("no rate held the objectives; the lowest tried was 0.0")
+    everything = swept(1e9, Sweep(max_rate=64.0))
+    assert (everything.best, everything.is_bounded) == (64.0, False)
+    assert verdict(everything).startswith("at least 64 requests/s")
+
+
+def test_noise_ends_a_sweep_and_does_not_prolong_it():
+    assert next_rate(Sweep(), 10.0, 9.0) is None
+    assert next_rate(Sweep(), 4.0, 16.0) == 8.0
+    assert next_rate(Sweep(), 4.0, None) == 8.0
+
+
+@pytest.mark.parametrize("sweep", [Sweep(first_rate=0.0), Sweep(share=1.5), Sweep(precision=0.0)])
+def test_a_sweep_that_makes_no_sense(sweep: Sweep):
+    with pytest.raises(BenchError, match="--"):
+        swept(1.0, sweep)
+
+
+def test_the_page_of_a_sweep():
+    probes = tuple(Probe(rate, share, summary(load(10), {"ttft": 1.0})) for rate, share in ((1.0, 1.0), (2.0, 0.5)))
+    page = sweep_page(document(load(10)), Found(1.0, True, probes))
+    assert checked(page).names.count("svg") == 3
+    assert "1 requests/s hold the objectives" in page
+
+
+@pytest.mark.parametrize(
+    ("words", "says"), [((), "needs objectives"), (("--goodput", "ttft:5", "--csv", "x.csv"), "a sweep writes")]
+)
+def test_what_a_sweep_cannot_do(words: tuple[str, ...], says: str, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["prelude"])
+    with pytest.raises(SystemExit, match=says):
+        main(["bench", "load", "--url", "http://x", "--sweep", *words])

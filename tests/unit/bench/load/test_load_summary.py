@@ -1,0 +1,170 @@
+"""Figures: from intended times, of good answers only, with every failure counted."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from bench.errors import BenchError
+from bench.load.document import read, write_csv
+from bench.load.process import Progress
+from bench.load.record import ERROR_KINDS, TIMED_OUT, TRUNCATED, UNREACHABLE, Record
+from bench.load.report.terminal import LiveLine, table
+from bench.load.summary import meets, summary, uses
+
+
+def record(number: int, first_s: float = 0.1, gap_s: float = 0.01, tokens: int = 3, **fields) -> Record:
+    at_s = float(number)
+    token_s = tuple(at_s + first_s + each * gap_s for each in range(tokens))
+    values = {
+        "session": number,
+        "turn": 0,
+        "intended_s": at_s,
+        "sent_s": at_s + 0.002,
+        "end_s": (token_s or (at_s + first_s,))[-1],
+        "token_s": token_s,
+        "prompt_tokens": 50,
+        "output_tokens": tokens,
+        "max_tokens": tokens,
+    }
+    return Record(**{**values, **fields})
+
+
+def test_figures_of_good_requests():
+    found = summary([record(number, first_s=0.1 * (number + 1)) for number in range(10)], {})
+    assert found["ttft_ms"] == {"mean": 550.0, "p50": 500.0, "p90": 900.0, "p99": 1000.0, "max": 1000.0}
+    assert found["itl_ms"]["p99"] == pytest.approx(10.0)
+    assert found["tpot_ms"]["p50"] == pytest.approx(10.0)
+    assert found["encode_ms_per_token"]["max"] == pytest.approx(1000 / 50)
+    assert found["decode_ms_per_token"]["p50"] == pytest.approx(20 / 3, abs=1e-3)
+    assert found["send_lag_ms"]["max"] == pytest.approx(2.0)
+    assert found["duration_s"] == pytest.approx(10.02)
+    assert found["total_tokens_per_s"] == pytest.approx(530 / 10.02, abs=0.01)
+    assert found["goodput"] is None
+
+
+def test_failures_are_in_no_latency_and_in_every_count():
+    good = [record(number) for number in range(8)]
+    bad = [
+        record(8, first_s=60.0, tokens=1, error=TIMED_OUT, detail="no end within 60 s"),
+        record(9, first_s=0.0, tokens=0, error=UNREACHABLE, detail="refused"),
+    ]
+    alone, both = summary(good, {"ttft": 1000.0}), summary(good + bad, {"ttft": 1000.0})
+    assert both["ttft_ms"] == alone["ttft_ms"]
+    assert (both["num_requests"], both["num_good"], both["num_failed"]) == (10, 8, 2)
+    assert both["errors"]["by_kind"] == {UNREACHABLE: 1, TIMED_OUT: 1}
+    assert (alone["goodput"]["share"], both["goodput"]["share"]) == (1.0, 0.8)
+    assert sum(window["num_failed"] for window in both["windows"]) == 2
+    text = table(both)
+    assert text.startswith("2 of 10 requests FAILED: 1 unreachable, 1 timed_out")
+    assert "1 x timed_out: no end within 60 s" in text
+    assert "FAILED" not in table(alone)
+
+
+@pytest.mark.parametrize("kind", ERROR_KINDS)
+def test_every_kind_is_shown(kind: str):
+    assert f"1 {kind}" in table(summary([record(0), record(1, error=kind)], {}))
+
+
+def test_nothing_but_failures_has_no_latency():
+    found = summary([record(0, error=TRUNCATED, detail="no [DONE]")], {"ttft": 1.0})
+    assert found["ttft_ms"] is None
+    assert found["goodput"] == {"share": 0.0, "requests_per_s": 0.0}
+    assert "1 of 1 requests FAILED" in table(found)
+
+
+def test_objectives():
+    fast = record(0, first_s=0.1, gap_s=0.01)
+    assert meets(fast, {"ttft": 101.0, "tpot": 11.0, "e2e": 121.0})
+    assert not meets(fast, {"ttft": 99.0})
+    assert not meets(fast, {"tpot": 9.0})
+    assert not meets(fast, {"e2e": 119.0})
+    assert meets(record(0, tokens=1), {"tpot": 1.0})
+    assert not meets(record(0, error=TRUNCATED), {})
+
+
+def test_short_answers_and_windows_are_counted():
+    found = summary([record(0, max_tokens=5), record(1)], {})
+    assert found["num_short"] == 1
+    assert "1 answers were shorter" in table(found)
+    assert [window["num_good"] for window in found["windows"]] == [1, 1]
+    assert sum(window["num_token_events"] for window in found["windows"]) == 6
+
+
+def test_first_and_later_uses_of_an_adapter():
+    records = [record(2, adapter="x"), record(0, adapter="x"), record(1), record(3, adapter="y")]
+    assert uses(records) == ["later", "first", "base", "first"]
+    found = summary(records, {})
+    assert {name: group["num_requests"] for name, group in found["by_use"].items()} == {
+        "base": 1,
+        "first": 2,
+        "later": 1,
+    }
+    assert list(found["by_adapter"]) == ["x", "(base model)", "y"]
+
+
+def test_no_request_is_an_error():
+    with pytest.raises(BenchError, match="no request was due"):
+        summary([], {})
+
+
+def test_a_late_generator_is_said():
+    late = [record(number, sent_s=number + 0.5, first_s=0.6) for number in range(3)]
+    assert "left 500 ms late" in table(summary(late, {}))
+    assert "late or later" not in table(summary([record(0)], {}))
+
+
+def test_csv_has_a_line_per_request():
+    file = io.StringIO()
+    write_csv([record(0), record(1, error=TRUNCATED, detail='says "x, y"')], file)
+    head, first, second, *rest = file.getvalue().splitlines()
+    assert not rest
+    assert head.startswith("session,turn,adapter,intended_s")
+    assert "100.0,10.0,120.0,50" in first
+    assert 'truncated,,"says ""x, y"""' in second
+
+
+def test_records_survive_a_file(tmp_path: Path):
+    path = tmp_path / "a.json"
+    records = [record(0, adapter="x"), record(1, error=TRUNCATED)]
+    found = {"format": "prelude-bench-load/1", "requests": msgspec.to_builtins(records)}
+    path.write_text(json.dumps(found))
+    assert read(path)[1] == records
+    for text, says in (("[]", "is no result"), ("{", "a.json"), ('{"format": "other"}', "is no result")):
+        path.write_text(text)
+        with pytest.raises(BenchError, match=says):
+            read(path)
+    path.write_text(json.dumps(found | {"requests": [{"turn": 1}]}))
+    with pytest.raises(BenchError, match="cannot be read"):
+        read(path)
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_the_live_line_has_rates_since_the_line_before():
+    times = iter([0.0, 1.0, 3.0])
+    out = Terminal()
+    line = LiveLine(out, 100, lambda: next(times))
+    line(Progress(10, 0, 4, 100, 0.0))
+    line(Progress(40, 2, 4, 900, 0.0))
+    line.end()
+    _, first, second, last = out.getvalue().split("\r\x1b[K")
+    assert first.split("  ")[-4:] == ["10/100 requests", "10.0/s", "100 tokens/s", "4 in flight"]
+    assert second.endswith("40/100 requests  15.0/s  400 tokens/s  4 in flight  2 FAILED")
+    assert last == ""
+
+
+def test_without_a_terminal_a_line_every_ten_seconds():
+    times = iter(range(25))
+    out = io.StringIO()
+    line = LiveLine(out, None, lambda: float(next(times)))
+    for second in range(1, 25):
+        line(Progress(second, 0, 1, 0, 0.0))
+    assert len(out.getvalue().splitlines()) == 2
