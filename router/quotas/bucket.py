@@ -5,12 +5,18 @@
 
 So a request larger than the bucket is admitted when the bucket is full, and leaves a debt. Over any time t, admitted
 requests take at most capacity + rate x t, and the excess of the last one.
+
+Beside many small requests a large one would never find as much as it needs. So from when one is refused, half of what
+is added is saved for requests as large (`due`), until one is admitted, or its client does not try again in time.
 """
 
 from __future__ import annotations
 
+import math
+
 _ROUNDING = 1e-9
 _KEPT_S = 5.0  # that a refused request is wanted: its client tries again, maybe at another router first
+_SAVED = 0.5  # of what is added, for the largest request that was refused
 
 
 class Bucket:
@@ -21,7 +27,10 @@ class Bucket:
     rate since then.
     """
 
-    __slots__ = ("advance", "asked_at", "at", "capacity", "elsewhere", "level", "local_rate", "part", "rate", "wanted")
+    __slots__ = (
+        "advance", "asked_at", "at", "capacity", "due", "due_until", "elsewhere", "level", "local_rate", "part", "rate",
+        "saved", "wanted",
+    )  # fmt: skip
 
     def __init__(self, rate: float, capacity: float, now: float) -> None:
         self.rate = rate
@@ -33,23 +42,53 @@ class Bucket:
         self.at = self.asked_at = now  # `asked_at`: for the last lease
         self.wanted = 0.0  # all that was asked for, also in vain, since the last lease
         self.advance = 0.0  # part of the level that the pool does not know of yet
+        self.due = 0.0  # the largest request that was refused, at most the capacity; 0: none
+        self.due_until = 0.0
+        self.saved = 0.0  # of the level, for requests as large as `due`
 
     def refill(self, now: float) -> None:
         """Let the time since the last refill pass."""
         if now > self.at:
-            self.level = min(self.capacity, self.level + (now - self.at) * self.local_rate)
+            grown = (now - self.at) * self.local_rate
+            self.level = min(self.capacity, self.level + grown)
+            self.save(grown)
+            if now >= self.due_until:
+                self.due = self.saved = 0.0
             if not self.local_rate:
                 self.elsewhere = min(self.capacity, self.elsewhere + (now - self.at) * self.rate)
             self.at = now
 
     def wait_s(self, amount: float) -> float:
-        """Seconds until `amount` can be taken; 0: now. Call `refill` before."""
-        if self.level + self.elsewhere * self.part >= amount:
+        """Seconds until `amount` can be taken; 0: now. Call `refill` before.
+
+        What is said of a request that has been refused before holds if others take all that is not saved for it.
+        """
+        level = self.level - self.saved if amount < self.due else self.level
+        if level + self.elsewhere * self.part >= amount:
             return 0.0
-        missing = min(amount, self.capacity) - self.level - self.elsewhere
-        if missing <= _ROUNDING and self.level >= 0:
+        missing = min(amount, self.capacity) - level - self.elsewhere
+        if missing <= _ROUNDING and level >= 0:
             return 0.0
-        return max(missing, _ROUNDING) / self.rate
+        is_shared = self.saved < self.due and (amount < self.due or self.level < 2 * self.saved)
+        return max(missing, _ROUNDING) / (self.rate * (1 - _SAVED) if is_shared else self.rate)
+
+    def reserve(self, amount: float, wait_s: float) -> None:
+        """A request for `amount` is refused, and told to wait so long: save for it. Call `refill` before."""
+        amount = min(amount, self.capacity)
+        if amount >= self.due:
+            if not self.due:
+                self.saved = max(0.0, self.level) * _SAVED
+            self.due, self.due_until = amount, self.at + wait_s + _KEPT_S
+
+    def save(self, added: float) -> None:
+        """So much was added to the level: save the part of it that is for the large request."""
+        self.saved = min(self.due, self.saved + added * _SAVED)
+
+    def serve(self, amount: float) -> None:
+        """Take what `wait_s` permits to a request."""
+        self.take(amount)
+        if amount >= self.due:
+            self.due = self.saved = 0.0
 
     def take(self, amount: float) -> None:
         """Take, or give back a negative amount. The level may become negative: a debt."""
@@ -72,9 +111,12 @@ class Bucket:
 
 
 class Gauge:
-    """A limit of what is in use at a time."""
+    """A limit of what is in use at a time. Half of what becomes free is saved for the largest request refused, too."""
 
-    __slots__ = ("allowed", "kept", "kept_until", "limit", "peak", "refused", "unit", "used")
+    __slots__ = (
+        "allowed", "due", "due_since", "due_until", "kept", "kept_until", "limit", "peak", "refused", "saved", "unit",
+        "used",
+    )  # fmt: skip
 
     def __init__(self, limit: float) -> None:
         self.limit = limit
@@ -85,6 +127,14 @@ class Gauge:
         self.kept = 0.0  # what is still wanted of what was refused before
         self.kept_until = 0.0
         self.unit = 0.0  # the smallest request of that
+        self.due = 0.0  # the largest request that was refused; 0: none
+        self.due_since = self.due_until = 0.0
+        self.saved = 0.0  # of what is free, for requests as large as `due`
+
+    def refill(self, now: float) -> None:
+        """Let time pass."""
+        if now >= self.due_until:
+            self.due = self.saved = 0.0
 
     def can_take(self, amount: float, has: float = 0.0) -> bool:
         """Whether `amount` more may be in use, for a request that has `has` already.
@@ -95,7 +145,7 @@ class Gauge:
         if unit > self.limit:
             return False
         self.peak = max(self.peak, self.used + amount)
-        if self.used + amount <= self.allowed:
+        if self.used + amount <= self.allowed - (math.floor(self.saved) if unit < self.due else 0):
             return True
         self.refused = min(self.refused or unit, unit)
         return False
@@ -111,6 +161,21 @@ class Gauge:
         self.peak, self.refused = self.used, 0.0
         return min(wanted, self.limit)
 
+    def reserve(self, unit: float, now: float) -> None:
+        """A request for so much is refused: save for it. Call `refill` before."""
+        if self.due <= unit <= self.limit:
+            if not self.due:
+                self.due_since, self.saved = now, max(0.0, self.allowed - self.used) * _SAVED
+            self.due, self.due_until = unit, now + _KEPT_S
+
     def take(self, amount: float) -> None:
         """Use more, or less."""
         self.used += amount
+        if amount < 0:
+            self.saved = min(self.due, self.saved - amount * _SAVED)
+
+    def serve(self, unit: float) -> None:
+        """Take what `can_take` permits to a request."""
+        self.take(unit)
+        if unit >= self.due:
+            self.due = self.saved = 0.0

@@ -67,9 +67,14 @@ class Budget:
         self.used_at = now
         for bucket in self.buckets.values():
             bucket.refill(now)
+        for gauge in self.gauges.values():
+            gauge.refill(now)
 
     def shortage(self, use: Use) -> Shortage | None:
-        """The limit that is missed the longest; None if all permit the use. Takes nothing."""
+        """The limit that is missed the longest; None if all permit the use. Takes nothing, but saves for the request.
+
+        Call `refill` before.
+        """
         worst: Shortage | None = None
         for name, bucket in self.buckets.items():
             if name in (REQUESTS, PUSHES) or not (amount := getattr(use, name)):
@@ -81,15 +86,28 @@ class Budget:
         sequences = self.gauges.get(SEQUENCES)
         if sequences is not None and not sequences.can_take(use.sequences) and worst is None:
             worst = Shortage(SEQUENCES, sequences.limit, use.sequences, None)
+        if worst is not None:
+            self._reserve(use, worst.wait_s or 0.0)
         return worst
+
+    def _reserve(self, use: Use, wait_s: float) -> None:
+        """Of limits that permit the use, what was saved for it before is kept until it tries again."""
+        for name, bucket in self.buckets.items():
+            if name in (REQUESTS, PUSHES) or not (amount := getattr(use, name)):
+                continue
+            if bucket.due or bucket.wait_s(amount):
+                bucket.reserve(amount, wait_s)
+        sequences = self.gauges.get(SEQUENCES)
+        if sequences is not None and (sequences.due or not sequences.can_take(use.sequences)):
+            sequences.reserve(use.sequences, self.used_at)
 
     def take(self, use: Use) -> None:
         """Take what `shortage` permits."""
         for name, bucket in self.buckets.items():
             if name not in (REQUESTS, PUSHES):
-                bucket.take(_reserved(name, bucket, use))
+                bucket.serve(_reserved(name, bucket, use))
         if (sequences := self.gauges.get(SEQUENCES)) is not None:
-            sequences.take(use.sequences)
+            sequences.serve(use.sequences)
 
     def request_shortage(self, name: str = REQUESTS) -> Shortage | None:
         """As `shortage`, for the number of requests, or of PUSHES."""

@@ -200,7 +200,8 @@ class Quotas:
         for subject, budget in list(self.budgets.items()):
             if budget is not None:
                 budget.refill(now)
-            if budget is None or budget.is_idle:
+            # One that is shared is forgotten when it has been given back (`Sharing`).
+            if budget is None or (self.num_sharing is None and budget.is_idle):
                 del self.budgets[subject]
         self._grammars.clear()
         self._sweep_at = max(_MAX_BUDGETS, 2 * len(self.budgets))

@@ -4,94 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.sharing_routers import ACME, STEP_S, Database, Router, routers, run
 
-from adapters.catalog.quota_leases import GaugeAsk, Leases, Pool, RateAsk, lease_gauge, lease_rate
+from adapters.catalog.quota_leases import GaugeAsk, RateAsk, lease_gauge, lease_rate
 from adapters.errors import CatalogUnavailable
-from adapters.scopes import Scope
 from cluster.config.quotas import QuotasConfig
 from router.errors import QuotaExceeded
-from router.identity.principal import Principal
-from router.metrics import Metrics
 from router.quotas.budget import Use
-from router.quotas.quotas import Admission, Quotas
-from router.quotas.sharing import Sharing
-
-ACME = Principal("acme", "acme", frozenset({Scope.INFER}))
-STEP_S = 0.1
-
-
-@dataclass
-class Database:
-    """The catalog's part, in memory."""
-
-    now: float = 1000.0
-    is_up: bool = True
-    error: Exception = field(default_factory=lambda: CatalogUnavailable("down"))  # while it is not
-    pools: dict[str, Pool] = field(default_factory=dict)
-    holdings: dict[tuple[str, str], tuple[float, float]] = field(default_factory=dict)
-    members: set[str] = field(default_factory=set)
-
-    async def lease(self, member: str, rates: Sequence[RateAsk], gauges: Sequence[GaugeAsk]) -> Leases:
-        if not self.is_up:
-            raise self.error
-        self.members.add(member)
-        granted, allowed = [], []
-        for each in rates:
-            pool, amount = lease_rate(self.pools.get(each.subject), each, self.now, len(self.members))
-            self.pools[each.subject] = pool
-            granted.append((amount, pool.level))
-        for gauge in gauges:
-            others = [
-                held for (subject, who), held in self.holdings.items() if subject == gauge.subject and who != member
-            ]
-            allowed.append(lease_gauge(gauge, others))
-            self.holdings[gauge.subject, member] = gauge.wanted, max(allowed[-1], gauge.used)
-        return Leases(len(self.members), granted, allowed)
-
-    async def leave(self, member: str) -> None:
-        self.members.discard(member)
-        for key in [key for key in self.holdings if key[1] == member]:
-            del self.holdings[key]
-
-
-class Router:
-    def __init__(self, database: Database, config: QuotasConfig) -> None:
-        self.metrics = Metrics()
-        self.quotas = Quotas(config, self.metrics, clock=lambda: database.now)
-        self.sharing = Sharing(self.quotas, database.lease, database.leave, self.metrics, clock=lambda: database.now)
-        self.num_admitted = 0
-
-    def offer(self, num_requests: int, use: Use) -> None:
-        """Requests that end at once."""
-        for _ in range(num_requests):
-            try:
-                with self.quotas.admission(ACME) as admission:
-                    admission.take(use, None, None)
-                    admission.settle(use.prompt_tokens, use.output_tokens)
-                    self.num_admitted += 1
-            except QuotaExceeded:
-                pass
-
-
-def routers(database: Database, **limits: float) -> tuple[Router, Router]:
-    config = QuotasConfig.model_validate({"default": limits})
-    return Router(database, config), Router(database, config)
-
-
-async def run(database: Database, pair: Sequence[Router], offered: Sequence[int], use: Use, seconds: float) -> None:
-    """Each router gets so many requests in every step. They renew their leases every second step, not together."""
-    for step in range(round(seconds / STEP_S)):
-        database.now += STEP_S
-        for number, (router, count) in enumerate(zip(pair, offered, strict=True)):
-            router.offer(count, use)
-            if step % 2 == number:
-                await router.sharing.renew()
+from router.quotas.quotas import Admission
 
 
 @pytest.mark.parametrize("offered", [(8, 8), (14, 2), (16, 0)])
