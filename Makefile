@@ -29,7 +29,7 @@ TEST_PROCESSES ?= 2
 SPREAD = -n $(TEST_PROCESSES) --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev setup-gpu prometheus serve test test-fast test-chart test-long lint format bench proto clean
+.PHONY: help setup setup-dev setup-gpu prometheus chromium serve test test-fast test-chart test-long lint format bench proto clean
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -79,11 +79,25 @@ prometheus: setup-dev ## get Prometheus for the tests, on Debian and Ubuntu
 	@command -v promtool >/dev/null || test -x $(VENV)/prometheus/usr/bin/promtool \
 		|| echo "Prometheus cannot be had here: tests of alerts and dashboards will be skipped."
 
+# A headless Chromium for the tests of the console: a browser on PATH, or Debian's package and the libraries that this
+# machine lacks, unpacked into .venv without installing them. Where neither works, those tests are skipped and say so.
+chromium: setup-dev ## get a headless Chromium for the tests, on Debian
+	@for name in chromium-headless-shell chromium chromium-browser google-chrome chrome; do \
+		command -v $$name >/dev/null && exit; done; \
+	unpacked=$(abspath $(VENV))/chromium; program=$$unpacked/usr/lib/chromium/chromium-headless-shell; \
+	download() { names=$$(apt-get -s install --no-install-recommends chromium-headless-shell 2>/dev/null \
+		| awk '$$1 == "Inst" {print $$2}') && test -n "$$names" && $(APT) download $$names >/dev/null 2>&1; }; \
+	test -x $$program || { folder=$$(mktemp -d) && cd $$folder \
+		&& { download || { $(APT) update >/dev/null 2>&1 && download; }; } && rm -rf $$unpacked.partial \
+		&& for each in *.deb; do dpkg -x $$each $$unpacked.partial; done \
+		&& rm -rf $$unpacked && mv $$unpacked.partial $$unpacked; rm -rf $$folder; }; \
+	test -x $$program || echo "Chromium cannot be had here: tests of the console in a browser will be skipped."
+
 serve: $(if $(ON_GPU),setup-gpu,setup) ## start a demo cluster, on the GPUs of this machine if it has some: print the URL
 	@$(SERVE_BIN)/prelude demo $(DEMO) --device $(DEVICE) >/dev/null
 	@exec $(SERVE_BIN)/prelude up --config $(DEMO)/cluster.yaml
 
-test: setup-dev prometheus ## run every test
+test: setup-dev prometheus chromium ## run every test
 	@$(BIN)/python -m pytest $(SPREAD) -m "not long" --durations 20
 
 test-fast: setup-dev ## run the tests without engines and without the slow ones: under three minutes
@@ -92,7 +106,7 @@ test-fast: setup-dev ## run the tests without engines and without the slow ones:
 test-chart: setup-dev ## test the Helm chart and the images; part of `make test`
 	@$(BIN)/python -m pytest tests/chart
 
-test-long: setup-dev prometheus ## run the long tests too: soak, hundreds of kills
+test-long: setup-dev prometheus chromium ## run the long tests too: soak, hundreds of kills
 	@$(BIN)/python -m pytest $(SPREAD) --durations 20
 
 lint: setup-dev ## check format, style and types

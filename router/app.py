@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, nullcontext
 from pathlib import Path
 from random import Random
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from starlette.applications import Starlette
@@ -22,6 +23,7 @@ from adapters.audit_file import AuditFile
 from adapters.catalog.quota_leases import GaugeAsk, Leases, RateAsk
 from adapters.catalog.records import AuditEvent
 from adapters.errors import AdapterError
+from adapters.scopes import Scope
 from cluster.config.discovery import DiscoveryConfig
 from cluster.config.router import RouterConfig
 from cluster.control.transport import PLAIN, Transport
@@ -33,6 +35,8 @@ from router.api.completions import CompletionsEndpoint
 from router.api.placement_page import PlacementPage
 from router.api.status_pages import Pages
 from router.api.tokenization import TokenizationEndpoint
+from router.console import listeners
+from router.console.state import SIBLING_PAGE, ConsoleState
 from router.errors import RouterError, UnknownPath, WrongMethod, answer_of
 from router.fleet.fleet import Fleet
 from router.fleet.fleet_state import FleetState
@@ -46,7 +50,7 @@ from router.http.connections import ConnectionLimits
 from router.identity.audit import Append, AuditLog
 from router.identity.gate import Gate, check_scope
 from router.identity.principal import Principal, principal_of, set_principal
-from router.identity.scopes import SCOPE_OF
+from router.identity.scopes import CONSOLE_SCOPE_OF, PUBLIC, SCOPE_OF
 from router.management.adapters_export import ExportEndpoint
 from router.management.adapters_http import AdaptersEndpoint
 from router.management.adapters_import import ImportEndpoint
@@ -68,7 +72,7 @@ from router.revisions.memory_only import MemoryOnlyRevisions
 if TYPE_CHECKING:
     from router.identity.oidc import OidcTokens
 
-_ADMIN_PATH = re.compile(r"/metrics$|/debug/")
+_ADMIN_PATH = re.compile(r"/metrics$|/debug/|/console")
 _LEASE_S = 2.0  # for the catalog to answer
 _ABORT_S = 2.0  # for requests that the server cancelled to abort their engine calls
 
@@ -116,7 +120,8 @@ def build_app(
     limits = Limits(config.max_choices, vocabulary, context_length, config.limits)
     room = BodyRoom(config.limits.in_flight_bytes)
     metrics.read_body_bytes(lambda: room.num_bytes)
-    pages = Pages(backends, adapters, requests, siblings)
+    console = ConsoleState(backends, requests, siblings)
+    pages = Pages(backends, adapters, requests, siblings, {SIBLING_PAGE: console.own})
     sharing = _sharing(quotas, adapters, metrics) if shares_quotas else None
     audit = AuditLog(_audit_sink(adapters, audit_file), metrics.audit_lost.inc)
     tokens = _tokens(config)
@@ -170,6 +175,8 @@ def build_app(
     for endpoint_kind in (ImportEndpoint, ExportEndpoint, WorkersEndpoint, VllmEndpoint, AdaptersEndpoint):
         management_routes += endpoint_kind(management).routes
 
+    console_routes = listeners.client_routes(config, console, model)
+
     async def refuse(request: Request, error: Exception) -> Response:
         audit.denied(request.scope, principal_of(request.scope), error)
         return _error_response(request, error)
@@ -182,18 +189,28 @@ def build_app(
             openapi.route(limits, importlib.metadata.version("prelude")),
             *management_routes,
             *pages.routes,
+            *console_routes,
         ],
         lifespan=lifespan,
         exception_handlers={**_HANDLERS, RouterError: refuse, AdapterError: refuse},
     )
+    public = dict.fromkeys(openapi.operations_of(console_routes), PUBLIC) | CONSOLE_SCOPE_OF
+    for route in app.router.routes:
+        _guard(route, public)
+    gate = Gate(
+        config.auth, adapters.directory, tokens, [path for (_, path), scope in public.items() if scope is PUBLIC]
+    )
+    router = RouterApp(app, {route.path: route.endpoint for route in completions}, fleet, gate, metrics, audit)
     admin_app = Starlette(
-        routes=[*pages.admin_routes, *PlacementPage(backends, adapters).routes], exception_handlers=_HANDLERS
+        routes=[
+            *pages.admin_routes,
+            *PlacementPage(backends, adapters).routes,
+            *listeners.admin_routes(config, console, model, router),
+        ],
+        exception_handlers=_HANDLERS,
     )
     app.router.redirect_slashes = admin_app.router.redirect_slashes = False
-    for route in app.router.routes:
-        _guard(route)
-    gate = Gate(config.auth, adapters.directory, tokens)
-    return RouterApp(app, {route.path: route.endpoint for route in completions}, fleet, gate, metrics, audit)
+    return router
 
 
 def _quotas(
@@ -240,9 +257,10 @@ def _tokens(config: RouterConfig) -> OidcTokens | None:
     return OidcTokens(config.auth.oidc)
 
 
-def _guard(route: Any) -> None:
-    """Have a route check the caller's scope. Raises KeyError for one that the table of scopes lacks."""
-    needed = {method: SCOPE_OF[method, path] for method, path in openapi.operations_of([route])}
+def _guard(route: Any, more: Mapping[tuple[str, str], Scope | None] = MappingProxyType({})) -> None:
+    """Have a route check the caller's scope. Raises KeyError for one that neither table of scopes has."""
+    scope_of = {**SCOPE_OF, **more}
+    needed = {method: scope_of[method, path] for method, path in openapi.operations_of([route])}
     if "GET" in needed:
         needed["HEAD"] = needed["GET"]
     endpoint = route.app

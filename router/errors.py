@@ -13,6 +13,7 @@
     │   ├── UnknownPath, WrongMethod
     │   ├── NotOffered               a path of OpenAI or SGLang that engines here cannot serve
     │   ├── ManagementOff            adapter management is disabled
+    │   ├── ConsoleRefused           a call through the admin listener that is not the console's own
     │   ├── UnknownWorker            no such worker, or one that holds no adapters
     │   ├── UnknownModel             neither the base model nor an adapter
     │   ├── ConflictingAdapters      `adapter` and `model` name different adapters
@@ -135,6 +136,11 @@ class WrongMethod(RequestError):
 
 class ManagementOff(RequestError):
     code = "management_off"
+    http_status = 403
+
+
+class ConsoleRefused(RequestError):
+    code = "console_refused"
     http_status = 403
 
 

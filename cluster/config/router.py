@@ -84,7 +84,10 @@ class AuthConfig(Section):
 
 
 class AdminConfig(Section):
-    """The router's admin listener: /metrics, /debug/…, and /ready in detail. It asks for no key: keep it private."""
+    """The router's admin listener: /console, /metrics, /debug/…, /ready in detail. It asks for no key: keep it private.
+
+    What the console calls beneath /console/v1/ asks for keys as the router does.
+    """
 
     host: str = "127.0.0.1"
     port: Port | None = None  # None: the one after router.port; `prelude up` takes another one if that is in use
@@ -125,6 +128,7 @@ class RouterConfig(Section):
     share_base_prefixes: bool = False  # one prefix cache for the base model's prompts of all tenants
     tls: ClientTlsConfig | None = None  # None: plain HTTP
     admin: AdminConfig = AdminConfig()
+    console: bool = False  # the admin listener's /console also at / of this port; with `auth`, for administrators
     http: HttpConfig = HttpConfig()
     processes: Annotated[int, Field(ge=1, le=64)] = 1  # that share the port, each with its own view of the workers
     max_body_bytes: Annotated[int, Field(ge=1024)] = 16 * 1024**2

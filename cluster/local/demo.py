@@ -84,7 +84,7 @@ def demo_config(num_gpus: int = 0) -> dict:
             "tool_call_parser": "qwen25",
         },
         "engine": {**engine, "chunked_prefill_tokens": 256},
-        "router": {"management": True},  # the router listens on localhost only
+        "router": {"management": True, "console": True},  # the router listens on localhost only
         "workers": {"prefill-0": {"role": "prefill", **worker}, "decode-0": {"role": "decode", **worker}},
         "adapters": {f"a{number}": {"path": f"adapters/a{number}"} for number in range(NUM_ADAPTERS)},
     }

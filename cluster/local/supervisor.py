@@ -230,6 +230,7 @@ def _welcome(cluster: LocalCluster) -> str:
     adapter = next(iter(cluster.config.adapters), None)
     extra_json = f', "adapter": "{adapter}"' if adapter else ""
     extra_python = f', extra_body={{"adapter": "{adapter}"}}' if adapter else ""
+    console = f"{cluster.url}/" if cluster.config.router.console else f"{cluster.admin_url}/console"
     asks_for_keys = cluster.config.router.auth is not None
     key, authorization = ("KEY", " -H 'Authorization: Bearer KEY'") if asks_for_keys else ("none", "")
     return f"""
@@ -244,5 +245,6 @@ Prelude is ready: {cluster.url}
       messages=[{{"role": "user", "content": "Hello"}}]{extra_python})
   print(answer.choices[0].message.content)
 
+Console: {console}
 Metrics: {cluster.admin_url}/metrics   Logs: {cluster.logs}   Stop: Ctrl-C
 """

@@ -131,7 +131,13 @@ ANSWERS: dict[str, Schema] = {
     "AdapterDetails": _object(
         **_ADAPTER,
         aliases=_by_name(_COUNT),
-        revisions=_list(_object(**_CONTENT, created_at=_TEXT)),
+        revisions=_list(
+            _object(
+                **_CONTENT,
+                created_at=_TEXT,
+                workers=_object(host=_list(_NAME), disk=_list(_NAME), memory_only=_list(_NAME)),
+            )
+        ),
         num_revisions=_COUNT,
         workers=_object(host=_list(_NAME), disk=_list(_NAME)),
     ),

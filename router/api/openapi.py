@@ -94,6 +94,8 @@ ADMIN_OPERATIONS: dict[tuple[str, str], Operation] = {
     ("GET", "/debug/placement"): Operation(
         "Where a request would go now, and why", _JSON, query=("adapter", "prompt_tokens", "answer_tokens")
     ),
+    ("GET", "/console"): Operation("The console, a page for browsers", "text/html"),
+    ("GET", "/console/state"): Operation("The fleet and the requests in flight, for the console", _JSON),
 }
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from itertools import islice
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -43,12 +44,18 @@ class Pages:
     """The pages that need no engine."""
 
     def __init__(
-        self, backends: Backends, adapters: AdapterService, requests: Requests, siblings: Siblings | None = None
+        self,
+        backends: Backends,
+        adapters: AdapterService,
+        requests: Requests,
+        siblings: Siblings | None = None,
+        more_pages: Mapping[str, Callable[[], bytes]] = MappingProxyType({}),  # that siblings may ask for, by name
     ) -> None:
         self._backends = backends
         self._adapters = adapters
         self._requests = requests
         self._siblings = siblings
+        self._more_pages = more_pages
         self._waits_for_siblings = siblings is not None  # until all of them have been ready once
         self._started_at = int(time.time())
 
@@ -167,6 +174,7 @@ class Pages:
             "ready": lambda: msgspec.json.encode(self._readiness()["ready"]),
             "metrics": self._own_metrics,
             "requests": lambda: msgspec.json.encode(self._own_requests()),
+            **self._more_pages,
         }
         async with self._siblings.serving(pages):
             yield

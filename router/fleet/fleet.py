@@ -190,6 +190,18 @@ class Fleet:
         """The connected workers that have a revision on their disk, by name."""
         return self._connected(lambda residency: revision_id in residency.disk)
 
+    def holders_of(self, revision_ids: Sequence[str]) -> list[dict[str, list[str]]]:
+        """For each revision, the connected workers that have it, by tier and name: host, disk, memory_only."""
+        views = [(name, view.residency) for name, view in sorted(self._views.items()) if view.is_connected]
+        return [
+            {
+                "host": [name for name, residency in views if revision_id in residency.host],
+                "disk": [name for name, residency in views if revision_id in residency.disk],
+                "memory_only": [name for name, residency in views if revision_id in residency.memory_only],
+            }
+            for revision_id in revision_ids
+        ]
+
     def workers_with_in_memory_only(self) -> dict[str, list[str]]:
         """By revision id, the connected workers that have a revision that is in no store."""
         found: dict[str, list[str]] = {}

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
+from itertools import islice
 from types import TracebackType
 from typing import Any
 
@@ -79,6 +80,11 @@ class RequestState:
     def age_s(self) -> float:
         return time.monotonic() - self.started_at
 
+    @property
+    def num_output_tokens(self) -> int:
+        """So far. Of a stream whose tokens no engine has counted, events, of which one ends it."""
+        return self.num_completion_tokens if self.num_completion_tokens is not None else max(0, self.num_events - 1)
+
     def described(self) -> dict[str, Any]:
         """For the debug page."""
         return {
@@ -97,6 +103,7 @@ class Requests:
 
     def __init__(self) -> None:
         self._by_id: dict[str, RequestState] = {}
+        self._num_tokens_before = 0  # of the requests that have ended
         self._has_emptied = asyncio.Event()
 
     def __len__(self) -> int:
@@ -113,6 +120,7 @@ class Requests:
     def remove(self, state: RequestState) -> None:
         """It has ended."""
         del self._by_id[state.request_id]
+        self._num_tokens_before += state.num_output_tokens
         if not self._by_id:
             self._has_emptied.set()
 
@@ -124,9 +132,14 @@ class Requests:
                     self._has_emptied.clear()
                     await self._has_emptied.wait()
 
-    def described(self) -> list[dict[str, Any]]:
-        """All records for the debug page, oldest first."""
-        return [state.described() for state in self._by_id.values()]
+    @property
+    def num_output_tokens(self) -> int:
+        """Of all requests since the start, those in flight included."""
+        return self._num_tokens_before + sum(state.num_output_tokens for state in self._by_id.values())
+
+    def described(self, limit: int | None = None) -> list[dict[str, Any]]:
+        """The records for the debug page, oldest first; all of them, or so many."""
+        return [state.described() for state in islice(self._by_id.values(), limit)]
 
 
 class _Recorded:

@@ -34,11 +34,18 @@ class Tokens(Protocol):
 class Gate:
     """Says who makes a request. Without `auth` that is anybody, who may do everything."""
 
-    def __init__(self, auth: AuthConfig | None, directory: Directory, tokens: Tokens | None = None) -> None:
+    def __init__(
+        self,
+        auth: AuthConfig | None,
+        directory: Directory,
+        tokens: Tokens | None = None,
+        more_public_paths: Collection[str] = (),
+    ) -> None:
         self._is_open = auth is None
         self._takes_keys = auth is not None and auth.keys
         self._directory = directory
         self._tokens = tokens
+        self._public_paths = PUBLIC_PATHS.union(more_public_paths)
 
     def known(self, scope: dict[str, Any]) -> Principal | None:
         """Who makes a request; None if its token must be `verified`.
@@ -47,7 +54,7 @@ class Gate:
         """
         if self._is_open:
             return ANYBODY
-        if scope["path"] in PUBLIC_PATHS:
+        if scope["path"] in self._public_paths:
             return NOBODY
         credential = _credential_in(scope)
         if credential.startswith(PREFIX):

@@ -43,4 +43,9 @@ SCOPE_OF: dict[tuple[str, str], Scope | None] = {
     **{("POST", f"{_ONE}/{verb}"): Scope.WORKERS_OPERATE for verb in ("prewarm", "pin", "unpin", "evict")},
 }
 
+# Of the console, where the listener of clients has it. Its files are the same for everybody.
+CONSOLE_SCOPE_OF: dict[tuple[str, str], Scope | None] = {
+    ("GET", "/console/state"): Scope.ADMIN,  # names all tenants' adapters
+}
+
 PUBLIC_PATHS = frozenset(path for (_, path), scope in SCOPE_OF.items() if scope is PUBLIC)

@@ -78,7 +78,7 @@ class AdaptersEndpoint:
         return json_answer({**body, "last_id": found[-1].full_name if found else None})
 
     async def show(self, request: Request) -> Response:
-        """One adapter with its aliases, its newest revisions, and the workers that have the latest one."""
+        """One adapter with its aliases, its newest revisions, and the workers that have each of them."""
         check_known(request.query_params, ("limit",))
         tenant, name = self._management.readable(request)
         limit = _limit(request.query_params.get("limit"))
@@ -86,7 +86,10 @@ class AdaptersEndpoint:
         fleet = self._management.backends.fleet
         latest = details.summary.revision_id
         workers = {"host": fleet.workers_with(latest), "disk": fleet.workers_with_on_disk(latest)}
-        return json_answer({**details_as_json(details), "workers": workers})
+        body = details_as_json(details)
+        holders = fleet.holders_of([each.revision_id for each in details.revisions])
+        revisions = [{**each, "workers": held} for each, held in zip(body["revisions"], holders, strict=True)]
+        return json_answer({**body, "revisions": revisions, "workers": workers})
 
     async def delete(self, request: Request) -> Response:
         """Delete an adapter. It can be restored until garbage collection."""

@@ -28,7 +28,7 @@ OWN_OUTPUT = (
     r"There is no authentication: the router serves this machine only\.\n"
     r"Starting 2 workers and the router\.\n"
     r"(?: +\d+\.\d s  (?:router|prefill-0|decode-0): .+\n)+"
-    r"\nPrelude is ready: .+\n(?:.*\n){9}\nMetrics: .+   Logs: .+   Stop: Ctrl-C\n\nStopping\.\n"
+    r"\nPrelude is ready: .+\n(?:.*\n){9}\nConsole: .+\nMetrics: .+   Logs: .+   Stop: Ctrl-C\n\nStopping\.\n"
 )
 
 

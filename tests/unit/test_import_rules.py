@@ -57,7 +57,7 @@ router.identity
 router.fleet router.quotas
 router.placement router.revisions
 router.generation
-router.api router.management
+router.api router.management router.console
 router
 prefill_worker.residency.errors prefill_worker.residency.threads prefill_worker.residency.acceptance
 prefill_worker.residency.metrics prefill_worker.residency.tiers

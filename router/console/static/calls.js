@@ -1,0 +1,85 @@
+// Calls of the router. The API key is in this module's memory only: in no URL, cookie or storage, and gone with the page.
+
+const { calls, needsKey, stateNeedsKey } = document.body.dataset;
+const TIMEOUT_MS = 8000;
+const MAX_EVENT = 1 << 20; // characters of one event of a stream
+
+let key = "";
+
+export const asksForKeys = needsKey === "true";
+// Over plain HTTP from another machine, everybody between could read a key.
+export const mayTakeKey = window.isSecureContext;
+export const hasKey = () => key !== "";
+export const canCall = () => !asksForKeys || hasKey();
+export const canAskState = () => stateNeedsKey !== "true" || hasKey();
+
+export function setKey(value) {
+  key = value.trim();
+}
+
+export class CallFailed extends Error {
+  constructor(status, code, message) {
+    super(message);
+    this.status = status;
+    this.code = code;
+  }
+}
+
+export const getState = () => getJson("/console/state");
+export const getApi = (path) => getJson(calls + path);
+
+async function getJson(path) {
+  const answer = await fetch(path, { headers: headers(), ...SAFE, signal: AbortSignal.timeout(TIMEOUT_MS) });
+  if (!answer.ok) throw await failure(answer);
+  return answer.json();
+}
+
+// Calls `onHead(headers)` once, then `onEvent(event)` for each event, until the stream ends.
+export async function stream(path, body, signal, onHead, onEvent) {
+  const answer = await fetch(calls + path, {
+    method: "POST",
+    headers: { ...headers(), "content-type": "application/json" },
+    body: JSON.stringify(body),
+    ...SAFE,
+    signal,
+  });
+  if (!answer.ok) throw await failure(answer);
+  onHead(answer.headers);
+  const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
+  let rest = "";
+  let isComplete = false;
+  for (;;) {
+    const { value, done } = await reader.read();
+    if (done) break;
+    const events = (rest + value).split("\n\n");
+    rest = events.pop();
+    if (rest.length > MAX_EVENT) throw new CallFailed(200, "too_long", "an event of the answer is too long");
+    for (const event of events) {
+      if (!event.startsWith("data: ")) continue;
+      const data = event.slice(6);
+      if (data === "[DONE]") {
+        isComplete = true;
+        continue;
+      }
+      const parsed = JSON.parse(data);
+      if (parsed.error) throw new CallFailed(200, parsed.error.code, parsed.error.message);
+      onEvent(parsed);
+    }
+  }
+  if (!isComplete) throw new CallFailed(200, "cut_off", "the answer ended early");
+}
+
+const SAFE = { cache: "no-store", credentials: "omit", redirect: "error", referrerPolicy: "no-referrer" };
+
+function headers() {
+  return key ? { authorization: `Bearer ${key}` } : {};
+}
+
+async function failure(answer) {
+  try {
+    const { error } = await answer.json();
+    return new CallFailed(answer.status, error.code, error.message);
+  } catch {
+    return new CallFailed(answer.status, "unreadable", `the router answered with ${answer.status}`);
+  }
+}

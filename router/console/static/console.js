@@ -1,0 +1,162 @@
+// The console: asks for the state once a second, and shows it.
+
+import { refreshAdapters, prepareAdapters, tryAgain } from "./adapters.js";
+import { asksForKeys, CallFailed, canAskState, getState, hasKey, mayTakeKey, setKey } from "./calls.js";
+import { Chart, quantile } from "./charts.js";
+import { byId, count, seconds, setText } from "./dom.js";
+import { showFleet } from "./fleet.js";
+import { showRequests } from "./requests.js";
+import { prepareTry } from "./try.js";
+
+const PERIOD_MS = 1000;
+const LATENCY_POINTS = 30; // first tokens of the last half minute make one number
+
+const tabs = [...document.querySelectorAll("[role=tab]")];
+const charts = Object.fromEntries(["tokens", "first", "flight"].map((name) => [name, new Chart(byId(`${name}-chart`))]));
+const history = []; // of states' counters, the newest last
+let stateRefusal = "";
+let timer = null;
+let isAsking = false;
+
+function shown() {
+  return tabs.find((tab) => tab.getAttribute("aria-selected") === "true").getAttribute("aria-controls");
+}
+
+function show(view, takesFocus = false) {
+  for (const tab of tabs) {
+    const isIt = tab.getAttribute("aria-controls") === view;
+    tab.setAttribute("aria-selected", String(isIt));
+    tab.tabIndex = isIt ? 0 : -1;
+    byId(tab.getAttribute("aria-controls")).hidden = !isIt;
+    if (isIt && takesFocus) tab.focus();
+  }
+  window.history.replaceState(null, "", `#${view}`);
+  askSoon();
+}
+
+function prepareTabs() {
+  for (const tab of tabs) {
+    tab.addEventListener("click", () => show(tab.getAttribute("aria-controls")));
+    tab.addEventListener("keydown", (event) => {
+      const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
+      const end = { Home: 0, End: tabs.length - 1 }[event.key];
+      if (step === undefined && end === undefined) return;
+      event.preventDefault();
+      const next = end ?? (tabs.indexOf(tab) + step + tabs.length) % tabs.length;
+      show(tabs[next].getAttribute("aria-controls"), true);
+    });
+  }
+  const asked = tabs.find((tab) => `#${tab.getAttribute("aria-controls")}` === window.location.hash);
+  if (asked) show(asked.getAttribute("aria-controls"));
+}
+
+function prepareKey() {
+  if (!asksForKeys) return;
+  const note = byId("key-note");
+  note.hidden = false;
+  if (!mayTakeKey) {
+    setText(note, "This page came over plain HTTP from another machine, so it takes no key: everybody on the way could read it. Open it through a tunnel (ssh -L, kubectl port-forward) or over HTTPS.");
+    return;
+  }
+  byId("key-form").hidden = false;
+  setText(note, "The router asks for keys. adapters:read shows adapters, infer tries prompts, admin sees all tenants. The key stays in this page's memory until it is closed.");
+  byId("key-form").addEventListener("submit", (event) => {
+    event.preventDefault();
+    use(byId("key").value);
+  });
+  byId("forget").addEventListener("click", () => use(""));
+  if (!canAskState()) byId("key").focus();
+}
+
+function use(value) {
+  setKey(value);
+  byId("key").value = "";
+  byId("forget").hidden = !hasKey();
+  byId("key").placeholder = hasKey() ? "a key is in use" : "";
+  stateRefusal = "";
+  tryAgain();
+  askSoon();
+}
+
+function askSoon() {
+  if (isAsking) return;
+  clearTimeout(timer);
+  timer = setTimeout(ask, 0);
+}
+
+async function ask() {
+  isAsking = true;
+  clearTimeout(timer);
+  const beganAt = performance.now();
+  await Promise.all([
+    askState().catch(notConnected),
+    shown() === "adapters" || shown() === "try" ? refreshAdapters().catch(notConnected) : null,
+  ]);
+  isAsking = false;
+  if (!document.hidden) timer = setTimeout(ask, Math.max(50, PERIOD_MS - (performance.now() - beganAt)));
+}
+
+async function askState() {
+  if (!canAskState()) {
+    setConnection("", "Waits for a key");
+    return;
+  }
+  if (stateRefusal) return;
+  const state = await getState();
+  setConnection("good", `Live, ${new Date().toLocaleTimeString("en-GB")}`);
+  showNumbers(state);
+  showFleet(state);
+  showRequests(state);
+}
+
+function notConnected(error) {
+  if (error instanceof CallFailed && (error.status === 401 || error.status === 403)) stateRefusal = error.message;
+  const why = error instanceof CallFailed ? error.message : "The router does not answer; it is asked again each second";
+  setConnection("bad", why);
+}
+
+function setConnection(state, text) {
+  const where = byId("connection");
+  where.dataset.state = state;
+  setText(where, text);
+}
+
+function showNumbers(state) {
+  if (history.length && history[history.length - 1].at === state.uptime_s) return; // the same one again
+  history.push({ at: state.uptime_s, processes: state.processes });
+  if (history.length > LATENCY_POINTS + 1) history.shift();
+  const newest = history[history.length - 1];
+  const before = history[history.length - 2];
+  const tokens = before ? increase(before, newest, tokensOf) / (newest.at - before.at) : null;
+  const buckets = state.first_token_le_s.map((_, i) => increase(history[0], newest, (each) => each.first_tokens[i] ?? 0));
+  const [half, most] = [0.5, 0.95].map((share) => quantile(share, state.first_token_le_s, buckets));
+  setText(byId("tokens-now"), tokens === null ? "–" : count(tokens));
+  setText(byId("first-now"), half === null ? "–" : `${seconds(half)}, 95%: ${seconds(most)}`);
+  setText(byId("flight-now"), count(state.num_requests));
+  setText(byId("workers-now"), `${count(state.num_placeable)} of ${count(state.num_workers)}`);
+  const roles = ["prefill", "decode", "unified"].map((role) => [role, state.workers.filter((each) => each.role === role).length]);
+  setText(byId("workers-note"), roles.filter(([, n]) => n).map(([role, n]) => `${n} ${role}`).join(", "));
+  charts.tokens.add(tokens);
+  charts.first.add(half);
+  charts.flight.add(state.num_requests);
+}
+
+const tokensOf = (process) => process.tokens;
+
+// Of the processes that answered both times. One that has restarted counts from nothing.
+function increase(before, newest, of) {
+  let sum = 0;
+  for (const [number, now] of Object.entries(newest.processes)) {
+    const then = before.processes[number];
+    if (then !== undefined) sum += Math.max(0, of(now) - of(then));
+  }
+  return sum;
+}
+
+setText(byId("model"), document.body.dataset.model);
+prepareTabs();
+prepareAdapters(askSoon);
+prepareTry();
+prepareKey();
+document.addEventListener("visibilitychange", () => document.hidden || askSoon());
+ask();

@@ -1,0 +1,269 @@
+"""The console in a real headless Chromium, against a router with stand-in workers.
+
+Skipped, with the reason, where there is no browser: `make chromium` gets one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sqlite3
+from pathlib import Path
+
+import pytest
+from support.browser import Page, browsing
+from support.keyed_cluster import keyed_cluster
+from support.management_calls import ask, id_of, lora, managing, upload
+from support.router_stand_ins import REVISION_ID, ClusterStandIn, stops_after
+
+from adapters.scopes import Scope
+from router.console.page import ASSETS
+
+pytestmark = pytest.mark.slow  # a browser starts
+
+HOSTILE = "<img src=/x onerror=window.hit=1><script>window.hit=1</script>"
+
+
+async def open_view(page: Page, view: str) -> None:
+    await page.js(f"document.getElementById('tab-{view}').click()")
+
+
+async def choose(page: Page, adapter: str) -> None:
+    await page.js(f"document.querySelector('[data-key={json.dumps(adapter)}] button').click()")
+
+
+async def send(page: Page, prompt: str, left: str, right: str) -> None:
+    for name, value in (("prompt", prompt), ("left-adapter", left), ("right-adapter", right)):
+        await page.js(f"document.getElementById('{name}').value = {json.dumps(value)}")
+    await page.js("document.getElementById('send').click()")
+
+
+def check_origin(page: Page, *allowed: str) -> None:
+    """Nothing was asked of anybody but the router, and nothing failed."""
+    assert page.errors == []
+    assert [url for url in page.urls if not url.startswith(allowed)] == []
+
+
+def test_views_updates_and_a_rollback(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with managing(1, 2) as cluster, browsing() as page:
+            for seed in (1, 2):
+                await upload(cluster, lora(tmp_path, seed), name="acme/poet")
+            await page.go(f"{cluster.admin_url}/console")
+            assert await page.text("h1") == "Prelude base"
+            await check_fleet(cluster, page)
+            await check_requests(cluster, page)
+            await check_adapters(cluster, page, tmp_path)
+            await check_try(cluster, page)
+            check_origin(page, f"{cluster.admin_url}/console")
+            assert {url.rpartition("/")[2] for url in page.urls} >= set(ASSETS) - {"icon.svg"}
+
+    asyncio.run(scenario())
+
+
+async def check_fleet(cluster: ClusterStandIn, page: Page) -> None:
+    await page.shows("#connection", "Live")
+    await page.shows("#worker-rows [data-key=p0]", "prefill")
+    await page.shows("#pair-rows", "p0warmwarm")
+    await page.shows("#workers-now", "3 of 3")
+    await cluster.decode[1].change(ready=False, reason="its engine restarts")  # seen without a reload
+    await page.shows("#worker-rows [data-key=d1]", "not ready: its engine restarts")
+    await page.shows("#pair-rows", "p0warmd1: not ready")
+    await page.shows("#workers-now", "2 of 3")
+    await cluster.decode[1].change(ready=True, reason="")
+    await page.shows("#workers-now", "3 of 3")
+    del cluster.prefill[0].state.warm_pairs[:]
+    await cluster.prefill[0].change()
+    await page.shows("#pair-rows", "p0not warm yetnot warm yet")
+    await cluster.warm()
+    await page.shows("#pair-rows", "p0warmwarm")
+
+
+async def check_requests(cluster: ClusterStandIn, page: Page) -> None:
+    await open_view(page, "requests")
+    await page.shows("#requests-note", "No request is in flight")
+    for worker in cluster.decode:
+        worker.engine.behaviours = [stops_after(2)]
+    asking = asyncio.create_task(cluster.stream(prompt="secret", adapter="a0"))
+    await page.shows("#request-rows", f"completions, streameda0{REVISION_ID[7:19]}")
+    await page.shows("#request-rows", "streams (p0 → d")
+    await page.shows("#flight-now", "1")
+    assert "secret" not in await page.js("document.documentElement.outerHTML")
+    asking.cancel()
+    await asyncio.gather(asking, return_exceptions=True)
+    await page.shows("#requests-note", "No request is in flight")
+    for worker in cluster.decode:
+        worker.engine.behaviours = []
+    await page.until("document.querySelector('#first-now').textContent.includes('ms, 95%:')")
+    assert await page.js("document.querySelectorAll('.chart path.line[d^=M]').length") == 3
+
+
+async def check_adapters(cluster: ClusterStandIn, page: Page, folder: Path) -> None:
+    await open_view(page, "adapters")
+    old, new = (id_of(folder, seed)[7:19] for seed in (1, 2))
+    await page.shows("#adapter-rows [data-key='acme/poet']", f"r2{new}loraprefill")
+    await choose(page, "acme/poet")
+    await page.shows("#adapter-aliases", "@latest is r2")
+    await cluster.prefill[0].make_resident(id_of(folder, 2))
+    await cluster.prefill[0].send_delta(on_disk=[id_of(folder, 1)])
+    await page.shows("#revision-rows", f"r2{new}@latestp0–")
+    await page.shows("#revision-rows", f"r1{old}––p0")
+    # How many times the page asks from the roll-back until it shows it: it asks once a second.
+    await page.js(
+        """(() => {
+            const ask = window.fetch;
+            window.fetch = (url, ...rest) => {
+                window.asked += url.includes("/v1/adapters?");
+                return ask(url, ...rest);
+            };
+            new MutationObserver(() => { window.askedUntilSeen ??= window.asked })
+                .observe(document.querySelector("#adapter-rows [data-key='acme/poet']").children[1],
+                         {childList: true, characterData: true, subtree: true});
+        })()"""
+    )
+    assert (await ask(cluster, "POST", "/v1/adapters/acme/poet/rollback"))[0] == 200
+    await page.js("window.asked = 0")
+    await page.shows("#adapter-rows [data-key='acme/poet']", f"r1{old}")
+    assert await page.js("window.askedUntilSeen") <= 2
+    await page.shows("#adapter-aliases", "@latest is r1")
+    await page.shows("#revision-rows", f"r1{old}@latest–p0")
+    await page.js("document.getElementById('prefix').value = 'ev'")
+    await page.js("document.getElementById('prefix').dispatchEvent(new Event('input'))")
+    await page.until("document.querySelector('#adapter-rows').textContent.startsWith('everywhere')")
+    await page.js("document.getElementById('prefix').value = ''")
+
+
+async def check_try(cluster: ClusterStandIn, page: Page) -> None:
+    await open_view(page, "try")
+    await send(page, "Hi", "acme/poet", "")
+    await page.shows("#try-note", "Both are done")
+    assert [await page.text(f"#{side}-answer") for side in ("left", "right")] == ["Hello wide world"] * 2
+    await page.until(
+        "document.querySelector('#left-facts').textContent.match(/^revision [0-9a-f]{12}, first .*3 tokens/)"
+    )
+    assert (await page.text("#right-facts")).startswith("base model, first token after")
+    (left, right) = (body for worker in cluster.decode for body in worker.engine.requests if "messages" in body)
+    assert left["messages"] == right["messages"] == [{"role": "user", "content": "Hi"}]
+    # A stream is shown while it lasts, and can be stopped.
+    for worker in cluster.decode:
+        worker.engine.behaviours = [stops_after(3)] * 2
+    await send(page, "Hi", "a0", "acme/poet")
+    await page.shows("#left-answer", "Hello wide")
+    await page.shows("#right-answer", "Hello wide")
+    await page.js("document.getElementById('stop').click()")
+    await page.shows("#try-note", "Stopped")
+    for worker in cluster.decode:
+        worker.engine.behaviours = []
+
+
+def test_hostile_texts_stay_texts(tmp_path: Path) -> None:
+    def is_text(selector: str) -> str:
+        return f"document.querySelector('{selector}').textContent.includes({json.dumps(HOSTILE)})"
+
+    async def scenario() -> None:
+        async with managing(1, 1, folder=tmp_path / "cluster") as cluster, browsing() as page:
+            with sqlite3.connect(tmp_path / "cluster" / "catalog.db") as catalog:  # no importer would take it
+                catalog.execute("UPDATE adapters SET name = ? WHERE name = 'everywhere'", (HOSTILE,))
+            catalog.close()
+            await page.go(f"{cluster.admin_url}/console#adapters")
+            await page.until(is_text("#adapter-rows"))
+            await page.until(is_text("#adapter-rows th button"))
+            await page.js("document.querySelector('#adapter-rows button').click()")
+            await page.until(is_text("#adapter-note"))  # of the error, which names it
+            page.errors.clear()  # the browser logs the refused call
+            await page.js("document.querySelector('[data-key=a0] button').click()")
+            await page.until("document.querySelector('#adapter-name').textContent === 'a0'")
+            await cluster.decode[0].change(ready=False, reason=HOSTILE)
+            await page.until(is_text("#worker-rows"))
+            await cluster.decode[0].change(ready=True, reason="")
+            await page.shows("#workers-now", "2 of 2")
+            cluster.decode[0].engine.words = ("Once ", HOSTILE)
+            await open_view(page, "try")
+            await send(page, HOSTILE, "a0", HOSTILE)
+            await page.shows("#try-note", "with an error")
+            await page.until(is_text("#left-answer"))
+            await page.until(is_text("#right-answer"))
+            assert await page.js("window.hit") is None
+            assert await page.js("document.querySelectorAll('img, script:not([src])').length") == 0
+            assert not any(url.endswith("/x") for url in page.urls)
+
+            # And the policy would hold if the page's own code were wrong.
+            for attempt in ("document.body.innerHTML = '<b>'", "document.body.append(Object.assign("
+                            "document.createElement('script'), {text: 'window.hit = 1'}))"):  # fmt: skip
+                assert await page.js(f"(() => {{ try {{ {attempt}; return false }} catch (e) {{ return e.name }} }})()")
+            assert (
+                await page.js(f"fetch({json.dumps(cluster.url + '/health')}).then(() => 'got', () => 'blocked')")
+                == "blocked"
+            )
+            assert await page.js("window.hit") is None
+
+    asyncio.run(scenario())
+
+
+def test_with_the_keyboard_alone_and_a_key(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with keyed_cluster(tmp_path, 1, 1, console=True) as keyed, browsing() as page:
+            key = await keyed.key("acme", {Scope.ADMIN})
+            await page.go(f"{keyed.cluster.url}/")
+            await page.shows("#connection", "Waits for a key")
+            assert not any("/v1/" in url or url.endswith("/state") for url in page.urls)  # nothing to be refused
+            assert await page.focused() == "key"
+            await page.type("pk_wrong")
+            await page.press("Enter")
+            await page.shows("#connection", "key")
+            await page.until("document.querySelector('#connection').dataset.state === 'bad'")
+            page.errors.clear()  # the browser logs the refused calls
+            await page.type(key)
+            await page.press("Enter")
+            await page.shows("#connection", "Live")
+            assert key not in await page.js("document.documentElement.outerHTML + location.href + document.cookie")
+            assert await page.js(
+                "[localStorage.length, sessionStorage.length, document.querySelector('#key').value]"
+            ) == [
+                0,
+                0,
+                "",
+            ]
+            assert not any(key in url for url in page.urls)
+
+            for expected in ("Use", "forget", "tab-fleet"):
+                await page.press("Tab")
+                assert await page.focused() == expected
+            await page.press("ArrowRight")
+            assert await page.focused() == "tab-adapters"
+            assert await page.js("document.querySelector('#adapters').hidden") is False
+            await page.shows("#adapter-rows", "acme/bot")
+            for expected in ("adapters", "prefix", "acme/bot"):
+                await page.press("Tab")
+                assert await page.focused() == expected
+            await page.press("Enter")
+            await page.shows("#adapter-aliases", "@latest is r1")
+            shown_at = await page.text("#connection")
+            await page.until(f"document.querySelector('#connection').textContent !== {json.dumps(shown_at)}")
+            assert await page.focused() == "acme/bot"  # an update leaves the focus where it is
+            for expected in ("prefix", "adapters", "tab-adapters"):
+                await page.press("Tab", shift=True)
+                assert await page.focused() == expected
+            await page.press("End")
+            assert await page.focused() == "tab-try"
+            for expected in ("try", "prompt"):
+                await page.press("Tab")
+                assert await page.focused() == expected
+            await page.type("Hi there")
+            for expected in ("try-kind", "try-tokens", "try-temperature", "send"):
+                await page.press("Tab")
+                assert await page.focused() == expected
+            await page.press("Enter")
+            await page.shows("#try-note", "Both are done")
+            await page.press("Tab")
+            assert await page.focused() == "left-adapter"
+            await page.js("document.querySelector('#tab-try').focus()")
+            await page.press("ArrowRight")  # around
+            assert await page.focused() == "tab-fleet"
+            check_origin(page, f"{keyed.cluster.url}/")
+
+            await page.js("document.querySelector('#forget').focus()")
+            await page.press(" ")
+            await page.shows("#connection", "Waits for a key")
+
+    asyncio.run(scenario())

@@ -1,0 +1,198 @@
+"""GET /console/state, against stand-in workers."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+from support.management_calls import ask, managing
+from support.router_stand_ins import REVISION_ID, ClusterStandIn, eventually, hangs, running_cluster
+
+from router.console.state import ConsoleState, _bounds, _counts
+from router.generation.request_state import Requests
+from router.metrics import Metrics
+
+
+async def state_of(cluster: ClusterStandIn) -> dict[str, Any]:
+    status, state = await cluster.admin("/console/state")
+    assert status == 200
+    return state
+
+
+def worker(state: dict[str, Any], name: str) -> dict[str, Any]:
+    return next(each for each in state["workers"] if each["name"] == name)
+
+
+def test_fleet_and_pairs() -> None:
+    async def scenario() -> None:
+        async with running_cluster(2, 2, 1) as cluster:
+            state = await state_of(cluster)
+            assert [each["name"] for each in state["workers"]] == ["d0", "d1", "p0", "p1", "u0"]
+            assert (state["num_workers"], state["num_placeable"]) == (5, 5)
+            assert worker(state, "p1") | {"num_in_host_memory": 0, "num_on_disk": 0} == {
+                "name": "p1",
+                "role": "prefill",
+                "condition": "placeable",
+                "reason": "",
+                "domain": "",
+                "sequences": 0,
+                "queued_prompt_tokens": 0,
+                "queue_s": 0.0,
+                "prompt_tokens_per_s": 5000.0,
+                "kv_used": None,
+                "num_in_host_memory": 0,
+                "num_on_disk": 0,
+                "num_warm": 2,
+                "warm_with": ["d0", "d1"],
+            }
+            load = cluster.decode[1].state.load
+            load.used_kv_tokens, load.max_kv_tokens = 25, 100
+            await cluster.decode[1].change(ready=False, reason="<b>it restarts</b>")
+            await cluster.prefill[0].make_resident(REVISION_ID)
+
+            def has_changed(state: dict[str, Any]) -> bool:
+                return state["num_placeable"] == 4 and worker(state, "p0")["num_in_host_memory"] == 1
+
+            state = await eventually(lambda: state_of(cluster), has_changed, within_s=30)
+            assert (worker(state, "d1")["condition"], worker(state, "d1")["reason"]) == (
+                "not_ready",
+                "<b>it restarts</b>",
+            )
+            assert worker(state, "d1")["kv_used"] == 0.25
+            assert worker(state, "p0")["warm_with"] == ["d0"]
+
+    asyncio.run(scenario())
+
+
+def test_requests_tokens_and_first_tokens() -> None:
+    async def scenario() -> None:
+        async with running_cluster() as cluster:
+            (before,) = (await state_of(cluster))["processes"].values()
+            cluster.decode[0].engine.behaviours = [hangs]
+            asking = asyncio.create_task(cluster.post(prompt="secret", adapter="a0"))
+
+            def waits(state: dict[str, Any]) -> bool:
+                phases = [s["phase"] for each in state["requests"] for s in each["sequences"]]
+                return phases == ["waiting_first_event"]
+
+            state = await eventually(lambda: state_of(cluster), waits, within_s=30)
+            (request,) = state["requests"]
+            assert (request["adapter"], request["revision"], request["num_sequences"]) == ("a0", REVISION_ID, 1)
+            assert (request["sequences"][0]["prefill"], request["sequences"][0]["decode"]) == ("p0", "d0")
+            assert worker(state, "d0")["sequences"] == 1
+            assert "secret" not in json.dumps(state)
+            asking.cancel()
+            await asyncio.gather(asking, return_exceptions=True)
+            await eventually(lambda: state_of(cluster), lambda state: state["num_requests"] == 0, within_s=30)
+
+            await cluster.post(prompt="Hi")  # three tokens, not streamed
+            await cluster.stream(prompt="Hi")
+
+            def has_counted(state: dict[str, Any]) -> bool:
+                (now,) = state["processes"].values()
+                return now["tokens"] == before["tokens"] + 6 and now["first_tokens"][-1:] == [1]
+
+            state = await eventually(lambda: state_of(cluster), has_counted, within_s=30)
+            assert len(state["first_token_le_s"]) == len(state["processes"]["0"]["first_tokens"])
+            assert state["first_token_le_s"][-1] is None
+
+    asyncio.run(scenario())
+
+
+def test_however_many_ask_it_is_made_twice_a_second(monkeypatch: Any) -> None:
+    async def scenario() -> None:
+        now, made = [10.0], []
+        state = ConsoleState(None, Requests(), None, clock=lambda: now[0])  # type: ignore[arg-type]
+
+        async def make() -> dict[str, Any]:
+            await asyncio.sleep(0)
+            made.append(now[0])
+            return {"number": len(made)}
+
+        monkeypatch.setattr(state, "_state", make)
+
+        async def ask_of_many() -> set[bytes]:
+            answers = await asyncio.gather(*(state.state(None) for _ in range(20)))  # type: ignore[arg-type]
+            return {bytes(answer.body) for answer in answers}
+
+        assert await ask_of_many() == {b'{"number":1}'}
+        now[0] += 0.4
+        assert await ask_of_many() == {b'{"number":1}'}
+        now[0] += 0.2
+        assert await ask_of_many() == {b'{"number":2}'}
+
+    asyncio.run(scenario())
+
+
+class _TwoProcesses:
+    """What one of two processes hears from the other."""
+
+    number, count = 1, 2
+
+    def __init__(self, page: bytes) -> None:
+        self._page = page
+
+    async def ask(self, page: str) -> dict[int, bytes]:
+        assert page == "console"
+        return {0: self._page}
+
+
+def test_one_process_answers_for_all() -> None:
+    async def scenario() -> None:
+        async with running_cluster() as cluster:
+            app: Any = cluster.server.config.app
+            console = _console_of(app)
+            own = json.loads(console.own())
+            request = {"request_id": "1", "sequences": []}
+            other = {**own, "tokens": 7, "loads": {"d0": [3, 0, 0.0]}, "requests": [request], "num_requests": 5}
+            console._siblings = _TwoProcesses(json.dumps(other).encode())
+            state = await console._state()
+            assert state["processes"].keys() == {"0", "1"}
+            assert state["processes"]["0"]["tokens"] == 7
+            assert worker(state, "d0")["sequences"] == 3
+            assert state["num_requests"] == 5
+            assert state["requests"] == [{**request, "process": 0}]
+
+    asyncio.run(scenario())
+
+
+def _console_of(app: Any) -> ConsoleState:
+    """The state that a running router's pages give to its siblings."""
+    pages = next(route.endpoint.__self__ for route in app._app.routes if route.path == "/ready")
+    return pages._more_pages["console"].__self__
+
+
+def test_what_is_shown_is_bounded() -> None:
+    requests = Requests()
+    for number in range(300):
+        with_id = requests.record(f"{number:032x}", "chat", None)
+        with_id.__enter__()
+    assert [each["request_id"] for each in requests.described(2)] == [f"{0:032x}", f"{1:032x}"]
+    assert len(requests.described()) == 300
+
+
+def test_histograms_of_all_endpoints_are_one() -> None:
+    metrics = Metrics()
+    metrics.first_byte.labels("chat").observe(0.02)
+    metrics.first_byte.labels("completions").observe(0.3)
+    families = list(metrics.first_byte.collect())
+    bounds, counts = _bounds(families), _counts(families)
+    assert bounds[-1] is None
+    assert (counts[bounds.index(0.025)], counts[bounds.index(0.5)], counts[-1]) == (1, 2, 2)
+
+
+def test_an_adapter_names_the_holders_of_each_revision() -> None:
+    async def scenario() -> None:
+        async with managing(2, 1) as cluster:
+            await cluster.prefill[1].make_resident(REVISION_ID)
+            await cluster.prefill[0].send_delta(on_disk=[REVISION_ID])
+            expected = {"host": ["p1"], "disk": ["p0"], "memory_only": []}
+
+            async def holders() -> Any:
+                _, adapter = await ask(cluster, "GET", "/v1/adapters/a0")
+                return adapter["revisions"][0]["workers"]
+
+            await eventually(holders, lambda found: found == expected, within_s=30)
+
+    asyncio.run(scenario())
