@@ -99,7 +99,7 @@ class Page:
         assert "exceptionDetails" not in result, result
         return result["result"].get("value")
 
-    async def until(self, expression: str, within_s: float = 60.0) -> Any:
+    async def until(self, expression: str, within_s: float = 120.0) -> Any:
         """The value of an expression once it is true. Fails with what the page shows."""
         deadline = asyncio.get_running_loop().time() + within_s
         while not (value := await self.js(expression)):

@@ -1,6 +1,6 @@
 """Takes the pictures of docs/console.md: a real browser, a real router, stand-in workers.
 
-    python tests/support/console_pictures.py docs/images
+python tests/support/console_pictures.py docs/images
 """
 
 from __future__ import annotations

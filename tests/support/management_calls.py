@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
-from support.router_stand_ins import BASE, LIMITS, ClusterStandIn, running_cluster
+from support.router_stand_ins import BASE, LIMITS, ClusterStandIn, eventually, running_cluster
 
 from adapters.formats import read_adapter
 from adapters.model.manifest import revision_id_of
@@ -50,6 +50,11 @@ async def ask(cluster: ClusterStandIn, method: str, path: str, **options: Any) -
 
 async def upload(cluster: ClusterStandIn, files: Mapping[str, bytes], **fields: str) -> tuple[int, Any]:
     return await ask(cluster, "POST", "/v1/adapters", data=form(files, **fields))
+
+
+async def imported(cluster: ClusterStandIn, name: str) -> None:
+    """Wait until an adapter of cluster.yaml is in the catalog."""
+    await eventually(lambda: ask(cluster, "GET", f"/v1/adapters/{name}"), lambda answer: answer[0] == 200, within_s=60)
 
 
 async def answered_by(cluster: ClusterStandIn, adapter: str) -> str | int:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from support.browser import Page, browsing
 from support.keyed_cluster import keyed_cluster
-from support.management_calls import ask, id_of, lora, managing, upload
+from support.management_calls import ask, id_of, imported, lora, managing, upload
 from support.router_stand_ins import REVISION_ID, ClusterStandIn, stops_after
 
 from adapters.scopes import Scope
@@ -47,6 +47,8 @@ def check_origin(page: Page, *allowed: str) -> None:
 def test_views_updates_and_a_rollback(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with managing(1, 2) as cluster, browsing() as page:
+            for name in ("a0", "everywhere"):
+                await imported(cluster, name)
             for seed in (1, 2):
                 await upload(cluster, lora(tmp_path, seed), name="acme/poet")
             await page.go(f"{cluster.admin_url}/console")
@@ -162,6 +164,8 @@ def test_hostile_texts_stay_texts(tmp_path: Path) -> None:
 
     async def scenario() -> None:
         async with managing(1, 1, folder=tmp_path / "cluster") as cluster, browsing() as page:
+            for name in ("a0", "everywhere"):
+                await imported(cluster, name)
             with sqlite3.connect(tmp_path / "cluster" / "catalog.db") as catalog:  # no importer would take it
                 catalog.execute("UPDATE adapters SET name = ? WHERE name = 'everywhere'", (HOSTILE,))
             catalog.close()

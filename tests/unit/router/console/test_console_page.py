@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from starlette.datastructures import Headers
 from support.keyed_cluster import keyed_cluster
-from support.management_calls import managing
+from support.management_calls import imported, managing
 from support.router_stand_ins import ClusterStandIn, running_cluster
 
 from adapters.scopes import Scope
@@ -101,6 +101,8 @@ def test_calls_through_the_admin_listener() -> None:
     async def scenario() -> None:
         async with managing(1, 1) as cluster:
             base = f"{cluster.admin_url}/console"
+            for name in ("a0", "everywhere"):
+                await imported(cluster, name)
             status, answer, headers = await fetch(
                 cluster, f"{base}/v1/chat/completions", "POST", json={**CHAT, "adapter": "a0"}
             )

@@ -6,7 +6,7 @@ import asyncio
 import json
 from typing import Any
 
-from support.management_calls import ask, managing
+from support.management_calls import ask, imported, managing
 from support.router_stand_ins import REVISION_ID, ClusterStandIn, eventually, hangs, running_cluster
 
 from router.console.state import ConsoleState, _bounds, _counts
@@ -185,6 +185,7 @@ def test_histograms_of_all_endpoints_are_one() -> None:
 def test_an_adapter_names_the_holders_of_each_revision() -> None:
     async def scenario() -> None:
         async with managing(2, 1) as cluster:
+            await imported(cluster, "a0")
             await cluster.prefill[1].make_resident(REVISION_ID)
             await cluster.prefill[0].send_delta(on_disk=[REVISION_ID])
             expected = {"host": ["p1"], "disk": ["p0"], "memory_only": []}
