@@ -40,7 +40,7 @@ class AdapterSpec:
 
     @property
     def scale(self) -> float:
-        """s of the normal form. With it the best learning rate is about the same for every rank (PreFT, appendix C)."""
+        """s of the normal form, so that a learning rate carries over ranks (PreFT, appendix C)."""
         if self.fixed_scale is not None:
             return self.fixed_scale
         return self.alpha / self.rank if self.kind == "lora" else 1 / math.sqrt(self.rank)

@@ -1,0 +1,98 @@
+"""Losses against their formulas."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from training.errors import DocumentInvalid
+from training.losses import Loss, dpo, sft, simpo
+from training.scores import TargetScores
+from training.tree.documents import Branch, Document
+from training.tree.rows import Row
+
+
+def pair(example: int, chosen: int, rejected: int) -> Document:
+    """A pair whose answers have so many tokens; the rejected one comes first."""
+    return Document((1,), (Branch(1, (2,) * rejected, example, is_chosen=False), Branch(1, (3,) * chosen, example)))
+
+
+ROW = Row.of([pair(4, 2, 1), pair(9, 1, 3)])  # answers of 1, 2, 3 and 1 tokens
+LOGPROBS = [-1.0, -0.5, -0.25, -2.0, -1.0, -0.5, -3.0]
+REFERENCE = [-1.5, -0.5, -0.5, -1.0, -1.0, -1.0, -2.0]
+
+
+def scores(logprobs: list[float]) -> TargetScores:
+    values = torch.tensor(logprobs, dtype=torch.float64, requires_grad=True)
+    return TargetScores(values, torch.tensor([True, False, True, False, False, False, True]))
+
+
+def sigmoid(value: float) -> float:
+    return 1 / (1 + math.exp(-value))
+
+
+def means(loss: Loss) -> dict[str, float]:
+    return {name: pytest.approx(float(total) / loss.weight) for name, total in loss.metrics.items()}
+
+
+def test_sft_counts_every_token_the_same():
+    given = scores(LOGPROBS)
+    loss = sft(given, ROW)
+    loss.mean.backward()
+    assert (float(loss.mean), loss.weight) == (pytest.approx(8.25 / 7), 7)
+    assert given.logprobs.grad is not None
+    assert given.logprobs.grad.tolist() == pytest.approx([-1 / 7] * 7)
+    assert means(loss) == {"mean_token_accuracy": 3 / 7}
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_dpo(smoothing: float):
+    # Log-ratios to the reference: chosen 0.25, rejected 0.5; chosen -1, rejected -0.5.
+    loss = dpo(scores(LOGPROBS), scores(REFERENCE), ROW, beta=2.0, label_smoothing=smoothing)
+    expected = sum(
+        -(1 - smoothing) * math.log(sigmoid(margin)) - smoothing * math.log(sigmoid(-margin)) for margin in (-0.5, -1.0)
+    )
+    assert (float(loss.total), loss.weight) == (pytest.approx(expected), 2)
+    assert means(loss) == {
+        "rewards/chosen": 2 * (0.25 - 1) / 2,
+        "rewards/rejected": 2 * (0.5 - 0.5) / 2,
+        "rewards/accuracies": 0,
+        "rewards/margins": -0.75,
+        "logps/chosen": (-0.75 - 3) / 2,
+        "logps/rejected": (-1 - 3.5) / 2,
+    }
+
+
+def test_dpo_at_its_start_is_log_2_and_moves_both_answers():
+    given = scores(LOGPROBS)
+    loss = dpo(given, scores(LOGPROBS), ROW, beta=0.1)
+    loss.mean.backward()
+    assert float(loss.mean) == pytest.approx(math.log(2))
+    assert given.logprobs.grad is not None
+    assert given.logprobs.grad.tolist() == pytest.approx([0.025, -0.025, -0.025, 0.025, 0.025, 0.025, -0.025])
+
+
+def test_dpo_does_not_move_its_reference():
+    reference = scores(REFERENCE)
+    dpo(scores(LOGPROBS), reference, ROW).total.backward()
+    assert reference.logprobs.grad is None
+
+
+def test_simpo_compares_log_probabilities_per_token():
+    # Per token: chosen -0.375, rejected -1; chosen -3, rejected -3.5 / 3.
+    loss = simpo(scores(LOGPROBS), ROW, beta=2.0, gamma=0.5)
+    margins = [2 * (1 - 0.375), 2 * (3.5 / 3 - 3)]
+    expected = sum(-math.log(sigmoid(margin - 0.5)) for margin in margins)
+    assert float(loss.total) == pytest.approx(expected)
+    assert means(loss)["rewards/margins"] == sum(margins) / 2
+    assert means(loss)["rewards/accuracies"] == 0.5
+
+
+@pytest.mark.parametrize("kept", [slice(0, 1), slice(1, 2)])
+def test_half_a_pair_is_refused(kept: slice):
+    whole = pair(9, 1, 3)
+    row = Row.of([pair(4, 2, 1), Document(whole.trunk, whole.branches[kept])])
+    with pytest.raises(DocumentInvalid, match=r"example 9 has \d chosen and \d rejected answers; a pair has one"):
+        simpo(scores(LOGPROBS[: row.num_targets]), row)
