@@ -23,9 +23,9 @@ import aiohttp
 from adapters.errors import AdapterError
 from adapters.model.base_model import BaseModel
 from bench.errors import BenchError, SystemFailed
+from bench.load.first_token import first_token_s
 from bench.measuring import provenance
 from bench.measuring.closed_loop import closed_loop
-from bench.measuring.first_token import first_token_s
 from bench.measuring.quantile import quantile
 from bench.measuring.workload import request
 from bench.systems.systems import completion

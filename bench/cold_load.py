@@ -29,9 +29,9 @@ from adapters.formats import Limits, read_adapter
 from adapters.model.base_model import BaseModel
 from adapters.packed import PACKED_NAME, write_for_engine
 from bench.errors import BenchError, SystemFailed
+from bench.load.first_token import first_token_s
 from bench.measuring import provenance
 from bench.measuring.closed_loop import closed_loop
-from bench.measuring.first_token import first_token_s
 from bench.measuring.quantile import quantile
 from bench.measuring.workload import request
 from bench.systems.slow_store import BUCKET, slow_store

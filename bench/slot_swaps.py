@@ -22,9 +22,9 @@ import aiohttp
 
 from adapters.model.base_model import MODULES, BaseModel
 from bench.errors import BenchError, SystemFailed
+from bench.load.first_token import first_token_s
 from bench.measuring import provenance
 from bench.measuring.closed_loop import closed_loop
-from bench.measuring.first_token import first_token_s
 from bench.measuring.quantile import quantile
 from bench.measuring.workload import request
 from bench.options import DTYPE, Shape

@@ -47,7 +47,7 @@ def add_command(benchmarks: Any) -> None:
     load.add_argument("--extra-request-body", type=_json_object, default={}, metavar="JSON", help="fields to add")
     load.add_argument("--disable-ignore-eos", action="store_true", help="answers may end before their length")
     load.add_argument(
-        "--ready-timeout-s", type=_seconds, default=0.0, metavar="S", help="wait for the server; default: 0"
+        "--ready-timeout-s", type=_seconds, default=0.0, metavar="S", help="wait until the server generates; default: 0"
     )
     load.add_argument(
         "--timeout-s", type=_positive_float, default=300.0, metavar="S", help="of a request; default: 300"

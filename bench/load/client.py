@@ -23,11 +23,13 @@ from bench.load.record import (
     UNREACHABLE,
     Record,
 )
-from bench.workloads.session import Request
+from bench.workloads.session import COMPLETIONS, Request
 
 _KEEP_ALIVE_S = 1.0  # below the servers' timeouts: reusing a connection that the server just closed is an error
 _MAX_ERROR_BYTES = 4096
 _DIGITS = 6  # of times in seconds
+_ASK_TIMEOUT_S = 10.0
+_ASK_EVERY_S = 0.2
 
 
 class _Failed(Exception):
@@ -152,24 +154,40 @@ class Served(msgspec.Struct, frozen=True):
     server: str  # `owned_by`: "prelude", "sglang", "vllm", …
 
 
-async def ask_models(url: str, headers: dict[str, str], ready_timeout_s: float) -> Served:
-    """The first model of /v1/models, tried again until the time is up. Raises BenchError."""
+async def ask_models(url: str, headers: dict[str, str], ready_timeout_s: float = 0.0, model: str = "") -> Served:
+    """What /v1/models says. Raises BenchError.
+
+    With a time to get ready, also wait until one token can be generated, by `model` or the first one: servers may list
+    models that they cannot serve yet.
+    """
     give_up_at = time.monotonic() + ready_timeout_s
-    timeout = aiohttp.ClientTimeout(total=max(10.0, ready_timeout_s))
-    async with aiohttp.ClientSession(timeout=timeout) as session:
+    timeout = aiohttp.ClientTimeout(total=max(_ASK_TIMEOUT_S, ready_timeout_s))
+    async with aiohttp.ClientSession(timeout=timeout, headers=headers) as session:
         while True:
             try:
-                async with session.get(f"{url}/v1/models", headers=headers) as answer:
-                    if answer.status == 200:
-                        return _first_model(url, await answer.content.read(1024**2))
-                    problem = f"/v1/models answered {answer.status}: {await _error_detail(answer)}"
-            except (aiohttp.ClientError, OSError, TimeoutError) as error:
-                problem = str(error) or type(error).__name__
-            if time.monotonic() >= give_up_at:
-                raise BenchError(
-                    f"{url}: {problem}. Is it running? --ready-timeout-s waits for it, --model skips this question."
-                )
-            await asyncio.sleep(0.2)
+                async with session.get(f"{url}/v1/models") as answer:
+                    if answer.status != 200:
+                        detail = await _error_detail(answer)
+                        raise _Failed(ERROR_ANSWER, f"/v1/models answered {answer.status}: {detail}")
+                    served = _first_model(url, await answer.content.read(1024**2))
+                if ready_timeout_s:
+                    await _generate_one(session, url, model or served.model)
+                return served
+            except (aiohttp.ClientError, OSError, TimeoutError, _Failed) as error:
+                if time.monotonic() >= give_up_at:
+                    problem = str(error) or type(error).__name__
+                    raise BenchError(
+                        f"{url}: {problem}. Is it running? --ready-timeout-s waits for it, --model skips this question."
+                    ) from error
+            await asyncio.sleep(_ASK_EVERY_S)
+
+
+async def _generate_one(session: aiohttp.ClientSession, url: str, model: str) -> None:
+    body = {"model": model, "prompt": "Hi", "max_tokens": 1}
+    async with session.post(url + COMPLETIONS, json=body) as answer:
+        if answer.status != 200:
+            detail = f"a request for one token was answered with {answer.status}: {await _error_detail(answer)}"
+            raise _Failed(ERROR_ANSWER, detail)
 
 
 def _first_model(url: str, text: bytes) -> Served:

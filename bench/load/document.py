@@ -39,7 +39,11 @@ def document(load: Load, outcome: Outcome, command: str, slo_ms: dict[str, float
         "versions": provenance.versions(),
         "settings": settings(load),
         "workload": described(load, len(outcome.records)),
-        "generator": {"processes": outcome.num_processes, "cpu_s": round(outcome.cpu_s, 3)},
+        "generator": {
+            "processes": outcome.num_processes,
+            "cpu_s": round(outcome.cpu_s, 3),
+            "stopped_early": outcome.is_stopped,
+        },
         "summary": summary(outcome.records, slo_ms),
         "requests": [msgspec.to_builtins(record) for record in outcome.records],
     }

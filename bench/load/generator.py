@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import math
 import os
+import signal
 import sys
 import time
 from collections.abc import AsyncIterator, Callable
@@ -32,6 +33,7 @@ class Outcome:
     records: tuple[Record, ...]
     cpu_s: float
     num_processes: int
+    is_stopped: bool = False  # by Ctrl-C, before its end
 
 
 def processes_for(load: Load) -> int:
@@ -58,6 +60,9 @@ async def generate(load: Load, progress: Callable[[Progress], None] = lambda _pr
 
     async with contextlib.AsyncExitStack() as stack:
         children = [await stack.enter_async_context(_child(Job(load, index, count))) for index in range(count)]
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGINT, _interrupt, children)
+        stack.callback(loop.remove_signal_handler, signal.SIGINT)
         start_at = time.monotonic() + _START_MARGIN_S
         shares = await asyncio.gather(
             *(_share(child, start_at, partial(heard, index)) for index, child in enumerate(children))
@@ -65,10 +70,18 @@ async def generate(load: Load, progress: Callable[[Progress], None] = lambda _pr
     return _merged(shares)
 
 
+def _interrupt(children: list[asyncio.subprocess.Process]) -> None:
+    for child in children:
+        with contextlib.suppress(ProcessLookupError):
+            child.send_signal(signal.SIGINT)
+
+
 def _merged(shares: list[Share]) -> Outcome:
     records = [record for share in shares for record in share.records]
     records.sort(key=lambda each: (each.intended_s, each.session, each.turn))
-    return Outcome(tuple(records), sum(share.cpu_s for share in shares), len(shares))
+    return Outcome(
+        tuple(records), sum(share.cpu_s for share in shares), len(shares), any(share.is_stopped for share in shares)
+    )
 
 
 def _sum(told: list[Progress]) -> Progress:
@@ -89,6 +102,7 @@ async def _child(job: Job) -> AsyncIterator[asyncio.subprocess.Process]:
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         limit=_MAX_LINE,
+        start_new_session=True,  # Ctrl-C is for the parent, which passes it on
     )
     try:
         reader, writer = _pipes(child)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 
 from bench.load.record import NOT_SENT, Record
@@ -30,8 +31,17 @@ class Loop:
         self._spin_s = spin_s
         self._duration_s = float("inf") if duration_s is None else duration_s
         self._room: asyncio.Semaphore | None = None
+        self._stopped = asyncio.Event()
         self.records: list[Record] = []
         self.num_in_flight = 0
+
+    @property
+    def is_stopped(self) -> bool:
+        return self._stopped.is_set()
+
+    def stop(self) -> None:
+        """Send nothing more. What is in flight comes to its end."""
+        self._stopped.set()
 
     async def open(self, due: Iterable[tuple[Session, float]], most_in_flight: int | None = None) -> None:
         """Start each session when it is due, whatever became of the ones before.
@@ -46,6 +56,8 @@ class Loop:
                 if due_s >= self._duration_s:
                     return
                 await self._until(due_s, due_s - last_due_s >= _MIN_GAP_TO_SPIN_S)
+                if self.is_stopped:
+                    return
                 last_due_s = due_s
                 group.create_task(self._run(session, due_s), name=f"session {session.number}")
 
@@ -54,7 +66,7 @@ class Loop:
 
         async def client() -> None:
             for session in sessions:  # shared: each client takes the next one
-                if self._now() >= self._duration_s:
+                if self._now() >= self._duration_s or self.is_stopped:
                     return
                 await self._run(session, self._now())
 
@@ -69,6 +81,8 @@ class Loop:
                 if due_s >= self._duration_s:
                     return
                 await self._until(due_s, True)
+                if self.is_stopped:
+                    return
             record = await self._send_one(session, request, due_s, turn)
             self.records.append(record)
             if record.error is not None:
@@ -105,7 +119,9 @@ class Loop:
 
     async def _until(self, due_s: float, precisely: bool) -> None:
         spin_s = self._spin_s if precisely else 0.0
-        while (left_s := due_s - self._now()) > spin_s:  # noqa: ASYNC110
-            await asyncio.sleep(left_s - spin_s)
-        while spin_s and self._now() < due_s:  # noqa: ASYNC110
+        while (left_s := due_s - self._now()) > spin_s and not self.is_stopped:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(left_s - spin_s):
+                    await self._stopped.wait()
+        while spin_s and self._now() < due_s and not self.is_stopped:  # noqa: ASYNC110
             await asyncio.sleep(0)

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import resource
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
 from itertools import islice
+from typing import Any
 
 import msgspec
 import uvloop
@@ -47,6 +50,7 @@ class Share(msgspec.Struct, frozen=True, tag=True):
 
     records: list[Record]
     cpu_s: float
+    is_stopped: bool  # by SIGINT, before its end
 
 
 def sessions_of(job: Job) -> Iterator[Session]:
@@ -66,10 +70,12 @@ async def run_share(job: Job, start_at: float, report: Callable[[Progress], None
     def now() -> float:
         return time.monotonic() - start_at
 
+    _allow_many_connections()
     began_cpu_s = time.process_time()
     async with Client(load.endpoint, now) as client:
         loop = Loop(client.send, now, load.duration_s)
         reporting = asyncio.create_task(_report(loop, report))
+        asyncio.get_running_loop().add_signal_handler(signal.SIGINT, _stop, loop, asyncio.current_task())
         try:
             sessions = sessions_of(job)
             concurrency = _share_of(load.concurrency, job)
@@ -80,10 +86,25 @@ async def run_share(job: Job, start_at: float, report: Callable[[Progress], None
                 await asyncio.sleep(max(0.0, -now()))
                 await loop.closed(sessions, concurrency)
         finally:
+            asyncio.get_running_loop().remove_signal_handler(signal.SIGINT)
             reporting.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await reporting
-    return Share(loop.records, time.process_time() - began_cpu_s)
+    return Share(loop.records, time.process_time() - began_cpu_s, loop.is_stopped)
+
+
+def _stop(loop: Loop, task: asyncio.Task[Any] | None) -> None:
+    """The first Ctrl-C waits for what is in flight; the second does not."""
+    if loop.is_stopped and task is not None:
+        task.cancel()
+    loop.stop()
+
+
+def _allow_many_connections() -> None:
+    """Each request in flight needs a descriptor; too few would look like an endpoint that is not reachable."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def _share_of(concurrency: int | None, job: Job) -> int | None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
+from collections.abc import Coroutine
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, TextIO, TypeVar
 
 import msgspec
 import uvloop
@@ -22,6 +24,8 @@ from bench.load.report.page import load_page
 from bench.load.report.terminal import LiveLine, table
 from bench.load.summary import SLO_KEYS, summary
 from bench.load.sweep import Found, Probe, Sweep, search
+
+T = TypeVar("T")
 
 # How servers name adapters, by what /v1/models says in `owned_by`.
 _FIELDS_BY_SERVER = {"prelude": "adapter", "sglang": "lora_path", "vllm": "model"}
@@ -47,7 +51,7 @@ async def resolved(load: Load, ready_timeout_s: float) -> Load:
     """The load with what only the endpoint knows: its model, and how it names adapters. Raises BenchError."""
     endpoint = load.endpoint
     if not endpoint.model or not endpoint.adapter_field or ready_timeout_s:
-        served = await ask_models(endpoint.url, endpoint.headers, ready_timeout_s)
+        served = await ask_models(endpoint.url, endpoint.headers, ready_timeout_s, endpoint.model)
         field = endpoint.adapter_field or _FIELDS_BY_SERVER.get(served.server, "adapter")
         endpoint = msgspec.structs.replace(endpoint, model=endpoint.model or served.model, adapter_field=field)
     if endpoint.adapter_field not in ADAPTER_FIELDS:
@@ -104,8 +108,10 @@ def run(
         print(introduction(ready), file=out, flush=True)
         return ready, await measure(ready, num_warm_up, out)
 
-    ready, outcome = uvloop.run(main())
+    ready, outcome = _run(main())
     found = document(ready, outcome, command, slo_ms)
+    if outcome.is_stopped:
+        print("stopped before its end by Ctrl-C", file=out)
     print(table(found["summary"]), file=out, flush=True)
     write(found, outcome, files)
     return found
@@ -149,12 +155,14 @@ def run_sweep(
             last[:] = [(tried, outcome)]
             figures = summary(outcome.records, slo_ms)
             share = figures["goodput"]["share"]
+            if outcome.is_stopped:
+                raise BenchError("stopped by Ctrl-C before the highest rate was found")
             print(f"  {rate:.4g} requests/s: {share:.1%} within the objectives", file=out, flush=True)
             return Probe(rate, share, figures)
 
         return await search(sweep, probe)
 
-    found = uvloop.run(main())
+    found = _run(main())
     print(f"{load.workload.name}: {verdict(found)}", file=out, flush=True)
     content = sweep_document(*last[0], found, command, slo_ms)
     if files.json is not None:
@@ -162,6 +170,13 @@ def run_sweep(
     if files.html is not None:
         files.html.write_text(sweep_page(content, found))
     return found
+
+
+def _run(main: Coroutine[Any, Any, T]) -> T:
+    try:
+        return uvloop.run(main)
+    except asyncio.CancelledError:
+        raise KeyboardInterrupt from None  # the second Ctrl-C
 
 
 def run_compare(paths: tuple[Path, Path], html: Path | None, out: TextIO | None = None) -> list[Ratio]:

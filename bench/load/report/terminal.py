@@ -79,7 +79,8 @@ def table(found: dict[str, Any]) -> str:
         lines.append(f"goodput ({limits}): {goodput['requests_per_s']:.2f} requests/s, {goodput['share']:.1%} of all")
     if found["num_short"]:
         lines.append(f"{found['num_short']} answers were shorter than asked for")
-    lines.append(f"{'':<20}{'mean':>11}{'p50':>11}{'p90':>11}{'p99':>11}{'max':>11}")
+    if found["num_good"]:
+        lines.append(f"{'':<20}{'mean':>11}{'p50':>11}{'p90':>11}{'p99':>11}{'max':>11}")
     for name, key, unit in _ROWS:
         if (row := found[key]) is not None:
             cells = "".join(f"{row[column]:>11.2f}" for column in ("mean", "p50", "p90", "p99", "max"))

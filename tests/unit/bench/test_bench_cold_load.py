@@ -13,7 +13,7 @@ from aiohttp import web
 from bench import cold_load
 from bench.errors import BenchError, SystemFailed
 
-FIRST, DONE = b'data: {"choices": []}\n\n', b"data: [DONE]\n\n"
+FIRST, DONE = b'data: {"choices": [{"text": " a"}]}\n\n', b"data: [DONE]\n\n"
 STREAMS = {
     "adapter-0": (0.02, [FIRST, FIRST, DONE]),
     "adapter-1": (0.0, [FIRST, b'data: {"error": {"message": "it went away"}}\n\n']),

@@ -225,6 +225,24 @@ def test_a_line_without_end_is_refused():
         found.feed(b"x" * 1_000_000, 0.0)
 
 
+def test_ready_is_who_generates_a_token():
+    """A router lists its models before a worker is up."""
+    num_asked = 0
+
+    async def answer(_server: MockServer, _request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        nonlocal num_asked
+        num_asked += 1
+        assert (body["model"], body["max_tokens"]) == ("mock", 1)
+        return web.json_response({"choices": []}, status=200 if num_asked > 2 else 503)
+
+    async def main() -> Any:
+        async with MockServer(answer).running() as server:
+            return await ask_models(server.url, {}, 60.0)
+
+    assert asyncio.run(main()).model == "mock"
+    assert num_asked == 3
+
+
 def test_the_model_is_asked_for():
     async def main() -> Any:
         async with MockServer(stream, owned_by="vllm").running() as server:

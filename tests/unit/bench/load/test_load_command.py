@@ -5,9 +5,12 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
+import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -106,6 +109,28 @@ def test_two_processes_send_the_same_as_one(server: MockServer, tmp_path: Path, 
     assert [each.intended_s for each in one[1]] == [each.intended_s for each in two[1]]
     assert bodies[0] == bodies[1]
     assert two[0]["generator"]["processes"] == 2
+
+
+@pytest.mark.parametrize("processes", ["1", "2"])
+@pytest.mark.parametrize("pace", [("--rate", "100"), ("--concurrency", "2")])
+def test_ctrl_c_reports_what_there_is(server: MockServer, tmp_path: Path, capsys, monkeypatch, pace, processes: str):
+    def interrupt() -> None:
+        while len(server.raw_bodies) < 6:
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=interrupt, daemon=True).start()
+    words = [
+        *("bench", "load", "--url", server.url, "--duration-s", "3600", *pace, "--processes", processes),
+        *("--random-input-len", "16", "--random-output-len", "3", "--json", str(tmp_path / "a.json")),
+    ]
+    monkeypatch.setattr(sys, "argv", ["prelude", *words])
+    main(words)
+    assert "stopped before its end by Ctrl-C" in capsys.readouterr().out
+    found, records = read(tmp_path / "a.json")
+    assert found["generator"]["stopped_early"]
+    assert len(records) >= 6
+    assert all(each.error is None for each in records)  # those in flight came to their end
 
 
 def test_an_endpoint_that_is_down_is_an_error_or_counted(tmp_path: Path, capsys, monkeypatch):

@@ -101,6 +101,18 @@ def test_the_end_of_the_time_sends_nothing_more_and_waits_for_what_was_sent():
     assert [record.sent_s for record in records] == [0.0, 0.5, 1.0, 1.5]
 
 
+@pytest.mark.parametrize("is_open", [True, False])
+def test_a_stop_sends_nothing_more_and_waits_for_what_was_sent(is_open: bool):
+    async def drive(loop: Loop) -> None:
+        asyncio.get_running_loop().call_later(1.25, loop.stop)
+        await (loop.open(constant(1000, 0.5)) if is_open else loop.closed(iter(sessions(1000)), 1))
+        assert loop.is_stopped
+
+    records = run(Server(0.5), drive)
+    assert [record.sent_s for record in records] == [0.0, 0.5, 1.0]
+    assert records[-1].end_s == 1.5
+
+
 TURNS = (ONE, Request(COMPLETIONS, {"prompt": [1]}, 1, pause_s=2.0), ONE)
 
 
