@@ -90,6 +90,7 @@ def _parser() -> argparse.ArgumentParser:
     from cli import audit, bench, certs, dashboards, doctor, grants, init, keys, plan, tenants, workers
     from cli.adapters import commands as adapters
     from cli.adapters import migrate
+    from cli.train import commands as train
 
     adapters.add_commands(commands)
     migrate.add_commands(commands)
@@ -104,6 +105,7 @@ def _parser() -> argparse.ArgumentParser:
     audit.add_command(commands)
     bench.add_commands(commands)
     dashboards.add_command(commands)
+    train.add_commands(commands)
 
     demo = add("demo", _demo, "Create a small random model, adapters and a cluster.yaml to try Prelude with.")
     demo.add_argument("folder", type=Path)

@@ -35,6 +35,8 @@ training.tree
 training.trainable
 training.data training.optimisation training.checkpoints training.logs
 training
+training.loop
+training.runs
 engine.access engine.errors engine.kv_peers engine.pin engine.step_times engine.vital_signs engine.cpu_support
 engine.client engine.adapter_slots
 engine.hooks.bounds
@@ -76,7 +78,7 @@ bench.load
 bench.systems
 bench
 cli.quiet cli.agents cli.bench_load
-cli.adapters cli.bench
+cli.adapters cli.bench cli.train
 cli
 """.strip().splitlines()
 HEIGHTS = {room: height for height, layer in enumerate(LAYERS) for room in layer.split()}

@@ -1,0 +1,163 @@
+"""The flags of `prelude train sft | dpo`, and what they mean."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from training.loop.objectives import Objective
+    from training.runs.run import RunOptions
+
+KEY_VARIABLE = "PRELUDE_API_KEY"
+_KINDS = ("lora", "direft", "loreft")
+_DTYPES = ("float32", "bfloat16", "float16")
+# Where to start looking; ReFT changes less per step than LoRA.
+_LEARNING_RATES = {
+    ("sft", "lora"): 2e-4, ("sft", "direft"): 1e-3, ("sft", "loreft"): 1e-3,
+    ("dpo", "lora"): 2e-5, ("dpo", "direft"): 1e-4, ("dpo", "loreft"): 1e-4,
+}  # fmt: skip
+
+
+def add_options(command: argparse.ArgumentParser, *, is_preference: bool) -> None:
+    """Add all flags of a run."""
+    columns = "prompt, chosen and rejected" if is_preference else "prompt and completion, or messages"
+    files = command.add_argument_group("what is trained on what")
+    files.add_argument(
+        "--model", type=Path, required=True, metavar="DIR", help="the base model, as Hugging Face has it"
+    )
+    files.add_argument(
+        "--data", type=Path, required=True, nargs="+", metavar="FILE", help=f"JSONL with trl's columns: {columns}"
+    )
+    files.add_argument("--eval-data", type=Path, default=[], nargs="+", metavar="FILE", help="held-out rows")
+    files.add_argument("--output", type=Path, required=True, metavar="DIR", help="the run's folder")
+    files.add_argument("--resume", action="store_true", help="continue the run in the folder, or begin one")
+
+    adapter = command.add_argument_group("the adapter")
+    adapter.add_argument("--kind", choices=_KINDS, default="lora", help="default: lora")
+    adapter.add_argument("--rank", type=int, default=16, help="default: 16")
+    adapter.add_argument("--alpha", type=float, default=32.0, help="LoRA's scale is alpha / rank; default: 32")
+    adapter.add_argument(
+        "--positions",
+        choices=("prefill", "all"),
+        default="prefill",
+        help="adapt the prompt only, or answers, too; default: prefill",
+    )
+    adapter.add_argument("--modules", nargs="+", metavar="NAME", help="projections that LoRA changes; default: all")
+    adapter.add_argument("--layers", nargs="+", type=int, metavar="N", help="default: all")
+
+    if is_preference:
+        loss = command.add_argument_group("the loss")
+        loss.add_argument("--loss", choices=("dpo", "simpo"), default="dpo", help="default: dpo")
+        loss.add_argument("--beta", type=float, help="default: 0.1, with simpo 2")
+        loss.add_argument("--label-smoothing", type=float, default=0.0, help="of dpo; default: 0")
+        loss.add_argument("--gamma", type=float, default=1.0, help="the margin of simpo; default: 1")
+
+    steps = command.add_argument_group("steps")
+    steps.add_argument("--learning-rate", type=float, help="default: by kind and loss, 2e-4 for SFT with LoRA")
+    steps.add_argument("--epochs", type=float, default=1.0, help="default: 1")
+    steps.add_argument("--max-steps", type=int, metavar="N", help="in place of --epochs")
+    steps.add_argument("--batch-size", type=int, default=16, metavar="N", help="examples a step; default: 16")
+    steps.add_argument("--warmup-ratio", type=float, default=0.03, help="of all steps; default: 0.03")
+    steps.add_argument("--decay", choices=("linear", "cosine", "constant"), default="linear", help="default: linear")
+    steps.add_argument("--weight-decay", type=float, default=0.0, help="default: 0")
+    steps.add_argument("--max-grad-norm", type=float, default=1.0, help="0: gradients are not clipped; default: 1")
+    steps.add_argument("--seed", type=int, default=0, help="default: 0")
+
+    memory = command.add_argument_group("lengths and memory")
+    memory.add_argument(
+        "--max-tokens",
+        type=int,
+        metavar="N",
+        help="of a prompt with its answer; default: 2048, or what the model reads",
+    )
+    memory.add_argument("--leave-out-long", action="store_true", help="leave longer rows out instead of refusing them")
+    memory.add_argument(
+        "--row-tokens", type=int, default=4096, metavar="N", help="read at once, a multiple of 128; default: 4096"
+    )
+    memory.add_argument(
+        "--gradient-checkpointing", action="store_true", help="keep less and compute it again: slower, less memory"
+    )
+    memory.add_argument("--dtype", choices=_DTYPES, help="of serving; default: float32 on CPUs, bfloat16 on GPUs")
+    memory.add_argument("--device", help="default: cuda if there is one, else cpu")
+
+    told = command.add_argument_group("what is told and kept")
+    told.add_argument("--log-every", type=int, default=10, metavar="N", help="steps; default: 10")
+    told.add_argument("--eval-every", type=int, metavar="N", help="steps; default: ten times a run")
+    told.add_argument("--save-every", type=int, metavar="N", help="steps; default: ten times a run")
+    told.add_argument("--tensorboard", action="store_true", help="write for TensorBoard, too")
+    told.add_argument(
+        "--push",
+        metavar="NAME",
+        help="after each evaluation (without --eval-data: at the end) make the checkpoint a revision of this adapter",
+    )
+    told.add_argument("--push-alias", default="latest", metavar="ALIAS", help="that moves to it; default: latest")
+    told.add_argument(
+        "--router",
+        default="http://127.0.0.1:8000",
+        metavar="URL",
+        help=f"of the cluster for --push; {KEY_VARIABLE} has the API key, if it asks for one. Default: %(default)s",
+    )
+
+
+def run_options(arguments: argparse.Namespace) -> RunOptions:
+    """What the flags ask for. Raises TrainingError."""
+    from training.loop.options import LoopOptions
+    from training.optimisation.optimiser import AdamOptions
+    from training.runs.base import Dtype, default_device
+    from training.runs.run import RunOptions
+    from training.trainable.spec import AdapterSpec
+
+    device = arguments.device or default_device()
+    dtype: Dtype = arguments.dtype or ("float32" if device == "cpu" else "bfloat16")
+    objective = _objective(arguments)
+    learning_rate = arguments.learning_rate or _LEARNING_RATES[arguments.objective, arguments.kind]
+    return RunOptions(
+        model=arguments.model,
+        data=arguments.data,
+        output=arguments.output,
+        adapter=AdapterSpec(
+            kind=arguments.kind,
+            rank=arguments.rank,
+            alpha=arguments.alpha,
+            positions=arguments.positions,
+            modules=None if arguments.modules is None else tuple(arguments.modules),
+            layers=None if arguments.layers is None else tuple(arguments.layers),
+        ),
+        objective=objective,
+        loop=LoopOptions(
+            learning_rate=learning_rate,
+            num_epochs=arguments.epochs,
+            max_steps=arguments.max_steps,
+            batch_size=arguments.batch_size,
+            row_tokens=arguments.row_tokens,
+            fixed_rows=dtype != "float32",
+            warmup_ratio=arguments.warmup_ratio,
+            decay=arguments.decay,
+            adam=AdamOptions(weight_decay=arguments.weight_decay, max_grad_norm=arguments.max_grad_norm),
+            seed=arguments.seed,
+            log_every=arguments.log_every,
+            eval_every=arguments.eval_every,
+            save_every=arguments.save_every,
+        ),
+        held_out=arguments.eval_data,
+        max_tokens=arguments.max_tokens,
+        leave_out_long=arguments.leave_out_long,
+        dtype=dtype,
+        device=device,
+        checkpointing=arguments.gradient_checkpointing,
+        resume=arguments.resume,
+        tensorboard=arguments.tensorboard,
+    )
+
+
+def _objective(arguments: argparse.Namespace) -> Objective:
+    from training.loop.objectives import Dpo, Sft, SimPo
+
+    if arguments.objective == "sft":
+        return Sft()
+    beta: dict[str, Any] = {} if arguments.beta is None else {"beta": arguments.beta}
+    if arguments.loss == "simpo":
+        return SimPo(**beta, gamma=arguments.gamma)
+    return Dpo(**beta, label_smoothing=arguments.label_smoothing)

@@ -1,0 +1,156 @@
+"""`prelude train`: exit codes, what it prints, and that flags reach the engine of training."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+from support.small_runs import make_model, preference_rows, sft_rows, write_jsonl
+
+from cli.main import _parser, main
+from cli.train.options import run_options
+from training.errors import OptionInvalid, PushFailed
+from training.loop.objectives import Dpo, Sft, SimPo
+from training.loop.training import Training
+from training.runs.push import PushTarget
+
+FEW = ("--max-steps", "2", "--batch-size", "4", "--row-tokens", "256", "--rank", "4", "--device", "cpu")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    torch.set_num_threads(1)
+    return make_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture
+def rows(tmp_path: Path) -> Path:
+    return write_jsonl(tmp_path / "rows.jsonl", sft_rows(8))
+
+
+def train(*arguments: object) -> int:
+    """The exit code."""
+    try:
+        main(["train", *map(str, arguments)])
+    except SystemExit as ended:
+        return int(ended.code or 0)
+    return 0
+
+
+def chosen(*arguments: str):
+    return run_options(_parser().parse_args(["train", *arguments, "--model", "m", "--data", "d", "--output", "o"]))
+
+
+def test_defaults():
+    sft = chosen("sft", "--device", "cpu")
+    assert (sft.objective, sft.dtype, sft.loop.learning_rate, sft.loop.fixed_rows) == (Sft(), "float32", 2e-4, False)
+    assert (sft.adapter.kind, sft.adapter.rank, sft.adapter.scale, sft.adapter.positions) == (
+        "lora",
+        16,
+        2.0,
+        "prefill",
+    )
+    gpu = chosen("dpo", "--device", "cuda", "--kind", "direft")
+    assert (gpu.objective, gpu.dtype, gpu.loop.learning_rate, gpu.loop.fixed_rows) == (Dpo(), "bfloat16", 1e-4, True)
+
+
+def test_flags():
+    dpo = chosen("dpo", "--beta", "0.5", "--label-smoothing", "0.1", "--layers", "1", "3", "--modules", "q_proj")
+    assert dpo.objective == Dpo(0.5, 0.1)
+    assert (dpo.adapter.layers, dpo.adapter.modules) == ((1, 3), ("q_proj",))
+    assert chosen("dpo", "--loss", "simpo", "--gamma", "0.7").objective == SimPo(2.0, 0.7)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (("--row-tokens", "100"), "multiple of 128"),
+        (("--batch-size", "0"), "batch size is 0"),
+        (("--epochs", "0"), "number of epochs"),
+        (("--warmup-ratio", "1"), "warm-up ratio"),
+    ],
+)
+def test_flags_that_cannot_be(flags: tuple[str, ...], message: str):
+    with pytest.raises(OptionInvalid, match=message):
+        chosen("sft", *flags)
+
+
+def test_train_evaluate_resume(model: Path, rows: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    output = tmp_path / "run"
+    sft = ("sft", "--model", model, "--data", rows, "--eval-data", rows, "--output", output, *FEW)
+    assert train(*sft) == 0
+    told = capsys.readouterr()
+    assert f"Next: prelude adapters import NAME {output / 'best'}" in told.out
+    assert "8 examples" in told.err
+    assert "step 2/2  loss" in told.err
+    assert train(*sft) == 2
+    assert "has a run; --resume continues it" in capsys.readouterr().err
+    assert train(*sft, "--resume") == 0
+    capsys.readouterr()
+
+    evaluate = ("eval", "--model", model, "--data", rows, "--rows", "2", "--adapter", output / "best")
+    assert train(*evaluate, "--json") == 0
+    base, adapter = json.loads(capsys.readouterr().out)
+    assert (base["positions"], adapter["positions"], adapter["max_rank"]) == (None, "prefill", 4)
+    assert base["eval_loss"] != adapter["eval_loss"]
+    assert {answer["where"] for answer in adapter["answers"]} == {f"{rows}, row 1", f"{rows}, row 2"}
+    assert train(*evaluate) == 0
+    assert "exact match" in capsys.readouterr().out
+    assert train("eval", "--model", model, "--data", rows, "--adapter", tmp_path) == 2
+    assert "is no adapter" in capsys.readouterr().err
+
+
+def test_faults_of_the_data_end_it(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    path = write_jsonl(tmp_path / "rows.jsonl", [*preference_rows(2), {"prompt": "a", "chosen": "b", "rejected": ""}])
+    assert train("dpo", "--model", model, "--data", path, "--output", tmp_path / "run", *FEW) == 1
+    assert f"{path}, row 3: `rejected` is an empty answer" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_signal_stops_it_after_its_step(
+    model: Path, rows: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    step = Training._train_step
+
+    def step_and_signal(self: Training) -> None:
+        step(self)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(Training, "_train_step", step_and_signal)
+    output = tmp_path / "run"
+    before = signal.getsignal(signal.SIGTERM)
+    assert train("sft", "--model", model, "--data", rows, "--output", output, *FEW) == 128 + signal.SIGTERM
+    assert "stopped after step 1 of 2; --resume continues" in capsys.readouterr().err
+    assert json.loads((output / "last" / "training" / "state.json").read_text())["step"] == 1
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_pushes(
+    model: Path, rows: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    """After each evaluation; one that fails does not end training."""
+    pushed: list[tuple[PushTarget, int]] = []
+
+    def push(target: PushTarget, folder: Path) -> dict:
+        step = json.loads((folder / "training" / "state.json").read_text())["step"]
+        pushed.append((target, step))
+        if step == 2:
+            raise PushFailed("no room")
+        return {"number": step}
+
+    monkeypatch.setattr(PushTarget, "push", push)
+    monkeypatch.setenv("PRELUDE_API_KEY", "secret")
+    flags = ("--max-steps", "3", "--eval-every", "1", "--push", "acme/legal", "--router", "http://r:1")
+    assert train(
+        "sft", "--model", model, "--data", rows, "--eval-data", rows, "--output", tmp_path / "run", *FEW, *flags
+    ) == 0  # fmt: skip
+    assert [step for _, step in pushed] == [1, 2, 3]
+    target = pushed[0][0]
+    assert (target.url, target.name, target.key, target.alias) == ("http://r:1", "acme/legal", "secret", "latest")
+    told = capsys.readouterr().err
+    assert "step 1 is acme/legal@latest r1" in told
+    assert "step 2 was not pushed: no room" in told

@@ -1,0 +1,89 @@
+"""The log goes on where the checkpoint is, and is read as trl's is."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from training.errors import CheckpointNotWritten
+from training.logs.log import JsonlLog, TensorBoardLog
+from training.logs.progress import ProgressLog
+
+
+def lines(path: Path) -> list[dict]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_a_resumed_log_forgets_what_comes_after_the_checkpoint(tmp_path: Path):
+    path = tmp_path / "log.jsonl"
+    log = JsonlLog(path)
+    log.begin(0)
+    for step in (1, 2, 3):
+        log.write(step, {"loss": step / 3})
+    log.write(3, {"eval_loss": 0.5})
+    log.close()
+    again = JsonlLog(path)
+    again.begin(2)
+    again.write(3, {"loss": 7.0})
+    again.close()
+    assert lines(path) == [{"loss": 1 / 3, "step": 1}, {"loss": 2 / 3, "step": 2}, {"loss": 7.0, "step": 3}]
+
+
+@pytest.mark.parametrize("rest", ['{"loss": 0.', '{"loss": 0.25, "step": 2}', "[1]\n", "\n", '{"loss": 1}\n'])
+def test_a_line_that_a_kill_cut_off_is_removed(tmp_path: Path, rest: str):
+    path = tmp_path / "log.jsonl"
+    path.write_text('{"loss": 1, "step": 1}\n' + rest)
+    log = JsonlLog(path)
+    log.begin(5)
+    log.write(2, {"loss": 2})
+    log.close()
+    assert lines(path) == [{"loss": 1, "step": 1}, {"loss": 2, "step": 2}]
+
+
+def test_a_log_that_cannot_be_written(tmp_path: Path):
+    with pytest.raises(CheckpointNotWritten, match=r"none/log.jsonl cannot be written \(No such file"):
+        JsonlLog(tmp_path / "none" / "log.jsonl").begin(0)
+    log = JsonlLog(Path("/dev/full"))
+    file = os.fdopen(os.open("/dev/full", os.O_WRONLY), "w", buffering=1)
+    log._file = file  # not by `begin`, because /dev/full cannot be truncated
+    with pytest.raises(CheckpointNotWritten, match="No space left"):
+        log.write(1, {"loss": 1.0})
+    with contextlib.suppress(OSError):
+        log.close()
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_progress_is_a_bar_on_a_terminal_and_lines_elsewhere():
+    for stream, expected in ((io.StringIO(), "step 20/40  loss 0.3333\n"), (Terminal(), "20/40")):
+        log = ProgressLog(40, stream)
+        log.begin(10)
+        log.write(20, {"loss": 1 / 3, "epoch": 0.5})
+        log.close()
+        assert expected in stream.getvalue()
+        assert "loss" in stream.getvalue()
+
+
+@pytest.mark.slow
+def test_tensorboard_gets_every_number_and_forgets_later_steps(tmp_path: Path):
+    pytest.importorskip("tensorboard", reason="TensorBoard is not installed")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    for first, loss in ((0, 1.0), (1, 5.0)):
+        log = TensorBoardLog(tmp_path)
+        log.begin(first)
+        for step in (first + 1, first + 2):
+            log.write(step, {"loss": loss + step, "eval_loss": loss, "rewards/margins": 2.0})
+        log.close()
+    found = EventAccumulator(str(tmp_path))
+    found.Reload()
+    assert sorted(found.Tags()["scalars"]) == ["eval/loss", "train/loss", "train/rewards/margins"]
+    assert [(each.step, each.value) for each in found.Scalars("train/loss")] == [(1, 2.0), (2, 7.0), (3, 8.0)]

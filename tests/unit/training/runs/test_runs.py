@@ -1,0 +1,237 @@
+"""Whole runs: the loss falls, checkpoints are adapters, what fails leaves the last one."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support.small_runs import make_model, options
+
+from adapters.catalog.sql import SqlCatalog
+from adapters.formats import Limits, read_adapter
+from adapters.library import AdapterLibrary
+from adapters.model.base_model import BaseModel
+from adapters.model.manifest import revision_id_of
+from adapters.store import open_store
+from training.errors import CheckpointMismatch, LossNotFinite, OptionInvalid
+from training.loop.objectives import Dpo, Sft, SimPo
+from training.optimisation.optimiser import Optimiser
+from training.runs.evaluation import evaluate_base, evaluate_directory
+from training.runs.run import prepared, run
+from training.trainable.spec import KINDS
+
+LIMITS = Limits(max_rank=16, max_bytes=64 * 1024**2)
+
+
+def lines(output: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (output / "log.jsonl").read_text().splitlines()]
+
+
+def of(name: str, output: Path) -> list[float]:
+    return [line[name] for line in lines(output) if name in line]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_loss_falls_and_the_checkpoint_is_an_adapter(setting, tmp_path: Path, kind):
+    output = tmp_path / "run"
+    outcome = run(options(setting.model, setting.sft, output, kind=kind, held_out=setting.held_out, max_steps=24))
+    assert outcome.is_done
+    losses, held_out = of("loss", output), of("eval_loss", output)
+    assert sum(losses[-4:]) / 4 < sum(losses[:4]) / 4 - 0.1
+    assert outcome.best_loss == min(held_out) < held_out[0]
+    base = BaseModel.read(setting.model)
+    adapter = read_adapter(output / "best", base, LIMITS)
+    assert (adapter.positions, adapter.max_rank) == ("prefill", 4)
+    library = AdapterLibrary(
+        SqlCatalog.open(f"sqlite:///{tmp_path}/catalog.db"),
+        open_store(f"file://{tmp_path}/store"),
+        base,
+        LIMITS,
+        "float32",
+    )
+    try:
+        assert library.import_directory("trained", output / "best").revision_id == revision_id_of(adapter)
+    finally:
+        library.catalog.close()
+
+
+@pytest.mark.parametrize("kind", ["lora", "direft"])
+@pytest.mark.parametrize("positions", ["prefill", "all"])
+def test_the_evaluation_of_training_is_that_of_the_reference(setting, tmp_path: Path, kind, positions):
+    """The loss of packed trees against one prompt after the other, read from the files that were written."""
+    output = tmp_path / "run"
+    chosen = options(
+        setting.model, setting.sft, output, kind=kind, positions=positions, held_out=setting.held_out, max_steps=8
+    )
+    with prepared(chosen) as ready:
+        outcome = ready.training.run()
+        examples = ready.training._held_out._examples
+        ready.training._trained.model.detach()
+        found = evaluate_directory(ready.base.model, ready.base.tokenizer, examples, output / "last")
+        assert found.positions == positions
+        assert found.loss == pytest.approx(of("eval_loss", output)[-1], abs=2e-5)
+        without = evaluate_base(ready.base.model, ready.base.tokenizer, examples)
+        assert outcome.is_done
+        assert abs(without.loss - found.loss) > 0.05
+        other = "all" if positions == "prefill" else "prefill"
+        elsewhere = evaluate_directory(ready.base.model, ready.base.tokenizer, examples, output / "last", other)
+        assert abs(elsewhere.loss - found.loss) > 1e-3
+
+
+@pytest.mark.parametrize("objective", [Dpo(), SimPo(), Dpo(beta=0.5, label_smoothing=0.1)])
+def test_preferences(setting, tmp_path: Path, objective):
+    output = tmp_path / "run"
+    run(
+        options(
+            setting.model,
+            setting.preferences,
+            output,
+            objective=objective,
+            held_out=setting.held_out_preferences,
+            max_steps=16,
+        )
+    )
+    assert of("rewards/margins", output)[-1] > of("rewards/margins", output)[0]
+    assert of("eval_loss", output)[-1] < of("eval_loss", output)[0]
+    names = {"loss", "grad_norm", "learning_rate", "num_tokens", "epoch", "step"}
+    assert lines(output)[0].keys() == names | {
+        *("rewards/chosen", "rewards/rejected", "rewards/accuracies", "rewards/margins"),
+        *("logps/chosen", "logps/rejected"),
+    }
+
+
+def test_the_first_line_of_dpo_is_that_of_equal_models(setting, tmp_path: Path):
+    """An adapter that changes nothing yet: the loss is log 2, the margin zero."""
+    run(options(setting.model, setting.preferences, tmp_path / "run", objective=Dpo(), max_steps=1))
+    (line, *_) = lines(tmp_path / "run")
+    assert line["loss"] == pytest.approx(0.6931472)
+    assert line["rewards/margins"] == 0
+
+
+def test_a_log_line_is_a_mean_over_its_steps_tokens(setting, tmp_path: Path):
+    """The same run, logged at every step and at every third one. Only the log is another one."""
+    for every in (1, 3):
+        run(options(setting.model, setting.sft, tmp_path / str(every), max_steps=7, log_every=every))
+    single, triple = lines(tmp_path / "1"), lines(tmp_path / "3")
+    assert [line["step"] for line in triple] == [3, 6, 7]
+    assert [line["num_tokens"] for line in triple] == [single[step]["num_tokens"] for step in (2, 5, 6)]
+    assert triple[2]["loss"] == single[6]["loss"]
+    assert min(line["loss"] for line in single[:3]) < triple[0]["loss"] < max(line["loss"] for line in single[:3])
+
+
+def test_accumulated_rows_are_one_batch(setting, tmp_path: Path):
+    """A batch in rows of 128 tokens takes the steps that it takes in one row."""
+    for row_tokens in (128, 1024):
+        output = tmp_path / str(row_tokens)
+        run(options(setting.model, setting.sft, output, max_steps=6, batch_size=12, row_tokens=row_tokens))
+    small, large = of("loss", tmp_path / "128"), of("loss", tmp_path / "1024")
+    assert small == pytest.approx(large, abs=1e-4)
+
+
+def test_a_run_that_is_stopped_goes_on_as_if_it_had_not_been(setting, tmp_path: Path):
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    run(options(setting.model, setting.sft, whole, held_out=setting.held_out, log_every=3))
+    for at in (1, 5, 6, 12):
+        chosen = options(setting.model, setting.sft, parts, held_out=setting.held_out, log_every=3, resume=True)
+        with prepared(chosen) as ready:
+            training = ready.training
+            outcome = training.run(lambda at=at, training=training: training.step >= at)
+            assert outcome.step == at
+    assert_same_run(whole, parts)
+    again = replace(chosen, resume=True)
+    assert run(again).is_done  # nothing is left to do, and nothing changes
+    assert_same_run(whole, parts)
+
+
+def assert_same_run(one: Path, other: Path) -> None:
+    """The same log and the same checkpoints, byte for byte."""
+    for name in ("log.jsonl", "last/adapter_model.safetensors", "best/adapter_model.safetensors", "run.json"):
+        assert (one / name).read_bytes() == (other / name).read_bytes(), name
+    states = [json.loads((each / "last" / "training" / "state.json").read_text()) for each in (one, other)]
+    assert states[0] == states[1]  # with a digest of parameters, moments and random state
+
+
+class Poisoned(Sft):
+    """NaN from its third batch on."""
+
+    calls = 0
+
+    def __call__(self, model, row):
+        loss = super().__call__(model, row)
+        type(self).calls += 1
+        return loss if self.calls < 4 else replace(loss, total=loss.total * float("nan"))
+
+
+def test_a_loss_that_is_not_finite_keeps_the_last_good_checkpoint(setting, tmp_path: Path, monkeypatch):
+    monkeypatch.setattr(Poisoned, "calls", 0)
+    output = tmp_path / "run"
+    chosen = options(setting.model, setting.sft, output, objective=Poisoned(), save_every=1)
+    with pytest.raises(LossNotFinite, match="step 4: the loss is nan; the last checkpoint is as it was"):
+        run(chosen)
+    assert json.loads((output / "last" / "training" / "state.json").read_text())["step"] == 3
+    adapter = read_adapter(output / "last", BaseModel.read(setting.model), LIMITS)  # which refuses NaN
+    assert adapter.max_rank == 4
+
+
+def test_parameters_that_are_not_finite_are_not_kept(setting, tmp_path: Path, monkeypatch):
+    """An update that overflows, after a loss and gradients that were finite."""
+    step, steps = Optimiser.step, []
+
+    def overflow(self: Optimiser, learning_rate: float) -> float:
+        norm = step(self, learning_rate)
+        steps.append(learning_rate)
+        if len(steps) == 4:
+            next(iter(self._parameters.values())).data[0, 0] = float("inf")
+        return norm
+
+    monkeypatch.setattr(Optimiser, "step", overflow)
+    output = tmp_path / "run"
+    with pytest.raises(LossNotFinite, match=r"step 4: .* is not finite any more; the last checkpoint is as it was"):
+        run(options(setting.model, setting.sft, output))
+    assert json.loads((output / "last" / "training" / "state.json").read_text())["step"] == 2
+
+
+def test_another_base_model_is_refused(setting, tmp_path: Path):
+    """Also one of the same sizes."""
+    output = tmp_path / "run"
+    run(options(setting.model, setting.sft, output, max_steps=2))
+    other = make_model(tmp_path / "other")
+    from safetensors.torch import load_file, save_file
+
+    weights = load_file(other / "model.safetensors")
+    save_file({name: each + 0.01 for name, each in weights.items()}, other / "model.safetensors", {"format": "pt"})
+    with pytest.raises(CheckpointMismatch, match=r"base model was .* and is .* now"):
+        run(options(other, setting.sft, output, max_steps=2, resume=True))
+    with pytest.raises(CheckpointMismatch, match="data was"):
+        run(options(setting.model, setting.held_out, output, max_steps=2, resume=True))
+    with pytest.raises(CheckpointMismatch, match="max steps was 2 and is 3 now"):
+        run(options(setting.model, setting.sft, output, max_steps=3, resume=True))
+    with pytest.raises(OptionInvalid, match="has a run; --resume continues it"):
+        run(options(setting.model, setting.sft, output, max_steps=2))
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"model": Path("gone")}, "gone"),
+        ({"device": "nonsense"}, "the device is 'nonsense'"),
+        ({"max_tokens": 100_000}, "examples of 100000 tokens; the model reads 4096"),
+        ({"data": [Path("gone.jsonl")]}, "gone.jsonl cannot be read"),
+    ],
+)
+def test_options_that_cannot_be(setting, tmp_path: Path, changed: dict[str, Any], message: str):
+    chosen = options(setting.model, setting.sft, tmp_path / "run")
+    with pytest.raises(OptionInvalid, match=message):
+        run(replace(chosen, **changed))
+    assert not (tmp_path / "run").exists()
+
+
+def test_training_leaves_the_models_weights_alone(setting, tmp_path: Path):
+    with prepared(options(setting.model, setting.sft, tmp_path / "run", max_steps=3)) as ready:
+        before = {name: each.clone() for name, each in ready.base.model.state_dict().items()}
+        ready.training.run()
+        assert all(torch.equal(each, before[name]) for name, each in ready.base.model.state_dict().items())

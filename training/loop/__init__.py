@@ -1,0 +1,1 @@
+"""One run: batches, steps, evaluations, checkpoints."""

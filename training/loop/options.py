@@ -1,0 +1,43 @@
+"""What a run does, free of where its options come from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from training.errors import OptionInvalid
+from training.optimisation.optimiser import AdamOptions
+from training.optimisation.schedule import Decay
+from training.tree.rows import ROW_MULTIPLE
+
+
+@dataclass(frozen=True, slots=True)
+class LoopOptions:
+    """Steps, their size, and how often something is told or kept. Raises OptionInvalid."""
+
+    learning_rate: float
+    num_epochs: float = 1.0
+    max_steps: int | None = None  # in place of num_epochs
+    batch_size: int = 16  # examples a step; their rows are accumulated
+    row_tokens: int = 4096  # read at once
+    fixed_rows: bool = False  # pad every row to row_tokens: kernels in 16 bits round by the length
+    warmup_ratio: float = 0.03  # of all steps
+    decay: Decay = "linear"
+    adam: AdamOptions = field(default_factory=AdamOptions)
+    seed: int = 0
+    log_every: int = 10  # steps
+    eval_every: int | None = None  # steps; None: ten times a run
+    save_every: int | None = None  # steps; None: ten times a run. Each evaluation saves, too
+
+    def __post_init__(self) -> None:
+        for name in ("max_steps", "batch_size", "log_every", "eval_every", "save_every"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise OptionInvalid(f"{name.replace('_', ' ')} is {value}; it must be at least 1")
+        if not 0 < self.num_epochs < 1e6:
+            raise OptionInvalid(f"the number of epochs is {self.num_epochs}; it must be positive")
+        if not 0 <= self.warmup_ratio < 1:
+            raise OptionInvalid(
+                f"the warm-up ratio is {self.warmup_ratio}; it is a part of all steps, from 0 to below 1"
+            )
+        if self.row_tokens < 1 or self.row_tokens % ROW_MULTIPLE:
+            raise OptionInvalid(f"rows of {self.row_tokens} tokens; their length must be a multiple of {ROW_MULTIPLE}")

@@ -1,0 +1,1 @@
+"""Whole runs: from a base model's directory and files of rows to checkpoints."""

@@ -1,0 +1,84 @@
+"""The base model that adapters are trained on."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import torch
+
+from adapters.errors import BaseModelInvalid
+from adapters.model.base_model import BaseModel
+from training.errors import OptionInvalid
+
+Dtype = Literal["float32", "bfloat16", "float16"]
+DTYPES: tuple[Dtype, ...] = get_args(Dtype)
+
+_SAMPLES = 64  # of each weight file
+_SAMPLE_BYTES = 64 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedBase:
+    """A model of transformers with its tokenizer."""
+
+    model: Any
+    tokenizer: Any
+    sizes: BaseModel
+
+
+def load_base(directory: Path, dtype: Dtype, device: str) -> LoadedBase:
+    """Load from disk, never from a hub. Raises OptionInvalid."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    check_device(device)
+    try:
+        sizes = BaseModel.read(directory)
+        tokenizer = AutoTokenizer.from_pretrained(directory, local_files_only=True)
+        model = AutoModelForCausalLM.from_pretrained(directory, dtype=getattr(torch, dtype), local_files_only=True)
+    except BaseModelInvalid as error:
+        raise OptionInvalid(str(error)) from error
+    except (OSError, ValueError, KeyError, ImportError) as error:
+        first = str(error).strip().splitlines() or [type(error).__name__]
+        raise OptionInvalid(f"{directory} cannot be loaded by transformers: {first[0][:300]}") from error
+    return LoadedBase(model.to(device), tokenizer, sizes)
+
+
+def default_device() -> str:
+    """A GPU if there is one."""
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def check_device(device: str) -> None:
+    """Raises OptionInvalid for a device that this machine lacks."""
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        first = str(error).splitlines()[0][:200]
+        raise OptionInvalid(f"the device is {device!r}, which cannot be used here ({first}); 'cpu' can") from error
+
+
+def weights_digest(directory: Path) -> str:
+    """32 hex digits by which a resumed run knows its base model: of config.json, and of samples of the weights.
+
+    64 samples of each file, so that large models cost no more than small ones. Another training of the same sizes
+    differs in all of them; a change of a few numbers may be missed. Raises OptionInvalid.
+    """
+    digest = hashlib.sha256()
+    try:
+        files = sorted((*directory.glob("*.safetensors"), *directory.glob("pytorch_model*.bin")))
+        digest.update((directory / "config.json").read_bytes())
+        for path in files:
+            num_bytes = path.stat().st_size
+            digest.update(f"{path.name} {num_bytes}".encode())
+            with path.open("rb") as file:
+                for sample in range(_SAMPLES):
+                    file.seek(sample * max(num_bytes - _SAMPLE_BYTES, 0) // max(_SAMPLES - 1, 1))
+                    digest.update(file.read(_SAMPLE_BYTES))
+                    if num_bytes <= _SAMPLE_BYTES:
+                        break
+    except OSError as error:
+        raise OptionInvalid(f"{directory} cannot be read ({error.strerror}); name a model's directory") from error
+    return digest.hexdigest()[:32]
