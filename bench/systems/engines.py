@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -16,18 +15,12 @@ from engine.arguments import AdapterSlots, EngineSpec
 from engine.client import EngineClient
 from engine.errors import EngineError
 from engine.supervisor import EngineSnapshot, EngineStatus, EngineSupervisor
+from process.free_ports import free_port
 
 _START_TIMEOUT_S = 600.0
 _LOAD_TIMEOUT_S = 120.0
 _NOTICE_S = 1.0  # for a supervisor to notice that its engine is dead
 HOST = "127.0.0.1"
-
-
-def free_port() -> int:
-    """A port that is free now."""
-    with socket.socket() as listener:
-        listener.bind((HOST, 0))
-        return listener.getsockname()[1]
 
 
 def engine_spec(

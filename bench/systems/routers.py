@@ -22,12 +22,12 @@ from aiohttp import web
 from adapters.scopes import Scope
 from bench.errors import BenchError, SystemFailed, WrongAnswer
 from bench.measuring.http_load import http_load
-from bench.systems.engines import free_port
 from bench.systems.mock_worker import HOST, WorkerSettings
 from cluster.config.load import load_cluster_config
 from cluster.open_library import open_configured_catalog
 from process.certificates.authority import Authority
 from process.certificates.identity import Identity
+from process.free_ports import free_port
 from process.lifetime import die_with_parent
 
 GATEWAY_VERSION = "0.3.2"

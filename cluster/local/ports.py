@@ -10,6 +10,7 @@ from typing import Any
 from cluster.config.schema import ClusterConfig
 from cluster.config.workers import WorkerConfig
 from cluster.errors import StartError
+from process.free_ports import bound_socket
 
 _PORT_FIELDS = ("control_port", "metrics_port", "engine_port")
 
@@ -19,9 +20,7 @@ def with_ports(config: ClusterConfig) -> ClusterConfig:
     with contextlib.ExitStack() as held:  # kept open until all are chosen, so that they differ
 
         def free_port(host: str) -> int:
-            listener = held.enter_context(socket.socket())
-            listener.bind((host, 0))
-            return listener.getsockname()[1]
+            return held.enter_context(bound_socket(host)).getsockname()[1]
 
         workers = {}
         for name, worker in config.workers.items():

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import itertools
 import json
-import socket
 import subprocess
 import sys
 import time
@@ -22,6 +21,7 @@ from support.running_cluster import RunningCluster, running_cluster
 
 from cluster.local.initial_config import Host, Pools, initial_config
 from cluster.local.memory_plan import ModelSizes
+from process.free_ports import free_port
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(1800)]  # every process starts again, one after the other
 
@@ -61,13 +61,8 @@ def second_router(cluster: RunningCluster, folder: Path) -> Iterator[SecondRoute
 class SecondRouter:
     config: Path
     log: Path
-    port: int = 0
+    port: int = field(default_factory=free_port)
     process: subprocess.Popen = field(init=False)
-
-    def __post_init__(self) -> None:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = free.getsockname()[1]
 
     @property
     def url(self) -> str:

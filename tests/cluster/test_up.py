@@ -20,6 +20,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from process.free_ports import free_port
+
 pytestmark = pytest.mark.alone  # a start is timed, and all of the machine is searched for what is left
 
 READY_WITHIN_S = 60.0  # the promise of the README, on two cores
@@ -42,10 +44,7 @@ def demo(tmp_path_factory) -> Path:
     subprocess.run(run, check=True, capture_output=True)  # what is there stays as it is
     assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == before
     config = folder / "cluster.yaml"
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        router = f"router:\n  port: {free.getsockname()[1]}\n"
-        config.write_text(config.read_text().replace("router:\n", router))
+    config.write_text(config.read_text().replace("router:\n", f"router:\n  port: {free_port()}\n"))
     return config
 
 

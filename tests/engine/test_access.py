@@ -21,6 +21,7 @@ from engine.hooks.guards.http import ADMIN_KEY_VARIABLE, KEY_VARIABLE
 from process.certificates.authority import Authority
 from process.certificates.contexts import make_client_context
 from process.certificates.files import CertificateFiles
+from process.free_ports import free_port
 
 NAME = "d.decode.prelude.local"
 ROUTERS, ADMIN = "routers-key", "admin-key"
@@ -53,9 +54,7 @@ class Guarded:
 def guarded(tmp_path_factory) -> Iterator[Guarded]:
     ca = authority(tmp_path_factory.mktemp("access") / "certs")
     files, router = issued(ca, "decode", "d"), issued(ca, "router", "r")
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port = listener.getsockname()[1]
+    port = free_port()
     words = [sys.executable, str(Path(__file__).parent / "guarded_server.py"), str(port), *map(str, files)]
     environment = {
         **os.environ,

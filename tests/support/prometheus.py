@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-import socket
 import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,6 +13,8 @@ from typing import Any
 import httpx
 import pytest
 import yaml
+
+from process.free_ports import free_port
 
 _IN_VENV = Path(__file__).parents[2] / ".venv" / "prometheus" / "usr" / "bin"
 
@@ -77,9 +78,7 @@ def running_prometheus(
     }
     path = folder / "prometheus.yml"
     path.write_text(yaml.safe_dump(config))
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{free.getsockname()[1]}"
+    address = f"127.0.0.1:{free_port()}"
     with (folder / "prometheus.log").open("wb") as log:
         process = subprocess.Popen(
             [

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import logging
 import os
-import socket
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -20,6 +19,7 @@ from adapters.model.manifest import revision_id_of
 from adapters.packed import write_for_engine
 from engine.arguments import AdapterSlots, EngineSpec
 from engine.supervisor import EngineSnapshot, EngineStatus, EngineSupervisor
+from process.free_ports import free_port
 
 # On a GPU machine: PRELUDE_TEST_DEVICE=cuda, and what its engines need beyond the tests' settings.
 DEVICE = os.environ.get("PRELUDE_TEST_DEVICE", "cpu")
@@ -48,12 +48,6 @@ class RunningEngine:
         answer = httpx.post(f"{self.spec.url}/load_lora_adapter", json=body, timeout=60)
         assert answer.json()["success"], answer.text
         return revision_id
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
 
 
 def engine_spec(role: str, model: Path, scratch: Path, **changes) -> EngineSpec:

@@ -18,6 +18,7 @@ from cluster.local.doctor import devices, report, resources, software
 from cluster.local.doctor.finding import Finding, Level, Probe, ok, run_probes
 from cluster.local.doctor.host import Host
 from engine.kv_probe import transports_in
+from process.free_ports import bound_socket, free_port
 
 SMI = """
 | NVIDIA-SMI 580.65.06              Driver Version: 580.65.06      CUDA Version: {cuda}     |
@@ -165,16 +166,13 @@ def test_shared_memory_against_the_budgets(tmp_path: Path):
 
 
 def test_ports(tmp_path: Path):
-    import socket
-
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
+    with bound_socket() as taken:
         taken.listen()
         port = taken.getsockname()[1]
-        (found,) = resources.ports(cluster(tmp_path, f"router: {{port: {port}}}\n"))
+        (found,) = resources.ports(cluster(tmp_path, f"router: {{port: {port}, admin: {{port: {free_port()}}}}}\n"))
     assert found.level is Level.WARNING
     assert found.text == f"router.port: 127.0.0.1:{port} is not available (Address already in use); choose another"
-    (found,) = resources.ports(cluster(tmp_path, f"router: {{port: {port}}}\n"))
+    (found,) = resources.ports(cluster(tmp_path, f"router: {{port: {port}, admin: {{port: {free_port()}}}}}\n"))
     assert found.level is Level.OK
 
 

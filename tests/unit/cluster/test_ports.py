@@ -12,6 +12,7 @@ from cluster.config.router import RouterConfig
 from cluster.config.schema import ClusterConfig
 from cluster.errors import StartError
 from cluster.local.ports import check_free, with_ports
+from process.free_ports import free_port
 
 
 def chosen(router: dict[str, Any], **worker: Any) -> ClusterConfig:
@@ -22,13 +23,12 @@ def chosen(router: dict[str, Any], **worker: Any) -> ClusterConfig:
 def two_free_ports() -> int:
     """A free port whose next one is free, too."""
     while True:
-        with socket.create_server(("127.0.0.1", 0)) as first:
-            port = first.getsockname()[1]
-            try:
-                socket.create_server(("127.0.0.1", port + 1)).close()
-            except OSError:
-                continue
-            return port
+        port = free_port()
+        try:
+            socket.create_server(("127.0.0.1", port + 1)).close()
+        except OSError:
+            continue
+        return port
 
 
 def test_the_admin_listener_comes_after_the_router():

@@ -29,6 +29,7 @@ from process.certificates.contexts import Following
 from process.certificates.errors import CertificateError
 from process.certificates.files import CertificateFiles
 from process.certificates.identity import ROLES
+from process.free_ports import free_port
 
 REVISION = "sha256:" + "0" * 64
 
@@ -53,14 +54,6 @@ class Worker:
 
     def undrain(self) -> bool:
         return False
-
-
-def free_port() -> int:
-    import socket
-
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
 
 
 @asynccontextmanager

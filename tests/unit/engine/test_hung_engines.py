@@ -7,7 +7,6 @@ import contextlib
 import dataclasses
 import os
 import signal
-import socket
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -25,6 +24,7 @@ from engine.hang_watch import Timeouts
 from engine.hooks.ledger import hooks_for
 from engine.supervisor import EngineSnapshot, EngineStatus, EngineSupervisor
 from engine.vital_signs import read_vitals
+from process.free_ports import free_port
 
 pytestmark = pytest.mark.slow
 
@@ -59,8 +59,7 @@ class Watched:
 async def watched_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Watched]:
     monkeypatch.setattr(supervisor, "OBSERVE_S", 0.1)
     monkeypatch.setattr(hang_watch, "_MAX_COUNTED_S", 0.15)
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     spec = dataclasses.replace(engine_spec("prefill", tmp_path, tmp_path / "scratch"), host="127.0.0.1", port=port)
     hooks = [hook.name for hook in hooks_for("prefill", "cpu")]
     line = [sys.executable, hangable_engine.__file__, str(port), str(spec.report_dir), *hooks]

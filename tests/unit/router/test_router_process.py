@@ -21,12 +21,8 @@ from support.router_stand_ins import repository_root
 from adapters.model.base_model import BaseModel
 from cluster.config.load import load_cluster_config
 from cluster.config.schema import ClusterConfig
+from process.free_ports import free_port
 from router.server import _context_length
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return server.getsockname()[1]
 
 
 def get(url: str) -> tuple[int, dict]:

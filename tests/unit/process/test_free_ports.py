@@ -1,0 +1,36 @@
+"""Ports that are free, and that no outgoing connection is given."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from process import free_ports
+from process.free_ports import bound_socket, free_port
+
+
+def test_a_bound_port_is_held_until_it_is_closed():
+    with bound_socket() as held:
+        port = held.getsockname()[1]
+        with pytest.raises(OSError, match="in use"):
+            socket.create_server(("127.0.0.1", port), reuse_port=False)
+    socket.create_server(("127.0.0.1", port)).close()
+
+
+@pytest.mark.parametrize("first", ["32768", "20480"])
+def test_a_port_is_none_that_the_kernel_gives(first: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "range").write_text(f"{first}\t60999\n")
+    monkeypatch.setattr(free_ports, "_RANGE", tmp_path / "range")
+    ports = {free_port() for _ in range(50)}
+    assert len(ports) > 40
+    assert 10240 <= min(ports) <= max(ports) < int(first)
+
+
+@pytest.mark.parametrize("content", ["1024 65000", "", None])
+def test_without_room_below_the_kernel_chooses(content: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(free_ports, "_RANGE", tmp_path / "range")
+    if content is not None:
+        (tmp_path / "range").write_text(content)
+    assert free_port() > 0
