@@ -54,6 +54,7 @@ class TenantQuota(UseLimits):
     adapters: Annotated[int, Field(ge=0)] | None = None
     revisions: Annotated[int, Field(ge=0)] | None = None  # of all its adapters
     adapter_bytes: Annotated[int, Field(ge=0)] | None = None  # of all its revisions; equal ones count once
+    pins: Annotated[int, Field(ge=0)] | None = None  # of revisions in memory only, which workers keep for its aliases
     pushes_per_hour: _Count | None = None  # imports and pushes
 
     def over(self, default: TenantQuota) -> TenantQuota:

@@ -213,7 +213,8 @@ class ImportEndpoint:
 
     async def _point(self, alias: str, revision: AdapterRevision, by: str) -> None:
         def move(catalog: SqlCatalog) -> None:
-            catalog.set_alias(revision.tenant, revision.name, alias, revision.number, by=by)
+            room = self._management.quotas.room_of(revision.tenant)
+            catalog.set_alias(revision.tenant, revision.name, alias, revision.number, by=by, room=room)
 
         await self._management.adapters.with_catalog(move)
 

@@ -64,7 +64,7 @@ class VllmEndpoint:
             try:
                 return library.import_directory(name, directory, by=by, room=room)
             except CatalogConflict:  # unloaded before, after which vLLM's clients may load it again
-                library.catalog.restore(tenant, short_name)
+                library.catalog.restore(tenant, short_name, room=room)
                 return library.import_directory(name, directory, by=by, room=room)
 
         timeout_s = self._management.backends.config.upload_timeout_s

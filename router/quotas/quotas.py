@@ -133,7 +133,7 @@ class Quotas:
         if self._config is None:
             return None
         quota = self._config.of_tenant(tenant)
-        room = TenantRoom(quota.adapters, quota.revisions, quota.adapter_bytes)
+        room = TenantRoom(quota.adapters, quota.revisions, quota.adapter_bytes, quota.pins)
         return None if room == TenantRoom() else room
 
     def is_new_grammar(self, tenant: str, grammar: int) -> bool:

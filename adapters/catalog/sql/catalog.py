@@ -13,13 +13,13 @@ from adapters.catalog.records import AdapterDetails, AdapterRevision, AdapterSum
 from adapters.catalog.sql import garbage, listing, lookup, writing
 from adapters.catalog.sql.audit import SqlAudit
 from adapters.catalog.sql.collector import StillHeld
-from adapters.catalog.sql.database import Database
+from adapters.catalog.sql.database import Database, Transaction
 from adapters.catalog.sql.grants import SqlGrants
 from adapters.catalog.sql.keys import SqlKeys
 from adapters.catalog.sql.quota_pool import SqlQuotaPool
 from adapters.catalog.sql.schema import migrate
 from adapters.catalog.sql.tables import AnyRow, AnySelect, adapters, changes, revisions
-from adapters.catalog.sql.tenants import SqlTenants, TenantRoom
+from adapters.catalog.sql.tenants import SqlTenants, TenantRoom, no_more_pins
 from adapters.errors import InvalidReference
 from adapters.identity import LATEST, AdapterReference, check_revision_id, full_name_of, split_adapter_name
 from adapters.model.manifest import Manifest
@@ -87,11 +87,14 @@ class SqlCatalog:
             check_revision_id(revision_id)
         except ValueError as error:
             raise InvalidReference(str(error)) from None
-        return self._database.write(
-            lambda transaction: writing.add_revision(
-                transaction, tenant, name, manifest, revision_id, bytes, stored_since, by, moves_latest, alias, room
-            )
-        )
+
+        def add(transaction: Transaction) -> AdapterRevision:
+            with no_more_pins(transaction.connection, tenant, room):
+                return writing.add_revision(
+                    transaction, tenant, name, manifest, revision_id, bytes, stored_since, by, moves_latest, alias, room
+                )
+
+        return self._database.write(add)
 
     def resolve(self, reference: str) -> AdapterRevision:
         """Resolve a reference by one query. Raises AdapterNotFound."""
@@ -135,25 +138,44 @@ class SqlCatalog:
         return self._database.read(lambda connection: listing.show_adapter(connection, tenant, name, limit))
 
     def set_alias(
-        self, tenant: str, name: str, alias: str, number: int, *, expected: int | None = None, by: str | None = None
+        self,
+        tenant: str,
+        name: str,
+        alias: str,
+        number: int,
+        *,
+        expected: int | None = None,
+        by: str | None = None,
+        room: TenantRoom | None = None,
     ) -> AliasMove:
         """Point an alias at a revision; return the move, an earlier one if the alias was already there.
 
         If `expected` is given, the alias must be at that number, or be new for 0; otherwise CatalogConflict is raised.
-        Raises AdapterNotFound.
+        `room`: what the tenant may have; only its pins count here. Raises AdapterNotFound and TenantFull.
         """
         _check(tenant, name, alias)
-        return self._database.write(
-            lambda transaction: writing.set_alias(transaction, tenant, name, alias, number, expected, by)
-        )
 
-    def rollback(self, tenant: str, name: str, alias: str = LATEST, *, by: str | None = None) -> AliasMove:
+        def move(transaction: Transaction) -> AliasMove:
+            with no_more_pins(transaction.connection, tenant, room):
+                return writing.set_alias(transaction, tenant, name, alias, number, expected, by)
+
+        return self._database.write(move)
+
+    def rollback(
+        self, tenant: str, name: str, alias: str = LATEST, *, by: str | None = None, room: TenantRoom | None = None
+    ) -> AliasMove:
         """Point an alias at the revision before; a second rollback, at the one before that.
 
-        A rollback is a move in the history. Raises AdapterNotFound, and CatalogConflict if there is nothing before.
+        A rollback is a move in the history. `room`: as for `set_alias`. Raises AdapterNotFound, TenantFull, and
+        CatalogConflict if there is nothing before.
         """
         _check(tenant, name, alias)
-        return self._database.write(lambda transaction: writing.roll_back(transaction, tenant, name, alias, by))
+
+        def move(transaction: Transaction) -> AliasMove:
+            with no_more_pins(transaction.connection, tenant, room):
+                return writing.roll_back(transaction, tenant, name, alias, by)
+
+        return self._database.write(move)
 
     def alias_history(self, tenant: str, name: str, alias: str = LATEST, limit: int = 100) -> Sequence[AliasMove]:
         """The newest `limit` moves of an alias, newest first; each begins where the one before it ended.
@@ -168,10 +190,18 @@ class SqlCatalog:
         _check(tenant, name)
         self._database.write(lambda transaction: writing.delete_adapter(transaction, tenant, name))
 
-    def restore(self, tenant: str, name: str) -> None:
-        """Undo `delete`. Raises AdapterNotFound if the adapter never existed or has been purged."""
+    def restore(self, tenant: str, name: str, *, room: TenantRoom | None = None) -> None:
+        """Undo `delete`. Raises AdapterNotFound if the adapter never existed or has been purged.
+
+        `room`: as for `set_alias`, which raises TenantFull.
+        """
         _check(tenant, name)
-        self._database.write(lambda transaction: writing.restore_adapter(transaction, tenant, name))
+
+        def restore(transaction: Transaction) -> None:
+            with no_more_pins(transaction.connection, tenant, room):
+                writing.restore_adapter(transaction, tenant, name)
+
+        self._database.write(restore)
 
     @contextmanager
     def collecting(self) -> Iterator[StillHeld]:

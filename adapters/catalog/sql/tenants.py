@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 
@@ -148,6 +149,35 @@ class TenantRoom:
     adapters: int | None = None
     revisions: int | None = None
     bytes: int | None = None  # of revisions; those of several adapters count once
+    pins: int | None = None  # revisions in memory only that aliases point at, so that workers keep them
+
+
+@contextmanager
+def no_more_pins(connection: Connection, tenant: str, room: TenantRoom | None) -> Iterator[None]:
+    """Raise TenantFull if what is done inside adds a pin beyond those that the tenant may have."""
+    if room is None or room.pins is None:
+        yield
+        return
+    before = _num_pins(connection, tenant)
+    yield
+    if (found := _num_pins(connection, tenant)) > max(before, room.pins):
+        raise TenantFull(
+            f"tenant {tenant} may have {room.pins} pins of revisions that are in memory only, and would have {found}; "
+            "point its aliases at stored revisions, delete adapters, or have the quota raised"
+        )
+
+
+def _num_pins(connection: Connection, tenant: str) -> int:
+    at = (adapter_revisions.c.adapter_id == aliases.c.adapter_id) & (adapter_revisions.c.number == aliases.c.number)
+    query = (
+        select(func.count(adapter_revisions.c.content_id.distinct()))
+        .select_from(aliases)
+        .join(adapters, adapters.c.id == aliases.c.adapter_id)
+        .join(adapter_revisions, at)
+        .join(revisions, revisions.c.id == adapter_revisions.c.content_id)
+        .where(adapters.c.tenant == tenant, adapters.c.deleted_at.is_(None), revisions.c.stored.is_(False))
+    )
+    return connection.execute(query).scalar_one()
 
 
 def check_room(connection: Connection, tenant: str, room: TenantRoom) -> None:

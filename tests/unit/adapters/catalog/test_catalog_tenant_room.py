@@ -48,3 +48,41 @@ def test_bytes_of_equal_content_count_once(catalog: SqlCatalog):
     add(catalog, "a", 2, room)
     with pytest.raises(TenantFull, match="2500 bytes of revisions, and would have 3000"):
         add(catalog, "a", 3, room)
+
+
+def test_pins_of_revisions_in_memory_only(catalog: SqlCatalog):
+    """By whatever way an alias comes to point at one. Who has too many may still have fewer."""
+    room = TenantRoom(pins=1)
+
+    def push(name: str, number: int, allowed: TenantRoom | None = room, alias: str | None = None) -> int:
+        added = catalog.add_revision(
+            "acme", name, manifest(), content(number), 1000, stored_since=None, alias=alias, room=allowed
+        )
+        return added.number
+
+    assert push("a", 1) == 1
+    assert push("a", 2) == 2  # `latest` leaves the first one
+    before = catalog.last_change()
+    with pytest.raises(TenantFull, match="1 pins of revisions that are in memory only, and would have 2; point"):
+        push("b", 3)
+    with pytest.raises(TenantFull):
+        catalog.set_alias("acme", "a", "kept", 1, room=room)
+    assert catalog.last_change() == before
+    assert [each.name for each in catalog.list("acme")] == ["a"]
+    add(catalog, "a", 4, room)  # a stored one
+    assert push("b", 3) == 1
+    with pytest.raises(TenantFull):
+        catalog.rollback("acme", "a", room=room)
+    catalog.delete("acme", "b")
+    catalog.rollback("acme", "a", room=room)
+    assert push("same", 2) == 1  # of equal content, which workers keep once
+    push("c", 5, allowed=None)
+    push("d", 6, allowed=None)
+    catalog.set_alias("acme", "d", "latest", 1, room=room)
+    add(catalog, "c", 7, room)
+    with pytest.raises(TenantFull):
+        catalog.rollback("acme", "c", room=room)
+    push("e", 8, allowed=None)
+    catalog.delete("acme", "e")
+    with pytest.raises(TenantFull):
+        catalog.restore("acme", "e", room=room)

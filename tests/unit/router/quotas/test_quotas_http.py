@@ -214,3 +214,33 @@ def test_adapters_of_a_tenant(tmp_path: Path) -> None:
             assert "pushes of 3 an hour" in body["error"]["message"]
 
     asyncio.run(scenario())
+
+
+def test_pins_of_a_tenant(tmp_path: Path) -> None:
+    """What workers keep of a refused push is given up again."""
+
+    async def scenario() -> None:
+        quotas = {"default": {"pins": 1}}
+        async with running_cluster(0, 0, 1, management=True, directories={}, quotas=quotas) as cluster:
+            (worker,) = cluster.unified
+
+            async def push(name: str, seed: int) -> tuple[int, dict]:
+                data = form(lora(tmp_path, seed), memory_only="true")
+                return await ask(cluster, "POST", f"/v1/adapters/{name}/push", data=data)
+
+            assert (await push("bot", 1))[0] == (await push("bot", 2))[0] == 200
+            assert len(kept := set(worker.kept)) == 1
+            refused = [
+                await push("second", 3),
+                await ask(cluster, "PUT", "/v1/adapters/bot/aliases/prod", json={"revision": "r1"}),
+            ]
+            for status, body in refused:
+                assert (status, body["error"]["code"]) == (403, "tenant_quota_reached")
+                assert "tenant default may have 1 pins" in body["error"]["message"]
+            assert worker.kept == kept
+            assert (await ask(cluster, "POST", "/v1/adapters/bot/rollback"))[0] == 200
+            assert (await ask(cluster, "DELETE", "/v1/adapters/bot"))[0] == 200
+            assert (await push("second", 3))[0] == 200
+            assert (await ask(cluster, "POST", "/v1/adapters/bot/restore"))[0] == 403
+
+    asyncio.run(scenario())
