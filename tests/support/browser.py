@@ -20,6 +20,7 @@ import pytest
 
 _NAMES = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome", "chrome")
 _IN_VENV = Path(__file__).parents[2] / ".venv" / "chromium" / "usr" / "lib"
+OTHER_NAME = "router.example"  # of this machine, which the browser takes for another one
 _LISTENS = re.compile(rb"DevTools listening on (ws://\S+)")
 _START_S = 60.0
 _CALL_S = 60.0
@@ -160,6 +161,7 @@ async def browsing(width: int = 1280, height: int = 860) -> AsyncIterator[Page]:
             "--disable-background-networking",
             "--no-first-run",
             "--no-proxy-server",
+            f"--host-resolver-rules=MAP {OTHER_NAME} 127.0.0.1",
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.DEVNULL,
             stderr=asyncio.subprocess.PIPE,

@@ -21,11 +21,11 @@ _WORDS = (
     " The morning was quiet and the harbour was full of boats. Somebody opened a window, somebody closed a book, "
     "somebody counted the lamps along the road from the old bridge to the new station."
 )
-_SIZE = 1280, 640
+_SIZE = 1280, 750
 
 
 async def _load(cluster: ClusterStandIn) -> None:
-    """Eight streams at a time, until cancelled."""
+    """Four streams at a time, until cancelled."""
     adapters = ("acme/contracts", "poet", "acme/support", "a0")
 
     async def one(number: int) -> None:
@@ -33,7 +33,7 @@ async def _load(cluster: ClusterStandIn) -> None:
             await cluster.stream(prompt="Hi", adapter=adapters[number % len(adapters)])
 
     async with asyncio.TaskGroup() as streams:
-        for number in range(8):
+        for number in range(4):
             streams.create_task(one(number))
 
 
@@ -43,7 +43,7 @@ async def take(folder: Path, seconds: float = 45.0) -> None:
         async with managing(2, 4, folder=Path(temporary) / "cluster") as cluster, browsing(*_SIZE) as page:
             for worker in cluster.decode:
                 worker.engine.words = tuple(f"{word} " for word in _WORDS.split())
-                worker.engine.event_gap_s = 0.03
+                worker.engine.event_gap_s = 0.2
                 worker.state.load.max_kv_tokens, worker.state.load.used_kv_tokens = 32768, 9000
             await cluster.warm()
             for name, seeds in _ADAPTERS.items():

@@ -29,9 +29,14 @@ export const getState = () => getJson("/console/state");
 export const getApi = (path) => getJson(calls + path);
 
 async function getJson(path) {
-  const answer = await fetch(path, { headers: headers(), ...SAFE, signal: AbortSignal.timeout(TIMEOUT_MS) });
-  if (!answer.ok) throw await failure(answer);
-  return answer.json();
+  try {
+    const answer = await fetch(path, { headers: headers(), ...SAFE, signal: AbortSignal.timeout(TIMEOUT_MS) });
+    if (!answer.ok) throw await failure(answer);
+    return await answer.json();
+  } catch (error) {
+    if (error instanceof CallFailed) throw error;
+    throw new CallFailed(0, "no_answer", "The router does not answer; it is asked again each second");
+  }
 }
 
 // Calls `onHead(headers)` once, then `onEvent(event)` for each event, until the stream ends.

@@ -110,9 +110,9 @@ async function askState() {
 }
 
 function notConnected(error) {
-  if (error instanceof CallFailed && (error.status === 401 || error.status === 403)) stateRefusal = error.message;
-  const why = error instanceof CallFailed ? error.message : "The router does not answer; it is asked again each second";
-  setConnection("bad", why);
+  if (!(error instanceof CallFailed)) reportError(error); // a mistake of this page, for the browser's console
+  if (error.status === 401 || error.status === 403) stateRefusal = error.message;
+  setConnection("bad", error.message);
 }
 
 function setConnection(state, text) {

@@ -1,6 +1,6 @@
 // One prompt under two adapters, side by side.
 
-import { canCall, stream } from "./calls.js";
+import { CallFailed, canCall, stream } from "./calls.js";
 import { byId, element, seconds, setText, shortRevision } from "./dom.js";
 
 const SIDES = ["left", "right"];
@@ -100,7 +100,7 @@ async function run(side, signal) {
   } catch (error) {
     if (!signal.aborted) {
       answer.className = "error";
-      answer.append(error.message);
+      answer.append(error instanceof CallFailed ? error.message : "the router did not answer, or the answer broke off");
     }
     return false;
   }

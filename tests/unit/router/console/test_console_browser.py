@@ -11,7 +11,7 @@ import sqlite3
 from pathlib import Path
 
 import pytest
-from support.browser import Page, browsing
+from support.browser import OTHER_NAME, Page, browsing
 from support.keyed_cluster import keyed_cluster
 from support.management_calls import ask, id_of, imported, lora, managing, upload
 from support.router_stand_ins import REVISION_ID, ClusterStandIn, stops_after
@@ -114,6 +114,7 @@ async def check_adapters(cluster: ClusterStandIn, page: Page, folder: Path) -> N
     await page.js(
         """(() => {
             const ask = window.fetch;
+            window.asked = -1e6; // until it is rolled back
             window.fetch = (url, ...rest) => {
                 window.asked += url.includes("/v1/adapters?");
                 return ask(url, ...rest);
@@ -266,8 +267,38 @@ def test_with_the_keyboard_alone_and_a_key(tmp_path: Path) -> None:
             assert await page.focused() == "tab-fleet"
             check_origin(page, f"{keyed.cluster.url}/")
 
+            await check_other_machine(keyed.cluster, page)
+            await page.go(f"{keyed.cluster.url}/")
+            await page.shows("#connection", "Waits for a key")  # it was in that page's memory only
+
+    asyncio.run(scenario())
+
+
+async def check_other_machine(cluster: ClusterStandIn, page: Page) -> None:
+    """Over plain HTTP from elsewhere the page takes no key."""
+    port = cluster.admin_url.rpartition(":")[2]
+    await page.go(f"http://{OTHER_NAME}:{port}/console")
+    await page.shows("#key-note", "everybody on the way could read it")
+    assert await page.js("document.querySelector('#key-form').hidden")
+    await page.shows("#connection", "Live")
+
+
+def test_a_router_that_stops_and_a_key_that_is_forgotten(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with keyed_cluster(tmp_path, 0, 0, console=True) as keyed, browsing() as page:
+            await page.go(f"{keyed.cluster.url}/")
+            await page.type(await keyed.key("acme", {Scope.ADMIN}))
+            await page.press("Enter")
+            await page.shows("#connection", "Live")
             await page.js("document.querySelector('#forget').focus()")
             await page.press(" ")
             await page.shows("#connection", "Waits for a key")
+            assert await page.js("document.querySelector('#forget').hidden")
+            await page.js("document.querySelector('#key').focus()")
+            await page.type(await keyed.key("acme", {Scope.ADMIN}))
+            await page.press("Enter")
+            await page.shows("#connection", "Live")
+            keyed.cluster.server.should_exit = True
+            await page.shows("#connection", "The router does not answer")
 
     asyncio.run(scenario())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import tomllib
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,11 @@ import pytest
 from starlette.datastructures import Headers
 from support.keyed_cluster import keyed_cluster
 from support.management_calls import imported, managing
-from support.router_stand_ins import ClusterStandIn, running_cluster
+from support.router_stand_ins import ClusterStandIn, repository_root, running_cluster
 
 from adapters.scopes import Scope
 from cluster.config.router import RouterConfig
+from cluster.local.demo import demo_config
 from router.console.listeners import _Guard
 from router.console.page import ASSETS, FOLDER, HEADERS, PAGE, POLICY
 from router.errors import ConsoleRefused
@@ -43,6 +45,13 @@ def test_every_file_is_served_and_nothing_comes_from_elsewhere() -> None:
     scripts = {name: text for name, text in TEXTS.items() if name.endswith(".js")}
     imported = {name for text in scripts.values() for name in re.findall(r'from "\./([^"]+)"', text)}
     assert imported | {"console.js"} == scripts.keys()  # all are used
+
+
+def test_every_file_is_installed() -> None:
+    project = tomllib.loads((repository_root() / "pyproject.toml").read_text())
+    patterns = project["tool"]["setuptools"]["package-data"]["router.console"]
+    found = {path for pattern in patterns for path in STATIC.parent.glob(pattern)}
+    assert {STATIC / name for name in TEXTS} <= found
 
 
 def test_the_files_need_none_of_what_the_policy_forbids() -> None:
@@ -85,6 +94,10 @@ def test_pages_and_their_headers() -> None:
                     assert (status, answer["error"]["code"]) == (404, "unknown_path"), path
 
     asyncio.run(scenario())
+
+
+def test_the_demo_has_it_for_clients() -> None:
+    assert RouterConfig.model_validate(demo_config()["router"]).console
 
 
 def test_clients_have_no_console_unless_it_is_asked_for() -> None:

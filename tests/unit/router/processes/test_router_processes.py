@@ -74,11 +74,16 @@ def ask(url: str, *, stream: bool) -> Any:
     return urllib.request.urlopen(request, timeout=20)
 
 
+def _processes_of(console_state: bytes) -> set[str]:
+    return set(json.loads(console_state or b"{}").get("processes", ()))
+
+
 def test_they_share_a_port_and_answer_for_each_other(tmp_path: Path) -> None:
     with running_router(tmp_path, drain_timeout_s=20) as (process, url, admin_url):
         eventually(f"{url}/ready", is_ready)
         num_processes = b"prelude_router_processes 2.0\n"
         eventually(f"{admin_url}/metrics", lambda _, page: num_processes in page)
+        eventually(f"{admin_url}/console/state", lambda _, page: _processes_of(page) == {"0", "1"})
         for _ in range(8):
             with ask(url, stream=False) as answer:
                 assert answer.status == 200
