@@ -21,11 +21,11 @@ _WORDS = (
     " The morning was quiet and the harbour was full of boats. Somebody opened a window, somebody closed a book, "
     "somebody counted the lamps along the road from the old bridge to the new station."
 )
-_SIZE = 1280, 750
+_SIZE = 1280, 730
 
 
 async def _load(cluster: ClusterStandIn) -> None:
-    """Four streams at a time, until cancelled."""
+    """Three streams at a time, until cancelled."""
     adapters = ("acme/contracts", "poet", "acme/support", "a0")
 
     async def one(number: int) -> None:
@@ -33,7 +33,7 @@ async def _load(cluster: ClusterStandIn) -> None:
             await cluster.stream(prompt="Hi", adapter=adapters[number % len(adapters)])
 
     async with asyncio.TaskGroup() as streams:
-        for number in range(4):
+        for number in range(3):
             streams.create_task(one(number))
 
 
