@@ -101,8 +101,7 @@ class KubernetesSource:
         """Returns if watches end too soon. Raises SourceUnavailable."""
         loop = asyncio.get_running_loop()
         if not self._version:
-            await self._list(api)
-            failures.over()
+            await self._list(api)  # no end of failures: each watch after it may expire at once
         lasting: list[asyncio.TimerHandle] = []
 
         def opened() -> None:

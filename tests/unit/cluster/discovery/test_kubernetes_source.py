@@ -284,6 +284,28 @@ def test_watches_that_fail_once_they_are_open_come_ever_slower(tmp_path: Path, c
     assert texts.count("workers are looked up again") == 1
 
 
+def test_watches_that_expire_after_every_list_come_ever_slower(tmp_path: Path) -> None:
+    """As with an API server that is behind its own lists: each list succeeds, and costs it much."""
+
+    async def scenario(it: Following) -> None:
+        await two_workers(it.double)
+        await it.until("10.0.0.1:9000", "10.0.0.2:9000")
+        await it.double.watches(1)
+        it.double.oldest = it.double.version + 1000
+        it.double.cut()
+        async with asyncio.timeout(60):
+            while len(it.pauses_s) < 5:
+                await asyncio.sleep(0.001)
+        assert it.double.num_lists >= 3
+        assert all(later > earlier for earlier, later in pairwise(it.pauses_s[:5]))
+        assert found(it.source) == {"10.0.0.1:9000", "10.0.0.2:9000"}
+        it.double.oldest = 0
+        await it.double.set_slice("b", "prefill", 9000, [endpoint("10.0.0.3")])
+        await it.until("10.0.0.1:9000", "10.0.0.2:9000", "10.0.0.3:9000")
+
+    follow(tmp_path, scenario)
+
+
 def test_an_open_watch_without_events_ends_an_outage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog) -> None:
     caplog.set_level(logging.INFO)
     monkeypatch.setattr(kubernetes_source, "_MIN_WATCH_S", 0.05)
