@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,9 @@ from engine.access import Tls
 from engine.errors import AdapterNotTaken, EngineRefused, EngineUnreachable
 
 _KEEPALIVE_S = 2.0  # SGLang closes idle connections after 5 s; a call on a closing one would look like an engine crash
+
+_METRICS_TIMEOUT_S = 5.0  # below Prometheus' own, 10 s
+MAX_METRICS_BYTES = 16 * 1024**2
 
 _ADMIN_PATHS = frozenset({"/load_lora_adapter", "/unload_lora_adapter"})  # those that the agent uses
 
@@ -101,11 +106,37 @@ class EngineClient:
         """Abort every request whose id starts with `request_id`."""
         await self._call("POST", "/abort_request", {"rid": request_id})
 
+    async def metrics(self) -> bytes:
+        """The engine's own metrics, in the text format in which `sglang:` keeps its colon.
+
+        Raises EngineUnreachable, and EngineRefused for more than MAX_METRICS_BYTES.
+        """
+        page = bytearray()
+        async with self._answer("GET", "/metrics", None, _METRICS_TIMEOUT_S, "text/plain;version=0.0.4") as answer:
+            if answer.status != 200:
+                raise EngineRefused(f"/metrics answered {answer.status}")
+            async for part in answer.content.iter_any():
+                page += part
+                if len(page) > MAX_METRICS_BYTES:
+                    raise EngineRefused(f"/metrics answered more than {MAX_METRICS_BYTES} bytes")
+        return bytes(page)
+
     async def _call(self, method: str, path: str, body: Any = None, timeout_s: float | None = None) -> Any:
+        async with self._answer(method, path, body, timeout_s) as answer:
+            text = await answer.text()
+            if answer.status >= 400 and not text.startswith('{"rid"'):
+                raise EngineRefused(f"{path} answered {answer.status}: {text[:500]}")
+            return await answer.json() if answer.content_type == "application/json" else text
+
+    @contextlib.asynccontextmanager
+    async def _answer(
+        self, method: str, path: str, body: Any, timeout_s: float | None, accept: str = "*/*"
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        """The deadline includes reading the answer. Raises EngineUnreachable."""
         timeout = aiohttp.ClientTimeout(total=timeout_s or self._timeout_s)
         try:
             key = self._admin_key if path in _ADMIN_PATHS else self._key
-            headers = {"authorization": f"Bearer {key}"} if key else None
+            headers = {"accept": accept, **({"authorization": f"Bearer {key}"} if key else {})}
             tls = self._tls() if self._tls is not None and self._url.startswith("https:") else None
             async with self._session.request(
                 method,
@@ -117,9 +148,6 @@ class EngineClient:
                 server_hostname=None if tls is None else tls[1],
             ) as answer:
                 self.num_answers += 1
-                text = await answer.text()
-                if answer.status >= 400 and not text.startswith('{"rid"'):
-                    raise EngineRefused(f"{path} answered {answer.status}: {text[:500]}")
-                return await answer.json() if answer.content_type == "application/json" else text
+                yield answer
         except (aiohttp.ClientError, TimeoutError) as error:
             raise EngineUnreachable(f"{self._url}{path}: {error or type(error).__name__}") from error

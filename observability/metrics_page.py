@@ -9,7 +9,8 @@ _SOURCES = {
     "agent": ("Workers' agents", "`/metrics` on each worker's `metrics_port`."),
     "engine": (
         "Engines",
-        "`/metrics` on each worker's engine port. SGLang exports more; these are what dashboards and alerts use.",
+        "`/engine/metrics` on each worker's `metrics_port`, and `/metrics` on its engine port. SGLang exports more; "
+        "these are what dashboards and alerts use.",
     ),
 }
 _HEAD = """# Metrics

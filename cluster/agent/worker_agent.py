@@ -20,6 +20,7 @@ import grpc
 import uvloop
 from prometheus_client import CollectorRegistry
 
+from cluster.agent.engine_metrics import EngineMetrics
 from cluster.agent.engine_spec import base_model_of, fitted_spec, guarded
 from cluster.agent.peers import Peers
 from cluster.agent.worker_metrics import WorkerMetrics
@@ -34,7 +35,7 @@ from cluster.control.worker_state import WorkerStateHub
 from cluster.control.worker_watch import WorkerWatch
 from cluster.errors import WorkerStopping
 from engine.client import EngineClient
-from engine.errors import EngineError
+from engine.errors import EngineError, EngineUnreachable
 from engine.hang_watch import Timeouts
 from engine.hooks.ledger import hooks_for
 from engine.pin import SGLANG_VERSION
@@ -82,6 +83,7 @@ class WorkerAgent:
             config, self.peer_role, self.transport, on_change=self._peer_changed, on_leave=self.peer_left
         )
         self._agent_id = secrets.token_hex(8)
+        self._engine_metrics = EngineMetrics(self._ask_for_metrics)
         self.engine: EngineClient  # created in `run`, where the event loop runs
         self._changed = asyncio.Event()
         self._ready_incarnation = ""
@@ -245,6 +247,15 @@ class WorkerAgent:
     def registry(self) -> CollectorRegistry:
         """This worker's metrics."""
         return self.metrics.registry
+
+    async def engine_metrics(self) -> bytes:
+        """The engine's own metrics. Raises EngineError."""
+        return await self._engine_metrics.page()
+
+    async def _ask_for_metrics(self) -> bytes:
+        if self.hub.state.engine_state != pb.ENGINE_STATE_UP:
+            raise EngineUnreachable(self.hub.state.reason or "it is not up")
+        return await self.engine.metrics()
 
     @property
     def incarnation(self) -> str:

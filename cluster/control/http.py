@@ -1,4 +1,4 @@
-"""An agent's HTTP endpoints: /metrics, /health (the agent runs) and /ready (the worker takes requests)."""
+"""An agent's HTTP endpoints: /metrics and /engine/metrics, /health (it runs) and /ready (the worker takes requests)."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ from aiohttp import web
 from prometheus_client import generate_latest
 
 from cluster.control.worker import Worker
+from engine.errors import EngineError
+
+ENGINE_METRICS_PATH = "/engine/metrics"
 
 
 @contextlib.asynccontextmanager
@@ -17,6 +20,13 @@ async def serve_worker_http(worker: Worker) -> AsyncIterator[None]:
 
     async def metrics(_request: web.Request) -> web.Response:
         return web.Response(body=generate_latest(worker.registry), content_type="text/plain", charset="utf-8")
+
+    async def engine_metrics(_request: web.Request) -> web.Response:
+        try:
+            page = await worker.engine_metrics()
+        except EngineError as error:
+            return web.Response(status=503, text=f"the engine has no metrics now: {error}\n")
+        return web.Response(body=page, content_type="text/plain", charset="utf-8")
 
     async def health(_request: web.Request) -> web.Response:
         return web.json_response({"status": "alive", "worker": worker.name})
@@ -28,7 +38,14 @@ async def serve_worker_http(worker: Worker) -> AsyncIterator[None]:
         return web.json_response(body, status=200 if ok else 503)
 
     app = web.Application()
-    app.add_routes([web.get("/metrics", metrics), web.get("/health", health), web.get("/ready", ready)])
+    app.add_routes(
+        [
+            web.get("/metrics", metrics),
+            web.get(ENGINE_METRICS_PATH, engine_metrics),
+            web.get("/health", health),
+            web.get("/ready", ready),
+        ]
+    )
     runner = web.AppRunner(app, access_log=None)
     await runner.setup()
     await web.TCPSite(runner, worker.worker.host, worker.worker.metrics_port).start()

@@ -62,6 +62,9 @@ class Worker(Protocol):
     def registry(self) -> CollectorRegistry:
         """The worker's metrics."""
 
+    async def engine_metrics(self) -> bytes:
+        """The engine's own metrics, in Prometheus' text format. Raises EngineError."""
+
     def describe(self) -> pb.WorkerDescription:
         """The worker's properties, constant for the agent's lifetime."""
 

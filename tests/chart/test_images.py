@@ -19,6 +19,7 @@ from packaging.utils import canonicalize_name
 
 from cli.main import _parser
 from cluster.config.load import load_cluster_config
+from cluster.control.http import ENGINE_METRICS_PATH
 from engine.pin import SGLANG_VERSION
 
 ROOT = Path(__file__).parents[2]
@@ -214,6 +215,9 @@ class TestCompose:
         targets = [target for each in scraped["static_configs"] for target in each["targets"]]
         ports = [config.router.admin_port, *(worker.metrics_port for worker in config.workers.values())]
         assert targets == [f"127.0.0.1:{port}" for port in ports]
+        engines = yaml.safe_load((ROOT / "images/compose/prometheus.yaml").read_text())["scrape_configs"][1]
+        assert engines["metrics_path"] == ENGINE_METRICS_PATH
+        assert engines["static_configs"] == [{"targets": targets[1:]}]
         published = [port.split(":")[1:] for port in service["ports"]]
         assert published == [[str(config.router.port)] * 2]
         assert config.router.host == "0.0.0.0"

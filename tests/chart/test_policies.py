@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import yaml
 from support.helm_chart import (
+    FULLNAME,
     SCENARIOS,
     containers,
     merged,
@@ -21,6 +22,7 @@ from support.helm_chart import (
 )
 
 from cluster.config.schema import ClusterConfig
+from cluster.control.http import ENGINE_METRICS_PATH
 
 pytestmark = needs_helm
 # Rule, and where it may be broken: scenario, pod (its end) and container.
@@ -217,3 +219,20 @@ def test_monitors_scrape_ports_that_exist(scenario: str):
         for spec in found:
             names = {port["name"] for each in spec["containers"] for port in each.get("ports", ())}
             assert {each["port"] for each in monitor["spec"]["podMetricsEndpoints"]} <= names
+
+
+def test_every_worker_and_its_engine_are_scraped_once():
+    """A target is known by its monitor's name, its address and its port's name: engines need a monitor of their own."""
+    objects = rendered("h100-node")
+    targets = set()
+    for monitor in of_kind(objects, "PodMonitor"):
+        (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
+        for name, _, labels in pods(objects):
+            if selects(monitor["spec"]["selector"], labels):
+                component = labels["app.kubernetes.io/component"]
+                targets.add((component, endpoint["path"]))
+                assert FULLNAME in monitor["metadata"]["name"], name
+    workers = {(role, path) for role in ("prefill", "decode") for path in ("/metrics", ENGINE_METRICS_PATH)}
+    assert targets == workers | {("router", "/metrics")}
+    names = [monitor["metadata"]["name"] for monitor in of_kind(objects, "PodMonitor")]
+    assert len(set(names)) == len(names) == 3
