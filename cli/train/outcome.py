@@ -14,10 +14,11 @@ def failures_end() -> Iterator[None]:
     """Exit with 2 on wrong usage in the block, with 1 on any other failure of training."""
     try:
         from training.errors import OptionInvalid, TrainingError
+
+        _hide_progress_of_libraries()
     except ImportError as error:
         print(f"prelude: {error}; training needs `pip install prelude[train]`", file=sys.stderr)
         sys.exit(_FAILED)
-    _hide_progress_of_libraries()
     try:
         yield
     except ImportError as error:

@@ -29,9 +29,10 @@ class Example:
         for turn in self.turns:
             position = len(turn.context)
             branches = (
-                Branch(position, answer, number, is_chosen=place == 0) for place, answer in enumerate(turn.answers)
+                Branch(position, tuple(answer), number, is_chosen=place == 0)
+                for place, answer in enumerate(turn.answers)
             )
-            yield Document(turn.context, tuple(branches), slot, positions)
+            yield Document(tuple(turn.context), tuple(branches), slot, positions)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +73,19 @@ def load_preferences(
     return _load(files, encoder, preference_row, max_tokens, leave_out_long, num_rows)
 
 
+class RowTooLong(RowFault):
+    """A turn of the row has more tokens than are trained."""
+
+
+def _turns(encoder: Encoder, row: TextTurn | Conversation, max_tokens: int) -> Iterator[Turn]:
+    """The row's turns. Ends at the first that is too long, so that a conversation without end costs no more."""
+    for turn in encoder.turns(row):
+        longest = len(turn.context) + max(map(len, turn.answers))
+        if longest > max_tokens:
+            raise RowTooLong(f"over-long: prompt and answer have {longest} tokens, at most {max_tokens} are trained")
+        yield turn.compact()
+
+
 def _load(
     files: Sequence[Path],
     encoder: Encoder,
@@ -86,14 +100,12 @@ def _load(
             break
         count += 1
         try:
-            turns = tuple(encoder.turns(read(row.fields())))
-            longest = max(len(turn.context) + max(map(len, turn.answers)) for turn in turns)
-            if longest <= max_tokens:
-                examples.append(Example(row.where, turns))
-            elif leave_out_long:
+            examples.append(Example(row.where, tuple(_turns(encoder, read(row.fields()), max_tokens))))
+        except RowTooLong as fault:
+            if leave_out_long:
                 num_long += 1
             else:
-                raise RowFault(f"over-long: prompt and answer have {longest} tokens, at most {max_tokens} are trained")
+                faults.append(f"{row.where}: {fault}")
         except RowFault as fault:
             faults.append(f"{row.where}: {fault}")
     named = ", ".join(map(str, files))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -61,15 +60,3 @@ def _row(path: Path, number: int, line: bytes) -> Iterator[Row]:
         line = line.removeprefix(b"\xef\xbb\xbf")
     if line.strip():
         yield Row(f"{path}, row {number}", line)
-
-
-def digest_of(files: Sequence[Path]) -> str:
-    """SHA-256 of the files' contents in order, 64 hex digits. Raises OptionInvalid for one that cannot be read."""
-    digest = hashlib.sha256()
-    for path in files:
-        try:
-            with path.open("rb") as file:
-                digest.update(hashlib.file_digest(file, "sha256").digest())
-        except OSError as error:
-            raise OptionInvalid(f"{path} cannot be read ({error.strerror}); name a JSONL file") from error
-    return digest.hexdigest()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -23,7 +23,7 @@ class PushTarget:
 
     url: str  # of the router
     name: str
-    key: str | None = None  # an API key that may manage the adapter
+    key: str | None = field(default=None, repr=False)  # an API key that may manage the adapter
     alias: str = "latest"
     timeout_s: float = 300.0  # for upload and loading
 

@@ -92,6 +92,11 @@ def test_train_evaluate_resume(model: Path, rows: Path, tmp_path: Path, capsys: 
     assert train(*sft, "--resume") == 0
     capsys.readouterr()
 
+    with pytest.raises(SystemExit) as verified:  # peft itself computes what we read
+        main(["adapters", "verify", str(output / "best"), "--model", str(model)])
+    assert verified.value.code == 0
+    assert "of peft" in capsys.readouterr().out
+
     evaluate = ("eval", "--model", model, "--data", rows, "--rows", "2", "--adapter", output / "best")
     assert train(*evaluate, "--json") == 0
     base, adapter = json.loads(capsys.readouterr().out)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import resource
-import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.full_disk import files_of_at_most
 
 from training.checkpoints.run_folder import RunFolder
 from training.checkpoints.state import TrainingState, random_state, restore_random_state
@@ -135,19 +134,6 @@ def test_a_run_json_that_is_damaged(tmp_path: Path):
     (tmp_path / "run" / "run.json").write_text("[1]")
     with pytest.raises(CheckpointDamaged, match=r"run.json cannot be read"), opened(tmp_path / "run"):
         pass
-
-
-@contextmanager
-def files_of_at_most(num_bytes: int) -> Iterator[None]:
-    """As a full disk: a write beyond it fails."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-        signal.signal(signal.SIGXFSZ, handler)
 
 
 def test_a_full_disk_leaves_the_last_good_checkpoint(tmp_path: Path):

@@ -44,6 +44,9 @@ SFT_FAULTS: dict[str, tuple[Any, str]] = {
         "'chat_template', which is no variable",
     ),
     "nested argument": ({"messages": [ASK, REPLY], "chat_template_kwargs": {"a": {}}}, "'a' is no single value"),
+    "no character": ({"prompt": "a\ud800", "completion": "b"}, "half a surrogate pair"),
+    "no character in a chat": ({"messages": [ASK, REPLY | {"content": "a\udc00"}]}, "half a surrogate pair"),
+    "over-long later turn": ({"messages": [ASK, REPLY] * 30}, "over-long: prompt and answer have"),
     "tools": ({"messages": [ASK, REPLY], "tools": "depth"}, "`tools` is a str"),
 }  # fmt: skip
 PAIR_FAULTS: dict[str, tuple[Any, str]] = {

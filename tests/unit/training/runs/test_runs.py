@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.full_disk import files_of_at_most
 from support.small_runs import make_model, options
 
 from adapters.catalog.sql import SqlCatalog
@@ -17,7 +18,7 @@ from adapters.library import AdapterLibrary
 from adapters.model.base_model import BaseModel
 from adapters.model.manifest import revision_id_of
 from adapters.store import open_store
-from training.errors import CheckpointMismatch, LossNotFinite, OptionInvalid
+from training.errors import CheckpointMismatch, CheckpointNotWritten, LossNotFinite, OptionInvalid
 from training.loop.objectives import Dpo, Sft, SimPo
 from training.optimisation.optimiser import Optimiser
 from training.runs.evaluation import evaluate_base, evaluate_directory
@@ -193,6 +194,21 @@ def test_parameters_that_are_not_finite_are_not_kept(setting, tmp_path: Path, mo
     with pytest.raises(LossNotFinite, match=r"step 4: .* is not finite any more; the last checkpoint is as it was"):
         run(options(setting.model, setting.sft, output))
     assert json.loads((output / "last" / "training" / "state.json").read_text())["step"] == 2
+
+
+def test_a_disk_that_is_full_for_a_while(setting, tmp_path: Path):
+    """It ends the run with a clear error, and costs the resumed one nothing."""
+    whole, filled = tmp_path / "whole", tmp_path / "filled"
+    run(options(setting.model, setting.sft, whole, held_out=setting.held_out))
+    chosen = options(setting.model, setting.sft, filled, held_out=setting.held_out, resume=True)
+    with prepared(chosen) as ready:
+        ready.training.run(lambda: ready.training.step == 5)
+    with prepared(chosen) as ready, files_of_at_most(20_000), pytest.raises(CheckpointNotWritten) as raised:
+        ready.training.run()
+    assert "the checkpoint of step 6 cannot be written" in str(raised.value)
+    assert "the last checkpoint before it is whole" in str(raised.value)
+    run(chosen)
+    assert_same_run(whole, filled)
 
 
 def test_another_base_model_is_refused(setting, tmp_path: Path):
