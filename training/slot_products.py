@@ -11,9 +11,9 @@ import torch.nn.functional as F
 from training.trainable.factors import ServedFactors
 from training.tree.rows import Row
 
-# grouped_mm reads rows whose length is a multiple of 16 bytes.
+# What torch's grouped_mm reads: rows whose length is a multiple of 16 bytes, of these dtypes.
 _ALIGNED = 8
-_GROUPED_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+_GROUPED_DTYPES = {"cpu": (torch.float32, torch.bfloat16, torch.float16), "cuda": (torch.bfloat16,)}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -57,7 +57,8 @@ def add_low_rank(
 def low_rank(x: torch.Tensor, groups: Sequence[ServedFactors], counts: Sequence[int]) -> torch.Tensor:
     """B^T (A x + b) [num_tokens, out] of x [num_tokens, in], whose first counts[0] tokens have groups[0], and so on."""
     sizes = (groups[0].a.shape[1], groups[0].b.shape[1])
-    if len(groups) > 1 and x.dtype in _GROUPED_DTYPES and not any(size % _ALIGNED for size in sizes):
+    is_readable = x.dtype in _GROUPED_DTYPES.get(x.device.type, ()) and not any(size % _ALIGNED for size in sizes)
+    if len(groups) > 1 and is_readable:
         return _grouped(x, groups, counts)
     return torch.cat([_product(part, each) for part, each in zip(x.split(list(counts)), groups, strict=True)])
 

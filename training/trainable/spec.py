@@ -41,9 +41,14 @@ class AdapterSpec:
     @property
     def scale(self) -> float:
         """s of the normal form, so that a learning rate carries over ranks (PreFT, appendix C)."""
-        if self.fixed_scale is not None:
-            return self.fixed_scale
-        return self.alpha / self.rank if self.kind == "lora" else 1 / math.sqrt(self.rank)
+        if self.kind == "lora":
+            return self.peft_alpha / self.rank
+        return 1 / math.sqrt(self.rank) if self.fixed_scale is None else self.fixed_scale
+
+    @property
+    def peft_alpha(self) -> float:
+        """What peft's files have in place of LoRA's scale, which readers compute from it."""
+        return self.alpha if self.fixed_scale is None else self.fixed_scale * self.rank
 
     def layers_of(self, base: BaseModel) -> tuple[int, ...]:
         """The layers that are changed. Raises AdapterUntrainable for one that the model does not have."""
