@@ -37,7 +37,7 @@ def _write_peft(adapter: TrainableAdapter, folder: Path, base_name: str) -> None
         "task_type": "CAUSAL_LM",
         "base_model_name_or_path": base_name,
         "r": spec.rank,
-        "lora_alpha": spec.scale * spec.rank,
+        "lora_alpha": spec.peft_alpha,
         "lora_dropout": 0.0,
         "bias": "none",
         "fan_in_fan_out": False,
