@@ -327,20 +327,20 @@ def test_a_load_into_an_engine_that_is_about_to_be_up_is_kept(stored: StoredAdap
             residency = running.agent._residency  # calls are refused now, but some wait in here
             assert residency is not None
             running.engine_is(EngineStatus.DOWN)
-            await residency.ensure(lost, Tier.HOST, 20)  # one process has ended, the others still answer
+            await residency.ensure(lost, Tier.HOST, 60)  # one process has ended, the others still answer
             assert running.agent.hub.resident == {lost}
             running.engine.held.clear()
             running.engine_is(EngineStatus.STARTING)
             assert running.agent.hub.resident == set()
             running.engine.may_answer.clear()
-            loading = asyncio.create_task(residency.ensure(kept, Tier.HOST, 20))
+            loading = asyncio.create_task(residency.ensure(kept, Tier.HOST, 60))
             await eventually(lambda: running.engine.calls[-1:] == [("load", kept)])
             running.engine_is(EngineStatus.UP, "two")
             running.engine.may_answer.set()
             await loading
             assert running.agent.hub.resident == {kept}
-            await running.ensure(lost)
-            await running.ensure(kept)
+            for each in (lost, kept):
+                await running.ensure(each, deadline_s=20)
             assert running.engine.calls == [("load", each) for each in (lost, kept, lost)]
 
     asyncio.run(scenario())
