@@ -11,6 +11,8 @@ WIDTH, HEIGHT = 640, 260
 _LEFT, _RIGHT, _TOP, _BOTTOM = 64, 12, 12, 40
 _MAX_POINTS = 400  # of a line
 _MAX_TICKS = 6
+_MIN_LOG_RATIO = 5.0  # below it a logarithmic axis has too few ticks
+_MIN_SPAN = 1e-3
 
 Point = tuple[float, float]
 
@@ -25,7 +27,7 @@ class Series:
 
 
 def line_chart(title: str, x_label: str, y_label: str, series: Sequence[Series], log_x: bool = False) -> str:
-    """Lines over one axis; with `log_x` positive x only."""
+    """Lines over one axis; with `log_x` positive x only, on a logarithmic axis if they span much."""
     shown = []
     for each in series:
         if points := _thinned([point for point in each.points if point[0] > 0 or not log_x]):
@@ -33,7 +35,10 @@ def line_chart(title: str, x_label: str, y_label: str, series: Sequence[Series],
     if not shown:
         return _empty(title)
     xs, ys = ([point[axis] for each in shown for point in each.points] for axis in (0, 1))
-    scale = _Scale(min(xs), max(xs), 0.0, max(ys), log_x)
+    left, right = min(xs), max(xs)
+    if right - left < _MIN_SPAN * abs(right):  # rounding errors are no axis
+        left, right = left * 0.9, right * 1.1
+    scale = _Scale(left, right, 0.0, max(ys), log_x and right >= _MIN_LOG_RATIO * left)
     lines = [
         f'<polyline class="t{each.tone}" points="'
         + " ".join(f"{scale.x(x):.1f},{scale.y(y):.1f}" for x, y in each.points)
@@ -44,7 +49,7 @@ def line_chart(title: str, x_label: str, y_label: str, series: Sequence[Series],
 
 
 def distribution_chart(title: str, x_label: str, groups: Sequence[tuple[str, Sequence[float]]]) -> str:
-    """The share of values up to x, on a logarithmic axis: quantiles can be read off."""
+    """The share of values up to x, so that quantiles can be read off."""
     series = []
     for tone, (name, values) in enumerate(groups):
         ordered = sorted(value for value in values if value > 0)

@@ -128,6 +128,16 @@ def test_a_long_line_is_thinned_to_its_ends():
     assert (points[0], points[-1]) == ("64.0,220.0", "628.0,12.0")
 
 
+def test_the_axis_is_logarithmic_where_values_span_much_and_not_else():
+    def labels(*values: float) -> list[str]:
+        svg = distribution_chart("t", "x", [("a", values)])
+        return re.findall(r'text-anchor="middle">([\d.e+-]+)</text>', svg)
+
+    assert labels(1, 10, 100) == ["1", "2", "5", "10", "20", "50", "100"]
+    assert labels(100, 150, 200) == ["100", "120", "140", "160", "180", "200"]
+    assert labels(10, 10 + 1e-9) == ["9", "9.5", "10", "10.5", "11"]
+
+
 def test_charts_of_nothing_say_so():
     for svg in (line_chart("t", "x", "y", []), bar_chart("t", "y", []), distribution_chart("t", "x", [("a", [0.0])])):
         assert "nothing to show" in svg
