@@ -142,10 +142,11 @@ def test_every_bad_endpoint_is_a_kind_of_its_own(name: str):
     assert (record.session, record.turn) == (7, 0)
 
 
+@pytest.mark.slow
 def test_a_hang_ends_at_the_timeout_and_what_came_before_is_kept():
-    record = ask(MockServer(hang), timeout_s=0.3)
+    record = ask(MockServer(hang), timeout_s=3.0)  # long enough for the first event on a slow machine
     assert (record.error, len(record.token_s)) == (TIMED_OUT, 1)
-    assert record.e2e_s >= 0.3
+    assert record.e2e_s >= 3.0
 
 
 def test_nobody_listens():
