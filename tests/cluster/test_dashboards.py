@@ -25,6 +25,7 @@ from support.running_cluster import RunningCluster
 from cluster.config.quotas import QuotasConfig
 from cluster.control import control_pb2 as pb
 from cluster.control.control_pb2_grpc import WorkerControlStub
+from cluster.control.http import ENGINE_METRICS_PATH
 from observability import registry
 from observability.alerts.rules import recorded_names
 from observability.dashboards import DASHBOARDS
@@ -101,7 +102,7 @@ def targets_of(cluster: RunningCluster) -> dict[str, list[str]]:
     addresses = {
         "prelude-router": [cluster.admin_url],
         "prelude-workers": [cluster.worker_url(name) for name in workers],
-        "prelude-engines": [cluster.describe(name).engine_url for name in workers],
+        "prelude-engines": [cluster.worker_url(name) + ENGINE_METRICS_PATH for name in workers],
     }
     return {job: [url.partition("//")[2] for url in urls] for job, urls in addresses.items()}
 

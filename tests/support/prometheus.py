@@ -30,15 +30,6 @@ def tool(name: str) -> str:
     return found
 
 
-# As docs/observability.md says: prometheus_client replaces the colon for a Prometheus of version 2.
-WITH_COLON = {
-    "source_labels": ["__name__"],
-    "regex": "sglang_(.+)",
-    "target_label": "__name__",
-    "replacement": "sglang:${1}",
-}
-
-
 class Prometheus:
     """A running server."""
 
@@ -66,13 +57,20 @@ class Prometheus:
 def running_prometheus(
     folder: Path, targets: Mapping[str, Sequence[str]], rules: Path | None = None
 ) -> Iterator[Prometheus]:
-    """A server that scrapes `targets`, addresses by job, each second, for as long as the context lasts."""
+    """A server that scrapes `targets`, addresses by job, each second, for as long as the context lasts.
+
+    Addresses are host:port, or host:port/path with the same path for a whole job.
+    """
     program = tool("prometheus")
     config = {
         "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
         "rule_files": [str(rules)] if rules else [],
         "scrape_configs": [
-            {"job_name": job, "static_configs": [{"targets": list(addresses)}], "metric_relabel_configs": [WITH_COLON]}
+            {
+                "job_name": job,
+                "metrics_path": f"/{addresses[0].partition('/')[2] or 'metrics'}",
+                "static_configs": [{"targets": [each.partition("/")[0] for each in addresses]}],
+            }
             for job, addresses in targets.items()
         ],
     }
