@@ -43,14 +43,16 @@ def processes_for(load: Load) -> int:
     stream = load.stream()
     tokens = [session.requests[0].max_tokens for session in stream.sessions(64)]
     events_per_s = load.requests_per_s * sum(tokens) / len(tokens)
-    return max(1, min(len(os.sched_getaffinity(0)), math.ceil(events_per_s / _EVENTS_PER_S)))
+    most = min(len(os.sched_getaffinity(0)), load.concurrency or sys.maxsize)
+    return max(1, min(most, math.ceil(events_per_s / _EVENTS_PER_S)))
 
 
 async def generate(load: Load, progress: Callable[[Progress], None] = lambda _progress: None) -> Outcome:
     """Run the load; `progress` gets the sum over the processes. Raises BenchError."""
     count = load.processes
+    stream = load.stream()  # before the clock starts; other processes make their own, and this one finds what is wrong
     if count == 1:
-        share = await run_share(Job(load), time.monotonic() + _START_MARGIN_S, progress)
+        share = await run_share(Job(load), stream, time.monotonic() + _START_MARGIN_S, progress)
         return _merged([share])
     latest: dict[int, Progress] = {}
 

@@ -8,7 +8,6 @@ import msgspec
 
 from bench.errors import BenchError
 from bench.load.pacing import Bursts, due_times, replay
-from bench.workloads.session import Session
 from bench.workloads.trace import Arrival
 from bench.workloads.workload import Stream, Workload
 
@@ -42,7 +41,12 @@ class Load(msgspec.Struct, frozen=True):
     concurrency: int | None = None  # of a closed loop; with a rate, the most that are in flight
     trace: tuple[Arrival, ...] = ()
     trace_speed: float = 1.0
-    processes: int = 1
+    processes: int = 1  # 0: not yet known
+
+    def __post_init__(self) -> None:
+        """Raises BenchError."""
+        if self.concurrency is not None and self.processes > self.concurrency:
+            raise BenchError(f"--processes {self.processes}: at most --concurrency, which is {self.concurrency}")
 
     @property
     def is_open(self) -> bool:
@@ -50,18 +54,7 @@ class Load(msgspec.Struct, frozen=True):
 
     def stream(self) -> Stream:
         """Its sessions. Raises BenchError."""
-        workload, num_adapters = self.workload, len(self.endpoint.adapters)
-        if not self.trace:
-            return Stream(workload, self.seed, num_adapters)
-        plain = Stream(workload, self.seed, num_adapters)
-        sessions = []
-        for number, arrival in enumerate(self.trace):
-            request = plain.completion(number, arrival.prompt_tokens, arrival.output_tokens)
-            adapter = plain.adapter(number) if arrival.adapter is None else arrival.adapter
-            if adapter is not None and not 0 <= adapter < num_adapters:
-                raise BenchError(f"the trace names adapter {adapter}; --adapters has {num_adapters}")
-            sessions.append(Session(number, adapter, (request,)))
-        return Stream(workload, self.seed, num_adapters, tuple(sessions))
+        return Stream(self.workload, self.seed, len(self.endpoint.adapters), self.trace)
 
     def due_s(self) -> Iterator[float]:
         """When each session of an open loop starts. Raises BenchError."""

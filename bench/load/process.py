@@ -24,6 +24,7 @@ from bench.load.loops import Loop
 from bench.load.options import Load
 from bench.load.record import Record
 from bench.workloads.session import Session
+from bench.workloads.workload import Stream
 from process.lifetime import die_with_parent
 
 _PROGRESS_EVERY_S = 0.5
@@ -53,18 +54,20 @@ class Share(msgspec.Struct, frozen=True, tag=True):
     is_stopped: bool  # by SIGINT, before its end
 
 
-def sessions_of(job: Job) -> Iterator[Session]:
-    """The sessions that this process sends."""
+def sessions_of(job: Job, stream: Stream) -> Iterator[Session]:
+    """The sessions that this process sends, each made when it is asked for."""
     load = job.load
-    stream = load.stream()
     count = load.num_requests
-    if count is None and load.duration_s is None:
+    if count is None and load.duration_s is None and not load.trace:
         count = load.workload.num_requests
-    return islice(stream.sessions(count), job.index, None, job.num_processes)
+    return stream.sessions(count, job.index, job.num_processes)
 
 
-async def run_share(job: Job, start_at: float, report: Callable[[Progress], None]) -> Share:
-    """Send the sessions of this process; the load starts when time.monotonic() is `start_at`. Raises BenchError."""
+async def run_share(job: Job, stream: Stream, start_at: float, report: Callable[[Progress], None]) -> Share:
+    """Send the sessions of this process; the load starts when time.monotonic() is `start_at`. Raises BenchError.
+
+    `stream` is the load's: making it may take long, so it is made before the start is known.
+    """
     load = job.load
 
     def now() -> float:
@@ -73,16 +76,17 @@ async def run_share(job: Job, start_at: float, report: Callable[[Progress], None
     _allow_many_connections()
     began_cpu_s = time.process_time()
     async with Client(load.endpoint, now) as client:
-        loop = Loop(client.send, now, load.duration_s)
+        loop = Loop(client.send, now, load.duration_s, adapters=load.endpoint.adapters)
         reporting = asyncio.create_task(_report(loop, report))
         asyncio.get_running_loop().add_signal_handler(signal.SIGINT, _stop, loop, asyncio.current_task())
         try:
-            sessions = sessions_of(job)
+            sessions = sessions_of(job, stream)
             concurrency = _share_of(load.concurrency, job)
             if load.is_open:
                 due = islice(load.due_s(), job.index, None, job.num_processes)
                 await loop.open(zip(sessions, due, strict=False), concurrency)
-            elif concurrency:
+            else:
+                assert concurrency
                 await asyncio.sleep(max(0.0, -now()))
                 await loop.closed(sessions, concurrency)
         finally:
@@ -108,6 +112,7 @@ def _allow_many_connections() -> None:
 
 
 def _share_of(concurrency: int | None, job: Job) -> int | None:
+    """At least one: there are no more processes than that."""
     if concurrency is None:
         return None
     return concurrency // job.num_processes + (job.index < concurrency % job.num_processes)
@@ -128,6 +133,7 @@ async def _report(loop: Loop, report: Callable[[Progress], None]) -> None:
 def main() -> None:
     """The child's side of the protocol above."""
     job = msgspec.json.decode(sys.stdin.readline(), type=Job)
+    stream = job.load.stream()
     print("ready", flush=True)
     start_at = float(sys.stdin.readline())
 
@@ -135,7 +141,7 @@ def main() -> None:
         sys.stdout.buffer.write(msgspec.json.encode(message) + b"\n")
         sys.stdout.buffer.flush()
 
-    tell(uvloop.run(run_share(job, start_at, tell)))
+    tell(uvloop.run(run_share(job, stream, start_at, tell)))
 
 
 if __name__ == "__main__":

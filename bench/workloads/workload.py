@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from itertools import count, islice
 
 from bench.errors import BenchError
 from bench.workloads.conversations import agent, chat
@@ -12,6 +13,7 @@ from bench.workloads.draws import Draws
 from bench.workloads.lengths import FixedLengths, Lengths
 from bench.workloads.popularity import Pick, Popularity
 from bench.workloads.session import COMPLETIONS, Request, Session, canonical_bytes
+from bench.workloads.trace import Arrival
 
 _FIRST_TOKEN = 16  # smaller ids are often special tokens
 CONVERSATIONS: dict[str, Callable[[int, int, int | None], list[Request]]] = {"chat": chat, "agent": agent}
@@ -38,25 +40,27 @@ class Workload:
 
 
 class Stream:
-    """The sessions of a workload under one seed."""
+    """The sessions of a workload under one seed; those of a trace have its lengths and adapters, one request each."""
 
-    def __init__(self, workload: Workload, seed: int, num_adapters: int, trace: tuple[Session, ...] = ()) -> None:
+    def __init__(self, workload: Workload, seed: int, num_adapters: int, trace: tuple[Arrival, ...] = ()) -> None:
+        """Raises BenchError."""
         if workload.vocabulary <= _FIRST_TOKEN:
             raise BenchError(f"--vocabulary {workload.vocabulary}: it must be above {_FIRST_TOKEN}")
         self.workload = workload
         self._seed = seed
         self._trace = trace
+        for arrival in trace:
+            if arrival.adapter is not None and not 0 <= arrival.adapter < num_adapters:
+                raise BenchError(f"the trace names adapter {arrival.adapter}; --adapters has {num_adapters}")
         self._pick: Pick | None = workload.popularity.picker(num_adapters, seed) if num_adapters else None
-
-    @property
-    def num_sessions(self) -> int | None:
-        """How many there are; None: as many as one likes."""
-        return len(self._trace) or None
 
     def session(self, number: int) -> Session:
         """The session with this number, from 0."""
         if self._trace:
-            return self._trace[number]
+            arrival = self._trace[number]
+            adapter = self.adapter(number) if arrival.adapter is None else arrival.adapter
+            request = self.completion(number, arrival.prompt_tokens, arrival.output_tokens)
+            return Session(number, adapter, (request,))
         workload, adapter = self.workload, self.adapter(number)
         if workload.conversation:
             return Session(number, adapter, tuple(CONVERSATIONS[workload.conversation](self._seed, number, adapter)))
@@ -72,19 +76,28 @@ class Stream:
         ids = Draws(self._seed, "prompt", number).tokens(prompt_tokens, _FIRST_TOKEN, self.workload.vocabulary - 1)
         return Request(COMPLETIONS, {"prompt": ids}, output_tokens, prompt_tokens=prompt_tokens)
 
-    def sessions(self, num_requests: int | None) -> Iterator[Session]:
-        """Sessions until there are so many requests; the last session may be cut short. None: without end."""
-        left = num_requests
-        number = 0
-        while left is None or left > 0:
-            if self.num_sessions is not None and number >= self.num_sessions:
-                return
+    def sessions(self, num_requests: int | None, first: int = 0, step: int = 1) -> Iterator[Session]:
+        """Sessions until there are so many requests; the last session may be cut short. None: without end.
+
+        Of them, every `step`-th from number `first` on. The others are not made, unless it takes them to count.
+        """
+        if self._trace:
+            num_requests = min(len(self._trace), len(self._trace) if num_requests is None else num_requests)
+        if num_requests is None:
+            return map(self.session, count(first, step))
+        if self._trace or not self.workload.conversation:
+            return map(self.session, range(first, num_requests, step))
+        return islice(self._until(num_requests), first, None, step)
+
+    def _until(self, num_requests: int) -> Iterator[Session]:
+        left, number = num_requests, 0
+        while left > 0:
             session = self.session(number)
-            if left is not None and len(session.requests) > left:
+            if len(session.requests) > left:
                 session = Session(session.number, session.adapter, session.requests[:left])
             yield session
             number += 1
-            left = None if left is None else left - len(session.requests)
+            left -= len(session.requests)
 
     def digest(self, num_requests: int) -> str:
         """SHA-256 over the canonical bytes of the first requests."""

@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,7 @@ from bench.load.document import read
 from bench.load.generator import processes_for
 from bench.load.process import Job, sessions_of
 from bench.workloads import catalog, popularity
+from bench.workloads.workload import Stream
 from cli.main import _parser, main
 
 HANG_GUARD_S = 60.0
@@ -209,9 +211,58 @@ def test_a_trace_is_replayed(tmp_path: Path):
     path.write_text("\n".join(map(json.dumps, lines)))
     load = load_of("--trace", str(path), "--trace-speed", "2", "--adapters", "2")
     assert list(load.due_s()) == [0.0, 0.5, 2.0]
-    assert [session.adapter for session in sessions_of(Job(load))] == [1, 1, 1]
+    assert [session.adapter for session in sessions_of(Job(load), load.stream())] == [1, 1, 1]
     with pytest.raises(BenchError, match="names adapter 1; --adapters has 1"):
         load_of("--trace", str(path), "--adapters", "1").stream()
+
+
+def test_a_trace_is_replayed_to_its_end_whatever_the_workloads_number_is(tmp_path: Path):
+    path = tmp_path / "trace.jsonl"
+    path.write_text("\n".join('{"at_s": 1, "prompt_tokens": 1, "output_tokens": 1}' for _ in range(300)))
+
+    def numbers(*words: str, index: int = 0, of: int = 1) -> list[int]:
+        load = load_of("--trace", str(path), *words)
+        assert load.workload.num_requests == 256
+        return [session.number for session in sessions_of(Job(load, index, of), load.stream())]
+
+    assert numbers() == list(range(300))
+    assert numbers("--num-requests", "7") == list(range(7))
+    assert numbers("--num-requests", "700", index=1, of=2) == list(range(1, 300, 2))
+
+
+def test_the_requests_of_a_trace_are_made_one_by_one(tmp_path: Path, monkeypatch):
+    """Ten million prompts before the first one is sent would take minutes, after the clock has started."""
+    path = tmp_path / "trace.jsonl"
+    path.write_text("\n".join('{"at_s": 1, "prompt_tokens": 1, "output_tokens": 1}' for _ in range(9)))
+    load = load_of("--trace", str(path))
+    made = []
+    original = Stream.completion
+    monkeypatch.setattr(Stream, "completion", lambda *given: made.append(given[1]) or original(*given))
+    sent = sessions_of(Job(load, 1, 3), load.stream())
+    assert made == []
+    assert next(sent).number == 1
+    assert next(sent).number == 4
+    assert made == [1, 4]
+
+
+@pytest.mark.parametrize("workload", ["punica", "chat"])
+@pytest.mark.parametrize("limits", [("--num-requests", "30"), ("--duration-s", "5")])
+def test_processes_send_what_one_sends(workload: str, limits: tuple[str, str]):
+    load = load_of("--workload", workload, "--rate", "5", *limits)
+    stream = load.stream()
+    shares = [list(islice(sessions_of(Job(load, index, 3), stream), 9)) for index in range(3)]
+    whole = list(islice(sessions_of(Job(load), stream), 27))
+    assert sorted((each for share in shares for each in share), key=lambda each: each.number) == whole
+
+
+def test_there_are_no_more_processes_than_requests_in_flight(monkeypatch):
+    """One without a share of --concurrency would wait for ever, or leave out its part of the load."""
+    with pytest.raises(BenchError, match="--processes 3: at most --concurrency, which is 2"):
+        load_of("--rate", "5", "--concurrency", "2", "--processes", "3")
+    with pytest.raises(BenchError, match="--processes 17: at most --concurrency, which is 16"):
+        load_of("--processes", "17")
+    monkeypatch.setattr("os.sched_getaffinity", lambda _pid: set(range(16)))
+    assert processes_for(load_of("--rate", "100000", "--concurrency", "2")) == 2
 
 
 def test_processes_follow_the_events_of_an_open_loop(monkeypatch):

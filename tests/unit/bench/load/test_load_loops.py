@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 
 import pytest
 from support.virtual_time import run_in_virtual_time
@@ -83,6 +83,43 @@ def test_waiting_for_room_is_in_the_latency_too():
     late = [record for record in records if record.e2e_s > 0.2]
     assert len(late) > 95
     assert max(record.sent_s - record.intended_s for record in late) > 9
+
+
+@pytest.mark.parametrize("by_stop", [True, False])
+def test_what_still_waits_for_room_at_the_end_is_not_sent_and_counted(by_stop: bool):
+    """One at a time, 2 s each: four are due within 2.5 s, and at 4 s, when there is room for the third, it is over."""
+
+    async def drive(loop: Loop) -> None:
+        if by_stop:
+            asyncio.get_running_loop().call_later(2.5, loop.stop)
+        await loop.open(constant(1000, 0.75), most_in_flight=1)
+
+    server = Server(2.0)
+    records = run(server, drive, None if by_stop else 2.5)
+    assert [record.error for record in records] == [None, None, NOT_SENT, NOT_SENT]
+    assert [record.end_s for record in records] == [2.0, 4.0, 4.0, 4.0]
+    assert [record.intended_s for record in records] == [0.0, 0.75, 1.5, 2.25]
+    assert summary(records, {"ttft": 1e6})["goodput"]["share"] == 0.5
+
+
+def test_an_open_loop_that_is_behind_sends_meanwhile_and_hears_of_a_stop():
+    """All are due at once, so there is nothing to wait for between two of them."""
+    server, made = Server(0.0), 0
+
+    async def drive(loop: Loop) -> None:
+        def due() -> Iterator[tuple[Session, float]]:
+            nonlocal made
+            for session in sessions(1000):
+                made += 1
+                if made == 500:
+                    assert len(loop.records) > 400
+                    asyncio.get_running_loop().call_soon(loop.stop)
+                yield session, 0.0
+
+        await loop.open(due())
+
+    records = run(server, drive)
+    assert 500 <= len(records) == made - 1 < 510
 
 
 def test_the_closed_loop_keeps_as_many_in_flight():
