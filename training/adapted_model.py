@@ -42,7 +42,7 @@ class AdaptedModel:
         self.adapters = nn.ModuleList(adapters).to(model.device)
         self._checkpointing = checkpointing
         self._layers: list[Any] = list(model.model.layers)
-        self._window = _sliding_window(model.config)
+        self._window = sliding_window(model)
         self._tokens: SlotTokens | None = None  # of the row that the current layer reads
         targets = list(self._targets())  # before anything is changed
         self._handles: list[Any] = []
@@ -197,7 +197,8 @@ class AdaptedModel:
         return add_low_rank(stream, to, self._tokens, factors)
 
 
-def _sliding_window(config: Any) -> int | None:
+def sliding_window(model: Any) -> int | None:
     """How far back some layer attends; None: to everything."""
+    config = model.config
     window, types = getattr(config, "sliding_window", None), getattr(config, "layer_types", None)
     return window if types is None or "sliding_attention" in types else None

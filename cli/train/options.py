@@ -112,7 +112,9 @@ def run_options(arguments: argparse.Namespace) -> RunOptions:
     device = arguments.device or default_device()
     dtype: Dtype = arguments.dtype or ("float32" if device == "cpu" else "bfloat16")
     objective = _objective(arguments)
-    learning_rate = arguments.learning_rate or _LEARNING_RATES[arguments.objective, arguments.kind]
+    learning_rate = arguments.learning_rate
+    if learning_rate is None:
+        learning_rate = _LEARNING_RATES[arguments.objective, arguments.kind]
     return RunOptions(
         model=arguments.model,
         data=arguments.data,

@@ -16,6 +16,8 @@ from training.data.jsonl import RowFault
 
 Message = dict[str, Any]
 
+# That SGLang takes (sglang/srt/entrypoints/openai/protocol.py). A template renders any other as it likes.
+ROLES = ("system", "user", "assistant", "tool", "function", "developer", "latest_reminder")
 _SFT = "`prompt` and `completion`, or `messages`"
 _PREFERENCES = "`prompt`, `chosen` and `rejected`"
 
@@ -134,6 +136,8 @@ def _messages(columns: Mapping[str, Any], column: str) -> tuple[Message, ...]:
         where = f"message {number} of `{column}`"
         if not isinstance(message, dict) or not isinstance(message.get("role"), str) or not message["role"]:
             raise RowFault(f"{where} is {message!r:.60}; it is an object with `role` and `content`")
+        if message["role"] not in ROLES:
+            raise RowFault(f"{where}: the role is {message['role']!r:.60}; workers take {', '.join(ROLES)}")
         content = message.get("content")
         if not isinstance(content, str) and not (content is None and message.get("tool_calls")):
             raise RowFault(f"{where}: `content` is a {type(content).__name__} ({content!r:.60}); it is a string")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Mapping
@@ -23,7 +24,7 @@ class Log(Protocol):
         """Log the metrics of a step."""
 
     def close(self) -> None:
-        """There will be no more."""
+        """There will be no more. Raises nothing: what `write` took is on the disk, or `write` raised."""
 
 
 class JsonlLog:
@@ -52,13 +53,18 @@ class JsonlLog:
 
     def close(self) -> None:
         if self._file is not None:
-            self._file.close()
+            with contextlib.suppress(OSError):  # of a line that `write` has already failed with
+                self._file.close()
 
     def _failed(self, error: OSError) -> CheckpointNotWritten:
-        return CheckpointNotWritten(
-            f"{self._path} cannot be written ({error.strerror}); the checkpoints are as they were. Make room and "
-            "continue with --resume"
-        )
+        return _not_written(self._path, error)
+
+
+def _not_written(path: Path, error: OSError) -> CheckpointNotWritten:
+    return CheckpointNotWritten(
+        f"{path} cannot be written ({error.strerror or error}); the checkpoints are as they were. Make room and "
+        "continue with --resume"
+    )
 
 
 def _num_bytes_until(path: Path, step: int) -> int:
@@ -89,14 +95,23 @@ class TensorBoardLog:
         self._writer: Any = None
 
     def begin(self, step: int) -> None:
-        self._writer = self._open(str(self._folder), purge_step=step + 1)
+        """Raises CheckpointNotWritten."""
+        try:
+            self._writer = self._open(str(self._folder), purge_step=step + 1)
+        except OSError as error:
+            raise _not_written(self._folder, error) from error
 
     def write(self, step: int, metrics: Metrics) -> None:
-        for name, value in metrics.items():
-            group, _, rest = name.partition("eval_")
-            self._writer.add_scalar(f"train/{name}" if group else f"eval/{rest}", value, step)
-        self._writer.flush()
+        """Raises CheckpointNotWritten if the disk is full."""
+        try:
+            for name, value in metrics.items():
+                group, _, rest = name.partition("eval_")
+                self._writer.add_scalar(f"train/{name}" if group else f"eval/{rest}", value, step)
+            self._writer.flush()
+        except OSError as error:
+            raise _not_written(self._folder, error) from error
 
     def close(self) -> None:
         if self._writer is not None:
-            self._writer.close()
+            with contextlib.suppress(OSError):
+                self._writer.close()

@@ -6,8 +6,10 @@ from dataclasses import dataclass, field
 
 from training.errors import OptionInvalid
 from training.optimisation.optimiser import AdamOptions
-from training.optimisation.schedule import Decay
+from training.optimisation.schedule import DECAYS, Decay
 from training.tree.rows import ROW_MULTIPLE
+
+_MAX_SEED = 2**63 - 1  # of torch's generators
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +35,12 @@ class LoopOptions:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise OptionInvalid(f"{name.replace('_', ' ')} is {value}; it must be at least 1")
+        if not 0 < self.learning_rate < 1e6:
+            raise OptionInvalid(f"the learning rate is {self.learning_rate:g}; it must be positive and finite")
+        if self.decay not in DECAYS:
+            raise OptionInvalid(f"the decay is {self.decay!r}; there are {', '.join(DECAYS)}")
+        if not 0 <= self.seed <= _MAX_SEED:
+            raise OptionInvalid(f"the seed is {self.seed}; it is from 0 to {_MAX_SEED}")
         if not 0 < self.num_epochs < 1e6:
             raise OptionInvalid(f"the number of epochs is {self.num_epochs}; it must be positive")
         if not 0 <= self.warmup_ratio < 1:

@@ -23,6 +23,7 @@ from training.optimisation.schedule import Schedule
 from training.tree.rows import NONE
 
 _BUFFER = "buffer/"
+_EVALUATED_AT_ONCE = 1024  # examples whose rows are in memory
 _PER_RUN = 10  # evaluations and checkpoints, unless options say otherwise
 
 Evaluated = Callable[[int, Mapping[str, float], Path], None]  # step, metrics, the checkpoint's folder
@@ -70,7 +71,7 @@ class Training:
         *,
         held_out: Batches | None = None,  # for evaluations
         logs: Sequence[Log] = (),
-        evaluated: Evaluated | None = None,  # called after each evaluation, or at the end if there is none
+        evaluated: Evaluated | None = None,  # called after each evaluation or, if there is none, at the end
     ) -> None:
         self._trained, self._objective, self._batches, self._held_out = trained, objective, batches, held_out
         self._options, self._folder, self._logs, self._evaluated = options, folder, logs, evaluated
@@ -99,11 +100,15 @@ class Training:
     def run(self, should_stop: Callable[[], bool] = lambda: False) -> Outcome:
         """Train to the end, or until `should_stop` says so between two steps; then a checkpoint is kept.
 
-        Raises LossNotFinite and CheckpointNotWritten. Either leaves the last checkpoint as it was.
+        A run that was at its end before calls `evaluated` again, with no metrics: the process may have been killed
+        before it did so, or a push may have failed. Raises LossNotFinite and CheckpointNotWritten. Either leaves the
+        last checkpoint as it was.
         """
         for log in self._logs:
             log.begin(self.step)
         is_saved = self.step == self.num_steps
+        if is_saved and self._evaluated is not None:
+            self._evaluated(self.step, {}, self._folder.last)
         while self.step < self.num_steps:
             if should_stop():
                 if not is_saved:
@@ -203,6 +208,7 @@ def evaluate(model: Scorer, objective: Objective, batches: Batches) -> dict[str,
     """Means over all examples, with the loss first, without gradients."""
     averages = Averages()
     with torch.no_grad():
-        for row in batches.rows(range(len(batches))):
-            averages.add_loss(objective(model, row))
+        for first in range(0, len(batches), _EVALUATED_AT_ONCE):
+            for row in batches.rows(range(first, min(first + _EVALUATED_AT_ONCE, len(batches)))):
+                averages.add_loss(objective(model, row))
     return averages.means()

@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 
-from training.errors import CheckpointDamaged, LossNotFinite
+from training.errors import CheckpointDamaged, LossNotFinite, OptionInvalid
 
 _MOMENTS = ("step", "exp_avg", "exp_avg_sq")
 
 
 @dataclass(frozen=True, slots=True)
 class AdamOptions:
-    """As torch.optim.AdamW has them. `max_grad_norm` 0: gradients are not clipped."""
+    """As torch.optim.AdamW has them. `max_grad_norm` 0: gradients are not clipped. Raises OptionInvalid."""
 
     betas: tuple[float, float] = (0.9, 0.999)
     epsilon: float = 1e-8
     weight_decay: float = 0.0
     max_grad_norm: float = 1.0
+
+    def __post_init__(self) -> None:
+        # torch takes a negative norm, and then maximises the loss.
+        for name, value in (("weight decay", self.weight_decay), ("largest gradient norm", self.max_grad_norm)):
+            if value < 0 or not math.isfinite(value):
+                raise OptionInvalid(f"the {name} is {value:g}; it must be 0 or a positive, finite number")
 
 
 class Optimiser:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from training.adapted_model import attach
+from training.adapted_model import attach, sliding_window
 from training.checkpoints.run_folder import RunFolder
 from training.data.examples import Example, Examples, load_preferences, load_sft
 from training.data.tokens import Encoder
@@ -27,6 +27,7 @@ from training.trainable.files import write_adapter
 from training.trainable.spec import AdapterSpec
 
 _MAX_TOKENS = 2048  # of a prompt with its answer, unless the model reads fewer
+_MIN_TOKENS = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +48,19 @@ class RunOptions:
     checkpointing: bool = False  # of activations
     resume: bool = False
     tensorboard: bool = False
+
+    def __post_init__(self) -> None:
+        """Raises OptionInvalid."""
+        if self.max_tokens is not None and self.max_tokens < _MIN_TOKENS:
+            raise OptionInvalid(
+                f"max tokens is {self.max_tokens}; a prompt and its answer have at least {_MIN_TOKENS} tokens"
+            )
+        if self.adapter.kind == "loreft" and self.loop.adam.weight_decay:
+            # It changes h by W - R, and R cannot get smaller: decay would take W, and so the adapter, to -R.
+            raise OptionInvalid(
+                f"the weight decay is {self.loop.adam.weight_decay:g}; loreft has none, because smaller factors do not "
+                "bring it nearer to the base model. Use 0, or direft"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,17 +88,17 @@ def prepared(
     """
     base = load_base(options.model, options.dtype, options.device)
     encoder = Encoder(base.tokenizer)
-    max_tokens = options.max_tokens or min(_MAX_TOKENS, base.sizes.context_length or _MAX_TOKENS)
-    if base.sizes.context_length and max_tokens > base.sizes.context_length:
-        raise OptionInvalid(f"examples of {max_tokens} tokens; the model reads {base.sizes.context_length}")
+    max_tokens = _max_tokens(options, base)
     examples = _load(options.data, options, encoder, max_tokens)
     held_out = _load(options.held_out, options, encoder, max_tokens) if options.held_out else None
     adapter = TrainableAdapter.create(options.adapter, base.sizes, seed=options.loop.seed)
     batches = _batches(examples, options)
     held_out_batches = None if held_out is None else _batches(held_out, options)
     opened: list[Log] = []
-    folder = RunFolder(options.output, _identity(options, base, examples, held_out), resume=options.resume)
-    try:
+    with contextlib.ExitStack() as owned:
+        folder = RunFolder(options.output, _identity(options, base, examples, held_out), resume=options.resume)
+        owned.callback(folder.close)
+        owned.callback(_close, opened)
         model = attach(base.model, [adapter], checkpointing=options.checkpointing)
         trained = Trained(
             model,
@@ -114,16 +128,30 @@ def prepared(
             examples.num_too_long,
             sum(each.numel() for each in adapter.parameters()),
         )
-    finally:
-        for log in opened:
-            log.close()
-        folder.close()
 
 
 def run(options: RunOptions) -> Outcome:
     """Train to the end. Raises TrainingError."""
     with prepared(options) as ready:
         return ready.training.run()
+
+
+def _close(logs: Sequence[Log]) -> None:
+    with contextlib.ExitStack() as all_of_them:
+        for log in logs:
+            all_of_them.callback(log.close)
+
+
+def _max_tokens(options: RunOptions, base: LoadedBase) -> int:
+    """Of a prompt with its answer. Raises OptionInvalid for more than the model reads, or attends to."""
+    limits = {"reads": base.sizes.context_length, "attends to, with its sliding window,": sliding_window(base.model)}
+    known = {how: limit for how, limit in limits.items() if limit}
+    if options.max_tokens is None:
+        return min(_MAX_TOKENS, *known.values()) if known else _MAX_TOKENS
+    for how, limit in known.items():
+        if options.max_tokens > limit:
+            raise OptionInvalid(f"examples of {options.max_tokens} tokens; the model {how} {limit}")
+    return options.max_tokens
 
 
 def _load(files: Sequence[Path], options: RunOptions, encoder: Encoder, max_tokens: int) -> Examples:

@@ -159,3 +159,9 @@ def test_pushes(
     told = capsys.readouterr().err
     assert "step 1 is acme/legal@latest r1" in told
     assert "step 2 was not pushed: no room" in told
+
+
+@pytest.mark.parametrize("flag", ["--learning-rate", "--max-tokens"])
+def test_a_zero_is_not_taken_for_the_default(flag: str):
+    with pytest.raises(OptionInvalid, match="is 0; "):
+        chosen("sft", "--device", "cpu", flag, "0")

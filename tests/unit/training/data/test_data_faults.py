@@ -37,6 +37,7 @@ SFT_FAULTS: dict[str, tuple[Any, str]] = {
     ),
     "no content": ({"messages": [{"role": "user"}, REPLY]}, "`content` is a NoneType"),
     "no role": ({"messages": [{"content": "a"}, REPLY]}, "an object with `role` and `content`"),
+    "a role that workers refuse": ({"messages": [ASK | {"role": "human"}, REPLY]}, "the role is 'human'; workers take"),
     "no messages": ({"messages": []}, "it is a list of messages"),
     "over-long": ({"prompt": "a " * 90, "completion": "b"}, r"prompt and answer have \d+ tokens, at most 64"),
     "own template": (

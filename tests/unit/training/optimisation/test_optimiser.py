@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from training.errors import CheckpointDamaged, LossNotFinite
+from training.errors import CheckpointDamaged, LossNotFinite, OptionInvalid
 from training.optimisation.optimiser import AdamOptions, Optimiser
 
 
@@ -69,3 +69,10 @@ def test_a_state_of_other_parameters_is_refused():
         Optimiser({"c": torch.nn.Parameter(torch.zeros(4, 3))}, AdamOptions()).load(saved)
     with pytest.raises(CheckpointDamaged, match=r"a is torch.float32 \[2\]; .* torch.float32 \[4, 3\]"):
         Optimiser({"a": torch.nn.Parameter(torch.zeros(2))}, AdamOptions()).load(saved)
+
+
+@pytest.mark.parametrize("value", [-1.0, float("nan"), float("inf")])
+@pytest.mark.parametrize("name", ["weight_decay", "max_grad_norm"])
+def test_options_that_cannot_be(name: str, value: float):
+    with pytest.raises(OptionInvalid, match=f"is {value:g}; it must be 0 or a positive"):
+        AdamOptions(**{name: value})

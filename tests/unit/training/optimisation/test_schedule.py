@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from training.errors import OptionInvalid
+from training.loop.options import LoopOptions
 from training.optimisation.data_order import DataOrder
 from training.optimisation.schedule import Schedule
 
@@ -57,3 +60,18 @@ def test_the_order_follows_from_the_seed_alone():
 def test_steps_of_part_of_an_epoch():
     order = DataOrder(num_examples=10, batch_size=4, seed=0)
     assert [order.num_steps(epochs) for epochs in (0.5, 1, 2.1)] == [2, 3, 7]
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"learning_rate": 0.0}, "the learning rate is 0; it must be positive"),
+        ({"learning_rate": -1.0}, "the learning rate is -1"),
+        ({"seed": -1}, "the seed is -1; it is from 0"),
+        ({"seed": 2**63}, "the seed is"),
+        ({"decay": "steps"}, "the decay is 'steps'"),
+    ],
+)
+def test_options_of_the_loop_that_cannot_be(changed: dict[str, Any], message: str):
+    with pytest.raises(OptionInvalid, match=message):
+        LoopOptions(**{"learning_rate": 0.1} | changed)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from support.full_disk import files_of_at_most
-from support.small_runs import make_model, options
+from support.small_runs import make_model, options, write_jsonl
 
 from adapters.catalog.sql import SqlCatalog
 from adapters.formats import Limits, read_adapter
@@ -18,13 +20,19 @@ from adapters.library import AdapterLibrary
 from adapters.model.base_model import BaseModel
 from adapters.model.manifest import revision_id_of
 from adapters.store import open_store
-from training.errors import CheckpointMismatch, CheckpointNotWritten, LossNotFinite, OptionInvalid
+from training.errors import CheckpointMismatch, CheckpointNotWritten, DataInvalid, LossNotFinite, OptionInvalid
+from training.loop import training as loop
+from training.loop.batches import Batches
 from training.loop.objectives import Dpo, Sft, SimPo
-from training.optimisation.optimiser import Optimiser
+from training.loop.options import LoopOptions
+from training.loop.training import evaluate
+from training.optimisation.optimiser import AdamOptions, Optimiser
 from training.runs.evaluation import evaluate_base, evaluate_directory
 from training.runs.run import prepared, run
-from training.trainable.spec import KINDS
+from training.trainable.spec import KINDS, AdapterSpec
+from training.tree.rows import Row
 
+DECAYING = LoopOptions(learning_rate=0.1, adam=AdamOptions(weight_decay=0.1))
 LIMITS = Limits(max_rank=16, max_bytes=64 * 1024**2)
 
 
@@ -236,6 +244,8 @@ def test_another_base_model_is_refused(setting, tmp_path: Path):
         ({"model": Path("gone")}, "gone"),
         ({"device": "nonsense"}, "the device is 'nonsense'"),
         ({"max_tokens": 100_000}, "examples of 100000 tokens; the model reads 4096"),
+        ({"max_tokens": 0}, "max tokens is 0"),
+        ({"adapter": AdapterSpec("loreft"), "loop": DECAYING}, "the weight decay is 0.1; loreft has none"),
         ({"data": [Path("gone.jsonl")]}, "gone.jsonl cannot be read"),
     ],
 )
@@ -244,6 +254,68 @@ def test_options_that_cannot_be(setting, tmp_path: Path, changed: dict[str, Any]
     with pytest.raises(OptionInvalid, match=message):
         run(replace(chosen, **changed))
     assert not (tmp_path / "run").exists()
+
+
+def test_examples_longer_than_a_sliding_window_are_refused_before_training(setting, tmp_path: Path):
+    """The default is what the window has room for."""
+    model = shutil.copytree(setting.model, tmp_path / "model")
+    config = json.loads((model / "config.json").read_text())
+    layers = ["sliding_attention"] * config["num_hidden_layers"]
+    changed = {"sliding_window": 64, "use_sliding_window": True, "max_window_layers": 0, "layer_types": layers}
+    (model / "config.json").write_text(json.dumps(config | changed))
+    chosen = options(model, setting.sft, tmp_path / "run", max_steps=1)
+    with pytest.raises(OptionInvalid, match="examples of 65 tokens; the model attends to, with its sliding window, 64"):
+        run(replace(chosen, max_tokens=65))
+    assert not (tmp_path / "run").exists()
+    data = write_jsonl(tmp_path / "long.jsonl", [{"prompt": "sea " * 100, "completion": "bread"}])
+    with pytest.raises(DataInvalid, match="at most 64 are trained"):
+        run(replace(chosen, data=[data]))
+
+
+def test_a_push_that_failed_at_the_end_is_repeated_by_resume(setting, tmp_path: Path):
+    pushed: list[int] = []
+    chosen = options(setting.model, setting.sft, tmp_path / "run", max_steps=2)
+    for resume in (False, True):
+        with prepared(
+            replace(chosen, resume=resume), evaluated=lambda step, _, folder: pushed.append((step, folder.name))
+        ) as ready:
+            assert ready.training.run().is_done
+    assert pushed == [(2, "last"), (2, "last")]
+
+
+def test_a_log_that_fails_ends_the_run_with_its_error_and_lets_go_of_the_folder(setting, tmp_path: Path):
+    class Failing:
+        def begin(self, step: int) -> None: ...
+
+        def write(self, step: int, metrics: Any) -> None:
+            raise CheckpointNotWritten("no room")
+
+        def close(self) -> None:
+            raise OSError("no room either")
+
+    chosen = options(setting.model, setting.sft, tmp_path / "run", max_steps=2)
+    with pytest.raises(OSError, match="no room either"), prepared(chosen, logs=lambda _: [Failing()]) as ready:
+        ready.training.run()
+    assert run(replace(chosen, resume=True)).is_done  # nobody holds it
+
+
+def test_an_evaluation_has_some_of_the_rows_in_memory_at_a_time(setting, tmp_path: Path, monkeypatch):
+    asked: list[int] = []
+    rows = Batches.rows
+
+    def counted(self: Batches, numbers: Sequence[int]) -> list[Row]:
+        asked.append(len(numbers))
+        return rows(self, numbers)
+
+    chosen = options(setting.model, setting.sft, tmp_path / "run", held_out=setting.held_out, max_steps=1)
+    with prepared(chosen) as ready:
+        training = ready.training
+        whole = evaluate(training._trained.model, training._objective, training._held_out)
+        monkeypatch.setattr(Batches, "rows", counted)
+        monkeypatch.setattr(loop, "_EVALUATED_AT_ONCE", 3)
+        parts = evaluate(training._trained.model, training._objective, training._held_out)
+    assert asked == [3, 1]
+    assert parts == pytest.approx(whole, abs=1e-6)
 
 
 def test_training_leaves_the_models_weights_alone(setting, tmp_path: Path):
