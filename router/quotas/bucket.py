@@ -17,6 +17,7 @@ import math
 _ROUNDING = 1e-9
 _KEPT_S = 5.0  # that a refused request is wanted: its client tries again, maybe at another router first
 _SAVED = 0.5  # of what is added, for the largest request that was refused
+_SAVING_S = 120.0  # the most that a gauge saves at a time: what is missing may be in use for hours
 
 
 class Bucket:
@@ -114,8 +115,8 @@ class Gauge:
     """A limit of what is in use at a time. Half of what becomes free is saved for the largest request refused, too."""
 
     __slots__ = (
-        "allowed", "due", "due_since", "due_until", "kept", "kept_until", "limit", "peak", "refused", "saved", "unit",
-        "used",
+        "allowed", "due", "due_since", "due_until", "kept", "kept_until", "limit", "peak", "refused", "rests_until",
+        "saved", "unit", "used",
     )  # fmt: skip
 
     def __init__(self, limit: float) -> None:
@@ -129,11 +130,13 @@ class Gauge:
         self.unit = 0.0  # the smallest request of that
         self.due = 0.0  # the largest request that was refused; 0: none
         self.due_since = self.due_until = 0.0
+        self.rests_until = 0.0  # nothing is saved before
         self.saved = 0.0  # of what is free, for requests as large as `due`
 
     def refill(self, now: float) -> None:
         """Let time pass."""
-        if now >= self.due_until:
+        if self.due and now >= self.due_until:  # in vain: the others' turn, for as long
+            self.rests_until = 2 * self.due_until - self.due_since
             self.due = self.saved = 0.0
 
     def can_take(self, amount: float, has: float = 0.0) -> bool:
@@ -163,10 +166,10 @@ class Gauge:
 
     def reserve(self, unit: float, now: float) -> None:
         """A request for so much is refused: save for it. Call `refill` before."""
-        if self.due <= unit <= self.limit:
+        if self.due <= unit <= self.limit and now >= self.rests_until:
             if not self.due:
                 self.due_since, self.saved = now, max(0.0, self.allowed - self.used) * _SAVED
-            self.due, self.due_until = unit, now + _KEPT_S
+            self.due, self.due_until = unit, min(now + _KEPT_S, self.due_since + _SAVING_S)
 
     def take(self, amount: float) -> None:
         """Use more, or less."""

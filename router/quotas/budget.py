@@ -32,6 +32,11 @@ class Shortage:
     asked: float
     wait_s: float | None  # None: until something in use has ended
 
+    @property
+    def is_for_ever(self) -> bool:
+        """Waiting does not help. (Of a rate, a request may ask for more than the bucket holds.)"""
+        return self.wait_s is None and self.asked > self.most
+
 
 class Budget:
     """The limits that are set, and what is left of them at this router."""
@@ -70,36 +75,36 @@ class Budget:
         for gauge in self.gauges.values():
             gauge.refill(now)
 
+    def never(self, use: Use) -> Shortage | None:
+        """The limit that will not permit the use however little is taken; None if all may."""
+        sequences = self.gauges.get(SEQUENCES)
+        if sequences is None or use.sequences <= sequences.limit:
+            return None
+        return Shortage(SEQUENCES, sequences.limit, use.sequences, None)
+
     def shortage(self, use: Use) -> Shortage | None:
         """The limit that is missed the longest; None if all permit the use. Takes nothing, but saves for the request.
 
-        Call `refill` before.
+        What is saved is kept from others. So it is saved only of tokens that are missing now, and sequences only if
+        nothing else is missing. Nor may a narrower budget refuse the request: ask that before. Call `refill` before.
         """
-        worst: Shortage | None = None
+        worst, longest_s = None, 0.0
+        missing: list[tuple[Bucket, float]] = []
         for name, bucket in self.buckets.items():
             if name in (REQUESTS, PUSHES) or not (amount := getattr(use, name)):
                 continue
             bucket.wanted += amount
             if wait_s := bucket.wait_s(amount):
-                found = Shortage(name, bucket.capacity, amount, wait_s)
-                worst = found if worst is None or worst.wait_s is None or wait_s > worst.wait_s else worst
+                missing.append((bucket, amount))
+                if wait_s > longest_s:
+                    worst, longest_s = Shortage(name, bucket.capacity, amount, wait_s), wait_s
         sequences = self.gauges.get(SEQUENCES)
         if sequences is not None and not sequences.can_take(use.sequences) and worst is None:
             worst = Shortage(SEQUENCES, sequences.limit, use.sequences, None)
-        if worst is not None:
-            self._reserve(use, worst.wait_s or 0.0)
-        return worst
-
-    def _reserve(self, use: Use, wait_s: float) -> None:
-        """Of limits that permit the use, what was saved for it before is kept until it tries again."""
-        for name, bucket in self.buckets.items():
-            if name in (REQUESTS, PUSHES) or not (amount := getattr(use, name)):
-                continue
-            if bucket.due or bucket.wait_s(amount):
-                bucket.reserve(amount, wait_s)
-        sequences = self.gauges.get(SEQUENCES)
-        if sequences is not None and (sequences.due or not sequences.can_take(use.sequences)):
             sequences.reserve(use.sequences, self.used_at)
+        for bucket, amount in missing:
+            bucket.reserve(amount, longest_s)
+        return worst
 
     def take(self, use: Use) -> None:
         """Take what `shortage` permits."""

@@ -29,6 +29,7 @@ _PERIODS = {
     "pushes": "an hour",
 }
 _TENANT = "tenant:"  # before a tenant's name in subjects
+_NARROWEST_FIRST = ("key", "use", "tenant", "adapter")  # what subjects begin with, by how many share the limits
 OTHERS = "other"  # label of tenants that cluster.yaml does not name
 
 
@@ -154,6 +155,14 @@ class Quotas:
     def refused(self, budget: Budget, shortage: Shortage, budgets: list[Budget], tenant: str) -> QuotaExceeded:
         """The error for a limit that is reached."""
         self._metrics.quota_refusals.labels(self.label_of(tenant), shortage.limit).inc()
+        if shortage.is_for_ever:
+            error = QuotaExceeded(
+                f"{budget.label} has a limit of {shortage.limit} of {shortage.most:g} at a time, and this request asks "
+                f"for {shortage.asked:g}, so it can never be admitted; ask for less"
+            )
+            error.retryable = False
+            error.headers = {**rate_headers(budgets), "x-should-retry": "false"}  # else OpenAI's clients retry a 429
+            return error
         if shortage.wait_s is None:
             what, again = f"{shortage.limit} of {shortage.most:g} at a time", "when some of its requests have ended"
         else:
@@ -295,7 +304,7 @@ class _Counted(Admission):
         for budget in self._budgets:
             gauge = budget.gauges.get(BYTES)
             if gauge is not None and not gauge.can_take(num_bytes, self._num_bytes):
-                raise self._refused(budget, Shortage(BYTES, gauge.limit, num_bytes, None))
+                raise self._refused(budget, Shortage(BYTES, gauge.limit, self._num_bytes + num_bytes, None))
         for budget in self._budgets:
             if (gauge := budget.gauges.get(BYTES)) is not None:
                 gauge.take(num_bytes)
@@ -310,6 +319,10 @@ class _Counted(Admission):
             budgets = [*budgets, *own]
         now = self._quotas.now()
         for budget in budgets:
+            if (shortage := budget.never(use)) is not None:
+                raise self._refused(budget, shortage)
+        # So nothing that others share is saved for a request that its own narrower limits refuse.
+        for budget in sorted(budgets, key=_breadth):
             budget.refill(now)
             if (shortage := budget.shortage(use)) is not None:
                 raise self._refused(budget, shortage)
@@ -361,3 +374,7 @@ class _Counted(Admission):
 
     def _refused(self, budget: Budget, shortage: Shortage) -> QuotaExceeded:
         return self._quotas.refused(budget, shortage, self._budgets, self._principal.tenant)
+
+
+def _breadth(budget: Budget) -> int:
+    return _NARROWEST_FIRST.index(budget.subject.partition(":")[0])

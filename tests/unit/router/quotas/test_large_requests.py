@@ -66,7 +66,7 @@ def test_a_large_request_beside_twice_what_the_rate_permits(num_routers: int):
                     next_at = database.now + math.ceil(wait_s)
         assert admitted_at is not None
         print(f"{num_routers} routers: {num_tries} tries, {admitted_at - first_at:.0f} s; {num_small} small ones")
-        assert num_tries <= 3 if num_routers == 1 else 12
+        assert num_tries <= (3 if num_routers == 1 else 12)
         assert admitted_at - first_at <= 65 * num_routers  # saved at half the rate: 60 s
         used = 20 * num_small + 3000
         assert used == pytest.approx(60 * PER_S + 300 * PER_S, rel=0.05)
