@@ -19,6 +19,11 @@ _MAX_SLOTS = 512
 _PARALLEL_LOADS = 32  # at most, as by default
 
 
+def copies(num_workers: int) -> float:
+    """Of an adapter in use, over so many workers: never more than one each."""
+    return min(COPIES, float(num_workers))
+
+
 @dataclass(frozen=True, slots=True)
 class AdapterSizes:
     """Bytes, without tensor parallelism."""
@@ -48,10 +53,14 @@ class AdapterSizes:
 
 
 def num_slots(workload: Workload, new_tokens: float, chunk_tokens: int) -> int:
-    """As many as a prefill batch has prompts: the next power of two, of at least the schema's default."""
+    """As many as a prefill batch has prompts: the next power of two, of at least the schema's default.
+
+    No more than there are adapters that requests name.
+    """
     prompts = math.ceil(chunk_tokens / max(1.0, new_tokens))
     wanted = max(AdapterLimits().slots, 1 << (prompts - 1).bit_length())
-    return min(wanted, max(1, workload.working_set), _MAX_SLOTS)
+    named = workload.total_adapters if workload.cold_requests_share else workload.working_set
+    return min(wanted, max(1, named), _MAX_SLOTS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +96,7 @@ def adapter_memory(
     Raises ConfigError if adapters cannot be loaded as fast as requests ask for them.
     """
     load_s = coefficients.cold_load_s + sizes.mean / store_bytes_per_s
-    per_worker = COPIES * workload.working_set / num_workers
+    per_worker = copies(num_workers) * workload.working_set / num_workers
     # Adapters outside of the working set pass through, and so do those on their way.
     passing = workload.cold_requests_share * workload.requests_per_s / num_workers * load_s + 8
     passing = min(passing, float(workload.total_adapters))
@@ -111,5 +120,7 @@ def adapter_memory(
             f"{load_s * 1000:.0f} ms each: more than {_PARALLEL_LOADS} at a time. Give more --host-memory-gib "
             f"(the working set takes {gib(needed)} per worker), a faster --store-gbit, or a smaller --cold-share"
         )
-    disk = min(disk_bytes, math.ceil(COPIES * workload.total_adapters / num_workers * sizes.mean) + sizes.largest)
+    disk = min(
+        disk_bytes, math.ceil(copies(num_workers) * workload.total_adapters / num_workers * sizes.mean) + sizes.largest
+    )
     return AdapterMemory(given, max(disk, sizes.largest), parallel, needed, loads, load_s, loads * sizes.mean)

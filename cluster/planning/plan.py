@@ -8,10 +8,10 @@ from typing import Literal
 from cluster.errors import ConfigError
 from cluster.local.memory_plan import GPU_SHARE, EngineMemory, ModelSizes, can_divide, engine_memory
 from cluster.planning.adapter_memory import (
-    COPIES,
     AdapterMemory,
     AdapterSizes,
     adapter_memory,
+    copies,
     num_slots,
 )
 from cluster.planning.gpus import Gpu
@@ -219,7 +219,7 @@ class _Layout:
             return 1.0
         in_flight = busiest(pool.batch) * (workload.prompt_tokens + workload.generated_tokens)
         room = pool.num_workers * max(0.0, min(_PREFIX_PART * tokens, tokens - in_flight))
-        return workload.shared_prefix * min(1.0, room / (COPIES * workload.working_set * prefix))
+        return workload.shared_prefix * min(1.0, room / (copies(pool.num_workers) * workload.working_set * prefix))
 
     def _kv_traffic(self, pools: tuple[Pool, ...]) -> KvTraffic:
         """Raises ConfigError if it does not fit the links."""

@@ -197,7 +197,17 @@ def test_little_host_memory_means_loads(sizes):
 def test_slots_are_as_many_as_a_batch_has_prompts():
     assert num_slots(LOAD, 2000, 2048) == 8
     assert num_slots(LOAD, 100, 2048) == 32  # 21 prompts
-    assert num_slots(replace(LOAD, working_set=3), 100, 2048) == 3
+    assert num_slots(replace(LOAD, working_set=3, cold_share=0.0), 100, 2048) == 3
+    assert num_slots(replace(LOAD, working_set=3), 100, 2048) == 32  # cold requests bring others
+    assert num_slots(replace(LOAD, working_set=3, total_adapters=5), 100, 2048) == 5
+
+
+def test_one_worker_has_one_copy(sizes):
+    few = replace(LOAD, requests_per_s=2.0, cold_share=0.0, total_adapters=500)
+    plan = planned(few, sizes(LLAMA_8B), layouts=("unified",))
+    assert plan.holders.num_workers == 1
+    assert plan.adapters.host_bytes == 500 * 80 * MIB + 8 * 80 * MIB
+    assert plan.adapters.disk_bytes == 501 * 80 * MIB
 
 
 def test_waits():
