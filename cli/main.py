@@ -10,7 +10,7 @@ import os
 import sys
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from adapters.errors import AdapterError
 from cli.quiet import quiet_libraries, quieten_imports
@@ -41,8 +41,15 @@ def main(argv: list[str] | None = None) -> None:
         sys.exit(130)
 
 
+class _Parser(argparse.ArgumentParser):
+    """Takes options by their whole names: a new option changes no old command, and no secret hides behind `--head`."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options, allow_abbrev=False)
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="prelude", description="Serve one large language model with adapters that are applied to the prompt only."
     )
     parser.set_defaults(writes_log=False)  # True: its output is a log, which keeps warnings
