@@ -127,6 +127,13 @@ def test_the_few_adapters_of_databricks_are_as_many_as_four():
 # ---- lengths --------------------------------------------------------------------------------------------------------
 
 
+def test_punica_lengths_differ_from_its_code_as_the_description_says():
+    outputs = [PunicaLengths().of(1, number)[1] for number in range(20_000)]
+    assert sum(each == 2 for each in outputs) / len(outputs) == pytest.approx(0.0005, abs=0.0005)
+    assert sum(outputs) / len(outputs) == pytest.approx(1013, rel=0.015)
+    assert "of ours 0.05 %" in WORKLOADS["punica"].text
+
+
 def test_punica_lengths():
     """Prompts: the lognormal distribution, rounded down. Totals: uniform given the prompt."""
     lengths = [PunicaLengths().of(1, session) for session in range(COUNT)]
