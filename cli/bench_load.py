@@ -107,7 +107,10 @@ def add_command(benchmarks: Any) -> None:
     pace.add_argument(
         "--num-requests", "--num-prompts", "--max-requests", type=_positive, help="default: the workload's"
     )
-    pace.add_argument("--duration-s", "--max-seconds", type=_positive_float, metavar="S", help="send for so long")
+    pace.add_argument(
+        "--duration-s", "--max-seconds", type=_positive_float, metavar="S",
+        help="send for so long; of a sweep, for each rate, by default at least 30",
+    )  # fmt: skip
     pace.add_argument("--warmup-requests", type=_count, help="sent first and discarded; default: the workload's")
     pace.add_argument("--processes", type=_positive, help="of the generator; default: as many as the rate needs")
 
@@ -159,6 +162,7 @@ def _run(arguments: argparse.Namespace) -> None:
             print(f"{workload.name}\n  {workload.text}\n  Source: {workload.source}")
         return
     try:
+        _refuse_unused(arguments)
         if arguments.compare:
             run_compare(tuple(arguments.compare), arguments.html)
             return
@@ -206,7 +210,7 @@ def load_of(arguments: argparse.Namespace, rate: float | None = None) -> Load:
     rate = arguments.rate if rate is None else rate
     is_paced = rate is not None or arguments.concurrency is not None or arguments.trace is not None
     count = arguments.num_requests
-    if count is None and arguments.duration_s is None and arguments.trace is None:
+    if count is None and arguments.duration_s is None and arguments.trace is None and not arguments.sweep:
         count = workload.num_requests
     return Load(
         endpoint=_endpoint(arguments, workload),
@@ -243,6 +247,10 @@ def _workload(arguments: argparse.Namespace, workload: Workload) -> Workload:
         alpha = 1.5 if arguments.lora_request_distribution == "skewed" else popularity.alpha
         popularity = replace(popularity, distribution=arguments.lora_request_distribution, alpha=alpha)
     if arguments.lora_zipf_alpha is not None:
+        if popularity.distribution not in ("zipf", "skewed"):
+            raise BenchError(
+                f"--lora-zipf-alpha: the distribution {popularity.distribution!r} has none; zipf and skewed do"
+            )
         popularity = replace(popularity, alpha=arguments.lora_zipf_alpha)
     return replace(workload, popularity=popularity)
 
@@ -281,6 +289,25 @@ def _endpoint(arguments: argparse.Namespace, workload: Workload) -> Endpoint:
         timeout_s=arguments.timeout_s,
         ignore_eos=not arguments.disable_ignore_eos,
     )
+
+
+def _refuse_unused(arguments: argparse.Namespace) -> None:
+    """Raises BenchError for an option that another one leaves without effect."""
+    from bench.errors import BenchError
+
+    ways = {
+        "compare": (
+            ("goodput", "json", "csv", "sweep", "trace", "rate", "duration_s", "num_requests"),
+            "it reads two results and sends nothing; --html writes what it finds",
+        ),
+        "trace": (("rate", "rate_type"), "a trace has times of its own; --trace-speed changes them"),
+    }
+    for way, (unused, why) in ways.items():
+        if getattr(arguments, way) is None:
+            continue
+        for name in unused:
+            if getattr(arguments, name) not in (None, [], False) and not (way == "trace" and arguments.sweep):
+                raise BenchError(f"--{name.replace('_', '-')} with --{way}: {why}")
 
 
 def _warm_up(arguments: argparse.Namespace, workload: Workload) -> int:

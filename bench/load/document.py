@@ -14,14 +14,14 @@ from bench.errors import BenchError
 from bench.load.generator import Outcome
 from bench.load.options import Load
 from bench.load.record import Record
-from bench.load.summary import summary
+from bench.load.summary import duration_s, summary
 from bench.load.sweep import Found
 from bench.measuring import provenance
 
 FORMAT = "prelude-bench-load/1"
 SWEEP_FORMAT = "prelude-bench-load-sweep/1"
 _HIDDEN = "…"
-_MAX_DIGEST_REQUESTS = 10_000
+_DIGEST_REQUESTS = 256
 _COLUMNS = (
     "session", "turn", "adapter", "intended_s", "sent_s", "first_token_s", "end_s", "ttft_ms", "tpot_ms", "e2e_ms",
     "prompt_tokens", "cached_tokens", "output_tokens", "max_tokens", "error", "status", "detail",
@@ -38,14 +38,21 @@ def document(load: Load, outcome: Outcome, command: str, slo_ms: dict[str, float
         "hardware": provenance.hardware("cpu"),
         "versions": provenance.versions(),
         "settings": settings(load),
-        "workload": described(load, len(outcome.records)),
-        "generator": {
-            "processes": outcome.num_processes,
-            "cpu_s": round(outcome.cpu_s, 3),
-            "stopped_early": outcome.is_stopped,
-        },
+        "workload": described(load),
+        "generator": generator_of(outcome),
         "summary": summary(outcome.records, slo_ms),
         "requests": [msgspec.to_builtins(record) for record in outcome.records],
+    }
+
+
+def generator_of(outcome: Outcome) -> dict[str, Any]:
+    """What it cost to make the load. `cpu_share` is of one core, mean of the processes: near 1 it is the bottleneck."""
+    seconds = duration_s(outcome.records)
+    return {
+        "processes": outcome.num_processes,
+        "cpu_s": round(outcome.cpu_s, 3),
+        "cpu_share": round(outcome.cpu_s / outcome.num_processes / seconds, 3) if seconds else 0.0,
+        "stopped_early": outcome.is_stopped,
     }
 
 
@@ -67,6 +74,7 @@ def sweep_document(
         "slo_ms": slo_ms,
         "best_requests_per_s": found.best,
         "is_bounded": found.is_bounded,
+        "ended": found.ended,
         "probes": probes,
     }
 
@@ -94,10 +102,13 @@ def settings(load: Load) -> dict[str, Any]:
     }
 
 
-def described(load: Load, num_requests: int) -> dict[str, Any]:
-    """The workload with its parameters and the digest of what was sent."""
+def described(load: Load) -> dict[str, Any]:
+    """The workload with its parameters and the digest of its first requests.
+
+    Of a fixed number, whether they were sent or not: how many are sent in a given time is up to the server.
+    """
     workload = load.workload
-    num_digested = min(num_requests, _MAX_DIGEST_REQUESTS)
+    num_digested = min(len(load.trace) or _DIGEST_REQUESTS, _DIGEST_REQUESTS)
     return {
         "name": workload.name,
         "text": workload.text,

@@ -14,22 +14,23 @@ import uvloop
 
 from bench.errors import BenchError
 from bench.load.client import ask_models
-from bench.load.document import document, read, sweep_document, write_csv, write_json
+from bench.load.document import document, generator_of, read, sweep_document, write_csv, write_json
 from bench.load.generator import Outcome, generate, processes_for
 from bench.load.options import ADAPTER_FIELDS, Load
 from bench.load.report.compare import Ratio, compare, differences, failures
 from bench.load.report.compare import table as table_of_ratios
 from bench.load.report.compare_page import compare_page, sweep_page, verdict
 from bench.load.report.page import load_page
-from bench.load.report.terminal import LiveLine, table
+from bench.load.report.terminal import LiveLine, busy_warning, table
 from bench.load.summary import SLO_KEYS, summary
-from bench.load.sweep import Found, Probe, Sweep, search
+from bench.load.sweep import Ended, Found, Probe, Sweep, search
 
 T = TypeVar("T")
 
 # How servers name adapters, by what /v1/models says in `owned_by`.
 _FIELDS_BY_SERVER = {"prelude": "adapter", "sglang": "lora_path", "vllm": "model"}
 _WARM_UP_SEED = 1_000_003  # added to the load's
+_PROBE_SEED = 10_007  # likewise, for each probe of a sweep: prompts that no cache has seen
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +113,7 @@ def run(
     found = document(ready, outcome, command, slo_ms)
     if outcome.is_stopped:
         print("stopped before its end by Ctrl-C", file=out)
-    print(table(found["summary"]), file=out, flush=True)
+    print(table(found["summary"]) + busy_warning(found["generator"]), file=out, flush=True)
     write(found, outcome, files)
     return found
 
@@ -138,26 +139,42 @@ def run_sweep(
         raise BenchError("--csv has the requests of one load; a sweep writes --json and --html")
     if load.trace:
         raise BenchError("--sweep changes the rate, which a trace has of its own")
+    if load.num_requests is not None:
+        raise BenchError(
+            "--num-requests with --sweep: the higher the rate, the shorter would be the load; --duration-s"
+        )
     last: list[tuple[Load, Outcome]] = []
 
     async def main() -> Found:
         ready = await resolved(load, ready_timeout_s)
-        warm_up = num_warm_up
+        warm_up, num_probes = num_warm_up, 0
 
         async def probe(rate: float) -> Probe:
-            nonlocal warm_up
-            tried = msgspec.structs.replace(ready, requests_per_s=rate)
+            nonlocal warm_up, num_probes
+            tried = msgspec.structs.replace(
+                ready,
+                requests_per_s=rate,
+                seed=ready.seed + _PROBE_SEED * num_probes,
+                duration_s=ready.duration_s or sweep.probe_s(rate),
+            )
+            num_probes += 1
             if not ready.processes:
                 tried = msgspec.structs.replace(tried, processes=processes_for(tried))
             print(introduction(tried), file=out, flush=True)
             outcome = await measure(tried, warm_up, out)
             warm_up = 0
+            if outcome.is_stopped:
+                raise Ended("stopped by Ctrl-C before the highest rate was found")
+            if (count := len(outcome.records)) < sweep.min_requests:
+                raise Ended(
+                    f"{rate:.4g} requests/s made {count} requests in {tried.duration_s:g} s, too few to judge it by "
+                    f"--sweep-share {sweep.share:g}: {sweep.min_requests} are needed; give a longer --duration-s"
+                )
             last[:] = [(tried, outcome)]
             figures = summary(outcome.records, slo_ms)
             share = figures["goodput"]["share"]
-            if outcome.is_stopped:
-                raise BenchError("stopped by Ctrl-C before the highest rate was found")
-            print(f"  {rate:.4g} requests/s: {share:.1%} within the objectives", file=out, flush=True)
+            warning = busy_warning(generator_of(outcome))
+            print(f"  {rate:.4g} requests/s: {share:.1%} within the objectives{warning}", file=out, flush=True)
             return Probe(rate, share, figures)
 
         return await search(sweep, probe)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +11,11 @@ from bench.errors import BenchError
 
 _MAX_PROBES = 24
 _GOOD_GROWTH = 2.0
+_DEFAULT_PROBE_S = 30.0
+_MAX_DEFAULT_PROBE_S = 600.0
+_MARGIN = 1.5  # of requests: the number that comes in a given time varies
+_MIN_REQUESTS = 10
+_MANY_REQUESTS = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +36,19 @@ class Sweep:
         if not 0.001 <= self.precision < 1:
             raise BenchError(f"--sweep-precision {self.precision:g}: from 0.001 to below 1")
 
+    @property
+    def min_requests(self) -> int:
+        """Of a probe: so many that a single one out of time does not decide, up to a thousand."""
+        return max(_MIN_REQUESTS, min(_MANY_REQUESTS, math.ceil(round(1 / max(1e-9, 1 - self.share), 6))))
+
+    def probe_s(self, rate: float) -> float:
+        """How long a probe lasts unless --duration-s says it: half a minute, or longer for enough requests."""
+        return min(_MAX_DEFAULT_PROBE_S, max(_DEFAULT_PROBE_S, _MARGIN * self.min_requests / rate))
+
+
+class Ended(BenchError):
+    """A probe says nothing about its rate; those before it stay."""
+
 
 @dataclass(frozen=True, slots=True)
 class Probe:
@@ -47,16 +66,25 @@ class Found:
     best: float | None  # the highest rate that held; None: not even the lowest that was tried
     is_bounded: bool  # whether a rate above failed; otherwise the best is only the highest that was tried
     probes: tuple[Probe, ...]
+    ended: str = ""  # why the search ended before the best rate was known as precisely as asked for
 
 
 async def search(sweep: Sweep, probe: Callable[[float], Awaitable[Probe]]) -> Found:
-    """Try rates until the best one is known. `probe` runs a load at one rate. Raises BenchError."""
+    """Try rates until the best one is known. `probe` runs a load at one rate. Raises BenchError.
+
+    A probe that raises Ended ends the search; if it was the first one, that is the error.
+    """
     sweep.check()
     probes: list[Probe] = []
     holds, fails = None, None
     rate = sweep.first_rate
     while len(probes) < _MAX_PROBES:
-        tried = await probe(rate)
+        try:
+            tried = await probe(rate)
+        except Ended as ended:
+            if not probes:
+                raise
+            return Found(holds, fails is not None, tuple(probes), str(ended))
         probes.append(tried)
         if tried.share >= sweep.share:
             holds = rate if holds is None else max(holds, rate)

@@ -49,12 +49,18 @@ def line_chart(title: str, x_label: str, y_label: str, series: Sequence[Series],
 
 
 def distribution_chart(title: str, x_label: str, groups: Sequence[tuple[str, Sequence[float]]]) -> str:
-    """The share of values up to x, so that quantiles can be read off."""
+    """The share of values up to x, so that quantiles can be read off.
+
+    A logarithmic axis has no zero, so a curve begins at the share of the values that are 0.
+    """
     series = []
     for tone, (name, values) in enumerate(groups):
         ordered = sorted(value for value in values if value > 0)
-        count = len(ordered)
-        series.append(Series(name, [(value, (number + 1) / count) for number, value in enumerate(ordered)], tone))
+        count, zeros = len(values), len(values) - len(ordered)
+        points = [(value, (zeros + number) / count) for number, value in enumerate(ordered, 1)]
+        if zeros and ordered:
+            points.insert(0, (ordered[0], zeros / count))
+        series.append(Series(name, points, tone))
     return line_chart(title, x_label, "share", series, log_x=True)
 
 

@@ -14,6 +14,8 @@ from bench.load.summary import duration_s, meets
 CONFIDENCE = 0.95
 _RESAMPLES = 2000
 _BLOCK_S = 1.0  # of the rates: requests that end in the same second are kept together
+_MIN_BLOCKS = 10  # fewer say nothing about how much they vary
+_MAX_SHOWN = 100  # characters of a setting
 _CHUNK = 4_000_000  # numbers drawn at a time
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
@@ -28,13 +30,23 @@ class Ratio:
     a: float
     b: float
     ratio: float
-    low: float  # of the confidence interval
-    high: float
+    low: float | None  # of the confidence interval; None: too few seconds for one
+    high: float | None
 
     @property
     def is_clear(self) -> bool:
-        """Whether the interval leaves out 1."""
-        return not self.low <= 1 <= self.high
+        """Whether there is an interval and it leaves out 1."""
+        return self.low is not None and not self.has_one
+
+    @property
+    def has_one(self) -> bool:
+        """Whether 1 is in the interval."""
+        return self.low is not None and self.high is not None and self.low <= 1 <= self.high
+
+    @property
+    def interval(self) -> str:
+        """For reading."""
+        return "none: too short" if self.low is None else f"{self.low:.3f} to {self.high:.3f}"
 
 
 def compare(
@@ -103,22 +115,28 @@ def _resampled_quantiles(values: Array, generator: np.random.Generator) -> Array
 def _resampled_rates(
     records: Sequence[Record], amount: Callable[[Record], float], generator: np.random.Generator
 ) -> tuple[float, Array]:
-    """The rate, and rates of loads made of seconds that are drawn again."""
+    """The rate, and rates of loads made of seconds that are drawn again; none of these for too few seconds."""
     seconds = duration_s(records)
     origin_s = min((each.intended_s for each in records), default=0.0)
     blocks = np.zeros(max(1, int(np.ceil(seconds / _BLOCK_S))))
     for record in records:
         blocks[min(len(blocks) - 1, int((record.end_s - origin_s) / _BLOCK_S))] += amount(record)
-    drawn = blocks[generator.integers(0, len(blocks), (_RESAMPLES, len(blocks)))]
     per_s = 0.0 if seconds == 0 else float(blocks.sum()) / seconds
+    if len(blocks) < _MIN_BLOCKS:
+        return per_s, np.array([])
+    drawn = blocks[generator.integers(0, len(blocks), (_RESAMPLES, len(blocks)))]
     return per_s, drawn.sum(axis=1) / max(seconds, 1e-9)
 
 
 def _ratio(name: str, unit: str, a: tuple[float, Array], b: tuple[float, Array]) -> list[Ratio]:
     """Empty where A has nothing to divide by."""
     (value_a, drawn_a), (value_b, drawn_b) = a, b
+    if value_a <= 0:
+        return []
+    if not len(drawn_a) or not len(drawn_b):
+        return [Ratio(name, unit, value_a, value_b, value_b / value_a, None, None)]
     is_defined = drawn_a > 0
-    if value_a <= 0 or not is_defined.any():
+    if not is_defined.any():
         return []
     ratios = drawn_b[is_defined] / drawn_a[is_defined]
     tail = (1 - CONFIDENCE) / 2
@@ -138,12 +156,15 @@ def failures(a: Sequence[Record], b: Sequence[Record]) -> str:
 def differences(a: dict[str, Any], b: dict[str, Any]) -> list[str]:
     """What makes two files hard to compare: other requests, another pace, another machine."""
     found = []
-    for name in ("name", "sha256"):
+    for name in ("name", "num_digested", "sha256"):
         if a["workload"].get(name) != b["workload"].get(name):
             found.append(f"workload {name}: {a['workload'].get(name)} and {b['workload'].get(name)}")
-    for name in ("arrivals", "requests_per_s", "concurrency", "num_adapters", "seed", "ignore_eos"):
-        if a["settings"].get(name) != b["settings"].get(name):
-            found.append(f"{name}: {a['settings'].get(name)} and {b['settings'].get(name)}")
+            if name == "num_digested":
+                break  # digests of other numbers of requests differ anyway
+    for name in sorted({*a["settings"], *b["settings"]} - {"url"}):
+        of_a, of_b = (each["settings"].get(name) for each in (a, b))
+        if of_a != of_b:
+            found.append(f"{name}: {str(of_a)[:_MAX_SHOWN]} and {str(of_b)[:_MAX_SHOWN]}")
     for name in ("cpu", "cores"):
         if a["hardware"].get(name) != b["hardware"].get(name):
             found.append(f"the generator's {name}: {a['hardware'].get(name)} and {b['hardware'].get(name)}")
@@ -154,9 +175,8 @@ def table(ratios: Sequence[Ratio]) -> str:
     """A line per figure."""
     lines = [f"{'':<18}{'A':>12}{'B':>12}{'B / A':>9}   {CONFIDENCE:.0%} interval"]
     for each in ratios:
-        clear = "" if each.is_clear else "  (1 is in it)"
+        clear = "  (1 is in it)" if each.has_one else ""
         lines.append(
-            f"{each.name:<18}{each.a:>12.3f}{each.b:>12.3f}{each.ratio:>9.3f}   "
-            f"{each.low:.3f} to {each.high:.3f}{clear}  {each.unit}"
+            f"{each.name:<18}{each.a:>12.3f}{each.b:>12.3f}{each.ratio:>9.3f}   {each.interval}{clear}  {each.unit}"
         )
     return "\n".join(lines)

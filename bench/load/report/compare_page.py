@@ -33,8 +33,8 @@ def compare_page(
                 f"{each.a:.3f}",
                 f"{each.b:.3f}",
                 f"{each.ratio:.3f}",
-                f"{each.low:.3f} to {each.high:.3f}",
-                "" if each.is_clear else "1 is in it",
+                each.interval,
+                "1 is in it" if each.has_one else "",
             )
             for each in ratios
         ],
@@ -117,6 +117,9 @@ def sweep_page(document: dict[str, Any], found: Found) -> str:
 
 def verdict(found: Found) -> str:
     """The result in a sentence."""
+    if found.ended:
+        known = "none is known to hold" if found.best is None else f"{found.best:.4g} requests/s held the objectives"
+        return f"{known}; the search ended early: {found.ended}"
     if found.best is None:
         lowest = min(each.rate for each in found.probes)
         return f"no rate held the objectives; the lowest tried was {lowest:g} requests/s"

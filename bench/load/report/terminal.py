@@ -9,6 +9,7 @@ from typing import Any, TextIO
 from bench.load.process import Progress
 
 _LAG_WARNING_MS = 10.0
+_CPU_WARNING_SHARE = 0.7  # of one core, per process
 _ROWS = (
     ("TTFT", "ttft_ms", "ms"),
     ("ITL", "itl_ms", "ms"),
@@ -92,6 +93,16 @@ def table(found: dict[str, Any]) -> str:
             f"--concurrency does not limit this load, the generator could not keep up: use more --processes."
         )
     return "\n".join(lines)
+
+
+def busy_warning(generator: dict[str, Any]) -> str:
+    """A line, or nothing. In a closed loop nothing else tells: requests that leave late are due late, too."""
+    if generator["cpu_share"] <= _CPU_WARNING_SHARE:
+        return ""
+    return (
+        f"\nwarning: the generator was busy for {generator['cpu_share']:.0%} of the time, and latencies include its "
+        "own delays: use more --processes, or cores that nothing else uses."
+    )
 
 
 def _error_lines(found: dict[str, Any]) -> list[str]:

@@ -177,6 +177,7 @@ def test_names_of_other_tools():
         (("--url", "http://x", "--adapters", "2", "--lora-name", "a"), "are the same"),
         (("--url", "http://x", "--workload", "punica", "--random-input-len", "2"), "lengths of punica are fixed"),
         (("--url", "http://x", "--random-range-ratio", "2"), "at most 1"),
+        (("--url", "http://x", "--lora-zipf-alpha", "2"), "the distribution 'round-robin' has none"),
         (("--url", "http://x", "--trace", "nothing.jsonl"), "No such file"),
     ],
 )
@@ -191,6 +192,46 @@ def test_mistakes_are_named(words: tuple[str, ...], says: str):
 def test_what_argparse_refuses(words: tuple[str, ...]):
     with pytest.raises(SystemExit):
         parsed("--url", "http://x", *words)
+
+
+def test_no_option_is_known_by_its_beginning(capsys):
+    """`--head x-key=secret` would be a header that the recorded command shows."""
+    with pytest.raises(SystemExit):
+        parsed("--url", "http://x", "--head", "a=b")
+    assert "unrecognized arguments: --head" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("--compare", "a", "b", "--goodput", "ttft:5"), "--goodput with --compare"),
+        (("--compare", "a", "b", "--json", "c"), "--json with --compare"),
+        (("--compare", "a", "b", "--csv", "c"), "--csv with --compare"),
+        (("--trace", "t", "--rate", "5"), "--rate with --trace: a trace has times of its own"),
+        (("--trace", "t", "--rate-type", "constant"), "--rate-type with --trace"),
+    ],
+)
+def test_an_option_without_effect_is_refused(words: tuple[str, ...], says: str):
+    with pytest.raises(SystemExit, match=says):
+        main(["bench", "load", "--url", "http://127.0.0.1:9", *words])
+
+
+def test_a_sweep_ends_with_what_it_knows_where_a_probe_has_too_few_requests(server: MockServer, tmp_path: Path, capsys):
+    """One that holds nothing goes down, until a rate makes no request at all in the time."""
+    files = ("--json", str(tmp_path / "s.json"), "--html", str(tmp_path / "s.html"))
+    words = [
+        *("bench", "load", "--url", server.url, "--sweep", "--rate", "100", "--duration-s", "0.3", "--goodput"),
+        *("e2e:0.0001", "--sweep-share", "0.9", "--random-input-len", "8", "--random-output-len", "2"),
+    ]
+    main([*words, *files])
+    shown = capsys.readouterr().out
+    assert "none is known to hold; the search ended early" in shown
+    assert "10 are needed; give a longer --duration-s" in shown
+    found = json.loads((tmp_path / "s.json").read_text())
+    assert found["probes"][0]["requests_per_s"] == 100
+    assert "too few to judge" in found["ended"]
+    with pytest.raises(SystemExit, match=r"1 requests/s made . requests in 0\.3 s, too few"):
+        main([*words, "--rate", "1"])
 
 
 def test_a_file_without_a_folder_is_refused_before_the_load(tmp_path: Path):
@@ -295,8 +336,18 @@ def test_a_sweep_from_the_command_line(server: MockServer, tmp_path: Path, capsy
     """Every rate holds an objective of a minute, so the sweep goes on to the highest one that it is allowed."""
     monkeypatch.setattr("cli.bench_load.MAX_SWEPT_RATE", 400.0)
     words = [
-        *("bench", "load", "--url", server.url, "--sweep", "--rate", "100", "--num-requests", "10", "--goodput"),
-        *("e2e:60000", "--random-input-len", "8", "--random-output-len", "2", "--json", str(tmp_path / "s.json")),
+        *("bench", "load", "--url", server.url, "--sweep", "--rate", "100", "--duration-s", "0.3", "--goodput"),
+        *(
+            "e2e:60000",
+            "--sweep-share",
+            "0.9",
+            "--random-input-len",
+            "8",
+            "--random-output-len",
+            "2",
+            "--json",
+            str(tmp_path / "s.json"),
+        ),
         *("--html", str(tmp_path / "s.html")),
     ]
     monkeypatch.setattr(sys, "argv", ["prelude", *words])
@@ -306,4 +357,6 @@ def test_a_sweep_from_the_command_line(server: MockServer, tmp_path: Path, capsy
     assert [probe["requests_per_s"] for probe in found["probes"]] == [100, 200, 400]
     assert (found["best_requests_per_s"], found["is_bounded"]) == (400, False)
     assert "requests" not in found
+    assert len(server.raw_bodies) > 3 * 10
+    assert len(set(server.raw_bodies)) == len(server.raw_bodies)  # no probe finds another's prompts in a cache
     assert (tmp_path / "s.html").read_text().startswith("<!doctype html>")

@@ -15,13 +15,20 @@ import msgspec
 import pytest
 
 from bench.errors import BenchError
+from bench.load.document import document as report_of
+from bench.load.document import generator_of
+from bench.load.generator import Outcome
+from bench.load.options import Endpoint, Load
 from bench.load.record import TRUNCATED, Record
 from bench.load.report.charts import Series, bar_chart, distribution_chart, line_chart, log_ticks, ticks
-from bench.load.report.compare import compare, differences, failures
+from bench.load.report.compare import compare, differences, failures, table
 from bench.load.report.compare_page import compare_page, sweep_page, verdict
 from bench.load.report.page import load_page
+from bench.load.report.terminal import busy_warning
 from bench.load.summary import summary
-from bench.load.sweep import Found, Probe, Sweep, next_rate, search
+from bench.load.sweep import Ended, Found, Probe, Sweep, next_rate, search
+from bench.workloads.lengths import FixedLengths
+from bench.workloads.workload import Workload
 from cli.main import main
 
 HOSTILE = '<script>alert("x")</script>'
@@ -138,6 +145,12 @@ def test_the_axis_is_logarithmic_where_values_span_much_and_not_else():
     assert labels(10, 10 + 1e-9) == ["9", "9.5", "10", "10.5", "11"]
 
 
+def test_a_distribution_begins_at_the_share_of_zeros():
+    svg = distribution_chart("t", "x", [("a", [0.0, 0.0, 0.0, 10.0]), ("b", [5.0, 20.0])])
+    (first, second), _ = (each.split() for each in re.findall(r'points="([^"]+)"', svg))
+    assert [float(each.split(",")[1]) for each in (first, second)] == [220 - 0.75 * 208, 12.0]
+
+
 def test_charts_of_nothing_say_so():
     for svg in (line_chart("t", "x", "y", []), bar_chart("t", "y", []), distribution_chart("t", "x", [("a", [0.0])])):
         assert "nothing to show" in svg
@@ -187,8 +200,42 @@ def test_failures_and_differences_are_said():
     a, b = load(20), load(20, failed=5)
     assert failures(a, b) == "failed requests, which are in no latency: A: 0 of 20; B: 5 of 20"
     assert differences(document(a), document(a)) == []
-    other = document(b, workload={"name": "chat", "sha256": "00"})
+    other = document(b, workload={"name": "chat", "sha256": "00", "num_digested": 3})
     assert differences(document(a), other) == ["workload name: punica and chat", "workload sha256: ff and 00"]
+
+
+def test_all_settings_but_the_address_are_compared():
+    a, b = (document(load(20)) for _ in range(2))
+    b["settings"] = {**b["settings"], "url": "http://y", "timeout_s": 5.0, "num_requests": 9}
+    assert differences(a, b) == ["num_requests: None and 9", "timeout_s: None and 5.0"]
+    b["workload"] = {**b["workload"], "num_digested": 4, "sha256": "00"}
+    assert differences(a, b)[0] == "workload num_digested: 3 and 4"
+    assert "sha256" not in str(differences(a, b))
+
+
+def test_how_many_requests_came_to_an_end_does_not_change_the_digest():
+    """A closed loop for a time sends as many as the server answers."""
+    workload = Workload("w", "", "", lengths=FixedLengths(4, 1))
+    made = Load(Endpoint("http://x", "m"), workload, duration_s=5.0, concurrency=1)
+    found = [report_of(made, Outcome(tuple(load(count)), 0.1, 1), "", {})["workload"] for count in (20, 300)]
+    assert found[0] == found[1]
+    assert found[0]["num_digested"] == 256
+
+
+def test_few_seconds_have_rates_and_no_interval_of_them():
+    found = {each.name: each for each in compare(load(50), load(50, scale=2.0))}
+    assert (found["output"].low, found["output"].is_clear) == (None, False)
+    assert found["output"].ratio == pytest.approx(1.0, rel=0.1)
+    assert found["TPOT p50"].is_clear
+    assert "none: too short" in table(list(found.values()))
+    assert {each.name: each for each in compare(load(120), load(120))}["output"].low is not None
+
+
+@pytest.mark.parametrize(("cpu_s", "processes", "warns"), [(1.0, 1, False), (1.7, 1, True), (1.7, 2, False)])
+def test_a_generator_that_is_the_bottleneck_says_so(cpu_s: float, processes: int, warns: bool):
+    """In a closed loop it shows in no lateness: a request is due when it leaves."""
+    records = load(20)  # of two seconds
+    assert ("the generator was busy" in busy_warning(generator_of(Outcome(tuple(records), cpu_s, processes)))) == warns
 
 
 def test_nothing_to_compare():
@@ -251,6 +298,24 @@ def test_noise_ends_a_sweep_and_does_not_prolong_it():
     assert next_rate(Sweep(), 4.0, None) == 8.0
 
 
+def test_a_probe_has_enough_requests_for_its_share():
+    assert [Sweep(share=share).min_requests for share in (0.5, 0.9, 0.99, 0.9999, 1.0)] == [10, 10, 100, 1000, 1000]
+    assert [Sweep(share=0.99).probe_s(rate) for rate in (1000.0, 1.0, 0.001)] == [30.0, 150.0, 600.0]
+
+
+def test_an_early_end_keeps_what_was_found():
+    async def probe(rate: float) -> Probe:
+        if rate > 2:
+            raise Ended("enough")
+        return Probe(rate, 1.0, {})
+
+    found = asyncio.run(search(Sweep(), probe))
+    assert (found.best, found.is_bounded, len(found.probes)) == (2.0, False, 2)
+    assert verdict(found) == "2 requests/s held the objectives; the search ended early: enough"
+    with pytest.raises(Ended):
+        asyncio.run(search(Sweep(first_rate=3.0), probe))
+
+
 @pytest.mark.parametrize("sweep", [Sweep(first_rate=0.0), Sweep(share=1.5), Sweep(precision=0.0)])
 def test_a_sweep_that_makes_no_sense(sweep: Sweep):
     with pytest.raises(BenchError, match="--"):
@@ -265,7 +330,12 @@ def test_the_page_of_a_sweep():
 
 
 @pytest.mark.parametrize(
-    ("words", "says"), [((), "needs objectives"), (("--goodput", "ttft:5", "--csv", "x.csv"), "a sweep writes")]
+    ("words", "says"),
+    [
+        ((), "needs objectives"),
+        (("--goodput", "ttft:5", "--csv", "x.csv"), "a sweep writes"),
+        (("--goodput", "ttft:5", "--num-requests", "9"), "--num-requests with --sweep"),
+    ],
 )
 def test_what_a_sweep_cannot_do(words: tuple[str, ...], says: str, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["prelude"])
