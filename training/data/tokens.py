@@ -13,6 +13,7 @@ from typing import Any
 
 from training.data.columns import Conversation, Message, TextTurn
 from training.data.jsonl import RowFault
+from training.data.served_messages import served_context, served_message, served_tools
 from training.errors import OptionInvalid
 
 Ids = tuple[int, ...]
@@ -67,14 +68,18 @@ class Encoder:
             raise RowFault(f"`chat_template_kwargs` has {reserved[0]!r}, which is no variable of a chat template")
         if not self.tokenizer.chat_template:
             raise RowFault("it has messages, but the tokenizer has no chat template; use texts or another tokenizer")
+        tools = served_tools(row.tools)
         for turn in row.turns:
-            prompt = self._render(turn.context, row, is_prompt=True)
+            messages = served_context(turn.context)
+            prompt = self._render(messages, tools, row, is_prompt=True)
             context = self._ids(prompt, special=False)
-            answers = (self._chat_answer(prompt, context, (*turn.context, each), row) for each in turn.answers)
+            wholes = (
+                self._render([*messages, served_message(each)], tools, row, is_prompt=False) for each in turn.answers
+            )
+            answers = (self._chat_answer(prompt, context, whole) for whole in wholes)
             yield _checked(Turn(context, tuple(answers)))
 
-    def _chat_answer(self, prompt: str, context: Ids, messages: Sequence[Message], row: Conversation) -> Ids:
-        whole = self._render(messages, row, is_prompt=False)
+    def _chat_answer(self, prompt: str, context: Ids, whole: str) -> Ids:
         if not whole.startswith(prompt):
             raise RowFault(
                 f"the chat template renders the prompt {_tail(prompt)}, which is no prefix of the conversation with "
@@ -95,18 +100,18 @@ class Encoder:
     def _ended(self, answer: Ids) -> Ids:
         return answer if answer[-1:] == (self._eos,) else (*answer, self._eos)
 
-    def _render(self, messages: Sequence[Message], row: Conversation, *, is_prompt: bool) -> str:
+    def _render(
+        self, messages: Sequence[Message], tools: Sequence[Any] | None, row: Conversation, *, is_prompt: bool
+    ) -> str:
         from jinja2 import TemplateError
 
         try:
             return self.tokenizer.apply_chat_template(
-                list(messages),
-                tools=row.tools,
-                tokenize=False,
-                add_generation_prompt=is_prompt,
-                **row.template_arguments,
+                list(messages), tools=tools, tokenize=False, add_generation_prompt=is_prompt, **row.template_arguments
             )
         except (TemplateError, *_FAILURES) as error:
+            if tools and "function" in tools[0]:  # as SGLang, which then tries the functions alone
+                return self._render(messages, [tool["function"] for tool in tools], row, is_prompt=is_prompt)
             raise RowFault(f"the chat template refuses it: {str(error)[:200] or type(error).__name__}") from error
 
     def _ids(self, text: str, *, special: bool) -> Ids:

@@ -48,6 +48,18 @@ SFT_FAULTS: dict[str, tuple[Any, str]] = {
     "no character": ({"prompt": "a\ud800", "completion": "b"}, "half a surrogate pair"),
     "no character in a chat": ({"messages": [ASK, REPLY | {"content": "a\udc00"}]}, "half a surrogate pair"),
     "over-long later turn": ({"messages": [ASK, REPLY] * 30}, "over-long: prompt and answer have"),
+    "a tool without a function": ({"messages": [ASK, REPLY], "tools": [{"name": "a"}]}, "which has no `function`"),
+    "a tool without a name": ({"messages": [ASK, REPLY], "tools": [{"function": {}}]}, "`name` of a tool is a NoneT"),
+    "arguments that are no object": (
+        {"messages": [ASK, {"role": "assistant", "tool_calls": [{"function": {"name": "a", "arguments": "[1]"}}]}]},
+        "`arguments` of a tool call are '\\[1\\]'; they must be a JSON object",
+    ),
+    "arguments that are no JSON": (
+        {"messages": [ASK, {"role": "assistant", "tool_calls": [{"function": {"arguments": '{"a": NaN}'}}]}]},
+        "they must be a JSON object",
+    ),
+    "a call without a function": ({"messages": [ASK, REPLY | {"tool_calls": [{"name": "a"}]}]}, "has no `function`"),
+    "tools of a message": ({"messages": [ASK | {"tools": []}, REPLY]}, "a message has `tools`"),
     "tools": ({"messages": [ASK, REPLY], "tools": "depth"}, "`tools` is a str"),
 }  # fmt: skip
 PAIR_FAULTS: dict[str, tuple[Any, str]] = {

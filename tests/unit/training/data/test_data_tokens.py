@@ -74,8 +74,9 @@ def test_preferences(encoder: Encoder, tokenizer: Any, columns: dict[str, Any]):
 
 
 def test_tools_and_template_arguments_reach_the_template(encoder: Encoder, tokenizer: Any):
-    (turn,) = encoder.turns(sft_row({"prompt": [ASK], "completion": [REPLY], "tools": [{"name": "depth"}]}))
-    assert decoded(tokenizer, turn.context).startswith('<|system|>You may call: {"name": "depth"}')
+    tools = [{"type": "function", "function": {"name": "depth"}}]
+    (turn,) = encoder.turns(sft_row({"prompt": [ASK], "completion": [REPLY], "tools": tools}))
+    assert decoded(tokenizer, turn.context).startswith('<|system|>You may call: {"type": "function", "function": {')
 
 
 def test_what_a_template_writes_behind_the_end_is_not_learned(tokenizer: Any, monkeypatch: pytest.MonkeyPatch):
@@ -88,7 +89,7 @@ def test_what_a_template_writes_behind_the_end_is_not_learned(tokenizer: Any, mo
 
 
 def test_a_tokenizer_without_an_end_is_refused(tokenizer: Any):
-    tokenizer = copy.copy(tokenizer)
+    tokenizer = copy.deepcopy(tokenizer)  # copies share their special tokens
     tokenizer.eos_token = None
     with pytest.raises(OptionInvalid, match="no eos_token"):
         Encoder(tokenizer)
