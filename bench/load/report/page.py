@@ -9,6 +9,7 @@ from typing import Any
 
 from bench.load.record import Record
 from bench.load.report.charts import Series, bar_chart, distribution_chart, line_chart
+from bench.load.report.terminal import busy_warning
 from bench.load.summary import uses
 
 _STYLE = """
@@ -53,6 +54,7 @@ def load_page(found: dict[str, Any], records: Sequence[Record]) -> str:
     body = [
         f"<h1>{escape(found['workload']['name'])}: {summary['num_good']} of {summary['num_requests']} requests</h1>",
         _errors(summary),
+        _busy(found.get("generator", {})),
         _facts(found),
         "<h2>Figures</h2>",
         _rates(summary),
@@ -100,6 +102,11 @@ def _errors(summary: dict[str, Any]) -> str:
     ]
     text = f"{summary['num_failed']} of {summary['num_requests']} requests failed: {kinds}. They are in no latency."
     return f'<div class="bad"><p>{escape(text)}</p>{table_of(("kind", "status", "said", "count"), rows)}</div>'
+
+
+def _busy(generator: dict[str, Any]) -> str:
+    warning = busy_warning({"cpu_share": 0.0, **generator})  # older files do not have it
+    return f'<p class="bad">{escape(warning.strip())}</p>' if warning else ""
 
 
 def _facts(found: dict[str, Any]) -> str:

@@ -235,7 +235,9 @@ def test_few_seconds_have_rates_and_no_interval_of_them():
 def test_a_generator_that_is_the_bottleneck_says_so(cpu_s: float, processes: int, warns: bool):
     """In a closed loop it shows in no lateness: a request is due when it leaves."""
     records = load(20)  # of two seconds
-    assert ("the generator was busy" in busy_warning(generator_of(Outcome(tuple(records), cpu_s, processes)))) == warns
+    generator = generator_of(Outcome(tuple(records), cpu_s, processes))
+    assert ("the generator was busy" in busy_warning(generator)) == warns
+    assert ("the generator was busy" in load_page(document(records, generator=generator), records)) == warns
 
 
 def test_nothing_to_compare():
