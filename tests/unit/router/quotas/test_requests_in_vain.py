@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
 from typing import Any
 
 import pytest
+from support.sharing_routers import Database, Router
 
 from adapters.scopes import Scope
 from cluster.config.quotas import QuotasConfig
@@ -102,6 +104,32 @@ def test_a_tenants_sequences_are_not_saved_for_what_its_key_never_permits():
         if number % 10 == 0:
             assert not clients.is_admitted(keys[30], Use(sequences=16))
     assert num_small > 0.9 * 120 * 8
+
+
+def test_of_several_routers_none_claims_sequences_for_what_its_key_never_permits():
+    async def scenario() -> None:
+        database = Database()
+        config = QuotasConfig.model_validate({"default": {"sequences": 16, "each_key": {"sequences": 1}}})
+        routers = [Router(database, config) for _ in range(2)]
+        streams = []
+        for number in range(300):
+            database.now += STEP_S
+            await routers[number % 2].sharing.renew()
+            if number >= 50 and len(streams) < 16:
+                admission = routers[number % 2].quotas.admission(holder("acme", f"{number:012}")).__enter__()
+                try:
+                    admission.take(Use(sequences=1), None, None)
+                except QuotaExceeded:
+                    admission.__exit__(None, None, None)
+                else:
+                    streams.append(admission)
+            if number % 10 == 0:
+                with routers[0].quotas.admission(holder("acme", "a" * 12)) as admission, pytest.raises(QuotaExceeded):
+                    admission.take(Use(sequences=16), None, None)
+            assert all(claim.units == 1 for claims in database.claims.values() for claim in claims.values())
+        assert len(streams) == 16
+
+    asyncio.run(scenario())
 
 
 @pytest.mark.parametrize("each_adapter", [{"sequences": 1}, {"output_tokens_per_min": 1000}])
