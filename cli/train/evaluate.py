@@ -47,7 +47,7 @@ def _evaluate(arguments: argparse.Namespace) -> None:
 
         base = load_base(arguments.model, "float32", "cpu")
         examples = load_sft(
-            arguments.data, Encoder(base.tokenizer), arguments.max_tokens, num_rows=arguments.rows
+            arguments.data, Encoder(base.tokenizer, base.ends), arguments.max_tokens, num_rows=arguments.rows
         ).examples
         found = [evaluate_base(base.model, base.tokenizer, examples)]
         for directory in arguments.adapter:

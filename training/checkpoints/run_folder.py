@@ -11,6 +11,7 @@ import fcntl
 import json
 import os
 from collections.abc import Callable, Mapping
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +21,19 @@ from training.checkpoints.whole_folder import replace_folder, settle
 from training.errors import CheckpointDamaged, CheckpointMismatch, CheckpointNotWritten, OptionInvalid
 
 LAST, BEST = "last", "best"
+DATE = "date"  # in run.json: what chat templates took for the present time, if they ask for it
 _STATE = "training"
 _RUN, _LOG, _LOCK = "run.json", "log.jsonl", ".lock"
 
 SaveAdapter = Callable[[Path], None]  # writes the adapter's files into a folder
+
+
+def begun_at(path: Path) -> datetime | None:
+    """The date in the folder's run.json, if it has one that can be read."""
+    try:
+        return datetime.fromisoformat(json.loads((path / _RUN).read_text())[DATE])
+    except (OSError, ValueError, LookupError, TypeError):
+        return None
 
 
 class RunFolder:

@@ -7,8 +7,9 @@ with those that the tokenizer adds. An answer is what the engine would have to g
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any
 
 from training.data.columns import Conversation, Message, TextTurn
@@ -24,9 +25,12 @@ _RESERVED = frozenset(
     (
         *("add_generation_prompt", "chat_template", "continue_final_message", "conversation", "documents"),
         *("max_length", "padding", "return_assistant_tokens_mask", "return_dict", "return_tensors", "tokenize"),
-        *("tokenizer_kwargs", "tools", "truncation"),
+        *("strftime_now", "tokenizer_kwargs", "tools", "truncation"),
     )
 )
+_TIME = "strftime_now"  # by which a template asks for the present time
+# Tokens at which SGLang ends every answer (sglang/srt/utils/hf_transformers/common.py).
+_MORE_ENDS = ("<|eom_id|>", "<|content_model_end_sampling|>")
 # What templates, which are programs of a model's author, fail with on messages that they do not expect.
 _FAILURES = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 
@@ -48,14 +52,26 @@ class Encoder:
     """Turns texts and conversations into ids, by a transformers tokenizer and its chat template."""
 
     tokenizer: Any
+    ends: Iterable[int] = ()  # end-of-sequence ids of the model's configuration; the tokenizer's own are added
+    date: datetime | None = None  # what templates take for the present time; None: the present time
     _eos: int = field(init=False)
+    _ends: frozenset[int] = field(init=False)
 
     def __post_init__(self) -> None:
         """Raises OptionInvalid for a tokenizer that has no end-of-sequence token."""
         eos = self.tokenizer.eos_token_id
         if eos is None:
             raise OptionInvalid("the tokenizer has no eos_token, so no answer would learn to end; set one in its files")
+        added = self.tokenizer.get_added_vocab()
         object.__setattr__(self, "_eos", eos)
+        object.__setattr__(
+            self, "_ends", frozenset((eos, *self.ends, *(added[each] for each in _MORE_ENDS if each in added)))
+        )
+
+    @property
+    def is_dated(self) -> bool:
+        """The chat template asks for the time, so the ids depend on `date`."""
+        return _TIME in str(self.tokenizer.chat_template)
 
     def turns(self, row: TextTurn | Conversation) -> Iterator[Turn]:
         """The row's turns, in order. Raises RowFault."""
@@ -85,29 +101,64 @@ class Encoder:
                 f"the chat template renders the prompt {_tail(prompt)}, which is no prefix of the conversation with "
                 "its answer, so the model would be trained after another prompt than it gets; change the template"
             )
-        answer = self._after(prompt, context, whole, False)
-        # Generation stops at the end-of-sequence token; what a template writes behind it is never generated.
-        ends = [number for number, token in enumerate(answer) if token == self._eos]
-        return answer[: ends[-1] + 1] if ends else answer
+        answer, is_ended = self._until_end(self._after(prompt, context, whole, False))
+        if not is_ended:
+            names = ", ".join(map(repr, self.tokenizer.convert_ids_to_tokens(sorted(self._ends))))
+            raise RowFault(
+                f"the chat template ends the answer {_tail(whole[len(prompt) :])} with no end-of-sequence token "
+                f"({names}), so it would never end when it is served; add one to the template, or its last token to "
+                "eos_token_id in generation_config.json"
+            )
+        return answer
 
     def _after(self, prompt: str, context: Ids, whole: str, special: bool) -> Ids:
-        """The ids of the text after the prompt: as they continue the prompt's ids where they do, else on their own."""
+        """The ids of the text after the prompt: as they continue the prompt's ids where they do, else on their own.
+
+        Tokenizers like Llama 2's put a space before a text's first word, so there it is tokenised after a line's end.
+        """
         ids = self._ids(whole, special=special)
         if ids[: len(context)] == context:
             return ids[len(context) :]
-        return self._ids(whole[len(prompt) :], special=False)
+        rest, text = whole[len(prompt) :], self._text(ids)
+        for before in ("", "\n"):
+            leading = self._ids(before, special=False) if before else ()
+            found = self._ids(before + rest, special=False)
+            after = found[len(leading) :]
+            if found[: len(leading)] == leading and self._text((*context, *after)) == text:
+                return after
+        raise RowFault(
+            f"the tokenizer has no ids for the answer {_tail(rest)} after the prompt {_tail(prompt)}; let the answer "
+            "begin with a whole word"
+        )
+
+    def _until_end(self, answer: Ids) -> tuple[Ids, bool]:
+        """The answer up to its first end-of-sequence token, if it has one: generation stops there."""
+        for number, token in enumerate(answer):
+            if token in self._ends:
+                return answer[: number + 1], True
+        return answer, False
 
     def _ended(self, answer: Ids) -> Ids:
-        return answer if answer[-1:] == (self._eos,) else (*answer, self._eos)
+        until, is_ended = self._until_end(answer)
+        return until if is_ended else (*until, self._eos)
+
+    def _text(self, ids: Ids) -> str:
+        return self.tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
 
     def _render(
         self, messages: Sequence[Message], tools: Sequence[Any] | None, row: Conversation, *, is_prompt: bool
     ) -> str:
         from jinja2 import TemplateError
 
+        time = {} if self.date is None or not self.is_dated else {_TIME: self.date.strftime}
         try:
             return self.tokenizer.apply_chat_template(
-                list(messages), tools=tools, tokenize=False, add_generation_prompt=is_prompt, **row.template_arguments
+                list(messages),
+                tools=tools,
+                tokenize=False,
+                add_generation_prompt=is_prompt,
+                **row.template_arguments,
+                **time,
             )
         except (TemplateError, *_FAILURES) as error:
             if tools and "function" in tools[0]:  # as SGLang, which then tries the functions alone

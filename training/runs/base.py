@@ -27,6 +27,7 @@ class LoadedBase:
     model: Any
     tokenizer: Any
     sizes: BaseModel
+    ends: frozenset[int]  # end-of-sequence ids of config.json and generation_config.json
 
 
 def load_base(directory: Path, dtype: Dtype, device: str) -> LoadedBase:
@@ -43,7 +44,15 @@ def load_base(directory: Path, dtype: Dtype, device: str) -> LoadedBase:
     except (OSError, ValueError, KeyError, ImportError) as error:
         first = str(error).strip().splitlines() or [type(error).__name__]
         raise OptionInvalid(f"{directory} cannot be loaded by transformers: {first[0][:300]}") from error
-    return LoadedBase(model.to(device), tokenizer, sizes)
+    return LoadedBase(model.to(device), tokenizer, sizes, _ends(model))
+
+
+def _ends(model: Any) -> frozenset[int]:
+    found: set[int] = set()
+    for config in (model.config, model.generation_config):
+        ids = getattr(config, "eos_token_id", None)
+        found.update([ids] if isinstance(ids, int) else ids or ())
+    return frozenset(found)
 
 
 def default_device() -> str:

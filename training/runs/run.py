@@ -6,13 +6,14 @@ import contextlib
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from training.adapted_model import attach, sliding_window
-from training.checkpoints.run_folder import RunFolder
+from training.checkpoints.run_folder import DATE, RunFolder, begun_at
 from training.data.examples import Example, Examples, load_preferences, load_sft
 from training.data.tokens import Encoder
 from training.errors import OptionInvalid
@@ -87,7 +88,8 @@ def prepared(
     `logs` gets the number of steps, and returns logs beside those in the folder.
     """
     base = load_base(options.model, options.dtype, options.device)
-    encoder = Encoder(base.tokenizer)
+    earlier = begun_at(options.output) if options.resume else None
+    encoder = Encoder(base.tokenizer, base.ends, earlier or _now())
     max_tokens = _max_tokens(options, base)
     examples = _load(options.data, options, encoder, max_tokens)
     held_out = _load(options.held_out, options, encoder, max_tokens) if options.held_out else None
@@ -96,7 +98,10 @@ def prepared(
     held_out_batches = None if held_out is None else _batches(held_out, options)
     opened: list[Log] = []
     with contextlib.ExitStack() as owned:
-        folder = RunFolder(options.output, _identity(options, base, examples, held_out), resume=options.resume)
+        identity = _identity(options, base, examples, held_out)
+        if encoder.is_dated:
+            identity |= {DATE: str(encoder.date)}
+        folder = RunFolder(options.output, identity, resume=options.resume)
         owned.callback(folder.close)
         owned.callback(_close, opened)
         model = attach(base.model, [adapter], checkpointing=options.checkpointing)
@@ -134,6 +139,10 @@ def run(options: RunOptions) -> Outcome:
     """Train to the end. Raises TrainingError."""
     with prepared(options) as ready:
         return ready.training.run()
+
+
+def _now() -> datetime:
+    return datetime.now().replace(microsecond=0)
 
 
 def _close(logs: Sequence[Log]) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
+from datetime import datetime
 from typing import Any
 
 import pytest
 
 from training.data.columns import preference_row, sft_row
 from training.data.examples import load_preferences, load_sft
+from training.data.jsonl import RowFault
 from training.data.tokens import Encoder
 from training.errors import OptionInvalid
 
@@ -86,6 +88,52 @@ def test_what_a_template_writes_behind_the_end_is_not_learned(tokenizer: Any, mo
     first, second = Encoder(tokenizer).turns(sft_row({"messages": [ASK, REPLY, MORE, LAST]}))
     assert decoded(tokenizer, first.answers[0]) == "Water, mostly.<|end|>"
     assert "mostly.<|end|>\n\n" in decoded(tokenizer, second.context)
+
+
+def test_a_template_that_writes_no_end_is_refused(tokenizer: Any, monkeypatch: pytest.MonkeyPatch):
+    """Unless the model's configuration names its last token: an answer ends at the first of all of them."""
+    monkeypatch.setattr(tokenizer, "chat_template", tokenizer.chat_template.replace("<|end|>", "<|user|>"))
+    row = sft_row({"messages": [ASK, REPLY]})
+    with pytest.raises(RowFault, match=r"Water, mostly.<\|user\|>' with no end-of-sequence token \('<\|end\|>'\)"):
+        list(Encoder(tokenizer).turns(row))
+    also = tokenizer.convert_tokens_to_ids("<|user|>")
+    (turn,) = Encoder(tokenizer, [also]).turns(row)
+    assert decoded(tokenizer, turn.answers[0]) == "Water, mostly.<|user|>"
+    (turn,) = Encoder(tokenizer, [also]).turns(
+        sft_row({"prompt": "The sea is", "completion": " wide.<|user|>dry<|end|>"})
+    )
+    assert decoded(tokenizer, turn.answers[0]) == " wide.<|user|>"
+
+
+def test_an_answer_in_the_middle_of_a_word_gets_no_space():
+    """By a tokenizer that puts one before every text, as Llama 2's does."""
+    spaced = make_spaced_tokenizer()
+    assert spaced.tokenize("rary")[0].startswith("▁")
+    (turn,) = Encoder(spaced).turns(sft_row({"prompt": "The lib", "completion": "rary is"}))
+    assert turn.context == tuple(spaced("The lib")["input_ids"])
+    assert decoded(spaced, (*turn.context, *turn.answers[0])) == "The library is<|end|>"
+    assert "▁" not in spaced.convert_ids_to_tokens(turn.answers[0])[0]
+
+
+def make_spaced_tokenizer() -> Any:
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    pieces = ["▁The", "▁library", "▁lib", "▁is", "r", "a", "ry", "▁", "\n", "lib"]
+    made = Tokenizer(models.Unigram([("<unk>", -20.0), *((each, -1.0 - len(pieces)) for each in pieces)], unk_id=0))
+    made.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always")
+    made.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.Fuse(), decoders.Strip(" ", 1, 0)])
+    made.add_special_tokens([AddedToken("<|end|>", normalized=False)])
+    return PreTrainedTokenizerFast(tokenizer_object=made, eos_token="<|end|>")
+
+
+def test_templates_that_ask_for_the_time_get_the_encoders(tokenizer: Any, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(tokenizer, "chat_template", "{{ strftime_now('%d %b %Y') }}" + tokenizer.chat_template)
+    encoder = Encoder(tokenizer, date=datetime(2024, 7, 26))
+    (turn,) = encoder.turns(sft_row({"messages": [ASK, REPLY]}))
+    assert encoder.is_dated
+    assert decoded(tokenizer, turn.context).startswith("26 Jul 2024<|user|>")
+    assert decoded(tokenizer, turn.answers[0]) == "Water, mostly.<|end|>"
 
 
 def test_a_tokenizer_without_an_end_is_refused(tokenizer: Any):

@@ -6,6 +6,7 @@ import json
 import shutil
 from collections.abc import Sequence
 from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 import torch
 from support.full_disk import files_of_at_most
 from support.small_runs import make_model, options, write_jsonl
+from transformers import AutoTokenizer
 
 from adapters.catalog.sql import SqlCatalog
 from adapters.formats import Limits, read_adapter
@@ -20,6 +22,7 @@ from adapters.library import AdapterLibrary
 from adapters.model.base_model import BaseModel
 from adapters.model.manifest import revision_id_of
 from adapters.store import open_store
+from training.checkpoints.run_folder import begun_at
 from training.errors import CheckpointMismatch, CheckpointNotWritten, DataInvalid, LossNotFinite, OptionInvalid
 from training.loop import training as loop
 from training.loop.batches import Batches
@@ -27,6 +30,7 @@ from training.loop.objectives import Dpo, Sft, SimPo
 from training.loop.options import LoopOptions
 from training.loop.training import evaluate
 from training.optimisation.optimiser import AdamOptions, Optimiser
+from training.runs import run as runs
 from training.runs.evaluation import evaluate_base, evaluate_directory
 from training.runs.run import prepared, run
 from training.trainable.spec import KINDS, AdapterSpec
@@ -270,6 +274,23 @@ def test_examples_longer_than_a_sliding_window_are_refused_before_training(setti
     data = write_jsonl(tmp_path / "long.jsonl", [{"prompt": "sea " * 100, "completion": "bread"}])
     with pytest.raises(DataInvalid, match="at most 64 are trained"):
         run(replace(chosen, data=[data]))
+
+
+def test_a_run_whose_template_has_the_date_is_resumed_on_another_day(setting, tmp_path: Path, monkeypatch):
+    model = shutil.copytree(setting.model, tmp_path / "model")
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    tokenizer.chat_template = "{{ strftime_now('%d %b') }}" + tokenizer.chat_template
+    tokenizer.save_pretrained(model)
+    days = iter([datetime(2024, 7, 26), datetime(2024, 7, 27), datetime(2024, 7, 28)])
+    monkeypatch.setattr(runs, "_now", lambda: next(days))
+    chosen = options(model, setting.sft, tmp_path / "run", max_steps=2, resume=True)
+    with prepared(chosen) as ready:
+        ready.training.run(lambda: ready.training.step == 1)
+    assert run(chosen).is_done
+    assert begun_at(tmp_path / "run") == datetime(2024, 7, 26)
+    run(replace(chosen, output=tmp_path / "later"))
+    data = [json.loads((tmp_path / name / "run.json").read_text())["data"] for name in ("run", "later")]
+    assert data[0] != data[1]  # the date is part of what is trained
 
 
 def test_a_push_that_failed_at_the_end_is_repeated_by_resume(setting, tmp_path: Path):
