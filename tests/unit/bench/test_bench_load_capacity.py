@@ -34,4 +34,4 @@ def test_the_published_number_is_that_of_the_result():
     found = json.loads((ROOT / "bench" / "results" / "load-capacity-cpu.json").read_text())
     rounded = round(found["events_per_cpu_s"], -3)
     assert rounded > load_capacity.GOAL_EVENTS_PER_CPU_S
-    assert f"{rounded:,.0f} events" in (ROOT / "docs" / "benchmarks.md").read_text()
+    assert f"{rounded:,.0f} events" in " ".join((ROOT / "docs" / "benchmarks.md").read_text().split())
