@@ -48,6 +48,11 @@ class Watched:
             while not is_so():  # noqa: ASYNC110
                 await asyncio.sleep(0.02)
 
+    async def suspected(self) -> EngineSnapshot:
+        """The first snapshot with a suspicion, which may have passed already."""
+        await self.until(lambda: any(each.suspicion for each in self.snapshots))
+        return next(each for each in self.snapshots if each.suspicion)
+
     def pid_of(self, part: str) -> int:
         if part == hang_watch.SERVER:
             children = {report.pid for report in self.now.reports} - {self.pid_of("scheduler-0")}
@@ -99,9 +104,9 @@ def test_a_stopped_process(tmp_path: Path, monkeypatch, part: str):
         async with watched_engine(tmp_path, monkeypatch) as engine:
             first, victim = engine.now.incarnation, engine.pid_of(part)
             os.kill(victim, signal.SIGSTOP)
-            await engine.until(lambda: bool(engine.now.suspicion))
-            assert part in engine.now.suspicion
-            assert (engine.now.status, engine.now.incarnation) == (EngineStatus.UP, first)  # streams go on, for now
+            suspected = await engine.suspected()
+            assert part in suspected.suspicion
+            assert (suspected.status, suspected.incarnation) == (EngineStatus.UP, first)  # streams go on, for now
             await engine.until(lambda: engine.now.incarnation not in ("", first))
             assert engine.now.num_restarts == 1
             assert not engine.now.suspicion
@@ -132,7 +137,7 @@ def test_a_detokenizer_without_hooks(tmp_path: Path, monkeypatch):
             assert not any("detokenizer" in snapshot.suspicion for snapshot in engine.snapshots)
             [victim] = [r.pid for r in engine.now.reports if "sglang::detokenizer" in psutil.Process(r.pid).cmdline()]
             os.kill(victim, signal.SIGSTOP)
-            await engine.until(lambda: "detokenizer" in engine.now.suspicion)
+            assert "detokenizer" in (await engine.suspected()).suspicion
             await engine.until(lambda: engine.now.incarnation not in ("", first))
 
     asyncio.run(scenario())
@@ -144,9 +149,9 @@ def test_a_kv_thread_that_has_ended(tmp_path: Path, monkeypatch):
     async def scenario() -> None:
         async with watched_engine(tmp_path, monkeypatch) as engine:
             first = engine.now.incarnation
+            await engine.until(lambda: read_vitals(engine.folder, "kv-0").num_signs > 0)
             (engine.folder / "kv-ends").touch()
-            await engine.until(lambda: bool(engine.now.suspicion))
-            assert "kv-0" in engine.now.suspicion
+            assert "kv-0" in (await engine.suspected()).suspicion
             await engine.until(lambda: engine.now.incarnation not in ("", first))
 
     asyncio.run(scenario())

@@ -167,7 +167,7 @@ class TestEngines:
             status, answer, _ = await cluster.post("/v1/tokenize", prompt="x")
             assert status == 200, answer
             decode = cluster.decode[0].engine
-            decode.event_gap_s = 30.0
+            decode.event_gap_s = 5.0
             async with cluster.http.post(f"{cluster.url}/v1/completions", json=BODY) as response:
                 assert response.status == 200
                 await response.content.readany()
