@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from starlette.datastructures import Headers
 from starlette.requests import Request
@@ -82,7 +82,7 @@ class _Guard:
 
     def check_host(self, headers: Headers) -> None:
         """Raise ConsoleRefused for a name that a foreign site may have pointed at this machine."""
-        host = urlsplit(f"//{headers.get('host', '')}").hostname or ""
+        host = _split(f"//{headers.get('host', '')}").hostname or ""
         if self._is_local and not self._asks_for_keys and not is_loopback(host):
             raise ConsoleRefused(
                 f"the console is for this machine, and was called {host[:80]!r}; open it at 127.0.0.1 or localhost"
@@ -92,10 +92,18 @@ class _Guard:
         """As `check_host`, and for calls from another site, or from beyond this machine without a key."""
         self.check_host(headers)
         origin = headers.get("origin")
-        if origin is not None and urlsplit(origin).netloc != headers.get("host"):
+        if origin is not None and _split(origin).netloc != headers.get("host"):
             raise ConsoleRefused(f"the page that made this call is of {origin[:80]!r}, not of this router")
         if not (self._asks_for_keys or self._is_local or self._is_insecure):
             raise ConsoleRefused(
                 "the admin listener can be reached from other machines, and the router asks nobody for a key: set "
                 "router.auth, or router.admin.host to 127.0.0.1"
             )
+
+
+def _split(url: str) -> SplitResult:
+    """Raise ConsoleRefused for what is no URL, as `//[`. No browser sends it."""
+    try:
+        return urlsplit(url)
+    except ValueError as error:
+        raise ConsoleRefused(f"a header of this call has {url[:80]!r}, which is no address ({error})") from error

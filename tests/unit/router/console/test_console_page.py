@@ -146,12 +146,12 @@ def test_other_sites_get_nothing_from_a_router_without_keys() -> None:
         async with running_cluster(0, 0, console=True) as cluster:
             calls = f"{cluster.admin_url}/console/v1/models"
             for url in (f"{cluster.admin_url}/console/state", f"{cluster.url}/console/state", calls):
-                for host in ("evil.example", "evil.example:8001", "127.0.0.1.evil.example", ""):
+                for host in ("evil.example", "evil.example:8001", "127.0.0.1.evil.example", "", "[", "[evil]:8001"):
                     status, answer, _ = await fetch(cluster, url, headers={"host": host})
                     assert (status, answer["error"]["code"]) == (403, "console_refused"), (url, host)
                 for host in ("localhost:9", "127.0.0.1", "[::1]:8001"):
                     assert (await fetch(cluster, url, headers={"host": host}))[0] == 200
-            for origin in ("https://evil.example", "http://127.0.0.1:1", "null"):
+            for origin in ("https://evil.example", "http://127.0.0.1:1", "null", "[", "http://["):
                 status, answer, _ = await fetch(cluster, calls, headers={"origin": origin})
                 assert (status, answer["error"]["code"]) == (403, "console_refused"), origin
             assert (await fetch(cluster, calls, headers={"origin": cluster.admin_url}))[0] == 200
