@@ -135,7 +135,16 @@ ANSWERS: dict[str, Schema] = {
             _object(
                 **_CONTENT,
                 created_at=_TEXT,
-                workers=_object(host=_list(_NAME), disk=_list(_NAME), memory_only=_list(_NAME)),
+                workers=_maybe(
+                    _object(
+                        host=_list(_NAME),
+                        disk=_list(_NAME),
+                        memory_only=_list(_NAME),
+                        num_host=_COUNT,
+                        num_disk=_COUNT,
+                        num_memory_only=_COUNT,
+                    )
+                ),
             )
         ),
         num_revisions=_COUNT,

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from cluster.config.discovery import DiscoveryConfig
 from cluster.control import control_pb2 as control
@@ -26,6 +26,7 @@ from router.fleet.worker_residency import WorkerResidency
 
 T = TypeVar("T")
 Loss = Callable[[WorkerLost], None]
+_MAX_NAMED = 100  # workers of a revision and tier
 
 
 class Watch:
@@ -190,15 +191,24 @@ class Fleet:
         """The connected workers that have a revision on their disk, by name."""
         return self._connected(lambda residency: revision_id in residency.disk)
 
-    def holders_of(self, revision_ids: Sequence[str]) -> list[dict[str, list[str]]]:
-        """For each revision, the connected workers that have it, by tier and name: host, disk, memory_only."""
-        views = [(name, view.residency) for name, view in sorted(self._views.items()) if view.is_connected]
+    def holders_of(self, revision_ids: Sequence[str]) -> list[dict[str, Any]]:
+        """For each revision and each tier (host, disk, memory_only), the connected workers that have it.
+
+        A list under the tier's name has the first 100 of them, and `num_…` says how many there are.
+        """
+        wanted = frozenset(revision_ids)
+        found: dict[str, dict[str, list[str]]] = {
+            revision_id: {"host": [], "disk": [], "memory_only": []} for revision_id in wanted
+        }
+        for name, view in sorted(self._views.items()):
+            held = view.residency
+            tiers = (("host", held.host), ("disk", held.disk), ("memory_only", held.memory_only))
+            for tier, ids in tiers if view.is_connected else ():
+                for revision_id in wanted & ids:  # by the smaller one: a worker may hold 100,000
+                    found[revision_id][tier].append(name)
         return [
-            {
-                "host": [name for name, residency in views if revision_id in residency.host],
-                "disk": [name for name, residency in views if revision_id in residency.disk],
-                "memory_only": [name for name, residency in views if revision_id in residency.memory_only],
-            }
+            {tier: names[:_MAX_NAMED] for tier, names in found[revision_id].items()}
+            | {f"num_{tier}": len(names) for tier, names in found[revision_id].items()}
             for revision_id in revision_ids
         ]
 

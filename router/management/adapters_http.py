@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from itertools import zip_longest
 from typing import Any
 
 from starlette.requests import Request
@@ -32,6 +33,7 @@ from router.protocol.json_answer import json_answer
 
 _DEFAULT_PAGE = 100
 _DEFAULT_MOVES = 20
+_MAX_WITH_WORKERS = 50  # revisions whose workers are named: it takes a walk over the fleet, in the event loop
 _NUMBER = re.compile(r"r([1-9][0-9]{0,8})")
 
 
@@ -78,7 +80,7 @@ class AdaptersEndpoint:
         return json_answer({**body, "last_id": found[-1].full_name if found else None})
 
     async def show(self, request: Request) -> Response:
-        """One adapter with its aliases, its newest revisions, and the workers that have each of them."""
+        """One adapter with its aliases, its newest revisions, and the workers that have each of the first of these."""
         check_known(request.query_params, ("limit",))
         tenant, name = self._management.readable(request)
         limit = _limit(request.query_params.get("limit"))
@@ -87,8 +89,8 @@ class AdaptersEndpoint:
         latest = details.summary.revision_id
         workers = {"host": fleet.workers_with(latest), "disk": fleet.workers_with_on_disk(latest)}
         body = details_as_json(details)
-        holders = fleet.holders_of([each.revision_id for each in details.revisions])
-        revisions = [{**each, "workers": held} for each, held in zip(body["revisions"], holders, strict=True)]
+        holders = fleet.holders_of([each.revision_id for each in details.revisions[:_MAX_WITH_WORKERS]])
+        revisions = [{**each, "workers": held} for each, held in zip_longest(body["revisions"], holders)]
         return json_answer({**body, "revisions": revisions, "workers": workers})
 
     async def delete(self, request: Request) -> Response:

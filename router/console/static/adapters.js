@@ -1,7 +1,7 @@
 // Adapters: a page of them, and the one that was chosen. Asked for each second while the view is shown.
 
 import { canCall, CallFailed, getApi } from "./calls.js";
-import { byId, bytes, element, rowOf, setCells, setRows, setText, shortRevision } from "./dom.js";
+import { byId, bytes, count, element, rowOf, setCells, setRows, setText, shortRevision } from "./dom.js";
 
 const PAGE = 25;
 const MAX_REVISIONS = 20;
@@ -115,17 +115,22 @@ async function showChosen() {
   setText(byId("adapter-aliases"), aliases.map(([alias, number]) => `@${alias} is r${number}`).join(", "));
   setRows(byId("revision-rows"), adapter.revisions, (each) => `${name} ${each.number}`, () => rowOf(6), (row, each) => {
     const own = aliases.filter(([, number]) => number === each.number).map(([alias]) => `@${alias}`);
-    const { host, disk, memory_only: only } = each.workers;
+    const { host, disk, memory_only: only, num_host: numHost, num_disk: numDisk } = each.workers;
     const inMemory = host.map((worker) => (only.includes(worker) ? `${worker} (nowhere else)` : worker));
     setCells(row, [
       `r${each.number}`,
       shortRevision(each.revision),
       own.join(" ") || "–",
-      inMemory.join(", ") || "–",
-      disk.join(", ") || "–",
+      listed(inMemory, numHost),
+      listed(disk, numDisk),
       each.created_at.slice(0, 19).replace("T", " "),
     ]);
   });
   const hidden = adapter.num_revisions - adapter.revisions.length;
   setText(byId("adapter-note"), hidden > 0 ? `${hidden} older revisions are not shown.` : "");
+}
+
+function listed(names, number) {
+  const more = number > names.length ? ` and ${count(number - names.length)} more` : "";
+  return names.join(", ") + more || "–";
 }

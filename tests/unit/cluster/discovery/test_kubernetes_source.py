@@ -284,9 +284,7 @@ def test_watches_that_fail_once_they_are_open_come_ever_slower(tmp_path: Path, c
     assert texts.count("workers are looked up again") == 1
 
 
-def test_watches_that_expire_after_every_list_come_ever_slower(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_watches_that_expire_after_every_list_come_ever_slower(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As with an API server that is behind its own lists: each list succeeds, and costs it much."""
     monkeypatch.setattr(kubernetes_source, "_MIN_WATCH_S", 60)  # a machine that stalls must not make a watch a good one
 

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import json
+from pathlib import Path
 from typing import Any
 
-from support.management_calls import ask, imported, managing
+import pytest
+from support.management_calls import ask, id_of, imported, lora, managing, upload
 from support.router_stand_ins import REVISION_ID, ClusterStandIn, eventually, hangs, running_cluster
 
+from router.console import state as console_state
 from router.console.state import ConsoleState, _bounds, _counts
+from router.fleet import fleet as fleet_module
 from router.generation.request_state import Requests
+from router.management import adapters_http
 from router.metrics import Metrics
 
 
@@ -163,7 +168,43 @@ def _console_of(app: Any) -> ConsoleState:
     return pages._more_pages["console"].__self__
 
 
-def test_what_is_shown_is_bounded() -> None:
+def test_what_is_shown_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        async with running_cluster(2, 2) as cluster:
+            for each in cluster.decode:
+                each.engine.behaviours = [hangs] * 4
+            asking = [asyncio.create_task(cluster.post(prompt="Hi", n=2, temperature=1)) for _ in range(2)]
+            console = _console_of(cluster.server.config.app)
+
+            def hang(state: dict[str, Any]) -> bool:
+                return [request["num_sequences"] for request in state["requests"]] == [2, 2]
+
+            state = await eventually(console._state, hang, within_s=30)
+            assert [len(request["sequences"]) for request in state["requests"]] == [2, 2]
+            assert worker(state, "p0")["warm_with"] == ["d0", "d1"]
+
+            for bound in ("_MAX_WARM", "_MAX_SEQUENCES", "_MAX_REQUESTS"):
+                monkeypatch.setattr(console_state, bound, 1)
+            state = await console._state()
+            assert [len(request["sequences"]) for request in state["requests"]] == [1]
+            assert (state["num_requests"], state["requests"][0]["num_sequences"]) == (2, 2)
+            assert worker(state, "p0")["warm_with"] == ["d0"]
+            assert worker(state, "p0")["num_warm"] == 2
+            assert len(state["workers"]) == state["num_workers"] == 4
+
+            monkeypatch.setattr(console_state, "_MAX_WORKERS", 1)
+            await cluster.prefill[1].change(ready=False, reason="it restarts")
+            state = await eventually(console._state, lambda state: state["num_placeable"] == 3, within_s=30)
+            assert [each["name"] for each in state["workers"]] == ["p1"]  # what needs a look comes first
+            assert state["num_workers"] == 4
+            for each in asking:
+                each.cancel()
+            await asyncio.gather(*asking, return_exceptions=True)
+
+    asyncio.run(scenario())
+
+
+def test_the_oldest_requests_are_described() -> None:
     requests = Requests()
     for number in range(300):
         with_id = requests.record(f"{number:032x}", "chat", None)
@@ -189,11 +230,39 @@ def test_an_adapter_names_the_holders_of_each_revision() -> None:
             await cluster.prefill[1].make_resident(REVISION_ID)
             await cluster.prefill[0].send_delta(on_disk=[REVISION_ID])
             expected = {"host": ["p1"], "disk": ["p0"], "memory_only": []}
+            expected |= {"num_host": 1, "num_disk": 1, "num_memory_only": 0}
 
             async def holders() -> Any:
                 _, adapter = await ask(cluster, "GET", "/v1/adapters/a0")
                 return adapter["revisions"][0]["workers"]
 
             await eventually(holders, lambda found: found == expected, within_s=30)
+
+    asyncio.run(scenario())
+
+
+def test_the_holders_that_an_adapter_names_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(adapters_http, "_MAX_WITH_WORKERS", 2)
+    monkeypatch.setattr(fleet_module, "_MAX_NAMED", 2)
+
+    async def scenario() -> None:
+        async with managing(3, 1) as cluster:
+            for seed in (1, 2, 3):
+                assert (await upload(cluster, lora(tmp_path, seed), name="poet"))[0] == 201
+            for each in cluster.prefill:
+                await each.make_resident(id_of(tmp_path, 1))
+                await each.make_resident(id_of(tmp_path, 2))
+
+            async def workers() -> Any:
+                _, adapter = await ask(cluster, "GET", "/v1/adapters/poet")
+                assert [each["number"] for each in adapter["revisions"]] == [3, 2, 1]
+                return [each["workers"] for each in adapter["revisions"]]
+
+            newest, middle, oldest = await eventually(
+                workers, lambda found: found[1] is not None and found[1].get("num_host") == 3, within_s=30
+            )
+            assert (middle["host"], middle["disk"], middle["num_disk"]) == (["p0", "p1"], [], 0)
+            assert (newest["host"], newest["num_host"]) == ([], 0)
+            assert oldest is None
 
     asyncio.run(scenario())
