@@ -28,7 +28,9 @@ def client_routes(config: RouterConfig, state: ConsoleState, model: str) -> list
     if not config.console:
         return []
     needs_key = config.auth is not None
-    pages = page_routes("/", calls="", model=model, needs_key=needs_key, state_needs_key=needs_key)
+    pages = page_routes(
+        "/", calls="", model=model, needs_key=needs_key, state_needs_key=needs_key, is_managed=config.management
+    )
     return [*pages, _state_route(_Guard(config, config.host), state)]
 
 
@@ -49,7 +51,14 @@ def admin_routes(config: RouterConfig, state: ConsoleState, model: str, clients:
         scope["path"], scope["raw_path"] = path, scope["raw_path"].removeprefix(FOLDER.encode())
         await clients(scope, receive, send)
 
-    pages = page_routes(FOLDER, calls=FOLDER, model=model, needs_key=config.auth is not None, state_needs_key=False)
+    pages = page_routes(
+        FOLDER,
+        calls=FOLDER,
+        model=model,
+        needs_key=config.auth is not None,
+        state_needs_key=False,
+        is_managed=config.management,
+    )
     calls = Route(f"{FOLDER}/v1/{{rest:path}}", _Asgi(call), methods=["GET", "POST"])
     return [*pages, _state_route(guard, state), calls]
 

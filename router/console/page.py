@@ -51,13 +51,16 @@ HEADERS = {
 }
 
 
-def page_routes(path: str, *, calls: str, model: str, needs_key: bool, state_needs_key: bool) -> list[Route]:
+def page_routes(
+    path: str, *, calls: str, model: str, needs_key: bool, state_needs_key: bool, is_managed: bool
+) -> list[Route]:
     """The page at `path`, and its files in FOLDER. `calls`: the path before `/v1/…` in the page's calls."""
     values = {
         "calls": calls,
         "model": model,
         "needs-key": str(needs_key).lower(),
         "state-needs-key": str(state_needs_key).lower(),
+        "managed": str(is_managed).lower(),
     }
     attributes = "".join(f' data-{name}="{_escaped(value)}"' for name, value in values.items())
     page = _content(PAGE).replace(b"<body", f"<body{attributes}".encode(), 1)

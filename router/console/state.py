@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping
 from itertools import islice
@@ -45,6 +46,8 @@ class ConsoleState:
         self._making = asyncio.Lock()
         self._made: bytes | None = None
         self._made_at = 0.0
+        # New at each start, so that nobody takes differences between two routers behind one address.
+        self._router = secrets.token_hex(6) if siblings is None else siblings.router_id
 
     async def state(self, _: Request) -> Response:
         """The newest state. Counters are since the start of each process, so that the page can take differences."""
@@ -69,7 +72,8 @@ class ConsoleState:
         loads = [process["loads"] for process in processes.values()]
         return {
             "model": self._backends.model,
-            "uptime_s": self._clock(),
+            "router": self._router,
+            "at_s": self._clock(),  # of this machine: for differences between states of one router
             "workers": [_worker(view, fleet, loads) for view in sorted(shown, key=lambda view: view.name)],
             "num_workers": len(fleet.workers),
             "num_placeable": sum(view.is_placeable for view in fleet.workers.values()),

@@ -28,6 +28,11 @@ class Siblings:
     count: int
     folder: Path
 
+    @property
+    def router_id(self) -> str:
+        """The same for all of them, and another one after the router's next start: its folder's name is random."""
+        return self.folder.name.rpartition("-")[2]
+
     @asynccontextmanager
     async def serving(self, pages: Mapping[str, Callable[[], bytes]]) -> AsyncIterator[None]:
         """Answer the others' questions inside the block, by the page's name."""

@@ -50,7 +50,7 @@ async def keyed_cluster(folder: Path, *counts: int, **config: Any) -> AsyncItera
     add(catalog, "bot", 1, tenant="acme")
     try:
         async with running_cluster(
-            *counts, folder=folder, catalog_url=url, management=True, directories={}, **{"auth": {}, **config}
+            *counts, folder=folder, catalog_url=url, directories={}, **{"auth": {}, "management": True, **config}
         ) as cluster:
             await eventually(lambda: _loaded(cluster), bool, within_s=30)
             yield KeyedCluster(cluster, catalog)

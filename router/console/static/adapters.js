@@ -1,16 +1,22 @@
-// Adapters: a page of them, and the one that was chosen. Asked for each second while the view is shown.
+// Adapters: a page of them, and the one that was chosen. Asked for while the view is shown, or that of prompts.
 
 import { canCall, CallFailed, getApi } from "./calls.js";
 import { byId, bytes, count, element, rowOf, setCells, setRows, setText, shortRevision } from "./dom.js";
 
 const PAGE = 25;
 const MAX_REVISIONS = 20;
+const MODELS_PAGE = 250; // of the 1,000 that one call gives
+const RARELY_MS = 5000; // between calls for what costs the router much, or is not the view that is shown
+const isManaged = document.body.dataset.managed === "true"; // else /v1/models has to do
+const SCOPE = isManaged ? "adapters:read" : "infer";
+const UNMANAGED = "router.management is off: there are names and revisions only, and the prefix covers this page only.";
 
 let chosen = null;
 let after = null; // the last name of the page before
 let last = null; // of this page
 let refusal = ""; // why asking again is of no use until something changes
-let isManaged = true; // false: router.management is off, so /v1/models has to do
+let askedFor = ""; // the view at the last call
+let askedAt = 0;
 
 export function prepareAdapters(onChange) {
   byId("adapter-filter").addEventListener("submit", (event) => event.preventDefault());
@@ -21,41 +27,53 @@ export function prepareAdapters(onChange) {
     const button = event.target.closest("button");
     if (button) {
       chosen = button.closest("tr").dataset.key;
-      onChange();
+      for (const each of byId("adapter-rows").querySelectorAll("button")) each.setAttribute("aria-pressed", String(each === button));
+      if (isManaged) onChange();
     }
   });
 }
 
 function turn(name, onChange) {
   after = name;
+  askedFor = "";
   onChange();
 }
 
 export function tryAgain() {
   refusal = "";
-  isManaged = true;
+  askedFor = "";
 }
 
-export async function refreshAdapters() {
+// Nothing that another key has shown stays on the page.
+export function forgetAdapters() {
+  chosen = after = null;
+  showPage({ data: [], has_more: false, last_id: null });
+  byId("prefix").value = "";
+  setText(byId("adapter-name"), "Choose an adapter");
+  for (const id of ["adapter-aliases", "adapter-note", "adapters-note"]) setText(byId(id), "");
+  byId("revision-rows").replaceChildren();
+}
+
+export async function refreshAdapters(view) {
   if (!canCall()) {
-    setText(byId("adapters-note"), "This needs an API key with the scope adapters:read. Give it above.");
+    setText(byId("adapters-note"), `This needs an API key with the scope ${SCOPE}. Give it above.`);
     return;
   }
   if (refusal) return;
+  const isOften = isManaged && view === "adapters";
+  if (!isOften && view === askedFor && performance.now() - askedAt < RARELY_MS) return;
+  askedFor = view;
+  askedAt = performance.now();
   try {
     showPage(isManaged ? await managedPage() : await modelsPage());
-    setText(byId("adapters-note"), isManaged ? "" : "router.management is off: there are names and revisions only.");
+    setText(byId("adapters-note"), isManaged ? "" : UNMANAGED);
   } catch (error) {
     if (!(error instanceof CallFailed)) throw error;
-    if (error.code === "management_off") {
-      isManaged = false;
-      return refreshAdapters();
-    }
     if (error.status === 401 || error.status === 403) refusal = error.message;
     setText(byId("adapters-note"), error.message);
     return;
   }
-  if (chosen !== null && isManaged) await showChosen();
+  if (chosen !== null && isOften) await showChosen();
 }
 
 async function managedPage() {
@@ -66,13 +84,14 @@ async function managedPage() {
 }
 
 async function modelsPage() {
-  const page = await getApi("/v1/models");
+  const page = await getApi(after === null ? "/v1/models" : `/v1/models?${new URLSearchParams({ after })}`);
   const begins = byId("prefix").value;
-  const data = page.data
-    .filter((model) => model.parent !== null && model.id.startsWith(begins))
-    .slice(0, 10 * PAGE)
+  const found = page.data.filter((model) => model.parent !== null && model.id.startsWith(begins));
+  const data = found
+    .slice(0, MODELS_PAGE)
     .map((model) => ({ name: model.id, latest: { number: null, revision: model.root, kinds: [], positions: "", bytes: null } }));
-  return { data, has_more: false, last_id: null };
+  // A page may begin after any name, so the next one begins after the last that is shown.
+  return found.length > data.length ? { data, has_more: true, last_id: data.at(-1).name } : { ...page, data };
 }
 
 function showPage(page) {

@@ -25,18 +25,26 @@ export class CallFailed extends Error {
   }
 }
 
+// The answer to a call that was made with another key than the one now in use. Nobody may see it.
+export class KeyChanged extends Error {}
+
 export const getState = () => getJson("/console/state");
 export const getApi = (path) => getJson(calls + path);
 
 async function getJson(path) {
+  const used = key;
+  let value = null;
+  let error = null;
   try {
     const answer = await fetch(path, { headers: headers(), ...SAFE, signal: AbortSignal.timeout(TIMEOUT_MS) });
-    if (!answer.ok) throw await failure(answer);
-    return await answer.json();
-  } catch (error) {
-    if (error instanceof CallFailed) throw error;
-    throw new CallFailed(0, "no_answer", "The router does not answer; it is asked again each second");
+    if (answer.ok) value = await answer.json();
+    else error = await failure(answer);
+  } catch {
+    error = new CallFailed(0, "no_answer", "The router does not answer; it is asked again");
   }
+  if (used !== key) throw new KeyChanged();
+  if (error !== null) throw error;
+  return value;
 }
 
 // Calls `onHead(headers)` once, then `onEvent(event)` for each event, until the stream ends.

@@ -15,6 +15,11 @@ export class Chart {
     folder.append(this.svg);
   }
 
+  clear() {
+    this.values = [];
+    for (const path of [this.line, this.area]) path.removeAttribute("d");
+  }
+
   // A number, or null where there is none.
   add(value) {
     this.values.push(value);

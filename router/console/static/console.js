@@ -1,12 +1,12 @@
 // The console: asks for the state once a second, and shows it.
 
-import { refreshAdapters, prepareAdapters, tryAgain } from "./adapters.js";
-import { asksForKeys, CallFailed, canAskState, getState, hasKey, mayTakeKey, setKey } from "./calls.js";
+import { forgetAdapters, prepareAdapters, refreshAdapters, tryAgain } from "./adapters.js";
+import { asksForKeys, CallFailed, canAskState, getState, hasKey, KeyChanged, mayTakeKey, setKey } from "./calls.js";
 import { Chart, quantile } from "./charts.js";
 import { byId, count, seconds, setText } from "./dom.js";
 import { showFleet } from "./fleet.js";
 import { showRequests } from "./requests.js";
-import { prepareTry } from "./try.js";
+import { forgetAnswers, prepareTry } from "./try.js";
 
 const PERIOD_MS = 1000;
 const LATENCY_POINTS = 30; // first tokens of the last half minute make one number
@@ -17,6 +17,7 @@ const history = []; // of states' counters, the newest last
 let stateRefusal = "";
 let timer = null;
 let isAsking = false;
+let isWanted = false; // to ask again at once
 
 function shown() {
   return tabs.find((tab) => tab.getAttribute("aria-selected") === "true").getAttribute("aria-controls");
@@ -59,7 +60,7 @@ function prepareKey() {
     return;
   }
   byId("key-form").hidden = false;
-  setText(note, "The router asks for keys. adapters:read shows adapters, infer tries prompts, admin sees all tenants. The key stays in this page's memory until it is closed.");
+  setText(note, "The router asks for keys. adapters:read shows adapters (where router.management is off, infer does), infer tries prompts, admin sees all tenants. The key stays in this page's memory until it is closed.");
   byId("key-form").addEventListener("submit", (event) => {
     event.preventDefault();
     use(byId("key").value);
@@ -69,6 +70,7 @@ function prepareKey() {
 }
 
 function use(value) {
+  if (hasKey()) forget();
   setKey(value);
   byId("key").value = "";
   byId("forget").hidden = !hasKey();
@@ -78,7 +80,24 @@ function use(value) {
   askSoon();
 }
 
+// Nothing that the key in use has shown stays on the page.
+function forget() {
+  forgetAdapters();
+  forgetAnswers();
+  forgetNumbers();
+  showFleet({ workers: [], num_workers: 0 });
+  showRequests({ requests: [], num_requests: 0 });
+  for (const id of ["requests-note", "workers-note"]) setText(byId(id), "");
+  for (const id of ["tokens-now", "first-now", "flight-now", "workers-now"]) setText(byId(id), "–");
+}
+
+function forgetNumbers() {
+  history.length = 0;
+  for (const chart of Object.values(charts)) chart.clear();
+}
+
 function askSoon() {
+  isWanted = true;
   if (isAsking) return;
   clearTimeout(timer);
   timer = setTimeout(ask, 0);
@@ -86,14 +105,15 @@ function askSoon() {
 
 async function ask() {
   isAsking = true;
+  isWanted = false;
   clearTimeout(timer);
   const beganAt = performance.now();
   await Promise.all([
     askState().catch(notConnected),
-    shown() === "adapters" || shown() === "try" ? refreshAdapters().catch(notConnected) : null,
+    ["adapters", "try"].includes(shown()) ? refreshAdapters(shown()).catch(notConnected) : null,
   ]);
   isAsking = false;
-  if (!document.hidden) timer = setTimeout(ask, Math.max(50, PERIOD_MS - (performance.now() - beganAt)));
+  if (!document.hidden) timer = setTimeout(ask, Math.max(50, isWanted ? 0 : PERIOD_MS - (performance.now() - beganAt)));
 }
 
 async function askState() {
@@ -110,6 +130,7 @@ async function askState() {
 }
 
 function notConnected(error) {
+  if (error instanceof KeyChanged) return;
   if (!(error instanceof CallFailed)) reportError(error); // a mistake of this page, for the browser's console
   if (error.status === 401 || error.status === 403) stateRefusal = error.message;
   setConnection("bad", error.message);
@@ -122,8 +143,9 @@ function setConnection(state, text) {
 }
 
 function showNumbers(state) {
-  if (history.length && history[history.length - 1].at === state.uptime_s) return; // the same one again
-  history.push({ at: state.uptime_s, processes: state.processes });
+  if (history.length && history[0].router !== state.router) forgetNumbers(); // it has restarted, or is another one
+  if (history.length && history[history.length - 1].at >= state.at_s) return; // the same one again, or one kept longer
+  history.push({ router: state.router, at: state.at_s, processes: state.processes });
   if (history.length > LATENCY_POINTS + 1) history.shift();
   const newest = history[history.length - 1];
   const before = history[history.length - 2];

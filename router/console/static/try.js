@@ -28,6 +28,18 @@ export function prepareTry() {
   byId("stop").addEventListener("click", () => abort?.abort());
 }
 
+// Nothing of what was asked and answered stays on the page.
+export function forgetAnswers() {
+  abort?.abort();
+  for (const side of SIDES) {
+    byId(`${side}-answer`).className = "";
+    for (const part of ["answer", "facts"]) setText(byId(`${side}-${part}`), "");
+    byId(`${side}-adapter`).value = "";
+  }
+  byId("prompt").value = "";
+  setText(byId("try-note"), "");
+}
+
 async function send() {
   if (abort !== null) return;
   if (!canCall()) {
@@ -82,10 +94,12 @@ async function run(side, signal) {
       body,
       signal,
       (headers) => {
+        if (signal.aborted) return;
         revision = shortRevision(headers.get("x-prelude-revision"));
         describe();
       },
       (event) => {
+        if (signal.aborted) return; // it was under way, and what it adds to may belong to another key by now
         const choice = event.choices[0];
         const text = (isChat ? choice?.delta?.content : choice?.text) ?? "";
         if (text) {

@@ -12,11 +12,13 @@ from pathlib import Path
 
 import pytest
 from support.browser import OTHER_NAME, Page, browsing
+from support.catalog_databases import add
 from support.keyed_cluster import keyed_cluster
 from support.management_calls import ask, id_of, imported, lora, managing, upload
 from support.router_stand_ins import REVISION_ID, ClusterStandIn, stops_after
 
 from adapters.scopes import Scope
+from router.api import status_pages
 from router.console.page import ASSETS
 
 pytestmark = pytest.mark.slow  # a browser starts
@@ -283,16 +285,105 @@ async def check_other_machine(cluster: ClusterStandIn, page: Page) -> None:
     await page.shows("#connection", "Live")
 
 
+async def check_nothing_stays(page: Page) -> None:
+    """Of what an administrator's key has shown, after the key is forgotten."""
+    await page.shows("#adapter-rows", "acme/bot")
+    await choose(page, "acme/bot")
+    await page.shows("#adapter-aliases", "@latest is r1")
+    await open_view(page, "try")
+    await send(page, "my secret", "acme/bot", "")
+    await page.shows("#try-note", "Both are done")
+    await page.shows("#left-facts", "revision")
+    await open_view(page, "adapters")
+    await page.js(  # the next answers come after the key has gone
+        """(() => {
+            const ask = window.fetch, gate = new Promise((open) => window.open_gate = open);
+            window.num_held = 0;
+            let is_held = false;
+            window.fetch = async (url, ...rest) => {
+                is_held ||= url.endsWith("/state");
+                const answer = await ask(url, ...rest);
+                if (!is_held) return answer;
+                window.num_held++;
+                await gate;
+                return answer;
+            };
+        })()"""
+    )
+    await page.until("window.num_held === 2")  # the state, and the adapters
+    await page.js("document.querySelector('#forget').focus()")
+    await page.press(" ")
+    await page.js("window.open_gate()")
+    await page.shows("#connection", "Waits for a key")
+    left = await page.js("document.documentElement.outerHTML")
+    assert not [secret for secret in ("acme", "bot", "my secret", "Hello", "p0", "d0", "r1<") if secret in left]
+    assert await page.js("[...document.querySelectorAll('tbody tr, datalist option, path[d]')].length") == 0
+    values = "[...document.querySelectorAll('#prompt, #prefix, #left-adapter, #key')].map((each) => each.value)"
+    assert await page.js(values) == ["", "", "", ""]
+    assert [await page.text(f"#{name}-now") for name in ("tokens", "first", "flight", "workers")] == ["–"] * 4
+
+
+def test_without_management_the_models_are_paged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(status_pages, "MAX_PAGE", 1)
+
+    async def scenario() -> None:
+        async with keyed_cluster(tmp_path, 1, 1, management=False) as keyed, browsing() as page:
+            add(keyed.catalog, "cat", 2, tenant="acme")
+            await page.go(f"{keyed.cluster.admin_url}/console#adapters")
+            await page.shows("#adapters-note", "needs an API key with the scope infer")
+            await page.js("document.querySelector('#key').focus()")
+            await page.type(await keyed.key("acme", {Scope.INFER}))
+            await page.press("Enter")
+            await page.shows("#adapter-rows", "acme/bot")
+            await page.shows("#adapters-note", "the prefix covers this page only")
+            await page.js("document.querySelector('#next-adapters').click()")
+            await page.shows("#adapter-rows", "acme/cat")
+            assert "acme/bot" not in await page.text("#adapter-rows")
+            assert await page.js("document.querySelector('#next-adapters').disabled")
+            await page.js("document.querySelector('#first-adapters').click()")
+            await page.shows("#adapter-rows", "acme/bot")
+            await page.js(
+                """(() => {
+                    const ask = window.fetch, begun_at = performance.now();
+                    window.num_states = window.num_lists = 0;
+                    window.fetch = (url, ...rest) => {
+                        window.num_states += url.endsWith("/state");
+                        window.num_lists += url.includes("/v1/models");
+                        return ask(url, ...rest);
+                    };
+                    window.too_many = () => window.num_lists > 1 + (performance.now() - begun_at) / 5000;
+                })()"""
+            )
+            await page.until("window.num_states >= 3")  # a second each
+            assert await page.js("window.too_many()") is False
+
+            # Of two routers behind one address, one after the other, no number is made.
+            await page.shows("#tokens-now", "0")
+            await page.js(
+                """(() => {
+                    const ask = window.fetch;
+                    window.fetch = async (url, ...rest) => {
+                        const answer = await ask(url, ...rest);
+                        if (!url.endsWith("/state")) return answer;
+                        return Response.json({ ...await answer.json(), router: `${performance.now()}` });
+                    };
+                })()"""
+            )
+            await page.shows("#tokens-now", "–")
+            await page.shows("#flight-now", "0")
+            assert page.errors == []
+
+    asyncio.run(scenario())
+
+
 def test_a_router_that_stops_and_a_key_that_is_forgotten(tmp_path: Path) -> None:
     async def scenario() -> None:
-        async with keyed_cluster(tmp_path, 0, 0, console=True) as keyed, browsing() as page:
-            await page.go(f"{keyed.cluster.url}/")
+        async with keyed_cluster(tmp_path, 1, 1, console=True) as keyed, browsing() as page:
+            await page.go(f"{keyed.cluster.url}/#adapters")
             await page.type(await keyed.key("acme", {Scope.ADMIN}))
             await page.press("Enter")
             await page.shows("#connection", "Live")
-            await page.js("document.querySelector('#forget').focus()")
-            await page.press(" ")
-            await page.shows("#connection", "Waits for a key")
+            await check_nothing_stays(page)
             assert await page.js("document.querySelector('#forget').hidden")
             await page.js("document.querySelector('#key').focus()")
             await page.type(await keyed.key("acme", {Scope.ADMIN}))

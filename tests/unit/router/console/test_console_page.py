@@ -211,6 +211,16 @@ def test_with_keys(tmp_path: Path) -> None:
     asyncio.run(scenario())
 
 
+@pytest.mark.parametrize("is_managed", [False, True])
+def test_the_page_knows_whether_there_is_management(is_managed: bool) -> None:
+    async def scenario() -> None:
+        async with running_cluster(0, 0, management=is_managed, console=True) as cluster:
+            for url in (f"{cluster.url}/", f"{cluster.admin_url}/console"):
+                assert f'data-managed="{str(is_managed).lower()}"' in (await fetch(cluster, url))[1]
+
+    asyncio.run(scenario())
+
+
 def test_without_a_console_a_router_with_keys_answers_as_before(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with keyed_cluster(tmp_path, 0, 0) as keyed:

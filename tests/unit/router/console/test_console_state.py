@@ -11,12 +11,14 @@ import pytest
 from support.management_calls import ask, id_of, imported, lora, managing, upload
 from support.router_stand_ins import REVISION_ID, ClusterStandIn, eventually, hangs, running_cluster
 
+from adapters.files.locked_folder import LockedFolder
 from router.console import state as console_state
 from router.console.state import ConsoleState, _bounds, _counts
 from router.fleet import fleet as fleet_module
 from router.generation.request_state import Requests
 from router.management import adapters_http
 from router.metrics import Metrics
+from router.processes.siblings import Siblings
 
 
 async def state_of(cluster: ClusterStandIn) -> dict[str, Any]:
@@ -126,6 +128,29 @@ def test_however_many_ask_it_is_made_twice_a_second(monkeypatch: Any) -> None:
         assert await ask_of_many() == {b'{"number":1}'}
         now[0] += 0.2
         assert await ask_of_many() == {b'{"number":2}'}
+
+    asyncio.run(scenario())
+
+
+def test_each_start_of_a_router_has_an_id(tmp_path: Path) -> None:
+    def router_of(siblings: Siblings | None) -> str:
+        return ConsoleState(None, Requests(), siblings)._router  # type: ignore[arg-type]
+
+    assert router_of(None) != router_of(None)
+    folders = [LockedFolder("prelude-router-", "", tmp_path) for _ in range(2)]  # as the supervisor makes one
+    first, second = ([router_of(Siblings(number, 3, folder.path)) for number in range(3)] for folder in folders)
+    assert len({*first}) == len({*second}) == 1
+    assert first[0] != second[0]
+    assert all(len(each) == 12 for each in (first[0], second[0], router_of(None)))
+    for folder in folders:
+        folder.close()
+
+    async def scenario() -> None:
+        async with running_cluster(0, 0) as cluster:
+            console = _console_of(cluster.server.config.app)
+            states = [await console._state() for _ in range(2)]
+            assert states[0]["router"] == states[1]["router"] == console._router
+            assert states[0]["at_s"] < states[1]["at_s"]
 
     asyncio.run(scenario())
 
