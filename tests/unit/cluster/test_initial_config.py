@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from support.model_sizes import LLAMA_8B, LLAMA_70B
 
 from adapters.errors import BaseModelInvalid
 from adapters.model.base_model import BaseModel
@@ -21,14 +22,6 @@ from cluster.local import gpus as gpus_module
 from cluster.local.initial_config import Host, Pools, initial_config
 from cluster.local.memory_plan import ModelSizes
 
-LLAMA_8B = {
-    "architectures": ["LlamaForCausalLM"], "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,
-    "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256, "max_position_embeddings": 131072,
-    "torch_dtype": "bfloat16",
-}  # fmt: skip
-LLAMA_70B = {
-    **LLAMA_8B, "hidden_size": 8192, "intermediate_size": 28672, "num_hidden_layers": 80, "num_attention_heads": 64,
-}  # fmt: skip
 SMALL = {
     **LLAMA_8B, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
     "num_key_value_heads": 2, "vocab_size": 256, "torch_dtype": "float32",

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import yaml
+from support.model_sizes import LLAMA_8B, LLAMA_70B
 
 from cli.main import main
 from cluster.agent.engine_spec import base_model_of, fitted_spec
@@ -26,14 +27,6 @@ from cluster.planning.speed import Coefficients, Speed
 from cluster.planning.workload import AdapterKind, Workload
 
 MIB, GIB = 1024**2, 1024**3
-LLAMA_8B = {
-    "architectures": ["LlamaForCausalLM"], "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,
-    "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256, "max_position_embeddings": 131072,
-    "torch_dtype": "bfloat16",
-}  # fmt: skip
-LLAMA_70B = {
-    **LLAMA_8B, "hidden_size": 8192, "intermediate_size": 28672, "num_hidden_layers": 80, "num_attention_heads": 64,
-}  # fmt: skip
 MIXTURE = {
     **LLAMA_8B, "architectures": ["Qwen3MoeForCausalLM"], "hidden_size": 2048, "num_hidden_layers": 48,
     "num_attention_heads": 32, "num_key_value_heads": 4, "head_dim": 128, "num_experts": 128, "num_experts_per_tok": 8,
