@@ -8,6 +8,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 
 import grpc
 from aiohttp import web
+from support.served_routes import served
 
 from cluster.agent.worker_agent import WorkerAgent
 from cluster.control import control_pb2 as pb
@@ -41,18 +42,10 @@ class Engine:
 
     @asynccontextmanager
     async def served(self) -> AsyncIterator[Engine]:
-        app = web.Application()
-        app.add_routes([web.post("/v1/completions", self.complete), web.post("/abort_request", self.abort)])
-        runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0)
-        await runner.setup()
-        site = web.TCPSite(runner, "127.0.0.1", 0)
-        await site.start()
-        assert site._server is not None
-        self.url = f"http://127.0.0.1:{site._server.sockets[0].getsockname()[1]}"  # type: ignore[attr-defined]
-        try:
+        async with served(
+            [web.post("/v1/completions", self.complete), web.post("/abort_request", self.abort)]
+        ) as self.url:
             yield self
-        finally:
-            await runner.cleanup()
 
 
 class Peer(WorkerControlServicer):

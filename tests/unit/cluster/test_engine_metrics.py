@@ -14,6 +14,7 @@ from aiohttp import web
 from prometheus_client import CollectorRegistry, Gauge
 from prometheus_client.exposition import choose_encoder
 from support.paired_agents import MODEL, Engine, running
+from support.served_routes import served
 
 from cluster.agent.engine_metrics import FRESH_S, EngineMetrics
 from cluster.config.schema import ClusterConfig
@@ -49,18 +50,8 @@ class Scraped(Engine):
 
     @asynccontextmanager
     async def served(self) -> AsyncIterator[Scraped]:
-        app = web.Application()
-        app.add_routes([web.get("/metrics", self.metrics)])
-        runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0)
-        await runner.setup()
-        site = web.TCPSite(runner, "127.0.0.1", 0)
-        await site.start()
-        assert site._server is not None
-        self.url = f"http://127.0.0.1:{site._server.sockets[0].getsockname()[1]}"  # type: ignore[attr-defined]
-        try:
+        async with served([web.get("/metrics", self.metrics)]) as self.url:
             yield self
-        finally:
-            await runner.cleanup()
 
 
 def test_one_question_serves_all_who_ask_within_a_second():
