@@ -24,8 +24,8 @@ pip_install = $(BIN)/pip install --quiet --disable-pip-version-check $(1) 2>$(VE
 pip_install_gpu = $(GPU_VENV)/bin/pip install --quiet --disable-pip-version-check $(1) 2>$(GPU_VENV)/pip.log \
 	|| { cat $(GPU_VENV)/pip.log >&2; exit 1; }
 SERVE_BIN := $(if $(ON_GPU),$(GPU_VENV),$(VENV))/bin
-# Tests run in as many processes; clusters of engines run one at a time in any case.
-TEST_PROCESSES ?= 2
+# Tests run in as many processes; at most two of them start engines.
+TEST_PROCESSES ?= 3
 SPREAD = -n $(TEST_PROCESSES) --no-loadscope-reorder
 
 .DEFAULT_GOAL := help

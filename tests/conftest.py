@@ -39,14 +39,16 @@ def pytest_unconfigure() -> None:
 
 
 class _Scheduling(LoadScopeScheduling):
-    """Tests go to processes by file, all that need a cluster together, since most of them share one.
+    """Tests go to processes by file; all that need a cluster together, since most share one, and all single engines.
+
+    So at most two processes run engines, and the others fill the time that engines spend waiting.
 
     pytest-xdist's own `--dist loadgroup` has no effect with pytest 9.2: it writes node ids that pytest does not read.
     """
 
     def _split_scope(self, nodeid: str) -> str:
         path = nodeid.partition("::")[0]
-        return "cluster" if path.startswith("tests/cluster/") else path
+        return next((folder for folder in ("tests/cluster/", "tests/engine/") if path.startswith(folder)), path)
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> _Scheduling:
