@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import shlex
 import sys
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +67,25 @@ def add_commands(commands: Any) -> None:
     _add_engine_options(cold)
     cold.add_argument("--json", type=Path, metavar="FILE", help="write the numbers")
     cold.set_defaults(run=_cold_load)
+    text = (
+        "More adapters than host memory: requests/s and TTFT beside a load whose adapters fit, unified and as a pair."
+    )
+    memory = benchmarks.add_parser("host-memory", help=text, description=text)
+    memory.add_argument("--layouts", type=_words, help="default: unified,pair")
+    memory.add_argument("--adapters", type=_positive, help="in use, in turn; default: 32")
+    memory.add_argument("--room", type=_positive, help="adapters that fit in host memory; default: 8")
+    memory.add_argument("--fitting", type=_positive, help="adapters of the load that fits; default: 6")
+    memory.add_argument("--slots", type=_positive, help="of the engine that applies adapters; default: 8")
+    memory.add_argument("--repeats", type=_positive, help="default: 3")
+    memory.add_argument("--prompt-tokens", type=_positive, help="default: 128")
+    memory.add_argument("--generated-tokens", type=_positive, help="default: 16")
+    memory.add_argument("--concurrency", type=_positive, help="default: 8")
+    memory.add_argument("--num-requests", type=_positive, metavar="N", help="per load; default: 96")
+    memory.add_argument("--model", choices=_MODELS, help="whose sizes; default: tiny")
+    memory.add_argument("--quick", action="store_true", help="a smoke test: few adapters and requests")
+    _add_engine_options(memory)
+    memory.add_argument("--json", type=Path, metavar="FILE", help="write the numbers")
+    memory.set_defaults(run=_host_memory)
     text = (
         "What the router costs per streamed event and per request, and the delay it adds; beside SGLang's Rust gateway."
     )
@@ -286,6 +305,22 @@ def _cold_load(arguments: argparse.Namespace) -> None:
     )
     try:
         cold_load.run(options, _command(sys.argv[1:]), arguments.json, lambda line: print(line, flush=True))
+    except BenchError as error:
+        sys.exit(f"prelude: {error}")
+
+
+def _host_memory(arguments: argparse.Namespace) -> None:
+    from bench import host_memory
+    from bench.errors import BenchError
+
+    names = (field.name for field in fields(host_memory.Options))
+    given = {name: value for name in names if (value := getattr(arguments, name, None)) is not None}
+    options = replace(
+        host_memory.QUICK if arguments.quick else host_memory.Options(),
+        **given | {"engine_arguments": tuple(arguments.engine_arguments)},
+    )
+    try:
+        host_memory.run(options, _command(sys.argv[1:]), arguments.json, lambda line: print(line, flush=True))
     except BenchError as error:
         sys.exit(f"prelude: {error}")
 
