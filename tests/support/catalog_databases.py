@@ -8,6 +8,7 @@ import tempfile
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -17,6 +18,8 @@ from sqlalchemy import make_url
 from adapters.catalog.records import AdapterRevision
 from adapters.catalog.sql import SqlCatalog
 from adapters.model.manifest import LoraEntry, Manifest
+
+TOMORROW = datetime.now(UTC) + timedelta(days=1)  # everything unused is old enough for garbage collection
 
 
 class CatalogDatabase(Protocol):

@@ -14,6 +14,8 @@ from adapters.formats import read_adapter
 from adapters.model.manifest import revision_id_of
 from samples.random_adapters import write_random_lora
 
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"  # files of a PEFT adapter
+
 
 def managing(*counts: int, **config: Any):
     return running_cluster(*counts, management=True, **config)

@@ -18,6 +18,10 @@ def source(folder: Path, content: bytes) -> Path:
     return path
 
 
+def stored(store: AdapterStore) -> list[str]:
+    return [each.revision_id for each in store.list()]
+
+
 def overwrite(store: AdapterStore, key: str, data: bytes) -> None:
     """Puts bytes where the store did not."""
     filesystem, path = store._objects._filesystem, store._objects.path_of(key)

@@ -7,6 +7,7 @@ import json
 from typing import Any
 
 import pytest
+from support.router_calls import has_phase
 from support.router_stand_ins import (
     EVERYWHERE_ID,
     MODEL,
@@ -149,7 +150,7 @@ class TestOneEngineCall:
                 (worker,) = cluster.unified
                 worker.engine.behaviours = [after(0.3)]
                 asking = asyncio.create_task(cluster.post(prompt="Hi", adapter="a0"))
-                _, page = await eventually(lambda: cluster.admin("/debug/requests"), _has_phase("waiting_first_event"))
+                _, page = await eventually(lambda: cluster.admin("/debug/requests"), has_phase("waiting_first_event"))
                 (sequence,) = page["requests"][0]["sequences"]
                 assert (sequence["prefill"], sequence["decode"]) == ("u0", "u0")
                 async with cluster.http.get(f"{cluster.admin_url}/metrics") as response:
@@ -193,7 +194,7 @@ class TestFailures:
                 prompt = "a long prompt " * 1000
                 prefill.behaviours, decode.behaviours = [after(0.5)], [after(0.5)]
                 holding = asyncio.create_task(cluster.stream(prompt=prompt))  # the pair's: now it has a queue
-                await eventually(lambda: cluster.admin("/debug/requests"), _has_phase("waiting_first_event"))
+                await eventually(lambda: cluster.admin("/debug/requests"), has_phase("waiting_first_event"))
                 unified.behaviours = [answers(500)]
                 assert (await cluster.post(prompt="Hi", adapter="a0"))[0] == 200
                 assert num_bodies(cluster) == [3, 3, 2]
@@ -301,7 +302,7 @@ class TestFailures:
                 (worker,) = cluster.unified
                 worker.engine.event_gap_s = 0.2
                 streaming = asyncio.create_task(cluster.stream(prompt="Hi"))
-                await eventually(lambda: cluster.admin("/debug/requests"), _has_phase("relaying"))
+                await eventually(lambda: cluster.admin("/debug/requests"), has_phase("relaying"))
                 worker.sends_states.clear()
                 assert (await streaming)[-1] == b"[DONE]"
 
@@ -314,8 +315,8 @@ class TestFailures:
                 engine = cluster.unified[0].engine
                 engine.behaviours = [stops_after(2) if stream else hangs]
                 asking = asyncio.create_task(cluster.post(prompt="Hi", stream=stream))
-                has_phase = _has_phase("relaying" if stream else "waiting_first_event")
-                await eventually(lambda: cluster.admin("/debug/requests"), has_phase)
+                is_there = has_phase("relaying" if stream else "waiting_first_event")
+                await eventually(lambda: cluster.admin("/debug/requests"), is_there)
                 await eventually(lambda: asyncio.sleep(0, engine.num_running), bool)
                 asking.cancel()
                 rid = engine.requests[0]["rid"]
@@ -414,7 +415,3 @@ async def _not_ready(cluster: ClusterStandIn, worker: WorkerStandIn) -> None:
 
 async def _models(cluster: ClusterStandIn) -> set[str]:
     return {model["id"] for model in (await cluster.get("/v1/models"))[1]["data"]}
-
-
-def _has_phase(phase: str) -> Any:
-    return lambda answer: any(s["phase"] == phase for r in answer[1]["requests"] for s in r["sequences"])

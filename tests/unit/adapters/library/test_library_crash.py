@@ -23,7 +23,7 @@ from pathlib import Path
 import pytest
 from support.adapter_model import ModelOfAdapter
 from support.library_worker import NUM_NAMES, names_of
-from support.s3_server import BUCKET, s3_double
+from support.s3_server import BUCKET
 from support.stored_objects import num_incoming
 from support.tiny_model import write_model_config
 
@@ -33,7 +33,7 @@ from adapters.formats import Limits, read_adapter
 from adapters.library import AdapterLibrary
 from adapters.model.base_model import BaseModel
 from adapters.model.manifest import revision_id_of
-from adapters.store import S3Access, open_store
+from adapters.store import open_store
 from samples.random_adapters import write_random_lora
 
 pytestmark = pytest.mark.slow
@@ -124,12 +124,6 @@ def workers(settings: Path, scratch: Path) -> Iterator[Workers]:
         yield started
     finally:
         started.close()
-
-
-@pytest.fixture(scope="module")
-def s3() -> Iterator[S3Access]:
-    with s3_double() as access:
-        yield access
 
 
 @pytest.mark.timeout(1800)

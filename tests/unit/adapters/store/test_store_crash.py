@@ -15,7 +15,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 import pytest
-from support.s3_server import BUCKET, s3_double
+from support.s3_server import BUCKET
 from support.stored_objects import num_incoming
 
 from adapters.store import AdapterStore, S3Access, open_store
@@ -107,12 +107,6 @@ def publisher(url: str, access: S3Access | None, folder: Path) -> Iterator[Publi
         yield process
     finally:
         process.close()
-
-
-@pytest.fixture(scope="module")
-def s3() -> Iterator[S3Access]:
-    with s3_double() as access:
-        yield access
 
 
 @pytest.mark.parametrize(

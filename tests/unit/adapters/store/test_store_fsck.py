@@ -2,19 +2,13 @@ import os
 from pathlib import Path
 
 import pytest
-from support.s3_server import BUCKET, s3_double
+from support.s3_server import BUCKET
 from support.stored_objects import overwrite, raw, revision, source
 
 from adapters.store import AdapterStore, open_store
 from adapters.store import fsck as module
 from adapters.store.fsck import fsck
 from adapters.store.layout import key_of
-
-
-@pytest.fixture(scope="module")
-def s3():
-    with s3_double() as access:
-        yield access
 
 
 @pytest.fixture

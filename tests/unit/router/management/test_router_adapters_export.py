@@ -15,9 +15,9 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-from support import router_stand_ins
 from support.management_calls import ask, files_of, form, lora, upload
 from support.router_stand_ins import BASE, REVISION_ID, ClusterStandIn, eventually, running_cluster
+from support.router_stand_ins import adapters as adapters_of_tests
 
 from adapters.formats import Limits
 from adapters.library import AdapterLibrary
@@ -263,7 +263,7 @@ class TestClients:
 
     @pytest.fixture
     def large(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-        monkeypatch.setattr(router_stand_ins, "LIMITS", Limits(max_rank=8192, max_bytes=100 * 1024**2))
+        monkeypatch.setattr(adapters_of_tests, "LIMITS", Limits(max_rank=8192, max_bytes=100 * 1024**2))
         return write_random_lora(tmp_path / "large", BASE, seed=1, rank=8192, modules=["q_proj", "down_proj"])
 
     @asynccontextmanager

@@ -1,0 +1,239 @@
+"""A real router in this process, over stand-ins of workers."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+import tempfile
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import aiohttp
+import uvicorn
+from support.described_answers import Described
+from support.router_stand_ins import adapters as adapters_of_tests
+from support.router_stand_ins.adapters import DIRECTORIES, FINGERPRINT, MODEL, REVISION_ID, VOCABULARY, managed_adapters
+from support.router_stand_ins.worker import WorkerStandIn
+
+from cluster.config.discovery import DiscoveryConfig
+from cluster.config.router import RouterConfig
+from cluster.control.transport import PLAIN, Transport
+from cluster.discovery.source import WorkerSource
+from process.certificates.contexts import Following, make_pinned_context, make_server_context, server_context
+from process.certificates.files import CertificateFiles
+from process.tracing.span import Tracing
+from router.app import build_app
+from router.fleet.fleet import Fleet
+from router.fleet.homes import Homes
+from router.http.client_connection import client_protocol
+from router.http.connections import ClientConnections, ConnectionLimits
+from router.metrics import Metrics
+from router.protocol.field_values import Limits
+from router.revisions.adapter_service import AdapterService
+
+
+@dataclass
+class ClusterStandIn:
+    """A running router with its workers."""
+
+    url: str
+    admin_url: str
+    prefill: list[WorkerStandIn]
+    decode: list[WorkerStandIn]
+    unified: list[WorkerStandIn]
+    server: uvicorn.Server
+    http: aiohttp.ClientSession
+    adapters: AdapterService
+    fleet: Fleet
+    folder: Path  # of the catalog and the store
+    described: Described
+
+    async def post(self, path: str = "/v1/completions", **fields: Any) -> tuple[int, Any, Mapping[str, str]]:
+        """Status, parsed answer and headers."""
+        asked = {"model": MODEL, **fields}
+        async with self.http.post(f"{self.url}{path}", json=asked) as response:
+            self._check("POST", path, response, await response.read(), asked)
+            return response.status, await response.json(), response.headers
+
+    async def stream(self, path: str = "/v1/completions", **fields: Any) -> list[bytes]:
+        """The data of every event."""
+        body = {"model": MODEL, "stream": True, **fields}
+        async with self.http.post(f"{self.url}{path}", json=body) as response:
+            assert response.status == 200, await response.text()
+            data = await response.read()
+        self._check("POST", path, response, data, body)
+        assert data.endswith(b"\n\n")
+        return [event.removeprefix(b"data: ") for event in data.split(b"\n\n")[:-1]]
+
+    async def get(self, path: str) -> tuple[int, Any]:
+        async with self.http.get(f"{self.url}{path}") as response:
+            self._check("GET", path, response, await response.read())
+            return response.status, await response.json()
+
+    async def admin(self, path: str) -> tuple[int, Any]:
+        """As `get`, of the admin listener."""
+        async with self.http.get(f"{self.admin_url}{path}") as response:
+            media_type, body = response.headers.get("content-type", ""), await response.read()
+            self.described.admin.check("GET", path.partition("?")[0], response.status, media_type, body)
+            return response.status, await response.json()
+
+    def _check(self, method: str, path: str, response: aiohttp.ClientResponse, body: bytes, fields: Any = None) -> None:
+        """Whatever a test is about, what it asks and gets must be as the OpenAPI document says."""
+        media_type = response.headers.get("content-type", "")
+        self.described.check(method, path.partition("?")[0], response.status, media_type, body, fields)
+
+    @property
+    def workers(self) -> list[WorkerStandIn]:
+        return self.prefill + self.decode + self.unified
+
+    async def warm(self) -> None:
+        """Make every prefill worker report all pairs with the current decode engines as warm."""
+        for worker in self.prefill:
+            del worker.state.warm_pairs[:]
+            for other in self.decode:
+                worker.state.warm_pairs.add(decode_name=other.name, decode_incarnation=other.state.incarnation)
+            await worker.change()
+
+    @property
+    def prefill_by_affinity(self) -> list[WorkerStandIn]:
+        """The prefill workers, the first home of REVISION_ID first."""
+        order = Homes([worker.name for worker in self.prefill]).order(REVISION_ID)
+        return [self.prefill[index] for index in order]
+
+    async def is_ready(self, expected: bool = True) -> None:
+        await eventually(lambda: self.get("/ready"), lambda answer: (answer[0] == 200) is expected)
+
+
+def _bound() -> socket.socket:
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)  # asyncio then sets TCP_NODELAY
+    listener.bind(("127.0.0.1", 0))
+    return listener
+
+
+class _Zeros(Random):
+    """Of equal workers, placement takes the first by name."""
+
+    def getrandbits(self, k: int) -> int:
+        return 0
+
+
+@asynccontextmanager
+async def running_cluster(
+    num_prefill: int = 1,
+    num_decode: int = 1,
+    num_unified: int = 0,
+    *,
+    drain_timeout_s: float = 1,
+    folder: Path | None = None,
+    catalog_url: str | None = None,
+    directories: Mapping[str, Path] = DIRECTORIES,
+    client_tls: Following[ssl.SSLContext] | None = None,
+    certificates: Callable[[str, str], CertificateFiles] | None = None,  # by role and name: mutual TLS between all
+    tracing: Tracing | None = None,
+    sources: Sequence[WorkerSource] = (),
+    discovery: DiscoveryConfig = DiscoveryConfig(),
+    shares_quotas: bool = False,
+    **config: Any,
+) -> AsyncIterator[ClusterStandIn]:
+    """A ready router on a free port, with workers. Its catalog and store are in `folder`, or a temporary one."""
+    router_config = RouterConfig(port=0, **config)
+
+    def stand_in(role: str, name: str) -> WorkerStandIn:
+        if certificates is None:
+            return WorkerStandIn(name, role)
+        files = certificates(role, name)
+        worker = WorkerStandIn(name, role, Transport(files))
+        worker.engine.key, worker.engine.tls = f"key of {name}", make_server_context(files)
+        return worker
+
+    prefill = [stand_in("prefill", f"p{i}") for i in range(num_prefill)]
+    decode = [stand_in("decode", f"d{i}") for i in range(num_decode)]
+    unified = [stand_in("unified", f"u{i}") for i in range(num_unified)]
+    workers = [*prefill, *decode, *unified]
+    async with AsyncExitStack() as stack:
+        for worker in workers:
+            await worker.start()
+            stack.push_async_callback(worker.stop)
+        if folder is None:
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="prelude-router-tests-")))
+        metrics = Metrics()
+        adapters = managed_adapters(folder, metrics, catalog_url=catalog_url, **directories)
+        adapters.open()
+        admin = _bound()
+        app = build_app(
+            router_config,
+            model=MODEL,
+            vocabulary=VOCABULARY,
+            fingerprint=FINGERPRINT,
+            adapters=adapters,
+            metrics=metrics,
+            max_adapter_bytes=adapters_of_tests.LIMITS.max_bytes,
+            shares_quotas=shares_quotas,
+            workers={worker.name: (worker.role, worker.address) for worker in workers},
+            admin=admin,
+            sources=sources,
+            discovery=discovery,
+            transport=PLAIN if certificates is None else Transport(certificates("router", "router")),
+            random=_Zeros(),
+            tracing=tracing,
+        )
+        listener = _bound()
+        server = uvicorn.Server(
+            uvicorn.Config(
+                app,
+                http=client_protocol(ClientConnections(ConnectionLimits.of(router_config))),
+                timeout_keep_alive=75,
+                ws="none",
+                lifespan="on",
+                log_config=None,
+                access_log=False,
+                ssl_context_factory=None
+                if client_tls is None
+                else lambda _config, _default: server_context(client_tls),
+                timeout_graceful_shutdown=drain_timeout_s,  # type: ignore[arg-type]
+            )
+        )
+        serving = asyncio.create_task(server._serve([listener]))
+        pinned = True if client_tls is None else make_pinned_context(client_tls.files.certificate)
+        connector = aiohttp.TCPConnector(ssl=pinned)
+        http = await stack.enter_async_context(aiohttp.ClientSession(connector=connector))
+        url = f"http{'' if client_tls is None else 's'}://127.0.0.1:{listener.getsockname()[1]}"
+        admin_url = f"http://127.0.0.1:{admin.getsockname()[1]}"
+        described = Described(Limits(router_config.max_choices, VOCABULARY))
+        cluster = ClusterStandIn(
+            url, admin_url, prefill, decode, unified, server, http, adapters, app.fleet, folder, described
+        )
+        try:
+            await eventually(lambda: asyncio.sleep(0, server.started), bool, within_s=30)
+            await cluster.warm()
+            expected = num_prefill * num_decode + num_unified
+
+            def is_complete(answer: tuple[int, Any]) -> bool:
+                page = answer[1]
+                return len(page["placements"]) == expected and all(each["ready"] for each in page["workers"].values())
+
+            await eventually(lambda: cluster.admin("/ready"), is_complete, within_s=30)
+            yield cluster
+        finally:
+            server.should_exit = True
+            await serving
+
+
+async def eventually(ask: Callable[[], Awaitable[Any]], is_right: Callable[[Any], bool], within_s: float = 30.0) -> Any:
+    """Poll until the answer is right. Fails with the last answer."""
+    deadline = asyncio.get_running_loop().time() + within_s
+    while True:
+        answer = await ask()
+        if is_right(answer):
+            return answer
+        assert asyncio.get_running_loop().time() < deadline, f"still {answer!r} after {within_s} s"
+        await asyncio.sleep(0.02)
+
+
+def repository_root() -> Path:
+    return Path(__file__).resolve().parents[3]

@@ -1,0 +1,249 @@
+"""A stand-in of an engine's HTTP API, and behaviours that a test can give it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import ssl
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from aiohttp import web
+
+WORDS = ("Hello", " wide", " world")
+
+Behaviour = Callable[["EngineStandIn", dict[str, Any], web.Request], Awaitable[web.StreamResponse | None]]
+
+
+@dataclass
+class EngineStandIn:
+    """An engine's HTTP server. Each request consumes one of `behaviours`; one that returns None answers as usual."""
+
+    role: str
+    words: tuple[str, ...] = WORDS
+    event_gap_s: float = 0.0
+    behaviours: list[Behaviour] = field(default_factory=list)
+    bodies: list[bytes] = field(default_factory=list)
+    headers: list[dict[str, str]] = field(default_factory=list)
+    aborted: list[str] = field(default_factory=list)
+    abort_events: dict[str, asyncio.Event] = field(default_factory=dict)
+    num_running: int = 0
+    key: str = ""  # that requests must have; "": none
+    tls: ssl.SSLContext | None = None
+    num_refused: int = 0  # for want of the key
+    runner: web.AppRunner | None = None
+    url: str = ""
+
+    @property
+    def requests(self) -> list[dict[str, Any]]:
+        return [json.loads(body) for body in self.bodies]
+
+    async def start(self, port: int = 0) -> None:
+        app = web.Application(client_max_size=64 * 1024**2, middlewares=[self._ask_for_key])
+        app.router.add_post("/v1/chat/completions", self.handle)
+        app.router.add_post("/v1/completions", self.handle)
+        app.router.add_post("/generate", self.handle)
+        app.router.add_post("/v1/tokenize", self.tokenize)
+        app.router.add_post("/v1/detokenize", self.detokenize)
+        app.router.add_post("/abort_request", self.abort)
+        self.runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0)
+        await self.runner.setup()
+        site = web.TCPSite(self.runner, "127.0.0.1", port, ssl_context=self.tls)
+        await site.start()
+        self.url = f"http{'' if self.tls is None else 's'}://127.0.0.1:{site._server.sockets[0].getsockname()[1]}"
+
+    @web.middleware
+    async def _ask_for_key(self, request: web.Request, handler: Any) -> web.StreamResponse:
+        if self.key and request.headers.get("authorization") != f"Bearer {self.key}":
+            self.num_refused += 1
+            return web.json_response({"error": "Unauthorized"}, status=401)
+        return await handler(request)
+
+    async def stop(self) -> None:
+        """Close all connections at once, as a killed process does."""
+        if self.runner is not None:
+            runner, self.runner = self.runner, None
+            await runner.cleanup()
+
+    async def abort(self, request: web.Request) -> web.Response:
+        rid = (await request.json())["rid"]
+        self.aborted.append(rid)
+        if rid in self.abort_events:
+            self.abort_events[rid].set()
+        return web.Response()
+
+    async def tokenize(self, request: web.Request) -> web.Response:
+        """A number for each word."""
+        self.bodies.append(await request.read())
+        fields = await request.json()
+        prompt = fields.get("prompt")
+        if prompt is None:
+            prompt = " ".join(str(message.get("content")) for message in fields["messages"])
+        tokens = [list(range(len(each.split()))) for each in ([prompt] if isinstance(prompt, str) else prompt)]
+        one = tokens[0] if isinstance(prompt, str) else tokens
+        return web.json_response({"tokens": one, "count": len(one), "max_model_len": 2048})
+
+    async def detokenize(self, request: web.Request) -> web.Response:
+        """Words for numbers. A list of lists gives a list of texts."""
+        tokens = (await request.json())["tokens"]
+        are_many = tokens[:1] != [] and isinstance(tokens[0], list)
+        texts = [" ".join(f"w{token}" for token in each) for each in (tokens if are_many else [tokens])]
+        return web.json_response({"text": texts if are_many else texts[0]})
+
+    async def handle(self, request: web.Request) -> web.StreamResponse:
+        body = await request.read()
+        self.bodies.append(body)
+        self.headers.append(dict(request.headers))
+        fields = json.loads(body)
+        self.abort_events[fields["rid"]] = asyncio.Event()
+        self.num_running += 1
+        try:
+            if self.behaviours:
+                response = await self.behaviours.pop(0)(self, fields, request)
+                if response is not None:
+                    return response
+            if fields.get("stream"):
+                return await self.stream(fields, request)
+            return web.json_response(self.answer(fields), dumps=_dumps)
+        finally:
+            self.num_running -= 1
+
+    def answer(self, fields: dict[str, Any], **choice: Any) -> dict[str, Any]:
+        words = self.words[:1] if self.role == "prefill" else self.words
+        if "token_ids_logprob" in fields:  # of /generate; label i has the probability 1 / (i + 2)
+            labels = [[-math.log(i + 2), token_id, None] for i, token_id in enumerate(fields["token_ids_logprob"])]
+            return {"text": words[0], "meta_info": {"prompt_tokens": 7, "output_token_ids_logprobs": [labels]}}
+        choice = {"index": 0, "finish_reason": "stop", "matched_stop": None, "logprobs": None, **choice}
+        if "messages" in fields:
+            choice["message"] = {"role": "assistant", "content": "".join(words)}
+        else:
+            choice["text"] = "".join(words)
+        return {
+            "id": fields["rid"],
+            "object": "chat.completion" if "messages" in fields else "text_completion",
+            "created": 1,
+            "model": fields["model"],
+            "choices": [choice],
+            "usage": usage(len(words)),
+            "metadata": {"weight_version": "default"},
+        }
+
+    def events(self, fields: dict[str, Any]) -> list[bytes]:
+        kind = "chat.completion.chunk" if "messages" in fields else "text_completion"
+        head = {"id": fields["rid"], "object": kind, "created": 1, "model": fields["model"]}
+
+        def choice(**values: Any) -> list[dict[str, Any]]:
+            return [{"index": 0, "logprobs": None, "finish_reason": None, "matched_stop": None} | values]
+
+        if "messages" in fields:
+            parts = [choice(delta={"role": "assistant", "content": ""})]
+            parts += [choice(delta={"content": word}) for word in self.words]
+            parts += [choice(delta={}, finish_reason="stop")]
+        else:
+            parts = [choice(text=word) for word in self.words[:-1]]
+            parts += [choice(text=self.words[-1], finish_reason="stop")]
+        chunks = [{**head, "choices": part, "usage": None} for part in parts]
+        if (fields.get("stream_options") or {}).get("include_usage"):
+            chunks.append({**head, "choices": [], "usage": usage(len(self.words))})
+        return [b"data: " + _dumps(chunk).encode() + b"\n\n" for chunk in chunks]
+
+    async def stream(self, fields: dict[str, Any], request: web.Request, num_events: int = 10**9) -> web.StreamResponse:
+        """Send the whole stream, or its first events only."""
+        response = web.StreamResponse(headers={"content-type": "text/event-stream"})
+        await response.prepare(request)
+        events = self.events(fields)
+        for event in events[:num_events]:
+            if self.event_gap_s:
+                await asyncio.sleep(self.event_gap_s)
+            await response.write(event)
+        if num_events >= len(events):
+            await response.write(b"data: [DONE]\n\n")
+        return response
+
+
+def usage(num_completion_tokens: int) -> dict[str, Any]:
+    return {
+        "prompt_tokens": 7,
+        "total_tokens": 7 + num_completion_tokens,
+        "completion_tokens": num_completion_tokens,
+        "prompt_tokens_details": None,
+        "reasoning_tokens": 0,
+    }
+
+
+def _dumps(value: Any) -> str:
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False)
+
+
+def answers(status: int, body: dict[str, Any] | None = None) -> Behaviour:
+    """Answer with a status."""
+
+    async def behave(engine: EngineStandIn, fields: dict[str, Any], request: web.Request) -> web.Response:
+        error = {"object": "error", "message": f"status {status}", "type": "x", "param": None, "code": status}
+        return web.json_response(body or error, status=status, dumps=_dumps)
+
+    return behave
+
+
+async def drops(engine: EngineStandIn, fields: dict[str, Any], request: web.Request) -> None:
+    """Close the connection without an answer, as a crash does."""
+    assert request.transport is not None
+    request.transport.abort()
+    await asyncio.sleep(3600)
+
+
+async def hangs(engine: EngineStandIn, fields: dict[str, Any], request: web.Request) -> web.Response:
+    """Send nothing until aborted, as an engine call does if its counterpart never arrives."""
+    await engine.abort_events[fields["rid"]].wait()
+    return web.json_response(engine.answer(fields, finish_reason="abort"), dumps=_dumps)
+
+
+def breaks_after(num_events: int) -> Behaviour:
+    """Stream some events, then crash."""
+
+    async def behave(engine: EngineStandIn, fields: dict[str, Any], request: web.Request) -> None:
+        await engine.stream(fields, request, num_events)
+        assert request.transport is not None
+        await asyncio.sleep(0.05)  # flush what was written
+        request.transport.abort()
+        await asyncio.sleep(3600)
+
+    return behave
+
+
+def stops_after(num_events: int) -> Behaviour:
+    """Stream some events, then send nothing more."""
+
+    async def behave(engine: EngineStandIn, fields: dict[str, Any], request: web.Request) -> None:
+        await engine.stream(fields, request, num_events)
+        await asyncio.sleep(3600)
+
+    return behave
+
+
+def streams(*events: bytes) -> Behaviour:
+    """Stream exactly these bytes."""
+
+    async def behave(engine: EngineStandIn, fields: dict[str, Any], request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"content-type": "text/event-stream"})
+        await response.prepare(request)
+        for event in events:
+            await response.write(event)
+            await asyncio.sleep(0.05)
+        return response
+
+    return behave
+
+
+def after(delay_s: float) -> Behaviour:
+    """Answer as usual after a delay."""
+
+    async def behave(engine: EngineStandIn, fields: dict[str, Any], request: web.Request) -> None:
+        await asyncio.sleep(delay_s)
+
+    return behave
+
+
+# ---- workers ----------------------------------------------------------------------------------------------------

@@ -1,0 +1,300 @@
+"""Garbage collection and fsck of a library, beside imports of the same content."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from support.catalog_databases import TOMORROW
+from support.stored_objects import overwrite, stored
+
+from adapters import library as library_module
+from adapters.catalog.sql import SqlCatalog
+from adapters.errors import (
+    CatalogConflict,
+    CatalogUnavailable,
+    RevisionBeingRemoved,
+)
+from adapters.formats import read_adapter
+from adapters.model.manifest import revision_id_of
+from adapters.store import AdapterStore
+from adapters.store.layout import key_of
+
+
+def test_fsck_takes_no_bytes_from_under_an_import_of_what_was_in_memory_only(library, lora, monkeypatch, tmp_path):
+    packed = library.pack("bot", lora(1), tmp_path / "packed")
+    revision = library.add_in_memory("bot", packed, "latest")
+    add_revision = library.catalog.add_revision
+    repaired: list[int] = []
+
+    def after_a_repair(*arguments, **options):
+        if not repaired:
+            repaired.append(library.fsck(0, repair=True).num_repaired)
+        return add_revision(*arguments, **options)
+
+    monkeypatch.setattr(
+        SqlCatalog, "add_revision", lambda _, *arguments, **options: after_a_repair(*arguments, **options)
+    )
+    assert library.import_directory("bot", lora(1)).stored
+    assert repaired == [1]
+    assert library.store.verify(revision.revision_id)
+
+
+def test_bytes_that_are_being_removed_are_stored_again(library, lora, monkeypatch):
+    """A collection takes the bytes out between the importer's store and its row."""
+    library.import_directory("old", lora(1))
+    library.catalog.delete("default", "old")
+    publish, collected = AdapterStore.publish, []
+
+    def publish_and_lose(store, revision_id, source):
+        envelope = publish(store, revision_id, source)
+        if not collected:
+            collected.append(library.collect_garbage(TOMORROW))
+            assert not store.exists(revision_id)
+        return envelope
+
+    monkeypatch.setattr(AdapterStore, "publish", publish_and_lose)
+    added = library.import_directory("new", lora(1))
+    assert collected == [1]
+    assert library.store.verify(added.revision_id)
+    assert library.fsck(0).is_sound
+
+
+@pytest.mark.slow
+def test_content_is_not_accepted_until_its_bytes_are_gone(library, lora, monkeypatch):
+    """An import while the bytes that it has just found in the store are being removed."""
+    library.import_directory("old", lora(1))
+    library.catalog.delete("default", "old")
+    delete, imported = AdapterStore.delete, []
+
+    def import_and_delete(store, revision_id):
+        with pytest.raises(RevisionBeingRemoved):
+            library.import_directory("new", lora(1))
+        imported.append(revision_id)
+        delete(store, revision_id)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(AdapterStore, "delete", import_and_delete)
+        assert library.collect_garbage(TOMORROW) == 1
+    assert len(imported) == 1
+    library.import_directory("new", lora(1))
+    assert library.fsck(0).is_sound
+
+
+@pytest.mark.slow
+def test_an_import_that_never_gets_its_bytes_in_gives_up(library, lora):
+    library.import_directory("old", lora(1))
+    library.catalog.delete("default", "old")
+    with library.catalog.collecting():
+        (removed,) = library.catalog.collect_garbage(TOMORROW)
+        with pytest.raises(RevisionBeingRemoved, match="repeat the import"):
+            library.import_directory("new", lora(1))
+        library.store.delete(removed)
+        library.catalog.confirm_removed([removed])
+    assert library.store.verify(library.import_directory("new", lora(1)).revision_id)
+
+
+def test_an_import_finishes_a_collection_that_was_killed(library, lora):
+    for seed in (1, 2):
+        library.import_directory("old", lora(seed))
+    library.catalog.delete("default", "old")
+    with library.catalog.collecting():
+        assert len(library.catalog.collect_garbage(TOMORROW)) == 2
+    assert len(stored(library.store)) == 2
+    added = library.import_directory("new", lora(1))
+    assert stored(library.store) == [added.revision_id]
+    assert library.collect_garbage(TOMORROW) == 0
+
+
+def test_a_collection_that_broke_off_is_finished_by_the_next(library, lora, monkeypatch):
+    monkeypatch.setattr(library_module, "_CONFIRMED_AT_A_TIME", 1)
+    for seed in range(3):
+        library.import_directory("old", lora(seed))
+    library.catalog.delete("default", "old")
+    removed: list[str] = []
+    delete = AdapterStore.delete
+
+    def delete_two(store, revision_id):
+        if len(removed) == 2:
+            raise KeyboardInterrupt
+        removed.append(revision_id)
+        delete(store, revision_id)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(AdapterStore, "delete", delete_two)
+        with pytest.raises(KeyboardInterrupt):
+            library.collect_garbage(TOMORROW)
+    assert len(stored(library.store)) == 1
+    assert library.collect_garbage(TOMORROW) == 1
+    assert stored(library.store) == []
+    assert library.collect_garbage(TOMORROW) == 0
+
+
+def test_one_collection_at_a_time(library, lora, database, monkeypatch):
+    library.import_directory("old", lora(1))
+    library.catalog.delete("default", "old")
+    other = type(library.catalog)(database.url)
+    with other.collecting():
+        with pytest.raises(CatalogConflict, match="another garbage collection"):
+            library.collect_garbage(TOMORROW)
+        assert len(stored(library.store)) == 1
+    with pytest.raises(RuntimeError), other.collecting():  # it ends however it ends
+        raise RuntimeError
+    assert library.collect_garbage(TOMORROW) == 1
+    other.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("database", ["postgres"], indirect=True)  # a file's lock is lost with its process only
+def test_a_collection_that_has_lost_its_right_goes_no_further(library, lora, database, monkeypatch):
+    for seed in (1, 2):
+        library.import_directory("old", lora(seed))
+    library.catalog.delete("default", "old")
+    delete = AdapterStore.delete
+
+    def delete_and_lose(store, revision_id):
+        delete(store, revision_id)
+        database.cut_connections()
+
+    with monkeypatch.context() as patched:
+        patched.setattr(AdapterStore, "delete", delete_and_lose)
+        with pytest.raises(CatalogUnavailable):
+            library.collect_garbage(TOMORROW)
+    assert len(stored(library.store)) == 1  # only what it had removed before
+    assert library.collect_garbage(TOMORROW) == 2
+
+
+@pytest.mark.slow
+def test_collectors_and_importers_of_the_same_content_at_once(library, lora, database):
+    """Whoever has been told that an adapter is there finds its bytes, however often they were collected."""
+    num_rounds = 8
+    directories = [lora(seed) for seed in range(2)]
+    done = threading.Event()
+    refused: list[str] = []
+    collected: list[int] = []
+
+    def collect() -> None:
+        while not done.is_set():
+            try:
+                collected.append(library.collect_garbage(TOMORROW))
+            except CatalogConflict as error:
+                refused.append(str(error))
+
+    def import_and_delete(number: int) -> None:
+        for step in range(num_rounds):
+            name = f"a{number}-{step}"
+            try:
+                added = library.import_directory(name, directories[step % 2])
+            except RevisionBeingRemoved:  # five times in a row: collectors do nothing else here
+                continue
+            assert library.store.verify(added.revision_id)
+            library.catalog.delete("default", name)
+
+    collectors = [threading.Thread(target=collect) for _ in range(3)]
+    for thread in collectors:
+        thread.start()
+    try:
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(import_and_delete, range(4)))
+    finally:
+        done.set()
+        for thread in collectors:
+            thread.join()
+    print("collected", sum(collected), "refused", len(refused))
+    assert sum(collected) > 0
+    assert library.fsck(0).is_sound
+
+
+def test_fsck_repairs_and_an_import_heals(library, lora):
+    damaged = library.import_directory("bot", lora(1)).revision_id
+    lost = library.import_directory("bot", lora(2)).revision_id
+    overwrite(library.store, key_of(damaged), b"x" * 1000)
+    library.store.delete(lost)
+    report = library.fsck(0, repair=True)
+    assert not report.is_sound
+    assert (report.corrupt.listed, report.missing.listed, report.num_repaired) == ([damaged], [lost], 1)
+    for seed in (1, 2):
+        library.import_directory("bot", lora(seed))
+    assert library.fsck(0).is_sound
+    assert library.catalog.show("default", "bot").num_revisions == 2
+
+
+def test_fsck_takes_no_bytes_from_under_an_import(library, lora, monkeypatch):
+    """The import makes old bytes young after the repair has looked, and writes its row before or after they go."""
+    revision_id = library.import_directory("old", lora(1)).revision_id
+    library.catalog.delete("default", "old")
+    with library.catalog.collecting():
+        assert library.catalog.collect_garbage(TOMORROW) == [revision_id]
+        library.catalog.confirm_removed([revision_id])  # as if the bytes were another's who has left them
+    delete, imported = AdapterStore.delete, []
+    add_revision = type(library.catalog).add_revision
+    is_at_row, may_write_row = threading.Event(), threading.Event()
+
+    def add_later(*arguments, **options):
+        is_at_row.set()
+        assert may_write_row.wait(10)
+        return add_revision(*arguments, **options)
+
+    def delete_after_the_row(store, revision_id):
+        delete(store, revision_id)
+        may_write_row.set()
+
+    with monkeypatch.context() as patched, ThreadPoolExecutor(1) as pool:
+        patched.setattr(type(library.catalog), "add_revision", add_later)
+        patched.setattr(AdapterStore, "delete", delete_after_the_row)
+        importing = pool.submit(library.import_directory, "new", lora(1))
+        assert is_at_row.wait(10)
+        assert library.fsck(0, repair=True).num_repaired == 1
+        imported.append(importing.result(30))
+    assert imported[0].revision_id == revision_id
+    assert library.fsck(0).is_sound
+    assert library.store.verify(revision_id)
+
+
+def test_fsck_leaves_what_has_got_a_row_since(library, lora, monkeypatch):
+    revision_id = library.import_directory("old", lora(1)).revision_id
+    library.catalog.delete("default", "old")
+    with library.catalog.collecting():
+        library.catalog.confirm_removed(library.catalog.collect_garbage(TOMORROW))
+    find, finds = AdapterStore.find, []
+
+    def find_and_import(store, revision_id):
+        found = find(store, revision_id)
+        if not finds:
+            finds.append(found)
+            library.import_directory("new", lora(1))
+        return found
+
+    monkeypatch.setattr(AdapterStore, "find", find_and_import)
+    assert library.fsck(0, repair=True).num_repaired == 0
+    assert finds
+    assert library.catalog.resolve("new").revision_id == revision_id
+    assert library.fsck(0).is_sound
+
+
+def test_fsck_does_not_remove_while_somebody_collects(library, lora, database):
+    library.import_directory("old", lora(1))
+    library.catalog.delete("default", "old")
+    with library.catalog.collecting():
+        library.catalog.confirm_removed(library.catalog.collect_garbage(TOMORROW))
+    other = type(library.catalog)(database.url)
+    with other.collecting():
+        report = library.fsck(0, repair=True)
+    other.close()
+    assert (report.unreferenced.count, report.num_repaired, len(stored(library.store))) == (1, 0, 1)
+    assert library.fsck(0, repair=True).num_repaired == 1
+    assert stored(library.store) == []
+    assert library.import_directory("new", lora(1)).number == 1
+    assert library.fsck(0).is_sound
+
+
+def test_fsck_spares_what_is_young(library, lora, base, limits, tmp_path):
+    directory = lora(1)
+    adapter = read_adapter(directory, base, limits)
+    (tmp_path / "bytes").write_bytes(b"some")
+    library.store.publish(revision_id_of(adapter), tmp_path / "bytes")
+    report = library.fsck(3600, repair=True)
+    assert (report.num_young, report.num_repaired, len(stored(library.store))) == (1, 0, 1)
+    report = library.fsck(0, repair=True, check_content=False)
+    assert (report.unreferenced.count, report.num_repaired, stored(library.store)) == (1, 1, [])
