@@ -111,7 +111,7 @@ class CatalogTooNew(AdapterError):
 
 
 class TenantFull(AdapterError):
-    """The tenant's adapters would be more than its quota."""
+    """The change would exceed the tenant's quota of adapters."""
 
     code = "tenant_quota_reached"
     http_status = 403

@@ -1,4 +1,4 @@
-"""`prelude tenants list | delete`: see tenants, and remove one with all that it has, with proof."""
+"""`prelude tenants list | delete`: list tenants, and delete one with everything that it has, verified."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def _in_store(library: AdapterLibrary, revision_ids: Collection[str]) -> list[st
 
 
 async def _evict_all(agents: Agents | None, revision_ids: Collection[str], wait_s: float) -> dict[str, list[str] | str]:
-    """What each worker still has of the revisions; a text if that is not known."""
+    """The revisions that each worker still has; a text where that is unknown."""
     if agents is None:
         return {}
     found = await asyncio.gather(*(_evict(agents, name, revision_ids, wait_s) for name in agents.addresses))

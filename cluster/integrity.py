@@ -54,7 +54,7 @@ def trust_of(config: ClusterConfig) -> Trust:
     accepts = integrity.accept_unverified
     if given or folder is None:
         if not given and not accepts:
-            log.warning("adapters are not verified: integrity.trusted_keys is not given; pushes are refused")
+            log.warning("adapters are not verified: integrity.trusted_keys is not set; pushes are refused")
         accepts_objects = accepts if accepts is not None else not given
         return Trust(lambda: given, lambda: accepts_objects, bool(accepts))
     return Trust(
@@ -103,7 +103,9 @@ def _make_pair(folder: Path, is_store_empty: Callable[[], bool]) -> None:
                 file.write(pem)
         if not is_store_empty():
             (temporary / _OLD_STORE).touch()
-            log.warning("the store has adapters from before there was a key; `prelude adapters sign` signs them")
+            log.warning(
+                "the store has unsigned adapters, older than the signing key; `prelude adapters sign` signs them"
+            )
         temporary.rename(folder)
     except OSError as error:
         if not (folder / _PRIVATE).exists():

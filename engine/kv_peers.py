@@ -58,12 +58,14 @@ class KvPeers:
             return True
         if address not in self._logged and len(self._logged) < _MAX_LOGGED:
             self._logged.add(address)
-            log.warning("Prelude refused a KV peer at %s: it is none of this cluster; see engine.kv_peers", address)
+            log.warning(
+                "Prelude refused a KV peer at %s: it is not a peer in this cluster; see engine.kv_peers", address
+            )
         return False
 
 
 def _addresses_of(name: str) -> set[str] | None:
-    """None: nobody can tell now."""
+    """None if the name cannot be resolved now."""
     try:
         return {str(found[4][0]) for found in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)}
     except OSError as error:

@@ -109,7 +109,10 @@ class PrefillAgent(AdapterHolder):
         if theirs.engine_version not in ("", ours.engine_version):
             reason = f"it runs SGLang {theirs.engine_version}, not {ours.engine_version}"
         if reason and self._unfit.get(peer.name) != reason:
-            log.error("no KV can go to this decode worker", extra={"fields": {"decode": peer.name, "reason": reason}})
+            log.error(
+                "KV transfer to this decode worker is impossible",
+                extra={"fields": {"decode": peer.name, "reason": reason}},
+            )
         self._unfit[peer.name] = reason
         if cuts is not None and not reason:
             self._cuts = cuts

@@ -116,7 +116,7 @@ def _allow_open_files(max_connections: int) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
         if soft < wanted:
             fields = {"open_files": soft, "max_connections": max_connections}
-            log.warning("fewer files may be open than router.http.max_connections needs", extra={"fields": fields})
+            log.warning("the limit of open files is too low for router.http.max_connections", extra={"fields": fields})
 
 
 def _spare_garbage_collection() -> None:

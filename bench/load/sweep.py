@@ -47,7 +47,7 @@ class Sweep:
 
 
 class Ended(BenchError):
-    """A probe says nothing about its rate; those before it stay."""
+    """Raised by a probe that was cut short: it tells nothing about its rate, and the probes before it stay valid."""
 
 
 @dataclass(frozen=True, slots=True)

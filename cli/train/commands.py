@@ -55,7 +55,7 @@ def _train(arguments: argparse.Namespace) -> None:
 
 
 def _push(arguments: argparse.Namespace) -> Evaluated | None:
-    """Pushes each evaluated checkpoint, if --push is given. A push that fails is told, and training goes on."""
+    """Pushes each evaluated checkpoint, if --push is given. A push that fails is reported, and training continues."""
     if arguments.push is None:
         return None
     from training.errors import PushFailed

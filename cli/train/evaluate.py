@@ -1,4 +1,4 @@
-"""`prelude train eval`: what adapters make of held-out rows, without a cluster."""
+"""`prelude train eval`: evaluate adapters on held-out rows, without a cluster."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from cluster.discovery.static_list import StaticList
 
 
 class Peer(WorkerWatch):
-    """One of them."""
+    """One peer."""
 
     def __init__(self, contact: Contact, on_change: Callable[[WorkerWatch], None], transport: Transport) -> None:
         endpoint = contact.endpoint
@@ -30,7 +30,7 @@ class Peer(WorkerWatch):
         self._contact.lost()
 
     async def until_unused(self) -> None:
-        """A warm-up notices by itself that its peer has left."""
+        """Returns at once: a warm-up notices by itself that its peer has left."""
 
 
 class Peers(Mapping[str, Peer]):
@@ -74,7 +74,7 @@ class Peers(Mapping[str, Peer]):
         await self._roster.run()
 
     async def change(self) -> None:
-        """Wait until somebody comes or leaves."""
+        """Wait until a peer joins or leaves."""
         await self._changed.wait()
 
     # ---- what the roster tells --------------------------------------------------------------------------------------

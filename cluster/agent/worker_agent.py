@@ -170,7 +170,7 @@ class WorkerAgent:
                 log.info("stopping")
                 self._is_stopping = True
                 if not await self.drain():
-                    log.warning("stopping with requests in flight, which the drain timeout did not suffice for")
+                    log.warning("stopping with requests in flight: drain timeout exceeded")
             # Bounds the shutdown. The end of this process ends the engine, too.
             asyncio.get_running_loop().call_later(_STOP_LIMIT_S, os._exit, 1)
             for each in running:

@@ -54,7 +54,7 @@ def check_cluster(config: ClusterConfig) -> None:
 
 
 def _check_plain_text(config: ClusterConfig, name: str) -> None:
-    """Whoever is on the network can read and change what is not protected, so that has to be said."""
+    """Refuse plain text beyond loopback unless `router.insecure` is set. Raises ConfigError."""
     router = config.router
     if router.insecure:
         return

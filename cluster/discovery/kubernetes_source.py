@@ -146,7 +146,9 @@ class KubernetesSource:
         if name not in self._objects and len(self._objects) >= _MAX_OBJECTS:
             if not self._has_told_of_many:
                 fields = {"source": self.label, "used": _MAX_OBJECTS}
-                log.error("too many objects of Kubernetes are selected; the rest is ignored", extra={"fields": fields})
+                log.error(
+                    "more Kubernetes objects selected than can be followed; ignoring the rest", extra={"fields": fields}
+                )
             self._has_told_of_many = True
             return
         self._objects[name] = (agents_of_slice if self._by_service else agents_of_pod)(found, self._port)
@@ -189,7 +191,7 @@ class KubernetesSource:
 
 
 def _load_client() -> None:
-    """In a thread: it would hold the event loop up."""
+    """Import the client in a thread: it takes most of a second."""
     from cluster.discovery.kubernetes_api import load_client
 
     load_client()
@@ -212,7 +214,7 @@ class _Failures:
         self.count += 1
         fields = {"source": self._source.label, "kept": len(self._source.endpoints), "reason": str(error)}
         if isinstance(error, WatchExpired):
-            log.info("the watch of workers has expired; listing them anew", extra={"fields": fields})
+            log.info("the watch of workers has expired; listing them again", extra={"fields": fields})
         elif self._told != str(error):
             self._told = str(error)
             log.warning("workers cannot be looked up; keeping those that are known", extra={"fields": fields})

@@ -1,4 +1,4 @@
-"""Which workers there are: those that sources name and that describe themselves acceptably.
+"""The set of workers: those that a source names and whose description is accepted.
 
 A worker is known by its name. Two at different addresses with one name: the reachable one with the lower address is
 the member, the other one waits, so that all routers choose the same one whatever they saw first. Workers of
@@ -42,16 +42,16 @@ class Owner(Protocol[F]):
         """Make the follower of a new contact; the roster runs it."""
 
     def joined(self, name: str, follower: F) -> None:
-        """This is now the worker called `name`, which had left or was unknown."""
+        """The contact is now the member `name`."""
 
     def left(self, name: str, follower: F) -> None:
-        """It is no longer. It may still finish what it has begun."""
+        """The contact is no member any more, but may finish what it has begun."""
 
     def ended(self, follower: F) -> None:
         """The follower has stopped."""
 
     def changed(self) -> None:
-        """Nobody came or left, but `is_settled` may differ."""
+        """Membership is the same, but `is_settled` may have changed."""
 
 
 class Contact:
@@ -82,7 +82,7 @@ class Contact:
 
     @property
     def rank(self) -> tuple[bool, bool, str]:
-        """The lowest of those with one name is the member."""
+        """Of several contacts with one name, the lowest rank is the member."""
         return not self.is_listed, not self.is_live, self.endpoint.address
 
 
@@ -125,7 +125,7 @@ class Roster(Generic[F]):
 
     @property
     def is_settled(self) -> bool:
-        """False while somebody may be there of whom nothing is known."""
+        """False while there may be a worker that nothing is known of yet."""
         is_known = all(contact.name or contact.refusal for contact in self._contacts.values())
         return is_known and all(source.has_answered for source in self._sources)
 
@@ -175,7 +175,7 @@ class Roster(Generic[F]):
             del found[self._max_workers :]
         if num_ignored > self._num_ignored:
             log.error(
-                "too many workers were found; the rest is ignored",
+                "more workers found than discovery.max_workers; ignoring the rest",
                 extra={"fields": {"max_workers": self._max_workers, "ignored": num_ignored}},
             )
         self._num_ignored = num_ignored
@@ -256,7 +256,7 @@ class Roster(Generic[F]):
         self._settle(contact.name)
 
     def _release(self, contact: Contact) -> None:
-        """The worker at this endpoint is nobody's member any more."""
+        """Remove the contact from the members."""
         if timer := self._forgetting.pop(contact.number, None):
             timer.cancel()
         name, contact.name = contact.name, ""

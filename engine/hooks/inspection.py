@@ -164,7 +164,7 @@ def publish_prefill(original, scheduler, batch, *args, **kwargs):
 
 
 def prefill_ended(_result, _scheduler, batch, *_args):
-    """The results of this batch are there."""
+    """The results of the batch have arrived."""
     for request in batch.reqs:
         _prefilling.pop(id(request), None)
 

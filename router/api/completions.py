@@ -277,7 +277,7 @@ def _describe(span: Span, request: RequestState, route: str, client: ClientAnswe
 
 @lru_cache(maxsize=1024)
 def _signature(fingerprint: str, engine_model: str, requested_model: str, hides_cached_tokens: bool) -> Signature:
-    """Requests for one target share it: it has no state."""
+    """Shared by all requests for a target, as it has no state."""
     return Signature(
         fingerprint,
         engine_model=engine_model,

@@ -72,7 +72,7 @@ def _state_route(guard: _Guard, state: ConsoleState) -> Route:
 
 
 class _Asgi:
-    """An ASGI application that Starlette does not take for a function of a request."""
+    """An ASGI application as an object: Starlette would take a function for a request handler."""
 
     def __init__(self, app: Any) -> None:
         self._app = app
@@ -82,7 +82,7 @@ class _Asgi:
 
 
 class _Guard:
-    """Keeps other sites' pages out of a router that asks for no key: a browser would send their calls, too."""
+    """Rejects calls from other sites' pages where the router asks for no key: a browser would send those, too."""
 
     def __init__(self, config: RouterConfig, listens_at: str) -> None:
         self._asks_for_keys = config.auth is not None
@@ -111,7 +111,7 @@ class _Guard:
 
 
 def _split(url: str) -> SplitResult:
-    """Raise ConsoleRefused for what is no URL, as `//[`. No browser sends it."""
+    """Raise ConsoleRefused for a malformed URL such as `//[`, which no browser sends."""
     try:
         return urlsplit(url)
     except ValueError as error:

@@ -58,7 +58,7 @@ class ConsoleState:
             return Response(self._made, headers=HEADERS, media_type="application/json")
 
     def own(self) -> bytes:
-        """What this process adds to the whole, for a sibling that answers."""
+        """This process's part of the state, for the sibling that answers."""
         return msgspec.json.encode(self._own())
 
     async def _state(self) -> dict[str, Any]:

@@ -30,7 +30,7 @@ class Breaker:
         self._timer: asyncio.TimerHandle | None = None
 
     def failed(self) -> None:
-        """A call to the engine broke, or what waits there makes no progress."""
+        """Note a broken call, or a request there that makes no progress."""
         self._num_failures += 1
         if self._num_failures < _FAILURES or (self._timer is not None and not self._is_probed):
             return  # calls that had begun before it was blocked
@@ -48,14 +48,14 @@ class Breaker:
             self.reset()
 
     def placed(self) -> None:
-        """A request goes there. If it is the probe, no other one follows before its outcome, or another rest."""
+        """Note a request that was sent there. After the probe, none follows before its outcome or the next rest."""
         if self._is_half_open:
             self._is_half_open, self._is_probed = False, True
             self._timer = asyncio.get_running_loop().call_later(self._rest_s, self._half_open)
             self._set(True)
 
     def reset(self) -> None:
-        """Forget everything, as for another engine."""
+        """Forget everything: the worker has another engine."""
         self._num_failures, self._rest_s = 0, _FIRST_REST_S
         self._is_half_open = self._is_probed = False
         self._stop_timer()

@@ -127,7 +127,7 @@ class Fleet:
     def watch(self, view: WorkerView, on_loss: Loss) -> Watch:
         """Call `on_loss` once when the engine of `view` is lost, at once if it already is.
 
-        That its worker has left is no loss: its engine may still finish what it has begun.
+        A worker that has left the fleet is not lost: its engine may still finish what it has begun.
         """
         link = self._links.get(view.contact)
         watch = Watch(self._watches.get(view.contact, set()), view, on_loss)
@@ -245,7 +245,7 @@ class Fleet:
         return Observed(view.name, load, link is not None and link.view.is_connected)
 
     def _is_member(self, view: WorkerView) -> bool:
-        """False for a worker that has left, or waits for a name."""
+        """False for a worker that has left, or whose name another worker has."""
         member = self._views.get(view.name)
         return member is not None and member.contact == view.contact
 

@@ -1,4 +1,4 @@
-"""Notices that nothing moves: the workers that a request waits for report no progress."""
+"""Detects stalls: none of the workers that a request waits for reports progress."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from router.fleet.fleet_state import FleetState
 def has_room(
     fleet: FleetState, *, queue_s: float, worker_sequences: int, coming_tokens: float, coming_sequences: float
 ) -> bool:
-    """True also if there is no worker, for which nothing should wait here.
+    """True also without any worker: such requests fail at once instead of waiting.
 
     A worker has room that would read its prompts within `queue_s` and has fewer than `worker_sequences` of this
     router's. Prompts that are on their way to no worker yet fill the room of the first ones. Ends at the first worker

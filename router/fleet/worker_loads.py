@@ -94,7 +94,7 @@ class WorkerLoad:
 
 
 class WorkerLoads(Mapping[str, WorkerLoad]):
-    """The loads by worker name. A worker that nothing is known of has no load."""
+    """The loads by worker name. An unknown worker has no load."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._loads: dict[str, WorkerLoad] = {}

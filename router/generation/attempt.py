@@ -30,7 +30,7 @@ class _Gap:
         self._timer: asyncio.TimerHandle | None = None
 
     def expect(self, gap_s: float) -> None:
-        """Something happens again within `gap_s` of `last_at`, and so on until `end`."""
+        """Require something to happen within `gap_s` of `last_at`, again and again until `end`."""
         self._gap_s = gap_s
         self.end()
         self._check()
@@ -128,7 +128,7 @@ class Attempt:
                 self._deadline = None
 
     def _expect_output(self, timeout_s: float) -> None:
-        """Let the call fail if its output has not come by then. Replaces an earlier deadline."""
+        """Fail the call if its output has not arrived by then. Replaces an earlier deadline."""
         if self._deadline is not None:
             self._deadline.cancel()
         # Not `asyncio.timeout`, which costs a request several times as much.
@@ -143,7 +143,7 @@ class Attempt:
         return "the first token" if self._is_streaming else "the answer"
 
     def _begun(self, first: bytes) -> bytes:
-        """The first output, checked. From now on neither losing contact with the agent nor a hang ends anything."""
+        """Check the first output. From now on neither lost contact nor a suspected hang ends the attempt."""
         self._is_complete = not self._is_streaming
         self._check(first)
         self._watch.needs_contact = self._watch.needs_progress = False

@@ -1,4 +1,4 @@
-"""The way back to a client. uvicorn's protocol reads requests; answers are written straight to the transport.
+"""Writes answers straight to a client's transport; uvicorn's protocol reads the requests.
 
 ASGI would cost a message, several coroutines and a task's step per event. What uvicorn's code relies on is kept: its
 `RequestResponseCycle` knows whether the response has begun and ended, so keep-alive, pipelining and shutdown work.
@@ -31,7 +31,7 @@ class Source(Protocol):
 
 
 class ClientConnection:
-    """One request's way back to its client."""
+    """Writes the answer to one request."""
 
     def __init__(self, protocol: ClientProtocol) -> None:
         self.is_lost = False
@@ -89,7 +89,7 @@ class ClientConnection:
         self._end(self._head(status, headers, len(body)) + body)
 
     async def is_drained(self, timeout_s: float) -> bool:
-        """Whether the client reads, within that time, until no more than the low-water mark is buffered."""
+        """Wait until no more than the low-water mark is buffered; False if that takes longer."""
         flow = self._protocol.flow
         if not flow.write_paused:
             return True

@@ -95,7 +95,7 @@ class ClientConnections:
         return len(self._open)
 
     def add(self, connection: Connection) -> bool:
-        """Take a new connection; False if there are too many. The oldest one that has no request makes way for it."""
+        """Add a connection, closing the oldest idle one if there are too many; False if none is idle."""
         limits, address = self.limits, connection.address
         if self._by_address[address] >= limits.max_connections_per_address:
             return self._make_room(connection, address) and self._add(connection)

@@ -1,1 +1,1 @@
-"""Who makes a request, and what that permits."""
+"""Authentication and authorization: keys, tokens, tenants, scopes, the audit log."""

@@ -34,7 +34,7 @@ Append = Callable[[Sequence[AuditEvent]], Awaitable[None]]
 
 @dataclass(slots=True)
 class ChangeNote:
-    """What a handler says of the change that it makes."""
+    """The details of a change, filled in by its handler."""
 
     object: str | None = None
     old: str | None = None  # revision
@@ -42,7 +42,7 @@ class ChangeNote:
 
 
 def begin_note(scope: MutableMapping[str, Any]) -> None:
-    """Have a request be a change, which its guard writes to the log, with the outcome, when it ends."""
+    """Mark a request as a change: at its end its guard writes the note, with the outcome, to the log."""
     scope[_NOTE_KEY] = ChangeNote()
 
 
@@ -52,10 +52,10 @@ def note_of(scope: MutableMapping[str, Any]) -> ChangeNote:
 
 
 class AuditLog:
-    """Events on their way to a file or a database, in order. They wait while it cannot be reached."""
+    """Queues events for a file or a database, in order, and keeps them while it is unreachable."""
 
     def __init__(self, append: Append, on_lost: Callable[[int], None] = lambda _: None) -> None:
-        """`on_lost` is told of events that could not be kept."""
+        """`on_lost` is called with the number of events that had to be dropped."""
         self._append = append
         self._on_lost = on_lost
         self._waiting: deque[AuditEvent] = deque()
@@ -67,7 +67,7 @@ class AuditLog:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Inside, events are written. What waits at the end is tried once more."""
+        """Write events inside the block. At its end, what is still queued is tried once more."""
         task = asyncio.create_task(self._run(), name="audit log")
         try:
             yield
@@ -131,7 +131,7 @@ class AuditLog:
                     await asyncio.sleep(_RETRY_S)
 
     async def _write_batch(self) -> bool:
-        """Write the oldest events. False if that failed; they wait, then."""
+        """Write the oldest events. False if that failed; they stay queued."""
         batch = [self._waiting[index] for index in range(min(_BATCH, len(self._waiting)))]
         number = self._num_written
         try:

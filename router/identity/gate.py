@@ -20,7 +20,7 @@ _HOW = "send `Authorization: Bearer KEY`, once"
 
 
 class Tokens(Protocol):
-    """What verifies tokens that are no keys."""
+    """Verifies bearer tokens that are not API keys."""
 
     def known(self, token: str) -> Principal | None:
         """The holder of a token that was verified before. Raises Unauthenticated for one that was refused before."""
@@ -32,7 +32,7 @@ class Tokens(Protocol):
 
 
 class Gate:
-    """Says who makes a request. Without `auth` that is anybody, who may do everything."""
+    """Authenticates requests. Without `auth`, every request has a principal that may do everything."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class Gate:
         self._public_paths = PUBLIC_PATHS.union(more_public_paths)
 
     def known(self, scope: dict[str, Any]) -> Principal | None:
-        """Who makes a request; None if its token must be `verified`.
+        """The principal of a request; None if its token must first be `verified`.
 
         Raises Unauthenticated, CredentialInQuery and IdentityUnavailable.
         """
@@ -65,7 +65,7 @@ class Gate:
         raise Unauthenticated("the API key is not valid")
 
     async def verified(self, scope: dict[str, Any]) -> Principal:
-        """Who makes a request with a token that is not known yet. Raises Unauthenticated and IdentityUnavailable."""
+        """The principal of a request whose token is not known yet. Raises Unauthenticated and IdentityUnavailable."""
         assert self._tokens is not None
         return await self._tokens.verified(_credential_in(scope))
 

@@ -33,7 +33,7 @@ PublicKeys = Mapping[str | None, jwt.PyJWK]  # by key id
 
 
 class IssuerError(Exception):
-    """The issuer's keys cannot be had. The message says why."""
+    """The issuer's keys cannot be read. The message says why."""
 
 
 class _Metadata(msgspec.Struct):
@@ -89,7 +89,7 @@ class Issuer:
     """An issuer's keys as last read, for the event loop."""
 
     def __init__(self, config: OidcConfig, on_change: Callable[[], None]) -> None:
-        """`on_change` is called after other keys were read: what the old ones verified is in doubt."""
+        """`on_change` is called when the keys have changed: tokens verified by the old ones must be verified again."""
         self.config = config
         self._on_change = on_change
         self._keys: PublicKeys = {}
@@ -99,7 +99,7 @@ class Issuer:
         self._threads = ThreadPoolExecutor(1, "issuer")
 
     async def run(self) -> None:
-        """Read the keys now and again, until cancelled."""
+        """Read the keys periodically, until cancelled."""
         try:
             while True:
                 await self._read_once()
@@ -119,7 +119,7 @@ class Issuer:
         return found
 
     async def _read_once(self) -> None:
-        """Read the keys, once for all who wait for that."""
+        """Read the keys, once for all callers that wait."""
         if self._reading is None:
             self._reading = asyncio.create_task(self._read(), name="read issuer's keys")
             self._reading.add_done_callback(self._forget_reading)
@@ -138,7 +138,7 @@ class Issuer:
             self._error = error if isinstance(error, IssuerError) else IssuerError("it did not answer in time")
             if not had_failed:
                 fields |= {"reason": str(self._error)}
-                log.warning("issuer's keys not read; those known are kept", extra={"fields": fields})
+                log.warning("issuer's keys could not be read; keeping the known ones", extra={"fields": fields})
         else:
             self._error = None
             if had_failed:

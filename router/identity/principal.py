@@ -1,4 +1,4 @@
-"""Who makes a request. Every handler finds it in the ASGI scope."""
+"""The principal of a request: the holder of its key or token. Every handler finds it in the ASGI scope."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ NOBODY = Principal("", "nobody", frozenset())  # on public paths
 
 
 def set_principal(scope: dict[str, Any], principal: Principal) -> None:
-    """Note who makes a request."""
+    """Record the principal of a request."""
     scope[_SCOPE_KEY] = principal
 
 
 def principal_of(scope: Mapping[str, Any]) -> Principal:
-    """Who makes a request. Authentication comes before every handler, so somebody is known."""
+    """Who makes a request. The principal, which authentication has set before any handler runs."""
     return scope[_SCOPE_KEY]
 
 

@@ -1,4 +1,4 @@
-"""Checks at the start, before a router serves: nobody serves openly, or with no key at all, without having said so."""
+"""Startup checks: no router serves without authentication, or without any usable key, unless it is configured to."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How much of each revision is asked for: seconds of reading per second, with exponential decay."""
+"""The demand for each revision: seconds of prefill per second, with exponential decay."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ class Siblings:
 
     @property
     def router_id(self) -> str:
-        """The same for all of them, and another one after the router's next start: its folder's name is random."""
+        """Shared by all processes of a router, and new at each start: it comes from their folder's random name."""
         return self.folder.name.rpartition("-")[2]
 
     @asynccontextmanager

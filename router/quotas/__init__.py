@@ -1,1 +1,1 @@
-"""What tenants may use: limits of rates and of what is in use at a time. Pure of clocks and databases."""
+"""Quotas of tenants: limits of rates and of concurrent use. Clocks and databases are passed in."""

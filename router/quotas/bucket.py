@@ -1,4 +1,4 @@
-"""A bucket of tokens: a rate over time, with room for what an idle client has saved up.
+"""A token bucket: a rate over time, with room for bursts after a pause.
 
     level <= capacity           grows by `rate` each second
     a request of cost c         is admitted at level >= min(c, capacity), and takes c
@@ -6,8 +6,8 @@
 So a request larger than the bucket is admitted when the bucket is full, and leaves a debt. Over any time t, admitted
 requests take at most capacity + rate x t, and the excess of the last one.
 
-Beside many small requests a large one would never find as much as it needs. So from when one is refused, half of what
-is added is saved for requests as large (`due`), until one is admitted, or its client does not try again in time.
+A steady stream of small requests would starve a large one. So once a request is refused, half of what is added is
+reserved for requests of its size (`due`), until one is admitted or its client does not retry in time.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Bucket:
         self.saved = 0.0  # of the level, for requests as large as `due`
 
     def refill(self, now: float) -> None:
-        """Let the time since the last refill pass."""
+        """Add what has accumulated since the last refill."""
         if now > self.at:
             grown = (now - self.at) * self.local_rate
             self.level = min(self.capacity, self.level + grown)
@@ -62,7 +62,7 @@ class Bucket:
     def wait_s(self, amount: float) -> float:
         """Seconds until `amount` can be taken; 0: now. Call `refill` before.
 
-        What is said of a request that has been refused before holds if others take all that is not saved for it.
+        For a request that was refused before, an upper bound: others may take all that is not reserved for it.
         """
         level = self.level - self.saved if amount < self.due else self.level
         if level + self.elsewhere * self.part >= amount:
@@ -74,7 +74,7 @@ class Bucket:
         return max(missing, _ROUNDING) / (self.rate * (1 - _SAVED) if is_shared else self.rate)
 
     def reserve(self, amount: float, wait_s: float) -> None:
-        """A request for `amount` is refused, and told to wait so long: save for it. Call `refill` before."""
+        """Begin to reserve for a request that was refused and told to retry after `wait_s`. Call `refill` before."""
         amount = min(amount, self.capacity)
         if amount >= self.due:
             if not self.due:
@@ -82,11 +82,11 @@ class Bucket:
             self.due, self.due_until = amount, self.at + wait_s + _KEPT_S
 
     def save(self, added: float) -> None:
-        """So much was added to the level: save the part of it that is for the large request."""
+        """Note that the level has grown, and reserve the large request's part of it."""
         self.saved = min(self.due, self.saved + added * _SAVED)
 
     def serve(self, amount: float) -> None:
-        """Take what `wait_s` permits to a request."""
+        """Admit a request that `wait_s` permits."""
         self.take(amount)
         if amount >= self.due:
             self.due = self.saved = 0.0
@@ -107,12 +107,12 @@ class Bucket:
 
     @property
     def is_idle(self) -> bool:
-        """As new: forgetting it loses nothing."""
+        """Whether it is full, so that it can be forgotten."""
         return self.level >= self.capacity
 
 
 class Gauge:
-    """A limit of what is in use at a time. Half of what becomes free is saved for the largest request refused, too."""
+    """A limit of concurrent use. Here too, half of what becomes free is reserved for the largest refused request."""
 
     __slots__ = (
         "allowed", "due", "due_since", "due_until", "kept", "kept_until", "limit", "peak", "refused", "rests_until",
@@ -134,15 +134,15 @@ class Gauge:
         self.saved = 0.0  # of what is free, for requests as large as `due`
 
     def refill(self, now: float) -> None:
-        """Let time pass."""
+        """End a reservation that has expired."""
         if self.due and now >= self.due_until:  # in vain: the others' turn, for as long
             self.rests_until = 2 * self.due_until - self.due_since
             self.due = self.saved = 0.0
 
     def can_take(self, amount: float, has: float = 0.0) -> bool:
-        """Whether `amount` more may be in use, for a request that has `has` already.
+        """Whether a request that holds `has` may take `amount` more.
 
-        One request larger than the limit may not.
+        False for a request that is larger than the whole limit.
         """
         unit = has + amount
         if unit > self.limit:
@@ -154,7 +154,7 @@ class Gauge:
         return False
 
     def wanted(self, now: float) -> float:
-        """What would be in use, had nothing been refused. For a lease: the next one begins anew."""
+        """The use if nothing had been refused since the last call: what a lease should ask for."""
         if now >= self.kept_until:
             self.kept = self.unit = 0.0
         if self.refused and self.peak >= self.kept:
@@ -165,20 +165,20 @@ class Gauge:
         return min(wanted, self.limit)
 
     def reserve(self, unit: float, now: float) -> None:
-        """A request for so much is refused: save for it. Call `refill` before."""
+        """Begin to reserve for a refused request of this size. Call `refill` before."""
         if self.due <= unit <= self.limit and now >= self.rests_until:
             if not self.due:
                 self.due_since, self.saved = now, max(0.0, self.allowed - self.used) * _SAVED
             self.due, self.due_until = unit, min(now + _KEPT_S, self.due_since + _SAVING_S)
 
     def take(self, amount: float) -> None:
-        """Use more, or less."""
+        """Change the use; negative: give back."""
         self.used += amount
         if amount < 0:
             self.saved = min(self.due, self.saved - amount * _SAVED)
 
     def serve(self, unit: float) -> None:
-        """Take what `can_take` permits to a request."""
+        """Admit a request that `can_take` permits."""
         self.take(unit)
         if unit >= self.due:
             self.due = self.saved = 0.0

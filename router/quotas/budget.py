@@ -25,7 +25,7 @@ class Use:
 
 @dataclass(frozen=True, slots=True)
 class Shortage:
-    """A limit that does not permit what a request asks for."""
+    """A limit that a request would exceed."""
 
     limit: str
     most: float
@@ -68,7 +68,7 @@ class Budget:
         self.gauges = {name: Gauge(most) for name, most in gauges.items() if most is not None}
 
     def refill(self, now: float) -> None:
-        """Let time pass."""
+        """Bring every limit up to date."""
         self.used_at = now
         for bucket in self.buckets.values():
             bucket.refill(now)
@@ -76,17 +76,17 @@ class Budget:
             gauge.refill(now)
 
     def never(self, use: Use) -> Shortage | None:
-        """The limit that will not permit the use however little is taken; None if all may."""
+        """The limit that the request exceeds even with nothing else in use; None if there is none."""
         sequences = self.gauges.get(SEQUENCES)
         if sequences is None or use.sequences <= sequences.limit:
             return None
         return Shortage(SEQUENCES, sequences.limit, use.sequences, None)
 
     def shortage(self, use: Use) -> Shortage | None:
-        """The limit that is missed the longest; None if all permit the use. Takes nothing, but saves for the request.
+        """The limit with the longest wait; None if all permit the use. Takes nothing, but reserves for the request.
 
-        What is saved is kept from others. So it is saved only of tokens that are missing now, and sequences only if
-        nothing else is missing. Nor may a narrower budget refuse the request: ask that before. Call `refill` before.
+        Others cannot use what is reserved. So only tokens that are missing now are reserved, sequences only if no
+        tokens are missing, and nothing if a narrower budget refuses the request: ask that first. Call `refill` before.
         """
         worst, longest_s = None, 0.0
         missing: list[tuple[Bucket, float]] = []
@@ -107,7 +107,7 @@ class Budget:
         return worst
 
     def take(self, use: Use) -> None:
-        """Take what `shortage` permits."""
+        """Admit a use that `shortage` permits."""
         for name, bucket in self.buckets.items():
             if name not in (REQUESTS, PUSHES):
                 bucket.serve(_reserved(name, bucket, use))
@@ -151,6 +151,6 @@ class Budget:
 
 
 def _reserved(name: str, bucket: Bucket, use: Use) -> float:
-    """What a request takes at first. Few generate all the tokens that they ask for, so that makes no debt."""
+    """What a request takes on admission. Few generate all the tokens that they ask for, so this creates no debt."""
     amount = getattr(use, name)
     return min(amount, bucket.capacity) if name == OUTPUT else amount

@@ -27,7 +27,7 @@ def share_out(budget: Budget, num_sharing: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What was asked, to whom the answers belong."""
+    """What was asked, and the limits that the answers are for."""
 
     rates: Sequence[tuple[Bucket, RateAsk]]
     gauges: Sequence[tuple[Gauge, GaugeAsk]]
@@ -81,14 +81,14 @@ def answered(asked: Asked, leases: Leases) -> None:
 
 
 def not_answered(asked: Asked) -> None:
-    """Nobody knows of the asks: make them again."""
+    """The asks did not arrive: make them again."""
     for bucket, each in asked.rates:
         bucket.advance += each.advance
         bucket.wanted = max(bucket.wanted, each.wanted / _AHEAD)
 
 
 def alone(budgets: Iterable[Budget | None], num_sharing: int) -> None:
-    """The database does not answer: each router has its equal part of every limit meanwhile."""
+    """Take an equal part of every limit while the database does not answer."""
     for budget in budgets:
         if budget is None:
             continue

@@ -59,7 +59,7 @@ class Quotas:
         metrics.quota_use.read = self.used_shares
 
     def used_shares(self) -> dict[tuple[str, str], float]:
-        """How much of each limit of a tenant is used, by (label, limit): 1 refuses. Of `OTHERS`, the most of any."""
+        """The used share of each tenant's limits, by (label, limit); 1 is exhausted. `OTHERS` has the largest."""
         now, shares = self._clock(), dict[tuple[str, str], float]()
         for subject, budget in self.budgets.items():
             if budget is None or not subject.startswith(_TENANT):
@@ -115,7 +115,7 @@ class Quotas:
         return self._clock()
 
     def take_push(self, tenant: str) -> None:
-        """Somebody imports or pushes a revision for the tenant. Raises QuotaExceeded."""
+        """Count an import or a push for the tenant. Raises QuotaExceeded."""
         most = None if self._config is None else self._config.of_tenant(tenant).pushes_per_hour
         if most is None:
             return
@@ -140,7 +140,7 @@ class Quotas:
     def is_new_grammar(self, tenant: str, grammar: int) -> bool:
         """Whether the tenant has not used this grammar recently; then engines have to compile it.
 
-        By tenant, because a count that depends on other tenants would tell of their grammars.
+        Counted by tenant: a shared count would reveal other tenants' grammars.
         """
         return grammar not in self._grammars.get(tenant, ())
 
@@ -217,7 +217,7 @@ class Quotas:
 
 
 class Admission:
-    """Of a request that nobody counts."""
+    """The admission of a request that is not counted."""
 
     __slots__ = ()
 
@@ -234,7 +234,7 @@ class Admission:
         return False
 
     def take_bytes(self, num_bytes: int) -> None:
-        """So many bytes of the body have arrived. Raises QuotaExceeded."""
+        """Count bytes of the body that have arrived. Raises QuotaExceeded."""
 
     def take(self, use: Use, adapter: str | None, grammar: int | None) -> None:
         """Take what the request asks for. Raises QuotaExceeded, having taken nothing.

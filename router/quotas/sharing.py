@@ -51,7 +51,7 @@ class Sharing:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Inside, leases are renewed. At the end all are given back."""
+        """Renew leases inside the block, and give all back at its end."""
         task = asyncio.create_task(self._run(), name="quota leases")
         try:
             yield
@@ -93,7 +93,7 @@ class Sharing:
         if self._was_answered:
             self._was_answered = False
             log.warning(
-                "quotas are not shared: each router takes its part",
+                "quota database unreachable: using an equal part of each limit",
                 extra={"fields": {"reason": str(error)}},
                 exc_info=None if isinstance(error, AdapterError) else error,
             )

@@ -102,7 +102,7 @@ class Turns:
         self._sequences_coming += turn.num_sequences
 
     def _came(self, turn: Turn, num_sequences: int) -> None:
-        """So many of its sequences count at workers now, or have ended."""
+        """Note that this many of its sequences were placed, or have ended without being placed."""
         turn.num_coming -= num_sequences
         self._sequences_coming -= num_sequences
         self._tokens_coming -= turn.prompt_tokens * num_sequences / turn.num_sequences
@@ -129,7 +129,7 @@ class Turn:
         self.granted: asyncio.Future[bool] | None = None  # None: it did not wait
 
     def placed(self) -> None:
-        """One more sequence counts at its workers."""
+        """Note that one of its sequences was placed."""
         if self.num_coming:
             self._turns._came(self, 1)
 

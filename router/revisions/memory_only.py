@@ -85,4 +85,4 @@ class MemoryOnlyRevisions:
             await self._fleet.link(worker).pin_adapter(revision_id, pinned, _CALL_TIMEOUT_S, memory_only=True)
         except RouterError as error:
             fields = {"worker": worker, "revision": revision_id, "pinned": pinned, "reason": str(error)}
-            log.info("memory-only revision not pinned or unpinned", extra={"fields": fields})
+            log.info("memory-only revision: pin or unpin failed", extra={"fields": fields})

@@ -1,4 +1,4 @@
-"""Loads whole files: every row is encoded and checked before training begins, and all faults are told at once."""
+"""Loads whole files: every row is encoded and checked before training begins, and all faults are reported at once."""
 
 from __future__ import annotations
 

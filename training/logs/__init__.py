@@ -1,1 +1,1 @@
-"""What a run tells while it goes on, under trl's names."""
+"""Logs of a run, with trl's names for metrics."""

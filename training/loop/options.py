@@ -1,4 +1,4 @@
-"""What a run does, free of where its options come from."""
+"""Options of the training loop, independent of the command line."""
 
 from __future__ import annotations
 

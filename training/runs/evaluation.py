@@ -1,4 +1,4 @@
-"""What an adapter makes of held-out rows, by the float32 reference that engines are tested against.
+"""Evaluates an adapter on held-out rows with the float32 reference that engines are tested against.
 
 Prompts are read one by one with the adapter, answers are generated over their KV cache without it (or with it, for
 positions "all"), as serving does (adapters/verification/reference.py).

@@ -12,7 +12,7 @@ _NEW_COPY = 6.0  # in loads: one copy more than demand asks for evicts another a
 
 
 class HomeScorer:
-    """What leaving an adapter's homes costs, or crowding one, or making one copy too many."""
+    """The cost of leaving an adapter's homes, of overloading one of them, and of an extra copy."""
 
     name = "home"
 

@@ -8,7 +8,7 @@ _FULL_S = 1.0  # per KV memory's worth of tokens that do not fit
 
 
 class RoomScorer:
-    """Nothing where the sequence fits. A pair's KV memory is its decode worker's, which is chosen by it."""
+    """0 where the sequence fits, and for pairs, whose KV memory is that of the decode worker (`choose_decode`)."""
 
     name = "room"
 

@@ -105,6 +105,8 @@ def test_no_pair_is_warmed_that_could_not_exchange_kv(tmp_path: Path, caplog, fi
                         await asyncio.sleep(0.01)
 
     asyncio.run(scenario())
-    (record,) = [each for each in caplog.records if each.getMessage() == "no KV can go to this decode worker"]
+    (record,) = [
+        each for each in caplog.records if each.getMessage() == "KV transfer to this decode worker is impossible"
+    ]
     assert record.fields["decode"] == "d1"
     assert (says or "it needs heads cut in 3, and this engine cuts them in 2 for another") in record.fields["reason"]

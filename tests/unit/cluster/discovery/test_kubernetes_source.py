@@ -392,7 +392,7 @@ def test_objects_beyond_the_bound_are_ignored(tmp_path: Path, monkeypatch: pytes
 
     follow(tmp_path, scenario)
     assert [each.getMessage() for each in caplog.records].count(
-        "too many objects of Kubernetes are selected; the rest is ignored"
+        "more Kubernetes objects selected than can be followed; ignoring the rest"
     ) == 1
 
 

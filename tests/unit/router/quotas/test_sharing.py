@@ -159,7 +159,7 @@ def test_without_the_database_each_router_has_its_part(error: Exception, caplog:
 
     asyncio.run(scenario())
     assert [record.message for record in caplog.records].count(
-        "quotas are not shared: each router takes its part"
+        "quota database unreachable: using an equal part of each limit"
     ) == 2  # once at each router
 
 
