@@ -7,7 +7,7 @@ import contextlib
 import ctypes
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
@@ -34,6 +34,24 @@ def kill_group(group: int, number: signal.Signals) -> None:
     """Signal every process of a group; does nothing if the group is gone."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(group, number)
+
+
+async def end_processes(
+    processes: Iterable[asyncio.subprocess.Process], grace_s: float, kill: Callable[[asyncio.subprocess.Process], None]
+) -> None:
+    """Send SIGTERM to those that run, and `kill` what is left after the grace period. Returns when all have ended."""
+    running = [process for process in processes if process.returncode is None]
+    if not running:
+        return
+    for process in running:
+        with contextlib.suppress(ProcessLookupError):
+            process.terminate()
+    ends = [asyncio.create_task(process.wait()) for process in running]
+    await asyncio.wait(ends, timeout=grace_s)
+    for process in running:
+        if process.returncode is None:
+            kill(process)
+    await asyncio.wait(ends)
 
 
 @contextlib.contextmanager

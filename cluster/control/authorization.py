@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-import inspect
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 import grpc
 
+from cluster.control.checked_calls import checked_handler
 from process.certificates.identity import OPERATOR, ROLES, ROUTER, Identity
 
 log = logging.getLogger(__name__)
@@ -61,17 +60,7 @@ class AuthorizedCalls(grpc.aio.ServerInterceptor):
         async def check(context: Any) -> None:
             await self._check(context, method, allowed)
 
-        codec = {
-            "request_deserializer": handler.request_deserializer,
-            "response_serializer": handler.response_serializer,
-        }
-        if handler.stream_unary is not None:
-            return grpc.stream_unary_rpc_method_handler(_guarded(handler.stream_unary, check), **codec)
-        if handler.unary_stream is not None:
-            return grpc.unary_stream_rpc_method_handler(_guarded(handler.unary_stream, check), **codec)
-        if handler.unary_unary is not None:
-            return grpc.unary_unary_rpc_method_handler(_guarded(handler.unary_unary, check), **codec)
-        raise NotImplementedError("a call with two streams has no rule")
+        return checked_handler(handler, check_call=check)
 
     async def _check(self, context: Any, method: str, allowed: frozenset[str]) -> None:
         caller = caller_of(context)
@@ -86,21 +75,3 @@ class AuthorizedCalls(grpc.aio.ServerInterceptor):
             await context.abort(
                 grpc.StatusCode.PERMISSION_DENIED, f"{method.rpartition('/')[2]} is not for {caller.uri}"
             )
-
-
-def _guarded(behavior: Any, check: Callable[[Any], Awaitable[None]]) -> Any:
-    if inspect.isasyncgenfunction(behavior):
-
-        async def stream(request: Any, context: Any) -> AsyncIterator[Any]:
-            await check(context)
-            async with contextlib.aclosing(behavior(request, context)) as responses:
-                async for response in responses:
-                    yield response
-
-        return stream
-
-    async def call(request: Any, context: Any) -> Any:
-        await check(context)
-        return await behavior(request, context)
-
-    return call

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
-import inspect
 import math
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 import grpc
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import DecodeError, Message
+
+from cluster.control.checked_calls import checked_handler
 
 Check = Callable[[Any], bool]
 
@@ -113,17 +113,7 @@ class BoundedRequests(grpc.aio.ServerInterceptor):
         handler = await continuation(handler_call_details)
         if handler is None:
             return handler
-        codec = {
-            "request_deserializer": _decoded_by(handler.request_deserializer),
-            "response_serializer": handler.response_serializer,
-        }
-        if handler.stream_unary is not None:
-            return grpc.stream_unary_rpc_method_handler(_checked_stream(handler.stream_unary), **codec)
-        if handler.unary_stream is not None:
-            return grpc.unary_stream_rpc_method_handler(_checked_then_stream(handler.unary_stream), **codec)
-        if handler.unary_unary is not None:
-            return grpc.unary_unary_rpc_method_handler(_checked(handler.unary_unary), **codec)
-        raise NotImplementedError("a call with two streams has no bounds")
+        return checked_handler(handler, check_request=_refuse, decode=_decoded_by(handler.request_deserializer))
 
 
 def _decoded_by(decode: Callable[[bytes], Message]) -> Callable[[bytes], Message | None]:
@@ -136,39 +126,6 @@ def _decoded_by(decode: Callable[[bytes], Message]) -> Callable[[bytes], Message
             return None
 
     return decoded
-
-
-def _checked(behavior: Any) -> Any:
-    async def call(request: Message | None, context: Any) -> Any:
-        await _refuse(request, context)
-        return await behavior(request, context)
-
-    return call
-
-
-def _checked_then_stream(behavior: Any) -> Any:
-    if not inspect.isasyncgenfunction(behavior):  # it writes its responses to the context
-        return _checked(behavior)
-
-    async def call(request: Message | None, context: Any) -> AsyncIterator[Any]:
-        await _refuse(request, context)
-        async with contextlib.aclosing(behavior(request, context)) as responses:
-            async for response in responses:
-                yield response
-
-    return call
-
-
-def _checked_stream(behavior: Any) -> Any:
-    async def call(requests: AsyncIterator[Message | None], context: Any) -> Any:
-        async def each() -> AsyncIterator[Message | None]:
-            async for request in requests:
-                await _refuse(request, context)
-                yield request
-
-        return await behavior(each(), context)
-
-    return call
 
 
 async def _refuse(request: Message | None, context: Any) -> None:

@@ -27,7 +27,7 @@ from cluster.local.ports import check_free, with_ports
 from cluster.local.process_watch import ProcessWatch
 from cluster.local.running import recorded
 from process.certificates.contexts import make_pinned_context
-from process.lifetime import kill_group, stop_signal
+from process.lifetime import end_processes, kill_group, stop_signal
 
 _FOLDER_PREFIX = "prelude-run"  # short: it holds engines' sockets, whose paths have a length limit
 _RESTART_S = 1.0
@@ -85,9 +85,9 @@ class LocalCluster:
         await asyncio.gather(*self._keepers, return_exceptions=True)
         if "router" in self._processes:
             drain_s = self.config.router.drain_timeout_s
-            await self._end({"router": self._processes.pop("router")}, drain_s + _STOP_GRACE_S)
+            await end_processes([self._processes.pop("router")], drain_s + _STOP_GRACE_S, _kill)
         drain_s = max((self.config.drain_timeout_of(name) for name in self.config.workers), default=0.0)
-        await self._end(self._processes, drain_s + _STOP_GRACE_S)
+        await end_processes(self._processes.values(), drain_s + _STOP_GRACE_S, _kill)
         self._folder.close()
         for path in shared_memory.segments() - self._segments_before:
             shared_memory.remove_if_abandoned(path)
@@ -161,18 +161,9 @@ class LocalCluster:
         worker = self.config.workers[name]
         return f"http://{worker.host}:{worker.metrics_port}"
 
-    async def _end(self, processes: dict[str, asyncio.subprocess.Process], grace_s: float) -> None:
-        for process in processes.values():
-            with contextlib.suppress(ProcessLookupError):
-                process.terminate()
-        ends = [asyncio.create_task(process.wait()) for process in processes.values()]
-        if ends:
-            await asyncio.wait(ends, timeout=grace_s)
-        for process in processes.values():
-            if process.returncode is None:
-                kill_group(process.pid, signal.SIGKILL)
-        if ends:
-            await asyncio.wait(ends)
+
+def _kill(process: asyncio.subprocess.Process) -> None:
+    kill_group(process.pid, signal.SIGKILL)  # each process leads its group
 
 
 async def _status_of(session: aiohttp.ClientSession, url: str) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import signal
 import sys
 import tempfile
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import Any
 from adapters.files.locked_folder import LockedFolder, sweep_abandoned
 from cluster.config.schema import ClusterConfig
 from cluster.errors import ConfigError
-from process.lifetime import stop_signal
+from process.lifetime import end_processes, stop_signal
 from router.processes.siblings import bound_listener
 
 _FOLDER_PREFIX = "prelude-router-"
@@ -93,14 +92,5 @@ class _Processes:
 
     async def _stop(self) -> None:
         """Let every process finish its requests within the drain timeout."""
-        left = [process for process in self._running.values() if process.returncode is None]
-        for process in left:
-            process.send_signal(signal.SIGTERM)
-        ends = [asyncio.create_task(process.wait()) for process in left]
-        if not ends:
-            return
-        await asyncio.wait(ends, timeout=self._config.router.drain_timeout_s + _STOP_MARGIN_S)
-        for process in left:
-            if process.returncode is None:
-                process.kill()
-        await asyncio.wait(ends)
+        grace_s = self._config.router.drain_timeout_s + _STOP_MARGIN_S
+        await end_processes(self._running.values(), grace_s, asyncio.subprocess.Process.kill)
