@@ -1,0 +1,59 @@
+"""Write the measured tables of the pages from bench/results/: `python -m bench.evidence`.
+
+A page marks the place of a table with the comments `<!-- table NAME -->` and `<!-- end -->`; what stands between them
+is generated. Tables hold numbers only: what they mean, and what they do not show, is the page's own text.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+from bench.evidence import adapter_tax, cold_adapters, request_path
+from bench.evidence.cells import RESULTS, ROOT, wrapped
+from bench.measuring.result_file import ResultFile
+
+__all__ = ["PAGES", "ROOT", "TABLES", "rendered", "tables_in"]
+
+PAGES = ("README.md", "docs/evidence.md", "docs/placement.md", "bench/results/README.md")
+
+_BLOCK = re.compile(r"<!-- table ([a-z0-9-]+) -->\n.*?<!-- end -->", re.DOTALL)
+
+
+def rendered(page: str) -> str:
+    """The page with every table as the results give it. Raises KeyError for a table that nothing generates."""
+    return _BLOCK.sub(lambda match: f"<!-- table {match[1]} -->\n\n{TABLES[match[1]]()}\n\n<!-- end -->", page)
+
+
+def tables_in(page: str) -> list[str]:
+    """The names of a page's tables."""
+    return [match[1] for match in _BLOCK.finditer(page)]
+
+
+def _sources() -> str:
+    lines = ["```sh"]
+    for file in map(ResultFile, sorted(RESULTS.glob("*.json"))):
+        lines += [f"# {file.path.name}: {file.machine}, commit {file.commit}", wrapped(file.command), ""]
+    return "\n".join((*lines[:-1], "```"))
+
+
+TABLES: dict[str, Callable[[], str]] = {
+    "speed": adapter_tax.speed,
+    "h200-requests": adapter_tax.h200_requests,
+    "h200-ratios": adapter_tax.h200_ratios,
+    "h200-latencies": adapter_tax.h200_latencies,
+    "h200-rank1": adapter_tax.h200_rank1,
+    "h200-history": adapter_tax.h200_history,
+    "cpu-requests": adapter_tax.cpu_requests,
+    "cpu-ratios": adapter_tax.cpu_ratios,
+    "cold-loads": cold_adapters.cold_loads,
+    "slots-h200": cold_adapters.slots_h200,
+    "catalog": cold_adapters.catalog,
+    "placement": request_path.placement_scenarios,
+    "placement-cost": request_path.placement_cost,
+    "affinity": request_path.affinity,
+    "router-cpu": request_path.router_cpu,
+    "router": request_path.router,
+    "admission": request_path.admission,
+    "sources": _sources,
+}

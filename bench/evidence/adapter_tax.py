@@ -1,0 +1,137 @@
+"""Tables of what adapters cost, on one H200 and on two CPU cores."""
+
+from __future__ import annotations
+
+from bench.evidence.cells import (
+    GPU_COUNTS,
+    columns,
+    latency_ratios,
+    markdown,
+    rates,
+    rates_and_ratios,
+    ratios,
+    result,
+    texts,
+    wrapped,
+)
+from bench.measuring.report import Ratio
+
+_LLAMA = result("adapter-tax-h200-llama-3.1-8b-rank16-unified.json")
+_LLAMA_STOCK = result("adapter-tax-h200-llama-3.1-8b-rank16-stock.json")
+_LLAMA_BEFORE = result("adapter-tax-h200-llama-3.1-8b-rank16-before.json")
+_LLAMA_SGLANG_KERNELS = result("adapter-tax-h200-llama-3.1-8b-rank16-sglang-kernels.json")
+_LLAMA_RANK1 = result("adapter-tax-h200-llama-3.1-8b-rank1-n512.json")
+_QWEN = result("adapter-tax-h200-qwen2.5-0.5b-rank16.json")
+_TINY = result("adapter-tax-cpu.json")
+_CPU_COUNTS = (1, 8, 32, 64)
+
+
+def speed() -> str:
+    rows = [
+        ("no adapters", *rates(_LLAMA, "none")),
+        ("Prelude, LoRA rank 16", *rates_and_ratios(_LLAMA, "unified_lora")),
+        ("Prelude, DiReFT rank 8", *rates_and_ratios(_LLAMA, "unified_direft")),
+        ("stock SGLang multi-LoRA, rank 16", *rates_and_ratios(_LLAMA_STOCK, "stock")),
+    ]
+    source = f"One {_LLAMA.machine}, commit `{_LLAMA.commit}`:"
+    table = markdown(("Llama-3.1-8B's sizes, requests/s", *columns(GPU_COUNTS)), rows)
+    return "\n".join((table, "", source, "", "```sh", wrapped(_LLAMA.command), "```"))
+
+
+def h200_requests() -> str:
+    rows = [
+        ("8B: no adapters", *rates(_LLAMA, "none")),
+        ("8B: Prelude, LoRA rank 16", *rates(_LLAMA, "unified_lora")),
+        ("8B: Prelude, DiReFT rank 8", *rates(_LLAMA, "unified_direft")),
+        ("8B, second run: no adapters", *rates(_LLAMA_STOCK, "none")),
+        ("8B, second run: stock SGLang multi-LoRA, rank 16", *rates(_LLAMA_STOCK, "stock")),
+        ("0.5B: no adapters", *rates(_QWEN, "none")),
+        ("0.5B: Prelude, LoRA rank 16", *rates(_QWEN, "unified_lora")),
+        ("0.5B: Prelude, DiReFT rank 8", *rates(_QWEN, "unified_direft")),
+        ("0.5B: stock SGLang multi-LoRA, rank 16", *rates(_QWEN, "stock")),
+    ]
+    return markdown(("requests/s", *columns(GPU_COUNTS)), rows)
+
+
+def h200_ratios() -> str:
+    lora, over_stock = ratios(_LLAMA, "unified_lora", "none"), ratios(_LLAMA_STOCK, "none", "stock")
+    lora_over_stock = [one * other for one, other in zip(lora, over_stock, strict=True)]
+    rows = [
+        ("8B: LoRA / no adapters", *texts(lora), "0.97"),
+        ("8B: DiReFT / no adapters", *texts(ratios(_LLAMA, "unified_direft", "none")), "0.97"),
+        ("8B: no adapters / stock: the upper bound of the next row", *texts(over_stock), ""),
+        ("8B: LoRA / stock, of two runs: the first row times the third", *texts(lora_over_stock), "2.5 at n = 512"),
+        ("0.5B: LoRA / no adapters", *texts(ratios(_QWEN, "unified_lora", "none")), "0.97"),
+        ("0.5B: DiReFT / no adapters", *texts(ratios(_QWEN, "unified_direft", "none")), "0.97"),
+        ("0.5B: no adapters / stock: the upper bound of the next row", *texts(ratios(_QWEN, "none", "stock")), ""),
+        ("0.5B: LoRA / stock", *texts(ratios(_QWEN, "unified_lora", "stock")), "2.5 at n = 512"),
+    ]
+    return markdown(("ratios of requests/s", *columns(GPU_COUNTS), "goal"), rows)
+
+
+def h200_latencies() -> str:
+    rows = [
+        (f"{model}: {kind}", *texts(latency_ratios(file, system)))
+        for model, file in (("8B", _LLAMA), ("0.5B", _QWEN))
+        for kind, system in (("LoRA", "unified_lora"), ("DiReFT", "unified_direft"))
+    ]
+    return markdown(("median latency without adapters / with", *columns(GPU_COUNTS)), rows)
+
+
+def h200_rank1() -> str:
+    systems = {"none": "no adapters", "stock": "stock SGLang multi-LoRA, rank 1"}
+    systems |= {"unified_lora": "Prelude, LoRA rank 1", "unified_direft": "Prelude, DiReFT rank 8"}
+    rows = [
+        (
+            text,
+            *rates(_LLAMA_RANK1, system, (512,)),
+            *texts(ratios(_LLAMA_RANK1, system, "none", (512,))),
+            *texts(ratios(_LLAMA_RANK1, system, "stock", (512,))),
+        )
+        for system, text in systems.items()
+    ]
+    return markdown(("8B, n = 512", "requests/s", "/ no adapters", "/ stock"), rows)
+
+
+def h200_history() -> str:
+    counts = (1, 8, 32, 128)
+    runs = {
+        "SGLang's LoRA kernels, 128 slots": _LLAMA_SGLANG_KERNELS,
+        "Prelude's expand kernel, 128 slots": _LLAMA_BEFORE,
+        "Prelude's expand kernel, 512 slots": _LLAMA,
+    }
+    rows = [
+        (text, f"`{file.commit}`", *texts(file.document["ratios"]["c/a"][str(n)] for n in counts))
+        for text, file in runs.items()
+    ]
+    return markdown(("8B, LoRA rank 16 / no adapters", "commit", *columns(counts)), rows)
+
+
+def cpu_requests() -> str:
+    counts = (0, *_CPU_COUNTS)
+    systems = {
+        "none": "no adapters",
+        "stock": "stock SGLang multi-LoRA",
+        "unified_lora": "Prelude, LoRA, unified worker",
+        "unified_direft": "Prelude, DiReFT, unified worker",
+        "pd": "Prelude, LoRA, prefill/decode pair",
+    }
+    rows = [(text, *rates(_TINY, system, counts)) for system, text in systems.items()]
+    return markdown(("requests/s, medians", *columns(counts)), rows)
+
+
+def cpu_ratios() -> str:
+    lines = (
+        ("LoRA / no adapters", Ratio("c/a", "unified_lora", "none"), "0.90"),
+        ("DiReFT / no adapters", Ratio("d/a", "unified_direft", "none"), "0.95"),
+        ("no adapters / stock: the upper bound of the next row", Ratio("a/b", "none", "stock"), ""),
+        ("LoRA / stock", Ratio("c/b", "unified_lora", "stock"), "4 at n = 32"),
+        ("a pair with n adapters / the same pair without", Ratio("e(n)/e(0)", "pd", "pd", 0), "0.97 at n = 64"),
+        ("no adapters at n / at 0: the same requests, so drift", Ratio("a(n)/a(0)", "none", "none", 0), ""),
+    )
+    measurements = _TINY.measurements
+    rows = [
+        (text, *texts(value for n in _CPU_COUNTS if (value := ratio.at(measurements, n)) is not None), goal)
+        for text, ratio, goal in lines
+    ]
+    return markdown(("median of the repeats' ratios", *columns(_CPU_COUNTS), "goal"), rows)

@@ -1,0 +1,80 @@
+"""Tables of adapters that are not in a slot, in memory or in a cache: loads, slot fills, names."""
+
+from __future__ import annotations
+
+from bench.evidence.cells import (
+    fixed,
+    markdown,
+    result,
+)
+
+_COLD = result("cold-load-cpu.json")
+_COLD_SLOW_STORE = result("cold-load-cpu-slow-store.json")
+_COLD_H200 = result("cold-load-h200.json")
+_SLOTS_H200 = result("slots-h200-llama-3.1-8b-rank16.json")
+_CATALOGS = {"SQLite": result("catalog-sqlite.json")}
+_CATALOGS["PostgreSQL"] = result("catalog-postgresql.json")
+
+
+def cold_loads() -> str:
+    lines = (
+        ("the engine's part of a load: PEFT file", "loader_peft_ms", 1, " ms", ""),
+        ("the engine's part of a load: packed file", "loader_packed_ms", 2, " ms", ""),
+        ("PEFT file / packed file", "loader_speedup", 1, "", "at least 10"),
+        ("filling a slot from a packed file", "loader_packed_to_slot_ms", 1, " ms", ""),
+        ("one cold adapter: ready after", "one_cold_ms", 0, " ms", ""),
+        ("sixteen at once: the last one ready after", "last_of_many_ms", 0, " ms", ""),
+        ("sixteen at once / one", "sixteen_over_one", 1, "", "at most 3"),
+        ("p95 of first tokens: all adapters resident", "resident_first_token_p95_ms", 0, " ms", ""),
+        ("p95 of first tokens: the same, 64 cold ones arriving", "resident_first_token_p95_with_cold_ms", 0, " ms", ""),
+        ("cold arrivals / all resident", "resident_first_token_p95_ratio", 2, "", "at most 1.25"),
+        ("requests/s: 32 adapters, memory for 32", "all_resident_requests_per_s", 1, "", ""),
+        ("requests/s: 128 adapters in turn, memory for 32", "overcommit_requests_per_s", 1, "", ""),
+        ("128 adapters / 32 adapters", "overcommit_throughput_ratio", 2, "", "at least 0.8"),
+    )
+    files = (_COLD, _COLD_SLOW_STORE, _COLD_H200)
+    rows = [
+        (text, *(fixed(file.document[key], digits) + unit if key in file.document else "" for file in files), goal)
+        for text, key, digits, unit, goal in lines
+    ]
+    delay_ms = _COLD_SLOW_STORE.document["settings"]["store_delay_ms"]
+    header = ("medians of three repeats", "folder", f"S3, answers after {delay_ms:.0f} ms", "H200, 16 cores", "goal")
+    return markdown(header, rows)
+
+
+def slots_h200() -> str:
+    settings = _SLOTS_H200.document["settings"]
+    rows = [
+        (
+            f"{row['adapters']} adapters, {settings['slots']} slots",
+            f"{row['requests_per_s']:.1f}",
+            f"{row['first_token_p50_ms']:.0f} ms",
+            f"{row['first_token_p95_ms']:.0f} ms",
+            f"{row['fills']:.0f}",
+        )
+        for row in _SLOTS_H200.document["medians"]
+    ]
+    return markdown(("medians of two loads", "requests/s", "TTFT p50", "TTFT p95", "slot fills"), rows)
+
+
+def catalog() -> str:
+    lines = (
+        ("resolving a name by SQL", "resolve_sql", "ms", 2, "1 ms at p99"),
+        ("resolving a name from a router's memory", "resolve_cached", "us", 1, "20 µs at p99"),
+        ("a page of a listing", "list_page", "ms", 1, ""),
+        ("an import's row, durable", "import", "ms", 1, ""),
+    )
+    rows = [
+        (
+            text,
+            *(
+                f"{fixed(file.document[f'{key}_{quantile}_{unit}'], digits)} {unit.replace('u', 'µ')}"
+                for file in _CATALOGS.values()
+                for quantile in ("p50", "p99")
+            ),
+            goal,
+        )
+        for text, key, unit, digits, goal in lines
+    ]
+    heads = [f"{name} {quantile}" for name in _CATALOGS for quantile in ("p50", "p99")]
+    return markdown(("1,000,000 revisions", *heads, "goal"), rows)

@@ -1,0 +1,113 @@
+"""Tables of the router: what a request costs, how long bodies hold it up, where requests are placed."""
+
+from __future__ import annotations
+
+from bench.evidence.cells import (
+    Row,
+    fixed,
+    markdown,
+    result,
+)
+from bench.measuring.report import QUIET_CORES
+
+_AFFINITY = result("affinity-cpu.json")
+_PLACEMENT = result("placement.json")
+_ROUTER = result("router-relay-cpu.json")
+_ADMISSION = result("admission-cpu.json")
+
+_ROUTER_GOALS = {
+    "cpu_us_per_event": "the gateway's, aiming at 15 µs",
+    "cpu_us_per_request": "400 µs",
+    "added_first_event_ms_p50": "2 ms, 32 at a time",
+    "added_first_event_ms_p99": "5 ms, 128 at a time",
+}
+_ROUTER_FIGURES = {
+    "cpu_us_per_event": ("CPU per streamed event", "µs", 1),
+    "cpu_us_per_request": ("CPU per short request, not streamed", "µs", 0),
+    "added_first_event_ms_p50": ("added to the first event, p50", "ms", 1),
+    "added_first_event_ms_p99": ("added to the first event, p99", "ms", 1),
+}
+_ROUTER_HEAD = ("medians", "Prelude's router", "SGLang's Rust gateway")
+
+
+def router_cpu() -> str:
+    return markdown(_ROUTER_HEAD, _router_rows("cpu_us_per_event", "cpu_us_per_request"))
+
+
+def router() -> str:
+    is_quiet = max(each["foreign_cores"] for each in _ROUTER.document["repeats"]) <= QUIET_CORES
+    keys = [key for key in _ROUTER_FIGURES if is_quiet or key.startswith("cpu_")]  # else latencies mean nothing
+    goals = [f"at most {_ROUTER_GOALS[key]}" for key in keys for _ in _ROUTER.document["ours"][key]]
+    rows = [(*row, goal) for row, goal in zip(_router_rows(*keys), goals, strict=True)]
+    return markdown((*_ROUTER_HEAD, "goal"), rows)
+
+
+def admission() -> str:
+    """The longest stops of the loops by body, and where an engine was behind the router, that of its server."""
+    rows = [
+        (
+            row["body"],
+            f"{row['num_bytes']:,}",
+            "/".join(map(str, row["status"])),
+            f"{row['router_ms']:.0f} ms",
+            "" if row["engine_ms"] is None else f"{row['engine_ms']:.0f} ms",
+        )
+        for row in _ADMISSION.document["bodies"]
+    ]
+    return markdown(("body", "bytes", "status", "router", "engine's server"), rows)
+
+
+def _router_rows(*keys: str) -> list[Row]:
+    """One for each figure and number of concurrent requests."""
+    document = _ROUTER.document
+    return [
+        (
+            f"{text}, {concurrency} at a time",
+            *(f"{fixed(document[system][key][concurrency], digits)} {unit}" for system in ("ours", "sglang_router")),
+        )
+        for key in keys
+        for text, unit, digits in (_ROUTER_FIGURES[key],)
+        for concurrency in document["ours"][key]
+    ]
+
+
+def placement_scenarios() -> str:
+    """Cold loads and p99 queue of every policy, by scenario."""
+    rows = _PLACEMENT.document["rows"]
+    policies = list(dict.fromkeys(row["policy"] for row in rows))
+    cells: dict[str, list[str]] = {}
+    for row in rows:
+        cell = f"{row['cold_loads']:,} · {1000 * row['queue_p99_s']:,.0f} ms · {row['balance']:.2f}"
+        cells.setdefault(f"{row['scenario']} ({row['distinct_adapters']:,} adapters)", []).append(cell)
+    header = ("cold loads · p99 queue · balance", *(policy.replace("_", " ") for policy in policies))
+    return markdown(header, [(name, *values) for name, values in cells.items()])
+
+
+def affinity() -> str:
+    settings, rows = _AFFINITY.document["settings"], _AFFINITY.document["rows"]
+    cells = [
+        (
+            row["policy"].replace("_", " "),
+            f"{row['cold_loads']} of {row['distinct_adapters']} ({row['cold_loads_per_adapter']:.2f} each)",
+            f"{row['first_token_p50_ms']:.0f} ms",
+            f"{row['first_token_p95_ms']:.0f} ms",
+            f"{row['requests_per_s']:.1f}",
+        )
+        for row in rows
+    ]
+    table = markdown(("placement", "cold loads of adapters in use", "TTFT p50", "TTFT p95", "requests/s"), cells)
+    source = (
+        f"{settings['num_workers']} unified workers of a tiny model, {settings['num_adapters']} adapters, "
+        f"Zipf {settings['zipf']:g}, host memory for {settings['budget']} on each worker, {settings['num_requests']} "
+        f"requests, {settings['concurrency']} at a time; one run, {_AFFINITY.machine}, commit `{_AFFINITY.commit}`."
+    )
+    return "\n".join((table, "", source))
+
+
+def placement_cost() -> str:
+    cost = _PLACEMENT.document["cost"]
+    return (
+        f"One placement among {cost['prefill_workers']} prefill and {cost['decode_workers']} decode workers with "
+        f"{cost['resident_adapters']:,} resident adapters takes {cost['p50_us']:.0f} µs of CPU (p50) and "
+        f"{cost['p99_us']:.0f} µs (p99); {_PLACEMENT.machine}, commit `{_PLACEMENT.commit}`."
+    )
