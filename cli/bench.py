@@ -5,7 +5,9 @@ from __future__ import annotations
 import argparse
 import shlex
 import sys
+from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
+from functools import partial, wraps
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,8 @@ from cli import bench_load
 # Copies of bench.systems.systems.SYSTEMS and bench.systems.models.MODELS, which take long to import.
 _SYSTEMS = ("none", "stock", "unified_lora", "unified_direft", "pd")
 _MODELS = ("tiny", "qwen2.5-0.5b", "llama-3.1-8b")
+
+Run = Callable[[argparse.Namespace], None]
 
 
 def add_commands(commands: Any) -> None:
@@ -44,7 +48,7 @@ def add_commands(commands: Any) -> None:
     )
     _add_engine_options(tax)
     tax.add_argument("--quick", action="store_true", help="a smoke test: 1 and 8 adapters, one repeat, 32 requests")
-    tax.add_argument("--json", type=Path, metavar="FILE", help="write the numbers")
+    _add_json(tax)
     tax.add_argument("--plot", type=Path, metavar="FILE", help="draw a plot, .png or .svg")
     tax.set_defaults(run=_adapter_tax)
     text = "Latency of a full catalog: resolving from the database and from memory, listing, importing."
@@ -52,7 +56,7 @@ def add_commands(commands: Any) -> None:
     catalog.add_argument("--revisions", type=_positive, default=1_000_000, help="default: 1000000")
     catalog.add_argument("--adapters", type=_positive, default=100_000, help="default: 100000")
     catalog.add_argument("--database", metavar="URL", help="an empty database; default: a temporary SQLite file")
-    catalog.add_argument("--json", type=Path, metavar="FILE", help="write the numbers")
+    _add_json(catalog)
     catalog.set_defaults(run=_catalog)
     text = "Cold adapters: one load, concurrent loads, their effect on resident adapters, more adapters than memory."
     cold = benchmarks.add_parser("cold-load", help=text, description=text)
@@ -65,7 +69,7 @@ def add_commands(commands: Any) -> None:
         help="latency of the store, which is then an S3 server; default: a folder as store",
     )
     _add_engine_options(cold)
-    cold.add_argument("--json", type=Path, metavar="FILE", help="write the numbers")
+    _add_json(cold)
     cold.set_defaults(run=_cold_load)
     text = (
         "More adapters than host memory: requests/s and TTFT beside a load whose adapters fit, unified and as a pair."
@@ -84,7 +88,7 @@ def add_commands(commands: Any) -> None:
     memory.add_argument("--model", choices=_MODELS, help="whose sizes; default: tiny")
     memory.add_argument("--quick", action="store_true", help="a smoke test: few adapters and requests")
     _add_engine_options(memory)
-    memory.add_argument("--json", type=Path, metavar="FILE", help="write the numbers")
+    _add_json(memory)
     memory.set_defaults(run=_host_memory)
     text = (
         "What the router costs per streamed event and per request, and the delay it adds; beside SGLang's Rust gateway."
@@ -110,7 +114,7 @@ def add_commands(commands: Any) -> None:
     router.add_argument("--keys", action="store_true", help="also measure a router that asks for API keys")
     router.add_argument("--tls", action="store_true", help="also one with TLS for clients and, mutual, to workers")
     router.add_argument("--quick", action="store_true", help="a smoke test: 8 connections, few requests, one repeat")
-    router.add_argument("--json", type=Path, metavar="FILE", help="write the numbers")
+    _add_json(router)
     router.set_defaults(run=_router)
 
     text = "How long the costliest bodies keep the event loops of the router and of an engine from other requests."
@@ -118,7 +122,7 @@ def add_commands(commands: Any) -> None:
     admission.add_argument("--repeats", type=_positive, help="default: 3")
     admission.add_argument("--no-engine", action="store_true", help="the router only, with mock workers behind it")
     admission.add_argument("--only", help="bodies whose name has one of these words, separated by commas")
-    admission.add_argument("--json", type=Path, metavar="FILE", help="write the numbers")
+    _add_json(admission)
     admission.set_defaults(run=_admission)
 
     text = "Real workers with more adapters than memory: cold loads and TTFT with and without adapter affinity."
@@ -127,7 +131,7 @@ def add_commands(commands: Any) -> None:
     affinity.add_argument("--workers", type=_positive, help="default: 4")
     affinity.add_argument("--quick", action="store_true", help="a smoke test: 2 workers, few adapters and requests")
     _add_engine_options(affinity)
-    affinity.add_argument("--json", type=Path, metavar="FILE", help="write the numbers")
+    _add_json(affinity)
     affinity.set_defaults(run=_affinity)
     text = "Kill and stop processes of a real cluster: what clients see, within what time, and what is left behind."
     chaos = benchmarks.add_parser("chaos", help=text, description=text)
@@ -136,7 +140,7 @@ def add_commands(commands: Any) -> None:
     chaos.add_argument("--signals", type=_words, help="default: kill,stop")
     chaos.add_argument("--parts", type=_words, help="default: router,agent,server,scheduler,detokenizer")
     chaos.add_argument("--quick", action="store_true", help="a smoke test: one kill of one scheduler")
-    chaos.add_argument("--json", type=Path, metavar="FILE", help="write the numbers")
+    _add_json(chaos)
     chaos.set_defaults(run=_chaos)
     text = "A long load with clients that leave and a kill a minute: memory, descriptors, and p99 after each kill."
     soak = benchmarks.add_parser("soak", help=text, description=text)
@@ -148,13 +152,13 @@ def add_commands(commands: Any) -> None:
         "--layout", choices=("pair", "unified"), help="one pair, or two unified workers; default: unified"
     )
     soak.add_argument("--quick", action="store_true", help="a smoke test: 2 minutes, 20 adapters")
-    soak.add_argument("--json", type=Path, metavar="FILE", help="write the numbers")
+    _add_json(soak)
     soak.set_defaults(run=_soak)
     text = "Placement by itself: simulated fleets under several policies, and what one placement costs."
     placement = benchmarks.add_parser("placement", help=text, description=text)
     placement.add_argument("--placements", type=_positive, help="whose cost is measured; default: 20000")
     placement.add_argument("--quick", action="store_true", help="a smoke test: one small scenario")
-    placement.add_argument("--json", type=Path, metavar="FILE", help="write the numbers")
+    _add_json(placement)
     placement.set_defaults(run=_placement)
     text = "More adapters than slots: TTFT and requests/s of one engine that swaps adapters into prefill batches."
     slots = benchmarks.add_parser("slots", help=text, description=text)
@@ -169,9 +173,13 @@ def add_commands(commands: Any) -> None:
     slots.add_argument("--lora-rank", type=_positive, help="default: 16")
     slots.add_argument("--quick", action="store_true", help="a smoke test: 2 slots, 16 requests, one repeat")
     _add_engine_options(slots)
-    slots.add_argument("--json", type=Path, metavar="FILE", help="write the numbers")
+    _add_json(slots)
     slots.set_defaults(run=_slots)
     bench_load.add_command(benchmarks)
+
+
+def _add_json(benchmark: argparse.ArgumentParser) -> None:
+    benchmark.add_argument("--json", type=Path, metavar="FILE", help="write the numbers")
 
 
 def _add_engine_options(benchmark: argparse.ArgumentParser) -> None:
@@ -185,9 +193,27 @@ def _add_engine_options(benchmark: argparse.ArgumentParser) -> None:
     )
 
 
+_say = partial(print, flush=True)
+
+
+def _failure_ends(run: Run) -> Run:
+    """Have a benchmark that fails end the command with its message."""
+
+    @wraps(run)
+    def command(arguments: argparse.Namespace) -> None:
+        from bench.errors import BenchError
+
+        try:
+            run(arguments)
+        except BenchError as error:
+            sys.exit(f"prelude: {error}")
+
+    return command
+
+
+@_failure_ends
 def _adapter_tax(arguments: argparse.Namespace) -> None:
     from bench import adapter_tax
-    from bench.errors import BenchError
     from bench.options import Options, Shape
 
     options = Options(
@@ -208,17 +234,12 @@ def _adapter_tax(arguments: argparse.Namespace) -> None:
         reft_rank=arguments.reft_rank,
         engine_arguments=tuple(arguments.engine_arguments),
     )
-    try:
-        adapter_tax.run(
-            options, _command(sys.argv[1:]), arguments.json, arguments.plot, lambda line: print(line, flush=True)
-        )
-    except BenchError as error:
-        sys.exit(f"prelude: {error}")
+    adapter_tax.run(options, _command(), arguments.json, arguments.plot, _say)
 
 
+@_failure_ends
 def _affinity(arguments: argparse.Namespace) -> None:
     from bench import affinity
-    from bench.errors import BenchError
 
     options = affinity.QUICK if arguments.quick else affinity.Options()
     options = replace(
@@ -228,12 +249,10 @@ def _affinity(arguments: argparse.Namespace) -> None:
         device=arguments.device,
         engine_arguments=tuple(arguments.engine_arguments),
     )
-    try:
-        affinity.run(options, _command(sys.argv[1:]), arguments.json, lambda line: print(line, flush=True))
-    except BenchError as error:
-        sys.exit(f"prelude: {error}")
+    affinity.run(options, _command(), arguments.json, _say)
 
 
+@_failure_ends
 def _placement(arguments: argparse.Namespace) -> None:
     from bench import placement
     from bench.simulator.policies import POLICIES
@@ -242,15 +261,15 @@ def _placement(arguments: argparse.Namespace) -> None:
         placement.QUICK if arguments.quick else placement.SCENARIOS,
         POLICIES,
         arguments.placements or (1000 if arguments.quick else 20_000),
-        _command(sys.argv[1:]),
+        _command(),
         arguments.json,
-        lambda line: print(line, flush=True),
+        _say,
     )
 
 
+@_failure_ends
 def _slots(arguments: argparse.Namespace) -> None:
     from bench import slot_swaps
-    from bench.errors import BenchError
 
     given = {
         "slots": arguments.slots,
@@ -267,35 +286,29 @@ def _slots(arguments: argparse.Namespace) -> None:
         slot_swaps.QUICK if arguments.quick else slot_swaps.Options(),
         device=arguments.device,
         engine_arguments=tuple(arguments.engine_arguments),
-        **{name: value for name, value in given.items() if value is not None},
+        **_given(given),
     )
-    try:
-        slot_swaps.run(options, _command(sys.argv[1:]), arguments.json, lambda line: print(line, flush=True))
-    except BenchError as error:
-        sys.exit(f"prelude: {error}")
+    slot_swaps.run(options, _command(), arguments.json, _say)
 
 
+@_failure_ends
 def _catalog(arguments: argparse.Namespace) -> None:
     from bench import catalog
-    from bench.errors import BenchError
 
     words = ["URL" if "://" in word else word for word in sys.argv[1:]]  # it may hold a password
-    try:
-        catalog.run(
-            arguments.revisions,
-            arguments.adapters,
-            arguments.database,
-            _command(words),
-            arguments.json,
-            lambda line: print(line, flush=True),
-        )
-    except BenchError as error:
-        sys.exit(f"prelude: {error}")
+    catalog.run(
+        arguments.revisions,
+        arguments.adapters,
+        arguments.database,
+        _command(words),
+        arguments.json,
+        _say,
+    )
 
 
+@_failure_ends
 def _cold_load(arguments: argparse.Namespace) -> None:
     from bench import cold_load
-    from bench.errors import BenchError
 
     options = replace(
         cold_load.QUICK if arguments.quick else cold_load.Options(),
@@ -303,15 +316,12 @@ def _cold_load(arguments: argparse.Namespace) -> None:
         device=arguments.device,
         engine_arguments=tuple(arguments.engine_arguments),
     )
-    try:
-        cold_load.run(options, _command(sys.argv[1:]), arguments.json, lambda line: print(line, flush=True))
-    except BenchError as error:
-        sys.exit(f"prelude: {error}")
+    cold_load.run(options, _command(), arguments.json, _say)
 
 
+@_failure_ends
 def _host_memory(arguments: argparse.Namespace) -> None:
     from bench import host_memory
-    from bench.errors import BenchError
 
     names = (field.name for field in fields(host_memory.Options))
     given = {name: value for name in names if (value := getattr(arguments, name, None)) is not None}
@@ -319,15 +329,12 @@ def _host_memory(arguments: argparse.Namespace) -> None:
         host_memory.QUICK if arguments.quick else host_memory.Options(),
         **given | {"engine_arguments": tuple(arguments.engine_arguments)},
     )
-    try:
-        host_memory.run(options, _command(sys.argv[1:]), arguments.json, lambda line: print(line, flush=True))
-    except BenchError as error:
-        sys.exit(f"prelude: {error}")
+    host_memory.run(options, _command(), arguments.json, _say)
 
 
+@_failure_ends
 def _router(arguments: argparse.Namespace) -> None:
     from bench import router_relay
-    from bench.errors import BenchError
 
     given = {
         "concurrency": arguments.concurrency,
@@ -339,67 +346,57 @@ def _router(arguments: argparse.Namespace) -> None:
         "quotas": arguments.quotas,
         "tls": arguments.tls,
     }
-    options = replace(
-        router_relay.QUICK if arguments.quick else router_relay.Options(),
-        **{name: value for name, value in given.items() if value is not None},
+    options = replace(router_relay.QUICK if arguments.quick else router_relay.Options(), **_given(given))
+    router_relay.run(
+        options,
+        arguments.sglang_router,
+        _command(),
+        arguments.json,
+        _say,
     )
-    try:
-        router_relay.run(
-            options,
-            arguments.sglang_router,
-            _command(sys.argv[1:]),
-            arguments.json,
-            lambda line: print(line, flush=True),
-        )
-    except BenchError as error:
-        sys.exit(f"prelude: {error}")
 
 
+@_failure_ends
 def _chaos(arguments: argparse.Namespace) -> None:
     from bench import chaos
-    from bench.errors import BenchError
 
     given = {name: getattr(arguments, name) for name in ("layout", "in_flight", "signals", "parts")}
     base = chaos.QUICK if arguments.quick else chaos.Options()
-    options = replace(base, **{name: value for name, value in given.items() if value is not None})
+    options = replace(base, **_given(given))
     for name, known in (("signals", tuple(chaos.SIGNALS)), ("parts", chaos.Options().parts)):
         if unknown := set(getattr(options, name)) - set(known):
             sys.exit(f"prelude: --{name}: there is no {', '.join(sorted(unknown))}; there are {', '.join(known)}")
-    try:
-        chaos.run(options, _command(sys.argv[1:]), arguments.json, lambda line: print(line, flush=True))
-    except BenchError as error:
-        sys.exit(f"prelude: {error}")
+    chaos.run(options, _command(), arguments.json, _say)
 
 
+@_failure_ends
 def _soak(arguments: argparse.Namespace) -> None:
     from bench import soak
-    from bench.errors import BenchError
 
     given = {name: getattr(arguments, name) for name in ("minutes", "load", "adapters", "kill_every_s", "layout")}
     base = soak.QUICK if arguments.quick else soak.Options()
-    options = replace(base, **{name: value for name, value in given.items() if value is not None})
+    options = replace(base, **_given(given))
     for name in ("minutes", "load", "kill_every_s"):
         if not 0 < getattr(options, name) < 10_000:
             sys.exit(f"prelude: --{name.removesuffix('_s').replace('_', '-')} must be positive")
-    try:
-        soak.run(options, _command(sys.argv[1:]), arguments.json, lambda line: print(line, flush=True))
-    except BenchError as error:
-        sys.exit(f"prelude: {error}")
+    soak.run(options, _command(), arguments.json, _say)
 
 
+@_failure_ends
 def _admission(arguments: argparse.Namespace) -> None:
     from bench import admission
-    from bench.errors import BenchError
 
     options = admission.Options(
         repeats=arguments.repeats or admission.Options().repeats,
         engine=not arguments.no_engine,
         only=_words(arguments.only) if arguments.only else (),
     )
-    try:
-        admission.run(options, _command(sys.argv[1:]), arguments.json, lambda line: print(line, flush=True))
-    except BenchError as error:
-        sys.exit(f"prelude: {error}")
+    admission.run(options, _command(), arguments.json, _say)
+
+
+def _given(options: dict[str, Any]) -> dict[str, Any]:
+    """Without those that the command line leaves out."""
+    return {name: value for name, value in options.items() if value is not None}
 
 
 def _counts(text: str) -> tuple[int, ...]:
@@ -412,9 +409,9 @@ def _words(text: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(text.split(",")))
 
 
-def _command(words: list[str]) -> str:
+def _command(words: Sequence[str] | None = None) -> str:
     """The command line with file names instead of paths, which are specific to this machine."""
-    return " ".join(["prelude", *(Path(word).name if "/" in word else word for word in words)])
+    return " ".join(["prelude", *(Path(word).name if "/" in word else word for word in words or sys.argv[1:])])
 
 
 def _names(text: str) -> tuple[str, ...]:
