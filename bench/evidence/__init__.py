@@ -7,17 +7,28 @@ is generated. Tables hold numbers only: what they mean, and what they do not sho
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable
 
 from bench.evidence import adapter_tax, cold_adapters, request_path
 from bench.evidence.cells import RESULTS, ROOT, wrapped
 from bench.measuring.result_file import ResultFile
 
-__all__ = ["PAGES", "ROOT", "TABLES", "rendered", "tables_in"]
+__all__ = ["PAGES", "ROOT", "TABLES", "main", "rendered", "tables_in"]
 
 PAGES = ("README.md", "docs/evidence.md", "docs/placement.md", "bench/results/README.md")
 
 _BLOCK = re.compile(r"<!-- table ([a-z0-9-]+) -->\n.*?<!-- end -->", re.DOTALL)
+
+
+def main() -> None:
+    """Rewrite the pages and name those that changed."""
+    for name in PAGES:
+        before = (ROOT / name).read_text()
+        after = rendered(before)
+        if after != before:
+            (ROOT / name).write_text(after)
+            print(f"{name} updated", file=sys.stderr)
 
 
 def rendered(page: str) -> str:
