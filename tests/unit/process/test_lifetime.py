@@ -1,4 +1,4 @@
-"""Ctrl-C is never lost: not during imports, and not before the handler that stops things in order."""
+"""Processes end when they should. Ctrl-C is never lost: not during imports, and not before its handler is there."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from process.lifetime import ctrl_c_ends_process, stop_signal
+from process.lifetime import ctrl_c_ends_process, end_processes, stop_signal
 
 # Python calls some code of the import system where it can only print a KeyboardInterrupt and go on.
 SWALLOWED_IN_AN_IMPORT = """
@@ -67,3 +67,22 @@ def test_stop_signal_counts_from_the_call_on(number: signal.Signals):
     finally:
         for each, handler in before.items():
             signal.signal(each, handler)
+
+
+def test_processes_end_by_sigterm_and_those_that_ignore_it_by_the_kill():
+    async def scenario() -> None:
+        polite = await asyncio.create_subprocess_exec("sleep", "600")
+        gone = await asyncio.create_subprocess_exec("true")
+        await gone.wait()
+        await end_processes([polite, gone], 60, asyncio.subprocess.Process.kill)
+        assert (polite.returncode, gone.returncode) == (-signal.SIGTERM, 0)
+
+        deaf = await asyncio.create_subprocess_exec(
+            "sh", "-c", "trap '' TERM; echo; exec sleep 600", stdout=asyncio.subprocess.PIPE
+        )
+        assert deaf.stdout is not None
+        await deaf.stdout.readline()
+        await end_processes([deaf], 0.1, asyncio.subprocess.Process.kill)
+        assert deaf.returncode == -signal.SIGKILL
+
+    asyncio.run(scenario())
