@@ -14,7 +14,7 @@ from bench.evidence import adapter_tax, cold_adapters, request_path
 from bench.evidence.cells import RESULTS, ROOT, wrapped
 from bench.measuring.result_file import ResultFile
 
-__all__ = ["PAGES", "ROOT", "TABLES", "main", "rendered", "tables_in"]
+__all__ = ["PAGES", "RESULTS", "ROOT", "TABLES", "main", "rendered", "tables_in"]
 
 PAGES = ("README.md", "docs/evidence.md", "docs/placement.md", "bench/results/README.md")
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from bench import evidence
+from bench.evidence.cells import fixed
 from bench.measuring.result_file import ResultFile
 from cli.main import _parser
 
@@ -51,8 +52,8 @@ def test_main_rewrites_only_pages_that_differ(tmp_path: Path, monkeypatch: pytes
 
 
 def test_numbers_are_rounded_half_up():
-    assert [evidence._fixed(value, 2) for value in (1.125, 0.9448, 0.995, 2.0)] == ["1.13", "0.94", "1.00", "2.00"]
-    assert evidence._fixed(18.63, 0) == "19"
+    assert [fixed(value, 2) for value in (1.125, 0.9448, 0.995, 2.0)] == ["1.13", "0.94", "1.00", "2.00"]
+    assert fixed(18.63, 0) == "19"
 
 
 @pytest.mark.parametrize("path", sorted(evidence.RESULTS.glob("*.json")), ids=lambda path: path.stem)
