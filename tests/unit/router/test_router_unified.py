@@ -276,7 +276,7 @@ class TestFailures:
                 engine.behaviours = [hangs]
                 status, answer, _ = await cluster.post(prompt="Hi", stream=stream)
                 assert (status, answer["error"]["message"]) == (504, f"{waited_for} did not come in time")
-                await eventually(lambda: asyncio.sleep(0, engine.aborted), lambda a: engine.requests[0]["rid"] in a, 2)
+                await eventually(lambda: asyncio.sleep(0, engine.aborted), lambda a: engine.requests[0]["rid"] in a, 10)
                 if not stream:  # only the whole answer has a deadline
                     engine.behaviours = [after(0.25)]
                     assert (await cluster.post(prompt="Hi"))[0] == 200
@@ -320,9 +320,9 @@ class TestFailures:
                 await eventually(lambda: asyncio.sleep(0, engine.num_running), bool)
                 asking.cancel()
                 rid = engine.requests[0]["rid"]
-                await eventually(lambda: asyncio.sleep(0, engine.aborted), lambda aborted: rid in aborted, 2)
-                await eventually(lambda: asyncio.sleep(0, engine.num_running), lambda n: n == 0, 2)
-                await eventually(lambda: cluster.admin("/debug/requests"), lambda page: page[1] == {"requests": []}, 2)
+                await eventually(lambda: asyncio.sleep(0, engine.aborted), lambda aborted: rid in aborted, 10)
+                await eventually(lambda: asyncio.sleep(0, engine.num_running), lambda n: n == 0, 10)
+                await eventually(lambda: cluster.admin("/debug/requests"), lambda page: page[1] == {"requests": []}, 10)
                 async with cluster.http.get(f"{cluster.admin_url}/metrics") as response:
                     page = await response.text()
                 assert 'prelude_router_aborts_total{role="unified"} 1.0' in page

@@ -271,12 +271,12 @@ class TestWorkers:
 
     def test_workers_that_fail(self) -> None:
         async def scenario() -> None:
-            async with managing(2, 1, adapter_timeout_s=0.5) as cluster:
+            async with managing(2, 1, adapter_timeout_s=3) as cluster:
                 first, second = cluster.prefill
                 first.ensure_errors = [grpc.StatusCode.RESOURCE_EXHAUSTED]
                 status, answer = await ask(cluster, "POST", "/v1/adapters/a0/prewarm")
                 assert (status, answer["workers"]["p0"]["error"]["code"]) == (200, "adapter_unavailable")
-                first.ensure_delay_s = 2
+                first.ensure_delay_s = 60
                 second.ensure_errors = [AdapterIncompatible("rank 512 is over 64")]
                 status, answer = await ask(cluster, "POST", "/v1/adapters/a0/prewarm")
                 assert status in (422, 504)
