@@ -225,7 +225,7 @@ def _config(options: Options, folder: Path, layout: str, host_bytes: int) -> Clu
 def _import_adapters(options: Options, folder: Path) -> int:
     """Import random adapters for all seven projections; returns the bytes of one."""
     first = _import(options, folder, 0)  # creates the catalog
-    with ProcessPoolExecutor(os.cpu_count(), multiprocessing.get_context("spawn")) as pool:
+    with ProcessPoolExecutor(min(8, os.cpu_count() or 1), multiprocessing.get_context("spawn")) as pool:
         list(pool.map(functools.partial(_import, options, folder), range(1, options.adapters)))
     return first
 

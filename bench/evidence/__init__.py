@@ -59,6 +59,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "cpu-ratios": adapter_tax.cpu_ratios,
     "cold-loads": cold_adapters.cold_loads,
     "slots-h200": cold_adapters.slots_h200,
+    "host-memory-h200": cold_adapters.host_memory_h200,
     "catalog": cold_adapters.catalog,
     "placement": request_path.placement_scenarios,
     "placement-cost": request_path.placement_cost,

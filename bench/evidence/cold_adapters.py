@@ -12,6 +12,7 @@ _COLD = result("cold-load-cpu.json")
 _COLD_SLOW_STORE = result("cold-load-cpu-slow-store.json")
 _COLD_H200 = result("cold-load-h200.json")
 _SLOTS_H200 = result("slots-h200-llama-3.1-8b-rank16.json")
+_HOST_MEMORY_H200 = result("host-memory-h200-llama-3.1-8b-rank16.json")
 _CATALOGS = {"SQLite": result("catalog-sqlite.json")}
 _CATALOGS["PostgreSQL"] = result("catalog-postgresql.json")
 
@@ -55,6 +56,33 @@ def slots_h200() -> str:
         for row in _SLOTS_H200.document["medians"]
     ]
     return markdown(("medians of two loads", "requests/s", "TTFT p50", "TTFT p95", "slot fills"), rows)
+
+
+def host_memory_h200() -> str:
+    names = {"pair": "a pair, two GPUs", "unified": "a unified worker, one GPU"}
+    rows = [
+        (
+            f"{names[row['layout']]}: {row['adapters']} adapters",
+            f"{row['requests_per_s']:.1f}",
+            fixed(row["ratio"], 2),
+            f"{row['first_token_p50_ms']:.0f} ms",
+            f"{row['first_token_p95_ms']:.0f} ms",
+            f"{row['loads']:.0f}",
+            "at least 0.8" if row["ratio"] != 1 else "",
+        )
+        for row in _HOST_MEMORY_H200.document["medians"]
+    ]
+    room = _HOST_MEMORY_H200.document["settings"]["room"]
+    header = (
+        f"medians of two loads, memory for {room}",
+        "requests/s",
+        "ratio",
+        "TTFT p50",
+        "TTFT p95",
+        "loads",
+        "goal",
+    )
+    return markdown(header, rows)
 
 
 def catalog() -> str:
