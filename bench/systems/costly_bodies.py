@@ -84,6 +84,8 @@ def admitted(model: str, context_length: int, max_choices: int, num_biases: int 
         completion("32 stop strings", prompt="the", stop=["x" * 32] * 32),
         completion(f"{num_biases:,} biases", prompt="the", logit_bias={str(n): 1.5 for n in range(num_biases)}),
         completion("100 log-probabilities", prompt="the", logprobs=100, max_tokens=16),
+        chat("2,500 tokens with 100 alternatives each", **_many_log_probabilities("logprobs", True, top_logprobs=100)),
+        completion("2,500 tokens of a completion, the same", prompt="the", **_many_log_probabilities("logprobs", 100)),
         completion("log-probabilities of a prompt", prompt=text(32_000), echo=True, logprobs=1, max_tokens=0),
         completion("log-probabilities of 16,000 tokens", prompt="~" * 16_000, echo=True, logprobs=1, max_tokens=0),
         chat("a schema with 64 optional properties", response_format=form | _schema(form, schema)),
@@ -91,6 +93,11 @@ def admitted(model: str, context_length: int, max_choices: int, num_biases: int 
         completion("a regular expression of 1 KiB", prompt="the", regex="".join(f"(a{n}|b+)c" for n in range(110))),
         CostlyBody("token ids of the most bytes", TOKENIZE, json.dumps({"prompt": text(prompt_bytes)}).encode()),
     ]
+
+
+def _many_log_probabilities(name: str, value: Any, **fields: Any) -> dict[str, Any]:
+    """Nearly `answer_logprobs` of them."""
+    return {name: value, **fields, "max_tokens": 2500, "ignore_eos": True}
 
 
 def _schema(form: dict[str, Any], schema: dict[str, Any]) -> dict[str, Any]:

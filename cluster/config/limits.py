@@ -45,6 +45,8 @@ class RequestLimits(BaseModel):
     logit_bias: Annotated[int, Field(ge=0)] = 1024  # token ids
     choice_biases: Annotated[int, Field(ge=0)] = 8192  # sequences x token ids of logit_bias
     prompt_logprobs: Annotated[int, Field(ge=1)] = 65_536  # log-probabilities of a prompt: its bytes x (1 + logprobs)
+    # Log-probabilities of an answer that is not streamed: sequences x max_tokens x (1 + alternatives).
+    answer_logprobs: Annotated[int, Field(ge=256)] = 262_144
     schema_bytes: Annotated[int, Field(ge=0)] = 32 * 1024  # of a JSON schema that output must match
     regex_bytes: Annotated[int, Field(ge=0)] = 1024  # of a regular expression, and of all those in a schema
     # Of an EBNF grammar. 0 refuses them: one of 28 bytes can occupy an engine for ever, so clients must be trusted.

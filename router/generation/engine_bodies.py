@@ -105,6 +105,8 @@ def scoring_body(
 
 def _common_fields(sequence: Sequence, model: str, rid: str, wants_prompt_logprobs: bool) -> _Fields:
     fields: _Fields = {**sequence.fields, "model": model, "rid": rid}
+    if sequence.most_tokens is not None:
+        fields["max_tokens"] = sequence.most_tokens
     if wants_prompt_logprobs and bytes(fields["logprobs"]) == b"0":
         fields["logprobs"] = 1  # for 0 engines compute no prompt log-probabilities, and their answer fails
     return fields

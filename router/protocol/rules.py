@@ -343,7 +343,8 @@ RULES: Mapping[str, Rule] = {
         _is_checked_elsewhere,
         lambda _: {},
         "a chat: boolean; else integer, 0 to 100; with `echo`, a prompt's bytes x (1 + logprobs): "
-        "`limits.prompt_logprobs` (65536)",
+        "`limits.prompt_logprobs` (65536); not streamed, n x prompts x max_tokens x (1 + alternatives): "
+        "`limits.answer_logprobs` (262144)",
     ),
     "top_logprobs": Rule(_is_checked_elsewhere, lambda _: {}, "integer, 0 to 100"),
     "stream_options": Rule(

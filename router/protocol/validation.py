@@ -63,6 +63,7 @@ class Sequence(msgspec.Struct, frozen=True):
 
     index: int  # of its choice in the answer: prompt index x n + j
     fields: Fields  # without `model`, `adapter` and `n`; `prompt` (for a score, `text` or `input_ids`) is its own
+    most_tokens: int | None = None  # to be generated, where `fields` do not say
 
 
 class ValidatedRequest(msgspec.Struct, frozen=True):
@@ -81,6 +82,7 @@ class ValidatedRequest(msgspec.Struct, frozen=True):
     wants_prompt_logprobs: bool  # `echo` with `logprobs`
     generates: bool  # False for `max_tokens` = 0 and for scores: the prompt is read, for log-probabilities
     labels: Labels | None = None  # of a score
+    most_tokens: int | None = None  # that a choice may have, where the client sets no limit and the router has to
 
     @property
     def num_choices(self) -> int:
@@ -96,7 +98,7 @@ class ValidatedRequest(msgspec.Struct, frozen=True):
                     fields[self._prompt_field(prompt)] = prompt
                 if self.seed is not None and j:
                     fields["seed"] = msgspec.Raw(str(self.seed + j).encode())
-                yield Sequence(p * self.num_per_prompt + j, fields)
+                yield Sequence(p * self.num_per_prompt + j, fields, self.most_tokens)
 
     def _prompt_field(self, prompt: msgspec.Raw) -> str:
         if self.endpoint is Endpoint.SCORE:
@@ -163,6 +165,7 @@ def validate(endpoint: Endpoint, body: bytes, limits: Limits) -> ValidatedReques
         _check_choice_biases(fields, num_choices, limits)
     if wants_prompt_logprobs:
         _check_prompt_logprobs(prompts, num_logprobs or 0, limits)
+    most_tokens = None if is_streaming else _most_tokens(endpoint, fields, num_choices, limits)
     return ValidatedRequest(
         endpoint=endpoint,
         fields={name: value for name, value in fields.items() if name not in _OURS},
@@ -176,6 +179,7 @@ def validate(endpoint: Endpoint, body: bytes, limits: Limits) -> ValidatedReques
         echoes=echoes,
         wants_prompt_logprobs=wants_prompt_logprobs,
         generates=max_tokens != 0,
+        most_tokens=most_tokens,
     )
 
 
@@ -198,6 +202,31 @@ def _check_prompt_logprobs(prompts: tuple[msgspec.Raw, ...], num_logprobs: int, 
             f"{limits.request.prompt_logprobs} are served",
             param="logprobs",
         )
+
+
+def _most_tokens(endpoint: Endpoint, fields: Fields, num_choices: int, limits: Limits) -> int | None:
+    """How many tokens a choice may have for the sake of its log-probabilities; None where the client's limit will do.
+
+    Streams need none: an answer that is not streamed is made, merged and sent as a whole. Raises InvalidField.
+    """
+    if endpoint is Endpoint.CHAT:
+        alternatives = (integer(fields, "top_logprobs", 0, INT32_MAX) or 0) if boolean(fields, "logprobs") else None
+    else:
+        alternatives = integer(fields, "logprobs", 0, INT32_MAX)
+    if alternatives is None:
+        return None
+    most = limits.request.answer_logprobs // (num_choices * (1 + alternatives))
+    given = integer(fields, "max_completion_tokens", 1, INT32_MAX) or integer(fields, "max_tokens", 0, INT32_MAX)
+    if given is None:  # a completion has 16 tokens then
+        return max(1, most) if endpoint is Endpoint.CHAT and most < limits.context_length else None
+    if min(given, limits.context_length) > most:
+        raise InvalidField(
+            f"n x prompts x max_tokens x (1 + alternatives) is {num_choices * given * (1 + alternatives)} "
+            f"log-probabilities; at most {limits.request.answer_logprobs} are served in an answer that is not "
+            f"streamed: set stream to true, or max_tokens to at most {most}",
+            param="max_tokens",
+        )
+    return None
 
 
 _OURS = BOOKKEEPING | {"model", ADAPTER}

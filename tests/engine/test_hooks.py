@@ -15,8 +15,7 @@ from engine.hooks.ledger import HOOKS, hooks_for
 
 _TOKENS = [True, [[-1.0, 5, "t5"], [-2.0, 6, "t6"], [-3.0, 5, "t5"]], [[-1.0, 5, None]]]
 _POSITIONS = [[None, [[-1.0, 5, "t5"], [-2.0, 6, "t6"]], None, [[-3.0, 5, "t5"]]], [None, None]]
-_WRITTEN = {"text_offset": [-1], "token_logprobs": [-0.5], "tokens": ["中"], "top_logprobs": [{"中": None}]}
-_LEFT = "left to FastAPI"
+_WRITTEN, _LEFT = ["a hook", True], ["FastAPI", True]  # who makes the JSON, and whether it is SGLang's
 
 # Checks of what each target does without our hook, and with it.
 EXPECTED = {
@@ -69,13 +68,18 @@ EXPECTED = {
     "tokens_are_decoded_once": (lambda seen: seen == [*_TOKENS, 6], lambda seen: seen == [*_TOKENS, 2]),
     "positions_are_decoded_at_once": (lambda seen: seen == [*_POSITIONS, 2], lambda seen: seen == [*_POSITIONS, 1]),
     "completions_are_written_in_threads": (
-        lambda seen: seen == [_LEFT, _LEFT, _LEFT, []],
-        lambda seen: seen[0][0]["logprobs"] == _WRITTEN and seen[1:] == [_LEFT, _LEFT, [False]],
+        lambda seen: seen == [*4 * [_LEFT], ["an error"]],
+        lambda seen: seen == [_WRITTEN, _WRITTEN, _LEFT, _LEFT, ["an error"]],
     ),
     "chats_are_written_in_threads": (
-        lambda seen: seen == [None, _LEFT, _LEFT, []],
-        lambda seen: seen == [None, [], _LEFT, [False]],
+        lambda seen: seen == [*4 * [_LEFT], ["an error"]],
+        lambda seen: seen == [_WRITTEN, _WRITTEN, _LEFT, _LEFT, ["an error"]],
     ),
+    "log_probabilities_of_completions_are_left_out": (
+        lambda seen: seen == ["the loop"],
+        lambda seen: seen == ["a thread"],
+    ),
+    "log_probabilities_of_chats_are_left_out": (lambda seen: seen == ["the loop"], lambda seen: seen == ["a thread"]),
     # An unload between two replies, and whether the registry and the scheduler have the adapter then; one after them.
     "loads_are_noted": (
         lambda seen: seen[:2] == ["True", [True, False]],

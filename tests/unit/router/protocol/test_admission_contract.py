@@ -13,6 +13,7 @@ from support.random_bodies import Bodies
 
 from cluster.config.limits import RequestLimits
 from router.errors import InvalidBody, RequestError
+from router.generation.engine_bodies import unified_body
 from router.protocol.field_values import Limits
 from router.protocol.fields import BOOKKEEPING, CHAT_ONLY, COMPLETIONS_ONLY, NOT_OFFERED, USER_FACING
 from router.protocol.rules import RULES
@@ -147,6 +148,32 @@ def test_a_prompt_has_no_more_than_the_context() -> None:
             complete(prompt=prompt)
     with pytest.raises(RequestError, match="more than 128 prompts"):
         complete(prompt=["x"] * 5000)
+
+
+def test_log_probabilities_of_whole_answers_are_bounded() -> None:
+    limits = Limits(128, 1000, 100_000, RequestLimits(answer_logprobs=21_000))
+    asked = {"logprobs": True, "top_logprobs": 20}
+    both = {"max_completion_tokens": 1000, "max_tokens": 9999}  # the first one counts
+    for fields in ({"max_tokens": 1000}, {"max_tokens": 500, "n": 2}, both):
+        assert chat(limits, **asked, **fields).most_tokens is None
+    for fields in ({"max_tokens": 1001}, {"max_tokens": 501, "n": 2}, {"max_completion_tokens": 1001}):
+        with pytest.raises(RequestError, match=r"at most 21000 are served in an answer that is not streamed"):
+            chat(limits, **asked, **fields)
+        assert chat(limits, **asked, **fields, stream=True).most_tokens is None
+        chat(limits, **fields)
+    with pytest.raises(RequestError, match="is 22000 log-probabilities.* max_tokens to at most 52"):
+        complete(limits, prompt=["a", "b"], n=2, logprobs=99, max_tokens=55)
+    complete(limits, logprobs=99)
+    # A model's context ends an answer, too; where nothing else does, the router has to.
+    assert chat(Limits(128, 1000, 1000, limits.request), **asked, max_tokens=10**6).most_tokens is None
+    assert chat(Limits(128, 1000, 1000, limits.request), **asked).most_tokens is None
+    assert chat(limits, logprobs=True).most_tokens == 21_000
+    found = chat(limits, **asked, n=3)
+    assert [each.most_tokens for each in found.sequences()] == [333] * 3
+    body = unified_body(next(found.sequences()), "base", "r", namespace="t", revision_id=None)
+    assert isinstance(body, bytes)
+    assert json.loads(body)["max_tokens"] == 333
+    assert chat(limits, **asked, stream=True).most_tokens is None
 
 
 def test_what_engines_do_once_per_choice_or_token_is_bounded() -> None:
