@@ -57,6 +57,7 @@ class Options:
     keys: bool = False  # also measure a router that asks for API keys
     quotas: bool = False  # also one that counts what its tenant uses, within every limit
     tls: bool = False  # also one with TLS for clients and, mutual, to its workers
+    protected: bool = False  # also one with all three
 
 
 QUICK = Options(repeats=1, concurrency=(8,), num_events=8, streams_per_connection=2, requests_per_connection=5)
@@ -66,8 +67,8 @@ QUICK = Options(repeats=1, concurrency=(8,), num_events=8, streams_per_connectio
 class Measurement:
     """One load on one system."""
 
-    # "ours", "ours_traced", "ours_keys" (with API keys), "ours_quotas", "ours_tls", "sglang_router", or
-    # "direct" without a router
+    # "ours", "ours_traced", "ours_keys" (with API keys), "ours_quotas", "ours_tls", "ours_protected" (with all three),
+    # "sglang_router", or "direct" without a router
     system: str
     concurrency: int
     is_streaming: bool
@@ -136,6 +137,9 @@ async def _measure_all(
             )
         if options.tls:
             secured = secured_router(settings, folder / "tls", options.processes)
+            systems.append(await stack.enter_async_context(secured))
+        if options.protected:
+            secured = secured_router(settings, folder / "protected", options.processes, with_everything=True)
             systems.append(await stack.enter_async_context(secured))
         if gateway is not None:
             systems.append(await stack.enter_async_context(sglang_gateway(gateway, settings, folder)))
@@ -220,7 +224,23 @@ def summary(measurements: Sequence[Measurement]) -> dict[str, Any]:
             if system != "direct" and "direct" in found:
                 direct = found["direct"][name]
                 figures[f"added_{name}"] = {n: round(value - direct[n], 3) for n, value in figures[name].items()}
+    found["over_ours"] = {system: ratios for system in found if (ratios := _over_ours(measurements, system))}
     return found
+
+
+def _over_ours(measurements: Sequence[Measurement], system: str) -> dict[str, dict[str, float]]:
+    """What a further router of Prelude's costs, as medians over the repeats of its CPU time by that of "ours"."""
+    plain = {(each.repeat, each.is_streaming, each.concurrency): each for each in measurements if each.system == "ours"}
+    found: dict[str, dict[str, list[float]]] = {}
+    for each in measurements:
+        ours = plain.get((each.repeat, each.is_streaming, each.concurrency))
+        if each.system == system and system.startswith("ours_") and ours is not None and ours.cpu_s > 0:
+            figure = "cpu_us_per_event" if each.is_streaming else "cpu_us_per_request"
+            found.setdefault(figure, {}).setdefault(str(each.concurrency), []).append(each.cpu_s / ours.cpu_s)
+    return {
+        figure: {concurrency: round(statistics.median(ratios), 3) for concurrency, ratios in by.items()}
+        for figure, by in found.items()
+    }
 
 
 def _medians(measurements: Sequence[Measurement], figure: Callable[[Measurement], float]) -> dict[str, float]:
@@ -241,13 +261,15 @@ FIGURES = (
 
 def table(document: dict[str, Any]) -> str:
     """Every figure by concurrency, the systems beside each other."""
-    names = ("ours", "ours_traced", "ours_keys", "ours_quotas", "ours_tls", "sglang_router", "direct")
+    names = ("ours", "ours_traced", "ours_keys", "ours_quotas", "ours_tls", "ours_protected", "sglang_router", "direct")
     systems = [name for name in names if name in document]
     lines = ["".join((f"{'':<52}", *(f"{name:>15}" for name in systems)))]
     for text, key, unit in FIGURES:
         for n in document["ours"][key]:
             cells = [f"{document[name][key][n]:.2f} {unit}" if key in document[name] else "" for name in systems]
             lines.append("".join((f"{text + ', ' + n + ' at a time':<52}", *(f"{cell:>15}" for cell in cells))))
+    for system, ratios in document["over_ours"].items():
+        lines.append(f"{system} / ours: {ratios}")
     return "\n".join(lines)
 
 

@@ -23,17 +23,21 @@ from typing import Any
 import aiohttp
 import psutil
 
-from bench import chaos
 from bench.errors import BenchError, SystemFailed
 from bench.measuring import provenance
 from bench.measuring.closed_loop import closed_loop
 from bench.measuring.quantile import quantile
+from bench.systems.shaken_cluster import LAYOUTS, Kind, ShakenCluster, prepare
 from cluster.errors import StartError
-from cluster.local.supervisor import LocalCluster, local_cluster
+from cluster.local.supervisor import local_cluster
 
 BACK_WITHIN_S = 30.0
 SLOW = 1.5  # times the p99 before the first kill: not back to normal
 _SAMPLE_EVERY_S = 5.0
+_WRITE_EVERY_S = 60.0
+_YOUNG_S = 60.0  # a process fills its caches
+_CLIENT_DEADLINE_S = 120.0  # after which a client gives up: a hang
+_READY_WITHIN_S = 600.0
 _MAX_IN_FLIGHT = 512  # more clients wait for nothing but each other
 _PARTS = ("agent", "server", "scheduler", "detokenizer")
 LEFT = "left"  # the outcome of a client that went away by itself
@@ -75,12 +79,16 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """Memory and descriptors of one process, or of all processes of one engine, at one time."""
+    """Memory and descriptors of one process, or of all processes of one engine, at one time.
+
+    `pid`: of its first process, which a kill changes.
+    """
 
     at_s: float
     of: str
     mib: float
     descriptors: int
+    pid: int = 0
 
 
 def run(options: Options, command: str, json_path: Path | None, progress: Callable[[str], None]) -> dict[str, Any]:
@@ -95,41 +103,54 @@ def run(options: Options, command: str, json_path: Path | None, progress: Callab
         "versions": provenance.versions(),
         "settings": asdict(options),
     }
+    document: dict[str, Any] = {**facts, "ended": "early"}
+
+    def write(found: dict[str, Any]) -> None:
+        document.update(found)
+        if json_path is not None:
+            json_path.write_text(json.dumps(document, indent=2) + "\n")
+
     with tempfile.TemporaryDirectory(prefix="prelude-bench-") as folder:
         try:
-            document = {**facts, **asyncio.run(_measure(options, Path(folder), progress))}
+            asyncio.run(_measure(options, Path(folder), write, progress))
         except StartError as error:
+            write({"ended": f"early: {error}"})
             raise SystemFailed(str(error)) from error
+        except SystemFailed as error:
+            write({"ended": f"early: {error}"})
+            raise
     progress(table(document))
-    if json_path is not None:
-        json_path.write_text(json.dumps(document, indent=2) + "\n")
     return document
 
 
-async def _measure(options: Options, folder: Path, progress: Callable[[str], None]) -> dict[str, Any]:
-    config = await asyncio.to_thread(chaos.prepare, options.layout, options.adapters, folder)
-    progress(f"starting the cluster: {', '.join(chaos.LAYOUTS[options.layout])}")
+async def _measure(
+    options: Options, folder: Path, write: Callable[[dict[str, Any]], None], progress: Callable[[str], None]
+) -> None:
+    config = await asyncio.to_thread(prepare, options.layout, options.adapters, folder)
+    progress(f"starting the cluster: {', '.join(LAYOUTS[options.layout])}")
     async with (
         local_cluster(config, folder / "logs") as cluster,
         aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0, force_close=True)) as session,
     ):
-        known = chaos.ChaosCluster(chaos.Options(layout=options.layout), cluster, session)
-        soak = _Soak(options, cluster, known)
+        known = ShakenCluster(cluster, session, deadline_s=_CLIENT_DEADLINE_S, ready_within_s=_READY_WITHIN_S)
+        soak = _Soak(options, known, write)
         await soak.learn_answers()
         capacity = await soak.capacity()
-        known.count_segments()
+        write({"capacity": round(capacity, 2)})
+        known.count_what_is_kept()
         progress(f"capacity {capacity:.1f} requests/s; load {options.load * capacity:.1f} for {options.minutes:g} min")
         await soak.load(options.load * capacity, progress)
+        write(soak.summary())
         await known.until_ready()
-        left_behind = await known.left_behind()
-        return {"capacity": round(capacity, 2), **soak.summary(), "left_behind": left_behind}
+        write({"left_behind": await known.left_behind(), "ended": "after all of the load"})
 
 
 class _Soak:
-    def __init__(self, options: Options, cluster: LocalCluster, known: chaos.ChaosCluster) -> None:
+    def __init__(self, options: Options, known: ShakenCluster, write: Callable[[dict[str, Any]], None]) -> None:
         self._options = options
-        self._cluster = cluster
         self._known = known
+        self._write = write
+        self._kind = Kind(96, options.generated_tokens)
         self._random = Random(options.seed)
         self._weights = [1 / (rank + 1) for rank in range(options.adapters)]
         self._right: dict[int, str] = {}  # by adapter
@@ -139,17 +160,18 @@ class _Soak:
 
     async def learn_answers(self) -> None:
         for adapter in range(self._options.adapters):
-            outcome, self._right[adapter] = await self._known.ask(adapter, self._options.generated_tokens)
-            if outcome != "answered":
-                raise SystemFailed(f"before the load, a request ended as: {outcome}")
+            answer = await self._known.ask(adapter, self._kind)
+            if answer.outcome != "answered":
+                raise SystemFailed(f"before the load, a request ended as: {answer.outcome}")
+            self._right[adapter] = answer.text
 
     async def capacity(self) -> float:
         """Requests/s with a fixed number of clients."""
 
         async def send(_number: int) -> None:
-            outcome, _ = await self._known.ask(self._an_adapter(), self._options.generated_tokens)
-            if outcome != "answered":
-                raise SystemFailed(f"while the capacity was measured, a request ended as: {outcome}")
+            answer = await self._known.ask(self._an_adapter(), self._kind)
+            if answer.outcome != "answered":
+                raise SystemFailed(f"while the capacity was measured, a request ended as: {answer.outcome}")
 
         return (await closed_loop(send, self._options.capacity_requests, self._options.clients)).requests_per_s
 
@@ -157,7 +179,7 @@ class _Soak:
         self._began_at = time.monotonic()
         end_s, next_kill_s = 60 * self._options.minutes, self._options.kill_every_s
         in_flight: set[asyncio.Task[None]] = set()
-        sampling = asyncio.create_task(self._sample())
+        beside = [asyncio.create_task(self._sample()), asyncio.create_task(self._write_now_and_then())]
         try:
             due_s = 0.0
             while (due_s := due_s + self._random.expovariate(requests_per_s)) < end_s:
@@ -174,28 +196,26 @@ class _Soak:
                 task.add_done_callback(in_flight.discard)
             await asyncio.gather(*in_flight)
         finally:
-            sampling.cancel()
-            for task in in_flight:
+            for task in (*beside, *in_flight):
                 task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await sampling
+            await asyncio.gather(*beside, return_exceptions=True)
 
     async def _client(self, due_s: float) -> None:
         adapter = self._an_adapter()
         patience_s = self._random.uniform(0, 1) if self._random.random() < self._options.aborted else None
         try:
             async with asyncio.timeout(patience_s):
-                outcome, text = await self._known.ask(adapter, self._options.generated_tokens)
+                answer = await self._known.ask(adapter, self._kind)
+            is_wrong = answer.outcome == "answered" and answer.text != self._right[adapter]
+            outcome = "wrong answer" if is_wrong else answer.outcome
         except TimeoutError:
-            outcome, text = LEFT, ""
-        if outcome == "answered" and text != self._right[adapter]:
-            outcome = "wrong answer"
+            outcome = LEFT
         self._answers.append(Answer(due_s, self._now_s() - due_s, outcome))  # from when it should have been sent
 
     def _kill(self) -> None:
-        workers = [(worker, part) for worker in chaos.LAYOUTS[self._options.layout] for part in _PARTS]
+        workers = [(worker, part) for worker in LAYOUTS[self._options.layout] for part in _PARTS]
         for worker, part in self._random.sample([("", "router"), *workers], len(workers) + 1):
-            with contextlib.suppress(SystemFailed, StopIteration, psutil.Error):
+            with contextlib.suppress(SystemFailed, psutil.Error):
                 self._known.process(worker, part).kill()
                 self._kills.append(Kill(self._now_s(), f"{worker} {part}".strip()))
                 return
@@ -204,9 +224,18 @@ class _Soak:
     async def _sample(self) -> None:
         while True:
             now_s = self._now_s()
-            for name, processes in await asyncio.to_thread(_processes, [*self._cluster.config.workers]):
-                self._samples.append(Sample(now_s, name, *processes))
+            for name, use in (await asyncio.to_thread(self._known.uses)).items():
+                self._samples.append(Sample(now_s, name, use.mib, use.descriptors, use.pid))
             await asyncio.sleep(_SAMPLE_EVERY_S)
+
+    async def _write_now_and_then(self) -> None:
+        while True:
+            await asyncio.sleep(_WRITE_EVERY_S)
+            now_s = self._now_s()
+            with contextlib.suppress(SystemFailed):  # nothing was answered yet
+                # In a thread: it goes through all answers, and the clients' clock must not stand still.
+                found = await asyncio.to_thread(summary, [*self._answers], [*self._kills], [*self._samples])
+                self._write({**found, "ended": f"early: after {now_s:.0f} s of the load"})
 
     def _an_adapter(self) -> int:
         return self._random.choices(range(self._options.adapters), self._weights)[0]
@@ -216,25 +245,6 @@ class _Soak:
 
     def summary(self) -> dict[str, Any]:
         return summary(self._answers, self._kills, self._samples)
-
-
-def _processes(workers: list[str]) -> list[tuple[str, tuple[float, int]]]:
-    """By name, the memory in MiB and the descriptors of the router, of each agent and of each engine's processes."""
-    found = []
-    for child in psutil.Process().children():
-        with contextlib.suppress(psutil.Error):
-            words = child.cmdline()
-            worker = next((name for name in workers if name in words), None)
-            if worker is not None:
-                found.append((f"{worker} agent", _use([child])))
-                found.append((f"{worker} engine", _use(child.children(recursive=True))))
-            elif "router" in words:
-                found.append(("router", _use([child, *child.children(recursive=True)])))
-    return found
-
-
-def _use(processes: list[psutil.Process]) -> tuple[float, int]:
-    return sum(each.memory_info().rss for each in processes) / 2**20, sum(each.num_fds() for each in processes)
 
 
 # ---- what is reported -----------------------------------------------------------------------------------------------
@@ -253,6 +263,7 @@ def summary(answers: list[Answer], kills: list[Kill], samples: list[Sample]) -> 
     return {
         "outcomes": dict(Counter(each.outcome for each in answers)),
         "wrong_answers": sum(each.outcome == "wrong answer" for each in answers),
+        "hung": sum(each.outcome == "hung" for each in answers),
         "p99_before_s": round(normal_s, 3),
         "kills": [_after(kill, until_s, answers, normal_s) for kill, until_s in zip(kills, nexts, strict=False)],
         "processes": _growth(samples),
@@ -284,7 +295,10 @@ def _after(kill: Kill, until_s: float, answers: list[Answer], normal_s: float) -
 
 
 def _growth(samples: list[Sample]) -> dict[str, Any]:
-    """By process: medians of the first and the last quarter of the run. A restarted process begins anew."""
+    """By process: medians of the first and the last quarter of the run, and growth within its longest life.
+
+    A kill begins a new life, so the run's quarters may compare two of them.
+    """
     found = {}
     end_s = max((each.at_s for each in samples), default=0.0)
     for name in sorted({each.of for each in samples}):
@@ -297,8 +311,25 @@ def _growth(samples: list[Sample]) -> dict[str, Any]:
                 "max_mib": round(max(each.mib for each in own), 1),
                 "descriptors": [statistics.median(each.descriptors for each in part) for part in (first, last)],
                 "max_descriptors": max(each.descriptors for each in own),
+                "longest_life": _longest_life(own),
             }
     return found
+
+
+def _longest_life(samples: list[Sample]) -> dict[str, Any]:
+    """Its seconds, and medians of its first and its last quarter. The time in which it fills its caches is left out."""
+    lives: dict[int, list[Sample]] = {}
+    for each in samples:
+        lives.setdefault(each.pid, []).append(each)
+    longest = max(lives.values(), key=lambda life: life[-1].at_s - life[0].at_s)
+    seconds = longest[-1].at_s - longest[0].at_s
+    old = [each for each in longest if each.at_s >= longest[0].at_s + min(_YOUNG_S, seconds / 4)]
+    quarters = old[: max(1, len(old) // 4)], old[-max(1, len(old) // 4) :]
+    return {
+        "seconds": round(seconds),
+        "mib": [round(statistics.median(each.mib for each in part), 1) for part in quarters],
+        "descriptors": [statistics.median(each.descriptors for each in part) for part in quarters],
+    }
 
 
 def table(document: dict[str, Any]) -> str:
@@ -308,9 +339,13 @@ def table(document: dict[str, Any]) -> str:
     for kill in document["kills"]:
         p99 = "-" if kill["p99_after_30_s"] is None else f"{kill['p99_after_30_s']:.3f} s"
         lines.append(f"{kill['victim']:<28}{kill['at_s']:>6.0f} s{p99:>16}{kill['is_back']!s:>7}  {kill['failed']}")
-    lines.append(f"{'process':<28}{'MiB first, last':>22}{'max':>9}{'descriptors':>18}{'max':>6}")
+    lines.append(f"{'process':<28}{'MiB first, last':>22}{'max':>9}{'descriptors':>18}{'max':>6}  longest life")
     for name, use in document["processes"].items():
         mib, descriptors = (f"{first:g}, {last:g}" for first, last in (use["mib"], use["descriptors"]))
-        lines.append(f"{name:<28}{mib:>22}{use['max_mib']:>9.0f}{descriptors:>18}{use['max_descriptors']:>6}")
+        life = use["longest_life"]
+        lines.append(
+            f"{name:<28}{mib:>22}{use['max_mib']:>9.0f}{descriptors:>18}{use['max_descriptors']:>6}  "
+            f"{life['seconds']} s, MiB {life['mib']}, descriptors {life['descriptors']}"
+        )
     lines.append(f"left behind: {document['left_behind'] or 'nothing'}")
     return "\n".join(lines)

@@ -112,6 +112,9 @@ def add_commands(commands: Any) -> None:
     )
     router.add_argument("--quotas", action="store_true", help="also measure a router with quotas")
     router.add_argument("--keys", action="store_true", help="also measure a router that asks for API keys")
+    router.add_argument(
+        "--protected", action="store_true", help="also one with keys, quotas and TLS together, and its ratios"
+    )
     router.add_argument("--tls", action="store_true", help="also one with TLS for clients and, mutual, to workers")
     router.add_argument("--quick", action="store_true", help="a smoke test: 8 connections, few requests, one repeat")
     _add_json(router)
@@ -135,7 +138,13 @@ def add_commands(commands: Any) -> None:
     affinity.set_defaults(run=_affinity)
     text = "Kill and stop processes of a real cluster: what clients see, within what time, and what is left behind."
     chaos = benchmarks.add_parser("chaos", help=text, description=text)
-    chaos.add_argument("--layout", choices=("pair", "unified"), help="one pair, or two unified workers; default: pair")
+    chaos.add_argument(
+        "--layout",
+        type=_words,
+        dest="layouts",
+        metavar="LAYOUTS",
+        help="of pair, pairs (two of each role) and unified (two workers), separated by commas; default: pair",
+    )
     chaos.add_argument("--in-flight", type=_counts, help="requests at the time of the signal; default: 0,32")
     chaos.add_argument("--signals", type=_words, help="default: kill,stop")
     chaos.add_argument("--parts", type=_words, help="default: router,agent,server,scheduler,detokenizer")
@@ -345,6 +354,7 @@ def _router(arguments: argparse.Namespace) -> None:
         "keys": arguments.keys,
         "quotas": arguments.quotas,
         "tls": arguments.tls,
+        "protected": arguments.protected,
     }
     options = replace(router_relay.QUICK if arguments.quick else router_relay.Options(), **_given(given))
     router_relay.run(
@@ -360,13 +370,17 @@ def _router(arguments: argparse.Namespace) -> None:
 def _chaos(arguments: argparse.Namespace) -> None:
     from bench import chaos
 
-    given = {name: getattr(arguments, name) for name in ("layout", "in_flight", "signals", "parts")}
+    given = {name: getattr(arguments, name) for name in ("layouts", "in_flight", "signals", "parts")}
     base = chaos.QUICK if arguments.quick else chaos.Options()
     options = replace(base, **_given(given))
-    for name, known in (("signals", tuple(chaos.SIGNALS)), ("parts", chaos.Options().parts)):
+    known_words = {"layouts": tuple(chaos.LAYOUTS), "signals": tuple(chaos.SIGNALS), "parts": chaos.Options().parts}
+    for name, known in known_words.items():
         if unknown := set(getattr(options, name)) - set(known):
-            sys.exit(f"prelude: --{name}: there is no {', '.join(sorted(unknown))}; there are {', '.join(known)}")
-    chaos.run(options, _command(), arguments.json, _say)
+            option = name.replace("layouts", "layout")
+            sys.exit(f"prelude: --{option}: there is no {', '.join(sorted(unknown))}; there are {', '.join(known)}")
+    found = chaos.run(options, _command(), arguments.json, _say)
+    if faults := chaos.faults(found["summary"]):
+        sys.exit(f"prelude: {', '.join(faults)}")
 
 
 @_failure_ends

@@ -10,7 +10,7 @@ import re
 import sys
 from collections.abc import Callable
 
-from bench.evidence import adapter_tax, cold_adapters, request_path
+from bench.evidence import adapter_tax, cold_adapters, failures, request_path
 from bench.evidence.cells import RESULTS, ROOT, wrapped
 from bench.measuring.result_file import ResultFile
 
@@ -67,5 +67,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "router-cpu": request_path.router_cpu,
     "router": request_path.router,
     "admission": request_path.admission,
+    "chaos": failures.chaos,
+    "soak": failures.soak,
     "sources": _sources,
 }

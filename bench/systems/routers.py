@@ -163,25 +163,33 @@ def _new_key(config: Path) -> str:
 
 @contextlib.asynccontextmanager
 async def secured_router(
-    settings: dict[str, WorkerSettings], folder: Path, num_processes: int
+    settings: dict[str, WorkerSettings], folder: Path, num_processes: int, *, with_everything: bool = False
 ) -> AsyncIterator[RunningSystem]:
-    """`prelude router` with TLS for its clients, and mutual TLS with workers of its own, which ask for keys."""
+    """`prelude router` with TLS for its clients, and mutual TLS with workers of its own, which ask for keys.
+
+    `with_everything`: it asks its clients for keys and counts what their tenants use, too.
+    """
+    name = "ours_protected" if with_everything else "ours_tls"
     certs = Authority(folder)
     certs.init()  # makes the folder
     own = {}
-    for name, each in settings.items():
-        certificate, key = certs.issue(Identity(each.role, name))
+    for worker, each in settings.items():
+        certificate, key = certs.issue(Identity(each.role, worker))
         ports = {field: free_port() for field in ("engine_port", "control_port", "bootstrap_port")}
-        own[name] = msgspec.structs.replace(each, tls=(str(certificate), str(key), str(certs.certificate)), **ports)
+        own[worker] = msgspec.structs.replace(each, tls=(str(certificate), str(key), str(certs.certificate)), **ports)
     certificate, key = certs.issue(Identity("router", "router"), hosts=(HOST,))
     clients = {"certificate": str(certificate), "key": str(key)}
     cluster = {"ca": str(certs.certificate), **{field: str(folder / f"{{name}}.{end}") for field, end in _FILES}}
-    port, path = our_config(own, folder, {"processes": num_processes, "tls": clients}, tls=cluster)
+    section = {"processes": num_processes, "tls": clients}
+    if with_everything:
+        section |= {"auth": {}, "quotas": _QUOTAS}
+    port, path = our_config(own, folder, section, tls=cluster)
+    client_key = _new_key(path) if with_everything else None
     words = [sys.executable, "-m", "cli.main", "router", "--config", str(path)]
     context = ssl.create_default_context(cafile=str(certs.certificate))
     with running_workers(own, folder), _process(words, folder / "router.log") as process:
-        await _until_it_answers("ours_tls", process, port, folder / "router.log", tls=context)
-        yield RunningSystem("ours_tls", port, process.pid, tls=context)
+        await _until_it_answers(name, process, port, folder / "router.log", client_key, tls=context)
+        yield RunningSystem(name, port, process.pid, client_key, tls=context)
 
 
 @contextlib.asynccontextmanager

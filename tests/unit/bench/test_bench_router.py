@@ -112,6 +112,17 @@ def test_the_summary_has_medians_per_event_and_per_request():
     assert set(found["direct"]) == {"first_event_ms_p50", "first_event_ms_p99"}
 
 
+def test_ratios_are_those_of_the_same_repeat():
+    found = summary(
+        [
+            *(measured("ours", repeat, cpu_s, 3.0) for repeat, cpu_s in enumerate((0.01, 0.02, 0.09))),
+            *(measured("ours_protected", repeat, cpu_s, 3.0) for repeat, cpu_s in enumerate((0.011, 0.03, 0.108))),
+            measured("sglang_router", 0, 0.04, 9.0),
+        ]
+    )
+    assert found["over_ours"] == {"ours_protected": {"cpu_us_per_event": {"32": 1.2}}}
+
+
 def test_another_version_of_the_gateway_is_refused(tmp_path: Path):
     python = tmp_path / "python"
     python.write_text("#!/bin/sh\necho 0.1.0\n")
@@ -126,12 +137,13 @@ def test_another_version_of_the_gateway_is_refused(tmp_path: Path):
 def test_a_quick_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(router_relay, "gateway_python", lambda given: None)
     lines: list[str] = []
-    options = replace(router_relay.QUICK, trace_ratio=1.0, tls=True)
+    options = replace(router_relay.QUICK, trace_ratio=1.0, protected=True)
     router_relay.run(options, None, "prelude bench router --quick", tmp_path / "x.json", lines.append)
     document = json.loads((tmp_path / "x.json").read_text())
     assert document["ours"]["cpu_us_per_event"]["8"] > 0
-    assert document["ours_tls"]["cpu_us_per_request"]["8"] > 0
+    assert document["ours_protected"]["cpu_us_per_request"]["8"] > 0
+    assert set(document["over_ours"]) == {"ours_traced", "ours_protected"}
     assert document["ours_traced"]["cpu_us_per_request"]["8"] > 0
-    assert {each["system"] for each in document["repeats"]} == {"ours", "ours_traced", "ours_tls", "direct"}
+    assert {each["system"] for each in document["repeats"]} == {"ours", "ours_traced", "ours_protected", "direct"}
     assert "sglang_router" not in document
     assert "CPU per streamed event, 8 at a time" in lines[-1]

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 
-from bench.errors import BenchError
+from bench import soak
+from bench.errors import BenchError, SystemFailed
+from bench.evidence.failures import soak as soak_table
 from bench.soak import LEFT, Answer, Kill, Sample, summary, table
 from cli.main import main
 
@@ -40,7 +45,48 @@ def test_what_is_slow_soon_after_a_kill_is_forgiven_and_later_it_is_not():
 def test_memory_is_compared_between_the_quarters():
     samples = [Sample(float(n), "router", 100.0 + n, 50) for n in range(101)]
     found = seen(samples=(*samples,))["processes"]["router"]
+    life = found.pop("longest_life")
     assert found == {"mib": [112.5, 187.5], "max_mib": 200.0, "descriptors": [50, 50], "max_descriptors": 50}
+    assert life == {"seconds": 100, "mib": [134.0, 191.0], "descriptors": [50, 50]}
+
+
+def test_growth_is_that_of_one_life():
+    """Between the quarters there may be a kill, which hides it."""
+    lives = [
+        Sample(float(at), "router", 100.0 + at % 400 / 10, 50 + at % 400 // 10, pid=at // 400) for at in range(900)
+    ]
+    found = seen(samples=(*lives,))["processes"]["router"]
+    assert found["longest_life"]["seconds"] == 399
+    first, last = found["longest_life"]["mib"]
+    assert last - first > 20
+    assert found["longest_life"]["descriptors"][1] > found["longest_life"]["descriptors"][0] + 20
+
+
+def test_the_page_has_kills_and_processes(tmp_path: Path):
+    found = seen(
+        Answer(110.0, 25.0, "hung"), samples=(Sample(1.0, "router", 100.0, 50), Sample(99.0, "router", 101.0, 51))
+    )
+    settings = {"minutes": 30.0, "load": 0.8, "adapters": 200}
+    path = tmp_path / "soak-cpu.json"
+    path.write_text(json.dumps({**found, "settings": settings, "capacity": 10.5, "ended": "after all of the load"}))
+    page = soak_table(path)
+    assert "30 minutes at 80% of 10.5 requests/s, 200 adapters; the run ended after all of the load." in page
+    assert "Wrong answers: 0; hung: 1." in page
+    assert "of 2 kills, back to normal within 30 s: 2, not: 0. Left behind: not looked at." in page
+    assert "| router | 100 s | 1 hung | 10 s | 1.00 s | yes |" in page
+    assert "| router | 100 → 101 | 50 → 51 | 98 s |" in page
+
+
+def test_an_early_end_leaves_what_was_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    async def measure(_options, _folder, write, _progress):
+        write({"capacity": 10.5})
+        raise SystemFailed("there is no process left to kill")
+
+    monkeypatch.setattr(soak, "_measure", measure)
+    with pytest.raises(SystemFailed):
+        soak.run(soak.QUICK, "prelude bench soak", tmp_path / "soak.json", lambda line: None)
+    document = json.loads((tmp_path / "soak.json").read_text())
+    assert (document["capacity"], document["ended"]) == (10.5, "early: there is no process left to kill")
 
 
 def test_without_an_answer_before_the_first_kill_there_is_nothing_to_compare_with():

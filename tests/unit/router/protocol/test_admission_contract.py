@@ -161,7 +161,7 @@ def test_log_probabilities_of_whole_answers_are_bounded() -> None:
             chat(limits, **asked, **fields)
         assert chat(limits, **asked, **fields, stream=True).most_tokens is None
         chat(limits, **fields)
-    with pytest.raises(RequestError, match="is 22000 log-probabilities.* max_tokens to at most 52"):
+    with pytest.raises(RequestError, match=r"is 22000 log-probabilities.* max_tokens to at most 52"):
         complete(limits, prompt=["a", "b"], n=2, logprobs=99, max_tokens=55)
     complete(limits, logprobs=99)
     # A model's context ends an answer, too; where nothing else does, the router has to.

@@ -1,0 +1,236 @@
+"""A cluster of real engines whose processes can be found, asked and looked at while some of them are killed."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import grpc
+import psutil
+
+from adapters.model.base_model import BaseModel
+from bench.errors import SystemFailed
+from bench.measuring.process_use import Use, uses
+from cluster.config.schema import ClusterConfig
+from cluster.control import control_pb2 as pb
+from cluster.control.control_pb2_grpc import WorkerControlStub
+from cluster.control.transport import PLAIN
+from cluster.local import shared_memory
+from cluster.local.demo import make_model
+from cluster.local.supervisor import LocalCluster
+from samples.random_adapters import write_random_lora
+
+LAYOUTS = {
+    "pair": {"prefill-0": "prefill", "decode-0": "decode"},
+    "pairs": {"prefill-0": "prefill", "prefill-1": "prefill", "decode-0": "decode", "decode-1": "decode"},
+    "unified": {"unified-0": "unified", "unified-1": "unified"},
+}
+_QUIET_WITHIN_S = 20.0
+_MORE_DESCRIPTORS = 64  # than before, of one process; connections are kept
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """Sizes of a request, in tokens."""
+
+    prompt: int
+    answer: int
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """How one request ended. Times are of `time.monotonic`."""
+
+    outcome: str
+    text: str = ""
+    request_id: str = ""
+    began_at: float = 0.0
+    first_byte_at: float = float("inf")
+    ended_at: float = 0.0
+
+
+def prepare(layout: str, num_adapters: int, folder: Path) -> ClusterConfig:
+    """A cluster with a demo model and adapters a0, a1, …, whose answers differ."""
+    make_model(folder / "model")
+    base = BaseModel.read(folder / "model")
+    adapters = {}
+    for number in range(num_adapters):
+        path = write_random_lora(folder / f"a{number}", base, number, std=0.6)
+        adapters[f"a{number}"] = {"path": path}
+    return ClusterConfig.model_validate(
+        {
+            "model": {"path": folder / "model", "name": "bench", "dtype": "float32"},
+            "engine": {"device": "cpu", "max_total_tokens": 16384, "chunked_prefill_tokens": 64},
+            "router": {"port": 0},
+            "workers": {name: {"role": role} for name, role in LAYOUTS[layout].items()},
+            "adapters": adapters,
+        }
+    )
+
+
+class ShakenCluster:
+    """A running cluster. `deadline_s`: of clients, after which a request hangs."""
+
+    def __init__(
+        self, cluster: LocalCluster, session: aiohttp.ClientSession, *, deadline_s: float, ready_within_s: float
+    ) -> None:
+        self._cluster = cluster
+        self._session = session
+        self._deadline_s, self._ready_within_s = deadline_s, ready_within_s
+        self._num_segments = 0
+        self._uses: dict[str, Use] = {}
+
+    def uses(self) -> dict[str, Use]:
+        return uses([*self._cluster.config.workers])
+
+    def count_what_is_kept(self) -> None:
+        """Shared memory and descriptors that there are now are no leak."""
+        self._num_segments = len(shared_memory.segments())
+        self._uses = self.uses()
+
+    async def ask(self, adapter: int, kind: Kind, started: asyncio.Event | None = None) -> Answer:
+        """Send a streamed request; `started` is set by its first text."""
+        body = {
+            "model": "bench",
+            "adapter": f"a{adapter}",
+            "prompt": [20 + (7 * i + adapter) % 400 for i in range(kind.prompt)],
+            "max_tokens": kind.answer,
+            "temperature": 0,
+            "ignore_eos": True,
+            "stream": True,
+        }
+        url, began_at = f"{self._cluster.url}/v1/completions", time.monotonic()
+        text, request_id, first_byte_at = "", "", float("inf")
+
+        def ended(outcome: str) -> Answer:
+            return Answer(outcome, text, request_id, began_at, first_byte_at, time.monotonic())
+
+        try:
+            async with (
+                asyncio.timeout(self._deadline_s),
+                self._session.post(url, json=body, timeout=aiohttp.ClientTimeout(total=None)) as answer,
+            ):
+                request_id = answer.headers.get("x-request-id", "")
+                if answer.status != 200:
+                    return ended(f"{answer.status} {(await answer.json())['error']['code']}")
+                async for line in answer.content:
+                    first_byte_at = min(first_byte_at, time.monotonic())
+                    if line.startswith(b"data: {"):
+                        event = json.loads(line[6:])
+                        if "error" in event:
+                            return ended(f"event {event['error']['code']}")
+                        if started is not None:
+                            started.set()
+                        text += event["choices"][0]["text"] if event["choices"] else ""
+                    elif line.startswith(b"data: [DONE]"):
+                        return ended("answered")
+                return ended("stream cut off")
+        except TimeoutError:
+            return ended("hung")
+        except (aiohttp.ClientError, OSError):
+            return ended("connection broken")
+        except (ValueError, KeyError, TypeError):
+            return ended("broken answer")
+
+    async def phases(self, num_waiting: int) -> dict[str, str]:
+        """Phases by request id, as soon as so many requests wait for something at the router, or half a second later.
+
+        Empty if the router does not answer.
+        """
+        deadline, found = time.monotonic() + 0.5, {}
+        while True:
+            with contextlib.suppress(aiohttp.ClientError, OSError, TimeoutError, ValueError):
+                async with asyncio.timeout(1), self._session.get(f"{self._cluster.admin_url}/debug/requests") as page:
+                    requests = (await page.json())["requests"]
+                found = {each["request_id"]: each["sequences"][0]["phase"] for each in requests if each["sequences"]}
+            if sum(phase != "relaying" for phase in found.values()) >= num_waiting or time.monotonic() > deadline:
+                return found
+            await asyncio.sleep(0)
+
+    def process(self, worker: str, part: str) -> psutil.Process:
+        for child in psutil.Process().children():
+            words = child.cmdline()
+            if part == "router" and "router" in words:
+                return child
+            if worker and worker in words:
+                if part == "agent":
+                    return child
+                servers = [each for each in child.children() if "engine.launch" in each.cmdline()]
+                if part == "server" and servers:
+                    return servers[0]
+                for each in servers[0].children(recursive=True) if servers else ():
+                    if f"sglang::{part}" in " ".join(each.cmdline()):
+                        return each
+        raise SystemFailed(f"there is no process {worker} {part}")
+
+    def _ready_urls(self) -> list[str]:
+        workers = self._cluster.config.workers.values()
+        return [
+            f"{self._cluster.admin_url}/ready",
+            *(f"http://{each.host}:{each.metrics_port}/ready" for each in workers),
+        ]
+
+    async def is_ready(self) -> bool:
+        try:
+            for url in self._ready_urls():
+                async with asyncio.timeout(5), self._session.get(url) as answer:
+                    page = await answer.json()
+                    if answer.status != 200 or not all(w["ready"] for w in page.get("workers", {}).values()):
+                        return False
+        except (aiohttp.ClientError, OSError, TimeoutError, ValueError):
+            return False
+        return True
+
+    async def until_ready(self) -> None:
+        deadline = time.monotonic() + self._ready_within_s
+        while not await self.is_ready():
+            if time.monotonic() > deadline:
+                raise SystemFailed(f"the cluster was not ready again within {self._ready_within_s:g} s")
+            await asyncio.sleep(0.5)
+
+    async def left_behind(self) -> list[str]:
+        """What a quiet cluster should not have: requests, KV, more shared memory or descriptors than before."""
+        deadline = time.monotonic() + _QUIET_WITHIN_S
+        while True:
+            left = await self._look()
+            if not left or time.monotonic() > deadline:
+                return left
+            await asyncio.sleep(0.5)
+
+    async def _look(self) -> list[str]:
+        left = []
+        try:
+            async with asyncio.timeout(10):
+                async with self._session.get(f"{self._cluster.admin_url}/debug/requests") as answer:
+                    if requests := (await answer.json())["requests"]:
+                        left.append(f"{len(requests)} requests in the router")
+                for name, worker in self._cluster.config.workers.items():
+                    address = f"{worker.host}:{worker.control_port}"
+                    async with PLAIN.channel(address, worker.role, name) as channel:
+                        engine = await WorkerControlStub(channel).Describe(pb.DescribeRequest(), timeout=5)
+                    headers = {"authorization": f"Bearer {engine.engine_key}"}
+                    async with self._session.get(f"{engine.engine_url}/v1/loads", headers=headers) as answer:
+                        load = (await answer.json())["loads"][0]
+                    left += [f"{name}: {key} {count}" for key, count in _in_use(load).items()]
+        except (aiohttp.ClientError, grpc.aio.AioRpcError, OSError, TimeoutError) as error:
+            left.append(f"not to be seen: {type(error).__name__}")
+        if (more := len(shared_memory.segments()) - self._num_segments) > 0:
+            left.append(f"{more} more segments of shared memory")
+        for of, use in self.uses().items():
+            if of in self._uses and use.descriptors > (before := self._uses[of].descriptors) + _MORE_DESCRIPTORS:
+                left.append(f"{of}: {use.descriptors} descriptors, {before} before")
+        return left
+
+
+def _in_use(load: dict[str, Any]) -> dict[str, int]:
+    """Of an engine's load: requests, KV tokens, and the queues of requests whose KV is on its way, if not 0."""
+    counts = {key: load[key] for key in ("num_running_reqs", "num_waiting_reqs", "num_used_tokens")}
+    counts |= load.get("queues") or {}
+    counts |= {key: count for key, count in (load.get("disaggregation") or {}).items() if key.endswith("_reqs")}
+    return {key: count for key, count in counts.items() if count}
