@@ -8,6 +8,9 @@ requests take at most capacity + rate x t, and the excess of the last one.
 
 A steady stream of small requests would starve a large one. So once a request is refused, half of what is added is
 reserved for requests of its size (`due`), until one is admitted or its client does not retry in time.
+
+While one limit reserves for such a request, the others hold what they permit it: else small requests would use that up
+meanwhile. All that is added beside it is for others, for which the level may exceed the capacity by a little.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ import math
 _ROUNDING = 1e-9
 _KEPT_S = 5.0  # that a refused request is wanted: its client tries again, maybe at another router first
 _SAVED = 0.5  # of what is added, for the largest request that was refused
+_SPARE = 0.05  # of the capacity, beside what is held
 _SAVING_S = 120.0  # the most that a gauge saves at a time: what is missing may be in use for hours
 
 
@@ -51,7 +55,7 @@ class Bucket:
         """Add what has accumulated since the last refill."""
         if now > self.at:
             grown = (now - self.at) * self.local_rate
-            self.level = min(self.capacity, self.level + grown)
+            self.level = min(self._room, self.level + grown)
             self.save(grown)
             if now >= self.due_until:
                 self.due = self.saved = 0.0
@@ -81,6 +85,17 @@ class Bucket:
                 self.saved = max(0.0, self.level) * _SAVED
             self.due, self.due_until = amount, self.at + wait_s + _KEPT_S
 
+    def hold(self, amount: float, wait_s: float) -> None:
+        """Another limit refuses a request for `amount` for so long; this one permits it, and reserves all of that."""
+        amount = min(amount, self.capacity)
+        if amount >= self.due:
+            self.saved = max(self.saved, min(amount, self.level))
+            self.due, self.due_until = amount, max(self.due_until, self.at + wait_s + _KEPT_S)
+
+    def is_for(self, amount: float) -> bool:
+        """Whether the reservation is for a request for so much, and not for a larger one."""
+        return self.due == min(amount, self.capacity)
+
     def save(self, added: float) -> None:
         """Note that the level has grown, and reserve the large request's part of it."""
         self.saved = min(self.due, self.saved + added * _SAVED)
@@ -93,7 +108,12 @@ class Bucket:
 
     def take(self, amount: float) -> None:
         """Take, or give back a negative amount. The level may become negative: a debt."""
-        self.level = min(self.capacity, self.level - amount)
+        self.level = min(self._room, self.level - amount)
+
+    @property
+    def _room(self) -> float:
+        """The highest level. Beside a reservation of nearly all, others need room."""
+        return max(self.capacity, self.saved + _SPARE * self.capacity) if self.saved else self.capacity
 
     @property
     def remaining(self) -> float:
@@ -170,6 +190,15 @@ class Gauge:
             if not self.due:
                 self.due_since, self.saved = now, max(0.0, self.allowed - self.used) * _SAVED
             self.due, self.due_until = unit, min(now + _KEPT_S, self.due_since + _SAVING_S)
+
+    def hold(self, unit: float, wait_s: float, now: float) -> None:
+        """Another limit refuses a request for so much for so long; this one permits it, and reserves all of that."""
+        if self.due <= unit and now >= self.rests_until:
+            if not self.due:
+                self.due_since = now
+            self.saved = max(self.saved, unit)
+            until = max(self.due_until, now + wait_s + _KEPT_S)
+            self.due, self.due_until = unit, min(until, self.due_since + _SAVING_S)
 
     def take(self, amount: float) -> None:
         """Change the use; negative: give back."""

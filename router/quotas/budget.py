@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from cluster.config.quotas import UseLimits
 from router.quotas.bucket import Bucket, Gauge
@@ -31,6 +31,7 @@ class Shortage:
     most: float
     asked: float
     wait_s: float | None  # None: until something in use has ended
+    is_saved_for: bool = False  # something is reserved for it here, so the limits that permit it should hold that
 
     @property
     def is_for_ever(self) -> bool:
@@ -87,9 +88,11 @@ class Budget:
 
         Others cannot use what is reserved. So only tokens that are missing now are reserved, sequences only if no
         tokens are missing, and nothing if a narrower budget refuses the request: ask that first. Call `refill` before.
+        A narrower budget, which permits it, is to `hold` that: `is_saved_for` says so.
         """
         worst, longest_s = None, 0.0
         missing: list[tuple[Bucket, float]] = []
+        permitted: list[tuple[Bucket, float]] = []
         for name, bucket in self.buckets.items():
             if name in (REQUESTS, PUSHES) or not (amount := getattr(use, name)):
                 continue
@@ -98,13 +101,30 @@ class Budget:
                 missing.append((bucket, amount))
                 if wait_s > longest_s:
                     worst, longest_s = Shortage(name, bucket.capacity, amount, wait_s), wait_s
+            else:
+                permitted.append((bucket, amount))
         sequences = self.gauges.get(SEQUENCES)
         if sequences is not None and not sequences.can_take(use.sequences) and worst is None:
-            worst = Shortage(SEQUENCES, sequences.limit, use.sequences, None)
             sequences.reserve(use.sequences, self.used_at)
+            worst = Shortage(SEQUENCES, sequences.limit, use.sequences, None, sequences.due == use.sequences)
         for bucket, amount in missing:
             bucket.reserve(amount, longest_s)
+        if worst is None:
+            return None
+        if missing:
+            worst = replace(worst, is_saved_for=all(bucket.is_for(amount) for bucket, amount in missing))
+        if worst.is_saved_for:
+            for bucket, amount in permitted:
+                bucket.hold(amount, longest_s)
         return worst
+
+    def hold(self, use: Use, wait_s: float) -> None:
+        """Reserve what this budget permits a request, while a broader one refuses it for so long."""
+        for name, bucket in self.buckets.items():
+            if name not in (REQUESTS, PUSHES) and (amount := getattr(use, name)):
+                bucket.hold(amount, wait_s)
+        if (sequences := self.gauges.get(SEQUENCES)) is not None:
+            sequences.hold(use.sequences, wait_s, self.used_at)
 
     def take(self, use: Use) -> None:
         """Admit a use that `shortage` permits."""

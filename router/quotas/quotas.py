@@ -322,10 +322,15 @@ class _Counted(Admission):
             if (shortage := budget.never(use)) is not None:
                 raise self._refused(budget, shortage)
         # So nothing that others share is saved for a request that its own narrower limits refuse.
+        permitting: list[Budget] = []
         for budget in sorted(budgets, key=_breadth):
             budget.refill(now)
             if (shortage := budget.shortage(use)) is not None:
+                if shortage.is_saved_for:
+                    for narrower in permitting:
+                        narrower.hold(use, shortage.wait_s or 0.0)
                 raise self._refused(budget, shortage)
+            permitting.append(budget)
         for budget in budgets:
             budget.take(use)
         for budget in budgets[len(self._budgets) :]:
