@@ -18,7 +18,7 @@ import signal
 import tempfile
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -140,7 +140,7 @@ async def _run(
 
 async def _rows(
     layout: str, options: Options, folder: Path, progress: Callable[[str], None]
-) -> AsyncIterator[dict[str, Any]]:
+) -> AsyncGenerator[dict[str, Any], None]:
     targets = _targets(layout, options)
     num_cold = _NUM_COLD * len(targets) * len(options.signals) * sum(number > 0 for number in options.in_flight)
     config = await asyncio.to_thread(prepare, layout, _NUM_ADAPTERS + num_cold, folder)
