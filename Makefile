@@ -118,8 +118,12 @@ format: setup-dev ## format the sources
 	@$(BIN)/ruff format .
 	@$(BIN)/ruff check --fix-only --quiet .
 
-bench: setup ## list the benchmarks
-	@$(BIN)/prelude bench --help
+bench: setup ## compare Prelude with stock SGLang on the CPU and refresh the tables: under 20 minutes on two idle cores
+	@mkdir -p .prelude
+	$(BIN)/prelude bench matrix published --json bench/results/matrix-cpu.json --html .prelude/matrix-cpu.html
+	$(BIN)/prelude bench matrix pioneer-sweep --adapters 1,8,32,33,128 \
+		--json bench/results/matrix-sweep-cpu.json --html .prelude/matrix-sweep-cpu.html
+	@$(BIN)/python -m bench.evidence
 
 proto: setup-dev ## generate the control protocol's Python from cluster/control/control.proto
 	@$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. --grpc_python_out=. cluster/control/control.proto

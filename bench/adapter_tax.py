@@ -21,14 +21,19 @@ from typing import Any
 import aiohttp
 
 from bench.errors import BenchError, WrongAnswer
+from bench.load.record import Record
+from bench.load.strict import closed, stopwatch
+from bench.load.summary import duration_s
 from bench.measuring import provenance, report
-from bench.measuring.closed_loop import LoadResult, closed_loop
 from bench.measuring.contention import cpu_use, foreign_cores
-from bench.measuring.workload import Request, request
+from bench.measuring.quantile import quantile
 from bench.options import DTYPE, Options, Shape
 from bench.systems.models import MODELS
 from bench.systems.start import Starter
-from bench.systems.systems import HAVE_BASELINE, System
+from bench.systems.systems import HAVE_BASELINE, Request, System
+from bench.workloads import session as sessions
+from bench.workloads.lengths import FixedLengths
+from bench.workloads.workload import Stream, Workload
 
 _REQUEST_TIMEOUT_S = 300.0
 _KEEP_ALIVE_S = 1.0  # below the servers' timeout: reusing a connection that the server just closed is an error
@@ -122,8 +127,10 @@ async def _measure(system: System, adapters: int, repeat: int, shape: Shape, voc
     await _load(system, (_WARM_UP_SEED, repeat, adapters), warm_up, adapters, shape, vocabulary)
     seed = (_LOAD_SEED, repeat, adapters)
     before = cpu_use()
-    result, num_cached_tokens = await _load(system, seed, shape.num_requests, adapters, shape, vocabulary)
-    foreign = foreign_cores(before, cpu_use(), result.duration_s)
+    records = await _load(system, seed, shape.num_requests, adapters, shape, vocabulary)
+    seconds = duration_s(records)
+    foreign = foreign_cores(before, cpu_use(), seconds)
+    num_cached_tokens = sum(each.cached_tokens or 0 for each in records)
     if num_cached_tokens > _MAX_CACHED_SHARE * shape.num_requests * shape.prompt_tokens:
         raise WrongAnswer(
             f"{system.name} found {num_cached_tokens} prompt tokens in its prefix cache, where every prompt is new"
@@ -132,27 +139,41 @@ async def _measure(system: System, adapters: int, repeat: int, shape: Shape, voc
         system=system.name,
         adapters=adapters,
         repeat=repeat,
-        num_requests=result.num_requests,
-        duration_s=round(result.duration_s, 4),
-        median_latency_s=round(result.latency_s(0.5), 4),
+        num_requests=len(records),
+        duration_s=round(seconds, 4),
+        median_latency_s=round(quantile((each.e2e_s for each in records), 0.5), 4),
         foreign_cores=round(foreign, 2),
         num_cached_tokens=num_cached_tokens,
     )
 
 
+def _stream(seed: tuple[int, int, int], adapters: int, shape: Shape, vocabulary: int) -> Stream:
+    """Adapters in turn, and prompts that no other seed has: of (kind, repeat, number of adapters)."""
+    kind, repeat, count = seed
+    lengths = FixedLengths(shape.prompt_tokens, shape.generated_tokens)
+    workload = Workload("adapter-tax", "", "", lengths=lengths, vocabulary=vocabulary)
+    return Stream(workload, (kind * 1_000_000 + repeat) * 1_000_000 + count, adapters)
+
+
 async def _load(
-    system: System, seed: tuple[int, ...], num_requests: int, adapters: int, shape: Shape, vocabulary: int
-) -> tuple[LoadResult, int]:
-    """Run a load; its result and the number of prompt tokens that came from the prefix cache."""
-    requests = [request(seed, number, adapters, shape.prompt_tokens, vocabulary) for number in range(num_requests)]
-    num_cached_tokens = 0
+    system: System, seed: tuple[int, int, int], num_requests: int, adapters: int, shape: Shape, vocabulary: int
+) -> list[Record]:
+    """Run a load. Answers are not streamed: what is measured is the engine."""
+    now = stopwatch()
 
-    async def send(number: int) -> None:
-        nonlocal num_cached_tokens
-        answer = await system.send(requests[number], shape.generated_tokens)
-        num_cached_tokens += answer.num_cached_tokens
+    async def send(
+        request: sessions.Request, adapter: int | None, intended_s: float, session: int, turn: int
+    ) -> Record:
+        sent_s = now()
+        answer = await system.send(Request(request.content["prompt"], adapter), request.max_tokens)
+        return Record(
+            session=session, turn=turn, intended_s=intended_s, sent_s=sent_s, end_s=now(),
+            prompt_tokens=request.prompt_tokens, cached_tokens=answer.num_cached_tokens,
+            output_tokens=len(answer.tokens), max_tokens=request.max_tokens,
+        )  # fmt: skip
 
-    return await closed_loop(send, num_requests, shape.concurrency), num_cached_tokens
+    stream = _stream(seed, adapters, shape, vocabulary)
+    return await closed(send, stream.sessions(num_requests), shape.concurrency, now)
 
 
 async def check_that_adapters_act(system: System, count: int, shape: Shape, vocabulary: int) -> None:
@@ -163,7 +184,7 @@ async def check_that_adapters_act(system: System, count: int, shape: Shape, voca
     """
     if system.name == "none":
         return
-    prompt = request((_CHECK_SEED,), 0, 0, shape.prompt_tokens, vocabulary).prompt
+    prompt = _stream((_CHECK_SEED, 0, 0), 0, shape, vocabulary).session(0).requests[0].content["prompt"]
     num_tokens = min(_CHECK_TOKENS, shape.generated_tokens)
     answers: set[tuple[Any, ...]] = set()
     for adapter in (None, *range(count)):

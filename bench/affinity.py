@@ -23,12 +23,12 @@ import aiohttp
 from adapters.errors import AdapterError
 from adapters.model.base_model import BaseModel
 from bench.errors import BenchError, SystemFailed
-from bench.load.first_token import first_token_s
+from bench.load.options import Endpoint
+from bench.load.strict import closed_load, requests_per_s
 from bench.measuring import provenance
-from bench.measuring.closed_loop import closed_loop
 from bench.measuring.quantile import quantile
-from bench.measuring.workload import request
-from bench.systems.systems import completion
+from bench.workloads.session import Session
+from bench.workloads.workload import Stream, Workload
 from cluster.config.router import PlacementConfig, ScorerWeights
 from cluster.config.schema import ClusterConfig
 from cluster.errors import StartError
@@ -38,6 +38,7 @@ from cluster.open_library import open_library
 from samples.random_adapters import write_random_lora
 
 _TIMEOUT = aiohttp.ClientTimeout(total=300)
+_VOCABULARY = 600
 _LOADED = re.compile(r'^prelude_router_ensured_adapters_total\{outcome="loaded"\} ([0-9.]+)', re.MULTILINE)
 
 POLICIES = {
@@ -138,18 +139,18 @@ def adapters_of(options: Options) -> list[int]:
 
 
 async def _measure(options: Options, config: ClusterConfig, folder: Path) -> dict[str, Any]:
-    adapters, first_tokens_s = adapters_of(options), []
+    adapters = adapters_of(options)
+    prompts = Stream(Workload("affinity", "", "", vocabulary=_VOCABULARY), 0, 0)
+    sessions = (
+        Session(number, adapter, (prompts.completion(number, options.prompt_tokens, options.generated_tokens),))
+        for number, adapter in enumerate(adapters)
+    )
     async with local_cluster(config, folder / "logs") as cluster, aiohttp.ClientSession(timeout=_TIMEOUT) as session:
-
-        async def send(number: int) -> None:
-            prompt = request((0,), number, 0, options.prompt_tokens, 600)
-            body = completion(prompt, options.generated_tokens, False)
-            body |= {"adapter": f"adapter-{adapters[number]}"}
-            first_tokens_s.append(await first_token_s(session, cluster.url, body))
-
-        result = await closed_loop(send, options.num_requests, options.concurrency)
+        names = tuple(f"adapter-{number}" for number in range(options.num_adapters))
+        records = await closed_load(Endpoint(cluster.url, "bench", names), sessions, options.concurrency)
         async with session.get(f"{cluster.admin_url}/metrics") as answer:
             loaded = _LOADED.search(await answer.text())
+    first_tokens_s = [each.ttft_s for each in records]
     distinct = len(set(adapters))
     cold_loads = int(float(loaded[1])) if loaded else 0
     return {
@@ -158,5 +159,5 @@ async def _measure(options: Options, config: ClusterConfig, folder: Path) -> dic
         "cold_loads_per_adapter": round(cold_loads / distinct, 3),
         "first_token_p50_ms": round(1000 * quantile(first_tokens_s, 0.5), 1),
         "first_token_p95_ms": round(1000 * quantile(first_tokens_s, 0.95), 1),
-        "requests_per_s": round(result.requests_per_s, 2),
+        "requests_per_s": round(requests_per_s(records), 2),
     }

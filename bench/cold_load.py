@@ -29,13 +29,13 @@ from adapters.formats import Limits, read_adapter
 from adapters.model.base_model import BaseModel
 from adapters.packed import PACKED_NAME, write_for_engine
 from bench.errors import BenchError, SystemFailed
-from bench.load.first_token import first_token_s
+from bench.load.options import Endpoint
+from bench.load.strict import closed_load, open_load, requests_per_s
 from bench.measuring import provenance
-from bench.measuring.closed_loop import closed_loop
 from bench.measuring.quantile import quantile
-from bench.measuring.workload import request
 from bench.systems.slow_store import BUCKET, slow_store
-from bench.systems.systems import completion
+from bench.workloads.session import Session
+from bench.workloads.workload import Stream, Workload
 from cluster.config.schema import ClusterConfig
 from cluster.control import control_pb2 as pb
 from cluster.control.control_pb2_grpc import WorkerControlStub
@@ -46,6 +46,7 @@ from cluster.open_library import open_library
 from samples.random_adapters import write_random_lora
 
 _WORKER = "unified-0"
+_VOCABULARY = 600
 _ENSURE_DEADLINE_S = 120.0
 _TIMEOUT = aiohttp.ClientTimeout(total=300)
 
@@ -212,6 +213,8 @@ class _Bench:
         self._lease_s = lease_s
         self._session = session
         self._url = url
+        names = tuple(map(_name, range(options.num_adapters)))
+        self._endpoint = Endpoint(url, "bench", names)
         self._stub = stub
         self._cold = itertools.count()  # numbers of adapters that were not requested yet
         self._seeds = itertools.count()
@@ -268,12 +271,17 @@ class _Bench:
         }
 
     async def _requests_per_s(self, adapters: Sequence[int], count: int) -> float:
-        seed = next(self._seeds)
+        prompts = self._prompts()
+        sessions = (self._session_of(prompts, number, adapters[number % len(adapters)]) for number in range(count))
+        return requests_per_s(await closed_load(self._endpoint, sessions, self._options.concurrency))
 
-        async def send(number: int) -> None:
-            await self._first_token_s(seed, number, adapters[number % len(adapters)])
+    def _prompts(self) -> Stream:
+        """Prompts that nothing else has."""
+        return Stream(Workload("cold-load", "", "", vocabulary=_VOCABULARY), next(self._seeds), 0)
 
-        return (await closed_loop(send, count, self._options.concurrency)).requests_per_s
+    def _session_of(self, prompts: Stream, number: int, adapter: int) -> Session:
+        request = prompts.completion(number, self._options.prompt_tokens, self._options.generated_tokens)
+        return Session(number, adapter, (request,))
 
     async def first_tokens(self, requests_per_s: float, progress: Callable[[str], None]) -> dict[str, Any]:
         """Residents' TTFT while cold adapters arrive, relative to arrivals of resident ones."""
@@ -298,25 +306,13 @@ class _Bench:
 
     async def _watch(self, residents: Sequence[int], others: Sequence[int], gap_s: float) -> float:
         """The residents' p95 TTFT in seconds, with a request every `gap_s`, some of them for `others`."""
-        seed = next(self._seeds)
-        began_at = asyncio.get_running_loop().time()
-        watched: list[asyncio.Task[float]] = []
-        unwatched: list[asyncio.Task[float]] = []
-        number = 0
-        async with asyncio.TaskGroup() as group:
-            for other in others:
-                for place in range(self._options.requests_per_cold + 1):
-                    await asyncio.sleep(max(0, began_at + number * gap_s - asyncio.get_running_loop().time()))
-                    is_other = place == self._options.requests_per_cold
-                    adapter = other if is_other else residents[number % len(residents)]
-                    task = group.create_task(self._first_token_s(seed, number, adapter), name=f"request {number}")
-                    (unwatched if is_other else watched).append(task)
-                    number += 1
-        return quantile((task.result() for task in watched), 0.95)
-
-    async def _first_token_s(self, seed: int, number: int, adapter: int) -> float:
-        """Send a request and read its whole answer; returns its TTFT. Raises SystemFailed."""
-        options = self._options
-        prompt = request((seed,), number, 0, options.prompt_tokens, 600)
-        body = completion(prompt, options.generated_tokens, False) | {"adapter": _name(adapter)}
-        return await first_token_s(self._session, self._url, body)
+        prompts, in_turn = self._prompts(), self._options.requests_per_cold + 1
+        due, watched = [], set()
+        for number in range(len(others) * in_turn):
+            is_other = number % in_turn == in_turn - 1
+            adapter = others[number // in_turn] if is_other else residents[number % len(residents)]
+            due.append((self._session_of(prompts, number, adapter), number * gap_s))
+            if not is_other:
+                watched.add(number)
+        records = await open_load(self._endpoint, due)
+        return quantile((each.ttft_s for each in records if each.session in watched), 0.95)

@@ -28,13 +28,14 @@ import aiohttp
 from adapters.errors import AdapterError
 from adapters.model.base_model import BaseModel
 from bench.errors import BenchError, SystemFailed
-from bench.load.first_token import first_token_s
+from bench.load.options import Endpoint
+from bench.load.strict import closed_load, requests_per_s
+from bench.load.summary import duration_s
 from bench.measuring import provenance
-from bench.measuring.closed_loop import closed_loop
 from bench.measuring.quantile import quantile
-from bench.measuring.workload import request
 from bench.systems.models import write_model
-from bench.systems.systems import completion
+from bench.workloads.lengths import FixedLengths
+from bench.workloads.workload import Stream, Workload
 from cluster.config.schema import ClusterConfig
 from cluster.errors import StartError
 from cluster.local.supervisor import LocalCluster, local_cluster
@@ -171,18 +172,16 @@ async def _load(
     seed: int,
 ) -> dict[str, Any]:
     """Requests for `count` adapters in turn."""
-    first_tokens: list[float] = []
-
-    async def send(number: int) -> None:
-        prompt = request((count, seed + 1000), number, 0, options.prompt_tokens, vocabulary)
-        body = completion(prompt, options.generated_tokens, False) | {"adapter": _name(number % count)}
-        first_tokens.append(await first_token_s(session, cluster.url, body))
-
+    lengths = FixedLengths(options.prompt_tokens, options.generated_tokens)
+    workload = Workload("host-memory", "", "", lengths=lengths, vocabulary=vocabulary)  # adapters in turn
+    stream = Stream(workload, count * 1_000_000 + seed + 1000, count)  # no two loads have a prompt in common
+    endpoint = Endpoint(cluster.url, "bench", tuple(map(_name, range(count))))
     loads_before = await _num_loads(session, cluster)
-    result = await closed_loop(send, num_requests, options.concurrency)
+    records = await closed_load(endpoint, stream.sessions(num_requests), options.concurrency)
+    first_tokens = [each.ttft_s for each in records]
     return {
-        "requests_per_s": round(result.requests_per_s, 3),
-        "duration_s": round(result.duration_s, 2),
+        "requests_per_s": round(requests_per_s(records), 3),
+        "duration_s": round(duration_s(records), 2),
         "first_token_p50_ms": round(1000 * quantile(first_tokens, 0.5), 1),
         "first_token_p95_ms": round(1000 * quantile(first_tokens, 0.95), 1),
         "loads": await _num_loads(session, cluster) - loads_before,

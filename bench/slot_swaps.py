@@ -22,17 +22,18 @@ import aiohttp
 
 from adapters.model.base_model import MODULES, BaseModel
 from bench.errors import BenchError, SystemFailed
-from bench.load.first_token import first_token_s
+from bench.load.options import Endpoint
+from bench.load.record import Record
+from bench.load.strict import closed_load, requests_per_s
 from bench.measuring import provenance
-from bench.measuring.closed_loop import closed_loop
 from bench.measuring.quantile import quantile
-from bench.measuring.workload import request
 from bench.options import DTYPE, Shape
 from bench.options import Options as EngineOptions
 from bench.systems.adapter_set import prepare_adapters
 from bench.systems.engines import engine_spec, load_adapters, running_engine
 from bench.systems.models import write_model
-from bench.systems.systems import completion
+from bench.workloads.lengths import FixedLengths
+from bench.workloads.workload import Stream, Workload
 from engine.arguments import AdapterSlots
 
 _REQUEST_TIMEOUT_S = 300.0
@@ -140,27 +141,25 @@ async def _measure(
     vocabulary: int,
 ) -> dict[str, Any]:
     """One load over `count` adapters, after a warm-up of the same shape."""
-    first_tokens_s: list[float] = []
+    lengths = FixedLengths(options.prompt_tokens, options.generated_tokens)
+    workload = Workload("slots", "", "", lengths=lengths, vocabulary=vocabulary)  # adapters in turn
+    endpoint = Endpoint(url, "bench", tuple(revisions), "lora_path")
 
-    async def load(seed: int, num_requests: int) -> Any:
-        async def send(number: int) -> None:
-            drawn = request((seed, repeat, count), number, count, options.prompt_tokens, vocabulary)
-            assert drawn.adapter is not None
-            body = completion(drawn, options.generated_tokens, False) | {"lora_path": revisions[drawn.adapter]}
-            first_tokens_s.append(await first_token_s(session, url, body))
-
-        return await closed_loop(send, num_requests, options.concurrency)
+    async def load(kind: int, num_requests: int) -> list[Record]:
+        seed = (kind * 1_000_000 + repeat) * 1_000_000 + count  # no two loads have a prompt in common
+        sessions = Stream(workload, seed, count).sessions(num_requests)
+        return await closed_load(endpoint, sessions, options.concurrency)
 
     await load(0, max(options.concurrency, options.slots))
-    first_tokens_s.clear()
     fills_before, seconds_before = await _fills(session, url)
-    result = await load(1, options.num_requests)
+    records = await load(1, options.num_requests)
+    first_tokens_s = [each.ttft_s for each in records]
     fills, seconds = await _fills(session, url)
     fills, seconds = fills - fills_before, seconds - seconds_before
     return {
         "adapters": count,
         "repeat": repeat,
-        "requests_per_s": round(result.requests_per_s, 3),
+        "requests_per_s": round(requests_per_s(records), 3),
         "first_token_p50_ms": round(1000 * quantile(first_tokens_s, 0.5), 1),
         "first_token_p95_ms": round(1000 * quantile(first_tokens_s, 0.95), 1),
         "fills": int(fills),

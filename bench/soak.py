@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import json
 import statistics
 import tempfile
@@ -24,10 +25,14 @@ import aiohttp
 import psutil
 
 from bench.errors import BenchError, SystemFailed
+from bench.load.loops import Loop
+from bench.load.pacing import due_times
+from bench.load.record import Record
+from bench.load.strict import closed, requests_per_s, stopwatch
 from bench.measuring import provenance
-from bench.measuring.closed_loop import closed_loop
 from bench.measuring.quantile import quantile
 from bench.systems.shaken_cluster import LAYOUTS, Kind, ShakenCluster, prepare
+from bench.workloads.session import Request, Session
 from cluster.errors import StartError
 from cluster.local.supervisor import local_cluster
 
@@ -167,50 +172,76 @@ class _Soak:
 
     async def capacity(self) -> float:
         """Requests/s with a fixed number of clients."""
+        now = stopwatch()
 
-        async def send(_number: int) -> None:
-            answer = await self._known.ask(self._an_adapter(), self._kind)
+        async def send(_request: Request, adapter: int | None, due_s: float, session: int, turn: int) -> Record:
+            assert adapter is not None
+            sent_s = now()
+            answer = await self._known.ask(adapter, self._kind)
             if answer.outcome != "answered":
                 raise SystemFailed(f"while the capacity was measured, a request ended as: {answer.outcome}")
+            return Record(session, turn, due_s, sent_s, now())
 
-        return (await closed_loop(send, self._options.capacity_requests, self._options.clients)).requests_per_s
+        sessions = (self._session(number) for number in range(self._options.capacity_requests))
+        return requests_per_s(await closed(send, sessions, self._options.clients, now))
 
-    async def load(self, requests_per_s: float, progress: Callable[[str], None]) -> None:
+    async def load(self, per_s: float, progress: Callable[[str], None]) -> None:
         self._began_at = time.monotonic()
-        end_s, next_kill_s = 60 * self._options.minutes, self._options.kill_every_s
-        in_flight: set[asyncio.Task[None]] = set()
-        beside = [asyncio.create_task(self._sample()), asyncio.create_task(self._write_now_and_then())]
+        end_s = 60 * self._options.minutes
+        loop = Loop(self._send, self._now_s, end_s)
+        due = due_times("poisson", per_s, self._options.seed)
+        beside = [
+            asyncio.create_task(self._sample()),
+            asyncio.create_task(self._write_now_and_then()),
+            asyncio.create_task(self._kill_now_and_then(loop, end_s, progress)),
+        ]
+        self._loop = loop
         try:
-            due_s = 0.0
-            while (due_s := due_s + self._random.expovariate(requests_per_s)) < end_s:
-                await asyncio.sleep(max(0.0, due_s - self._now_s()))
-                if due_s >= next_kill_s and next_kill_s < end_s - BACK_WITHIN_S:
-                    self._kill()
-                    next_kill_s += self._options.kill_every_s
-                    progress(f"  {self._now_s():.0f} s: killed {self._kills[-1].victim}; {len(in_flight)} in flight")
-                if len(in_flight) >= _MAX_IN_FLIGHT:
-                    self._answers.append(Answer(due_s, 0.0, "not sent: too many in flight"))
-                    continue
-                task = asyncio.create_task(self._client(due_s))
-                in_flight.add(task)
-                task.add_done_callback(in_flight.discard)
-            await asyncio.gather(*in_flight)
+            await loop.open(zip(map(self._session, itertools.count()), due, strict=False))
+            for task in beside:
+                if task.done():
+                    task.result()  # raises what ended it, such as that nothing was left to kill
         finally:
-            for task in (*beside, *in_flight):
+            for task in beside:
                 task.cancel()
             await asyncio.gather(*beside, return_exceptions=True)
 
-    async def _client(self, due_s: float) -> None:
-        adapter = self._an_adapter()
+    def _session(self, number: int) -> Session:
+        """One request for an adapter that is drawn; the cluster's client makes its body."""
+        return Session(number, self._an_adapter(), (Request("", {}, self._options.generated_tokens),))
+
+    async def _send(self, _request: Request, adapter: int | None, due_s: float, session: int, turn: int) -> Record:
+        """One client. Its latency counts from when it should have been sent."""
+        assert adapter is not None
+        sent_s = self._now_s()
+        if self._loop.num_in_flight > _MAX_IN_FLIGHT:
+            outcome = "not sent: too many in flight"
+        else:
+            outcome = await self._outcome(adapter)
+        ended_s = self._now_s()
+        self._answers.append(Answer(due_s, ended_s - due_s, outcome))
+        return Record(session, turn, due_s, sent_s, ended_s)
+
+    async def _outcome(self, adapter: int) -> str:
         patience_s = self._random.uniform(0, 1) if self._random.random() < self._options.aborted else None
         try:
             async with asyncio.timeout(patience_s):
                 answer = await self._known.ask(adapter, self._kind)
-            is_wrong = answer.outcome == "answered" and answer.text != self._right[adapter]
-            outcome = "wrong answer" if is_wrong else answer.outcome
         except TimeoutError:
-            outcome = LEFT
-        self._answers.append(Answer(due_s, self._now_s() - due_s, outcome))  # from when it should have been sent
+            return LEFT
+        is_wrong = answer.outcome == "answered" and answer.text != self._right[adapter]
+        return "wrong answer" if is_wrong else answer.outcome
+
+    async def _kill_now_and_then(self, loop: Loop, end_s: float, progress: Callable[[str], None]) -> None:
+        every_s = self._options.kill_every_s
+        for at_s in itertools.takewhile(lambda each: each < end_s - BACK_WITHIN_S, itertools.count(every_s, every_s)):
+            await asyncio.sleep(max(0.0, at_s - self._now_s()))
+            try:
+                self._kill()
+            except SystemFailed:
+                loop.stop()
+                raise
+            progress(f"  {self._now_s():.0f} s: killed {self._kills[-1].victim}; {loop.num_in_flight} in flight")
 
     def _kill(self) -> None:
         workers = [(worker, part) for worker in LAYOUTS[self._options.layout] for part in _PARTS]

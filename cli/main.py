@@ -94,9 +94,10 @@ def _parser() -> argparse.ArgumentParser:
         )
         worker.add_argument("--scratch", type=Path, help="folder for temporary files; default: a temporary one")
 
-    from cli import audit, bench, certs, dashboards, doctor, grants, init, keys, plan, tenants, workers
+    from cli import audit, certs, dashboards, doctor, grants, init, keys, plan, tenants, workers
     from cli.adapters import commands as adapters
     from cli.adapters import migrate
+    from cli.bench import commands as bench
     from cli.train import commands as train
 
     adapters.add_commands(commands)

@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 from bench.evidence import adapter_tax, cold_adapters, failures, request_path
 from bench.evidence.cells import RESULTS, ROOT, wrapped
+from bench.matrix.report import published
 from bench.measuring.result_file import ResultFile
 
 __all__ = ["PAGES", "RESULTS", "ROOT", "TABLES", "main", "rendered", "tables_in"]
@@ -64,6 +65,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "placement": request_path.placement_scenarios,
     "placement-cost": request_path.placement_cost,
     "affinity": request_path.affinity,
+    "matrix": lambda: published(RESULTS / "matrix-cpu.json"),
+    "matrix-sweep": lambda: published(RESULTS / "matrix-sweep-cpu.json"),
     "router-cpu": request_path.router_cpu,
     "router": request_path.router,
     "admission": request_path.admission,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 import time
 from collections.abc import Callable
 from types import TracebackType
@@ -13,7 +14,7 @@ import msgspec
 
 from bench.errors import BenchError
 from bench.load.events import EventStream, MalformedStream, error_text
-from bench.load.options import Endpoint
+from bench.load.options import Endpoint, Engine, Prefill
 from bench.load.record import (
     ERROR_ANSWER,
     ERROR_EVENT,
@@ -66,7 +67,7 @@ class Client:
         detail, status = "", None
         try:
             async with asyncio.timeout(self._endpoint.timeout_s):
-                await self._exchange(request, adapter, stream)
+                await self._exchange(self._endpoint.engine_of(session), request, adapter, stream)
         except TimeoutError:
             kind, detail = TIMED_OUT, f"no end within {self._endpoint.timeout_s:g} s"
         except _Failed as failed:
@@ -95,11 +96,38 @@ class Client:
             detail=detail,
         )
 
-    async def _exchange(self, request: Request, adapter: int | None, stream: EventStream) -> None:
-        endpoint = self._endpoint
-        body = body_of(endpoint, request, adapter)
-        headers = {"content-type": "application/json", **endpoint.headers}
-        async with self._session.post(endpoint.url + request.path, data=body, headers=headers) as answer:
+    async def _exchange(self, engine: Engine, request: Request, adapter: int | None, stream: EventStream) -> None:
+        body = fields_of(self._endpoint, request, adapter)
+        if engine.prefill is None:
+            await self._stream(engine.url + request.path, body, stream)
+            return
+        of_decode = body if engine.decode_has_adapters else fields_of(self._endpoint, request, None)
+        meeting = {
+            "bootstrap_host": engine.prefill.kv_host,
+            "bootstrap_port": engine.prefill.kv_port,
+            "bootstrap_room": secrets.randbits(63),
+        }
+        try:
+            async with asyncio.TaskGroup() as group:  # an error of one ends the other
+                group.create_task(self._read_prompt(engine.prefill, request.path, body | meeting), name="prefill")
+                group.create_task(self._stream(engine.url + request.path, of_decode | meeting, stream), name="decode")
+        except ExceptionGroup as errors:
+            raise errors.exceptions[0] from None
+
+    async def _read_prompt(self, prefill: Prefill, path: str, body: dict[str, Any]) -> None:
+        """The prefill engine's part. Its answer has nothing that the decode engine's has not."""
+        body = {name: value for name, value in body.items() if name != "stream_options"} | {"stream": False}
+        async with self._post(prefill.url + path, body) as answer:
+            if answer.status != 200:
+                raise _Failed(ERROR_ANSWER, f"prefill: {await _error_detail(answer)}", answer.status)
+            await answer.read()
+
+    def _post(self, url: str, body: dict[str, Any]) -> Any:
+        headers = {"content-type": "application/json", **self._endpoint.headers}
+        return self._session.post(url, data=msgspec.json.encode(body), headers=headers)
+
+    async def _stream(self, url: str, body: dict[str, Any], stream: EventStream) -> None:
+        async with self._post(url, body) as answer:
             if answer.status != 200:
                 raise _Failed(ERROR_ANSWER, await _error_detail(answer), answer.status)
             if answer.content_type != "text/event-stream":
@@ -116,6 +144,11 @@ class Client:
 
 def body_of(endpoint: Endpoint, request: Request, adapter: int | None) -> bytes:
     """The body of a request, as JSON. Equal arguments give equal bytes."""
+    return msgspec.json.encode(fields_of(endpoint, request, adapter))
+
+
+def fields_of(endpoint: Endpoint, request: Request, adapter: int | None) -> dict[str, Any]:
+    """The body of a request."""
     body: dict[str, Any] = {
         "model": endpoint.model,
         **request.content,
@@ -129,13 +162,15 @@ def body_of(endpoint: Endpoint, request: Request, adapter: int | None) -> bytes:
     if adapter is not None:
         name = endpoint.adapters[adapter]
         match endpoint.adapter_field:
+            case "none":
+                pass
             case "model":
                 body["model"] = name
             case "base:adapter":
                 body["model"] = f"{endpoint.model}:{name}"
             case field:
                 body[field] = name
-    return msgspec.json.encode(body | endpoint.extra_body)
+    return body | endpoint.extra_body
 
 
 async def _error_detail(answer: aiohttp.ClientResponse) -> str:

@@ -114,6 +114,7 @@ def described(load: Load) -> dict[str, Any]:
         "text": workload.text,
         "source": workload.source,
         "lengths": workload.conversation or msgspec.to_builtins(workload.lengths),
+        **({} if workload.scale == 1 else {"scale": workload.scale}),
         "popularity": msgspec.to_builtins(workload.popularity),
         "sha256": load.stream().digest(num_digested),
         "num_digested": num_digested,

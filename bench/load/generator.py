@@ -47,11 +47,16 @@ def processes_for(load: Load) -> int:
     return max(1, min(most, math.ceil(events_per_s / _EVENTS_PER_S)))
 
 
-async def generate(load: Load, progress: Callable[[Progress], None] = lambda _progress: None) -> Outcome:
-    """Run the load; `progress` gets the sum over the processes. Raises BenchError."""
+async def generate(
+    load: Load, progress: Callable[[Progress], None] = lambda _progress: None, *, is_apart: bool = False
+) -> Outcome:
+    """Run the load; `progress` gets the sum over the processes. Raises BenchError.
+
+    One process is this one, unless it has other things to do and the load is to be apart from it.
+    """
     count = load.processes
     stream = load.stream()  # before the clock starts; other processes make their own, and this one finds what is wrong
-    if count == 1:
+    if count == 1 and not is_apart:
         share = await run_share(Job(load), stream, time.monotonic() + _START_MARGIN_S, progress)
         return _merged([share])
     latest: dict[int, Progress] = {}

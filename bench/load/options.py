@@ -11,7 +11,23 @@ from bench.load.pacing import Bursts, due_times, replay
 from bench.workloads.trace import Arrival
 from bench.workloads.workload import Stream, Workload
 
-ADAPTER_FIELDS = ("adapter", "model", "base:adapter", "lora_path")
+ADAPTER_FIELDS = ("adapter", "model", "base:adapter", "lora_path", "none")  # none: it is left out
+
+
+class Prefill(msgspec.Struct, frozen=True):
+    """The engine that reads the prompts of a decode engine's requests."""
+
+    url: str
+    kv_host: str
+    kv_port: int  # of its bootstrap server
+
+
+class Engine(msgspec.Struct, frozen=True):
+    """One of several engines that the generator calls itself, as a router would."""
+
+    url: str
+    prefill: Prefill | None = None  # with it, `url` is the decode engine's
+    decode_has_adapters: bool = False  # as stock SGLang's, which applies them to every token
 
 
 class Endpoint(msgspec.Struct, frozen=True):
@@ -25,6 +41,11 @@ class Endpoint(msgspec.Struct, frozen=True):
     extra_body: dict[str, object] = {}
     timeout_s: float = 300.0
     ignore_eos: bool = True  # generate exactly as many tokens as asked for
+    engines: tuple[Engine, ...] = ()  # sessions take turns; empty: one server at `url`
+
+    def engine_of(self, session: int) -> Engine:
+        """Whom a session's requests go to."""
+        return self.engines[session % len(self.engines)] if self.engines else Engine(self.url)
 
 
 class Load(msgspec.Struct, frozen=True):

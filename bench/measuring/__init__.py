@@ -1,1 +1,1 @@
-"""Load generation, timing and reports."""
+"""Provenance, other processes' use of the CPU, ratios, result files."""

@@ -18,7 +18,7 @@ class CpuUse:
     """CPU seconds since a fixed moment; only differences have a meaning."""
 
     machine_s: float  # of all processes, including time that a hypervisor stole
-    own_s: float  # of this process and its descendants
+    own_s: float  # of this process and its descendants, those that have ended included
 
 
 def cpu_use() -> CpuUse:
@@ -32,7 +32,7 @@ def cpu_use() -> CpuUse:
             times = process.cpu_times()
         except psutil.NoSuchProcess:
             continue
-        own += times.user + times.system
+        own += times.user + times.system + times.children_user + times.children_system
     return CpuUse(busy / _TICKS_PER_S, own)
 
 

@@ -11,10 +11,17 @@ from typing import Any, Protocol
 import aiohttp
 
 from bench.errors import SystemFailed, WrongAnswer
-from bench.measuring.workload import Request
 
 SYSTEMS = ("none", "stock", "unified_lora", "unified_direft", "pd")
 HAVE_BASELINE = ("none", "pd")  # measured with requests for the base model, too
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One request. `adapter` counts from 0; None is the base model."""
+
+    prompt: Sequence[int]
+    adapter: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +70,7 @@ class Pair:
     kv_host: str
     kv_bootstrap_port: int
     revisions: Sequence[str]
+    decode_has_adapters: bool = False  # as stock SGLang's
 
     async def send(self, request: Request, num_tokens: int, with_logprobs: bool = False) -> Answer:
         decode_body = completion(request, num_tokens, with_logprobs) | {
@@ -73,6 +81,8 @@ class Pair:
         prefill_body = dict(decode_body)
         if request.adapter is not None:
             prefill_body["lora_path"] = self.revisions[request.adapter]
+            if self.decode_has_adapters:
+                decode_body = prefill_body
         prefill = asyncio.create_task(_post(self.session, self.prefill_url, prefill_body), name="prefill call")
         try:
             answer = await _complete(self.session, self.decode_url, decode_body)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count, islice
 
 from bench.errors import BenchError
@@ -16,7 +16,7 @@ from bench.workloads.session import COMPLETIONS, Request, Session, canonical_byt
 from bench.workloads.trace import Arrival
 
 _FIRST_TOKEN = 16  # smaller ids are often special tokens
-CONVERSATIONS: dict[str, Callable[[int, int, int | None], list[Request]]] = {"chat": chat, "agent": agent}
+CONVERSATIONS: dict[str, Callable[[int, int, int | None, float], list[Request]]] = {"chat": chat, "agent": agent}
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +37,11 @@ class Workload:
     turns: float = 1.0  # requests per session, on average
     warm_up: int = 0  # requests of the same shape, discarded
     vocabulary: int = 500  # token ids of prompts are below it
+    scale: float = 1.0  # of a conversation's words and tokens; `lengths` have theirs in them
+
+    def scaled(self, factor: float) -> Workload:
+        """An edition with shorter or longer prompts and answers. The number of requests and their pace stay."""
+        return replace(self, lengths=self.lengths.scaled(factor), scale=self.scale * factor)
 
 
 class Stream:
@@ -63,7 +68,8 @@ class Stream:
             return Session(number, adapter, (request,))
         workload, adapter = self.workload, self.adapter(number)
         if workload.conversation:
-            return Session(number, adapter, tuple(CONVERSATIONS[workload.conversation](self._seed, number, adapter)))
+            make = CONVERSATIONS[workload.conversation]
+            return Session(number, adapter, tuple(make(self._seed, number, adapter, workload.scale)))
         prompt, output = workload.lengths.of(self._seed, number)
         return Session(number, adapter, (self.completion(number, prompt, output),))
 

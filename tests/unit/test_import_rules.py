@@ -77,7 +77,8 @@ bench.options bench.measuring bench.workloads
 bench.load
 bench.systems
 bench
-cli.quiet cli.agents cli.bench_load
+cli.quiet cli.agents cli.bench.load
+cli.bench.matrix
 cli.adapters cli.bench cli.train
 cli
 """.strip().splitlines()

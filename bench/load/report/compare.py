@@ -15,6 +15,7 @@ CONFIDENCE = 0.95
 _RESAMPLES = 2000
 _BLOCK_S = 1.0  # of the rates: requests that end in the same second are kept together
 _MIN_BLOCKS = 10  # fewer say nothing about how much they vary
+_MIN_REPEATS = 3  # fewer say nothing about how much they vary, either
 _MAX_SHOWN = 100  # characters of a setting
 _CHUNK = 4_000_000  # numbers drawn at a time
 
@@ -49,25 +50,50 @@ class Ratio:
         return "none: too short" if self.low is None else f"{self.low:.3f} to {self.high:.3f}"
 
 
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One figure of a system, the mean over its loads, and values that it may as well have had."""
+
+    name: str
+    unit: str
+    value: float
+    drawn: Array  # [_RESAMPLES], or empty: too few seconds to say how much it varies
+
+    @property
+    def interval(self) -> tuple[float | None, float | None]:
+        """The confidence interval; Nones where there is none."""
+        return _interval(self.drawn) if len(self.drawn) else (None, None)
+
+
 def compare(
     a: Sequence[Record], b: Sequence[Record], slo_ms: dict[str, float] | None = None, seed: int = 1
 ) -> list[Ratio]:
     """All figures that both loads have."""
+    return ratios_of(*(figures_of([records], slo_ms, seed + side) for side, records in enumerate((a, b))))
+
+
+def figures_of(
+    loads: Sequence[Sequence[Record]], slo_ms: dict[str, float] | None = None, seed: int = 1
+) -> list[Figure]:
+    """All figures of one system's loads: of each load, then their mean. Failed requests are in no latency."""
     generator = np.random.default_rng(seed)
     found = []
     for name, values in _LATENCIES.items():
-        of_a, of_b = values(a), values(b)
-        if len(of_a) and len(of_b):
-            found += _latency_ratios(name, of_a, of_b, generator)
-    for name, unit, amount in _RATES:
-        found += _ratio(name, unit, *(_resampled_rates(each, amount, generator) for each in (a, b)))
+        of_loads = [values(each) for each in loads]
+        if all(len(each) for each in of_loads):
+            found += _latency_figures(name, of_loads, generator)
+    rates = _RATES
     if slo_ms:
-        found += _ratio(
-            "goodput",
-            "requests/s",
-            *(_resampled_rates(each, lambda one: float(meets(one, slo_ms)), generator) for each in (a, b)),
-        )
+        rates = (*rates, ("goodput", "requests/s", lambda record: float(meets(record, slo_ms))))
+    for name, unit, amount in rates:
+        found.append(_rate_figure(name, unit, loads, amount, generator))
     return found
+
+
+def ratios_of(a: Sequence[Figure], b: Sequence[Figure]) -> list[Ratio]:
+    """B / A of every figure that both have."""
+    of_b = {each.name: each for each in b}
+    return [ratio for each in a if each.name in of_b for ratio in _ratio(each, of_b[each.name])]
 
 
 def _good(value: Callable[[Record], float | None]) -> Callable[[Sequence[Record]], Array]:
@@ -90,13 +116,13 @@ _RATES: tuple[tuple[str, str, Callable[[Record], float]], ...] = (
 _QUANTILES = (("p50", 0.5), ("p90", 0.9), ("p99", 0.99))
 
 
-def _latency_ratios(name: str, a: Array, b: Array, generator: np.random.Generator) -> list[Ratio]:
+def _latency_figures(name: str, loads: Sequence[Array], generator: np.random.Generator) -> list[Figure]:
     """Requests are drawn again, all quantiles from the same draws."""
-    drawn_a, drawn_b = _resampled_quantiles(a, generator), _resampled_quantiles(b, generator)
+    drawn = _over_repeats([_resampled_quantiles(each, generator) for each in loads])
     found = []
     for column, (label, share) in enumerate(_QUANTILES):
-        of_a, of_b = (float(np.quantile(each, share, method="inverted_cdf")) for each in (a, b))
-        found += _ratio(f"{name} {label}", "ms", (of_a, drawn_a[:, column]), (of_b, drawn_b[:, column]))
+        values = [float(np.quantile(each, share, method="inverted_cdf")) for each in loads]
+        found.append(Figure(f"{name} {label}", "ms", float(np.mean(values)), drawn[:, column]))
     return found
 
 
@@ -112,36 +138,63 @@ def _resampled_quantiles(values: Array, generator: np.random.Generator) -> Array
     return np.concatenate(parts)
 
 
-def _resampled_rates(
-    records: Sequence[Record], amount: Callable[[Record], float], generator: np.random.Generator
-) -> tuple[float, Array]:
-    """The rate, and rates of loads made of seconds that are drawn again; none of these for too few seconds."""
-    seconds = duration_s(records)
+def _over_repeats(drawn: Sequence[Array]) -> Array:
+    """Means over the loads of one system; with enough of them, over loads that are drawn again, too.
+
+    The same ones for every system, since loads of one repeat run close together.
+    """
+    if len(drawn) < _MIN_REPEATS:
+        return np.mean(drawn, axis=0)
+    picks = np.random.default_rng(0).integers(0, len(drawn), (len(drawn), _RESAMPLES))
+    stacked = np.stack(drawn)
+    return np.mean([stacked[each, np.arange(_RESAMPLES)] for each in picks], axis=0)
+
+
+def _rate_figure(
+    name: str,
+    unit: str,
+    loads: Sequence[Sequence[Record]],
+    amount: Callable[[Record], float],
+    generator: np.random.Generator,
+) -> Figure:
+    """Loads are made of seconds that are drawn again, if all together have enough of them."""
+    seconds = [duration_s(each) for each in loads]
+    blocks = [_in_blocks(records, length_s, amount) for records, length_s in zip(loads, seconds, strict=True)]
+    rates = [float(each.sum()) / length_s if length_s else 0.0 for each, length_s in zip(blocks, seconds, strict=True)]
+    if sum(len(each) for each in blocks) < _MIN_BLOCKS:
+        return Figure(name, unit, float(np.mean(rates)), np.array([]))
+    drawn = [
+        each[generator.integers(0, len(each), (_RESAMPLES, len(each)))].sum(axis=1) / max(length_s, 1e-9)
+        for each, length_s in zip(blocks, seconds, strict=True)
+    ]
+    return Figure(name, unit, float(np.mean(rates)), _over_repeats(drawn))
+
+
+def _in_blocks(records: Sequence[Record], seconds: float, amount: Callable[[Record], float]) -> Array:
     origin_s = min((each.intended_s for each in records), default=0.0)
     blocks = np.zeros(max(1, int(np.ceil(seconds / _BLOCK_S))))
     for record in records:
         blocks[min(len(blocks) - 1, int((record.end_s - origin_s) / _BLOCK_S))] += amount(record)
-    per_s = 0.0 if seconds == 0 else float(blocks.sum()) / seconds
-    if len(blocks) < _MIN_BLOCKS:
-        return per_s, np.array([])
-    drawn = blocks[generator.integers(0, len(blocks), (_RESAMPLES, len(blocks)))]
-    return per_s, drawn.sum(axis=1) / max(seconds, 1e-9)
+    return blocks
 
 
-def _ratio(name: str, unit: str, a: tuple[float, Array], b: tuple[float, Array]) -> list[Ratio]:
+def _ratio(a: Figure, b: Figure) -> list[Ratio]:
     """Empty where A has nothing to divide by."""
-    (value_a, drawn_a), (value_b, drawn_b) = a, b
-    if value_a <= 0:
+    if a.value <= 0:
         return []
-    if not len(drawn_a) or not len(drawn_b):
-        return [Ratio(name, unit, value_a, value_b, value_b / value_a, None, None)]
-    is_defined = drawn_a > 0
+    if not len(a.drawn) or not len(b.drawn):
+        return [Ratio(a.name, a.unit, a.value, b.value, b.value / a.value, None, None)]
+    is_defined = a.drawn > 0
     if not is_defined.any():
         return []
-    ratios = drawn_b[is_defined] / drawn_a[is_defined]
+    low, high = _interval(b.drawn[is_defined] / a.drawn[is_defined])
+    return [Ratio(a.name, a.unit, a.value, b.value, b.value / a.value, low, high)]
+
+
+def _interval(values: Array) -> tuple[float, float]:
     tail = (1 - CONFIDENCE) / 2
-    low, high = (float(each) for each in np.quantile(ratios, [tail, 1 - tail]))
-    return [Ratio(name, unit, value_a, value_b, value_b / value_a, low, high)]
+    low, high = (float(each) for each in np.quantile(values, [tail, 1 - tail]))
+    return low, high
 
 
 def failures(a: Sequence[Record], b: Sequence[Record]) -> str:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from bench import soak
 from bench.errors import BenchError, SystemFailed
 from bench.evidence.failures import soak as soak_table
-from bench.soak import LEFT, Answer, Kill, Sample, summary, table
+from bench.soak import LEFT, Answer, Kill, Options, Sample, _Soak, summary, table
 from cli.main import main
 
 KILLS = [Kill(100.0, "router"), Kill(200.0, "unified-0 agent")]
@@ -97,3 +100,52 @@ def test_without_an_answer_before_the_first_kill_there_is_nothing_to_compare_wit
 def test_wrong_usage():
     with pytest.raises(SystemExit, match="--kill-every must be positive"):
         main(["bench", "soak", "--kill-every", "0"])
+
+
+class PretendedCluster:
+    """Answers at once, from the 40th request on wrongly for one adapter. It has no processes."""
+
+    def __init__(self) -> None:
+        self.asked: list[int] = []
+
+    async def ask(self, adapter: int, _kind: Any) -> SimpleNamespace:
+        self.asked.append(adapter)
+        await asyncio.sleep(0)
+        is_wrong = adapter == 1 and len(self.asked) > 40
+        return SimpleNamespace(outcome="answered", text="wrong" if is_wrong else f"text {adapter}")
+
+    def uses(self) -> dict[str, Any]:
+        return {}
+
+    def process(self, _worker: str, _part: str) -> None:
+        raise SystemFailed("there is none")
+
+
+def test_requests_arrive_at_the_rate_and_answers_are_compared():
+    options = Options(minutes=0.01, adapters=3, capacity_requests=20, clients=4, aborted=0.0)
+    cluster = PretendedCluster()
+
+    async def run() -> dict[str, Any]:
+        soak = _Soak(options, cluster, lambda _found: None)
+        await soak.learn_answers()
+        assert await soak.capacity() > 0
+        assert len(cluster.asked) == 3 + 20
+        await soak.load(200.0, lambda _line: None)
+        return soak.summary()
+
+    found = asyncio.run(run())
+    assert 80 < sum(found["outcomes"].values()) < 160  # 120 expected
+    assert found["outcomes"]["wrong answer"] == found["wrong_answers"] > 0
+    assert found["kills"] == []
+
+
+def test_a_soak_that_finds_nothing_to_kill_ends():
+    options = Options(minutes=60.0, kill_every_s=0.01, adapters=1, aborted=0.0)
+
+    async def run() -> None:
+        soak = _Soak(options, PretendedCluster(), lambda _found: None)
+        await soak.learn_answers()
+        await soak.load(100.0, lambda _line: None)
+
+    with pytest.raises(SystemFailed, match="no process left to kill"):
+        asyncio.run(run())

@@ -15,7 +15,7 @@ from support.streaming_mock import MockServer, event, stream, stream_of, usage
 from bench.errors import BenchError
 from bench.load.client import Client, ask_models, body_of
 from bench.load.events import EventStream, MalformedStream
-from bench.load.options import Endpoint
+from bench.load.options import Endpoint, Engine, Prefill
 from bench.load.record import (
     ERROR_ANSWER,
     ERROR_EVENT,
@@ -252,3 +252,57 @@ def test_the_model_is_asked_for():
 
     served = asyncio.run(main())
     assert (served.model, served.server) == ("mock", "vllm")
+
+
+def ask_pair(prefill: MockServer, decode: MockServer, session: int = 0, **fields: Any) -> Record:
+    """The record of one request to a pair, the second of two engines."""
+
+    async def main() -> Record:
+        async with prefill.running(), decode.running():
+            pair = Engine(decode.url, Prefill(prefill.url, "10.0.0.1", 77), **fields)
+            engines = (Engine("http://127.0.0.1:9"), pair)
+            endpoint = Endpoint("http://x", "mock", ("a0",), "lora_path", timeout_s=60.0, engines=engines)
+            async with Client(endpoint, time.monotonic) as client:
+                return await client.send(REQUEST, 0, time.monotonic(), session, 0)
+
+    return asyncio.run(main())
+
+
+def test_both_engines_of_a_pair_are_called_and_only_one_has_the_adapter():
+    prefill, decode = MockServer(), MockServer()
+    found = ask_pair(prefill, decode, session=1)
+    assert (found.error, found.output_tokens) == (None, 4)
+    (to_prefill,), (to_decode,) = prefill.bodies, decode.bodies
+    assert to_prefill.pop("lora_path") == "a0"
+    assert "lora_path" not in to_decode
+    assert to_prefill.pop("stream") is False
+    assert to_decode.pop("stream") is True
+    assert "stream_options" not in to_prefill
+    assert to_decode.pop("stream_options")
+    assert to_prefill == to_decode
+    assert (to_decode["bootstrap_host"], to_decode["bootstrap_port"]) == ("10.0.0.1", 77)
+    assert 0 <= to_decode["bootstrap_room"] < 2**63
+    assert ask_pair(prefill, decode, session=2).error == UNREACHABLE  # sessions take turns
+    ask_pair(prefill, decode, session=3, decode_has_adapters=True)
+    assert decode.bodies[-1]["lora_path"] == "a0"
+
+
+@pytest.mark.parametrize("bad", ["prefill", "decode"])
+def test_an_error_of_either_engine_of_a_pair_ends_the_request(bad: str):
+    async def refuse(_server: MockServer, _request: web.Request, _body: dict[str, Any]) -> web.Response:
+        return web.json_response({"error": {"message": "no room"}}, status=503)
+
+    servers = {name: MockServer(first_s=0.0 if name == bad else 50.0) for name in ("prefill", "decode")}
+    servers[bad].answer = refuse
+    found = ask_pair(servers["prefill"], servers["decode"], session=1)
+    assert (found.error, found.status) == (ERROR_ANSWER, 503)
+    assert found.detail == ("prefill: no room" if bad == "prefill" else "no room")
+
+
+def test_an_adapter_can_be_left_out_of_the_same_request():
+    server = MockServer()
+    found = ask(server, adapters=("a0",), adapter_field="none")
+    assert found.adapter == "a0"
+    assert sorted(server.bodies[0]) == sorted(
+        ["model", "prompt", "max_tokens", "temperature", "stream", "stream_options", "ignore_eos"]
+    )

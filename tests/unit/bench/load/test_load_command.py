@@ -15,14 +15,15 @@ from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 
+import msgspec
 import pytest
 from support.streaming_mock import MockServer
 
-import cli.bench_load as command
+import cli.bench.load as command
 from bench.errors import BenchError
 from bench.load import options, pacing, summary
 from bench.load.document import read
-from bench.load.generator import processes_for
+from bench.load.generator import generate, processes_for
 from bench.load.process import Job, sessions_of
 from bench.workloads import catalog, popularity
 from bench.workloads.workload import Stream
@@ -135,6 +136,14 @@ def test_ctrl_c_reports_what_there_is(server: MockServer, tmp_path: Path, capsys
     assert all(each.error is None for each in records)  # those in flight came to their end
 
 
+def test_a_load_can_be_apart_from_the_process_that_asks_for_it(server: MockServer):
+    load = load_of("--url", server.url, "--num-requests", "2", "--random-input-len", "4", "--random-output-len", "1")
+    load = msgspec.structs.replace(load, endpoint=msgspec.structs.replace(load.endpoint, model="mock"), processes=1)
+    outcome = asyncio.run(generate(load, is_apart=True))
+    assert [each.error for each in outcome.records] == [None, None]
+    assert outcome.cpu_s > 0
+
+
 def test_an_endpoint_that_is_down_is_an_error_or_counted(tmp_path: Path, capsys, monkeypatch):
     url = ["--url", "http://127.0.0.1:9", "--num-requests", "5", "--rate", "1000"]
     with pytest.raises(SystemExit, match="Is it running"):
@@ -179,6 +188,13 @@ def test_names_of_other_tools():
         (("--url", "http://x", "--random-range-ratio", "2"), "at most 1"),
         (("--url", "http://x", "--lora-zipf-alpha", "2"), "the distribution 'round-robin' has none"),
         (("--url", "http://x", "--trace", "nothing.jsonl"), "No such file"),
+        (("--url", "http://x", "--rate-type", "constant"), "--rate-type: this is a closed loop"),
+        (("--url", "http://x", "--workload", "chat", "--concurrency", "2", "--rate-type", "poisson"), "--rate-type"),
+        (("--url", "http://x", "--rate", "3", "--trace-speed", "2"), "--trace-speed: there is no trace"),
+        (("--url", "http://x", "--burst-factor", "2"), "--burst-factor: no bursts here"),
+        (("--url", "http://x", "--rate", "3", "--burst-period-s", "2"), "--burst-period-s: no bursts here"),
+        (("--url", "http://x", "--rate", "3", "--rate-type", "poisson", "--burst-length-s", "2"), "--burst-length-s"),
+        (("--url", "http://x", "--trace", "t", "--burst-factor", "2"), "--burst-factor: no bursts here"),
     ],
 )
 def test_mistakes_are_named(words: tuple[str, ...], says: str):
@@ -325,7 +341,7 @@ def test_it_installs_alone():
     """Neither torch nor an engine nor the cluster is imported by the generator."""
     absent = ("torch", "sglang", "transformers", "engine", "cluster", "router", "grpc")
     code = (
-        "import sys, cli.bench_load, bench.load.run, bench.load.process, bench.workloads.catalog; "
+        "import sys, cli.bench.load, bench.load.run, bench.load.process, bench.workloads.catalog; "
         f"sys.exit(', '.join(n for n in {absent!r} if n in sys.modules) or 0)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=HANG_GUARD_S)
@@ -334,7 +350,7 @@ def test_it_installs_alone():
 
 def test_a_sweep_from_the_command_line(server: MockServer, tmp_path: Path, capsys, monkeypatch):
     """Every rate holds an objective of a minute, so the sweep goes on to the highest one that it is allowed."""
-    monkeypatch.setattr("cli.bench_load.MAX_SWEPT_RATE", 400.0)
+    monkeypatch.setattr("cli.bench.load.MAX_SWEPT_RATE", 400.0)
     words = [
         *("bench", "load", "--url", server.url, "--sweep", "--rate", "100", "--duration-s", "0.3", "--goodput"),
         *(

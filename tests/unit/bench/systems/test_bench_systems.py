@@ -10,10 +10,9 @@ import pytest
 from aiohttp import web
 
 from bench.errors import SystemFailed, WrongAnswer
-from bench.measuring.workload import Request
 from bench.systems.models import MODELS
-from bench.systems.systems import HAVE_BASELINE, SYSTEMS, OneEngine, Pair, ThroughRouter
-from cli import bench as command
+from bench.systems.systems import HAVE_BASELINE, SYSTEMS, OneEngine, Pair, Request, ThroughRouter
+from cli.bench import commands as command
 
 BASE, ADAPTED = Request([1, 2, 3], None), Request([1, 2, 3], 1)
 
@@ -128,5 +127,5 @@ def test_nobody_listens():
 
 def test_the_command_line_knows_the_same_systems():
     assert command._SYSTEMS == SYSTEMS
-    assert tuple(MODELS) == command._MODELS
+    assert tuple(MODELS) == command.MODELS
     assert set(HAVE_BASELINE) <= set(SYSTEMS)

@@ -23,9 +23,10 @@ WORKLOADS = (
     "mint-mixed", "databricks-prefill", "databricks-decode", "chat", "agent",
 )  # fmt: skip
 DISTRIBUTIONS = ("identical", "uniform", "zipf", "skewed", "distinct", "round-robin", "hot-sets", "ladder")
-ADAPTER_FIELDS = ("adapter", "model", "base:adapter", "lora_path")
+ADAPTER_FIELDS = ("adapter", "model", "base:adapter", "lora_path", "none")
 ARRIVALS = ("constant", "poisson", "bursts")
 SLO_KEYS = ("ttft", "tpot", "e2e")
+MODELS = ("tiny", "qwen2.5-0.5b", "llama-3.1-8b")  # of bench.systems.models
 MAX_SWEPT_RATE = 100_000.0
 _MAX_ADAPTERS = 10_000_000
 _SECRET_OPTIONS = ("--header",)
@@ -49,9 +50,7 @@ def add_command(benchmarks: Any) -> None:
     load.add_argument(
         "--ready-timeout-s", type=_seconds, default=0.0, metavar="S", help="wait until the server generates; default: 0"
     )
-    load.add_argument(
-        "--timeout-s", type=_positive_float, default=300.0, metavar="S", help="of a request; default: 300"
-    )
+    load.add_argument("--timeout-s", type=positive_float, default=300.0, metavar="S", help="of a request; default: 300")
 
     what = load.add_argument_group("what is sent")
     what.add_argument("--workload", choices=WORKLOADS, default="random", help="default: random")
@@ -59,17 +58,17 @@ def add_command(benchmarks: Any) -> None:
         "--list-workloads", action="store_true", help="describe the workloads with their sources, and end"
     )
     what.add_argument("--seed", "--random-seed", type=_count, default=1, help="default: 1")
-    what.add_argument("--random-input-len", type=_positive, metavar="TOKENS", help="of `random`; default: 1024")
-    what.add_argument("--random-output-len", type=_positive, metavar="TOKENS", help="of `random`; default: 128")
+    what.add_argument("--random-input-len", type=positive, metavar="TOKENS", help="of `random`; default: 1024")
+    what.add_argument("--random-output-len", type=positive, metavar="TOKENS", help="of `random`; default: 128")
     what.add_argument(
         "--random-range-ratio",
-        type=_positive_float,
+        type=positive_float,
         metavar="RATIO",
         help="of `random`: lengths uniform from RATIO times these on; default: 1",
     )
-    what.add_argument("--vocabulary", type=_positive, help="token ids of random prompts are below it; default: 500")
+    what.add_argument("--vocabulary", type=positive, help="token ids of random prompts are below it; default: 500")
     what.add_argument("--trace", type=Path, metavar="FILE", help="replay a trace, JSON lines as of Mooncake")
-    what.add_argument("--trace-speed", type=_positive_float, default=1.0, help="times as fast; default: 1")
+    what.add_argument("--trace-speed", type=positive_float, help="times as fast; default: 1")
     what.add_argument(
         "--adapters",
         type=_adapters,
@@ -83,7 +82,7 @@ def add_command(benchmarks: Any) -> None:
     what.add_argument(
         "--adapter-field",
         choices=ADAPTER_FIELDS,
-        help="how a request names its adapter; default: as the server does it",
+        help="how a request names its adapter; `none`: the same requests without it; default: as the server does it",
     )
     what.add_argument(
         "--lora-request-distribution",
@@ -91,32 +90,32 @@ def add_command(benchmarks: Any) -> None:
         choices=DISTRIBUTIONS,
         help="of the adapters; default: the workload's, `round-robin` of `random`",
     )
-    what.add_argument("--lora-zipf-alpha", type=_positive_float, help="of `zipf` and `skewed`; default: the workload's")
+    what.add_argument("--lora-zipf-alpha", type=positive_float, help="of `zipf` and `skewed`; default: the workload's")
 
     pace = load.add_argument_group("how fast, and how much")
     pace.add_argument(
-        "--rate", "--request-rate", type=_positive_float, help="open loop: requests/s, whatever becomes of them"
+        "--rate", "--request-rate", type=positive_float, help="open loop: requests/s, whatever becomes of them"
     )
     pace.add_argument("--rate-type", choices=ARRIVALS, help="arrivals of the open loop; default: poisson")
-    pace.add_argument("--burst-period-s", type=_positive_float, default=10.0, metavar="S", help="default: 10")
-    pace.add_argument("--burst-length-s", type=_positive_float, default=1.0, metavar="S", help="default: 1")
-    pace.add_argument("--burst-factor", type=_positive_float, default=5.0, help="times the mean rate; default: 5")
+    pace.add_argument("--burst-period-s", type=positive_float, metavar="S", help="of `bursts`; default: 10")
+    pace.add_argument("--burst-length-s", type=positive_float, metavar="S", help="of `bursts`; default: 1")
+    pace.add_argument("--burst-factor", type=positive_float, help="of `bursts`: times the mean rate; default: 5")
     pace.add_argument(
-        "--concurrency", "--max-concurrency", type=_positive, help="closed loop; with a rate, the most in flight"
+        "--concurrency", "--max-concurrency", type=positive, help="closed loop; with a rate, the most in flight"
     )
     pace.add_argument(
-        "--num-requests", "--num-prompts", "--max-requests", type=_positive, help="default: the workload's"
+        "--num-requests", "--num-prompts", "--max-requests", type=positive, help="default: the workload's"
     )
     pace.add_argument(
-        "--duration-s", "--max-seconds", type=_positive_float, metavar="S",
+        "--duration-s", "--max-seconds", type=positive_float, metavar="S",
         help="send for so long; of a sweep, for each rate, by default at least 30",
     )  # fmt: skip
     pace.add_argument("--warmup-requests", type=_count, help="sent first and discarded; default: the workload's")
-    pace.add_argument("--processes", type=_positive, help="of the generator; default: as many as the rate needs")
+    pace.add_argument("--processes", type=positive, help="of the generator; default: as many as the rate needs")
 
     found = load.add_argument_group("what is found")
     found.add_argument(
-        "--goodput", nargs="+", type=_objective, default=[], metavar="KEY:MS",
+        "--goodput", nargs="+", type=objective, default=[], metavar="KEY:MS",
         help=f"objectives: {', '.join(SLO_KEYS)} in ms, such as ttft:500 tpot:50",
     )  # fmt: skip
     found.add_argument("--json", type=Path, metavar="FILE", help="write everything, each request included")
@@ -133,19 +132,19 @@ def add_command(benchmarks: Any) -> None:
         "--sweep", action="store_true", help="find the highest rate that holds --goodput, from --rate on"
     )
     found.add_argument(
-        "--sweep-share", type=_positive_float, default=0.99, metavar="SHARE",
+        "--sweep-share", type=positive_float, default=0.99, metavar="SHARE",
         help="of the requests that must meet every objective; default: 0.99",
     )  # fmt: skip
     found.add_argument(
-        "--sweep-precision", type=_positive_float, default=0.05, metavar="SHARE",
+        "--sweep-precision", type=positive_float, default=0.05, metavar="SHARE",
         help="how near the result is to a rate that failed; default: 0.05",
     )  # fmt: skip
     load.set_defaults(run=_run)
 
     text = "How many streamed events the load generator takes per second of CPU time, from a mock worker."
     capacity = benchmarks.add_parser("load-capacity", help=text, description=text)
-    capacity.add_argument("--repeats", type=_positive, help="default: 5")
-    capacity.add_argument("--concurrency", type=_positive, help="streams at a time; default: 64")
+    capacity.add_argument("--repeats", type=positive, help="default: 5")
+    capacity.add_argument("--concurrency", type=positive, help="streams at a time; default: 64")
     capacity.add_argument("--quick", action="store_true", help="a smoke test: one repeat, few streams")
     capacity.add_argument("--json", type=Path, metavar="FILE", help="write the numbers")
     capacity.set_defaults(run=_run_capacity)
@@ -212,18 +211,22 @@ def load_of(arguments: argparse.Namespace, rate: float | None = None) -> Load:
     count = arguments.num_requests
     if count is None and arguments.duration_s is None and arguments.trace is None and not arguments.sweep:
         count = workload.num_requests
+    requests_per_s = rate if is_paced else workload.requests_per_s
+    arrivals = arguments.rate_type or workload.arrivals
+    _refuse_pacing_without_effect(arguments, requests_per_s, arrivals)
+    given = {name: getattr(arguments, f"burst_{name}") for name in ("period_s", "length_s", "factor")}
     return Load(
         endpoint=_endpoint(arguments, workload),
         workload=workload,
         seed=arguments.seed,
         num_requests=count,
         duration_s=arguments.duration_s,
-        requests_per_s=rate if is_paced else workload.requests_per_s,
-        arrivals=arguments.rate_type or workload.arrivals,
-        bursts=Bursts(arguments.burst_period_s, arguments.burst_length_s, arguments.burst_factor),
+        requests_per_s=requests_per_s,
+        arrivals=arrivals,
+        bursts=Bursts(**{name: value for name, value in given.items() if value is not None}),
         concurrency=arguments.concurrency if is_paced else workload.concurrency,
         trace=tuple(read_trace(arguments.trace)) if arguments.trace else (),
-        trace_speed=arguments.trace_speed,
+        trace_speed=arguments.trace_speed or 1.0,
         processes=arguments.processes or 0,
     )
 
@@ -297,7 +300,18 @@ def _refuse_unused(arguments: argparse.Namespace) -> None:
 
     ways = {
         "compare": (
-            ("goodput", "json", "csv", "sweep", "trace", "rate", "duration_s", "num_requests"),
+            (
+                "goodput",
+                "json",
+                "csv",
+                "sweep",
+                "trace",
+                "rate",
+                "duration_s",
+                "num_requests",
+                "rate_type",
+                "trace_speed",
+            ),
             "it reads two results and sends nothing; --html writes what it finds",
         ),
         "trace": (("rate", "rate_type"), "a trace has times of its own; --trace-speed changes them"),
@@ -308,6 +322,22 @@ def _refuse_unused(arguments: argparse.Namespace) -> None:
         for name in unused:
             if getattr(arguments, name) not in (None, [], False) and not (way == "trace" and arguments.sweep):
                 raise BenchError(f"--{name.replace('_', '-')} with --{way}: {why}")
+
+
+def _refuse_pacing_without_effect(arguments: argparse.Namespace, rate: float | None, arrivals: str) -> None:
+    """Raises BenchError for an option of a pace that this load does not have."""
+    from bench.errors import BenchError
+
+    if arguments.trace_speed is not None and arguments.trace is None:
+        raise BenchError("--trace-speed: there is no trace; --trace FILE replays one")
+    if arguments.trace is None and rate is None and arguments.rate_type is not None:
+        raise BenchError(
+            "--rate-type: this is a closed loop, whose requests follow answers; --rate makes it an open one"
+        )
+    is_bursts = arguments.trace is None and rate is not None and arrivals == "bursts"
+    for name in ("burst_period_s", "burst_length_s", "burst_factor"):
+        if getattr(arguments, name) is not None and not is_bursts:
+            raise BenchError(f"--{name.replace('_', '-')}: no bursts here; --rate with --rate-type bursts has them")
 
 
 def _warm_up(arguments: argparse.Namespace, workload: Workload) -> int:
@@ -338,7 +368,8 @@ def _adapters(text: str) -> int | tuple[str, ...]:
     return names
 
 
-def _objective(text: str) -> tuple[str, float]:
+def objective(text: str) -> tuple[str, float]:
+    """KEY:MS. Raises argparse.ArgumentTypeError."""
     key, _, limit = text.partition(":")
     try:
         limit_ms = float(limit)
@@ -359,7 +390,8 @@ def _json_object(text: str) -> dict[str, Any]:
     return found
 
 
-def _positive_float(text: str) -> float:
+def positive_float(text: str) -> float:
+    """Raises argparse.ArgumentTypeError."""
     number = _seconds(text)
     if number <= 0:
         raise argparse.ArgumentTypeError(f"{text!r} is not above 0")
@@ -382,7 +414,8 @@ def _count(text: str) -> int:
     return int(text)
 
 
-def _positive(text: str) -> int:
+def positive(text: str) -> int:
+    """Raises argparse.ArgumentTypeError."""
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a positive number")
     return int(text)

@@ -11,11 +11,12 @@ from functools import partial, wraps
 from pathlib import Path
 from typing import Any
 
-from cli import bench_load
+from cli.bench import load as bench_load
+from cli.bench import matrix as bench_matrix
+from cli.bench.load import MODELS, positive
 
-# Copies of bench.systems.systems.SYSTEMS and bench.systems.models.MODELS, which take long to import.
+# A copy of bench.systems.systems.SYSTEMS, which takes long to import.
 _SYSTEMS = ("none", "stock", "unified_lora", "unified_direft", "pd")
-_MODELS = ("tiny", "qwen2.5-0.5b", "llama-3.1-8b")
 
 Run = Callable[[argparse.Namespace], None]
 
@@ -31,15 +32,15 @@ def add_commands(commands: Any) -> None:
     tax = benchmarks.add_parser("adapter-tax", help=text, description=text)
     tax.add_argument("--systems", type=_names, default=_SYSTEMS, help=f"default: {','.join(_SYSTEMS)}")
     tax.add_argument("--adapters", type=_numbers, help="numbers of adapters in use; default: 1,8,32,64")
-    tax.add_argument("--repeats", type=_positive, help="default: 3")
-    tax.add_argument("--requests", type=_positive, help="requests per load; default: 192")
-    tax.add_argument("--concurrency", type=_positive, default=16, help="concurrent requests; default: 16")
-    tax.add_argument("--prompt-tokens", type=_positive, default=128, help="default: 128")
-    tax.add_argument("--generated-tokens", type=_positive, default=32, help="default: 32")
-    tax.add_argument("--slots", type=_positive, default=8, help="adapter slots of each engine; default: 8")
-    tax.add_argument("--model", choices=_MODELS, default="tiny", help="sizes of the model; default: tiny")
-    tax.add_argument("--lora-rank", type=_positive, default=16, help="default: 16")
-    tax.add_argument("--reft-rank", type=_positive, default=8, help="default: 8")
+    tax.add_argument("--repeats", type=positive, help="default: 3")
+    tax.add_argument("--requests", type=positive, help="requests per load; default: 192")
+    tax.add_argument("--concurrency", type=positive, default=16, help="concurrent requests; default: 16")
+    tax.add_argument("--prompt-tokens", type=positive, default=128, help="default: 128")
+    tax.add_argument("--generated-tokens", type=positive, default=32, help="default: 32")
+    tax.add_argument("--slots", type=positive, default=8, help="adapter slots of each engine; default: 8")
+    tax.add_argument("--model", choices=MODELS, default="tiny", help="sizes of the model; default: tiny")
+    tax.add_argument("--lora-rank", type=positive, default=16, help="default: 16")
+    tax.add_argument("--reft-rank", type=positive, default=8, help="default: 8")
     tax.add_argument(
         "--pd-through",
         choices=("engines", "router"),
@@ -53,8 +54,8 @@ def add_commands(commands: Any) -> None:
     tax.set_defaults(run=_adapter_tax)
     text = "Latency of a full catalog: resolving from the database and from memory, listing, importing."
     catalog = benchmarks.add_parser("catalog", help=text, description=text)
-    catalog.add_argument("--revisions", type=_positive, default=1_000_000, help="default: 1000000")
-    catalog.add_argument("--adapters", type=_positive, default=100_000, help="default: 100000")
+    catalog.add_argument("--revisions", type=positive, default=1_000_000, help="default: 1000000")
+    catalog.add_argument("--adapters", type=positive, default=100_000, help="default: 100000")
     catalog.add_argument("--database", metavar="URL", help="an empty database; default: a temporary SQLite file")
     _add_json(catalog)
     catalog.set_defaults(run=_catalog)
@@ -76,15 +77,15 @@ def add_commands(commands: Any) -> None:
     )
     memory = benchmarks.add_parser("host-memory", help=text, description=text)
     memory.add_argument("--layouts", type=_words, help="default: unified,pair")
-    memory.add_argument("--adapters", type=_positive, help="in use, in turn; default: 32")
-    memory.add_argument("--room", type=_positive, help="adapters that fit in host memory; default: 8")
-    memory.add_argument("--fitting", type=_positive, help="adapters of the load that fits; default: 6")
-    memory.add_argument("--slots", type=_positive, help="of the engine that applies adapters; default: 8")
-    memory.add_argument("--repeats", type=_positive, help="default: 3")
-    memory.add_argument("--prompt-tokens", type=_positive, help="default: 128")
-    memory.add_argument("--generated-tokens", type=_positive, help="default: 16")
-    memory.add_argument("--concurrency", type=_positive, help="default: 8")
-    memory.add_argument("--num-requests", type=_positive, metavar="N", help="per load; default: 96")
+    memory.add_argument("--adapters", type=positive, help="in use, in turn; default: 32")
+    memory.add_argument("--room", type=positive, help="adapters that fit in host memory; default: 8")
+    memory.add_argument("--fitting", type=positive, help="adapters of the load that fits; default: 6")
+    memory.add_argument("--slots", type=positive, help="of the engine that applies adapters; default: 8")
+    memory.add_argument("--repeats", type=positive, help="default: 3")
+    memory.add_argument("--prompt-tokens", type=positive, help="default: 128")
+    memory.add_argument("--generated-tokens", type=positive, help="default: 16")
+    memory.add_argument("--concurrency", type=positive, help="default: 8")
+    memory.add_argument("--num-requests", type=positive, metavar="N", help="per load; default: 96")
     memory.add_argument("--model", choices=_MODELS, help="whose sizes; default: tiny")
     memory.add_argument("--quick", action="store_true", help="a smoke test: few adapters and requests")
     _add_engine_options(memory)
@@ -95,10 +96,10 @@ def add_commands(commands: Any) -> None:
     )
     router = benchmarks.add_parser("router", help=text, description=text)
     router.add_argument("--concurrency", type=_numbers, help="connections of each load; default: 32,128")
-    router.add_argument("--repeats", type=_positive, help="default: 3")
-    router.add_argument("--events", type=_positive, help="of a stream; default: 64")
+    router.add_argument("--repeats", type=positive, help="default: 3")
+    router.add_argument("--events", type=positive, help="of a stream; default: 64")
     router.add_argument("--event-gap-ms", type=float, metavar="MS", help="between two of them; default: 10")
-    router.add_argument("--processes", type=_positive, help="of Prelude's router; default: 1")
+    router.add_argument("--processes", type=positive, help="of Prelude's router; default: 1")
     router.add_argument(
         "--trace-ratio",
         type=float,
@@ -122,7 +123,7 @@ def add_commands(commands: Any) -> None:
 
     text = "How long the costliest bodies keep the event loops of the router and of an engine from other requests."
     admission = benchmarks.add_parser("admission", help=text, description=text)
-    admission.add_argument("--repeats", type=_positive, help="default: 3")
+    admission.add_argument("--repeats", type=positive, help="default: 3")
     admission.add_argument("--no-engine", action="store_true", help="the router only, with mock workers behind it")
     admission.add_argument("--only", help="bodies whose name has one of these words, separated by commas")
     _add_json(admission)
@@ -130,8 +131,8 @@ def add_commands(commands: Any) -> None:
 
     text = "Real workers with more adapters than memory: cold loads and TTFT with and without adapter affinity."
     affinity = benchmarks.add_parser("affinity", help=text, description=text)
-    affinity.add_argument("--requests", type=_positive, help="default: 1000")
-    affinity.add_argument("--workers", type=_positive, help="default: 4")
+    affinity.add_argument("--requests", type=positive, help="default: 1000")
+    affinity.add_argument("--workers", type=positive, help="default: 4")
     affinity.add_argument("--quick", action="store_true", help="a smoke test: 2 workers, few adapters and requests")
     _add_engine_options(affinity)
     _add_json(affinity)
@@ -155,7 +156,7 @@ def add_commands(commands: Any) -> None:
     soak = benchmarks.add_parser("soak", help=text, description=text)
     soak.add_argument("--minutes", type=float, help="of load; default: 30")
     soak.add_argument("--load", type=float, help="share of the measured capacity; default: 0.8")
-    soak.add_argument("--adapters", type=_positive, help="default: 200")
+    soak.add_argument("--adapters", type=positive, help="default: 200")
     soak.add_argument("--kill-every", type=float, metavar="S", dest="kill_every_s", help="default: 60")
     soak.add_argument(
         "--layout", choices=("pair", "unified"), help="one pair, or two unified workers; default: unified"
@@ -165,26 +166,27 @@ def add_commands(commands: Any) -> None:
     soak.set_defaults(run=_soak)
     text = "Placement by itself: simulated fleets under several policies, and what one placement costs."
     placement = benchmarks.add_parser("placement", help=text, description=text)
-    placement.add_argument("--placements", type=_positive, help="whose cost is measured; default: 20000")
+    placement.add_argument("--placements", type=positive, help="whose cost is measured; default: 20000")
     placement.add_argument("--quick", action="store_true", help="a smoke test: one small scenario")
     _add_json(placement)
     placement.set_defaults(run=_placement)
     text = "More adapters than slots: TTFT and requests/s of one engine that swaps adapters into prefill batches."
     slots = benchmarks.add_parser("slots", help=text, description=text)
-    slots.add_argument("--slots", type=_positive, help="adapter slots; default: 8")
+    slots.add_argument("--slots", type=positive, help="adapter slots; default: 8")
     slots.add_argument("--adapters", type=_numbers, help="numbers of adapters in use; default: 8,32")
-    slots.add_argument("--repeats", type=_positive, help="default: 3")
-    slots.add_argument("--requests", type=_positive, help="requests per load; default: 96")
-    slots.add_argument("--concurrency", type=_positive, help="concurrent requests; default: 8")
-    slots.add_argument("--prompt-tokens", type=_positive, help="default: 128")
-    slots.add_argument("--generated-tokens", type=_positive, help="default: 16")
-    slots.add_argument("--model", choices=_MODELS, help="sizes of the model; default: tiny")
-    slots.add_argument("--lora-rank", type=_positive, help="default: 16")
+    slots.add_argument("--repeats", type=positive, help="default: 3")
+    slots.add_argument("--requests", type=positive, help="requests per load; default: 96")
+    slots.add_argument("--concurrency", type=positive, help="concurrent requests; default: 8")
+    slots.add_argument("--prompt-tokens", type=positive, help="default: 128")
+    slots.add_argument("--generated-tokens", type=positive, help="default: 16")
+    slots.add_argument("--model", choices=MODELS, help="sizes of the model; default: tiny")
+    slots.add_argument("--lora-rank", type=positive, help="default: 16")
     slots.add_argument("--quick", action="store_true", help="a smoke test: 2 slots, 16 requests, one repeat")
     _add_engine_options(slots)
     _add_json(slots)
     slots.set_defaults(run=_slots)
     bench_load.add_command(benchmarks)
+    bench_matrix.add_command(benchmarks)
 
 
 def _add_json(benchmark: argparse.ArgumentParser) -> None:
@@ -438,10 +440,4 @@ def _names(text: str) -> tuple[str, ...]:
 
 
 def _numbers(text: str) -> tuple[int, ...]:
-    return tuple(sorted({_positive(word) for word in text.split(",")}))
-
-
-def _positive(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a positive number")
-    return int(text)
+    return tuple(sorted({positive(word) for word in text.split(",")}))

@@ -1,0 +1,117 @@
+"""What is run on every system: cells, each a workload at one number of adapters, and the matrices that have a name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from bench.errors import BenchError
+from bench.workloads.catalog import WORKLOADS, workload_named
+from bench.workloads.workload import Workload
+
+CPU_SCALE = 1 / 8  # of prompts and answers: two cores run a small model
+_CPU_MAX_ADAPTERS = 128
+_CPU_MAX_CONCURRENCY = 16
+_PIONEER_COUNTS = (1, 2, 4, 8, 16, 32, 33, 48, 64, 128)
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One load, the same for every system."""
+
+    workload: Workload  # its pace and its number of adapters are the cell's
+
+    @property
+    def num_adapters(self) -> int:
+        return self.workload.num_adapters
+
+    @property
+    def name(self) -> str:
+        """As results show it."""
+        return f"{self.workload.name}, n = {self.num_adapters}"
+
+
+@dataclass(frozen=True, slots=True)
+class Matrix:
+    """A named list of cells."""
+
+    name: str
+    text: str
+    workloads: tuple[str, ...]
+    adapters: tuple[int, ...] = ()  # each workload at these numbers; empty: at its own
+    num_slots: int = 32
+    systems: tuple[str, ...] = ("none", "stock", "unified", "pair")
+
+
+MATRICES = {
+    matrix.name: matrix
+    for matrix in (
+        Matrix(
+            "pioneer-sweep",
+            "No cliff: 1 to 128 adapters in turn over 32 slots. The slowest number of adapters should reach 0.9 of the "
+            "fastest.",
+            ("pioneer",),
+            _PIONEER_COUNTS,
+            systems=("none", "stock", "unified"),
+        ),
+        Matrix("published", "Every workload that has a name.", tuple(WORKLOADS)),
+    )
+}
+
+
+def matrix_named(name: str) -> Matrix:
+    """A named matrix, or a workload as a matrix of its own. Raises BenchError."""
+    if name in MATRICES:
+        return MATRICES[name]
+    if name not in WORKLOADS:
+        raise BenchError(f"there is no matrix or workload {name!r}; there are {', '.join((*MATRICES, *WORKLOADS))}")
+    return Matrix(name, WORKLOADS[name].text, (name,))
+
+
+def cells_of(
+    matrices: Sequence[Matrix],
+    *,
+    device: str,
+    adapters: tuple[int, ...] = (),
+    concurrency: int | None = None,
+    requests_per_s: float | None = None,
+    scale: float | None = None,
+) -> tuple[Cell, ...]:
+    """The cells of these matrices, each once. What is given takes the place of the workload's own.
+
+    On a CPU prompts and answers are shorter, and there are fewer adapters and requests in flight, unless given.
+    """
+    cells = {}
+    for matrix in matrices:
+        for name in matrix.workloads:
+            workload = _edition(workload_named(name), device, scale)
+            if concurrency is not None or requests_per_s is not None:
+                workload = replace(workload, concurrency=concurrency, requests_per_s=requests_per_s)
+            for count in adapters or matrix.adapters or (_own_count(workload, device),):
+                cell = Cell(replace(workload, num_adapters=count))
+                cells[cell.name] = cell
+    return tuple(cells.values())
+
+
+def _edition(workload: Workload, device: str, scale: float | None) -> Workload:
+    if device == "cpu" and workload.concurrency is not None:
+        workload = replace(workload, concurrency=min(workload.concurrency, _CPU_MAX_CONCURRENCY))
+    factor = scale if scale is not None else CPU_SCALE if device == "cpu" else 1.0
+    return workload if factor == 1 else workload.scaled(factor)
+
+
+def _own_count(workload: Workload, device: str) -> int:
+    """`random` has no adapters of its own; here it is about them, too."""
+    count = workload.num_adapters or 8
+    return min(count, _CPU_MAX_ADAPTERS) if device == "cpu" else count
+
+
+def in_turn(cells: Sequence[Cell], systems: Sequence[str], repeats: int) -> Iterator[tuple[int, Cell, str]]:
+    """(repeat, cell, system): every system one after the other, every second repeat in reverse.
+
+    So drift of the machine's speed affects all systems alike.
+    """
+    loads = [(cell, system) for cell in cells for system in systems]
+    for repeat in range(repeats):
+        for cell, system in reversed(loads) if repeat % 2 else loads:
+            yield repeat, cell, system

@@ -1,0 +1,205 @@
+"""A matrix for reading: Markdown and one HTML page, both from the content of its file."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from bench.load.report.charts import Series, bar_chart, line_chart
+from bench.load.report.page import page, section, table_of
+from bench.matrix.results import THROUGHPUT
+from bench.measuring.report import QUIET_CORES
+
+_HEAD = ("system", "requests/s", "/ {to}", "goodput/s", "TTFT p50", "TTFT p99", "TPOT p50", "TPOT p99", "failed")
+_EVEN_HEAD = ("workload", "system", "slowest n / fastest n", "slowest at n", "fastest at n")
+_MAX_TONES = 4  # colours of lines
+
+
+class _Found:
+    """Look-ups in the content of a file."""
+
+    def __init__(self, found: dict[str, Any]) -> None:
+        self.found = found
+        self.figures = {(each["cell"], each["system"], each["name"]): each for each in found["figures"]}
+        self.ratios = {(each["cell"], each["system"], each["name"]): each for each in found["ratios"]}
+        self.cells = list(dict.fromkeys(each["cell"] for each in found["figures"]))
+        self.systems = [
+            name for name in found["settings"]["systems"] if any(name == each["system"] for each in found["figures"])
+        ]
+
+    def to(self, cell: str) -> str:
+        """The system that ratios are to."""
+        return next((each["to"] for each in self.found["ratios"] if each["cell"] == cell), "")
+
+    def rows(self, cell: str) -> list[list[str]]:
+        rows = []
+        for system in self.systems:
+            if (cell, system, THROUGHPUT) not in self.figures:
+                continue
+            loads = [each for each in self.found["loads"] if (each["cell"], each["system"]) == (cell, system)]
+            failed = sum(each["summary"]["num_failed"] for each in loads)
+            total = sum(each["summary"]["num_requests"] for each in loads)
+            ratio = self.ratios.get((cell, system, THROUGHPUT))
+            goodput = self.figures.get((cell, system, "goodput"))
+            share = sum(each["summary"]["goodput"]["share"] for each in loads) / len(loads)
+            rows.append(
+                [
+                    system,
+                    _with_interval(self.figures[cell, system, THROUGHPUT], "value"),
+                    "" if ratio is None else _with_interval(ratio, "ratio"),
+                    "" if goodput is None else f"{_number(goodput['value'])} ({share:.0%})",
+                    *(self._ms(cell, system, name) for name in ("TTFT p50", "TTFT p99", "TPOT p50", "TPOT p99")),
+                    f"{failed} of {total}",
+                ]
+            )
+        return rows
+
+    def rates(self, system: str, points: Sequence[tuple[int, str]]) -> list[tuple[float, float]]:
+        """Requests/s over the number of adapters, of cells by that number."""
+        keys = [(count, (cell, system, THROUGHPUT)) for count, cell in points]
+        return [(count, self.figures[key]["value"]) for count, key in keys if key in self.figures]
+
+    def _ms(self, cell: str, system: str, name: str) -> str:
+        figure = self.figures.get((cell, system, name))
+        return "" if figure is None else f"{_number(figure['value'])} ms"
+
+
+def markdown(found: dict[str, Any]) -> str:
+    """Tables with the conditions under them."""
+    known = _Found(found)
+    parts = []
+    for cell in known.cells:
+        head = [each.format(to=known.to(cell)) for each in _HEAD]
+        parts += [f"**{cell}**", "", _table(head, known.rows(cell)), ""]
+    if found["evenness"]:
+        parts += [_table(_EVEN_HEAD, _even_rows(found)), ""]
+    return "\n".join([*parts, *(f"- {each}" for each in notes(found))])
+
+
+def notes(found: dict[str, Any]) -> list[str]:
+    """What the numbers are, and what makes them doubtful."""
+    settings, hardware = found["settings"], found["hardware"]
+    limits = ", ".join(f"{key.upper()} {limit:g} ms" for key, limit in settings["slo_ms"].items())
+    sizes = settings["model_sizes"]
+    lines = [
+        f"model {settings['model']} (hidden {sizes['hidden']}, {sizes['num_layers']} layers, {sizes['dtype']}, random "
+        f"weights), LoRA rank {settings['lora_rank']} on seven projections, {settings['slots']} slots; our systems "
+        f"{'with a router' if settings['through'] == 'router' else 'without a router, as the others'}",
+        f"loads of {settings['duration_s']:g} s and their tails, {settings['repeats']} repeats, all systems in turn, "
+        "there and back; figures are means over the repeats, in brackets 95 % intervals",
+        f"goodput: requests within {limits}, failed ones included in the share",
+        *(f"{name}: {text}" for name, text in settings["systems"].items()),
+        f"{hardware['cpu']}, {hardware['cores']} cores, GPU: {hardware['gpu']}, {settings['gpus']} per system; commit "
+        f"{found['commit']}",
+        f"`{found['command']}`",
+    ]
+    if settings["device"] == "cpu":
+        lines.append("on a CPU all engines share the same cores, both of a pair, too")
+    noisy = [each["foreign_cores"] for each in found["loads"] if each["foreign_cores"] > QUIET_CORES]
+    if noisy:
+        lines.append(
+            f"NOT QUIET: during {len(noisy)} of {len(found['loads'])} loads other processes kept more than "
+            f"{QUIET_CORES} cores busy (at most {max(noisy):.1f}); run it again on a quiet machine"
+        )
+    busy = [each["generator"]["cpu_share"] for each in found["loads"] if each["generator"]["cpu_share"] > 0.7]
+    if busy:
+        lines.append(f"in {len(busy)} loads the load generator was busy for up to {max(busy):.0%} of the time")
+    return lines
+
+
+def published(path: Path) -> str:
+    """The overview of a file with its conditions, or that there is none yet."""
+    if not path.exists():
+        return "Not measured yet: `make bench` does it, on two idle cores."
+    found = json.loads(path.read_text())
+    even = [f"- {each['system']}: slowest / fastest n {each['worst_over_best']:.2f}" for each in found["evenness"]]
+    return "\n".join((overview(found), "", *even, *(f"- {each}" for each in notes(found))))
+
+
+def overview(found: dict[str, Any]) -> str:
+    """A row per cell, a column per system: requests/s, relative to stock, and goodput/s."""
+    known = _Found(found)
+    rows = []
+    for cell in known.cells:
+        by_system = {row[0]: row for row in known.rows(cell)}
+        rows.append([cell, *(_brief(by_system.get(system)) for system in known.systems)])
+    return _table(["requests/s (/ stock) · goodput/s", *known.systems], rows)
+
+
+def _brief(row: list[str] | None) -> str:
+    if row is None:
+        return ""
+    rate, ratio, goodput = (each.partition(" ")[0] for each in row[1:4])  # without intervals and shares
+    return f"{rate} ({ratio}) · {goodput}" if ratio else f"{rate} · {goodput}"
+
+
+def matrix_page(found: dict[str, Any]) -> str:
+    """One page with tables and plots; nothing in it is loaded from elsewhere."""
+    known = _Found(found)
+    body = [
+        "<h1>Systems beside each other</h1>",
+        *(f'<p class="facts">{escape(each)}</p>' for each in notes(found)),
+        section(_over_adapters(known)),
+    ]
+    if found["evenness"]:
+        body.append(table_of(_EVEN_HEAD, _even_rows(found)))
+    for cell in known.cells:
+        bars = {
+            title: [
+                (name, figure["value"]) for name in known.systems if (figure := known.figures.get((cell, name, key)))
+            ]
+            for title, key in (("requests/s", THROUGHPUT), ("goodput/s", "goodput"))
+        }
+        head = [each.format(to=known.to(cell)) for each in _HEAD]
+        body += [f"<h2>{escape(cell)}</h2>", table_of(head, known.rows(cell))]
+        body.append(section([bar_chart(title, title, values) for title, values in bars.items()]))
+    return page("matrix", body)
+
+
+def _over_adapters(known: _Found) -> list[str]:
+    """Requests/s over the number of adapters, for workloads with several."""
+    workloads: dict[str, list[tuple[int, str]]] = {}
+    for cell in known.cells:
+        name, _, count = cell.partition(", n = ")
+        workloads.setdefault(name, []).append((int(count), cell))
+    charts = []
+    for name, points in workloads.items():
+        if len(points) > 1:
+            series = [
+                Series(system, known.rates(system, points), number % _MAX_TONES)
+                for number, system in enumerate(known.systems)
+            ]
+            charts.append(line_chart(name, "adapters in use", "requests/s", series, log_x=True))
+    return charts
+
+
+def _even_rows(found: dict[str, Any]) -> list[list[str]]:
+    return [
+        [
+            each["workload"],
+            each["system"],
+            f"{each['worst_over_best']:.2f}",
+            str(each["worst_at"]),
+            str(each["best_at"]),
+        ]
+        for each in found["evenness"]
+    ]
+
+
+def _with_interval(each: dict[str, Any], key: str) -> str:
+    value = f"{each[key]:.2f}" if key == "ratio" else _number(each[key])
+    if each["low"] is None:
+        return value
+    ends = (f"{each[end]:.2f}" if key == "ratio" else _number(each[end]) for end in ("low", "high"))
+    return f"{value} [{' to '.join(ends)}]"
+
+
+def _number(value: float) -> str:
+    return f"{value:.0f}" if value >= 99.95 else f"{value:.1f}" if value >= 9.995 else f"{value:.2f}"
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    return "\n".join("| " + " | ".join(row) + " |" for row in (head, ["---"] * len(head), *rows))

@@ -1,0 +1,236 @@
+"""Starts the systems of a matrix, with the same model, adapters and settings, and checks that adapters act on each."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from itertools import islice
+from pathlib import Path
+
+import aiohttp
+
+from adapters.errors import AdapterError
+from adapters.model.base_model import MODULES, BaseModel
+from bench import options as engine_options
+from bench.adapter_tax import check_that_adapters_act
+from bench.errors import SystemFailed
+from bench.load.options import Endpoint, Engine, Prefill
+from bench.matrix.options import PAIRS, Options
+from bench.options import DTYPE, Shape
+from bench.systems.adapter_set import PreparedAdapter, prepare_adapters
+from bench.systems.engines import HOST, engine_spec, load_adapters, running_engine
+from bench.systems.models import write_model
+from bench.systems.systems import OneEngine, Pair, System, ThroughRouter
+from bench.workloads.workload import Stream
+from cluster.config.schema import ClusterConfig
+from cluster.errors import StartError
+from cluster.local.supervisor import local_cluster
+from engine.arguments import AdapterSlots, EngineSpec
+
+SERVED_MODEL = "bench"
+_MAX_TOTAL_TOKENS = {"cpu": 65536, "cuda": 131072}
+_OPEN_CONCURRENCY = 32  # that an open loop is expected to reach
+_SIZED_BY = 64  # requests of each cell from which the largest is taken
+_MAX_CHECKED = 128  # adapters
+_CHECK_PROMPT_TOKENS = 32
+_CHECK_TOKENS = 4
+_REQUEST_TIMEOUT_S = 300.0
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """A system that runs."""
+
+    name: str
+    endpoint: Endpoint
+    parts: tuple[System, ...]  # each takes requests by itself
+
+
+@dataclass(frozen=True, slots=True)
+class Starter:
+    """Starts systems, which the stack stops."""
+
+    options: Options
+    folder: Path
+    session: aiohttp.ClientSession
+    stack: contextlib.AsyncExitStack
+
+    async def start_all(self, progress: Callable[[str], None]) -> tuple[BaseModel, list[Started]]:
+        """Start every system, one after the other, with its adapters in host memory. Raises SystemFailed."""
+        options = self.options
+        progress("creating the model and the adapters")
+        has_weights = "dummy" not in options.engine_arguments
+        await asyncio.to_thread(write_model, options.model, self._model, options.device, has_weights)
+        base = BaseModel.read(self._model)
+        adapters: list[PreparedAdapter] = []
+        forms = frozenset(form for name in options.systems if (form := self._form_for(name)))
+        if forms:
+            count, folder = options.max_adapters, self.folder / "adapters"
+            try:
+                adapters = await asyncio.to_thread(
+                    prepare_adapters, "lora", options.lora_rank, count, base, DTYPE, folder, forms
+                )
+            except AdapterError as error:
+                raise SystemFailed(f"the adapters cannot be created: {error}") from error
+        started = []
+        for name in options.systems:
+            progress(f"starting {name}")
+            started.append(await self._start(name, adapters))
+            await self._check(started[-1], base.vocabulary)
+        return base, started
+
+    async def _check(self, system: Started, vocabulary: int) -> None:
+        """A silently dropped adapter would look fast. It is also what loads them where a cluster does that."""
+        shape = Shape(_CHECK_PROMPT_TOKENS, _CHECK_TOKENS, 1, 1)
+        count = min(self.options.max_adapters, _MAX_CHECKED)
+        for part in system.parts:
+            await check_that_adapters_act(part, count, shape, vocabulary)
+
+    def _form_for(self, name: str) -> str:
+        """Stock SGLang reads PEFT files, and so do clusters, which pack them; our engines read packed files."""
+        if name == "none":
+            return ""
+        return "source" if name.startswith("stock") or self.options.through == "router" else "serving"
+
+    async def _start(self, name: str, adapters: list[PreparedAdapter]) -> Started:
+        if self.options.through == "router" and name in ("unified", "pair"):
+            return await self._start_cluster(name, adapters)
+        names = tuple(each.revision_id for each in adapters)
+        engines: list[Engine] = []
+        parts: list[System] = []
+        for number in range(self._num_groups(name)):
+            if name in PAIRS:
+                engine = await self._pair(name, number, adapters)
+                assert engine.prefill is not None
+                part = Pair(
+                    name, self.session, engine.prefill.url, engine.url, HOST, engine.prefill.kv_port, names,
+                    engine.decode_has_adapters,
+                )  # fmt: skip
+                parts.append(part)
+            else:
+                role = "unified" if name == "unified" else "stock"
+                spec = self._spec(role, name, number, gpus=(number,), has_adapters=name != "none")
+                engine = Engine(await self._run(spec, name, adapters))
+                parts.append(OneEngine(name, self.session, engine.url, names if name != "none" else ()))
+            engines.append(engine)
+        field = "none" if name == "none" else "lora_path"
+        # Names stay where no adapter is sent, so that all systems get the same requests.
+        names = names or tuple(f"adapter-{number}" for number in range(self.options.max_adapters))
+        endpoint = Endpoint(engines[0].url, SERVED_MODEL, names, field, engines=tuple(engines))
+        return Started(name, endpoint, tuple(parts))
+
+    def _num_groups(self, name: str) -> int:
+        """Engines, or pairs of engines. On one GPU or a CPU, both engines of a pair share it."""
+        return max(1, self.options.num_gpus // 2) if name in PAIRS else self.options.num_gpus
+
+    async def _pair(self, name: str, number: int, adapters: list[PreparedAdapter]) -> Engine:
+        first, second = (2 * number, 2 * number + 1) if self.options.num_gpus > 1 else (0, 0)
+        is_stock = name == "stock_pd"
+        roles = ("stock", "stock") if is_stock else ("prefill", "decode")
+        prefill = self._spec(roles[0], f"{name}-prefill", number, gpus=(first, second), has_adapters=True)
+        decode = self._spec(roles[1], f"{name}-decode", number, gpus=(second, first), has_adapters=is_stock)
+        if is_stock:
+            port = engine_spec("prefill", self._model, None, self._engine_options(), self.folder).bootstrap_port
+            prefill = replace(
+                prefill, bootstrap_port=port, extra_arguments=(*_disaggregated("prefill"), *prefill.extra_arguments)
+            )
+            decode = replace(decode, extra_arguments=(*_disaggregated("decode"), *decode.extra_arguments))
+        prefill_url = await self._run(prefill, name, adapters)
+        decode_url = await self._run(decode, name, adapters if is_stock else [])
+        assert prefill.bootstrap_port is not None
+        return Engine(decode_url, Prefill(prefill_url, HOST, prefill.bootstrap_port), is_stock)
+
+    def _spec(self, role: str, name: str, number: int, *, gpus: tuple[int, ...], has_adapters: bool) -> EngineSpec:
+        options = self.options
+        slots = AdapterSlots(options.num_slots, options.lora_rank, MODULES) if has_adapters else None
+        spec = engine_spec(role, self._model, slots, self._engine_options(), self.folder / f"engine-{name}-{number}")
+        # With one GPU, engines take the one that this process sees.
+        return self._sized(replace(spec, visible_gpus=gpus) if options.num_gpus > 1 else spec)
+
+    def _sized(self, spec: EngineSpec) -> EngineSpec:
+        """All systems are up at a time, each with a KV cache of the same size."""
+        assert spec.max_total_tokens is not None
+        most = _MAX_TOTAL_TOKENS[self.options.device]
+        return replace(spec, max_total_tokens=min(most, spec.max_total_tokens))
+
+    def _engine_options(self) -> engine_options.Options:
+        options = self.options
+        prompt, output = largest_of(options)
+        concurrency = max(cell.workload.concurrency or _OPEN_CONCURRENCY for cell in options.cells)
+        return engine_options.Options(
+            systems=(), adapters=(options.max_adapters,), repeats=1, num_slots=options.num_slots, pd_through="engines",
+            shape=Shape(prompt, output, concurrency, 1), device=options.device,
+            engine_arguments=options.engine_arguments,
+        )  # fmt: skip
+
+    async def _run(self, spec: EngineSpec, name: str, adapters: list[PreparedAdapter]) -> str:
+        """Start an engine with its adapters; its URL."""
+        await self.stack.enter_async_context(running_engine(spec))
+        if spec.adapters is not None:
+            is_source = self._form_for(name) == "source"
+            await load_adapters(
+                spec, {each.revision_id: each.source if is_source else each.serving for each in adapters}
+            )
+        return spec.url
+
+    async def _start_cluster(self, name: str, adapters: list[PreparedAdapter]) -> Started:
+        """A whole cluster with the adapters in its `cluster.yaml`."""
+        like = self._spec("decode", name, 0, gpus=(), has_adapters=False)
+        roles = ("prefill", "decode") if name == "pair" else ("unified",)
+        gpu = {"gpus": 1} if self.options.num_gpus > 1 else {}
+        workers = {
+            f"{role}-{number}": {"role": role, **gpu} for number in range(self._num_groups(name)) for role in roles
+        }
+        config = ClusterConfig.model_validate(
+            {
+                "model": {"path": self._model, "name": SERVED_MODEL, "dtype": like.dtype},
+                "engine": {
+                    "device": like.device,
+                    "max_total_tokens": like.max_total_tokens,
+                    "max_running_requests": like.max_running_requests,
+                    "chunked_prefill_tokens": like.chunked_prefill_tokens,
+                    "extra_arguments": list(like.extra_arguments),
+                },
+                "router": {"port": 0},
+                "workers": workers,
+                "adapter_limits": {"max_rank": self.options.lora_rank, "slots": self.options.num_slots},
+                "adapters": {each.name: {"path": each.source} for each in adapters},
+            }
+        )
+        try:
+            cluster = await self.stack.enter_async_context(local_cluster(config, self.folder / f"logs-{name}"))
+        except StartError as error:
+            raise SystemFailed(str(error)) from error
+        names = tuple(each.name for each in adapters)
+        endpoint = Endpoint(cluster.url, SERVED_MODEL, names, "adapter")
+        return Started(name, endpoint, (ThroughRouter(name, self.session, cluster.url, names),))
+
+    @property
+    def _model(self) -> Path:
+        return self.folder / "model"
+
+
+def largest_of(options: Options) -> tuple[int, int]:
+    """The most prompt and output tokens of a request, by the first ones of each cell. Two characters may be a token."""
+    prompt = output = 1
+    for cell in options.cells:
+        stream = Stream(cell.workload, options.seed, cell.num_adapters)
+        for session in islice(stream.sessions(None), _SIZED_BY):
+            for request in session.requests:
+                num_characters = sum(len(str(each)) for each in request.content.get("messages", ()))
+                prompt = max(prompt, request.prompt_tokens or num_characters // 2)
+                output = max(output, request.max_tokens)
+    return prompt, output
+
+
+def _disaggregated(mode: str) -> tuple[str, ...]:
+    return ("--disaggregation-mode", mode, "--disaggregation-transfer-backend", "nixl")
+
+
+def client_session() -> aiohttp.ClientSession:
+    """For the checks."""
+    timeout = aiohttp.ClientTimeout(total=_REQUEST_TIMEOUT_S)
+    # Reusing a connection that the server just closed is an error, so idle ones are closed earlier here.
+    return aiohttp.ClientSession(timeout=timeout, connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=1.0))

@@ -1,0 +1,132 @@
+"""`prelude bench matrix`: systems beside each other. Imports of engines wait for the run."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cli.bench.load import MODELS, objective, positive, positive_float, recorded_command
+
+if TYPE_CHECKING:
+    from bench.matrix.options import Options
+
+# Copies, since `prelude --help` should not import engines; a test compares them.
+SYSTEMS = ("none", "stock", "stock_pd", "unified", "pair")
+MATRICES = ("pioneer-sweep", "published")
+
+
+def add_command(benchmarks: Any) -> None:
+    """Add `matrix` to the benchmarks."""
+    text = "Start stock SGLang and Prelude beside each other and run workloads on them in turn: ratios, goodput."
+    matrix = benchmarks.add_parser("matrix", help=text, description=text)
+    matrix.add_argument(
+        "names", nargs="*", default=["pioneer-sweep"], metavar="NAME",
+        help=f"a workload of `prelude bench load`, or {' or '.join(MATRICES)}; default: pioneer-sweep",
+    )  # fmt: skip
+    matrix.add_argument("--list", action="store_true", help="describe the matrices and the systems, and end")
+    matrix.add_argument("--systems", type=_systems, help=f"of {','.join(SYSTEMS)}; default: the matrix's")
+    matrix.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="default: cpu")
+    matrix.add_argument("--gpus", type=positive, default=1, metavar="N", help="of each system; default: 1")
+    matrix.add_argument("--model", choices=MODELS, default="tiny", help="sizes of the model; default: tiny")
+    matrix.add_argument("--lora-rank", type=positive, default=16, help="default: 16")
+    matrix.add_argument("--slots", type=positive, help="adapter slots of each engine; default: the matrix's, 32")
+    matrix.add_argument(
+        "--through", choices=("engines", "router"), default="engines",
+        help="run our systems as whole clusters behind their router, or their engines as the others'; default: engines",
+    )  # fmt: skip
+    matrix.add_argument(
+        "--engine-arguments", type=shlex.split, default=(), metavar="TEXT",
+        help="additional SGLang arguments for every engine",
+    )  # fmt: skip
+    matrix.add_argument("--adapters", type=_numbers, metavar="N,…", help="numbers in use; default: the workload's")
+    matrix.add_argument(
+        "--concurrency", type=positive, help="closed loop; default: the workload's, on a CPU at most 16"
+    )
+    matrix.add_argument("--rate", type=positive_float, help="open loop: requests/s; default: the workload's")
+    matrix.add_argument(
+        "--scale", type=positive_float, help="of prompts' and answers' lengths; default: 1, on a CPU 0.125"
+    )
+    matrix.add_argument(
+        "--duration-s", type=positive_float, metavar="S", help="of each load, at least; default: 60, on a CPU 4"
+    )
+    matrix.add_argument("--repeats", type=positive, default=2, help="every second one backwards; default: 2")
+    matrix.add_argument("--seed", type=int, default=1, help="default: 1")
+    matrix.add_argument(
+        "--goodput", nargs="+", type=objective, default=[], metavar="KEY:MS",
+        help="objectives; default: ttft:500 tpot:50, on a CPU ttft:2000 tpot:200",
+    )  # fmt: skip
+    matrix.add_argument("--json", type=Path, metavar="FILE", help="write summaries, figures and ratios")
+    matrix.add_argument("--html", type=Path, metavar="FILE", help="write a report, one page with plots")
+    matrix.add_argument("--markdown", type=Path, metavar="FILE", help="write the tables")
+    matrix.add_argument(
+        "--loads", type=Path, metavar="FOLDER", help="write each load as `prelude bench load` does, for --compare"
+    )
+    matrix.set_defaults(run=_run)
+
+
+def options_of(arguments: argparse.Namespace) -> Options:
+    """What the command line asks for. Raises BenchError."""
+    from bench.matrix.options import DURATION_S, SLO_MS, Options
+    from bench.matrix.plan import cells_of, matrix_named
+
+    matrices = [matrix_named(name) for name in dict.fromkeys(arguments.names)]
+    device = arguments.device
+    systems = arguments.systems or {name for matrix in matrices for name in matrix.systems}
+    return Options(
+        cells=cells_of(
+            matrices,
+            device=device,
+            adapters=arguments.adapters or (),
+            concurrency=arguments.concurrency,
+            requests_per_s=arguments.rate,
+            scale=arguments.scale,
+        ),
+        systems=tuple(name for name in SYSTEMS if name in systems),
+        slo_ms=dict(arguments.goodput) or SLO_MS[device],
+        duration_s=arguments.duration_s or DURATION_S[device],
+        repeats=arguments.repeats,
+        num_slots=arguments.slots or max(matrix.num_slots for matrix in matrices),
+        lora_rank=arguments.lora_rank,
+        model=arguments.model,
+        device=device,
+        num_gpus=arguments.gpus,
+        through=arguments.through,
+        seed=arguments.seed,
+        engine_arguments=tuple(arguments.engine_arguments),
+    )
+
+
+def _run(arguments: argparse.Namespace) -> None:
+    from bench.errors import BenchError
+
+    if arguments.list:
+        from bench.matrix.options import SYSTEMS as TEXTS
+        from bench.matrix.plan import MATRICES as ALL
+
+        for each in ALL.values():
+            print(f"{each.name}\n  {each.text}\n  Workloads: {', '.join(each.workloads)}")
+        print("\nSystems:", *(f"  {name}: {text}" for name, text in TEXTS.items()), sep="\n")
+        return
+    try:
+        from bench.matrix.run import Files, run
+
+        files = Files(arguments.json, arguments.html, arguments.markdown, arguments.loads)
+        run(options_of(arguments), recorded_command(sys.argv[1:]), files, lambda line: print(line, flush=True))
+    except BenchError as error:
+        sys.exit(f"prelude: {error}")
+
+
+def _systems(text: str) -> tuple[str, ...]:
+    names = tuple(text.split(","))
+    if unknown := set(names) - set(SYSTEMS):
+        raise argparse.ArgumentTypeError(
+            f"unknown system {', '.join(sorted(unknown))}; choose from {', '.join(SYSTEMS)}"
+        )
+    return names
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(sorted({positive(word) for word in text.split(",")}))

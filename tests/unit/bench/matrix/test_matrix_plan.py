@@ -1,0 +1,121 @@
+"""What a matrix runs, from its command line on: cells, editions, order, mistakes."""
+
+from __future__ import annotations
+
+import argparse
+
+import pytest
+
+from bench.errors import BenchError
+from bench.load.options import Endpoint
+from bench.matrix import options, plan
+from bench.matrix.plan import in_turn
+from bench.matrix.run import load_of
+from bench.systems.models import MODELS
+from bench.workloads.catalog import WORKLOADS
+from bench.workloads.workload import Stream
+from cli.bench import load as load_command
+from cli.bench import matrix as command
+from cli.main import _parser, main
+
+
+def parsed(*words: str) -> argparse.Namespace:
+    return _parser().parse_args(["bench", "matrix", *words])
+
+
+def options_of(*words: str) -> options.Options:
+    return command.options_of(parsed(*words))
+
+
+def test_the_copied_names_are_those_of_the_benchmark():
+    assert tuple(options.SYSTEMS) == command.SYSTEMS
+    assert tuple(plan.MATRICES) == command.MATRICES
+    assert tuple(MODELS) == load_command.MODELS
+    assert not set(plan.MATRICES) & set(WORKLOADS)  # one name space
+
+
+def test_the_pioneer_sweep_is_the_default():
+    found = options_of()
+    assert [cell.num_adapters for cell in found.cells] == [1, 2, 4, 8, 16, 32, 33, 48, 64, 128]
+    assert {cell.workload.name for cell in found.cells} == {"pioneer"}
+    assert (found.num_slots, found.systems, found.duration_s) == (32, ("none", "stock", "unified"), 4.0)
+    on_gpu = options_of("--device", "cuda")
+    assert (on_gpu.duration_s, on_gpu.slo_ms) == (60.0, {"ttft": 500.0, "tpot": 50.0})
+    assert on_gpu.cells[0].workload.lengths.prompt == 256
+    assert found.cells[0].workload.lengths.prompt == 32  # a CPU's edition
+
+
+def test_every_published_workload_has_a_small_edition():
+    cells = options_of("published").cells
+    assert [cell.workload.name for cell in cells] == list(WORKLOADS)
+    for cell in cells:
+        whole = WORKLOADS[cell.workload.name]
+        assert 1 <= cell.num_adapters <= 128
+        assert (cell.workload.concurrency is None) == (whole.concurrency is None)
+        sizes = []
+        for workload in (cell.workload, whole):
+            requests = [each for n in range(40) for each in Stream(workload, 1, cell.num_adapters).session(n).requests]
+            sizes.append(sum(each.max_tokens + (each.prompt_tokens or 0) for each in requests))
+        assert sizes[0] < sizes[1] / 4, cell.name
+
+
+def test_the_command_line_changes_cells():
+    found = options_of("punica", "mint-warm", "--adapters", "3,5", "--concurrency", "7", "--scale", "1")
+    assert [cell.name for cell in found.cells] == [
+        "punica, n = 3", "punica, n = 5", "mint-warm, n = 3", "mint-warm, n = 5",
+    ]  # fmt: skip
+    assert {cell.workload.concurrency for cell in found.cells} == {7}
+    assert found.cells[2].workload.lengths == WORKLOADS["mint-warm"].lengths
+    assert found.systems == ("none", "stock", "unified", "pair")
+    open_loop = options_of("punica", "--rate", "5").cells[0].workload
+    assert (open_loop.concurrency, open_loop.requests_per_s) == (None, 5.0)
+
+
+def test_systems_take_turns_there_and_back():
+    cells = options_of("pioneer", "--adapters", "1,2").cells
+    order = [(repeat, cell.num_adapters, system) for repeat, cell, system in in_turn(cells, ("a", "b"), 2)]
+    there = [(1, "a"), (1, "b"), (2, "a"), (2, "b")]
+    assert order == [(0, *each) for each in there] + [(1, *each) for each in reversed(there)]
+
+
+@pytest.mark.parametrize("name", ["pioneer", "chat"])
+def test_every_system_gets_the_same_requests_and_no_repeat_those_of_another(name: str):
+    found = options_of(name, "--adapters", "2,3")
+    names = tuple(f"a{number}" for number in range(3))
+    digests = {}
+    for field in ("lora_path", "none"):
+        for repeat, cell, _ in in_turn(found.cells, ("one",), 2):
+            load = load_of(found, Endpoint("http://x", "m", names, field), repeat, cell, 900)
+            digests.setdefault((repeat, cell.name), set()).add(load.stream().digest(8))
+            assert len(load.endpoint.adapters) == cell.num_adapters
+            assert load.duration_s == found.duration_s
+    assert all(len(each) == 1 for each in digests.values())
+    assert len(set.union(*digests.values())) == 4
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("--systems", "stock_pd"), "stock_pd: it needs --device cuda"),
+        (("--gpus", "2"), "--gpus 2: --device cpu has none"),
+        (("--device", "cuda", "--gpus", "3", "--systems", "pair"), "pair have two engines each; give an even number"),
+    ],
+)
+def test_what_cannot_be_run_is_refused_first(words: tuple[str, ...], says: str):
+    with pytest.raises(BenchError, match=says):
+        options_of(*words).check()
+
+
+def test_mistakes_are_named(tmp_path):
+    with pytest.raises(SystemExit, match="there is no matrix or workload 'fast'"):
+        main(["bench", "matrix", "fast"])
+    with pytest.raises(SystemExit, match="there is no folder"):
+        main(["bench", "matrix", "pioneer", "--json", str(tmp_path / "no" / "a.json")])
+    with pytest.raises(SystemExit):
+        parsed("--systems", "none,fast")
+
+
+def test_matrices_are_listed(capsys):
+    main(["bench", "matrix", "--list"])
+    shown = capsys.readouterr().out
+    assert all(name in shown for name in (*plan.MATRICES, *options.SYSTEMS))

@@ -1,0 +1,141 @@
+"""A whole matrix on stand-in servers: what is sent to whom, figures and ratios, files, failures."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+from aiohttp import web
+from support.streaming_mock import MockServer, stream
+
+from bench.load.document import read
+from bench.load.generator import generate
+from bench.load.options import Endpoint
+from bench.matrix import run as matrix_run
+from bench.matrix.report import published
+from bench.matrix.results import FORMAT
+from bench.matrix.systems import Started, Starter
+from cli.main import main
+
+WORDS = (
+    "bench", "matrix", "pioneer", "--adapters", "1,3", "--systems", "none,stock,unified", "--repeats", "2",
+    "--duration-s", "0.1", "--scale", "0.05", "--concurrency", "4",
+)  # fmt: skip
+SYSTEMS = ("none", "stock", "unified")
+NUM_REQUESTS = 6
+
+
+@pytest.fixture
+def servers(monkeypatch) -> dict[str, MockServer]:
+    """Three systems that are mock servers."""
+    made = {name: MockServer() for name in SYSTEMS}
+
+    async def start_all(self: Starter, progress: Any) -> Any:
+        started = []
+        for name in self.options.systems:
+            await self.stack.enter_async_context(made[name].running())
+            names = tuple(f"a{number}" for number in range(self.options.max_adapters))
+            endpoint = Endpoint(made[name].url, "mock", names, "none" if name == "none" else "lora_path")
+            started.append(Started(name, endpoint, ()))
+        return SimpleNamespace(vocabulary=1000), started
+
+    monkeypatch.setattr(Starter, "start_all", start_all)
+    # So many requests in place of so many seconds, and no process of its own for each load, which takes long.
+    monkeypatch.setattr(
+        matrix_run,
+        "generate",
+        lambda load, is_apart: generate(msgspec.structs.replace(load, duration_s=None, num_requests=NUM_REQUESTS)),
+    )
+    return made
+
+
+def run(tmp_path: Path, monkeypatch, *words: str) -> dict[str, Any]:
+    files = [
+        *("--json", str(tmp_path / "m.json"), "--html", str(tmp_path / "m.html")),
+        *("--markdown", str(tmp_path / "m.md"), "--loads", str(tmp_path / "loads")),
+    ]
+    words = (*WORDS, *words, *files)
+    monkeypatch.setattr(sys, "argv", ["prelude", *words])
+    main([*words])
+    return json.loads((tmp_path / "m.json").read_text())
+
+
+def test_every_system_gets_the_same_loads_and_one_report(servers, tmp_path, monkeypatch, capsys):
+    found = run(tmp_path, monkeypatch)
+    assert found["format"] == FORMAT
+    assert found["command"].startswith("prelude bench matrix pioneer")
+    order = [(each["repeat"], each["cell"], each["system"]) for each in found["loads"]]
+    there = [(cell, system) for cell in ("pioneer, n = 1", "pioneer, n = 3") for system in SYSTEMS]
+    assert order == [(0, *each) for each in there] + [(1, *each) for each in reversed(there)]
+    prompts = {name: {str(body["prompt"]) for body in server.bodies} for name, server in servers.items()}
+    assert prompts["stock"] == prompts["unified"] == prompts["none"]
+    assert len(prompts["none"]) == 2 * 2 * 2 * NUM_REQUESTS  # cells, repeats, warm-up and load: all differ
+    assert not any("lora_path" in body for body in servers["none"].bodies)
+    assert {body["lora_path"] for body in servers["unified"].bodies} == {"a0", "a1", "a2"}
+    figures = {(each["cell"], each["system"], each["name"]): each["value"] for each in found["figures"]}
+    rates = {system: figures["pioneer, n = 3", system, "answered"] for system in SYSTEMS}
+    ratio = next(
+        each
+        for each in found["ratios"]
+        if (each["cell"], each["system"], each["name"]) == ("pioneer, n = 3", "unified", "answered")
+    )
+    assert ratio["to"] == "stock"
+    assert ratio["ratio"] == pytest.approx(rates["unified"] / rates["stock"], rel=1e-3)
+    assert figures["pioneer, n = 1", "stock", "goodput"] <= figures["pioneer, n = 1", "stock", "answered"] * 1.001
+    assert {each["system"] for each in found["evenness"]} == set(SYSTEMS)
+    assert all(0 < each["worst_over_best"] <= 1 for each in found["evenness"])
+    shown = capsys.readouterr().out
+    assert "| unified |" in shown
+    assert shown.rstrip().endswith((tmp_path / "m.md").read_text().rstrip())
+    assert "| pioneer, n = 3 | " in published(tmp_path / "m.json")
+    assert published(tmp_path / "none.json").startswith("Not measured yet")
+    page = (tmp_path / "m.html").read_text()
+    assert "pioneer, n = 3" in page
+    assert "polyline" in page
+
+
+def test_each_load_has_a_file_that_can_be_compared(servers, tmp_path, monkeypatch, capsys):
+    run(tmp_path, monkeypatch, "--goodput", "ttft:60000", "tpot:60000", "--adapters", "3")
+    files = sorted(each.name for each in (tmp_path / "loads").glob("*.json"))
+    assert len(files) == 3 * 2
+    found, records = read(tmp_path / "loads" / "pioneer-n-3-unified-1.json")
+    assert found["summary"]["goodput"]["share"] == 1.0
+    assert len(records) == found["summary"]["num_requests"] == NUM_REQUESTS
+    pair = [str(tmp_path / "loads" / f"pioneer-n-3-{system}-1.json") for system in ("stock", "unified")]
+    main(["bench", "load", "--compare", *pair])
+    assert "workload sha256" not in capsys.readouterr().out.split("they differ in")[0]
+    assert found["workload"]["sha256"] == read(Path(pair[0]))[0]["workload"]["sha256"]
+
+
+def test_failed_requests_are_counted_and_a_system_without_any_answer_ends_the_run(servers, tmp_path, monkeypatch):
+    asked = 0
+
+    async def every_other(server, request, body):
+        nonlocal asked
+        asked += 1
+        return await stream(server, request, body) if asked % 2 else matrix_error()
+
+    servers["unified"].answer = every_other
+    found = run(tmp_path, monkeypatch, "--repeats", "1")
+    failed = [each["summary"]["num_failed"] for each in found["loads"] if each["system"] == "unified"]
+    assert min(failed) > 0
+    assert " of " in (tmp_path / "m.md").read_text()
+
+    async def never(server, request, body):
+        return matrix_error()
+
+    servers["unified"].answer = never
+    with pytest.raises(SystemExit, match="unified: every request of pioneer, n = 1 failed: error_answer: out of luck"):
+        run(tmp_path, monkeypatch)
+    kept = json.loads((tmp_path / "m.json").read_text())
+    assert [each["system"] for each in kept["loads"]] == ["none", "stock"]  # what was measured before
+    assert {each["system"] for each in kept["figures"]} == {"none", "stock"}
+
+
+def matrix_error() -> web.Response:
+    return web.json_response({"error": {"message": "out of luck"}}, status=503)
