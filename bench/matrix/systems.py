@@ -28,6 +28,7 @@ from cluster.config.schema import ClusterConfig
 from cluster.errors import StartError
 from cluster.local.supervisor import local_cluster
 from engine.arguments import AdapterSlots, EngineSpec
+from process.free_ports import free_port
 
 SERVED_MODEL = "bench"
 _MAX_TOTAL_TOKENS = {"cpu": 65536, "cuda": 131072}
@@ -132,9 +133,10 @@ class Starter:
         prefill = self._spec(roles[0], f"{name}-prefill", number, gpus=(first, second), has_adapters=True)
         decode = self._spec(roles[1], f"{name}-decode", number, gpus=(second, first), has_adapters=is_stock)
         if is_stock:
-            port = engine_spec("prefill", self._model, None, self._engine_options(), self.folder).bootstrap_port
             prefill = replace(
-                prefill, bootstrap_port=port, extra_arguments=(*_disaggregated("prefill"), *prefill.extra_arguments)
+                prefill,
+                bootstrap_port=free_port(),
+                extra_arguments=(*_disaggregated("prefill"), *prefill.extra_arguments),
             )
             decode = replace(decode, extra_arguments=(*_disaggregated("decode"), *decode.extra_arguments))
         prefill_url = await self._run(prefill, name, adapters)

@@ -86,7 +86,7 @@ def add_commands(commands: Any) -> None:
     memory.add_argument("--generated-tokens", type=positive, help="default: 16")
     memory.add_argument("--concurrency", type=positive, help="default: 8")
     memory.add_argument("--num-requests", type=positive, metavar="N", help="per load; default: 96")
-    memory.add_argument("--model", choices=_MODELS, help="whose sizes; default: tiny")
+    memory.add_argument("--model", choices=MODELS, help="whose sizes; default: tiny")
     memory.add_argument("--quick", action="store_true", help="a smoke test: few adapters and requests")
     _add_engine_options(memory)
     _add_json(memory)

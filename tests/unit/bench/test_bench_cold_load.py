@@ -12,14 +12,14 @@ from aiohttp import web
 
 from bench import cold_load
 from bench.errors import BenchError, SystemFailed
+from bench.load.record import Record
+from bench.workloads.session import Session
 
 FIRST, DONE = b'data: {"choices": [{"text": " a"}]}\n\n', b"data: [DONE]\n\n"
 STREAMS = {
-    "adapter-0": (0.02, [FIRST, FIRST, DONE]),
     "adapter-1": (0.0, [FIRST, b'data: {"error": {"message": "it went away"}}\n\n']),
     "adapter-2": (0.0, [FIRST]),
     "adapter-3": (0.0, [DONE]),
-    "adapter-9": (1.0, [FIRST, DONE]),
 }
 
 
@@ -72,12 +72,24 @@ def test_an_invalid_answer_is_not_timed(number: int, words: str):
     with_bench(use)
 
 
-def test_residents_are_watched_and_arrivals_are_not():
-    async def use(bench: Any) -> None:
-        assert 0.015 < await bench._watch([0], [9, 9, 9], gap_s=0.001) < 0.8  # an arrival takes 1 s
+def test_residents_are_watched_and_arrivals_are_not(monkeypatch: pytest.MonkeyPatch):
+    """Every third request is for an arrival; by a load whose times are known."""
+    sent: list[tuple[int | None, float]] = []
 
-    seen = with_bench(use, requests_per_cold=2)
-    assert sorted(seen) == ["adapter-0"] * 6 + ["adapter-9"] * 3
+    async def load(_endpoint: Any, due: list[tuple[Session, float]]) -> list[Record]:
+        sent.extend((session.adapter, due_s) for session, due_s in due)
+        return [
+            Record(session.number, 0, due_s, due_s, due_s + 9, token_s=(due_s + (8 if session.adapter == 9 else 0.5),))
+            for session, due_s in due
+        ]
+
+    monkeypatch.setattr(cold_load, "open_load", load)
+
+    async def use(bench: Any) -> None:
+        assert await bench._watch([0, 1], [9, 9], gap_s=0.25) == 0.5
+
+    with_bench(use, requests_per_cold=2)
+    assert sent == [(0, 0.0), (1, 0.25), (9, 0.5), (1, 0.75), (0, 1.0), (9, 1.25)]
 
 
 def test_each_part_has_adapters_of_its_own():
