@@ -21,11 +21,15 @@ from router.quotas.quotas import Admission, Quotas
 
 STEP_S = 0.25
 ADAPTER = "acme/bot"
-ACME, BETA = (
-    Principal(tenant, tenant, frozenset({Scope.INFER}), key_id)
-    for tenant, key_id in (("acme", "k" * 12), ("beta", None))
-)
-OTHER_KEY = Principal("acme", "acme", frozenset({Scope.INFER}), "o" * 12)
+
+
+def holder(tenant: str, key: str) -> Principal:
+    return Principal(tenant, tenant, frozenset({Scope.INFER}), key * 12)
+
+
+ACME = holder("acme", "k")
+OTHER_KEYS = [holder("acme", key) for key in "opq"]
+OTHER_TENANTS = [holder(tenant, "x") for tenant in ("beta", "gamma", "delta")]
 
 # Limits, the large request, the small ones of its own key, and those of others who share the broader limit only.
 SMALL = Use(prompt_tokens=50, output_tokens=50, sequences=1)
@@ -33,7 +37,7 @@ CASES: dict[str, tuple[dict[str, Any], Use, list[Principal]]] = {
     "a key's and its tenant's tokens": (
         {"default": {"prompt_tokens_per_min": 12_000, "each_key": {"prompt_tokens_per_min": 6_000}}},
         Use(prompt_tokens=4_000, sequences=1),
-        [ACME, OTHER_KEY],
+        [ACME, *OTHER_KEYS],
     ),
     "prompts and answers of one tenant": (
         {"default": {"prompt_tokens_per_min": 6_000, "output_tokens_per_min": 9_000}},
@@ -48,22 +52,22 @@ CASES: dict[str, tuple[dict[str, Any], Use, list[Principal]]] = {
     "a key's sequences and its tenant's tokens": (
         {"default": {"prompt_tokens_per_min": 9_000, "each_key": {"sequences": 8}}},
         Use(prompt_tokens=3_000, sequences=8),
-        [ACME, ACME, OTHER_KEY],
+        [ACME, ACME, *OTHER_KEYS],
     ),
     "a key's and its tenant's sequences": (
         {"default": {"sequences": 24, "each_key": {"sequences": 16}}},
-        Use(sequences=12),
-        [ACME, ACME, OTHER_KEY],
+        Use(sequences=16),
+        [ACME, ACME, *OTHER_KEYS],
     ),
     "a tenant's and an adapter's tokens": (
         {"default": {"prompt_tokens_per_min": 6_000}, "adapters": {ADAPTER: {"prompt_tokens_per_min": 9_000}}},
         Use(prompt_tokens=4_000, sequences=1),
-        [ACME, BETA],
+        [ACME, *OTHER_TENANTS],
     ),
     "the whole of a key's tokens, and its tenant's": (
         {"default": {"prompt_tokens_per_min": 12_000, "each_key": {"prompt_tokens_per_min": 6_000}}},
         Use(prompt_tokens=6_000, sequences=1),
-        [ACME, OTHER_KEY],
+        [ACME, *OTHER_KEYS],
     ),
 }
 
