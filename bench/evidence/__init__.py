@@ -69,6 +69,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "matrix-sweep": lambda: published(RESULTS / "matrix-sweep-cpu.json"),
     "router-cpu": request_path.router_cpu,
     "router": request_path.router,
+    "protected": request_path.protected,
     "admission": request_path.admission,
     "chaos": failures.chaos,
     "soak": failures.soak,

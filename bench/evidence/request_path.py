@@ -13,6 +13,7 @@ from bench.measuring.report import QUIET_CORES
 _AFFINITY = result("affinity-cpu.json")
 _PLACEMENT = result("placement.json")
 _ROUTER = result("router-relay-cpu.json")
+_PROTECTED = result("router-protected-cpu.json")  # there may be none
 _ADMISSION = result("admission-cpu.json")
 
 _ROUTER_GOALS = {
@@ -40,6 +41,27 @@ def router() -> str:
     goals = [f"at most {_ROUTER_GOALS[key]}" for key in keys for _ in _ROUTER.document["ours"][key]]
     rows = [(*row, goal) for row, goal in zip(_router_rows(*keys), goals, strict=True)]
     return markdown((*_ROUTER_HEAD, "goal"), rows)
+
+
+def protected() -> str:
+    """What a router with keys, quotas and TLS takes, beside one without in the same run."""
+    if not _PROTECTED.path.exists():
+        return "No run is published yet."
+    document, goals = _PROTECTED.document, {"cpu_us_per_event": "1.15", "cpu_us_per_request": "1.3"}
+    ratios = document["over_ours"]["ours_protected"]
+    rows = [
+        (
+            f"{text}, {concurrency} at a time",
+            *(f"{fixed(document[system][key][concurrency], digits)} {unit}" for system in ("ours", "ours_protected")),
+            fixed(ratio, 2),
+            f"at most {goal}",
+        )
+        for key, goal in goals.items()
+        for text, unit, digits in (_ROUTER_FIGURES[key],)
+        for concurrency, ratio in ratios[key].items()
+    ]
+    source = f"{_PROTECTED.machine}, commit `{_PROTECTED.commit}`; ratios are medians of the repeats' own."
+    return f"{markdown(('medians', 'without', 'keys, quotas and TLS', 'ratio', 'goal'), rows)}\n\n{source}"
 
 
 def admission() -> str:
