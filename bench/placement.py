@@ -16,9 +16,9 @@ from typing import Any
 
 from bench.measuring.provenance import commit, hardware, versions
 from bench.measuring.quantile import quantile
-from bench.simulator.fleet import WorkerModel
-from bench.simulator.simulation import Scenario, simulate
-from bench.simulator.workload import Bursts, Workload
+from bench.simulator.policies.fleet import WorkerModel
+from bench.simulator.policies.simulation import Scenario, simulate
+from bench.simulator.policies.workload import Bursts, Workload
 from cluster.config.router import PlacementConfig
 from cluster.control import control_pb2 as pb
 from router.fleet.fleet_state import FleetState, WorkerView

@@ -13,6 +13,7 @@ from typing import Any
 
 from cli.bench import load as bench_load
 from cli.bench import matrix as bench_matrix
+from cli.bench import simulate as bench_simulate
 from cli.bench.load import MODELS, positive
 
 # A copy of bench.systems.systems.SYSTEMS, which takes long to import.
@@ -187,6 +188,7 @@ def add_commands(commands: Any) -> None:
     slots.set_defaults(run=_slots)
     bench_load.add_command(benchmarks)
     bench_matrix.add_command(benchmarks)
+    bench_simulate.add_command(benchmarks)
 
 
 def _add_json(benchmark: argparse.ArgumentParser) -> None:
@@ -266,7 +268,7 @@ def _affinity(arguments: argparse.Namespace) -> None:
 @_failure_ends
 def _placement(arguments: argparse.Namespace) -> None:
     from bench import placement
-    from bench.simulator.policies import POLICIES
+    from bench.simulator.policies.policies import POLICIES
 
     placement.run(
         placement.QUICK if arguments.quick else placement.SCENARIOS,

@@ -78,7 +78,7 @@ bench.load
 bench.systems
 bench
 cli.quiet cli.agents cli.bench.load
-cli.bench.matrix
+cli.bench.matrix cli.bench.simulate
 cli.adapters cli.bench cli.train
 cli
 """.strip().splitlines()

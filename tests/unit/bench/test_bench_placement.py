@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 from bench import placement
-from bench.simulator.fleet import Clock, Job, SimulatedFleet, WorkerModel
-from bench.simulator.policies import POLICIES
-from bench.simulator.simulation import Result, Scenario, simulate
-from bench.simulator.workload import Bursts, Workload, arrivals
+from bench.simulator.clock import Clock
+from bench.simulator.policies.fleet import Job, SimulatedFleet, WorkerModel
+from bench.simulator.policies.policies import POLICIES
+from bench.simulator.policies.simulation import Result, Scenario, simulate
+from bench.simulator.policies.workload import Bursts, Workload, arrivals
 
 SMALL = Workload(duration_s=30.0, requests_per_s=175.0, num_adapters=2500)
 SCENARIOS = {

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from bench.simulator.fleet import WorkerModel
-from bench.simulator.simulation import Scenario, simulate
-from bench.simulator.workload import Workload as Simulated
+from bench.simulator.policies.fleet import WorkerModel
+from bench.simulator.policies.simulation import Scenario, simulate
+from bench.simulator.policies.workload import Workload as Simulated
 from cluster.local.memory_plan import GPU_SHARE, ModelSizes, engine_memory
 from cluster.planning.adapter_memory import COPIES, AdapterSizes, adapter_memory
 from cluster.planning.gpus import GPUS

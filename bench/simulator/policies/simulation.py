@@ -7,9 +7,10 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from bench.measuring.quantile import quantile
-from bench.simulator.fleet import Clock, Job, SimulatedFleet, WorkerModel
-from bench.simulator.policies import SimulatedPolicy, policy
-from bench.simulator.workload import Workload, arrivals
+from bench.simulator.clock import Clock
+from bench.simulator.policies.fleet import Job, SimulatedFleet, WorkerModel
+from bench.simulator.policies.policies import SimulatedPolicy, policy
+from bench.simulator.policies.workload import Workload, arrivals
 from cluster.config.router import PlacementConfig
 
 

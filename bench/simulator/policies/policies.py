@@ -7,7 +7,8 @@ from itertools import count
 from random import Random
 from typing import Protocol
 
-from bench.simulator.fleet import Clock, Job, SimulatedFleet
+from bench.simulator.clock import Clock
+from bench.simulator.policies.fleet import Job, SimulatedFleet
 from cluster.config.router import PlacementConfig
 from router.fleet.fleet_state import FleetState, WorkerView
 from router.fleet.homes import Homes

@@ -1,0 +1,92 @@
+"""Pairs and unified workers at equal numbers of GPUs: ratios, mixtures, decode workers that read, changing roles."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from bench.simulator.questions.options import Options, Row, Say
+from bench.simulator.questions.search import bound_per_s, highest_rate
+from bench.simulator.run import simulate
+from bench.simulator.scenario import Pools, RoleChanges
+from bench.simulator.traffic import Replay
+
+SHAPES = ((2048, 128), (512, 512))
+TPOTS_MS = (15.0, 30.0, 100.0)
+PHASE_S = 120.0
+_SHORT = 256  # tokens of the base model's prompts that decode workers may read
+
+
+def layouts(gpus: int) -> Iterator[Pools]:
+    yield Pools(unified=gpus)
+    yield from (Pools(prefill, gpus - prefill) for prefill in range(1, gpus))
+    if gpus >= 4:
+        quarter = gpus // 4
+        yield Pools(quarter, quarter, gpus - 2 * quarter)
+    if gpus >= 8:
+        yield Pools(2 * (gpus // 8), gpus // 8, gpus - 3 * (gpus // 8))
+
+
+def ratios(options: Options, say: Say) -> list[Row]:
+    """The highest rate within the objectives, of every layout, for two shapes and three objectives of TPOT."""
+    rows = []
+    for prompt, output in SHAPES:
+        for tpot_ms in TPOTS_MS:
+            asked = replace(options, prompt_tokens=prompt, output_tokens=output, tpot_ms=tpot_ms)
+            found = []
+            for pools in layouts(options.gpus):
+                best = highest_rate(asked, pools)
+                found.append({"prompt_tokens": prompt, "output_tokens": output, "tpot_ms": tpot_ms,
+                              "pools": str(pools), **best})  # fmt: skip
+            rows += found
+            top = sorted(found, key=lambda row: -row["requests_per_s"])
+            unified = found[0]["requests_per_s"]
+            say(
+                f"  {prompt}+{output}, TPOT {tpot_ms:g} ms: "
+                + ", ".join(f"{row['pools']} {row['requests_per_s']:.1f}/s" for row in top[:3])
+                + f"; all unified {unified:.1f}/s"
+            )
+    return rows
+
+
+def decode_reads(options: Options, say: Say) -> list[Row]:
+    """Half of the requests are short prompts for the base model: pairs read them, or decode workers themselves."""
+    rows = []
+    asked = replace(options, base_share=0.5, base_prompt_tokens=_SHORT // 2)
+    half = options.gpus // 2
+    for prefill in range(max(1, half - 1), min(half + 1, options.gpus - 1) + 1):
+        pools = Pools(prefill, options.gpus - prefill)
+        for tokens in (0, _SHORT):
+            best = highest_rate(asked, pools, decode_reads_tokens=tokens)
+            rows.append({"pools": str(pools), "decode_reads_tokens": tokens, **best})
+            say(f"  {pools}, decode workers read up to {tokens} tokens: {best['requests_per_s']:.1f}/s")
+    return rows
+
+
+def roles(options: Options, say: Say) -> list[Row]:
+    """Traffic turns from long prompts to long answers: fixed pairs, pairs whose workers change, unified workers."""
+    half = options.gpus // 2
+    reading = replace(options, prompt_tokens=2048, output_tokens=64, seconds=PHASE_S, warm_up_s=0.0, length_cv=0.3)
+    writing = replace(reading, prompt_tokens=256, output_tokens=768)
+    fixed = Pools(half, half)
+    phases = []
+    for number, phase in enumerate((reading, writing, reading)):
+        most_per_s = max(bound_per_s(phase, Pools(each, options.gpus - each)) for each in range(1, options.gpus))
+        for arrival in phase.traffic(0.6 * most_per_s).arrivals(options.seed + number):
+            phases.append(replace(arrival, at_s=arrival.at_s + number * PHASE_S))
+    rows = []
+    for name, pools, changes in (
+        ("unified", Pools(unified=options.gpus), None),
+        ("fixed", fixed, None),
+        ("changing, 30 s each", fixed, RoleChanges()),
+        ("changing, 2 s each", fixed, RoleChanges(change_s=2.0, drain_s=10.0, period_s=2.0)),
+    ):
+        scenario = options.scenario(pools, traffic=Replay(phases), role_changes=changes)
+        outcome = simulate(scenario, options.seed)
+        row = {"layout": name, "pools": str(pools), "changes": outcome.num_changes, **outcome.summary(options.slo)}
+        rows.append({**row, "over_time": outcome.over_time(options.slo, 10.0)})
+        say(
+            f"  {name}: {row['good_share']:.1%} good, TTFT p95 {row['ttft_ms_p95']:.0f} ms, TPOT p95 "
+            f"{row['tpot_ms_p95']:.1f} ms, {row['changes']} changes, {row['cut'] + row['failed']} lost"
+        )
+    return rows

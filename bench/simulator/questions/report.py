@@ -1,0 +1,77 @@
+"""Asks the questions, writes their figures and draws them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from bench.errors import BenchError
+from bench.measuring import provenance
+from bench.measuring.report import require_plotting
+from bench.simulator.questions.layouts import decode_reads, ratios, roles
+from bench.simulator.questions.losses import rack
+from bench.simulator.questions.options import Options, Row, Say
+from bench.simulator.questions.plots import draw_all
+from bench.simulator.questions.scale import measured, scale
+from bench.simulator.questions.sizes import gpus, slots
+
+Question = Callable[[Options, Say], list[Row]]
+QUESTIONS: dict[str, tuple[str, Question]] = {
+    "gpus": ("How many GPUs for this load and these objectives?", gpus),
+    "slots": ("How many adapter slots?", slots),
+    "rack": ("What happens when a rack dies?", rack),
+    "ratios": ("Pairs or unified workers, and in which ratio?", ratios),
+    "decode-reads": ("Should decode workers read short prompts for the base model themselves?", decode_reads),
+    "roles": ("Should workers change their role?", roles),
+    "scale": ("How large a fleet can be simulated?", scale),
+    "measured": ("How near is this to what was measured?", measured),
+}
+
+
+def run(
+    asked: Sequence[str],
+    options: Options,
+    command: str,
+    json_path: Path | None,
+    plots: Path | None,
+    say: Say,
+) -> dict[str, Any]:
+    """Answer the questions, print a line each, write the file and the plots; returns its content. Raises BenchError."""
+    if unknown := set(asked) - set(QUESTIONS):
+        raise BenchError(f"no question {', '.join(sorted(unknown))}; there are {', '.join(QUESTIONS)}")
+    if json_path is not None and not json_path.absolute().parent.is_dir():
+        raise BenchError(f"{json_path}: there is no folder {json_path.parent}")
+    if plots is not None:
+        require_plotting()
+        if not plots.is_dir():
+            raise BenchError(f"--plots {plots}: there is no such folder")
+    options.check()
+    curves = options.worker
+    say(f"{curves.name}: {curves.text}")
+    document: dict[str, Any] = {
+        "benchmark": "simulate",
+        "command": command,
+        "commit": provenance.commit(),
+        "hardware": provenance.hardware("cpu"),
+        "versions": provenance.versions(),
+        "settings": asdict(options),
+        "curves": {"name": curves.name, "text": curves.text, "sources": curves.sources},
+        "answers": {},
+    }
+    for name in asked:
+        text, question = QUESTIONS[name]
+        say(text)
+        document["answers"][name] = question(options, say)
+        if json_path is not None:  # after each, since some take long
+            json_path.write_text(json.dumps(document, indent=1) + "\n")
+    if plots is not None:
+        draw_all(document, plots)
+    return document
+
+
+def quick(options: Options) -> Options:
+    """A smoke test's: few requests."""
+    return replace(options, requests_per_s=min(options.requests_per_s, 20.0), gpus=2, seconds=2.0, warm_up_s=0.5)

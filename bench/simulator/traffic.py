@@ -1,0 +1,107 @@
+"""What clients of a simulated cluster send: made from rates and distributions, or replayed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+_CHUNK = 65_536  # requests drawn at once
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """One request."""
+
+    at_s: float
+    adapter: int | None  # a number, the most popular first; None: the base model
+    prompt_tokens: int
+    output_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """Poisson arrivals, adapters by Zipf's law, lengths lognormal with these means."""
+
+    requests_per_s: float
+    duration_s: float
+    num_adapters: int = 0  # 0: the base model only
+    zipf: float = 1.0
+    base_share: float = 0.0  # of the requests, without an adapter
+    prompt_tokens: float = 512.0
+    output_tokens: float = 128.0
+    length_cv: float = 0.0  # standard deviation over mean, of both
+    base_prompt_tokens: float | None = None  # of requests without an adapter, if they differ
+
+    def arrivals(self, seed: int) -> Iterator[Arrival]:
+        """In the order of time. Equal seeds give equal requests."""
+        random, now_s = np.random.default_rng(seed), 0.0
+        shares = self.shares() if self.num_adapters else None
+        while True:
+            times = now_s + np.cumsum(random.exponential(1 / self.requests_per_s, _CHUNK))
+            if shares is None:
+                adapters = np.full(_CHUNK, -1)
+            else:
+                adapters = np.searchsorted(shares, random.random(_CHUNK) * shares[-1], side="right")
+                adapters[random.random(_CHUNK) < self.base_share] = -1
+            prompts = self._lengths(random, self.prompt_tokens)
+            if self.base_prompt_tokens is not None:
+                prompts = np.where(adapters < 0, self._lengths(random, self.base_prompt_tokens), prompts)
+            outputs = self._lengths(random, self.output_tokens)
+            now_s = float(times[-1])
+            for at_s, adapter, prompt, output in zip(
+                times.tolist(), adapters.tolist(), prompts.tolist(), outputs.tolist(), strict=True
+            ):
+                if at_s >= self.duration_s:
+                    return
+                yield Arrival(at_s, None if adapter < 0 else adapter, prompt, output)
+
+    def shares(self) -> np.ndarray:
+        """Cumulated weights of the adapters, the most popular first."""
+        return np.cumsum(np.arange(1, self.num_adapters + 1, dtype=float) ** -self.zipf)
+
+    def _lengths(self, random: np.random.Generator, mean: float) -> np.ndarray:
+        if not self.length_cv:
+            return np.full(_CHUNK, max(1, round(mean)))
+        sigma = math.sqrt(math.log(1 + self.length_cv**2))
+        drawn = mean * np.exp(sigma * random.standard_normal(_CHUNK) - sigma**2 / 2)
+        return np.maximum(1, np.rint(drawn)).astype(int)
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """Requests that are known one by one, as of a load's file."""
+
+    requests: Sequence[Arrival]
+
+    @property
+    def duration_s(self) -> float:
+        return self.requests[-1].at_s if self.requests else 0.0
+
+    @property
+    def num_adapters(self) -> int:
+        return max((each.adapter + 1 for each in self.requests if each.adapter is not None), default=0)
+
+    def arrivals(self, seed: int) -> Iterator[Arrival]:
+        return iter(self.requests)
+
+
+@dataclass(frozen=True, slots=True)
+class ClosedLoop:
+    """So many clients, who send the next request when they have the answer."""
+
+    concurrency: int
+    num_requests: int
+    prompt_tokens: int
+    output_tokens: int
+    num_adapters: int = 0  # in turn
+
+    @property
+    def duration_s(self) -> float:
+        return math.inf
+
+    def arrival(self, number: int, at_s: float) -> Arrival:
+        adapter = number % self.num_adapters if self.num_adapters else None
+        return Arrival(at_s, adapter, self.prompt_tokens, self.output_tokens)

@@ -1,0 +1,105 @@
+"""`prelude bench simulate`: questions to a simulated cluster. Imports of the simulator wait for the run."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+# A copy, since `prelude --help` should not import the simulator; a test compares them.
+QUESTIONS = ("gpus", "slots", "rack", "ratios", "decode-reads", "roles", "scale", "measured")
+
+
+def add_command(benchmarks: Any) -> None:
+    """Add `simulate` to the benchmarks."""
+    text = (
+        "Simulate clusters from measured curves, under the router's own placement: numbers of GPUs and slots, losses "
+        "of racks, pairs and unified workers."
+    )
+    simulate = benchmarks.add_parser("simulate", help=text, description=text)
+    simulate.add_argument(
+        "--questions", type=_questions, default=QUESTIONS, help=f"default: all, which are {','.join(QUESTIONS)}"
+    )
+    simulate.add_argument(
+        "--curves", help="a name below bench/simulator/curves/, or a file; default: h200-llama-3.1-8b"
+    )
+    traffic = simulate.add_argument_group("traffic")
+    traffic.add_argument("--rate", type=float, dest="requests_per_s", help="requests per second; default: 100")
+    traffic.add_argument("--prompt-tokens", type=int, help="mean; default: 2048")
+    traffic.add_argument("--output-tokens", type=int, help="mean; default: 128")
+    traffic.add_argument("--length-cv", type=float, help="standard deviation over mean; default: 0.5")
+    traffic.add_argument("--adapters", type=int, dest="num_adapters", help="default: 2000")
+    traffic.add_argument("--zipf", type=float, help="exponent of their popularity; default: 1")
+    traffic.add_argument("--base-share", type=float, help="of the requests, without an adapter; default: 0.1")
+    traffic.add_argument("--seconds", type=float, help="of arrivals that count; default: 20")
+    traffic.add_argument("--seed", type=int, help="default: 1")
+    cluster = simulate.add_argument_group("cluster")
+    cluster.add_argument("--gpus", type=int, help="where layouts of equal size are compared; default: 8")
+    cluster.add_argument("--host-adapters", type=int, help="that fit in a worker's host memory; default: 500")
+    cluster.add_argument("--slots", type=int, help="adapter slots; default: as the curves say")
+    cluster.add_argument("--routers", type=int, help="each knows its own requests; default: 2")
+    slo = simulate.add_argument_group("objectives")
+    slo.add_argument("--ttft", type=float, dest="ttft_ms", metavar="MS", help="default: 1000")
+    slo.add_argument("--tpot", type=float, dest="tpot_ms", metavar="MS", help="default: 30")
+    slo.add_argument("--share", type=float, help="of the requests, within both; default: 0.99")
+    simulate.add_argument(
+        "--validate",
+        action="store_true",
+        help="instead: start a cluster here, measure its curves, and compare a load with its simulation",
+    )
+    simulate.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="of --validate; default: cpu")
+    simulate.add_argument("--model", default="tiny", help="of --validate: tiny, qwen2.5-0.5b or llama-3.1-8b")
+    simulate.add_argument(
+        "--engine-arguments", type=shlex.split, default=(), metavar="TEXT", help="of --validate: for every engine"
+    )
+    simulate.add_argument("--write-curves", type=Path, metavar="FILE", help="of --validate: keep what was measured")
+    simulate.add_argument("--quick", action="store_true", help="a smoke test: few requests")
+    simulate.add_argument("--json", type=Path, metavar="FILE", help="write the figures")
+    simulate.add_argument("--plots", type=Path, metavar="FOLDER", help="draw the answers as SVG files")
+    simulate.set_defaults(run=_simulate)
+
+
+def _simulate(arguments: argparse.Namespace) -> None:
+    from bench.errors import BenchError
+    from bench.simulator.questions import report
+    from bench.simulator.questions.options import Options
+
+    command = " ".join(["prelude", *(Path(word).name if "/" in word else word for word in sys.argv[1:])])
+
+    def say(line: str) -> None:
+        print(line, flush=True)
+
+    try:
+        if arguments.validate:
+            _validate(arguments, command, say)
+            return
+        given = {each.name: getattr(arguments, each.name, None) for each in fields(Options)}
+        options = replace(Options(), **{name: value for name, value in given.items() if value is not None})
+        if arguments.quick:
+            options = report.quick(options)
+        report.run(arguments.questions, options, command, arguments.json, arguments.plots, say)
+    except BenchError as error:
+        sys.exit(f"prelude: {error}")
+
+
+def _validate(arguments: argparse.Namespace, command: str, say: Any) -> None:
+    from bench.simulator.validation import check
+
+    options = check.QUICK if arguments.quick else check.Options()
+    options = replace(
+        options,
+        model=arguments.model,
+        device=arguments.device,
+        engine_arguments=tuple(arguments.engine_arguments),
+    )
+    check.run(options, command, arguments.json, arguments.write_curves, say)
+
+
+def _questions(text: str) -> tuple[str, ...]:
+    asked = tuple(dict.fromkeys(text.split(",")))
+    if unknown := set(asked) - set(QUESTIONS):
+        raise argparse.ArgumentTypeError(f"no question {', '.join(sorted(unknown))}; there are {', '.join(QUESTIONS)}")
+    return asked
