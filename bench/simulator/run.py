@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterable
+from itertools import islice
 from random import Random
 
 from bench.errors import BenchError
@@ -15,7 +16,7 @@ from bench.simulator.outcome import CUT, FAILED, REFUSED, SERVED, Outcome
 from bench.simulator.role_changes import RoleChanger
 from bench.simulator.routers import Router, views_of
 from bench.simulator.scenario import Loss, Scenario
-from bench.simulator.traffic import Arrival, ClosedLoop
+from bench.simulator.traffic import Arrival, ClosedLoop, Traffic
 from bench.simulator.worker import Worker, engine_factory
 from router.fleet.holders import Holders
 from router.placement.request import PlacementRequest, PromptSize
@@ -33,6 +34,7 @@ class Run:
         self.scenario, self.clock, self.outcome = scenario, Clock(), Outcome()
         self._seed = seed
         self._times = EngineTimes(scenario.curves)
+        self._chunk_s = self._times.batch_s(scenario.curves.limits.chunk_tokens, 1, 0, 1.0)
         self._holders = Holders()
         factory = engine_factory(self._times, self.clock, self._read, self._first, self._ended)
         roles, racks = scenario.pools.roles(), scenario.pools.racks
@@ -276,18 +278,27 @@ class Run:
             self.clock.after(self.scenario.report_s, self._report)
 
     def _fill(self) -> None:
-        """The most popular adapters are at the first of their homes that has room, the least popular used last ago."""
+        """The most popular adapters are at their homes that have room, as many as demand asks for."""
         traffic, room = self.scenario.traffic, self.scenario.host_adapters
         readers, homes = self.routers[0].state.readers, self.routers[0].state.homes
         chosen: list[list[str]] = [[] for _ in readers]
         num_left = room * len(readers)
         for adapter in range(min(traffic.num_adapters, num_left)):
             revision_id = revision_of(adapter)
-            index = next((i for i in homes.order(revision_id) if len(chosen[i]) < room), None)
-            if index is not None:
+            with_room = (i for i in homes.order(revision_id) if len(chosen[i]) < room)
+            for index in islice(with_room, self._wanted_copies(adapter)):
                 chosen[index].append(revision_id)
         for view, revision_ids in zip(readers, chosen, strict=True):
             self.workers[view.name].memory.fill(reversed(revision_ids))
+
+    def _wanted_copies(self, adapter: int) -> int:
+        """One, and one more for each `home_share` of a worker's time, as placement has it."""
+        traffic, placement = self.scenario.traffic, self.scenario.placement
+        if not isinstance(traffic, Traffic):
+            return 1
+        read_s = traffic.prompt_tokens / self.scenario.curves.limits.chunk_tokens * self._chunk_s
+        demand = traffic.share_of(adapter) * traffic.requests_per_s * read_s
+        return min(placement.max_homes, 1 + int(demand / placement.home_share))
 
     def _finished(self, began_s: float) -> Outcome:
         outcome, now = self.outcome, max(self.clock.now, 1e-9)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -21,7 +22,7 @@ class Arrival:
     output_tokens: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Traffic:
     """Poisson arrivals, adapters by Zipf's law, lengths lognormal with these means."""
 
@@ -57,6 +58,14 @@ class Traffic:
                 if at_s >= self.duration_s:
                     return
                 yield Arrival(at_s, None if adapter < 0 else adapter, prompt, output)
+
+    def share_of(self, adapter: int) -> float:
+        """Of all requests."""
+        return (1 - self.base_share) * (adapter + 1) ** -self.zipf / self._weight
+
+    @cached_property
+    def _weight(self) -> float:
+        return float(self.shares()[-1])
 
     def shares(self) -> np.ndarray:
         """Cumulated weights of the adapters, the most popular first."""
