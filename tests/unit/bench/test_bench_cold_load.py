@@ -13,10 +13,12 @@ from aiohttp import web
 from bench import cold_load
 from bench.errors import BenchError, SystemFailed
 from bench.load.record import Record
+from bench.load.strict import closed_load
 from bench.workloads.session import Session
 
 FIRST, DONE = b'data: {"choices": [{"text": " a"}]}\n\n', b"data: [DONE]\n\n"
 STREAMS = {
+    "adapter-0": (0.0, [FIRST, FIRST, DONE]),
     "adapter-1": (0.0, [FIRST, b'data: {"error": {"message": "it went away"}}\n\n']),
     "adapter-2": (0.0, [FIRST]),
     "adapter-3": (0.0, [DONE]),
@@ -70,6 +72,15 @@ def test_an_invalid_answer_is_not_timed(number: int, words: str):
             await bench._requests_per_s([number], 1)
 
     with_bench(use)
+
+
+def test_adapters_take_turns_and_whole_answers_count():
+    async def use(bench: Any) -> None:
+        assert await bench._requests_per_s([0, 0], 5) > 0
+        records = await closed_load(bench._endpoint, [bench._session_of(bench._prompts(), 0, 0)], 1)
+        assert (records[0].adapter, records[0].prompt_tokens, len(records[0].token_s)) == ("adapter-0", 32, 2)
+
+    assert with_bench(use) == ["adapter-0"] * 6
 
 
 def test_residents_are_watched_and_arrivals_are_not(monkeypatch: pytest.MonkeyPatch):

@@ -21,7 +21,7 @@ from bench.load.generator import Outcome
 from bench.load.options import Endpoint, Load
 from bench.load.record import TRUNCATED, Record
 from bench.load.report.charts import Series, bar_chart, distribution_chart, line_chart, log_ticks, ticks
-from bench.load.report.compare import compare, differences, failures, table
+from bench.load.report.compare import compare, differences, failures, figures_of, ratios_of, table
 from bench.load.report.compare_page import compare_page, sweep_page, verdict
 from bench.load.report.page import load_page
 from bench.load.report.terminal import busy_warning
@@ -194,6 +194,24 @@ def test_intervals_cover_the_truth_about_as_often_as_they_say():
         found = {each.name: each for each in compare(load(60, seed=seed), load(60, seed=1000 + seed), seed=seed)}
         covered += not found["TTFT p50"].is_clear
     assert covered >= 52
+
+
+def test_repeats_are_averaged_and_drawn_again_alike_for_all_systems():
+    """A machine that is twice as slow in one repeat of three leaves the ratio as certain as it was."""
+    fast, slow = (
+        [load(300, scale=scale) for scale in (1.0, 1.0, 2.0)],
+        [load(300, scale=2 * s) for s in (1.0, 1.0, 2.0)],
+    )
+    a, b = (figures_of(loads, {"ttft": 120.0}, seed) for seed, loads in enumerate((fast, slow)))
+    of_a = {each.name: each for each in a}
+    one, two = (float(compare(each, each)[0].a) for each in (fast[0], fast[2]))
+    assert of_a["TTFT p50"].value == pytest.approx((2 * one + two) / 3)
+    low, high = of_a["TTFT p50"].interval
+    assert high / low > 1.5  # the repeats differ much
+    ratio = next(each for each in ratios_of(a, b) if each.name == "TTFT p50")
+    assert ratio.low < 2.0 < ratio.high
+    assert ratio.high / ratio.low < 1.3
+    assert {"goodput", "answered", "output"} <= of_a.keys()
 
 
 def test_failures_and_differences_are_said():
