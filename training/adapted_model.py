@@ -84,17 +84,19 @@ class AdaptedModel:
         for layer in self._layers:
             layer.training = self._checkpointing and torch.is_grad_enabled()
         try:
-            output = self.model.model(
-                input_ids=row.tokens[None],
-                position_ids=row.positions[None],
-                attention_mask=attention_mask(row),
-                use_cache=False,
-                **{_ARGUMENT: SlotTokens.of(row)},
-            )
+            output = self.model.model(**self.inputs(row), use_cache=False, **{_ARGUMENT: SlotTokens.of(row)})
         finally:
             for layer in self._layers:
                 layer.training = False
-        return output.last_hidden_state[0]
+        return output.last_hidden_state.flatten(0, 1)
+
+    def inputs(self, row: Row) -> dict[str, Any]:
+        """What the model is called with for a row on its device: [1, num_tokens] ids and positions, and the mask."""
+        return {
+            "input_ids": row.tokens[None],
+            "position_ids": row.positions[None],
+            "attention_mask": attention_mask(row),
+        }
 
     def _check(self, row: Row) -> None:
         for slot, positions in sorted(row.applied):

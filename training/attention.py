@@ -17,6 +17,7 @@ from training.tree.mask import boolean_mask, mask_mod
 from training.tree.rows import Row
 
 ATTENTION = "prelude_tree"
+_MOST_GRAPHS = 64  # of one process; torch's own limit, 8, is less than a few models need
 
 
 def attention_mask(row: Row) -> torch.Tensor | BlockMask:
@@ -66,5 +67,11 @@ def tree_attention(
 
 @cache
 def _compiled_flex_attention() -> Any:
-    """Compiled it is one kernel; otherwise it has all scores in memory."""
-    return torch.compile(flex_attention)
+    """Compiled it is one kernel; otherwise it has all scores in memory.
+
+    A combination of row length (the first, then any), dtype, head size and gradients or none is a graph. One too many
+    is an error (`fullgraph`), where torch would go on uncompiled.
+    """
+    config = torch._dynamo.config
+    config.recompile_limit = max(config.recompile_limit, _MOST_GRAPHS)
+    return torch.compile(flex_attention, fullgraph=True)

@@ -1,4 +1,8 @@
-"""Apply several adapters to the tokens of one row: tokens gathered by slot, one grouped product for all slots."""
+"""Apply adapters to the tokens of one row.
+
+One slot: a product over all tokens, zero where a token has no adapter, added by the product itself. Gathering would
+move more memory than it saves arithmetic. Several slots: tokens gathered by slot, one grouped product for all.
+"""
 
 from __future__ import annotations
 
@@ -23,6 +27,7 @@ class SlotTokens:
     places: torch.Tensor  # [num_adapted], by slot
     counts: tuple[int, ...]  # of each slot
     _chosen: dict[tuple[int, ...], torch.Tensor] = field(default_factory=dict)
+    _others: dict[int, torch.Tensor] = field(default_factory=dict)
 
     @classmethod
     def of(cls, row: Row) -> SlotTokens:
@@ -39,19 +44,36 @@ class SlotTokens:
             self._chosen[slots] = torch.cat([parts[slot] for slot in slots])
         return self._chosen[slots]
 
+    def others(self, slot: int, num_tokens: int) -> torch.Tensor:
+        """[num_tokens, 1] bool: tokens that do not have this slot."""
+        if slot not in self._others:
+            others = torch.ones(num_tokens, 1, dtype=torch.bool, device=self.places.device)
+            self._others[slot] = others.index_fill_(0, self.places_of((slot,)), False)
+        return self._others[slot]
+
 
 def add_low_rank(
     stream: torch.Tensor, to: torch.Tensor, tokens: SlotTokens, factors: dict[int, ServedFactors]
 ) -> torch.Tensor:
-    """`to` with B^T (A x + b) of each token's slot added, x from `stream`; other tokens are left alone.
+    """`to` with B^T (A x + b) of each token's slot added, x from `stream`; nothing is added to other tokens.
 
     `stream` [..., in] and `to` [..., out] have the row's tokens in order; `factors`: of each slot that is present.
     """
     slots = tuple(sorted(factors))
+    if len(slots) == 1:
+        return _add_of_one(stream, to, tokens, slots[0], factors[slots[0]])
     places = tokens.places_of(slots)
     chosen = stream.reshape(-1, stream.shape[-1]).index_select(0, places)
     delta = low_rank(chosen, [factors[slot] for slot in slots], [tokens.counts[slot] for slot in slots])
     return to.reshape(-1, to.shape[-1]).index_add(0, places, delta).view(to.shape)
+
+
+def _add_of_one(
+    stream: torch.Tensor, to: torch.Tensor, tokens: SlotTokens, slot: int, factors: ServedFactors
+) -> torch.Tensor:
+    inner = _inner(stream.reshape(-1, stream.shape[-1]), factors)
+    inner = inner.masked_fill(tokens.others(slot, inner.shape[0]), 0.0)
+    return torch.addmm(to.reshape(-1, to.shape[-1]), inner, factors.b).view(to.shape)
 
 
 def low_rank(x: torch.Tensor, groups: Sequence[ServedFactors], counts: Sequence[int]) -> torch.Tensor:
@@ -64,10 +86,13 @@ def low_rank(x: torch.Tensor, groups: Sequence[ServedFactors], counts: Sequence[
 
 
 def _product(x: torch.Tensor, factors: ServedFactors) -> torch.Tensor:
+    return _inner(x, factors) @ factors.b
+
+
+def _inner(x: torch.Tensor, factors: ServedFactors) -> torch.Tensor:
+    """A x + b [num_tokens, r]"""
     inner = x @ factors.a.T
-    if factors.bias is not None:
-        inner = inner + factors.bias
-    return inner @ factors.b
+    return inner if factors.bias is None else inner + factors.bias
 
 
 def _grouped(x: torch.Tensor, groups: Sequence[ServedFactors], counts: Sequence[int]) -> torch.Tensor:

@@ -10,14 +10,14 @@ import re
 import sys
 from collections.abc import Callable
 
-from bench.evidence import adapter_tax, cold_adapters, failures, request_path
+from bench.evidence import adapter_tax, cold_adapters, failures, request_path, training
 from bench.evidence.cells import RESULTS, ROOT, wrapped
 from bench.matrix.report import published
 from bench.measuring.result_file import ResultFile
 
 __all__ = ["PAGES", "RESULTS", "ROOT", "TABLES", "main", "rendered", "tables_in"]
 
-PAGES = ("README.md", "docs/evidence.md", "docs/placement.md", "bench/results/README.md")
+PAGES = ("README.md", "docs/evidence.md", "docs/placement.md", "docs/training.md", "bench/results/README.md")
 
 _BLOCK = re.compile(r"<!-- table ([a-z0-9-]+) -->\n.*?<!-- end -->", re.DOTALL)
 
@@ -73,5 +73,10 @@ TABLES: dict[str, Callable[[], str]] = {
     "admission": request_path.admission,
     "chaos": failures.chaos,
     "soak": failures.soak,
+    "training-h200": training.training_h200,
+    "training-sft": training.training_sft,
+    "training-memory": training.training_memory,
+    "training-cpu": training.training_cpu,
+    "rank-transfer": training.rank_transfer,
     "sources": _sources,
 }

@@ -14,6 +14,7 @@ from typing import Any
 from cli.bench import load as bench_load
 from cli.bench import matrix as bench_matrix
 from cli.bench import simulate as bench_simulate
+from cli.bench import training as bench_training
 from cli.bench.load import MODELS, positive
 
 # A copy of bench.systems.systems.SYSTEMS, which takes long to import.
@@ -189,6 +190,7 @@ def add_commands(commands: Any) -> None:
     bench_load.add_command(benchmarks)
     bench_matrix.add_command(benchmarks)
     bench_simulate.add_command(benchmarks)
+    bench_training.add_commands(benchmarks)
 
 
 def _add_json(benchmark: argparse.ArgumentParser) -> None:

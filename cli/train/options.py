@@ -20,6 +20,17 @@ _LEARNING_RATES = {
 }  # fmt: skip
 
 
+class _OfOneAdapter(argparse.Action):
+    """A flag that may be given once: argparse would keep the last value and say nothing."""
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option: str | None = None
+    ) -> None:
+        if getattr(namespace, self.dest) is not None:
+            parser.error(f"{option} is given twice; a run trains one adapter, so start a run for each")
+        setattr(namespace, self.dest, values)
+
+
 def add_options(command: argparse.ArgumentParser, *, is_preference: bool) -> None:
     """Add all flags of a run."""
     columns = "prompt, chosen and rejected" if is_preference else "prompt and completion, or messages"
@@ -31,7 +42,9 @@ def add_options(command: argparse.ArgumentParser, *, is_preference: bool) -> Non
         "--data", type=Path, required=True, nargs="+", metavar="FILE", help=f"JSONL with trl's columns: {columns}"
     )
     files.add_argument("--eval-data", type=Path, default=[], nargs="+", metavar="FILE", help="held-out rows")
-    files.add_argument("--output", type=Path, required=True, metavar="DIR", help="the run's folder")
+    files.add_argument(
+        "--output", type=Path, required=True, action=_OfOneAdapter, metavar="DIR", help="the run's folder"
+    )
     files.add_argument("--resume", action="store_true", help="continue the run in the folder, or begin one")
 
     adapter = command.add_argument_group("the adapter")
@@ -89,6 +102,7 @@ def add_options(command: argparse.ArgumentParser, *, is_preference: bool) -> Non
     told.add_argument("--tensorboard", action="store_true", help="write for TensorBoard, too")
     told.add_argument(
         "--push",
+        action=_OfOneAdapter,
         metavar="NAME",
         help="after each evaluation (without --eval-data: at the end) make the checkpoint a revision of this adapter",
     )

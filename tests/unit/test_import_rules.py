@@ -76,9 +76,10 @@ bench.errors
 bench.options bench.measuring bench.workloads
 bench.load
 bench.systems
+bench.training
 bench
 cli.quiet cli.agents cli.bench.load
-cli.bench.matrix cli.bench.simulate
+cli.bench.matrix cli.bench.simulate cli.bench.training
 cli.adapters cli.bench cli.train
 cli
 """.strip().splitlines()

@@ -79,6 +79,12 @@ def test_flags_that_cannot_be(flags: tuple[str, ...], message: str):
         chosen("sft", *flags)
 
 
+@pytest.mark.parametrize("flag", ["--output", "--push"])
+def test_two_adapters_in_one_run_are_refused(flag: str, capsys: pytest.CaptureFixture[str]):
+    assert train("sft", "--model", "m", "--data", "d", "--output", "o", flag, "a", flag, "b") == 2
+    assert f"{flag} is given twice; a run trains one adapter, so start a run for each" in capsys.readouterr().err
+
+
 def test_train_evaluate_resume(model: Path, rows: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     output = tmp_path / "run"
     sft = ("sft", "--model", model, "--data", rows, "--eval-data", rows, "--output", output, *FEW)

@@ -79,8 +79,10 @@ def test_several_slots_are_one_grouped_product(monkeypatch: pytest.MonkeyPatch):
     assert calls == [(3, 16, 16), (3, 16, 24)]  # [slots, in, rank], [slots, rank, out]
 
 
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("present", [(0, 3, 4), (4,)], ids=["several slots", "one slot"])
 @pytest.mark.parametrize("seed", range(3))
-def test_tokens_get_the_change_of_their_slot(seed: int):
+def test_tokens_get_the_change_of_their_slot(seed: int, present: tuple[int, ...], bias: bool):
     generator = random.Random(seed)
     documents = [
         Document((1,) * generator.randint(1, 9), (Branch(1, (2,) * 3),), slot, generator.choice(("prefill", "all")))
@@ -89,15 +91,16 @@ def test_tokens_get_the_change_of_their_slot(seed: int):
     row = Row.of(documents)
     tokens = SlotTokens.of(row)
     assert tokens.present((0, 1, 2, 3, 4, 5)) == (0, 2, 4)
-    have = tokens.present((0, 3, 4))  # slot 2 has an adapter that leaves this projection alone
-    factors = dict(zip(have, make_factors([2, 3], 16, 8, torch.float64, False), strict=True))
+    have = tokens.present(present)  # slot 2 has an adapter that leaves this projection alone
+    factors = dict(zip(have, make_factors([2, 3][: len(have)], 16, 8, torch.float64, bias), strict=True))
     stream, to = torch.randn(1, row.num_tokens, 16, dtype=torch.float64), torch.randn(1, row.num_tokens, 8).double()
     found = add_low_rank(stream, to, tokens, factors)
     assert found.shape == to.shape
     for place, slot in enumerate(row.slots.tolist()):
         expected = to[0, place]
         if slot in factors:
-            expected = expected + factors[slot].b.T @ (factors[slot].a @ stream[0, place])
+            own = factors[slot]
+            expected = expected + own.b.T @ (own.a @ stream[0, place] + (0 if own.bias is None else own.bias))
             assert (found[0, place] - expected).abs().max() < 1e-12
         else:
             assert torch.equal(found[0, place], expected)

@@ -12,15 +12,26 @@ import pytest
 from support.small_runs import killable_run
 
 HANG_S = 300.0
+KILLS_IN_A_RUN = 5  # each one later in it, or while it resumes
+
+# What a run imports, some of it only when it is under way. A child is forked with it, and costs a second, not ten.
+PRELOADED = (
+    "training.runs.run",
+    "transformers.models.llama.modeling_llama",
+    "transformers.models.auto.tokenization_auto",
+    "transformers.tokenization_utils_tokenizers",
+    "transformers.generation.utils",
+    "jinja2.sandbox",
+    "torch._dynamo",  # by torch's optimisers
+)
 
 
 def started(setting, output: Path, kind: str, is_preference: bool) -> ForkServerProcess:
     data, held_out = (
         (setting.preferences, setting.held_out_preferences) if is_preference else (setting.sft, setting.held_out)
     )
-    # A server that has imported what a run needs, so that a child costs a second, not ten.
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["training.runs.run", "transformers.models.llama.modeling_llama"])
+    context.set_forkserver_preload(list(PRELOADED))
     child = context.Process(target=killable_run, args=(setting.model, data, held_out, output, kind, is_preference))
     child.start()
     return child
@@ -57,25 +68,29 @@ def killed_at(child: ForkServerProcess, log: Path, num_bytes: int, delay_s: floa
         pytest.param("loreft", False, 10, marks=pytest.mark.long),
     ],
 )
-def test_a_killed_run_goes_on_bit_by_bit(setting, tmp_path: Path, kind: str, is_preference: bool, num_kills: int):
+def test_a_killed_run_goes_on_bit_by_bit(
+    setting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, is_preference: bool, num_kills: int
+):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # a GPU's driver survives no fork
     whole = tmp_path / "whole"
     finished(started(setting, whole, kind, is_preference))
     log_bytes = (whole / "log.jsonl").stat().st_size
     seed = random.SystemRandom().randrange(2**32)
     print(f"seed {seed}")
     generator = random.Random(seed)
+    same = ["log.jsonl", "run.json", "last/training/state.json", "last/training/state.safetensors"]
+    same += [f"best/{path.name}" for path in (whole / "best").iterdir() if path.is_file()]
     kills = 0
-    for number in range(num_kills):
-        output = tmp_path / f"killed-{number // 2}"  # two kills in each run, the second one later in it
-        begun = (output / "log.jsonl").stat().st_size if (output / "log.jsonl").exists() else 0
-        point = begun + generator.randrange(max(log_bytes - begun, 1))
-        child = started(setting, output, kind, is_preference)
-        kills += killed_at(child, output / "log.jsonl", point, generator.random() * 0.05)
-        if number % 2 or number == num_kills - 1:
-            finished(started(setting, output, kind, is_preference))
-            same = ["log.jsonl", "run.json", "last/training/state.json", "last/training/state.safetensors"]
-            same += [f"best/{path.name}" for path in (whole / "best").iterdir() if path.is_file()]
-            for name in same:
-                assert (output / name).read_bytes() == (whole / name).read_bytes(), f"seed {seed}: {name}"
-            assert {path.name for path in output.iterdir()} == {path.name for path in whole.iterdir()}
-    assert kills, f"seed {seed}: no run was killed before its end"
+    for number in range(2 * num_kills):  # runs that are done before they are killed do not count
+        output = tmp_path / f"killed-{number}"
+        points = sorted(generator.randrange(log_bytes) for _ in range(min(KILLS_IN_A_RUN, num_kills - kills)))
+        for point in points:
+            child = started(setting, output, kind, is_preference)
+            kills += killed_at(child, output / "log.jsonl", point, generator.random() * 0.05)
+        finished(started(setting, output, kind, is_preference))
+        for name in same:
+            assert (output / name).read_bytes() == (whole / name).read_bytes(), f"seed {seed}: {name}"
+        assert {path.name for path in output.iterdir()} == {path.name for path in whole.iterdir()}
+        if kills == num_kills:
+            return
+    pytest.fail(f"seed {seed}: {kills} of {num_kills} runs were killed before their end")

@@ -1,0 +1,1 @@
+"""Benchmarks of training: speed, and how far a learning rate carries over ranks."""

@@ -1,0 +1,88 @@
+"""`prelude bench training` and `prelude bench rank-transfer`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from cli.bench.load import positive, recorded_command
+
+
+def add_commands(benchmarks: Any) -> None:
+    """Add both to `prelude bench`."""
+    text = "Speed of training: DPO with shared prompts against pairs, SFT against peft's LoRA."
+    training = benchmarks.add_parser("training", help=text, description=text)
+    training.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="default: cpu")
+    training.add_argument("--model", help="small, qwen2.5-0.5b or llama-3.1-8b; default: small, on a GPU llama-3.1-8b")
+    training.add_argument("--profiles", type=_words, help="lengths of which data sets; default: all six")
+    training.add_argument("--layouts", type=_words, help="default: shared,paired,padded")
+    training.add_argument("--row-tokens", type=positive, metavar="N", help="default: 4096, on a GPU 8192")
+    training.add_argument(
+        "--rows", type=positive, dest="num_rows", metavar="N", help="of a measurement; default: 1, on a GPU 2"
+    )
+    training.add_argument("--repeats", type=positive, metavar="N", help="default: 3")
+    training.add_argument("--rank", type=positive, metavar="N", help="of LoRA; default: 16")
+    training.add_argument("--limit-s", type=positive, metavar="S", help="what does not begin before is left out")
+    training.add_argument("--quick", action="store_true", help="a smoke test: one profile, one row, one repeat")
+    training.add_argument("--json", type=Path, metavar="FILE", help="write the numbers")
+    training.set_defaults(run=_training)
+    text = "Does the best learning rate stay the same from rank 1 to 32? Trains many small adapters."
+    transfer = benchmarks.add_parser("rank-transfer", help=text, description=text)
+    transfer.add_argument("--kinds", type=_words, help="default: lora,direft,loreft")
+    transfer.add_argument("--steps", type=positive, dest="num_steps", metavar="N", help="of each adapter; default: 100")
+    transfer.add_argument("--seeds", type=positive, metavar="N", help="runs of each adapter; default: 1")
+    transfer.add_argument("--processes", type=positive, metavar="N", help="default: one for each core")
+    transfer.add_argument("--device", choices=("cpu", "cuda"), help="for pretraining the model; default: cpu")
+    transfer.add_argument("--quick", action="store_true", help="a smoke test: four adapters, three steps each")
+    transfer.add_argument("--json", type=Path, metavar="FILE", help="write the numbers")
+    transfer.add_argument("--plot", type=Path, metavar="FILE", help="draw a plot, .png or .svg")
+    transfer.set_defaults(run=_rank_transfer)
+
+
+def _training(arguments: argparse.Namespace) -> None:
+    from bench.errors import BenchError
+    from bench.training import speed
+
+    base = speed.GPU if arguments.device == "cuda" else speed.Options()
+    if arguments.quick:
+        base = replace(base, profiles=("capybara",), num_rows=1, repeats=1, row_tokens=1024, long_row=None)
+    names = ("device", "model", "profiles", "layouts", "row_tokens", "num_rows", "repeats", "rank", "limit_s")
+    try:
+        speed.run(_given(base, arguments, names), recorded_command(sys.argv[1:]), arguments.json, _print)
+    except BenchError as error:
+        sys.exit(f"prelude: {error}")
+
+
+def _rank_transfer(arguments: argparse.Namespace) -> None:
+    from bench.errors import BenchError
+    from bench.measuring.report import require_plotting
+    from bench.training import rank_transfer
+
+    base = rank_transfer.QUICK if arguments.quick else rank_transfer.Options()
+    try:
+        if arguments.plot:
+            require_plotting()
+        names = ("kinds", "num_steps", "seeds", "processes", "device")
+        document = rank_transfer.run(
+            _given(base, arguments, names), recorded_command(sys.argv[1:]), arguments.json, _print
+        )
+        if arguments.plot:
+            rank_transfer.draw(document, arguments.plot)
+    except BenchError as error:
+        sys.exit(f"prelude: {error}")
+
+
+def _given(base: Any, arguments: argparse.Namespace, names: tuple[str, ...]) -> Any:
+    values = {name: getattr(arguments, name) for name in names}
+    return replace(base, **{name: value for name, value in values.items() if value is not None})
+
+
+def _print(line: str) -> None:
+    print(line, flush=True)
+
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(text.split(",")))
