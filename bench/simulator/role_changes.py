@@ -59,6 +59,8 @@ class RoleChanger:
         routers, changes = self._run.routers, self._changes
         queue_s = sum(router.prefill_queue_s() for router in routers)  # each knows its own
         kv_used = max(router.decode_kv_used() for router in routers)
+        if changes.max_running:
+            kv_used = max(kv_used, sum(router.decode_sequences() for router in routers) / changes.max_running)
         if queue_s > changes.high_queue_s and kv_used < changes.low_kv:
             return "prefill"
         if kv_used > changes.high_kv and queue_s < changes.low_queue_s:

@@ -55,6 +55,11 @@ class Router:
         shares = [load.used_kv_tokens / load.max_kv_tokens for load in loads if load.max_kv_tokens]
         return sum(shares) / len(shares) if shares else 0.0
 
+    def decode_sequences(self) -> float:
+        """Of this router at a decode worker, in the mean. No metric yet."""
+        decodes = self.state.decodes
+        return sum(self.loads[view.name].num_sequences for view in decodes) / len(decodes) if decodes else 0.0
+
 
 def views_of(workers: Iterable[Worker]) -> tuple[Mapping[str, WorkerView], Mapping[str, WorkerView]]:
     """All workers as routers see them; and the decode workers as if each of them served alone."""

@@ -71,6 +71,7 @@ class RoleChanges:
     low_queue_s: float = 0.05
     high_kv: float = 0.8  # decode workers are full: one more, if no prompt waits
     low_kv: float = 0.5
+    max_running: int = 0  # sequences at a decode worker at which it is full, too; 0: as the metrics, KV memory only
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -53,8 +54,7 @@ def decode_reads(options: Options, say: Say) -> list[Row]:
     """Half of the requests are short prompts for the base model: pairs read them, or decode workers themselves."""
     rows = []
     asked = replace(options, base_share=0.5, base_prompt_tokens=_SHORT // 2)
-    half = options.gpus // 2
-    for prefill in range(max(1, half - 1), min(half + 1, options.gpus - 1) + 1):
+    for prefill in range(1, options.gpus):
         pools = Pools(prefill, options.gpus - prefill)
         for tokens in (0, _SHORT):
             best = highest_rate(asked, pools, decode_reads_tokens=tokens)
@@ -75,11 +75,14 @@ def roles(options: Options, say: Say) -> list[Row]:
         for arrival in phase.traffic(0.6 * most_per_s).arrivals(options.seed + number):
             phases.append(replace(arrival, at_s=arrival.at_s + number * PHASE_S))
     rows = []
+    first = RoleChanges(low_queue_s=math.inf, max_running=options.worker.limits.max_running)
+    quick = replace(first, change_s=2.0, drain_s=10.0, period_s=2.0)
     for name, pools, changes in (
         ("unified", Pools(unified=options.gpus), None),
         ("fixed", fixed, None),
-        ("changing, 30 s each", fixed, RoleChanges()),
-        ("changing, 2 s each", fixed, RoleChanges(change_s=2.0, drain_s=10.0, period_s=2.0)),
+        ("changing by the two metrics, 30 s each", fixed, RoleChanges()),
+        ("changing, full decode workers first, 30 s each", fixed, first),
+        ("changing, full decode workers first, 2 s each", fixed, quick),
     ):
         scenario = options.scenario(pools, traffic=Replay(phases), role_changes=changes)
         outcome = simulate(scenario, options.seed)

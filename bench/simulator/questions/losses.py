@@ -26,9 +26,9 @@ def rack(options: Options, say: Say) -> list[Row]:
             loss = Loss(lose_at_s, "rack-0", is_silent=True, back_after_s=back_after_s)
             outcome = simulate(load.scenario(pools, losses=(loss,)), load.seed)
             steps = outcome.over_time(load.slo, _STEP_S)
-            before = [step for step in steps if load.warm_up_s <= step["at_s"] < lose_at_s]
+            before = [step for step in steps if load.warm_up_s <= step["at_s"] <= lose_at_s - _STEP_S]
             normal_ms = max(step["ttft_ms_p99"] for step in before)
-            after = [step for step in steps if lose_at_s <= step["at_s"] < end_s]
+            after = [step for step in steps if lose_at_s - _STEP_S < step["at_s"] < end_s]
             slow = [step["at_s"] for step in after if step["ttft_ms_p99"] > _NORMAL * normal_ms or step["not_served"]]
             row = {
                 "pools": str(pools),

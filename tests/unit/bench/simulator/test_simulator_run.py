@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from dataclasses import replace
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -195,6 +197,18 @@ def test_roles_change_to_where_work_is() -> None:
     assert sum(each.role == "prefill" for each in run.workers.values()) > 1
     assert changed.summary(Slo())["ttft_ms_p95"] < 0.5 * fixed.summary(Slo())["ttft_ms_p95"]
     assert changed.count(SERVED) == changed.num_arrived
+
+
+def test_full_decode_workers_ask_for_more_of_them_if_sequences_count() -> None:
+    """Their KV memory has room, but 64 sequences at each are all that they take: prompts wait for that."""
+    long = Traffic(20.0, 40.0, prompt_tokens=100, output_tokens=1500)
+    roomy = msgspec.structs.replace(CURVES, limits=Limits(max_running=64, max_kv_tokens=1_000_000))
+    scenario = Scenario(roomy, Pools(prefill=3, decode=1), long)
+    changes = RoleChanges(period_s=1.0, change_s=1.0, high_kv=0.9, low_queue_s=math.inf, max_running=64)
+    run, outcome = finished(replace(scenario, role_changes=changes))
+    assert outcome.num_changes >= 1
+    assert sum(each.role == "decode" for each in run.workers.values()) > 1
+    assert outcome.summary(Slo())["ttft_ms_p95"] < simulate(scenario).summary(Slo())["ttft_ms_p95"]
 
 
 def test_figures_are_of_the_chosen_time() -> None:
