@@ -5,8 +5,8 @@ others arrive, some for adapters that no worker has. Then comes the signal, and 
 short request a second. A stopped process is never continued: an agent has to notice that of its engine, and
 `prelude up` that of a router or an agent.
 
-Complete answers are compared with those of a quiet cluster. Where another worker could serve, a request that had got no
-byte of its answer yet must be answered all the same.
+Complete answers are compared with those of a quiet cluster. Where another worker could serve, a request must not fail
+before the first byte of its answer.
 """
 
 from __future__ import annotations
@@ -73,9 +73,11 @@ class Seen:
             self.longest_s = max(self.longest_s, answer.ended_at - max(answer.began_at, signalled_at))
 
     def failed_unsent(self, signalled_at: float) -> int:
-        """Requests that had no byte of their answer at the signal, were in flight, and have none now."""
+        """Requests that failed after the signal, without a byte of an answer."""
         return sum(
-            answer.outcome != "answered" and answer.began_at < signalled_at < answer.first_byte_at
+            answer.outcome not in ("answered", "wrong answer")
+            and answer.first_byte_at == float("inf")
+            and answer.ended_at > signalled_at
             for answer in self.answers
         )
 
@@ -254,7 +256,7 @@ class _Chaos:
             "is_ready": is_ready,
             "wrong_answers": flying.outcomes["wrong answer"] + probing.outcomes["wrong answer"],
             "hung": flying.outcomes["hung"] + probing.outcomes["hung"],
-            "unsent_failed": flying.failed_unsent(signalled_at),
+            "unsent_failed": flying.failed_unsent(signalled_at) + probing.failed_unsent(signalled_at),
             "left_behind": await self._system.left_behind(),
             "descriptors": {of: use.descriptors for of, use in self._system.uses().items()},
         }

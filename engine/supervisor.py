@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from pathlib import Path
 
 from engine.arguments import EngineSpec, command, environment
 from engine.client import EngineClient
@@ -26,12 +27,14 @@ from engine.hooks.ledger import hooks_for
 from engine.hooks.report import ProcessReport, read_reports
 from engine.output import EngineOutput
 from process.lifetime import is_alive, kill_group
+from process.mapped_files import mapped_files
 
 log = logging.getLogger(__name__)
 
 _POLL_S = 0.2
 _STOP_GRACE_S = 5.0
 _BACKOFF_S = (0.2, 1.0, 2.0, 5.0, 10.0, 30.0)
+_LOAD_REPORTS = "/dev/shm/sglang_loads_*"  # one for each start; SGLang removes none
 _STABLE_S = 60.0  # an engine that ran this long resets the back-off
 
 
@@ -86,6 +89,7 @@ class EngineSupervisor:
         self._num_answers = num_answers
         self.progress = 0  # changes while the engine works on requests
         self._process: asyncio.subprocess.Process | None = None
+        self._load_reports: set[Path] = set()
         self._last_lines: deque[str] = deque(maxlen=30)
         self._output = EngineOutput()
         self._num_restarts = 0
@@ -118,6 +122,7 @@ class EngineSupervisor:
         self._output.has_clients = True
         self._set(EngineStatus.UP, incarnation=uuid.uuid4().hex[:12], reports=reports)
         pids = [report.pid for report in reports]
+        self._load_reports = {path for pid in pids for path in mapped_files(pid, _LOAD_REPORTS)}
         hangs = asyncio.create_task(self._look_for_hangs(), name="hang-watch")
         try:
             while all(is_alive(pid) for pid in pids):  # grandchildren: only /proc shows their end
@@ -230,13 +235,16 @@ class EngineSupervisor:
         return reports
 
     async def _kill(self) -> None:
-        """End every process of the engine's group and wait for the server."""
+        """End every process of the engine's group, wait for the server, and remove the shared memory that it leaves."""
         if self._process is None:
             return
         kill_group(self._process.pid, signal.SIGKILL)
         await self._process.wait()
         await self._reader
         self._process = None
+        for path in self._load_reports:
+            path.unlink(missing_ok=True)
+        self._load_reports = set()
 
     async def _stop(self) -> None:
         if self._process is not None:

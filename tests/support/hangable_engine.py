@@ -1,13 +1,14 @@
 """Stands in for a prefill engine's processes: `python hangable_engine.py PORT FOLDER HOOK…`, or a part of it.
 
 Its server, its scheduler with a KV thread, and its detokenizer are processes with the vital signs of real ones. A file
-`kv-ends` in the folder ends the KV thread.
+`kv-ends` in the folder ends the KV thread. The scheduler maps a load report in shared memory and leaves it there.
 """
 
 from __future__ import annotations
 
 import http.server
 import json
+import mmap
 import os
 import subprocess
 import sys
@@ -18,6 +19,11 @@ from pathlib import Path
 from engine.vital_signs import Vitals, read_vitals
 
 TICK_S = 0.05
+
+
+def load_report(pid: int) -> Path:
+    """Of a scheduler, named as SGLang's."""
+    return Path(f"/dev/shm/sglang_loads_stand-in_{pid}.shm")
 
 
 def server(port: int, folder: Path, hooks: list[str]) -> None:
@@ -44,9 +50,12 @@ def server(port: int, folder: Path, hooks: list[str]) -> None:
 
 def scheduler(folder: Path, hooks: list[str]) -> None:
     own, parts = Vitals(folder, "scheduler-0"), [Vitals(folder, "detokenizer"), Vitals(folder, "kv-0")]
+    with load_report(os.getpid()).open("w+b") as file:
+        file.truncate(mmap.PAGESIZE)
+        mapped = mmap.mmap(file.fileno(), mmap.PAGESIZE)
     own.is_in_process(report(folder, "scheduler-0", hooks))
     threading.Thread(target=answer, args=(folder, "kv-0"), daemon=True).start()
-    while True:
+    while not mapped.closed:
         own.live()
         for part in parts:
             part.ask()
