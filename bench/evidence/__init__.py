@@ -10,14 +10,21 @@ import re
 import sys
 from collections.abc import Callable
 
-from bench.evidence import adapter_tax, cold_adapters, failures, request_path, training
+from bench.evidence import adapter_tax, cold_adapters, failures, request_path, simulated, training
 from bench.evidence.cells import RESULTS, ROOT, wrapped
 from bench.matrix.report import published
 from bench.measuring.result_file import ResultFile
 
 __all__ = ["PAGES", "RESULTS", "ROOT", "TABLES", "main", "rendered", "tables_in"]
 
-PAGES = ("README.md", "docs/evidence.md", "docs/placement.md", "docs/training.md", "bench/results/README.md")
+PAGES = (
+    "README.md",
+    "docs/evidence.md",
+    "docs/placement.md",
+    "docs/simulator.md",
+    "docs/training.md",
+    "bench/results/README.md",
+)
 
 _BLOCK = re.compile(r"<!-- table ([a-z0-9-]+) -->\n.*?<!-- end -->", re.DOTALL)
 
@@ -64,6 +71,15 @@ TABLES: dict[str, Callable[[], str]] = {
     "catalog": cold_adapters.catalog,
     "placement": request_path.placement_scenarios,
     "placement-cost": request_path.placement_cost,
+    "simulated": simulated.source,
+    "simulated-gpus": simulated.gpus,
+    "simulated-slots": simulated.slots,
+    "simulated-rack": simulated.rack,
+    "simulated-ratios": simulated.ratios,
+    "simulated-decode-reads": simulated.decode_reads,
+    "simulated-roles": simulated.roles,
+    "simulated-scale": simulated.scale,
+    "simulated-measured": simulated.measured,
     "affinity": request_path.affinity,
     "matrix": lambda: published(RESULTS / "matrix-cpu.json"),
     "matrix-sweep": lambda: published(RESULTS / "matrix-sweep-cpu.json"),

@@ -37,6 +37,7 @@ def curves(
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("busy", [0.5, 0.8])
 def test_prompts_wait_as_in_m_d_1(busy: float) -> None:
     """One prompt a batch: Pollaczek and Khinchine, W = ρ s / 2 (1 - ρ)."""
@@ -50,6 +51,7 @@ def test_prompts_wait_as_in_m_d_1(busy: float) -> None:
     assert outcome.busy["unified_reading"] == pytest.approx(busy, rel=0.04)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cv", [0.0, 1.5])
 def test_sequences_share_an_engine_as_in_m_g_1_ps(cv: float) -> None:
     """Steps that take as long as the batch is large: processor sharing, T = s / (1 - ρ) whatever the lengths."""
@@ -61,6 +63,7 @@ def test_sequences_share_an_engine_as_in_m_g_1_ps(cv: float) -> None:
     assert lasted.mean() == pytest.approx(tokens * 0.001 / (1 - busy), rel=0.1)
 
 
+@pytest.mark.slow
 def test_a_limit_of_running_sequences_makes_m_m_c() -> None:
     """c sequences at a time whose steps do not slow each other: Erlang's C."""
     servers, service_s, busy = 4, 1.0, 0.75
