@@ -20,7 +20,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "tutorial-train-and-serve.md"
 COMMAND_WITHIN_S = 3000.0
 READY_WITHIN_S = 600.0
 STOPPED_WITHIN_S = 60.0
-NEARLY_ALL = 0.9
+NEARLY_ALL, NEARLY_NONE = 0.9, 0.1
 
 
 def commands_of_page() -> list[str]:
@@ -84,10 +84,11 @@ def test_ten_commands_from_rows_to_a_rollback(tmp_path: Path):
     make, base, train, evaluate, up, take_in, ask, replace, rollback, history = commands_of_page()
     desk = Desk(tmp_path)
     desk.run(make)
-    assert exact_matches(desk.run(base)) == [0.0]
+    [alone] = exact_matches(desk.run(base))
+    assert alone <= NEARLY_NONE
     desk.run(train)
     without, trained = exact_matches(desk.run(evaluate))
-    assert without == 0.0
+    assert without == alone
     assert trained >= NEARLY_ALL
     cluster = desk.start(up)
     try:
