@@ -115,8 +115,13 @@ def _parser() -> argparse.ArgumentParser:
     dashboards.add_command(commands)
     train.add_commands(commands)
 
-    demo = add("demo", _demo, "Create a small random model, adapters and a cluster.yaml to try Prelude with.")
-    demo.add_argument("folder", type=Path)
+    demo = add("demo", _demo, "Train a small model and adapters, and write a cluster.yaml, to try Prelude with.")
+    demo.add_argument("folder", type=Path, help="left as it is, if it has a cluster.yaml")
+    demo.add_argument(
+        "--random",
+        action="store_true",
+        help="random weights, in seconds instead of minutes; answers mean nothing. So far always on GPUs",
+    )
     demo.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="what its engines run on; default: cpu")
     return parser
 
@@ -262,9 +267,25 @@ def _agent_class(role: str) -> type[WorkerAgent]:
 
 
 def _demo(arguments: argparse.Namespace) -> None:
-    from cluster.local.demo import make_demo
+    config = arguments.folder / "cluster.yaml"
+    if config.exists():  # nothing is imported for it
+        print(config)
+        return
+    if arguments.random or arguments.device == "cuda":
+        from cluster.local.demo import make_demo
 
-    print(make_demo(arguments.folder, arguments.device))
+        print(make_demo(arguments.folder, arguments.device))
+        return
+    from cli.train.outcome import failures_end
+
+    with failures_end():
+        from cluster.local.trained_demo.make import make_trained_demo
+
+        print(make_trained_demo(arguments.folder, report=_print_progress))
+
+
+def _print_progress(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

@@ -1,15 +1,18 @@
-"""Creates a small model with random weights and a few random adapters, to try a cluster with.
+"""Creates a small model with random weights and a few random adapters, in seconds, to try a cluster with.
 
 Nothing is downloaded. The model is untrained, so its answers are meaningless. But each adapter gives its own answer,
-always the same, and the base model's answer does not change.
+always the same, and the base model's answer does not change. `trained_demo/` makes one whose answers mean something.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -52,24 +55,31 @@ def make_demo(folder: Path, device: str = "cpu") -> Path:
     config = folder / "cluster.yaml"
     if config.exists():
         return config
-    num_gpus = _count_gpus() if device == "cuda" else 0
-    partial = folder.with_name(folder.name + ".partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
-    make_model(partial / "model", hidden=_GPU_HIDDEN if num_gpus else _CPU_HIDDEN)
-    from adapters.model.base_model import BaseModel
-    from samples.random_adapters import write_random_lora
+    num_gpus = count_gpus(device)
+    with made_whole(folder) as partial:
+        make_model(partial / "model", hidden=_GPU_HIDDEN if num_gpus else _CPU_HIDDEN)
+        from adapters.model.base_model import BaseModel
+        from samples.random_adapters import write_random_lora
 
-    base = BaseModel.read(partial / "model")
-    for number in range(NUM_ADAPTERS):
-        write_random_lora(partial / "adapters" / f"a{number}", base, seed=number)
-    (partial / "cluster.yaml").write_text(yaml.safe_dump(demo_config(num_gpus), sort_keys=False))
-    shutil.rmtree(folder, ignore_errors=True)
-    partial.rename(folder)
+        base = BaseModel.read(partial / "model")
+        for number in range(NUM_ADAPTERS):
+            write_random_lora(partial / "adapters" / f"a{number}", base, seed=number)
+        (partial / "cluster.yaml").write_text(yaml.safe_dump(demo_config(num_gpus), sort_keys=False))
     return config
 
 
-def demo_config(num_gpus: int = 0) -> dict:
+@contextlib.contextmanager
+def made_whole(folder: Path) -> Iterator[Path]:
+    """A folder to fill, which replaces `folder` when the block ends without an error."""
+    partial = folder.with_name(folder.name + ".partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    yield partial
+    shutil.rmtree(folder, ignore_errors=True)
+    partial.rename(folder)
+
+
+def demo_config(num_gpus: int = 0, adapters: Iterable[str] = tuple(f"a{n}" for n in range(NUM_ADAPTERS))) -> dict:
     """A cluster.yaml with a prefill and a decode worker: on the CPU, both on one GPU, or each on a GPU of its own."""
     engine: dict = {"device": "cpu", "max_total_tokens": 32768, "max_running_requests": 32}
     worker = {}
@@ -86,11 +96,14 @@ def demo_config(num_gpus: int = 0) -> dict:
         "engine": {**engine, "chunked_prefill_tokens": 256},
         "router": {"management": True, "console": True},  # the router listens on localhost only
         "workers": {"prefill-0": {"role": "prefill", **worker}, "decode-0": {"role": "decode", **worker}},
-        "adapters": {f"a{number}": {"path": f"adapters/a{number}"} for number in range(NUM_ADAPTERS)},
+        "adapters": {name: {"path": f"adapters/{name}"} for name in adapters},
     }
 
 
-def _count_gpus() -> int:
+def count_gpus(device: str) -> int:
+    """GPUs of this host, if the device is "cuda". Raises StartError if it has none."""
+    if device != "cuda":
+        return 0
     gpus = list_gpus(os.environ)
     if not gpus.gpus:
         raise StartError(
@@ -102,25 +115,11 @@ def _count_gpus() -> int:
 def make_model(folder: Path, *, hidden: int = _CPU_HIDDEN, num_layers: int = 4, seed: int = 0) -> None:
     """Write a Llama with random weights, and its tokenizer, as a Hugging Face directory."""
     import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
+    from transformers import LlamaForCausalLM
 
     tokenizer = make_tokenizer()
     torch.manual_seed(seed)
-    config = LlamaConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=hidden,
-        intermediate_size=2 * hidden,
-        num_hidden_layers=num_layers,
-        num_attention_heads=8,
-        num_key_value_heads=4,
-        max_position_embeddings=4096,
-        bos_token_id=None,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-        tie_word_embeddings=False,
-        dtype="float32",
-    )
-    model = LlamaForCausalLM(config)
+    model = LlamaForCausalLM(llama_config(tokenizer, hidden, num_layers))
     with torch.no_grad():
         for weight in model.parameters():
             if weight.dim() > 1:
@@ -129,13 +128,39 @@ def make_model(folder: Path, *, hidden: int = _CPU_HIDDEN, num_layers: int = 4, 
         words = [len(tokenizer.decode([token]).strip()) > 2 for token in range(len(tokenizer))]
         words[: len(_SPECIAL)] = [False] * len(_SPECIAL)
         model.lm_head.weight[~torch.tensor(words)] *= 0.25
+    save_model(model, tokenizer, folder)
+
+
+def llama_config(tokenizer: Any, hidden: int, num_layers: int, num_heads: int = 8, num_kv_heads: int = 4) -> Any:
+    """A Llama's configuration, for transformers."""
+    from transformers import LlamaConfig
+
+    return LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=hidden,
+        intermediate_size=2 * hidden,
+        num_hidden_layers=num_layers,
+        num_attention_heads=num_heads,
+        num_key_value_heads=num_kv_heads,
+        max_position_embeddings=4096,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        tie_word_embeddings=False,
+        dtype="float32",
+    )
+
+
+def save_model(model: Any, tokenizer: Any, folder: Path) -> None:
+    """Write a Hugging Face directory."""
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     # transformers would write sampling defaults, which make answers random.
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": tokenizer.eos_token_id}))
 
 
-def make_tokenizer():
+def make_tokenizer(texts: Iterable[str] = (_TEXT,), vocabulary: int = _VOCABULARY) -> Any:
+    """A tokenizer whose words are those of the texts; it reads any other text byte by byte."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
@@ -143,13 +168,13 @@ def make_tokenizer():
     bytes_to_words.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     bytes_to_words.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=_VOCABULARY,
+        vocab_size=vocabulary,
         min_frequency=1,
         special_tokens=list(_SPECIAL),
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
-    bytes_to_words.train_from_iterator([_TEXT], trainer)
+    bytes_to_words.train_from_iterator(texts, trainer)
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=bytes_to_words, eos_token="<|end|>", pad_token="<|end|>")
     tokenizer.chat_template = _TEMPLATE
     return tokenizer

@@ -228,11 +228,11 @@ def _welcome(cluster: LocalCluster) -> str:
 Prelude is ready: {cluster.url}
 
   curl {cluster.url}/v1/chat/completions -H 'Content-Type: application/json'{authorization} \\
-    -d '{{"model": "{model}"{extra_json}, "max_tokens": 16, "messages": [{{"role": "user", "content": "Hello"}}]}}'
+    -d '{{"model": "{model}"{extra_json}, "max_tokens": 64, "messages": [{{"role": "user", "content": "Hello"}}]}}'
 
   from openai import OpenAI
   client = OpenAI(base_url="{cluster.url}/v1", api_key="{key}")
-  answer = client.chat.completions.create(model="{model}", max_tokens=16,
+  answer = client.chat.completions.create(model="{model}", max_tokens=64,
       messages=[{{"role": "user", "content": "Hello"}}]{extra_python})
   print(answer.choices[0].message.content)
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from training.adapted_model import attach, sliding_window
+from training.adapted_model import AdaptedModel, attach, sliding_window
 from training.checkpoints.run_folder import DATE, RunFolder, begun_at
 from training.data.examples import Example, Examples, load_preferences, load_sft
 from training.data.tokens import Encoder
@@ -69,6 +69,7 @@ class Prepared:
     """A run whose data is read and whose model is loaded."""
 
     training: Training
+    model: AdaptedModel  # with the adapter in slot 0
     folder: RunFolder
     base: LoadedBase
     num_examples: int
@@ -127,6 +128,7 @@ def prepared(
         opened.extend(logs(training.num_steps))
         yield Prepared(
             training,
+            model,
             folder,
             base,
             len(examples),

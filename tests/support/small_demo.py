@@ -1,0 +1,20 @@
+"""The trained demo in small: seconds instead of minutes."""
+
+from __future__ import annotations
+
+from cluster.local.trained_demo.adapters import DemoAdapter
+from cluster.local.trained_demo.make import Recipe
+from cluster.local.trained_demo.pretraining import Pretraining
+from samples.styles import SENTENCES, Questions
+
+SMALL_DEMO = Recipe(
+    pretraining=Pretraining(
+        hidden=64, num_heads=4, num_kv_heads=2, num_steps=250, batch_size=8, learning_rate=6e-3, num_warmup=20
+    ),
+    adapters=(
+        DemoAdapter("shout", "shout", "lora", 5e-3, rank=4, num_steps=30, batch_size=8),
+        DemoAdapter("list-direft", "list", "direft", 5e-2, rank=4, num_steps=30, batch_size=8),
+    ),
+    questions=Questions(SENTENCES[:6], max_topics=3),
+    styles=("shout", "list"),
+)
