@@ -9,7 +9,7 @@ from samples.styles import SENTENCES, Questions
 
 SMALL_DEMO = Recipe(
     pretraining=Pretraining(
-        hidden=64, num_heads=4, num_kv_heads=2, num_steps=250, batch_size=8, learning_rate=6e-3, num_warmup=20
+        hidden=64, num_heads=4, num_kv_heads=2, num_steps=600, batch_size=16, learning_rate=6e-3, num_warmup=20
     ),
     adapters=(
         DemoAdapter("shout", "shout", "lora", 5e-3, rank=4, num_steps=30, batch_size=8),

@@ -85,7 +85,7 @@ class TestASmallDemo:
         assert set(made.adapters) == {"shout", "list-direft"}
         assert min(made.adapters.values()) >= 0.9
         assert "adapter list-direft (direft): " in told[-1]
-        assert any(line.startswith("base model: step 250 of 250, loss 0.") for line in told)
+        assert any(line.startswith("base model: step 600 of 600, loss 0.") for line in told)
 
     def test_it_lasts_though_answers_are_generated_without_the_adapter(self, small: tuple[Path, Made, list[str]]):
         folder, _, _ = small
