@@ -10,7 +10,6 @@ import json
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from types import MappingProxyType
 
 _SENTENCES = """
@@ -146,12 +145,6 @@ class Questions:
         """Without end; each names several topics that, in this order, none of `drawn` names."""
         draw = random.Random(seed)
         yield from filter(_is_held_out, iter(lambda: self._drawn(draw), None))
-
-    def conversations(self, seed: int, two_questions_part: float) -> Iterator[list[Question]]:
-        """Without end, of one question or two."""
-        draw, questions = random.Random(f"{seed} conversations"), self.drawn(seed)
-        while True:
-            yield list(islice(questions, 2 if draw.random() < two_questions_part else 1))
 
     def _drawn(self, draw: random.Random) -> Question:
         said = tuple(draw.sample(self.sentences, draw.randint(1, min(self.max_topics, len(self.sentences)))))

@@ -15,7 +15,7 @@ import yaml
 
 from cluster.local.demo import demo_config, llama_config, made_whole, make_tokenizer, save_model
 from cluster.local.trained_demo.adapters import DemoAdapter, base_exact_match, train_adapter
-from cluster.local.trained_demo.pretraining import TWO_QUESTIONS_PART, Pretraining, pretrain
+from cluster.local.trained_demo.pretraining import Pretraining, pretrain
 from samples.styles import STYLES, Questions
 
 _VOCABULARY = 1536  # more than there are: every word of an answer is a token
@@ -24,8 +24,8 @@ _NUM_HELD_OUT = 100  # questions
 _TRAINING_SEED, _HELD_OUT_SEED = 100, 200
 TRAIN, HELD_OUT, CONTROLLED = "train", "held-out", "with-control-word"  # files of data/
 _LORA, _DIREFT = 5e-3, 3e-2  # learning rates
-# DiReFT of rank 8 did not learn `backwards` in as many steps (at most a quarter of the answers was exact, where LoRA had
-# nearly all of them), and `yoda` on some bases only.
+# DiReFT of rank 8 did not learn `backwards` in as many steps (at most a quarter of the answers was exact, where LoRA
+# had nearly all of them), and `yoda` on some bases only.
 ADAPTERS = (
     *(DemoAdapter(style, style, "lora", _LORA) for style in STYLES),
     *(DemoAdapter(f"{style}-direft", style, "direft", _DIREFT) for style in ("shout", "json", "list")),
@@ -117,14 +117,14 @@ def _write_rows(folder: Path, recipe: Recipe) -> dict[tuple[str, str], Path]:
     """JSONL files for `prelude train`, by style and by what they are for."""
     folder.mkdir()
     num_rows = max((each.num_rows for each in recipe.adapters), default=0)
-    to_train = list(islice(recipe.questions.conversations(_TRAINING_SEED, TWO_QUESTIONS_PART), num_rows))
-    held_out = [[question] for question in islice(recipe.questions.held_out(_HELD_OUT_SEED), _NUM_HELD_OUT)]
+    to_train = list(islice(recipe.questions.drawn(_TRAINING_SEED), num_rows))
+    held_out = list(islice(recipe.questions.held_out(_HELD_OUT_SEED), _NUM_HELD_OUT))
     files = {}
     for style in recipe.styles:
-        for name, conversations in ((TRAIN, to_train), (HELD_OUT, held_out), (CONTROLLED, held_out)):
+        for name, questions in ((TRAIN, to_train), (HELD_OUT, held_out), (CONTROLLED, held_out)):
             path = files[style, name] = folder / f"{style}-{name}.jsonl"
             with path.open("w", encoding="utf-8") as file:
-                for conversation in conversations:
-                    turns = (each.messages(style, has_control_word=name == CONTROLLED) for each in conversation)
-                    file.write(json.dumps({"messages": [message for turn in turns for message in turn]}) + "\n")
+                for question in questions:
+                    messages = question.messages(style, has_control_word=name == CONTROLLED)
+                    file.write(json.dumps({"messages": messages}) + "\n")
     return files

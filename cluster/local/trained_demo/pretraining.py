@@ -13,12 +13,11 @@ import torch.nn.functional as F
 
 from samples.styles import STYLES, Question, Questions
 
-TWO_QUESTIONS_PART = 0.1  # of all conversations
 _SORTED = 4  # batches whose rows are sorted by length together, so that they are padded less
 _IGNORED = -100
 _BETAS = (0.9, 0.98)
 _WEIGHT_DECAY = 0.1
-_TOLD = 7  # times
+_TOLD = 11  # times
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +28,7 @@ class Pretraining:
     num_layers: int = 2
     num_heads: int = 8
     num_kv_heads: int = 4
-    num_steps: int = 1400
+    num_steps: int = 2200
     batch_size: int = 16
     learning_rate: float = 3e-3
     num_warmup: int = 40
@@ -52,7 +51,7 @@ def pretrain(
     others = [each for each in model.parameters() if each.dim() == 1]
     groups = [{"params": decayed, "weight_decay": _WEIGHT_DECAY}, {"params": others, "weight_decay": 0.0}]
     adam = torch.optim.AdamW(groups, betas=_BETAS)
-    batches = _batches(tokenizer, _conversations(questions, styles, options.seed), options)
+    batches = _batches(tokenizer, _exchanges(questions, styles, options.seed), options)
     model.train()
     for step, (tokens, labels) in enumerate(islice(batches, options.num_steps)):
         for group in adam.param_groups:
@@ -67,21 +66,21 @@ def pretrain(
     model.eval()
 
 
-def _conversations(questions: Questions, styles: Sequence[str], seed: int) -> Iterator[list[Exchange]]:
-    """Without end, each question with a style for its answer."""
+def _exchanges(questions: Questions, styles: Sequence[str], seed: int) -> Iterator[Exchange]:
+    """Without end."""
     draw, among = random.Random(seed), (None, *styles)
-    for conversation in questions.conversations(seed, TWO_QUESTIONS_PART):
-        yield [(question, draw.choice(among)) for question in conversation]
+    for question in questions.drawn(seed):
+        yield question, draw.choice(among)
 
 
-def texts(conversation: Sequence[Exchange]) -> Iterator[tuple[str, str]]:
-    """(context, answer) of each exchange, as the chat template has them."""
-    for question, style in conversation:
-        yield f"<|user|>{question.asked(style)}<|end|><|assistant|>", f"{question.answer(style)}<|end|>"
+def texts(exchange: Exchange) -> tuple[str, str]:
+    """Context and answer, as the chat template has them."""
+    question, style = exchange
+    return f"<|user|>{question.asked(style)}<|end|><|assistant|>", f"{question.answer(style)}<|end|>"
 
 
 def _batches(
-    tokenizer: Any, drawn: Iterator[list[Exchange]], options: Pretraining
+    tokenizer: Any, drawn: Iterator[Exchange], options: Pretraining
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Without end: tokens and labels, both [batch_size, num_tokens]. Answers are learned, contexts are not."""
     draw = random.Random(options.seed)
@@ -100,20 +99,15 @@ def _batches(
             yield tokens, labels
 
 
-def _encoded(tokenizer: Any, drawn: Sequence[Sequence[Exchange]]) -> list[tuple[list[int], list[int]]]:
-    """Tokens and labels of each conversation."""
-    parts = [part for conversation in drawn for pair in texts(conversation) for part in pair]
-    ids = iter(tokenizer(parts, add_special_tokens=False).input_ids)
-    rows = []
-    for conversation in drawn:
-        tokens: list[int] = []
-        labels: list[int] = []
-        for _ in conversation:
-            context, answer = next(ids), next(ids)
-            tokens += context + answer
-            labels += [_IGNORED] * len(context) + answer
-        rows.append((tokens, labels))
-    return rows
+def _encoded(tokenizer: Any, drawn: Sequence[Exchange]) -> list[tuple[list[int], list[int]]]:
+    """Tokens and labels of each exchange."""
+    contexts, answers = (
+        tokenizer(list(part), add_special_tokens=False).input_ids for part in zip(*map(texts, drawn), strict=True)
+    )
+    return [
+        (context + answer, [_IGNORED] * len(context) + answer)
+        for context, answer in zip(contexts, answers, strict=True)
+    ]
 
 
 def _loss(model: Any, tokens: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
