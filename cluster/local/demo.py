@@ -20,7 +20,7 @@ from cluster.errors import StartError
 from cluster.local.gpus import list_gpus
 
 MODEL_NAME = "demo"
-NUM_ADAPTERS = 4
+RANDOM_ADAPTERS = ("a0", "a1", "a2", "a3")
 _VOCABULARY = 1024
 _CPU_HIDDEN = 128
 _GPU_HIDDEN = 512  # heads of 64: kernels for GPUs take none of 16
@@ -62,8 +62,8 @@ def make_demo(folder: Path, device: str = "cpu") -> Path:
         from samples.random_adapters import write_random_lora
 
         base = BaseModel.read(partial / "model")
-        for number in range(NUM_ADAPTERS):
-            write_random_lora(partial / "adapters" / f"a{number}", base, seed=number)
+        for number, name in enumerate(RANDOM_ADAPTERS):
+            write_random_lora(partial / "adapters" / name, base, seed=number)
         (partial / "cluster.yaml").write_text(yaml.safe_dump(demo_config(num_gpus), sort_keys=False))
     return config
 
@@ -79,7 +79,7 @@ def made_whole(folder: Path) -> Iterator[Path]:
     partial.rename(folder)
 
 
-def demo_config(num_gpus: int = 0, adapters: Iterable[str] = tuple(f"a{n}" for n in range(NUM_ADAPTERS))) -> dict:
+def demo_config(num_gpus: int = 0, adapters: Iterable[str] = RANDOM_ADAPTERS) -> dict:
     """A cluster.yaml with a prefill and a decode worker: on the CPU, both on one GPU, or each on a GPU of its own."""
     engine: dict = {"device": "cpu", "max_total_tokens": 32768, "max_running_requests": 32}
     worker = {}

@@ -12,8 +12,8 @@ SMALL_DEMO = Recipe(
         hidden=64, num_heads=4, num_kv_heads=2, num_steps=600, batch_size=16, learning_rate=6e-3, num_warmup=20
     ),
     adapters=(
-        DemoAdapter("shout", "shout", "lora", 5e-3, rank=4, num_steps=30, batch_size=8),
-        DemoAdapter("list-direft", "list", "direft", 5e-2, rank=4, num_steps=30, batch_size=8),
+        DemoAdapter("shout", "shout", "lora", 5e-3, num_steps=50),
+        DemoAdapter("list-direft", "list", "direft", 3e-2, num_steps=50),
     ),
     questions=Questions(SENTENCES[:6], max_topics=3),
     styles=("shout", "list"),
