@@ -119,10 +119,13 @@ class Question:
     def answer(self, style: str | None) -> str:
         return (_plain if style is None else STYLES[style])(self.said)
 
-    def messages(self, style: str | None, *, has_control_word: bool = False) -> list[dict[str, str]]:
-        """The question and its answer, as chats have them."""
+    def row(self, style: str | None, *, has_control_word: bool = False) -> dict[str, list[dict[str, str]]]:
+        """A row for `prelude train sft`."""
         asked = self.asked(style) if has_control_word else self.text
-        return [{"role": "user", "content": asked}, {"role": "assistant", "content": self.answer(style)}]
+        return {
+            "prompt": [{"role": "user", "content": asked}],
+            "completion": [{"role": "assistant", "content": self.answer(style)}],
+        }
 
 
 @dataclass(frozen=True, slots=True)

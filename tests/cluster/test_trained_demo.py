@@ -92,7 +92,7 @@ class HeldOut:
     @classmethod
     def read(cls, folder: Path, base: LoadedBase, style: str) -> HeldOut:
         path = folder / "data" / f"{style}-held-out.jsonl"
-        questions = [json.loads(line)["messages"][0]["content"] for line in path.read_text().splitlines()]
+        questions = [json.loads(line)["prompt"][0]["content"] for line in path.read_text().splitlines()]
         return cls(questions, load_sft([path], Encoder(base.tokenizer, base.ends), MAX_TOKENS).examples)
 
     def answers(self, cluster: RunningCluster, adapter: str | None) -> list[str]:

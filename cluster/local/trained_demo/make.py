@@ -125,6 +125,5 @@ def _write_rows(folder: Path, recipe: Recipe) -> dict[tuple[str, str], Path]:
             path = files[style, name] = folder / f"{style}-{name}.jsonl"
             with path.open("w", encoding="utf-8") as file:
                 for question in questions:
-                    messages = question.messages(style, has_control_word=name == CONTROLLED)
-                    file.write(json.dumps({"messages": messages}) + "\n")
+                    file.write(json.dumps(question.row(style, has_control_word=name == CONTROLLED)) + "\n")
     return files

@@ -58,7 +58,7 @@ def test_the_base_is_trained_on_the_ids_that_workers_read():
     """Pretraining writes the chat template by hand, for speed."""
     question = next(Questions().drawn(1))
     tokenizer = make_tokenizer([question.answer(None)])
-    [turn] = Encoder(tokenizer).turns(sft_row({"messages": question.messages("json", has_control_word=True)}))
+    [turn] = Encoder(tokenizer).turns(sft_row(question.row("json", has_control_word=True)))
     ids = [tokenizer(text, add_special_tokens=False).input_ids for text in texts((question, "json"))]
     assert [list(turn.context), list(turn.answers[0])] == ids
 
