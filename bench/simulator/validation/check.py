@@ -12,7 +12,6 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import msgspec
 
 from adapters.errors import AdapterError
@@ -41,6 +40,7 @@ from cluster.local.supervisor import local_cluster
 from cluster.open_library import open_library
 from samples.random_adapters import write_random_lora
 
+_UNTIL_STREAMING_S = 0.5  # a stream has its first token by then
 _RANGE_RATIO = 0.3  # of the lengths
 _SOURCE = "prelude bench simulate --validate"
 _ON_CPUS = Grid()
@@ -162,13 +162,21 @@ async def _measure(
             )
             return (await generate(load)).records
 
+        async def beside(stream: Wave, wave: Wave) -> tuple[Sequence[Record], Sequence[Record]]:
+            """Times of the two have different origins; the wave's are moved to the stream's."""
+            began_s = time.monotonic()
+            first = asyncio.create_task(send(stream))
+            await asyncio.sleep(_UNTIL_STREAMING_S)
+            late_s = time.monotonic() - began_s
+            records = [msgspec.structs.replace(each, end_s=each.end_s + late_s) for each in await send(wave)]
+            return await first, records
+
         say("measuring its curves")
         engine = config.engine
         tokens = engine.max_total_tokens or 200_000
         limits = Limits(engine.chunked_prefill_tokens, engine.max_running_requests, tokens, options.slots)
-        answer_ms = await _round_trip_ms(cluster.url)
         text = f"{options.model} on {provenance.hardware(options.device)['cpu' if options.device == 'cpu' else 'gpu']}"
-        curves = await measure_curves(send, options.grid, limits, answer_ms, f"measured-{options.model}", text)
+        curves = await measure_curves(send, beside, options.grid, limits, f"measured-{options.model}", text)
         say(f"  {msgspec.json.encode(curves.prefill).decode()} {msgspec.json.encode(curves.decode).decode()}")
         rows: list[dict[str, Any]] = []
         for share in options.loads:
@@ -248,15 +256,3 @@ def errors(records: Sequence[Record], outcome: Outcome) -> dict[str, float]:
         found[f"measured_{name}"], found[f"simulated_{name}"] = round(measured, 2), round(simulated_, 2)
         found[f"error_{name}"] = round(simulated_ / measured - 1, 3)
     return found
-
-
-async def _round_trip_ms(url: str) -> float:
-    """Of a request that no engine sees."""
-    seconds = []
-    async with aiohttp.ClientSession() as session:
-        for _ in range(20):
-            began_s = time.perf_counter()
-            async with session.get(f"{url}/v1/models") as answer:
-                await answer.read()
-            seconds.append(time.perf_counter() - began_s)
-    return 1000 * statistics.median(seconds)

@@ -1,10 +1,13 @@
 """Curves of an endpoint with one unified worker, from what its clients see. Nothing else may use the machine.
 
-Waves of equal requests: one prompt alone, many at once, few and many answers at once, cold adapters.
+Waves of equal requests: prompts alone, many at once, and beside an answer, which each of them stops for as long as the
+engine reads it; few and many answers at once; cold adapters. A first token is later than the end of its batch by what
+router, tokenizer and HTTP take: that is no engine's time.
 """
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -16,6 +19,8 @@ from bench.load.record import Record
 from bench.simulator.curves import Curves, Decode, Limits, Line, Loads, Point, Prefill
 
 _SHORT = 8  # tokens of a prompt
+_PROMPTS_PER_STREAM = 4  # times the repeats
+_MAX_STREAM = 4000  # tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,34 +48,37 @@ class Grid:
 
 
 Send = Callable[[Wave], Awaitable[Sequence[Record]]]
+Beside = Callable[
+    [Wave, Wave], Awaitable[tuple[Sequence[Record], Sequence[Record]]]
+]  # the second begins within the first
 
 
-async def measure_curves(send: Send, grid: Grid, limits: Limits, answer_ms: float, name: str, text: str) -> Curves:
+async def measure_curves(send: Send, beside: Beside, grid: Grid, limits: Limits, name: str, text: str) -> Curves:
     """`send` runs a wave. Adapters from number `num_resident` on have never been used. Raises SystemFailed."""
 
     async def asked(wave: Wave) -> Sequence[Record]:
-        records = await send(wave)
-        if failed := next((each for each in records if each.error is not None), None):
-            raise SystemFailed(f"a request failed while curves were measured: {failed.error} {failed.detail}")
-        return records
+        return _checked(await send(wave))
 
     async def alone_ms(tokens: int, adapters: tuple[int, ...] = ()) -> float:
         records = await asked(Wave(tokens, 1, 1, grid.repeats, adapters))
-        return 1000 * statistics.median(each.ttft_s for each in records) - answer_ms
+        return 1000 * statistics.median(each.ttft_s for each in records)
 
     await asked(Wave(grid.prompts[-1], 4, 2, 4))  # whatever happens once
-    batch = _rising([(float(tokens), await alone_ms(tokens)) for tokens in grid.prompts])
+    alone = [await alone_ms(tokens) for tokens in grid.prompts]
     step_points, kv_token_ns = await _steps(asked, grid, limits)
+    stalls = await _stalls_ms(asked, beside, grid, max(alone), step_points[0][1])
+    batch = _rising(list(zip(map(float, grid.prompts), stalls, strict=True)))
+    answer_ms = max(0.0, statistics.median(one - Line(batch)(x) for x, one in zip(grid.prompts, alone, strict=True)))
     middle = grid.prompts[len(grid.prompts) // 2]
     prompt_ms = await _prompt_ms(asked, grid, limits, Line(batch))
 
     resident = tuple(range(grid.num_resident))
     await asked(Wave(_SHORT, 1, 1, grid.num_resident, resident))
-    adapted_ms = await alone_ms(middle, resident[:1])
+    adapted_ms = await alone_ms(middle, resident[:1]) - answer_ms
     short_ms = await alone_ms(_SHORT, resident[:1])
     cold = tuple(range(grid.num_resident, grid.num_resident + 2 * grid.num_cold))
     one_by_one = await asked(Wave(_SHORT, 1, 1, grid.num_cold, cold[: grid.num_cold]))
-    load_ms = 1000 * statistics.median(each.ttft_s for each in one_by_one) - answer_ms - short_ms
+    load_ms = 1000 * statistics.median(each.ttft_s for each in one_by_one) - short_ms
     at_once = await asked(Wave(_SHORT, 1, grid.num_cold, grid.num_cold, cold[grid.num_cold :]))
     firsts = sorted(1000 * each.ttft_s for each in at_once)
     serial_ms = (firsts[-1] - firsts[0]) / max(1, len(firsts) - 1)
@@ -89,6 +97,29 @@ async def measure_curves(send: Send, grid: Grid, limits: Limits, answer_ms: floa
         limits=limits,
         answer_ms=_rounded(answer_ms),
     )
+
+
+async def _stalls_ms(asked: Send, beside: Beside, grid: Grid, longest_ms: float, step_ms: float) -> list[float]:
+    """How long each prompt keeps an answer waiting: what the answer takes beside prompts, less what it takes alone."""
+    number = _PROMPTS_PER_STREAM * grid.repeats
+    num_tokens = min(_MAX_STREAM, math.ceil((1500 + 2 * number * longest_ms) / step_ms))
+    stream = Wave(_SHORT, num_tokens, 1, 1)
+    (alone,) = await asked(stream)
+    found = []
+    for tokens in grid.prompts:
+        streams, prompts = await beside(stream, Wave(tokens, 1, 1, number))
+        (answer,) = _checked(streams)
+        if max(each.end_s for each in _checked(prompts)) > answer.end_s:
+            raise SystemFailed(f"{number} prompts of {tokens} tokens took longer than an answer of {num_tokens} tokens")
+        longer_s = (answer.token_s[-1] - answer.token_s[0]) - (alone.token_s[-1] - alone.token_s[0])
+        found.append(1000 * longer_s / number)
+    return found
+
+
+def _checked(records: Sequence[Record]) -> Sequence[Record]:
+    if failed := next((each for each in records if each.error is not None), None):
+        raise SystemFailed(f"a request failed while curves were measured: {failed.error} {failed.detail}")
+    return records
 
 
 async def _steps(asked: Send, grid: Grid, limits: Limits) -> tuple[tuple[Point, ...], float]:

@@ -13,7 +13,7 @@ from bench.load.record import Record
 from bench.simulator.curves import Curves, Decode, Limits, Line, Loads, Prefill
 from bench.simulator.run import Run
 from bench.simulator.scenario import Pools, Scenario
-from bench.simulator.traffic import Arrival, ClosedLoop
+from bench.simulator.traffic import Arrival, ClosedLoop, Replay
 from bench.simulator.validation.check import errors, simulated
 from bench.simulator.validation.measure import Grid, Wave, measure_curves
 
@@ -48,6 +48,17 @@ class SimulatedEndpoint:
     def __init__(self) -> None:
         self.seen: set[int] = set()
 
+    async def beside(self, stream: Wave, wave: Wave) -> tuple[Sequence[Record], Sequence[Record]]:
+        """The prompts come so far apart that each is read alone."""
+        first = Arrival(0.0, None, stream.prompt_tokens, stream.output_tokens)
+        others = [Arrival(0.5 + n / 4, None, wave.prompt_tokens, 1) for n in range(wave.num_requests)]
+        outcome = Run(Scenario(TRUE, Pools(unified=1), Replay([first, *others])), 1).run()
+        records = [
+            Record(0, 0, at_s, at_s, end_s, token_s=(at_s + ttft_s, end_s))
+            for at_s, ttft_s, end_s in zip(outcome.at_s, outcome.ttft_s, outcome.end_s, strict=True)
+        ]
+        return [each for each in records if not each.sent_s], [each for each in records if each.sent_s]
+
     async def send(self, wave: Wave) -> Sequence[Record]:
         run = Run(Scenario(TRUE, Pools(unified=1), Loop(wave)), 1)
         (worker,) = run.workers.values()
@@ -66,7 +77,8 @@ class SimulatedEndpoint:
 
 
 def test_what_is_measured_is_what_is_there() -> None:
-    found = asyncio.run(measure_curves(SimulatedEndpoint().send, Grid(), TRUE.limits, 3.0, "found", ""))
+    endpoint = SimulatedEndpoint()
+    found = asyncio.run(measure_curves(endpoint.send, endpoint.beside, Grid(), TRUE.limits, "found", ""))
     true, batch = Line(TRUE.prefill.batch_ms), Line(found.prefill.batch_ms)
     for tokens in (16, 64, 300, 512):
         assert batch(tokens) == pytest.approx(true(tokens) + TRUE.prefill.prompt_ms, rel=0.02)
@@ -78,6 +90,7 @@ def test_what_is_measured_is_what_is_there() -> None:
     assert found.loads.store_ms == pytest.approx(60, rel=0.05)
     assert found.loads.serial_ms == pytest.approx(15, rel=0.15)
     assert found.limits == TRUE.limits
+    assert found.answer_ms == pytest.approx(3.0, rel=0.1)
 
 
 def test_a_failed_request_ends_the_measurement() -> None:
@@ -85,7 +98,7 @@ def test_a_failed_request_ends_the_measurement() -> None:
         return [Record(0, 0, 0.0, 0.0, 1.0, error="timed_out", detail="late")]
 
     with pytest.raises(SystemFailed, match="timed_out late"):
-        asyncio.run(measure_curves(send, Grid(), TRUE.limits, 3.0, "found", ""))
+        asyncio.run(measure_curves(send, SimulatedEndpoint().beside, Grid(), TRUE.limits, "found", ""))
 
 
 def test_the_error_of_a_simulation_of_itself_is_nothing() -> None:
