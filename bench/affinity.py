@@ -21,12 +21,12 @@ from typing import Any
 import aiohttp
 
 from adapters.errors import AdapterError
-from adapters.model.base_model import BaseModel
 from bench.errors import BenchError, SystemFailed
 from bench.load.options import Endpoint
 from bench.load.strict import closed_load, requests_per_s
 from bench.measuring import provenance
 from bench.measuring.quantile import quantile
+from bench.systems.imported_adapters import import_random_adapters
 from bench.workloads.session import Session
 from bench.workloads.workload import Stream, Workload
 from cluster.config.router import PlacementConfig, ScorerWeights
@@ -34,8 +34,6 @@ from cluster.config.schema import ClusterConfig
 from cluster.errors import StartError
 from cluster.local.demo import make_model
 from cluster.local.supervisor import local_cluster
-from cluster.open_library import open_library
-from samples.random_adapters import write_random_lora
 
 _TIMEOUT = aiohttp.ClientTimeout(total=300)
 _VOCABULARY = 600
@@ -102,7 +100,6 @@ def run(options: Options, command: str, json_path: Path | None, progress: Callab
 def _prepare(options: Options, folder: Path) -> ClusterConfig:
     """Create the model, import the adapters, and return the cluster's configuration."""
     make_model(folder / "model", hidden=64, num_layers=4)
-    base = BaseModel.read(folder / "model")
     config = ClusterConfig.model_validate(
         {
             "model": {"path": folder / "model", "name": "bench", "dtype": "bfloat16"},
@@ -119,11 +116,7 @@ def _prepare(options: Options, folder: Path) -> ClusterConfig:
             "store": {"url": f"file://{folder}/store"},
         }
     )
-    library, num_bytes = open_library(config), 0
-    for number in range(options.num_adapters):
-        source = write_random_lora(folder / "source", base, number, rank=options.rank, dtype="bfloat16")
-        num_bytes = library.import_directory(f"adapter-{number}", source).bytes
-    library.catalog.close()
+    num_bytes = import_random_adapters(config, [f"adapter-{number}" for number in range(options.num_adapters)])
     residency = {
         "host_bytes": options.budget * num_bytes + num_bytes // 2,
         "disk_bytes": 0,  # every load comes from the store

@@ -33,6 +33,7 @@ from bench.load.options import Endpoint
 from bench.load.strict import closed_load, open_load, requests_per_s
 from bench.measuring import provenance
 from bench.measuring.quantile import quantile
+from bench.systems.imported_adapters import import_random_adapters
 from bench.systems.slow_store import BUCKET, slow_store
 from bench.workloads.session import Session
 from bench.workloads.workload import Stream, Workload
@@ -42,7 +43,6 @@ from cluster.control.control_pb2_grpc import WorkerControlStub
 from cluster.errors import ANSWER_MARGIN_S, StartError
 from cluster.local.demo import make_model
 from cluster.local.supervisor import local_cluster
-from cluster.open_library import open_library
 from samples.random_adapters import write_random_lora
 
 _WORKER = "unified-0"
@@ -142,7 +142,6 @@ async def _measure(options: Options, folder: Path, progress: Callable[[str], Non
 def _prepare(options: Options, folder: Path) -> ClusterConfig:
     """Create the model, import the adapters, and return the cluster's configuration."""
     make_model(folder / "model", hidden=options.hidden, num_layers=options.num_layers)
-    base = BaseModel.read(folder / "model")
     config = ClusterConfig.model_validate(
         {
             "model": {"path": folder / "model", "name": "bench", "dtype": "bfloat16"},
@@ -160,12 +159,7 @@ def _prepare(options: Options, folder: Path) -> ClusterConfig:
             "store": {"url": f"file://{folder}/store"},
         }
     )
-    library = open_library(config)
-    num_bytes = 0
-    for number in range(options.num_adapters):
-        source = write_random_lora(folder / "source", base, number, rank=options.rank, dtype="bfloat16")
-        num_bytes = library.import_directory(_name(number), source).bytes
-    library.catalog.close()
+    num_bytes = import_random_adapters(config, [_name(number) for number in range(options.num_adapters)])
     host_bytes = options.budget * num_bytes + num_bytes // 2
     return config.model_copy(update={"residency": config.residency.model_copy(update={"host_bytes": host_bytes})})
 

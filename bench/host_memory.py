@@ -11,14 +11,11 @@ import asyncio
 import contextlib
 import functools
 import json
-import multiprocessing
 import os
 import re
-import shutil
 import statistics
 import tempfile
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -33,14 +30,13 @@ from bench.load.strict import closed_load, requests_per_s
 from bench.load.summary import duration_s
 from bench.measuring import provenance
 from bench.measuring.quantile import quantile
+from bench.systems.imported_adapters import import_random_adapters
 from bench.systems.models import write_model
 from bench.workloads.lengths import FixedLengths
 from bench.workloads.workload import Stream, Workload
 from cluster.config.schema import ClusterConfig
 from cluster.errors import StartError
 from cluster.local.supervisor import LocalCluster, local_cluster
-from cluster.open_library import open_library
-from samples.random_adapters import write_random_lora
 
 LAYOUTS = ("unified", "pair")
 _TIMEOUT = aiohttp.ClientTimeout(total=300)
@@ -136,7 +132,9 @@ async def _measure_all(
     progress(f"Creating the model and {options.adapters} adapters.")
     has_weights = "dummy" not in options.engine_arguments
     await asyncio.to_thread(write_model, options.model, folder / "model", options.device, has_weights)
-    num_bytes = await asyncio.to_thread(_import_adapters, options, folder)
+    importing = _config(options, folder, "unified", 1 << 30)
+    names = [_name(number) for number in range(options.adapters)]
+    num_bytes = await asyncio.to_thread(import_random_adapters, importing, names, os.cpu_count() or 1)
     vocabulary = BaseModel.read(folder / "model").vocabulary
     for layout in options.layouts:
         progress(f"Starting the cluster: {layout}.")
@@ -150,9 +148,8 @@ async def _measure_all(
             for repeat in range(options.repeats):
                 counts = (options.fitting, options.adapters)
                 for count in reversed(counts) if repeat % 2 else counts:
-                    await load(
-                        count, max(count, options.concurrency), seed=-2 - repeat
-                    )  # the state that the load keeps
+                    # The state that the load keeps.
+                    await load(count, max(count, options.concurrency), seed=-2 - repeat)
                     row = await load(count, options.num_requests, seed=repeat)
                     add({"layout": layout, "adapters": count, "repeat": repeat} | row)
                     progress(
@@ -219,25 +216,6 @@ def _config(options: Options, folder: Path, layout: str, host_bytes: int) -> Clu
             "residency": {"host_bytes": host_bytes},
         }
     )
-
-
-def _import_adapters(options: Options, folder: Path) -> int:
-    """Import random adapters for all seven projections; returns the bytes of one."""
-    first = _import(options, folder, 0)  # creates the catalog
-    with ProcessPoolExecutor(min(8, os.cpu_count() or 1), multiprocessing.get_context("spawn")) as pool:
-        list(pool.map(functools.partial(_import, options, folder), range(1, options.adapters)))
-    return first
-
-
-def _import(options: Options, folder: Path, number: int) -> int:
-    base = BaseModel.read(folder / "model")
-    source = write_random_lora(folder / f"source-{number}", base, number, rank=options.rank, dtype="bfloat16")
-    library = open_library(_config(options, folder, "unified", 1 << 30))
-    try:
-        return library.import_directory(_name(number), source).bytes
-    finally:
-        library.catalog.close()
-        shutil.rmtree(source)
 
 
 def _name(number: int) -> str:

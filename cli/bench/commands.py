@@ -82,13 +82,8 @@ def add_commands(commands: Any) -> None:
     memory.add_argument("--adapters", type=positive, help="in use, in turn; default: 32")
     memory.add_argument("--room", type=positive, help="adapters that fit in host memory; default: 8")
     memory.add_argument("--fitting", type=positive, help="adapters of the load that fits; default: 6")
-    memory.add_argument("--slots", type=positive, help="of the engine that applies adapters; default: 8")
-    memory.add_argument("--repeats", type=positive, help="default: 3")
-    memory.add_argument("--prompt-tokens", type=positive, help="default: 128")
-    memory.add_argument("--generated-tokens", type=positive, help="default: 16")
-    memory.add_argument("--concurrency", type=positive, help="default: 8")
     memory.add_argument("--num-requests", type=positive, metavar="N", help="per load; default: 96")
-    memory.add_argument("--model", choices=MODELS, help="whose sizes; default: tiny")
+    _add_slots_and_load(memory)
     memory.add_argument("--quick", action="store_true", help="a smoke test: few adapters and requests")
     _add_engine_options(memory)
     _add_json(memory)
@@ -174,14 +169,9 @@ def add_commands(commands: Any) -> None:
     placement.set_defaults(run=_placement)
     text = "More adapters than slots: TTFT and requests/s of one engine that swaps adapters into prefill batches."
     slots = benchmarks.add_parser("slots", help=text, description=text)
-    slots.add_argument("--slots", type=positive, help="adapter slots; default: 8")
     slots.add_argument("--adapters", type=_numbers, help="numbers of adapters in use; default: 8,32")
-    slots.add_argument("--repeats", type=positive, help="default: 3")
     slots.add_argument("--requests", type=positive, help="requests per load; default: 96")
-    slots.add_argument("--concurrency", type=positive, help="concurrent requests; default: 8")
-    slots.add_argument("--prompt-tokens", type=positive, help="default: 128")
-    slots.add_argument("--generated-tokens", type=positive, help="default: 16")
-    slots.add_argument("--model", choices=MODELS, help="sizes of the model; default: tiny")
+    _add_slots_and_load(slots)
     slots.add_argument("--lora-rank", type=positive, help="default: 16")
     slots.add_argument("--quick", action="store_true", help="a smoke test: 2 slots, 16 requests, one repeat")
     _add_engine_options(slots)
@@ -191,6 +181,15 @@ def add_commands(commands: Any) -> None:
     bench_matrix.add_command(benchmarks)
     bench_simulate.add_command(benchmarks)
     bench_training.add_commands(benchmarks)
+
+
+def _add_slots_and_load(benchmark: argparse.ArgumentParser) -> None:
+    benchmark.add_argument("--slots", type=positive, help="adapter slots; default: 8")
+    benchmark.add_argument("--repeats", type=positive, help="default: 3")
+    benchmark.add_argument("--concurrency", type=positive, help="concurrent requests; default: 8")
+    benchmark.add_argument("--prompt-tokens", type=positive, help="default: 128")
+    benchmark.add_argument("--generated-tokens", type=positive, help="default: 16")
+    benchmark.add_argument("--model", choices=MODELS, help="sizes of the model; default: tiny")
 
 
 def _add_json(benchmark: argparse.ArgumentParser) -> None:
@@ -338,12 +337,9 @@ def _cold_load(arguments: argparse.Namespace) -> None:
 def _host_memory(arguments: argparse.Namespace) -> None:
     from bench import host_memory
 
-    names = (field.name for field in fields(host_memory.Options))
-    given = {name: value for name in names if (value := getattr(arguments, name, None)) is not None}
-    options = replace(
-        host_memory.QUICK if arguments.quick else host_memory.Options(),
-        **given | {"engine_arguments": tuple(arguments.engine_arguments)},
-    )
+    given = {field.name: getattr(arguments, field.name, None) for field in fields(host_memory.Options)}
+    given["engine_arguments"] = tuple(arguments.engine_arguments)
+    options = replace(host_memory.QUICK if arguments.quick else host_memory.Options(), **_given(given))
     host_memory.run(options, _command(), arguments.json, _say)
 
 

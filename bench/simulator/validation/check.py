@@ -15,7 +15,6 @@ from typing import Any
 import msgspec
 
 from adapters.errors import AdapterError
-from adapters.model.base_model import BaseModel
 from bench.errors import BenchError, SystemFailed
 from bench.load.generator import generate
 from bench.load.options import Endpoint, Load
@@ -30,6 +29,7 @@ from bench.simulator.run import simulate
 from bench.simulator.scenario import Pools, Scenario
 from bench.simulator.traffic import Arrival, Replay
 from bench.simulator.validation.measure import Grid, Wave, measure_curves
+from bench.systems.imported_adapters import import_random_adapters
 from bench.systems.models import MODELS, write_model
 from bench.workloads.lengths import FixedLengths
 from bench.workloads.popularity import Popularity
@@ -37,8 +37,6 @@ from bench.workloads.workload import Workload
 from cluster.config.schema import ClusterConfig
 from cluster.errors import StartError
 from cluster.local.supervisor import local_cluster
-from cluster.open_library import open_library
-from samples.random_adapters import write_random_lora
 
 _UNTIL_STREAMING_S = 0.5  # a stream has its first token by then
 _RANGE_RATIO = 0.3  # of the lengths
@@ -108,7 +106,6 @@ def run(
 def _prepare(options: Options, folder: Path) -> ClusterConfig:
     """Create the model, import the adapters of both parts, and return the cluster's configuration."""
     write_model(options.model, folder / "model", options.device)
-    base = BaseModel.read(folder / "model")
     is_cpu = options.device == "cpu"
     config = ClusterConfig.model_validate(
         {
@@ -128,11 +125,8 @@ def _prepare(options: Options, folder: Path) -> ClusterConfig:
             "store": {"url": f"file://{folder}/store"},
         }
     )
-    library = open_library(config)
-    for number in range(_num_curve_adapters(options) + options.num_adapters):
-        source = write_random_lora(folder / "source", base, number, rank=options.rank, dtype="bfloat16")
-        library.import_directory(f"a{number}", source)
-    library.catalog.close()
+    num_adapters = _num_curve_adapters(options) + options.num_adapters
+    import_random_adapters(config, [f"a{number}" for number in range(num_adapters)])
     return config
 
 
