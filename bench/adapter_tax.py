@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import os
 import signal
 import tempfile
@@ -18,14 +17,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import aiohttp
-
 from bench.errors import BenchError, WrongAnswer
 from bench.load.record import Record
 from bench.load.strict import closed, stopwatch
 from bench.load.summary import duration_s
 from bench.measuring import provenance, report
 from bench.measuring.contention import cpu_use, foreign_cores
+from bench.measuring.output import require_folders, write_json
 from bench.measuring.quantile import quantile
 from bench.options import DTYPE, Options, Shape
 from bench.systems.models import MODELS
@@ -35,8 +33,6 @@ from bench.workloads import session as sessions
 from bench.workloads.lengths import FixedLengths
 from bench.workloads.workload import Stream, Workload
 
-_REQUEST_TIMEOUT_S = 300.0
-_KEEP_ALIVE_S = 1.0  # below the servers' timeout: reusing a connection that the server just closed is an error
 _MAX_CACHED_SHARE = 0.02  # of prompt tokens: random prompts may share a prefix by chance
 _CHECK_TOKENS = 4
 _CHECK_SEED, _WARM_UP_SEED, _LOAD_SEED = 0, 1, 2
@@ -46,35 +42,26 @@ def run(
     options: Options, command: str, json_path: Path | None, plot_path: Path | None, progress: Callable[[str], None]
 ) -> None:
     """Measure, print the table, write the files. Raises BenchError rather than report half a result."""
-    for path in (json_path, plot_path):
-        if path is not None and not path.absolute().parent.is_dir():
-            raise BenchError(f"{path}: there is no folder {path.parent}")
+    require_folders(json_path, plot_path)
     if plot_path is not None:
         report.require_plotting()
-    facts = {
-        "benchmark": "adapter-tax",
-        "commit": provenance.commit(),
-        "command": command,
-        "hardware": provenance.hardware(options.device),
-        "versions": provenance.versions(),
-        "settings": {
-            **asdict(options),
-            "model_sizes": {
-                "hidden": MODELS[options.model].hidden,
-                "num_layers": MODELS[options.model].num_layers,
-                **(MODELS[options.model].config or {}),
-                "dtype": DTYPE,
-                "weights": "random",
-            },
-            "omp_num_threads": int(os.environ.get("OMP_NUM_THREADS", "1")),
+    settings = {
+        **asdict(options),
+        "model_sizes": {
+            "hidden": MODELS[options.model].hidden,
+            "num_layers": MODELS[options.model].num_layers,
+            **(MODELS[options.model].config or {}),
+            "dtype": DTYPE,
+            "weights": "random",
         },
+        "omp_num_threads": int(os.environ.get("OMP_NUM_THREADS", "1")),
     }
+    facts = provenance.head("adapter-tax", command, settings, options.device)
 
     def publish(measurements: list[report.Measurement]) -> None:
         ratios = report.RATIOS[options.device]
         progress("\n" + report.table(measurements, ratios, _footnotes(options)))
-        if json_path is not None:
-            json_path.write_text(json.dumps(report.document(measurements, ratios, **facts), indent=2) + "\n")
+        write_json(report.document(measurements, ratios, **facts), json_path)
         if plot_path is not None:
             report.draw(measurements, _title(options), plot_path)
 
@@ -97,10 +84,7 @@ async def _measure_all(
     # SIGTERM acts as Ctrl-C: the engines are stopped in order, which removes their shared memory.
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     async with contextlib.AsyncExitStack() as stack:
-        timeout = aiohttp.ClientTimeout(total=_REQUEST_TIMEOUT_S)
-        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_ALIVE_S)
-        session = await stack.enter_async_context(aiohttp.ClientSession(timeout=timeout, connector=connector))
-        base, systems = await Starter(options, folder, session, stack).start_all(progress)
+        base, systems = await Starter(options, folder, stack).start_all(progress)
         count, shape = max(options.adapters), options.shape
         for system in systems:
             await check_that_adapters_act(system, count, shape, base.vocabulary)

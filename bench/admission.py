@@ -21,9 +21,10 @@ from typing import Any
 
 import uvloop
 
-from bench.errors import BenchError, SystemFailed
+from bench.errors import SystemFailed
 from bench.measuring import provenance
 from bench.measuring.contention import cpu_use, foreign_cores
+from bench.measuring.output import require_folders, write_json
 from bench.systems.costly_bodies import COMPLETIONS, CostlyBody, admitted, refused
 from bench.systems.mock_worker import HOST
 from bench.systems.routers import MODEL, our_router, running_workers, workers
@@ -101,22 +102,13 @@ class Probe:
 
 def run(options: Options, command: str, json_path: Path | None, progress: Callable[[str], None]) -> dict[str, Any]:
     """Measure, print the table, write the file; returns its content. Raises BenchError."""
-    if json_path is not None and not json_path.absolute().parent.is_dir():
-        raise BenchError(f"{json_path}: there is no folder {json_path.parent}")
-    facts = {
-        "benchmark": "admission",
-        "commit": provenance.commit(),
-        "command": command,
-        "hardware": provenance.hardware("cpu"),
-        "versions": provenance.versions(),
-        "settings": asdict(options),
-    }
+    require_folders(json_path)
+    facts = provenance.head("admission", command, asdict(options))
     with tempfile.TemporaryDirectory(prefix="prelude-bench-") as folder:
         measurements = uvloop.run(_measure_all(options, Path(folder), progress))
     document = {**facts, "bodies": summary(measurements), "repeats": [asdict(each) for each in measurements]}
     progress("\n" + table(document))
-    if json_path is not None:
-        json_path.write_text(json.dumps(document, indent=2) + "\n")
+    write_json(document, json_path)
     return document
 
 

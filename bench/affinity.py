@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import json
 import re
 import tempfile
 from bisect import bisect
@@ -21,10 +20,11 @@ from typing import Any
 import aiohttp
 
 from adapters.errors import AdapterError
-from bench.errors import BenchError, SystemFailed
+from bench.errors import SystemFailed
 from bench.load.options import Endpoint
 from bench.load.strict import closed_load, requests_per_s
 from bench.measuring import provenance
+from bench.measuring.output import require_folders, write_json
 from bench.measuring.quantile import quantile
 from bench.systems.imported_adapters import import_random_adapters
 from bench.workloads.session import Session
@@ -69,8 +69,7 @@ QUICK = Options(num_workers=2, num_adapters=12, budget=5, num_requests=40, concu
 
 def run(options: Options, command: str, json_path: Path | None, progress: Callable[[str], None]) -> dict[str, Any]:
     """Measure, print, write the file; returns its content. Raises BenchError."""
-    if json_path is not None and not json_path.absolute().parent.is_dir():
-        raise BenchError(f"{json_path}: there is no folder {json_path.parent}")
+    require_folders(json_path)
     rows = []
     with tempfile.TemporaryDirectory(prefix="prelude-bench-") as name:
         folder = Path(name)
@@ -84,16 +83,10 @@ def run(options: Options, command: str, json_path: Path | None, progress: Callab
         except (AdapterError, StartError) as error:
             raise SystemFailed(str(error)) from error
     document = {
-        "benchmark": "affinity",
-        "commit": provenance.commit(),
-        "command": command,
-        "hardware": provenance.hardware(options.device),
-        "versions": provenance.versions(),
-        "settings": asdict(options),
+        **provenance.head("affinity", command, asdict(options), options.device),
         "rows": rows,
     }
-    if json_path is not None:
-        json_path.write_text(json.dumps(document, indent=2) + "\n")
+    write_json(document, json_path)
     return document
 
 

@@ -7,7 +7,6 @@ latency is the median of five rounds, so that short disturbances do not count.
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import random
 import resource
@@ -29,6 +28,7 @@ from adapters.errors import AdapterError
 from adapters.model.manifest import LoraEntry, Manifest
 from bench.errors import BenchError, WrongAnswer
 from bench.measuring import provenance
+from bench.measuring.output import require_folders, write_json
 from bench.measuring.quantile import quantile
 
 NUM_TENANTS = 100
@@ -49,17 +49,11 @@ def run(
     progress: Callable[[str], None],
 ) -> dict[str, Any]:
     """Fill, measure, print, write the file; returns its content. Raises BenchError."""
-    if json_path is not None and not json_path.absolute().parent.is_dir():
-        raise BenchError(f"{json_path}: there is no folder {json_path.parent}")
+    require_folders(json_path)
     if adapters > revisions:
         raise BenchError(f"{adapters} adapters cannot have {revisions} revisions; each has at least one")
-    facts = {
-        "benchmark": "catalog",
-        "commit": provenance.commit(),
-        "command": command,
-        "hardware": provenance.hardware("cpu"),
-        "versions": provenance.versions() | {name: version(name) for name in ("sqlalchemy", "psycopg")},
-    }
+    facts = provenance.head("catalog", command, {"revisions": revisions, "adapters": adapters})
+    facts["versions"] |= {name: version(name) for name in ("sqlalchemy", "psycopg")}
     with tempfile.TemporaryDirectory(prefix="prelude-bench-") as folder:
         url = database or f"sqlite:///{folder}/catalog.db"
         try:
@@ -69,8 +63,7 @@ def run(
     document = {**facts, **measured}
     for key, value in measured.items():
         progress(f"  {key:<24} {value}")
-    if json_path is not None:
-        json_path.write_text(json.dumps(document, indent=2) + "\n")
+    write_json(document, json_path)
     return document
 
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import signal
 import tempfile
 import time
@@ -26,8 +25,9 @@ from typing import Any
 import aiohttp
 import psutil
 
-from bench.errors import BenchError, SystemFailed
+from bench.errors import SystemFailed
 from bench.measuring import provenance
+from bench.measuring.output import require_folders, write_json
 from bench.systems.shaken_cluster import LAYOUTS, Answer, Kind, ShakenCluster, prepare
 from cluster.errors import StartError
 from cluster.local.supervisor import local_cluster
@@ -95,15 +95,9 @@ def run(options: Options, command: str, json_path: Path | None, progress: Callab
 
     The file is written after each case, so that a run that is ended early leaves what it has seen.
     """
-    if json_path is not None and not json_path.absolute().parent.is_dir():
-        raise BenchError(f"{json_path}: there is no folder {json_path.parent}")
+    require_folders(json_path)
     document: dict[str, Any] = {
-        "benchmark": "chaos",
-        "commit": provenance.commit(),
-        "command": command,
-        "hardware": provenance.hardware("cpu"),
-        "versions": provenance.versions(),
-        "settings": asdict(options),
+        **provenance.head("chaos", command, asdict(options)),
         "ended": "early",
         "summary": {},
         "rows": [],
@@ -111,8 +105,7 @@ def run(options: Options, command: str, json_path: Path | None, progress: Callab
 
     def write() -> None:
         document["summary"] = summary(document["rows"])
-        if json_path is not None:
-            json_path.write_text(json.dumps(document, indent=2) + "\n")
+        write_json(document, json_path)
 
     try:
         asyncio.run(_run(options, document, write, progress))

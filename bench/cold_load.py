@@ -28,10 +28,11 @@ from adapters.errors import AdapterError
 from adapters.formats import Limits, read_adapter
 from adapters.model.base_model import BaseModel
 from adapters.packed import PACKED_NAME, write_for_engine
-from bench.errors import BenchError, SystemFailed
+from bench.errors import SystemFailed
 from bench.load.options import Endpoint
 from bench.load.strict import closed_load, open_load, requests_per_s
 from bench.measuring import provenance
+from bench.measuring.output import require_folders, write_json
 from bench.measuring.quantile import quantile
 from bench.systems.imported_adapters import import_random_adapters
 from bench.systems.slow_store import BUCKET, slow_store
@@ -93,26 +94,19 @@ QUICK = Options(
 
 def run(options: Options, command: str, json_path: Path | None, progress: Callable[[str], None]) -> dict[str, Any]:
     """Measure, print, write the file; returns its content. Raises BenchError."""
-    if json_path is not None and not json_path.absolute().parent.is_dir():
-        raise BenchError(f"{json_path}: there is no folder {json_path.parent}")
+    require_folders(json_path)
     with tempfile.TemporaryDirectory(prefix="prelude-bench-") as folder:
         try:
             measured = asyncio.run(_measure(options, Path(folder), progress))
         except (AdapterError, StartError) as error:
             raise SystemFailed(str(error)) from error
     document = {
-        "benchmark": "cold-load",
-        "commit": provenance.commit(),
-        "command": command,
-        "hardware": provenance.hardware(options.device),
-        "versions": provenance.versions(),
-        "settings": asdict(options),
+        **provenance.head("cold-load", command, asdict(options), options.device),
         **measured,
     }
     for key, value in measured.items():
         progress(f"  {key:<34} {value}")
-    if json_path is not None:
-        json_path.write_text(json.dumps(document, indent=2) + "\n")
+    write_json(document, json_path)
     return document
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-import json
 import os
 import re
 import statistics
@@ -29,6 +28,7 @@ from bench.load.options import Endpoint
 from bench.load.strict import closed_load, requests_per_s
 from bench.load.summary import duration_s
 from bench.measuring import provenance
+from bench.measuring.output import require_folders, write_json
 from bench.measuring.quantile import quantile
 from bench.systems.imported_adapters import import_random_adapters
 from bench.systems.models import write_model
@@ -75,22 +75,15 @@ def run(options: Options, command: str, json_path: Path | None, progress: Callab
         )
     if unknown := set(options.layouts) - set(LAYOUTS):
         raise BenchError(f"there is no layout {', '.join(sorted(unknown))}; there are {', '.join(LAYOUTS)}")
-    if json_path is not None and not json_path.absolute().parent.is_dir():
-        raise BenchError(f"{json_path}: there is no folder {json_path.parent}")
+    require_folders(json_path)
     document: dict[str, Any] = {
-        "benchmark": "host-memory",
-        "command": command,
-        "commit": provenance.commit(),
-        "hardware": provenance.hardware(options.device),
-        "versions": provenance.versions(),
-        "settings": asdict(options),
+        **provenance.head("host-memory", command, asdict(options), options.device),
         "rows": [],
     }
 
     def add(row: dict[str, Any]) -> None:  # the file grows with the run, so that a broken one leaves its numbers
         document["rows"].append(row)
-        if json_path is not None:
-            json_path.write_text(json.dumps(document, indent=1) + "\n")
+        write_json(document, json_path)
 
     with tempfile.TemporaryDirectory(prefix="prelude-bench-") as folder:
         try:
@@ -103,8 +96,7 @@ def run(options: Options, command: str, json_path: Path | None, progress: Callab
             "{layout:<8} {adapters:>4} adapters {requests_per_s:8.2f} requests/s ({ratio:.2f}), TTFT p50 "
             "{first_token_p50_ms} p95 {first_token_p95_ms} ms, {loads} loads".format(**each)
         )
-    if json_path is not None:
-        json_path.write_text(json.dumps(document, indent=1) + "\n")
+    write_json(document, json_path)
     return document
 
 

@@ -6,7 +6,6 @@ generator's process uses is its CPU time, so the number holds on a busy machine.
 
 from __future__ import annotations
 
-import json
 import statistics
 import tempfile
 from collections.abc import Callable
@@ -16,12 +15,13 @@ from typing import Any
 
 import uvloop
 
-from bench.errors import BenchError, SystemFailed
+from bench.errors import SystemFailed
 from bench.load.client import ask_models
 from bench.load.generator import generate
 from bench.load.options import Endpoint, Load
 from bench.measuring import provenance
 from bench.measuring.contention import cpu_use, foreign_cores
+from bench.measuring.output import require_folders, write_json
 from bench.systems.mock_worker import HOST
 from bench.systems.routers import MODEL, running_workers, workers
 from bench.workloads.catalog import workload_named
@@ -48,24 +48,17 @@ QUICK = Options(repeats=1, concurrency=4, num_requests=8, num_events=8)
 
 def run(options: Options, command: str, json_path: Path | None, progress: Callable[[str], None]) -> dict[str, Any]:
     """Measure, print, write the file; returns its content. Raises BenchError."""
-    if json_path is not None and not json_path.absolute().parent.is_dir():
-        raise BenchError(f"{json_path}: there is no folder {json_path.parent}")
+    require_folders(json_path)
     with tempfile.TemporaryDirectory(prefix="prelude-bench-") as folder:
         repeats = uvloop.run(_measure(options, Path(folder), progress))
     found = {
-        "benchmark": "load-capacity",
-        "commit": provenance.commit(),
-        "command": command,
-        "hardware": provenance.hardware("cpu"),
-        "versions": provenance.versions(),
-        "settings": asdict(options),
+        **provenance.head("load-capacity", command, asdict(options)),
         "events_per_cpu_s": round(statistics.median(each["events_per_cpu_s"] for each in repeats), 1),
         "goal_events_per_cpu_s": GOAL_EVENTS_PER_CPU_S,
         "repeats": repeats,
     }
     progress(f"median: {found['events_per_cpu_s']:.0f} events per CPU second; the goal is {GOAL_EVENTS_PER_CPU_S:.0f}")
-    if json_path is not None:
-        json_path.write_text(json.dumps(found, indent=2) + "\n")
+    write_json(found, json_path)
     return found
 
 

@@ -9,7 +9,6 @@ CPU times are those of the router's own processes, so they hold on a busy machin
 from __future__ import annotations
 
 import contextlib
-import json
 import statistics
 import tempfile
 from collections.abc import Callable, Sequence
@@ -20,10 +19,10 @@ from typing import Any
 
 import uvloop
 
-from bench.errors import BenchError
 from bench.measuring import provenance
 from bench.measuring.contention import cpu_use, foreign_cores
 from bench.measuring.http_load import http_load
+from bench.measuring.output import require_folders, write_json
 from bench.measuring.process_cpu import process_cpu_s
 from bench.measuring.quantile import quantile
 from bench.systems.routers import (
@@ -60,7 +59,8 @@ class Options:
     protected: bool = False  # also one with all three
 
 
-QUICK = Options(repeats=1, concurrency=(8,), num_events=8, streams_per_connection=2, requests_per_connection=5)
+# Some 100 ms of CPU per load: clocks tick in 10 ms.
+QUICK = Options(repeats=1, concurrency=(8,), num_events=32, streams_per_connection=10, requests_per_connection=30)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +80,8 @@ class Measurement:
     first_ms_p50: float  # until the first event of a stream, or the whole answer
     first_ms_p99: float
     foreign_cores: float  # that processes outside of the benchmark kept busy meanwhile
+    connect_cpu_s: float = 0.0  # of the router, beside `cpu_s`: while the connections were opened, with TLS handshakes
+    later_first_ms_p99: float | None = None  # without the first request of each connection: those come at once
 
 
 def run(
@@ -93,27 +95,18 @@ def run(
 
     `sglang_router`: a Python interpreter with sglang-router; None: the gateway is measured if this one has it.
     """
-    if json_path is not None and not json_path.absolute().parent.is_dir():
-        raise BenchError(f"{json_path}: there is no folder {json_path.parent}")
+    require_folders(json_path)
     gateway = gateway_python(sglang_router)
     if gateway is None:
         progress(f"sglang-router {GATEWAY_VERSION} is not installed: measuring Prelude's router alone.")
-    facts = {
-        "benchmark": "router",
-        "commit": provenance.commit(),
-        "command": command,
-        "hardware": provenance.hardware("cpu"),
-        "versions": provenance.versions()
-        | {name: version(name) for name in ("uvloop", "httptools")}
-        | {"sglang-router": GATEWAY_VERSION if gateway else "not installed"},
-        "settings": asdict(options),
-    }
+    facts = provenance.head("router", command, asdict(options))
+    facts["versions"] |= {name: version(name) for name in ("uvloop", "httptools")}
+    facts["versions"]["sglang-router"] = GATEWAY_VERSION if gateway else "not installed"
     with tempfile.TemporaryDirectory(prefix="prelude-bench-") as folder:
         measurements = uvloop.run(_measure_all(options, gateway, Path(folder), progress))
     document = {**summary(measurements), **facts, "repeats": [asdict(each) for each in measurements]}
     progress("\n" + table(document))
-    if json_path is not None:
-        json_path.write_text(json.dumps(document, indent=2) + "\n")
+    write_json(document, json_path)
     return document
 
 
@@ -162,7 +155,7 @@ async def _measure(
     num_requests, num_events = concurrency * per_connection, options.num_events if is_streaming else 0
     request = request_bytes(is_streaming=is_streaming, num_events=options.num_events, key=system.key)
 
-    async def load(count: int) -> Any:
+    async def load(count: int, on_connected: Callable[[], None] = lambda: None) -> Any:
         return await http_load(
             system.port,
             request,
@@ -171,12 +164,15 @@ async def _measure(
             num_events=num_events,
             timeout_s=_LOAD_TIMEOUT_S,
             tls=system.tls,
+            on_connected=on_connected,
         )
 
     await load(concurrency)  # warms connections up
-    machine_before, cpu_before = cpu_use(), _router_cpu_s(system)
-    done = await load(num_requests)
-    cpu_s, machine_after = _router_cpu_s(system) - cpu_before, cpu_use()
+    machine_before = cpu_use()
+    cpu_s = [_router_cpu_s(system)]  # before the load, with its connections, and after it
+    done = await load(num_requests, lambda: cpu_s.append(_router_cpu_s(system)))
+    cpu_s.append(_router_cpu_s(system))
+    machine_after = cpu_use()
     return Measurement(
         system=system.name,
         concurrency=concurrency,
@@ -185,10 +181,12 @@ async def _measure(
         num_requests=num_requests,
         num_events=done.num_events,
         duration_s=round(done.duration_s, 4),
-        cpu_s=round(cpu_s, 3),
+        cpu_s=round(cpu_s[2] - cpu_s[1], 3),
         first_ms_p50=round(1000 * quantile(done.first_s, 0.50), 3),
         first_ms_p99=round(1000 * quantile(done.first_s, 0.99), 3),
+        later_first_ms_p99=round(1000 * quantile(done.later_first_s, 0.99), 3) if done.later_first_s else None,
         foreign_cores=round(foreign_cores(machine_before, machine_after, done.duration_s), 2),
+        connect_cpu_s=round(cpu_s[1] - cpu_s[0], 3),
     )
 
 
@@ -203,25 +201,34 @@ def summary(measurements: Sequence[Measurement]) -> dict[str, Any]:
     """By system, figure and concurrency, medians of the repeats.
 
     `cpu_us_per_event`, `first_event_ms_p50` and `first_event_ms_p99` are of streams, `cpu_us_per_request` is of short
-    requests that are not streamed. A stream's CPU includes what its request costs, divided by its events. Of `direct`,
-    the mock worker without a router, there are latencies only; `added_first_event_ms_…` is over those.
+    requests that are not streamed. A stream's CPU includes what its request costs, divided by its events.
+    `cpu_us_per_connection` is what a client's new connection costs, with its TLS handshake; it is in neither of the
+    others. Of `direct`, the mock worker without a router, there are latencies only; `added_first_event_ms_…` is over
+    those. A load begins with one request of each connection at the same moment: `later_…` leaves these out.
     """
     found: dict[str, Any] = {}
     for system in dict.fromkeys(each.system for each in measurements):
         own = [each for each in measurements if each.system == system]
         streams = [each for each in own if each.is_streaming]
         figures = {
-            "first_event_ms_p50": _medians(streams, lambda each: each.first_ms_p50),
-            "first_event_ms_p99": _medians(streams, lambda each: each.first_ms_p99),
+            "first_event_ms_p50": _averages(streams, lambda each: each.first_ms_p50),
+            "first_event_ms_p99": _averages(streams, lambda each: each.first_ms_p99),
         }
+        if later := [each for each in streams if each.later_first_ms_p99 is not None]:
+            figures["later_first_event_ms_p99"] = _averages(later, lambda each: each.later_first_ms_p99 or 0.0)
         if system != "direct":
             whole = [each for each in own if not each.is_streaming]
-            figures["cpu_us_per_event"] = _medians(streams, lambda each: 1e6 * each.cpu_s / each.num_events)
-            figures["cpu_us_per_request"] = _medians(whole, lambda each: 1e6 * each.cpu_s / each.num_requests)
+            figures["cpu_us_per_event"] = _averages(streams, lambda each: 1e6 * each.cpu_s / each.num_events)
+            figures["cpu_us_per_request"] = _averages(whole, lambda each: 1e6 * each.cpu_s / each.num_requests)
+            figures["cpu_us_per_connection"] = _averages(
+                own,
+                lambda each: 1e6 * each.connect_cpu_s / each.concurrency,
+                statistics.fmean,  # clocks tick in 10 ms
+            )
         found[system] = figures
     for system, figures in found.items():
-        for name in ("first_event_ms_p50", "first_event_ms_p99"):
-            if system != "direct" and "direct" in found:
+        for name in ("first_event_ms_p50", "first_event_ms_p99", "later_first_event_ms_p99"):
+            if name in figures and system != "direct" and "direct" in found:
                 direct = found["direct"][name]
                 figures[f"added_{name}"] = {n: round(value - direct[n], 3) for n, value in figures[name].items()}
     found["over_ours"] = {system: ratios for system in found if (ratios := _over_ours(measurements, system))}
@@ -243,19 +250,25 @@ def _over_ours(measurements: Sequence[Measurement], system: str) -> dict[str, di
     }
 
 
-def _medians(measurements: Sequence[Measurement], figure: Callable[[Measurement], float]) -> dict[str, float]:
+def _averages(
+    measurements: Sequence[Measurement],
+    figure: Callable[[Measurement], float],
+    average: Callable[[list[float]], float] = statistics.median,
+) -> dict[str, float]:
     """By concurrency, which JSON makes a string."""
     values: dict[str, list[float]] = {}
     for each in measurements:
         values.setdefault(str(each.concurrency), []).append(figure(each))
-    return {concurrency: round(statistics.median(each), 3) for concurrency, each in values.items()}
+    return {concurrency: round(average(each), 3) for concurrency, each in values.items()}
 
 
 FIGURES = (
     ("CPU per streamed event", "cpu_us_per_event", "us"),
     ("CPU per short request, not streamed", "cpu_us_per_request", "us"),
+    ("CPU per new connection of a client", "cpu_us_per_connection", "us"),
     ("time to the first event, p50", "first_event_ms_p50", "ms"),
     ("time to the first event, p99", "first_event_ms_p99", "ms"),
+    ("the same without the first burst", "later_first_event_ms_p99", "ms"),
 )
 
 
@@ -265,7 +278,7 @@ def table(document: dict[str, Any]) -> str:
     systems = [name for name in names if name in document]
     lines = ["".join((f"{'':<52}", *(f"{name:>15}" for name in systems)))]
     for text, key, unit in FIGURES:
-        for n in document["ours"][key]:
+        for n in document["ours"].get(key, ()):
             cells = [f"{document[name][key][n]:.2f} {unit}" if key in document[name] else "" for name in systems]
             lines.append("".join((f"{text + ', ' + n + ' at a time':<52}", *(f"{cell:>15}" for cell in cells))))
     for system, ratios in document["over_ours"].items():

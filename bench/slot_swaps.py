@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import re
 import statistics
 import tempfile
@@ -26,6 +25,7 @@ from bench.load.options import Endpoint
 from bench.load.record import Record
 from bench.load.strict import closed_load, requests_per_s
 from bench.measuring import provenance
+from bench.measuring.output import write_json
 from bench.measuring.quantile import quantile
 from bench.options import DTYPE, Shape
 from bench.options import Options as EngineOptions
@@ -72,16 +72,11 @@ def run(options: Options, command: str, json_path: Path | None, progress: Callab
         )
     if json_path is not None:
         document = {
-            "benchmark": "slots",
-            "command": command,
-            "commit": provenance.commit(),
-            "hardware": provenance.hardware(options.device),
-            "versions": provenance.versions(),
-            "settings": asdict(options),
+            **provenance.head("slots", command, asdict(options), options.device),
             "rows": rows,
             "medians": medians,
         }
-        json_path.write_text(json.dumps(document, indent=1) + "\n")
+        write_json(document, json_path)
 
 
 def _median(rows: list[dict[str, Any]], adapters: int) -> dict[str, Any]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-import json
 import statistics
 import tempfile
 import time
@@ -24,12 +23,13 @@ from typing import Any
 import aiohttp
 import psutil
 
-from bench.errors import BenchError, SystemFailed
+from bench.errors import SystemFailed
 from bench.load.loops import Loop
 from bench.load.pacing import due_times
 from bench.load.record import Record
 from bench.load.strict import closed, requests_per_s, stopwatch
 from bench.measuring import provenance
+from bench.measuring.output import require_folders, write_json
 from bench.measuring.quantile import quantile
 from bench.systems.shaken_cluster import LAYOUTS, Kind, ShakenCluster, prepare
 from bench.workloads.session import Request, Session
@@ -98,22 +98,13 @@ class Sample:
 
 def run(options: Options, command: str, json_path: Path | None, progress: Callable[[str], None]) -> dict[str, Any]:
     """Run, print and write the summary; returns the file's content. Raises BenchError."""
-    if json_path is not None and not json_path.absolute().parent.is_dir():
-        raise BenchError(f"{json_path}: there is no folder {json_path.parent}")
-    facts = {
-        "benchmark": "soak",
-        "commit": provenance.commit(),
-        "command": command,
-        "hardware": provenance.hardware("cpu"),
-        "versions": provenance.versions(),
-        "settings": asdict(options),
-    }
+    require_folders(json_path)
+    facts = provenance.head("soak", command, asdict(options))
     document: dict[str, Any] = {**facts, "ended": "early"}
 
     def write(found: dict[str, Any]) -> None:
         document.update(found)
-        if json_path is not None:
-            json_path.write_text(json.dumps(document, indent=2) + "\n")
+        write_json(document, json_path)
 
     with tempfile.TemporaryDirectory(prefix="prelude-bench-") as folder:
         try:

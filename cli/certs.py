@@ -21,7 +21,7 @@ _DAY_S = 86400.0
 
 def add_commands(commands: Any) -> None:
     """Add `certs` and its subcommands to the command line."""
-    text = "Make, renew and list the certificates with which the processes of a cluster know each other."
+    text = "Make, renew and list the certificates by which the processes of a cluster authenticate each other."
     group = commands.add_parser("certs", help=text, description=text)
     subcommands = group.add_subparsers(required=True, metavar="command")
     init = add_command(subcommands, "init", _init, "Make a certificate authority. Its key stays in the folder.")

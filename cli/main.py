@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import functools
 import logging
 import os
 import sys
@@ -18,6 +19,7 @@ from cluster.errors import ClusterError, ConfigError
 from process.lifetime import ctrl_c_ends_process, die_with_parent
 
 if TYPE_CHECKING:
+    from cluster.agent.engine_node import EngineNode
     from cluster.agent.worker_agent import WorkerAgent
     from cluster.config.schema import ClusterConfig
 
@@ -92,6 +94,18 @@ def _parser() -> argparse.ArgumentParser:
         worker.add_argument(
             "--control-port", type=int, metavar="PORT", help="of a worker that SRV records name: its agent's port there"
         )
+        if role == "decode":
+            worker.add_argument(
+                "--node-rank",
+                type=int,
+                default=0,
+                metavar="N",
+                help="of a worker whose engine spans several `nodes`: start the ranks of its Nth node, counted from 0, "
+                "the worker itself; `--host` is then this node's address",
+            )
+            worker.add_argument("--first-node", metavar="HOST", help="of another node: the host of the worker itself")
+        else:
+            worker.set_defaults(node_rank=0)
         worker.add_argument("--scratch", type=Path, help="folder for temporary files; default: a temporary one")
 
     from cli import audit, certs, dashboards, doctor, grants, init, keys, plan, tenants, workers
@@ -199,14 +213,16 @@ def _worker(arguments: argparse.Namespace) -> None:
 
         config = load_cluster_config(arguments.config)
         config = _with_this_worker(config, arguments)
-        _check_certificates(config, arguments.config, arguments.name)
+        is_worker = arguments.node_rank == 0
+        if is_worker:  # other nodes serve no one, and have no certificate
+            _check_certificates(config, arguments.config, arguments.name)
         log.setup(arguments.name, config.log_level)
         from cluster.agent.worker_agent import run_agent
         from cluster.local.gpus import with_host_gpus
 
         config = with_host_gpus(config, config.workers[arguments.name].host)
 
-        agent = _agent_class(arguments.role)
+        agent = _agent_class(arguments.role) if is_worker else functools.partial(_engine_node, arguments)
     scratch = arguments.scratch
     if scratch is not None:
         run_agent(agent(config, arguments.name, scratch.resolve()))
@@ -223,11 +239,21 @@ def _worker(arguments: argparse.Namespace) -> None:
         folder.close()
 
 
+def _engine_node(arguments: argparse.Namespace, config: ClusterConfig, name: str, scratch: Path) -> EngineNode:
+    from cluster.agent.engine_node import EngineNode
+
+    if arguments.first_node is None:
+        raise ConfigError("--first-node: give the host of the worker itself, where the engine's ranks meet")
+    return EngineNode(config, name, scratch, arguments.node_rank, arguments.first_node)
+
+
 def _with_this_worker(config: ClusterConfig, arguments: argparse.Namespace) -> ClusterConfig:
     """The configuration with the worker that these arguments name. Raises ConfigError."""
     name, role, where = arguments.name, arguments.role, arguments.config
     worker = config.workers.get(name)
     if worker is not None and worker.role == role:
+        if arguments.node_rank:
+            return config.with_worker_at(name, arguments.host) if arguments.host else config
         for option in ("host", "control_port"):
             if getattr(arguments, option) is not None:
                 text = f"--{option.replace('_', '-')}: workers.{name} of {where} has it; change it there"

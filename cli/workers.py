@@ -5,9 +5,11 @@ from __future__ import annotations
 import argparse
 import asyncio
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from cli.adapters.opened import note_outcomes
 from cli.adapters.outcome import REFUSED, add_command, failures_end, print_result
 from cli.agents import Agents, agents_of
 from cluster.errors import ANSWER_MARGIN_S
@@ -81,7 +83,7 @@ def _list(arguments: argparse.Namespace) -> None:
         reason = f" ({worker['reason'] or cold})" if worker["reason"] or cold else ""
         return f"{name}  {worker['role']}  {worker['state']}{reason}  {load}"
 
-    _call_workers(arguments, None, call, line)
+    _print_answers(arguments, asyncio.run(_call_all(_agents(arguments, None), call)), line)
 
 
 def _state_of(state: Any) -> str:
@@ -109,7 +111,7 @@ def _drain(arguments: argparse.Namespace) -> None:
             return {"error": {"code": "not_idle", "message": text}}
         return {"state": "drained"}
 
-    _call_workers(arguments, arguments.names, call, lambda name, _: f"{name} is drained")
+    _change_workers(arguments, "worker.drain", call, lambda name, _: f"{name} is drained")
 
 
 def _undrain(arguments: argparse.Namespace) -> None:
@@ -122,21 +124,46 @@ def _undrain(arguments: argparse.Namespace) -> None:
     def line(name: str, answer: dict[str, Any]) -> str:
         return f"{name} takes requests{'' if answer['was_draining'] else ', as before'}"
 
-    _call_workers(arguments, arguments.names, call, line)
+    _change_workers(arguments, "worker.undrain", call, line)
 
 
-def _call_workers(
-    arguments: argparse.Namespace, names: list[str] | None, call: _Call, line: Callable[[str, dict[str, Any]], str]
+def _change_workers(
+    arguments: argparse.Namespace, action: str, call: _Call, line: Callable[[str, dict[str, Any]], str]
 ) -> None:
-    """Call the agents of these workers (None: of all) concurrently and print the answers. Exits with 1 on a failure."""
+    """Call the agents of the workers named and print the answers. Exits with 1 on a failure.
+
+    The audit log is written last, since workers can be drained while the catalog is unreachable.
+    """
+    agents = _agents(arguments, arguments.names)
+    with _noted(arguments, action, agents) as outcomes:
+        answers = asyncio.run(_call_all(agents, call))
+        outcomes |= {name: answer["error"]["code"] if "error" in answer else "done" for name, answer in answers.items()}
+        _print_answers(arguments, answers, line)
+
+
+@contextmanager
+def _noted(arguments: argparse.Namespace, action: str, agents: Agents) -> Iterator[dict[str, str]]:
+    """Write an event for each worker to the audit log, also if the block fails or is interrupted."""
+    outcomes = dict.fromkeys([*agents.addresses, *agents.problems], "interrupted")
+    try:
+        yield outcomes
+    finally:
+        with failures_end(arguments):
+            note_outcomes(arguments, action, outcomes)
+
+
+def _agents(arguments: argparse.Namespace, names: list[str] | None) -> Agents:
+    """The agents of these workers; None: of all."""
     from cluster.config.load import load_cluster_config
 
     with failures_end(arguments):
-        config = load_cluster_config(arguments.config)
-        agents = agents_of(config, arguments.config, names)
-    answers = asyncio.run(_call_all(agents, call))
-    for place, problem in agents.problems.items():
-        answers[place] = {"error": {"code": "not_usable", "message": problem}}
+        return agents_of(load_cluster_config(arguments.config), arguments.config, names)
+
+
+def _print_answers(
+    arguments: argparse.Namespace, answers: dict[str, dict[str, Any]], line: Callable[[str, dict[str, Any]], str]
+) -> None:
+    """Exits with 1 if one is an error."""
     failed = {name: answer["error"] for name, answer in answers.items() if "error" in answer}
     lines = [line(name, answer) for name, answer in answers.items() if name not in failed]
     print_result(arguments, {"workers": answers}, lines)
@@ -147,8 +174,12 @@ def _call_workers(
 
 
 async def _call_all(agents: Agents, call: _Call) -> dict[str, dict[str, Any]]:
+    """The answers of the agents, called concurrently, and the errors of those that cannot be called."""
     answers = await asyncio.gather(*(_call_one(agents, name, call) for name in agents.addresses))
-    return dict(zip(agents.addresses, answers, strict=True))
+    errors = {
+        place: {"error": {"code": "not_usable", "message": problem}} for place, problem in agents.problems.items()
+    }
+    return dict(zip(agents.addresses, answers, strict=True)) | errors
 
 
 async def _call_one(agents: Agents, name: str, call: _Call) -> dict[str, Any]:

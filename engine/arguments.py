@@ -34,6 +34,16 @@ class EngineTraces:
 
 
 @dataclass(frozen=True, slots=True)
+class EngineNodes:
+    """Which part of an engine that spans several nodes a process starts. Its HTTP server is at node 0."""
+
+    count: int
+    rank: int  # of this node
+    meeting_place: str  # HOST:PORT at node 0, where the ranks of all nodes find each other
+    address: str  # of this node, for the others and for KV peers
+
+
+@dataclass(frozen=True, slots=True)
 class EngineSpec:
     """Everything that determines how one SGLang server starts."""
 
@@ -62,11 +72,20 @@ class EngineSpec:
     kv_peers: tuple[str, ...] | None = None  # who may reach its KV ports: names, addresses or networks; None: everyone
     keys: EngineKeys | None = None  # None: whoever reaches the server may use it, as benchmarks do
     tls: EngineTls | None = None  # None: plain HTTP
+    nodes: EngineNodes | None = None  # None: all of it runs here
 
     @property
     def url(self) -> str:
         """Base URL of the server."""
         return f"{'http' if self.tls is None else 'https'}://{self.host}:{self.port}"
+
+    @property
+    def local_ranks(self) -> range:
+        """The tensor-parallel ranks that run on this node."""
+        if self.nodes is None:
+            return range(self.tensor_parallel)
+        num_ranks = self.tensor_parallel // self.nodes.count
+        return range(num_ranks * self.nodes.rank, num_ranks * (self.nodes.rank + 1))
 
     @property
     def report_dir(self) -> Path:
@@ -107,6 +126,9 @@ def command(spec: EngineSpec) -> list[str]:
         "disaggregation-bootstrap-port": spec.bootstrap_port,
     }
     arguments |= {name: value for name, value in optional.items() if value is not None}
+    if spec.nodes is not None:
+        nodes = spec.nodes
+        arguments |= {"nnodes": nodes.count, "node-rank": nodes.rank, "dist-init-addr": nodes.meeting_place}
     if spec.keys is not None:
         arguments |= {"api-key": IN_ENVIRONMENT, "admin-api-key": IN_ENVIRONMENT}
     if spec.tls is not None:
@@ -165,8 +187,9 @@ def environment(spec: EngineSpec, inherited: dict[str, str]) -> dict[str, str]:
         "SGLANG_DISAGGREGATION_BOOTSTRAP_TIMEOUT": "60",
         "SGLANG_DISAGGREGATION_WAITING_TIMEOUT": "60",
     }
-    if is_address(spec.host) and not (inherited.get("SGLANG_HOST_IP") or inherited.get("HOST_IP")):
-        ours["SGLANG_HOST_IP"] = spec.host  # KV's handshakes listen here; else on the address of the default route
+    address = spec.host if spec.nodes is None else spec.nodes.address
+    if is_address(address) and not (inherited.get("SGLANG_HOST_IP") or inherited.get("HOST_IP")):
+        ours["SGLANG_HOST_IP"] = address  # KV's handshakes listen here; else on the address of the default route
     if spec.kv_peers is not None:
         ours[PEERS_VARIABLE] = ",".join(spec.kv_peers)
     if spec.keys is not None:  # no command line: others on the host can read that

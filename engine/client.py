@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +27,15 @@ IN_USE = "is in use"  # in the engine's error when it refuses an unload (`engine
 class EngineLoad:
     """The scheduler's load, published when the batch of a prompt begins, after each batch, and while requests wait."""
 
-    running_requests: int  # also prompts that are being computed
-    queued_requests: int  # waiting, bootstrapping, transferring KV or retracted
-    used_kv_tokens: int
-    max_kv_tokens: int
+    running_requests: int = 0  # also prompts that are being computed
+    queued_requests: int = 0  # waiting, bootstrapping, transferring KV or retracted
+    used_kv_tokens: int = 0
+    max_kv_tokens: int = 0
+    # Queued: prompts that decode has no room for; on a decode engine, what has none here.
+    awaiting_room_requests: int = 0
+    awaiting_kv_requests: int = 0  # queued: read, KV being sent; on a decode engine, with room for KV that is not here
+    max_running_requests: int = 0
+    active_kv_tokens: int = 0  # in use, without what is kept for KV that is not here
 
 
 class EngineClient:
@@ -53,22 +58,19 @@ class EngineClient:
         """Close all connections."""
         await self._session.close()
 
-    async def answers(self) -> bool:
-        """True once the server accepts requests."""
+    async def answers(self, *, has_server: bool = True) -> bool:
+        """True once the server accepts requests; of a node without one, once SGLang says that its ranks are up."""
         try:
-            await self._call("GET", "/model_info")
+            await self._call("GET", "/model_info" if has_server else "/health")
         except (EngineUnreachable, EngineRefused):
             return False
         return True
 
     async def load(self) -> EngineLoad:
         """Current queue lengths and KV use, summed over data-parallel ranks."""
-        answer = await self._call("GET", "/v1/loads?include=core")
-        totals = [0, 0, 0, 0]
-        for rank in answer["loads"]:
-            fields = ("num_running_reqs", "num_waiting_reqs", "num_used_tokens", "max_total_num_tokens")
-            totals = [total + rank[field] for total, field in zip(totals, fields, strict=True)]
-        return EngineLoad(*totals)
+        answer = await self._call("GET", "/v1/loads?include=core,disagg,queues")
+        loads = [_load_of(rank) for rank in answer["loads"]]
+        return EngineLoad(*(sum(each) for each in zip(*map(astuple, loads), strict=True))) if loads else EngineLoad()
 
     async def load_adapter(self, revision_id: str, directory: Path, timeout_s: float) -> None:
         """Load a serving directory under the revision's id. Raises AdapterNotTaken with the engine's reason."""
@@ -151,3 +153,24 @@ class EngineClient:
                 yield answer
         except (aiohttp.ClientError, TimeoutError) as error:
             raise EngineUnreachable(f"{self._url}{path}: {error or type(error).__name__}") from error
+
+
+def _load_of(rank: dict[str, Any]) -> EngineLoad:
+    """Of one data-parallel rank. A disaggregated engine says more, and none says it before its first batch."""
+    pair, queues = rank.get("disaggregation") or {}, rank.get("queues") or {}
+    awaiting_room, awaiting_kv = pair.get("prefill_bootstrap_queue_reqs", 0), pair.get("prefill_inflight_queue_reqs", 0)
+    if pair.get("mode") == "decode":
+        # Of the queue for room, those that have met their prefill engine: they wait for nothing else.
+        awaiting_room = queues.get("prealloc_ready", 0) + pair.get("decode_retracted_queue_reqs", 0)
+        awaiting_kv = pair.get("decode_transfer_queue_reqs", 0)
+    used_kv_tokens = rank["num_used_tokens"]
+    return EngineLoad(
+        rank["num_running_reqs"],
+        rank["num_waiting_reqs"],
+        used_kv_tokens,
+        rank["max_total_num_tokens"],
+        awaiting_room,
+        awaiting_kv,
+        rank.get("max_running_requests", 0),
+        min(used_kv_tokens, rank.get("num_active_tokens", used_kv_tokens)),
+    )

@@ -16,7 +16,7 @@ A suspected engine gets no requests; it is taken back when it shows progress. A 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -110,11 +110,10 @@ class HangWatch:
             self.suspicion = f"the engine's {name} has shown no progress for {clock.silent_s:.0f} s"
 
 
-def parts_of(role: str, tensor_parallel: int) -> tuple[str, ...]:
-    """The parts of an engine that have vital signs. Stock engines have none."""
+def parts_of(role: str, ranks: Sequence[int]) -> tuple[str, ...]:
+    """The parts of an engine with these ranks that have vital signs. Stock engines have none."""
     if role == "stock":
         return ()
-    ranks = range(tensor_parallel)
     kv = [f"kv-{rank}" for rank in ranks] if role == "prefill" else []
     return (*(f"scheduler-{rank}" for rank in ranks), "detokenizer", *kv)
 

@@ -96,7 +96,10 @@ class EngineSupervisor:
         self.snapshot = EngineSnapshot(EngineStatus.STARTING, "", (), 0, "the engine is starting")
 
     async def run(self) -> None:
-        """Keep an engine up until cancelled; then stop it."""
+        """Keep an engine up until cancelled; then stop it.
+
+        An engine that spans several nodes runs once, since ranks elsewhere do not join a new one: raises EngineError.
+        """
         failures = 0
         try:
             while True:
@@ -106,6 +109,8 @@ class EngineSupervisor:
                 except EngineError as error:
                     log.error("engine failed", extra={"fields": {"reason": str(error)}})
                     self._set(EngineStatus.DOWN, reason=str(error))
+                    if self._spec.nodes is not None:
+                        raise
                 failures = 0 if time.monotonic() - started_at > _STABLE_S else failures + 1
                 await self._kill()
                 await asyncio.sleep(_BACKOFF_S[min(failures, len(_BACKOFF_S) - 1)])
@@ -141,7 +146,7 @@ class EngineSupervisor:
             return
         assert self._process is not None
         watch = HangWatch(self._hang_timeouts)
-        parts = parts_of(self._spec.role, self._spec.tensor_parallel)
+        parts = parts_of(self._spec.role, self._spec.local_ranks)
         probe = EngineProbe(self._spec.report_dir, parts, self._process.pid, self._num_answers)
         while True:
             watch.observe(time.monotonic(), probe.observe())
@@ -201,7 +206,7 @@ class EngineSupervisor:
             tls=self._spec.tls.call if self._spec.tls else None,
         )
         try:
-            while not await client.answers():
+            while not await client.answers(has_server=self._spec.nodes is None or self._spec.nodes.rank == 0):
                 if self._process.returncode is not None:
                     code = self._process.returncode
                     raise EngineStartFailed(f"the engine ended with code {code} at start: {self._last_output()}")
@@ -220,7 +225,7 @@ class EngineSupervisor:
         Raises EngineStartFailed if one is missing, lacks hooks or holds adapters that it must not hold.
         """
         expected_hooks = {hook.name for hook in hooks_for(self._spec.role, self._spec.device)}
-        expected = {"server", *(f"scheduler-{rank}" for rank in range(self._spec.tensor_parallel))}
+        expected = {"server", *(f"scheduler-{rank}" for rank in self._spec.local_ranks)}
         # The detokenizer reports as "server" too, and a process may have reported before it forked.
         reports = tuple(report for report in read_reports(self._spec.report_dir) if is_alive(report.pid))
         missing = expected - {report.process for report in reports}

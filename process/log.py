@@ -49,9 +49,11 @@ def info(log: logging.Logger, message: str, fields: Mapping[str, Any]) -> None:
     if not log.isEnabledFor(logging.INFO):
         return
     text = _encoder.encode(_line(time.time(), "info", log.name, message, fields)).decode() + handler.terminator
+    stream = handler.stream
     with handler.lock, suppress(OSError, ValueError):  # type: ignore[union-attr]  # as the handler's own `handle`
-        handler.stream.write(text)  # a line that cannot be written harms nobody
-        handler.flush()
+        stream.write(text)  # a line that cannot be written harms nobody
+        if not getattr(stream, "line_buffering", False):  # as standard error is: it has written the line
+            stream.flush()
 
 
 def _line(at_s: float, level: str, logger: str, message: str, fields: Mapping[str, Any]) -> dict[str, Any]:

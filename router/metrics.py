@@ -10,6 +10,7 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from router.busiest_adapters import BusiestAdapters
+from router.histogram import LoopHistogram
 
 _GAP_S = (0.001, 0.0025, 0.005, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1, 2.5, 5)
 _SHORT_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
@@ -139,7 +140,7 @@ class Metrics:
         )
         self.worker_queue = Gauge(
             "prelude_router_worker_queue_seconds",
-            "Expected time to read the prompts that this router has placed at a worker.",
+            "Expected time until a worker has read the prompts that this router has placed there.",
             ("worker",),
             registry=self.registry,
         )
@@ -151,29 +152,41 @@ class Metrics:
         )
         self.prefill_queue = Gauge(
             "prelude_router_prefill_queue_seconds",
-            "Mean of prelude_router_worker_queue_seconds: more workers that read prompts would shorten it.",
+            "Mean of prelude_router_worker_queue_seconds without prompts that wait for room at decode workers: more "
+            "workers that read prompts would shorten it.",
             registry=self.registry,
         )
         self.decode_kv_used = Gauge(
             "prelude_router_decode_kv_used_ratio",
-            "Mean of prelude_router_worker_kv_used_ratio: more workers that generate would lower it.",
+            "Mean of prelude_router_worker_kv_used_ratio. Promises include prompts that are not read yet.",
             registry=self.registry,
         )
-        self.first_byte = Histogram(
+        self.decode_queue = Gauge(
+            "prelude_router_decode_queue_requests",
+            "Sequences that wait for room at decode workers, because others generate there.",
+            registry=self.registry,
+        )
+        self.decode_load = Gauge(
+            "prelude_router_decode_load_ratio",
+            "Share of decode workers' room (KV memory or sequences, whichever is fuller) that generating sequences "
+            "have, in the mean; above 1 with those that wait for it: more decode workers would lower it.",
+            registry=self.registry,
+        )
+        self.first_byte = LoopHistogram(
             "prelude_router_time_to_first_token_seconds",
             "From a request's head to its first event (streams).",
             ("endpoint",),
             buckets=_SHORT_S,
             registry=self.registry,
         )
-        self.duration = Histogram(
+        self.duration = LoopHistogram(
             "prelude_router_request_duration_seconds",
             "From a request's head to the end of its answer.",
             ("endpoint",),
             buckets=_LONG_S,
             registry=self.registry,
         )
-        self.event_gap = Histogram(
+        self.event_gap = LoopHistogram(
             "prelude_router_event_gap_seconds",
             "Mean time between the events of a stream after its first: one value per stream that ended well. An event "
             "is a token, or several.",
@@ -188,7 +201,7 @@ class Metrics:
             ("endpoint", "met"),
             registry=self.registry,
         )
-        phase_seconds = Histogram(
+        phase_seconds = LoopHistogram(
             "prelude_router_phase_seconds",
             "Time of a sequence in a phase, failed attempts included: admitted (waits for a worker), ensuring_adapter, "
             "waiting_first_event (queue, prompt, KV transfer), relaying. adapted: whether it has an adapter.",
@@ -203,7 +216,7 @@ class Metrics:
         }
         self.busiest_adapters = BusiestAdapters()
         self.registry.register(self.busiest_adapters)
-        self.ensure_adapter = Histogram(
+        self.ensure_adapter = LoopHistogram(
             "prelude_router_ensure_adapter_seconds",
             "Time until an adapter was resident on the worker that reads the prompt.",
             buckets=(0.001, 0.0025, *_SHORT_S),
@@ -266,19 +279,27 @@ class Metrics:
             self.workers.labels(role, state).set(number)
 
     def set_saturation(
-        self, num_placeable: Mapping[str, int], queue_s: Mapping[str, float], kv_used: Mapping[str, float]
+        self,
+        num_placeable: Mapping[str, int],
+        queue_s: Mapping[str, float],
+        kv_used: Mapping[str, float],
+        *,
+        prefill_queue_s: float,
+        decode_kv_used: float,
+        decode_queue: float,
+        decode_load: float,
     ) -> None:
-        """Take over how busy the fleet is: workers by role, and two values by worker. Others have no value."""
+        """Take over how busy the fleet is: workers by role, two values by worker (others have none), and of pools."""
         for role, number in num_placeable.items():
             self.placeable_workers.labels(role).set(number)
-        for gauge, mean, values in (
-            (self.worker_queue, self.prefill_queue, queue_s),
-            (self.worker_kv_used, self.decode_kv_used, kv_used),
-        ):
+        for gauge, values in ((self.worker_queue, queue_s), (self.worker_kv_used, kv_used)):
             gauge.clear()
             for worker, value in values.items():
                 gauge.labels(worker).set(value)
-            mean.set(sum(values.values()) / len(values) if values else 0.0)
+        self.decode_kv_used.set(decode_kv_used)
+        self.prefill_queue.set(prefill_queue_s)
+        self.decode_queue.set(decode_queue)
+        self.decode_load.set(decode_load)
 
     def read_catalog_staleness(self, staleness_s: Callable[[], float]) -> None:
         """Read the catalog's staleness from its owner at every scrape."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import multiprocessing.util
 import os
 import shutil
 import signal
@@ -16,8 +17,6 @@ from xdist.scheduler import LoadScopeScheduling
 
 ROOT = Path(__file__).parent
 
-_folder: str | None = None
-
 
 def pytest_configure(config: pytest.Config) -> None:
     """Prepare the process that runs the tests.
@@ -25,17 +24,13 @@ def pytest_configure(config: pytest.Config) -> None:
     Tests send Ctrl-C to what they start; a shell's `&` starts us with it ignored, which children would inherit.
     Tests also look for files that were left behind, so each of several processes has its own temporary folder.
     """
-    global _folder
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if hasattr(config, "workerinput"):  # of pytest-xdist
-        _folder = tempfile.mkdtemp(prefix="pt")  # short: engines have sockets in it, whose paths are bounded
-        os.environ["TMPDIR"] = tempfile.tempdir = _folder
-
-
-def pytest_unconfigure() -> None:
-    if _folder is not None:
-        shutil.rmtree(_folder, ignore_errors=True)
+        folder = tempfile.mkdtemp(prefix="pt")  # short: engines have sockets in it, whose paths are bounded
+        os.environ["TMPDIR"] = tempfile.tempdir = folder
+        # At exit, after multiprocessing has removed its own folder in there.
+        multiprocessing.util.Finalize(None, shutil.rmtree, (folder, True), exitpriority=-1000)
 
 
 class _Scheduling(LoadScopeScheduling):

@@ -9,7 +9,8 @@ TrainingError
 ├── CheckpointDamaged     a checkpoint that was changed or cut off after it was written
 ├── CheckpointNotWritten  the disk is full or refuses; the checkpoint before is as it was
 ├── LossNotFinite         a loss or a gradient is NaN or infinite; the last checkpoint is as it was
-└── PushFailed            a cluster did not take the adapter
+├── PushFailed            a cluster did not take the adapter
+└── ClusterRefused        a cluster that answers no prompt of an evaluation: a wrong URL, key or name
 
 Every message names the offending value and what would be right.
 """
@@ -68,3 +69,7 @@ class LossNotFinite(TrainingError):
 
 class PushFailed(TrainingError):
     """A cluster did not take the adapter."""
+
+
+class ClusterRefused(TrainingError):
+    """A cluster answers no prompt of an evaluation: the URL, the key or the adapter's name is wrong."""

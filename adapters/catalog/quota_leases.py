@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class RateAsk:
-    """One router's wish for a limit of a rate."""
+    """What one router asks of a shared rate limit."""
 
     subject: str
     rate: float  # per second
@@ -21,7 +21,7 @@ class RateAsk:
 
 @dataclass(frozen=True, slots=True)
 class GaugeAsk:
-    """One router's wish for a limit of what is in use at a time."""
+    """What one router asks of a shared concurrency limit."""
 
     subject: str
     limit: float
@@ -61,7 +61,7 @@ class Leases:
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """What nobody has leased of a rate's bucket, at a time."""
+    """The unleased part of a rate limit's bucket, as of a time."""
 
     level: float
     at: float  # seconds
@@ -128,7 +128,7 @@ def _fair_lease(ask: GaugeAsk, others: Sequence[tuple[float, float]], free: int)
 
 
 def _fair_part(wanted: float, others: Sequence[float], limit: float) -> tuple[float, float]:
-    """By max-min fairness, and a part of what nobody wants, so that it can be used at once."""
+    """The max-min fair share, and an equal part of the unclaimed rest, so that it can be used at once."""
     left, num_left = limit, len(others) + 1
     for each in sorted([wanted, *others]):
         part = left / num_left

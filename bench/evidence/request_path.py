@@ -128,8 +128,11 @@ def affinity() -> str:
 
 def placement_cost() -> str:
     cost = _PLACEMENT.document["cost"]
+    undisturbed = ""
+    if "undisturbed_p99_us" in cost:  # of results since it is measured
+        undisturbed = f", {cost['undisturbed_p99_us']:.0f} µs (p99) where the core was not lost to another process"
     return (
         f"One placement among {cost['prefill_workers']} prefill and {cost['decode_workers']} decode workers with "
         f"{cost['resident_adapters']:,} resident adapters takes {cost['p50_us']:.0f} µs of CPU (p50) and "
-        f"{cost['p99_us']:.0f} µs (p99); {_PLACEMENT.machine}, commit `{_PLACEMENT.commit}`."
+        f"{cost['p99_us']:.0f} µs (p99){undisturbed}; {_PLACEMENT.machine}, commit `{_PLACEMENT.commit}`."
     )

@@ -7,6 +7,7 @@ from typing import Any
 from bench.evidence.cells import markdown, result, wrapped
 
 _SIMULATED = result("simulate-h200.json")
+_ROLES = result("simulate-roles-h200.json")
 
 
 def _rows(question: str) -> list[dict[str, Any]]:
@@ -132,9 +133,10 @@ def roles() -> str:
             str(row["changes"]),
             str(row["cut"] + row["failed"]),
         )
-        for row in _rows("roles")
+        for row in _ROLES.document["answers"]["roles"]
     ]
-    return markdown(("", "within the objectives", "TTFT p95", "TPOT p95", "changes", "lost"), rows)
+    table = markdown(("", "within the objectives", "TTFT p95", "TPOT p95", "changes", "lost"), rows)
+    return f"{table}\n\n`{_ROLES.command}`, commit `{_ROLES.commit}`"
 
 
 def scale() -> str:

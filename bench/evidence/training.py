@@ -75,12 +75,16 @@ def rank_transfer() -> str:
     rows = [
         (
             f"{line['kind']}, {'scaled' if line['is_scaled'] else 'one scale'}",
-            *(_power(line["log2_rates"][rank]) for rank in ranks),
-            fixed(line["octaves_apart"], 1),
+            *(_power(line["log2_rates"][rank]) if _has_learned(line, rank) else "not learned" for rank in ranks),
+            "-" if line["octaves_apart"] is None else fixed(line["octaves_apart"], 1),
         )
         for line in _RANKS.document["best"]
     ]
     return markdown(("best learning rate", *(f"rank {rank}" for rank in ranks), "octaves apart"), rows)
+
+
+def _has_learned(line: dict[str, Any], rank: str) -> bool:
+    return line.get("learned", {}).get(rank, True)  # older results do not say
 
 
 def _lines(document: dict[str, Any], loss: str) -> list[dict[str, Any]]:

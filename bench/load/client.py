@@ -5,14 +5,15 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from functools import partial
 from types import TracebackType
 from typing import Any
 
 import aiohttp
 import msgspec
 
-from bench.errors import BenchError
+from bench.errors import BenchError, SystemFailed
 from bench.load.events import EventStream, MalformedStream, error_text
 from bench.load.options import Endpoint, Engine, Prefill
 from bench.load.record import (
@@ -31,6 +32,10 @@ _MAX_ERROR_BYTES = 4096
 _DIGITS = 6  # of times in seconds
 _ASK_TIMEOUT_S = 10.0
 _ASK_EVERY_S = 0.2
+_MAX_SHOWN = 200  # bytes
+
+
+Receive = Callable[[str, dict[str, Any]], Coroutine[Any, Any, None]]
 
 
 class _Failed(Exception):
@@ -67,7 +72,7 @@ class Client:
         detail, status = "", None
         try:
             async with asyncio.timeout(self._endpoint.timeout_s):
-                await self._exchange(self._endpoint.engine_of(session), request, adapter, stream)
+                await self._exchange(self._endpoint.engine_of(session), request, adapter, partial(self._stream, stream))
         except TimeoutError:
             kind, detail = TIMED_OUT, f"no end within {self._endpoint.timeout_s:g} s"
         except _Failed as failed:
@@ -96,10 +101,31 @@ class Client:
             detail=detail,
         )
 
-    async def _exchange(self, engine: Engine, request: Request, adapter: int | None, stream: EventStream) -> None:
+    async def complete(self, request: Request, adapter: int | None) -> dict[str, Any]:
+        """The answer as a whole, not streamed. Raises SystemFailed: there is no record that a failure could be in."""
+        engine = self._endpoint.engine_of(0)
+        answers: list[bytes] = []
+
+        async def receive(url: str, body: dict[str, Any]) -> None:
+            answers.append(await self._whole(url, body))
+
+        try:
+            async with asyncio.timeout(self._endpoint.timeout_s):
+                await self._exchange(engine, request, adapter, receive)
+        except _Failed as failed:
+            raise SystemFailed(f"{engine.url}: {failed.detail} (status {failed.status})") from failed
+        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+            raise SystemFailed(f"{engine.url}: {error or type(error).__name__}") from error
+        try:
+            return msgspec.json.decode(answers[0])
+        except msgspec.DecodeError as error:
+            raise SystemFailed(f"{engine.url}: {error}: {answers[0][:_MAX_SHOWN]!r}") from error
+
+    async def _exchange(self, engine: Engine, request: Request, adapter: int | None, receive: Receive) -> None:
+        """Send a request to an engine, or to both of a pair; `receive` gets the answer from a URL and a body."""
         body = fields_of(self._endpoint, request, adapter)
         if engine.prefill is None:
-            await self._stream(engine.url + request.path, body, stream)
+            await receive(engine.url + request.path, body)
             return
         of_decode = body if engine.decode_has_adapters else fields_of(self._endpoint, request, None)
         meeting = {
@@ -110,23 +136,26 @@ class Client:
         try:
             async with asyncio.TaskGroup() as group:  # an error of one ends the other
                 group.create_task(self._read_prompt(engine.prefill, request.path, body | meeting), name="prefill")
-                group.create_task(self._stream(engine.url + request.path, of_decode | meeting, stream), name="decode")
+                group.create_task(receive(engine.url + request.path, of_decode | meeting), name="decode")
         except ExceptionGroup as errors:
             raise errors.exceptions[0] from None
 
     async def _read_prompt(self, prefill: Prefill, path: str, body: dict[str, Any]) -> None:
         """The prefill engine's part. Its answer has nothing that the decode engine's has not."""
+        await self._whole(prefill.url + path, body, "prefill: ")
+
+    async def _whole(self, url: str, body: dict[str, Any], whose: str = "") -> bytes:
         body = {name: value for name, value in body.items() if name != "stream_options"} | {"stream": False}
-        async with self._post(prefill.url + path, body) as answer:
+        async with self._post(url, body) as answer:
             if answer.status != 200:
-                raise _Failed(ERROR_ANSWER, f"prefill: {await _error_detail(answer)}", answer.status)
-            await answer.read()
+                raise _Failed(ERROR_ANSWER, whose + await _error_detail(answer), answer.status)
+            return await answer.read()
 
     def _post(self, url: str, body: dict[str, Any]) -> Any:
         headers = {"content-type": "application/json", **self._endpoint.headers}
         return self._session.post(url, data=msgspec.json.encode(body), headers=headers)
 
-    async def _stream(self, url: str, body: dict[str, Any], stream: EventStream) -> None:
+    async def _stream(self, stream: EventStream, url: str, body: dict[str, Any]) -> None:
         async with self._post(url, body) as answer:
             if answer.status != 200:
                 raise _Failed(ERROR_ANSWER, await _error_detail(answer), answer.status)
@@ -159,11 +188,9 @@ def fields_of(endpoint: Endpoint, request: Request, adapter: int | None) -> dict
     }
     if endpoint.ignore_eos:
         body["ignore_eos"] = True
-    if adapter is not None:
+    if adapter is not None and endpoint.adapter_field != "none":
         name = endpoint.adapters[adapter]
         match endpoint.adapter_field:
-            case "none":
-                pass
             case "model":
                 body["model"] = name
             case "base:adapter":

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TextIO
@@ -32,12 +31,7 @@ def document(load: Load, outcome: Outcome, command: str, slo_ms: dict[str, float
     """What is written with --json. docs/benchmarks.md has the fields."""
     return {
         "format": FORMAT,
-        "benchmark": "load",
-        "commit": provenance.commit(),
-        "command": command,
-        "hardware": provenance.hardware("cpu"),
-        "versions": provenance.versions(),
-        "settings": settings(load),
+        **provenance.head("load", command, settings(load)),
         "workload": described(load),
         "generator": generator_of(outcome),
         "summary": summary(outcome.records, slo_ms),
@@ -119,10 +113,6 @@ def described(load: Load) -> dict[str, Any]:
         "sha256": load.stream().digest(num_digested),
         "num_digested": num_digested,
     }
-
-
-def write_json(found: dict[str, Any], path: Path) -> None:
-    path.write_text(json.dumps(found, indent=1) + "\n")
 
 
 def read(path: Path) -> tuple[dict[str, Any], list[Record]]:

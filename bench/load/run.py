@@ -14,7 +14,7 @@ import uvloop
 
 from bench.errors import BenchError
 from bench.load.client import ask_models
-from bench.load.document import document, generator_of, read, sweep_document, write_csv, write_json
+from bench.load.document import document, generator_of, read, sweep_document, write_csv
 from bench.load.generator import Outcome, generate, processes_for
 from bench.load.options import ADAPTER_FIELDS, Load
 from bench.load.report.compare import Ratio, compare, differences, failures
@@ -24,6 +24,7 @@ from bench.load.report.page import load_page
 from bench.load.report.terminal import LiveLine, busy_warning, table
 from bench.load.summary import SLO_KEYS, summary
 from bench.load.sweep import Ended, Found, Probe, Sweep, search
+from bench.measuring.output import require_folders, write_json
 
 T = TypeVar("T")
 
@@ -43,9 +44,7 @@ class Files:
 
     def check(self) -> None:
         """Raises BenchError before anything is measured."""
-        for path in (self.json, self.csv, self.html):
-            if path is not None and not path.absolute().parent.is_dir():
-                raise BenchError(f"{path}: there is no folder {path.parent}")
+        require_folders(self.json, self.csv, self.html)
 
 
 async def resolved(load: Load, ready_timeout_s: float) -> Load:
@@ -73,7 +72,7 @@ async def measure(load: Load, num_warm_up: int, out: TextIO) -> Outcome:
 
 
 def warm_up_of(load: Load, count: int) -> Load:
-    """Requests of the same shape from another seed, as fast as so many clients ask."""
+    """The warm-up: `count` requests of the same shape from another seed, in a closed loop."""
     return msgspec.structs.replace(
         load,
         seed=load.seed + _WARM_UP_SEED,

@@ -38,7 +38,7 @@ class Sweep:
 
     @property
     def min_requests(self) -> int:
-        """Of a probe: so many that a single one out of time does not decide, up to a thousand."""
+        """Requests of a probe: enough that one late request does not decide the outcome, at most 1,000."""
         return max(_MIN_REQUESTS, min(_MANY_REQUESTS, math.ceil(round(1 / max(1e-9, 1 - self.share), 6))))
 
     def probe_s(self, rate: float) -> float:

@@ -110,7 +110,6 @@ def document(
     found = compared(measured, systems, options.slo_ms) if has_figures else []
     return {
         "format": FORMAT,
-        "benchmark": "matrix",
         **facts,
         "figures": [
             {"cell": one.cell, "system": name, "name": each.name, "unit": each.unit, "value": _rounded(each.value),

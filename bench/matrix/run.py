@@ -16,7 +16,6 @@ import msgspec
 
 from bench.errors import BenchError, SystemFailed
 from bench.load.document import document as load_document
-from bench.load.document import write_json
 from bench.load.generator import generate, processes_for
 from bench.load.options import Endpoint, Load
 from bench.load.report.page import load_page
@@ -26,9 +25,10 @@ from bench.matrix.options import SYSTEMS, Options
 from bench.matrix.plan import Cell, in_turn
 from bench.matrix.report import markdown, matrix_page
 from bench.matrix.results import Measured
-from bench.matrix.systems import Started, Starter, client_session
+from bench.matrix.systems import Started, Starter
 from bench.measuring import provenance
 from bench.measuring.contention import cpu_use, foreign_cores
+from bench.measuring.output import require_folders, write_json
 from bench.options import DTYPE
 from bench.systems.models import MODELS
 
@@ -48,9 +48,7 @@ class Files:
 
     def check(self) -> None:
         """Raises BenchError before anything is measured."""
-        for path in (self.json, self.html, self.markdown, self.loads):
-            if path is not None and not path.absolute().parent.is_dir():
-                raise BenchError(f"{path}: there is no folder {path.parent}")
+        require_folders(self.json, self.html, self.markdown, self.loads)
         if self.loads is not None:
             self.loads.mkdir(exist_ok=True)
 
@@ -88,31 +86,26 @@ def run(options: Options, command: str, files: Files, progress: Callable[[str], 
 def facts_of(options: Options, command: str) -> dict[str, Any]:
     """Where the numbers come from."""
     model = MODELS[options.model]
-    return {
-        "commit": provenance.commit(),
-        "command": command,
-        "hardware": provenance.hardware(options.device),
-        "versions": provenance.versions(),
-        "settings": {
-            "systems": {name: SYSTEMS[name] for name in options.systems},
-            "cells": [cell.name for cell in options.cells],
-            "slo_ms": options.slo_ms,
-            "duration_s": options.duration_s,
-            "repeats": options.repeats,
-            "slots": options.num_slots,
-            "lora_rank": options.lora_rank,
-            "model": options.model,
-            "model_sizes": {
-                "hidden": model.hidden, "num_layers": model.num_layers, **(model.config or {}), "dtype": DTYPE,
-                "weights": "random",
-            },
-            "device": options.device,
-            "gpus": options.num_gpus,
-            "through": options.through,
-            "seed": options.seed,
-            "engine_arguments": list(options.engine_arguments),
+    settings = {
+        "systems": {name: SYSTEMS[name] for name in options.systems},
+        "cells": [cell.name for cell in options.cells],
+        "slo_ms": options.slo_ms,
+        "duration_s": options.duration_s,
+        "repeats": options.repeats,
+        "slots": options.num_slots,
+        "lora_rank": options.lora_rank,
+        "model": options.model,
+        "model_sizes": {
+            "hidden": model.hidden, "num_layers": model.num_layers, **(model.config or {}), "dtype": DTYPE,
+            "weights": "random",
         },
+        "device": options.device,
+        "gpus": options.num_gpus,
+        "through": options.through,
+        "seed": options.seed,
+        "engine_arguments": list(options.engine_arguments),
     }  # fmt: skip
+    return provenance.head("matrix", command, settings, options.device)
 
 
 async def _measure_all(
@@ -123,8 +116,7 @@ async def _measure_all(
     # SIGTERM acts as Ctrl-C: the engines are stopped in order, which removes their shared memory.
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     async with contextlib.AsyncExitStack() as stack:
-        session = await stack.enter_async_context(client_session())
-        base, started = await Starter(options, folder, session, stack).start_all(progress)
+        base, started = await Starter(options, folder, stack).start_all(progress)
         systems = {each.name: each for each in started}
         progress("every adapter gives its own answer on every system that has adapters")
         total = len(options.cells) * len(systems) * options.repeats

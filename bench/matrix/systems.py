@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 
-import aiohttp
+import msgspec
 
 from adapters.errors import AdapterError
 from adapters.model.base_model import MODULES, BaseModel
@@ -22,7 +22,7 @@ from bench.options import DTYPE, Shape
 from bench.systems.adapter_set import PreparedAdapter, prepare_adapters
 from bench.systems.engines import HOST, engine_spec, load_adapters, running_engine
 from bench.systems.models import write_model
-from bench.systems.systems import OneEngine, Pair, System, ThroughRouter
+from bench.systems.systems import SERVED_MODEL, CalledSystem, System
 from bench.workloads.workload import Stream
 from cluster.config.schema import ClusterConfig
 from cluster.errors import StartError
@@ -30,14 +30,12 @@ from cluster.local.supervisor import local_cluster
 from engine.arguments import AdapterSlots, EngineSpec
 from process.free_ports import free_port
 
-SERVED_MODEL = "bench"
 _MAX_TOTAL_TOKENS = {"cpu": 65536, "cuda": 131072}
 _OPEN_CONCURRENCY = 32  # that an open loop is expected to reach
 _SIZED_BY = 64  # requests of each cell from which the largest is taken
 _MAX_CHECKED = 128  # adapters
 _CHECK_PROMPT_TOKENS = 32
 _CHECK_TOKENS = 4
-_REQUEST_TIMEOUT_S = 300.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +53,6 @@ class Starter:
 
     options: Options
     folder: Path
-    session: aiohttp.ClientSession
     stack: contextlib.AsyncExitStack
 
     async def start_all(self, progress: Callable[[str], None]) -> tuple[BaseModel, list[Started]]:
@@ -100,27 +97,27 @@ class Starter:
             return await self._start_cluster(name, adapters)
         names = tuple(each.revision_id for each in adapters)
         engines: list[Engine] = []
-        parts: list[System] = []
         for number in range(self._num_groups(name)):
             if name in PAIRS:
-                engine = await self._pair(name, number, adapters)
-                assert engine.prefill is not None
-                part = Pair(
-                    name, self.session, engine.prefill.url, engine.url, HOST, engine.prefill.kv_port, names,
-                    engine.decode_has_adapters,
-                )  # fmt: skip
-                parts.append(part)
+                engines.append(await self._pair(name, number, adapters))
             else:
                 role = "unified" if name == "unified" else "stock"
                 spec = self._spec(role, name, number, gpus=(number,), has_adapters=name != "none")
-                engine = Engine(await self._run(spec, name, adapters))
-                parts.append(OneEngine(name, self.session, engine.url, names if name != "none" else ()))
-            engines.append(engine)
+                engines.append(Engine(await self._run(spec, name, adapters)))
         field = "none" if name == "none" else "lora_path"
         # Names stay where no adapter is sent, so that all systems get the same requests.
         names = names or tuple(f"adapter-{number}" for number in range(self.options.max_adapters))
         endpoint = Endpoint(engines[0].url, SERVED_MODEL, names, field, engines=tuple(engines))
+        parts = [
+            await self._part(name, msgspec.structs.replace(endpoint, url=engine.url, engines=(engine,)))
+            for engine in engines
+        ]
         return Started(name, endpoint, tuple(parts))
+
+    async def _part(self, name: str, endpoint: Endpoint) -> System:
+        system = CalledSystem(name, endpoint)
+        await self.stack.enter_async_context(system.client)
+        return system
 
     def _num_groups(self, name: str) -> int:
         """Engines, or pairs of engines. On one GPU or a CPU, both engines of a pair share it."""
@@ -207,7 +204,7 @@ class Starter:
             raise SystemFailed(str(error)) from error
         names = tuple(each.name for each in adapters)
         endpoint = Endpoint(cluster.url, SERVED_MODEL, names, "adapter")
-        return Started(name, endpoint, (ThroughRouter(name, self.session, cluster.url, names),))
+        return Started(name, endpoint, (await self._part(name, endpoint),))
 
     @property
     def _model(self) -> Path:
@@ -229,10 +226,3 @@ def largest_of(options: Options) -> tuple[int, int]:
 
 def _disaggregated(mode: str) -> tuple[str, ...]:
     return ("--disaggregation-mode", mode, "--disaggregation-transfer-backend", "nixl")
-
-
-def client_session() -> aiohttp.ClientSession:
-    """For the checks."""
-    timeout = aiohttp.ClientTimeout(total=_REQUEST_TIMEOUT_S)
-    # Reusing a connection that the server just closed is an error, so idle ones are closed earlier here.
-    return aiohttp.ClientSession(timeout=timeout, connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=1.0))

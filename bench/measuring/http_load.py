@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,6 +22,9 @@ class HttpLoad:
     """The answers to a load. Times in seconds, one per request, in the order of the answers."""
 
     first_s: list[float] = field(default_factory=list)  # until the first event, or the whole answer without a stream
+    later_first_s: list[float] = field(
+        default_factory=list
+    )  # without each connection's first request: they come at once
     num_events: int = 0  # with each stream's last one
     duration_s: float = 0.0
 
@@ -35,11 +38,13 @@ async def http_load(
     num_events: int,
     timeout_s: float,
     tls: ssl.SSLContext | None = None,
+    on_connected: Callable[[], None] = lambda: None,
 ) -> HttpLoad:
     """Send `num_requests` times the same request to 127.0.0.1, each connection one after the other.
 
-    Every answer must be a 200: with a stream of `num_events` events and [DONE] or, if that is 0, whole. Raises
-    WrongAnswer, or SystemFailed if a connection breaks or the time is up.
+    `on_connected` is called when all connections are open, before the first request. Every answer must be a 200: with a
+    stream of `num_events` events and [DONE] or, if that is 0, whole. Raises WrongAnswer, or SystemFailed if a
+    connection breaks or the time is up.
     """
     load = HttpLoad()
     todo = iter(range(num_requests))
@@ -53,6 +58,7 @@ async def http_load(
                     lambda: _Connection(load, todo, request, num_events), "127.0.0.1", port, ssl=tls
                 )
                 connections.append(connection)
+            on_connected()
             began_at = time.perf_counter()
             for connection in connections:
                 connection.send_next()
@@ -76,6 +82,7 @@ class _Connection(asyncio.Protocol):
         self._load = load
         self._todo = todo
         self._request = request
+        self._num_sent = 0
         self._num_events = num_events
         self._transport: asyncio.Transport | None = None
 
@@ -95,6 +102,7 @@ class _Connection(asyncio.Protocol):
         self._parser = httptools.HttpResponseParser(self)
         self._body: list[bytes] = []
         self._sent_at = time.perf_counter()
+        self._num_sent += 1
         self._transport.write(self._request)
 
     def close(self) -> None:
@@ -113,7 +121,10 @@ class _Connection(asyncio.Protocol):
 
     def on_body(self, body: bytes) -> None:
         if not self._body:
-            self._load.first_s.append(time.perf_counter() - self._sent_at)
+            first_s = time.perf_counter() - self._sent_at
+            self._load.first_s.append(first_s)
+            if self._num_sent > 1:
+                self._load.later_first_s.append(first_s)
         self._body.append(body)
 
     def on_message_complete(self) -> None:

@@ -6,12 +6,26 @@ import os
 import platform
 import subprocess
 import sys
+from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
 COMMIT_VARIABLE = "PRELUDE_COMMIT"  # the commit, for copies without a git checkout
 _ROOT = Path(__file__).parents[2]
 _PACKAGES = ("sglang", "torch", "transformers", "nixl", "aiohttp", "numpy")
+
+
+def head(benchmark: str, command: str, settings: Mapping[str, Any], device: str = "cpu") -> dict[str, Any]:
+    """What every result file begins with: what was run, where, and with which settings."""
+    return {
+        "benchmark": benchmark,
+        "commit": commit(),
+        "command": command,
+        "hardware": hardware(device),
+        "versions": versions(),
+        "settings": settings,
+    }
 
 
 def commit() -> str:

@@ -45,6 +45,9 @@ class Attempt(Generic[W]):
     placed_s: float = 0.0
     is_over: bool = False  # ended or given up: engines skip it
     has_room: bool = False  # KV memory of the generator is kept for it
+    awaits_room: bool = False
+    is_unread: bool = False  # it has room, and its prompt is queued or read
+    generates: bool = False
 
     @property
     def revision_id(self) -> str | None:

@@ -21,7 +21,7 @@ _ROUNDING = 1e-6  # of a step
 
 
 class DecodeBatch(Generic[T]):
-    """Sequences of type T. Whole steps are kept apart: who joins, joins at `until_boundary_s`."""
+    """Sequences of type T. They decode together and join between two steps (`until_boundary_s`)."""
 
     def __init__(self, times: EngineTimes, clock: Clock, on_end: Callable[[T], None]) -> None:
         self._times, self._clock, self._on_end = times, clock, on_end

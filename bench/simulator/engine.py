@@ -13,6 +13,7 @@ from bench.simulator.attempt import Attempt
 from bench.simulator.clock import Clock
 from bench.simulator.curves import EngineTimes
 from bench.simulator.decode_batch import DecodeBatch
+from router.fleet.queues import NO_QUEUES, Queues
 
 _LOOK_AHEAD = 64  # prompts behind those whose adapters find no slot in this batch
 OnAttempt = Callable[[Attempt], None]
@@ -34,6 +35,10 @@ class Engine:
         self.num_batches = 0
         self.used_kv_tokens = 0  # by those that were admitted
         self.num_admitted = 0
+        self.num_awaiting_room = 0  # here, or at the decode workers of its prompts
+        self.num_unread = 0  # prompts with room
+        self._num_generating = 0
+        self._generating_kv_tokens = 0
         self._admissions: deque[tuple[Attempt, OnAttempt]] = deque()
         self._waiting: deque[Attempt] = deque()  # prompts
         self._slots: OrderedDict[str, None] = OrderedDict()
@@ -51,9 +56,27 @@ class Engine:
         self._admissions.append((attempt, then))
         self._admit()
 
+    def queues(self, role: str) -> Queues:
+        """What its agent reports."""
+        if role == "prefill":
+            return Queues(self.num_awaiting_room + self.num_unread, self.num_awaiting_room)
+        if role == "unified":
+            return NO_QUEUES
+        return Queues(
+            self.num_awaiting_room + self.num_admitted,
+            self.num_awaiting_room,
+            self.num_admitted - self._num_generating,
+            self._limits.max_running,
+            self._generating_kv_tokens,
+        )
+
     def release(self, attempt: Attempt) -> None:
         """Its room is free. For sequences that have room only."""
         attempt.has_room = False
+        if attempt.generates:
+            attempt.generates = False
+            self._num_generating -= 1
+            self._generating_kv_tokens -= attempt.request.kv_tokens
         self.used_kv_tokens -= attempt.request.kv_tokens
         self.num_admitted -= 1
         if self._admissions and not self._is_stopped:
@@ -174,6 +197,9 @@ class Engine:
     def _join(self, attempt: Attempt) -> None:
         if self._is_stopped or attempt.is_over:
             return
+        attempt.generates = True
+        self._num_generating += 1
+        self._generating_kv_tokens += attempt.request.kv_tokens
         self._on_first(attempt)
         request = attempt.request
         if request.output_tokens > 1:

@@ -56,16 +56,21 @@ class RoleChanger:
 
     def _wanted(self) -> str | None:
         """The role of which one more would help, and one less of the other would not hurt."""
-        routers, changes = self._run.routers, self._changes
-        queue_s = sum(router.prefill_queue_s() for router in routers)  # each knows its own
-        kv_used = max(router.decode_kv_used() for router in routers)
-        if changes.max_running:
-            kv_used = max(kv_used, sum(router.decode_sequences() for router in routers) / changes.max_running)
-        if queue_s > changes.high_queue_s and kv_used < changes.low_kv:
+        changes, queue_s, load = self._changes, self._queue_s(), self._decode_load()
+        if queue_s > changes.high_queue_s and load < changes.low_load:
             return "prefill"
-        if kv_used > changes.high_kv and queue_s < changes.low_queue_s:
+        if load > changes.high_load and queue_s < changes.high_queue_s:
             return "decode"
         return None
+
+    def _queue_s(self) -> float:
+        """Each router knows its own requests."""
+        routers, is_mixed = self._run.routers, self._changes.is_mixed
+        return sum(router.whole_queue_s() if is_mixed else router.prefill_queue_s() for router in routers)
+
+    def _decode_load(self) -> float:
+        routers, is_mixed = self._run.routers, self._changes.is_mixed
+        return max(router.decode_kv_used() if is_mixed else router.decode_load() for router in routers)
 
     def _least_used(self, role: str) -> Worker | None:
         """None if it is the last one of its role."""

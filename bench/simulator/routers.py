@@ -13,6 +13,7 @@ from bench.simulator.worker import Worker
 from cluster.config.router import PlacementConfig
 from router.fleet.fleet_state import FleetState, WorkerView
 from router.fleet.holders import Holders
+from router.fleet.saturation import decode_load, mean, prefill_queue_s
 from router.fleet.worker_loads import WorkerLoads
 from router.placement.placer import Placer
 from router.placement.request import Placement
@@ -44,21 +45,22 @@ class Router:
                 return placement
         return self.placer.place(asked, self.state, request.failed)
 
-    # The two metrics for autoscalers (docs/placement.md).
+    # The metrics for autoscalers (docs/placement.md).
 
     def prefill_queue_s(self) -> float:
-        loads = self.state.reader_loads
-        return sum(load.queue_s for load in loads) / len(loads) if loads else 0.0
+        return prefill_queue_s(self.state)
+
+    def decode_load(self) -> float:
+        return decode_load(self.state)
+
+    # Those that autoscalers had before.
+
+    def whole_queue_s(self) -> float:
+        return mean([load.queue_s for load in self.state.reader_loads])
 
     def decode_kv_used(self) -> float:
         loads = [self.loads[view.name] for view in self.state.decodes]
-        shares = [load.used_kv_tokens / load.max_kv_tokens for load in loads if load.max_kv_tokens]
-        return sum(shares) / len(shares) if shares else 0.0
-
-    def decode_sequences(self) -> float:
-        """Of this router at a decode worker, in the mean. No metric yet."""
-        decodes = self.state.decodes
-        return sum(self.loads[view.name].num_sequences for view in decodes) / len(decodes) if decodes else 0.0
+        return mean([load.used_kv_tokens / load.max_kv_tokens for load in loads if load.max_kv_tokens])
 
 
 def views_of(workers: Iterable[Worker]) -> tuple[Mapping[str, WorkerView], Mapping[str, WorkerView]]:

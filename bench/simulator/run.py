@@ -155,12 +155,15 @@ class Run:
             self._router(attempt.request.number).placer.loaded(attempt.placed, waited_s)
         attempt.placed.holds[0].read_begins()
         if self._reaches(attempt, attempt.generator):
+            self._count(attempt, awaits_room=True)
             attempt.generator.engine.admit(attempt, self._admitted)
 
     def _admitted(self, attempt: Attempt) -> None:
+        self._count(attempt, is_unread=True)
         attempt.reader.engine.read(attempt)
 
     def _read(self, attempt: Attempt) -> None:
+        self._count(attempt)
         attempt.placed.holds[0].read_ended()
         if attempt.is_pair:
             self.clock.after(self._times.transfer_s(attempt.request.prompt_tokens), self._transferred, attempt)
@@ -182,8 +185,18 @@ class Run:
         attempt.request.end_s = self.clock.now + self._times.answer_s
         self._done(attempt.request, SERVED)
 
+    def _count(self, attempt: Attempt, *, awaits_room: bool = False, is_unread: bool = False) -> None:
+        """Keep what its engines report right: what it waits for now, if it does."""
+        for worker in {attempt.reader, attempt.generator}:
+            if worker.is_up:  # else its counts are lost
+                worker.engine.num_awaiting_room += awaits_room - attempt.awaits_room
+        if attempt.reader.is_up:
+            attempt.reader.engine.num_unread += is_unread - attempt.is_unread
+        attempt.awaits_room, attempt.is_unread = awaits_room, is_unread
+
     def _leave(self, attempt: Attempt) -> None:
         attempt.is_over = True
+        self._count(attempt)
         if attempt.has_room and attempt.generator.is_up:
             attempt.generator.engine.release(attempt)
         attempt.placed.release()
@@ -264,13 +277,17 @@ class Run:
         self.refresh()
 
     def _report(self) -> None:
-        """What every engine's agent says of its KV memory."""
+        """What every engine's agent says of its KV memory and its queues."""
         max_kv_tokens = self.scenario.curves.limits.max_kv_tokens
         for worker in self.workers.values():
-            if worker.is_up and worker.role != "prefill":
+            if worker.is_up:
+                queues = worker.engine.queues(worker.role)
                 for router in self.routers:
                     router.loads.report(
-                        worker.name, used_kv_tokens=worker.engine.used_kv_tokens, max_kv_tokens=max_kv_tokens
+                        worker.name,
+                        used_kv_tokens=worker.engine.used_kv_tokens,
+                        max_kv_tokens=max_kv_tokens if worker.role != "prefill" else 0,
+                        queues=queues,
                     )
         if not self._has_arrivals and self._num_open and self.clock.num_pending <= self._num_recurring:
             raise RuntimeError(f"{self._num_open} requests wait for an event that never comes")

@@ -62,16 +62,15 @@ class Loss:
 
 @dataclass(frozen=True, slots=True)
 class RoleChanges:
-    """Prefill and decode workers change roles by the routers' two metrics for autoscalers (docs/placement.md)."""
+    """Prefill and decode workers change roles by the routers' metrics for autoscalers (docs/placement.md)."""
 
     period_s: float = 5.0  # between two looks at the metrics
     change_s: float = 30.0  # from an idle engine to one of the other role
     drain_s: float = 30.0  # longest wait for its requests; what is left is then tried elsewhere, or cut
-    high_queue_s: float = 0.5  # prompts wait: one more prefill worker, if decode workers have room
-    low_queue_s: float = 0.05
-    high_kv: float = 0.8  # decode workers are full: one more, if no prompt waits
-    low_kv: float = 0.5
-    max_running: int = 0  # sequences at a decode worker at which it is full, too; 0: as the metrics, KV memory only
+    high_queue_s: float = 1.0  # prompts wait longer: one more prefill worker, if decode workers have room
+    low_load: float = 0.35
+    high_load: float = 0.7  # decode workers are full: one more, if prompts do not wait so long
+    is_mixed: bool = False  # by what the metrics were before: all prompts that wait, and all KV memory that is promised
 
 
 @dataclass(frozen=True, slots=True)

@@ -99,7 +99,7 @@ class Replay:
 
 @dataclass(frozen=True, slots=True)
 class ClosedLoop:
-    """So many clients, who send the next request when they have the answer."""
+    """A closed loop: each client sends its next request when it has the answer to the last one."""
 
     concurrency: int
     num_requests: int

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 MIB = 1024**2
-CHAT, COMPLETIONS, TOKENIZE = "/v1/chat/completions", "/v1/completions", "/v1/tokenize"
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+TOKENIZE, DETOKENIZE = "/v1/tokenize", "/v1/detokenize"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +41,8 @@ def refused(model: str, max_bytes: int) -> list[CostlyBody]:
         filled("nested lists", COMPLETIONS, head, b"[", b""),
         filled("empty messages", CHAT, messages, b"{},", b"{}]}"),
         filled("one long message", CHAT, messages + b'{"role":"user","content":"', "中".encode(), b'"}]}'),
+        filled("strings to tokenize", TOKENIZE, b'{"prompt":[', b'"a",', b'"a"]}'),
+        filled("token ids to make a text of", DETOKENIZE, b'{"tokens":[', b"1,", b"1]}"),
         filled("stop strings", COMPLETIONS, head + b'"x","stop":[', b'"a",', b'"a"]}'),
         filled("biases", COMPLETIONS, head + b'"x","logit_bias":{', b'"1":1,', b'"1":1}}'),
     ]
@@ -70,6 +73,8 @@ def admitted(model: str, context_length: int, max_choices: int, num_biases: int 
     ]
     form = {"type": "json_schema", "json_schema": {"name": "x"}}
     shared = 24 * MIB // max_choices
+    ids = [100] * context_length
+    lists = [[100] * (context_length // 1024)] * 1024
     return [
         completion("a prompt of the most bytes", prompt=text(prompt_bytes)),
         completion("one word of the most bytes", prompt="a" * prompt_bytes),
@@ -92,6 +97,9 @@ def admitted(model: str, context_length: int, max_choices: int, num_biases: int 
         chat("a schema with 16 counted strings", response_format=form | _schema(form, long_strings)),
         completion("a regular expression of 1 KiB", prompt="the", regex="".join(f"(a{n}|b+)c" for n in range(110))),
         CostlyBody("token ids of the most bytes", TOKENIZE, json.dumps({"prompt": text(prompt_bytes)}).encode()),
+        CostlyBody("token ids of 1,024 strings", TOKENIZE, json.dumps({"prompt": ["the sea"] * 1024}).encode()),
+        CostlyBody("the text of the most token ids", DETOKENIZE, json.dumps({"tokens": ids}).encode()),
+        CostlyBody("the texts of 1,024 lists", DETOKENIZE, json.dumps({"tokens": lists}).encode()),
     ]
 
 

@@ -49,8 +49,13 @@ class WorkerSettings(msgspec.Struct, frozen=True):
         return None if self.tls is None else CertificateFiles(*map(Path, self.tls))
 
 
+class _StreamOptions(msgspec.Struct):
+    include_usage: bool | None = None
+
+
 class _Stream(msgspec.Struct):
     stream: bool = False
+    stream_options: _StreamOptions | None = None
 
 
 _stream = msgspec.json.Decoder(_Stream)
@@ -92,6 +97,9 @@ class _Answers:
             "dp_size": 1,
         }
         models = {"object": "list", "data": [{"id": settings.model, "object": "model"}]}
+        counts = {**usage, "completion_tokens": settings.num_events, "total_tokens": 50 + settings.num_events}
+        total = {"object": "chat.completion.chunk", "choices": [], "usage": counts}
+        self.usage = _chunk(b"data: " + msgspec.json.encode({**common, **total}) + b"\n\n")
         self.event = _chunk(b"data: " + msgspec.json.encode({**common, **event}) + b"\n\n")
         self.answer = _whole(msgspec.json.encode({**common, **answer, "usage": usage}))
         self.info = _whole(msgspec.json.encode(info))
@@ -107,6 +115,7 @@ class _Engine(asyncio.Protocol):
         self._parser = httptools.HttpRequestParser(self)
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
+        self._includes_usage: bool | None = None
 
     def connection_made(self, transport: Any) -> None:  # uvloop's is no subclass of asyncio.Transport
         self._transport = transport
@@ -132,7 +141,9 @@ class _Engine(asyncio.Protocol):
 
     def on_message_complete(self) -> None:
         if self._url.startswith(_GENERATING):
-            if _stream.decode(self._body).stream:
+            asked = _stream.decode(self._body)
+            if asked.stream:
+                self._includes_usage = asked.stream_options is not None and asked.stream_options.include_usage
                 self._transport.write(_STREAM_HEAD)
                 self._send_event(self._settings.num_events)
             else:
@@ -147,6 +158,8 @@ class _Engine(asyncio.Protocol):
             self._transport.write(self._answers.event)
             self._timer = self._loop.call_later(self._settings.event_gap_s, self._send_event, num_left - 1)
         else:
+            if self._includes_usage:
+                self._transport.write(self._answers.usage)
             self._transport.write(_STREAM_END)
 
 

@@ -64,7 +64,7 @@ class RunningSystem:
 
 
 def workers(num_events: int, event_gap_s: float) -> dict[str, WorkerSettings]:
-    """A prefill and a decode worker, on free ports."""
+    """A prefill and a decode worker, on free ports. Prefill answers at once, a stream, too."""
     return {
         name: WorkerSettings(
             name=name,
@@ -74,8 +74,8 @@ def workers(num_events: int, event_gap_s: float) -> dict[str, WorkerSettings]:
             control_port=free_port(),
             bootstrap_port=free_port(),
             warm_with=("decode-0",) if role == "prefill" else (),
-            num_events=num_events,
-            event_gap_s=event_gap_s,
+            num_events=1 if role == "prefill" else num_events,
+            event_gap_s=0.0 if role == "prefill" else event_gap_s,
         )
         for name, role in (("prefill-0", "prefill"), ("decode-0", "decode"))
     }

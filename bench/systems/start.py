@@ -8,16 +8,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import aiohttp
-
 from adapters.errors import AdapterError
 from adapters.model.base_model import MODULES, BaseModel
 from bench.errors import SystemFailed
+from bench.load.options import Endpoint, Engine, Prefill
 from bench.options import DTYPE, Options
 from bench.systems.adapter_set import PreparedAdapter, prepare_adapters
 from bench.systems.engines import HOST, engine_spec, load_adapters, running_engine
 from bench.systems.models import write_model
-from bench.systems.systems import OneEngine, Pair, System, ThroughRouter
+from bench.systems.systems import SERVED_MODEL, CalledSystem, System
 from cluster.config.schema import ClusterConfig
 from cluster.errors import StartError
 from cluster.local.supervisor import local_cluster
@@ -35,7 +34,6 @@ class Starter:
 
     options: Options
     folder: Path
-    session: aiohttp.ClientSession
     stack: contextlib.AsyncExitStack
 
     async def start_all(self, progress: Callable[[str], None]) -> tuple[BaseModel, list[System]]:
@@ -77,16 +75,22 @@ class Starter:
         return "source" if system == "stock" or through_agents else "serving"
 
     async def _start(self, name: str, adapters: list[PreparedAdapter]) -> System:
-        revisions = [adapter.revision_id for adapter in adapters]
+        system = CalledSystem(name, await self._endpoint(name, adapters))
+        await self.stack.enter_async_context(system.client)
+        return system
+
+    async def _endpoint(self, name: str, adapters: list[PreparedAdapter]) -> Endpoint:
+        revisions = tuple(adapter.revision_id for adapter in adapters)
         if name != "pd":
             url, _ = await self._engine(_ROLES[name], name, adapters)
-            return OneEngine(name, self.session, url, revisions)
+            return Endpoint(url, SERVED_MODEL, revisions, "lora_path" if revisions else "none")
         if self.options.pd_through == "router":
-            return ThroughRouter(name, self.session, await self._cluster(adapters), [each.name for each in adapters])
+            return Endpoint(await self._cluster(adapters), SERVED_MODEL, tuple(each.name for each in adapters))
         prefill_url, kv_port = await self._engine("prefill", "prefill", adapters)
         decode_url, _ = await self._engine("decode", "decode", [])
         assert kv_port is not None
-        return Pair(name, self.session, prefill_url, decode_url, HOST, kv_port, revisions)
+        pair = Engine(decode_url, Prefill(prefill_url, HOST, kv_port))
+        return Endpoint(decode_url, SERVED_MODEL, revisions, "lora_path", engines=(pair,))
 
     async def _engine(self, role: str, name: str, adapters: list[PreparedAdapter]) -> tuple[str, int | None]:
         """Start an engine with its adapters; its URL and, for a prefill engine, its bootstrap port."""

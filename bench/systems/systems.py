@@ -1,19 +1,20 @@
-"""Clients of the systems that the adapter-tax benchmark compares. Every answer is checked."""
+"""The systems that benchmarks compare, each behind the client of `prelude bench load`. Every answer is checked."""
 
 from __future__ import annotations
 
-import asyncio
-import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import aiohttp
-
-from bench.errors import SystemFailed, WrongAnswer
+from bench.errors import WrongAnswer
+from bench.load.client import Client
+from bench.load.options import Endpoint
+from bench.load.strict import stopwatch
+from bench.workloads import session
 
 SYSTEMS = ("none", "stock", "unified_lora", "unified_direft", "pd")
 HAVE_BASELINE = ("none", "pd")  # measured with requests for the base model, too
+SERVED_MODEL = "bench"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,97 +44,21 @@ class System(Protocol):
         """Generate `num_tokens` tokens. Raises SystemFailed or WrongAnswer."""
 
 
-@dataclass(frozen=True, slots=True)
-class OneEngine:
-    """One engine, called directly. Without revisions, requests for adapters go to the base model."""
+class CalledSystem:
+    """A system at an endpoint: one engine, a pair of engines or a router. `client` must be entered before requests."""
 
-    name: str
-    session: aiohttp.ClientSession
-    url: str
-    revisions: Sequence[str]
+    def __init__(self, name: str, endpoint: Endpoint) -> None:
+        self.name = name
+        self.client = Client(endpoint, stopwatch())
 
     async def send(self, request: Request, num_tokens: int, with_logprobs: bool = False) -> Answer:
-        body = completion(request, num_tokens, with_logprobs)
-        if self.revisions and request.adapter is not None:
-            body["lora_path"] = self.revisions[request.adapter]
-        return await _complete(self.session, self.url, body)
-
-
-@dataclass(frozen=True, slots=True)
-class Pair:
-    """A prefill and a decode engine, both called directly, as the router calls them. Decode gives the answer."""
-
-    name: str
-    session: aiohttp.ClientSession
-    prefill_url: str
-    decode_url: str
-    kv_host: str
-    kv_bootstrap_port: int
-    revisions: Sequence[str]
-    decode_has_adapters: bool = False  # as stock SGLang's
-
-    async def send(self, request: Request, num_tokens: int, with_logprobs: bool = False) -> Answer:
-        decode_body = completion(request, num_tokens, with_logprobs) | {
-            "bootstrap_host": self.kv_host,
-            "bootstrap_port": self.kv_bootstrap_port,
-            "bootstrap_room": secrets.randbits(63),
+        content = {
+            "prompt": list(request.prompt),
+            "return_token_ids": True,
+            **({"logprobs": 1} if with_logprobs else {}),
         }
-        prefill_body = dict(decode_body)
-        if request.adapter is not None:
-            prefill_body["lora_path"] = self.revisions[request.adapter]
-            if self.decode_has_adapters:
-                decode_body = prefill_body
-        prefill = asyncio.create_task(_post(self.session, self.prefill_url, prefill_body), name="prefill call")
-        try:
-            answer = await _complete(self.session, self.decode_url, decode_body)
-            await prefill
-        finally:
-            prefill.cancel()
-            await asyncio.gather(prefill, return_exceptions=True)
-        return answer
-
-
-@dataclass(frozen=True, slots=True)
-class ThroughRouter:
-    """A whole cluster behind its router."""
-
-    name: str
-    session: aiohttp.ClientSession
-    url: str
-    adapters: Sequence[str]  # their names
-
-    async def send(self, request: Request, num_tokens: int, with_logprobs: bool = False) -> Answer:
-        body = completion(request, num_tokens, with_logprobs)
-        if request.adapter is not None:
-            body["adapter"] = self.adapters[request.adapter]
-        return await _complete(self.session, self.url, body)
-
-
-def completion(request: Request, num_tokens: int, with_logprobs: bool) -> dict[str, Any]:
-    """The body of a request for the base model."""
-    return {
-        **({"logprobs": 1} if with_logprobs else {}),
-        "model": "bench",
-        "prompt": list(request.prompt),
-        "max_tokens": num_tokens,
-        "temperature": 0,
-        "ignore_eos": True,
-        "return_token_ids": True,
-    }
-
-
-async def _complete(session: aiohttp.ClientSession, url: str, body: dict[str, Any]) -> Answer:
-    return checked(await _post(session, url, body), len(body["prompt"]), body["max_tokens"])
-
-
-async def _post(session: aiohttp.ClientSession, url: str, body: dict[str, Any]) -> dict[str, Any]:
-    try:
-        async with session.post(f"{url}/v1/completions", json=body) as answer:
-            if answer.status != 200:
-                raise SystemFailed(f"{url} answered {answer.status}: {(await answer.text())[:500]}")
-            return await answer.json()
-    except (aiohttp.ClientError, TimeoutError) as error:
-        raise SystemFailed(f"{url}: {error or type(error).__name__}") from error
+        asked = session.Request(session.COMPLETIONS, content, num_tokens, prompt_tokens=len(request.prompt))
+        return checked(await self.client.complete(asked, request.adapter), len(request.prompt), num_tokens)
 
 
 def checked(answer: dict[str, Any], prompt_tokens: int, generated_tokens: int) -> Answer:

@@ -25,6 +25,7 @@ import torch
 from adapters.model.base_model import BaseModel
 from bench.errors import BenchError, WrongAnswer
 from bench.measuring import provenance
+from bench.measuring.output import write_json
 from bench.systems.models import MODELS
 from bench.training import attention_check, layouts
 from bench.training.profiles import PROFILES, Pair, draw_pairs, median_ratio
@@ -89,12 +90,7 @@ def run(options: Options, command: str, json_path: Path | None, progress: Callab
         torch.compiler.reset()  # the measured rows have one length, as in training; kernels for any are slower
     rows: list[dict[str, Any]] = []
     document: dict[str, Any] = {
-        "benchmark": "training",
-        "command": command,
-        "commit": provenance.commit(),
-        "hardware": provenance.hardware(options.device),
-        "versions": provenance.versions(),
-        "settings": asdict(options),
+        **provenance.head("training", command, asdict(options), options.device),
         "attention_checks": checks,
         "rows": rows,
     }
@@ -112,8 +108,7 @@ def run(options: Options, command: str, json_path: Path | None, progress: Callab
         torch.set_num_threads(threads)
     document["ratios"] = ratios(rows)
     progress(table(document["ratios"]))
-    if json_path is not None:
-        json_path.write_text(json.dumps(document, indent=1) + "\n")
+    write_json(document, json_path)
     return document
 
 

@@ -76,8 +76,8 @@ def add_commands(commands: Any) -> None:
     command = add_command(commands, "prefixes", _prefixes, text)
     _add_name(command)
     choice = command.add_mutually_exclusive_group(required=True)
-    choice.add_argument("--shared", action="store_true", help="whoever uses it can tell what others have asked")
-    choice.add_argument("--own", action="store_true", help="as it is for a new adapter")
+    choice.add_argument("--shared", action="store_true", help="response times can reveal other tenants' prompts")
+    choice.add_argument("--own", action="store_true", help="one per tenant, the default")
 
     text = "Write a revision to a new directory, in Prelude's own layout and in the serving dtype."
     command = add_command(commands, "export", _export, text)

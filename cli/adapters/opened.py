@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import getpass
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
@@ -79,6 +79,27 @@ def audited(
             (catalog.audit if file is None else AuditFile(file)).append([event])
         except OSError as error:
             raise ConfigError(f"{arguments.config}: audit.file: {error}") from error
+
+
+def note_outcomes(arguments: argparse.Namespace, action: str, outcomes: Mapping[str, str]) -> None:
+    """Write an event for each object of a change that needs no catalog, which is opened only if it has the log.
+
+    Raises AdapterError and ConfigError if the log cannot be written.
+    """
+    from adapters.catalog.records import AuditEvent
+    from cluster.config.load import load_cluster_config
+
+    at, who = datetime.now(UTC), this_user()
+    events = [AuditEvent(at, who, None, action, each, None, None, outcome, None) for each, outcome in outcomes.items()]
+    file = load_cluster_config(arguments.config).audit.file
+    if file is None:
+        with opened_catalog(arguments) as catalog:
+            catalog.audit.append(events)
+        return
+    try:
+        AuditFile(file).append(events)
+    except OSError as error:
+        raise ConfigError(f"{arguments.config}: audit.file: {error}") from error
 
 
 def note_all_is_signed(arguments: argparse.Namespace) -> None:

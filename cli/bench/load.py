@@ -94,7 +94,7 @@ def add_command(benchmarks: Any) -> None:
 
     pace = load.add_argument_group("how fast, and how much")
     pace.add_argument(
-        "--rate", "--request-rate", type=positive_float, help="open loop: requests/s, whatever becomes of them"
+        "--rate", "--request-rate", type=positive_float, help="open loop: requests/s, sent without waiting for answers"
     )
     pace.add_argument("--rate-type", choices=ARRIVALS, help="arrivals of the open loop; default: poisson")
     pace.add_argument("--burst-period-s", type=positive_float, metavar="S", help="of `bursts`; default: 10")

@@ -35,7 +35,7 @@ def add_command(benchmarks: Any) -> None:
     matrix.add_argument("--slots", type=positive, help="adapter slots of each engine; default: the matrix's, 32")
     matrix.add_argument(
         "--through", choices=("engines", "router"), default="engines",
-        help="run our systems as whole clusters behind their router, or their engines as the others'; default: engines",
+        help="call our engines directly, as stock SGLang's, or run whole clusters behind a router; default: engines",
     )  # fmt: skip
     matrix.add_argument(
         "--engine-arguments", type=shlex.split, default=(), metavar="TEXT",
@@ -52,7 +52,7 @@ def add_command(benchmarks: Any) -> None:
     matrix.add_argument(
         "--duration-s", type=positive_float, metavar="S", help="of each load, at least; default: 60, on a CPU 4"
     )
-    matrix.add_argument("--repeats", type=positive, default=2, help="every second one backwards; default: 2")
+    matrix.add_argument("--repeats", type=positive, default=2, help="every second one in reverse order; default: 2")
     matrix.add_argument("--seed", type=int, default=1, help="default: 1")
     matrix.add_argument(
         "--goodput", nargs="+", type=objective, default=[], metavar="KEY:MS",

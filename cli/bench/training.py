@@ -1,4 +1,4 @@
-"""`prelude bench training` and `prelude bench rank-transfer`."""
+"""`prelude bench training`, `prelude bench rank-transfer` and `prelude bench positions`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from cli.bench.load import positive, recorded_command
 
 
 def add_commands(benchmarks: Any) -> None:
-    """Add both to `prelude bench`."""
+    """Add them to `prelude bench`."""
     text = "Speed of training: DPO with shared prompts against pairs, SFT against peft's LoRA."
     training = benchmarks.add_parser("training", help=text, description=text)
     training.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="default: cpu")
@@ -25,14 +25,14 @@ def add_commands(benchmarks: Any) -> None:
     )
     training.add_argument("--repeats", type=positive, metavar="N", help="default: 3")
     training.add_argument("--rank", type=positive, metavar="N", help="of LoRA; default: 16")
-    training.add_argument("--limit-s", type=positive, metavar="S", help="what does not begin before is left out")
+    training.add_argument("--limit-s", type=positive, metavar="S", help="skip measurements that have not begun by then")
     training.add_argument("--quick", action="store_true", help="a smoke test: one profile, one row, one repeat")
     training.add_argument("--json", type=Path, metavar="FILE", help="write the numbers")
     training.set_defaults(run=_training)
     text = "Does the best learning rate stay the same from rank 1 to 32? Trains many small adapters."
     transfer = benchmarks.add_parser("rank-transfer", help=text, description=text)
     transfer.add_argument("--kinds", type=_words, help="default: lora,direft,loreft")
-    transfer.add_argument("--steps", type=positive, dest="num_steps", metavar="N", help="of each adapter; default: 100")
+    transfer.add_argument("--steps", type=positive, dest="num_steps", metavar="N", help="of each adapter; default: 60")
     transfer.add_argument("--seeds", type=positive, metavar="N", help="runs of each adapter; default: 1")
     transfer.add_argument("--processes", type=positive, metavar="N", help="default: one for each core")
     transfer.add_argument("--device", choices=("cpu", "cuda"), help="for pretraining the model; default: cpu")
@@ -40,6 +40,16 @@ def add_commands(benchmarks: Any) -> None:
     transfer.add_argument("--json", type=Path, metavar="FILE", help="write the numbers")
     transfer.add_argument("--plot", type=Path, metavar="FILE", help="draw a plot, .png or .svg")
     transfer.set_defaults(run=_rank_transfer)
+    text = "Compare prompt-only adapters with adapters of all positions, on the demo's tasks, by kind and rank."
+    positions = benchmarks.add_parser("positions", help=text, description=text)
+    positions.add_argument("--demo", type=Path, metavar="DIR", help="a folder of `prelude demo`; default: make one")
+    positions.add_argument("--kinds", type=_words, help="default: lora,direft")
+    positions.add_argument("--ranks", type=_numbers, help="default: 8,16,32")
+    positions.add_argument("--styles", type=_words, help="default: all five")
+    positions.add_argument("--steps", type=positive, dest="num_steps", metavar="N", help="of each; default: 120")
+    positions.add_argument("--processes", type=positive, metavar="N", help="default: one for each core")
+    positions.add_argument("--json", type=Path, metavar="FILE", help="write the numbers")
+    positions.set_defaults(run=_positions)
 
 
 def _training(arguments: argparse.Namespace) -> None:
@@ -75,6 +85,19 @@ def _rank_transfer(arguments: argparse.Namespace) -> None:
         sys.exit(f"prelude: {error}")
 
 
+def _positions(arguments: argparse.Namespace) -> None:
+    from bench.errors import BenchError
+    from bench.training import positions
+    from training.errors import TrainingError
+
+    names = ("demo", "kinds", "ranks", "styles", "num_steps", "processes")
+    try:
+        chosen = _given(positions.Options(), arguments, names)
+        positions.run(chosen, recorded_command(sys.argv[1:]), arguments.json, _print)
+    except (BenchError, TrainingError) as error:
+        sys.exit(f"prelude: {error}")
+
+
 def _given(base: Any, arguments: argparse.Namespace, names: tuple[str, ...]) -> Any:
     values = {name: getattr(arguments, name) for name in names}
     return replace(base, **{name: value for name, value in values.items() if value is not None})
@@ -82,6 +105,10 @@ def _given(base: Any, arguments: argparse.Namespace, names: tuple[str, ...]) -> 
 
 def _print(line: str) -> None:
     print(line, flush=True)
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(dict.fromkeys(positive(each) for each in text.split(",")))
 
 
 def _words(text: str) -> tuple[str, ...]:

@@ -95,7 +95,7 @@ def add_options(command: argparse.ArgumentParser, *, is_preference: bool) -> Non
     memory.add_argument("--dtype", choices=_DTYPES, help="of serving; default: float32 on CPUs, bfloat16 on GPUs")
     memory.add_argument("--device", help="default: cuda if there is one, else cpu")
 
-    told = command.add_argument_group("what is told and kept")
+    told = command.add_argument_group("logs, checkpoints and pushes")
     told.add_argument("--log-every", type=int, default=10, metavar="N", help="steps; default: 10")
     told.add_argument("--eval-every", type=int, metavar="N", help="steps; default: ten times a run")
     told.add_argument("--save-every", type=int, metavar="N", help="steps; default: ten times a run")

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-_FAILED, _WRONG_USAGE = 1, 2
+FAILED, WRONG_USAGE = 1, 2  # exit codes
 
 
 @contextmanager
@@ -18,17 +18,17 @@ def failures_end() -> Iterator[None]:
         _hide_progress_of_libraries()
     except ImportError as error:
         print(f"prelude: {error}; training needs `pip install prelude[train]`", file=sys.stderr)
-        sys.exit(_FAILED)
+        sys.exit(FAILED)
     try:
         yield
     except ImportError as error:
         if (error.name or "").partition(".")[0] not in ("torch", "transformers", "tqdm", "safetensors"):
             raise
         print(f"prelude: {error}; training needs `pip install prelude[train]`", file=sys.stderr)
-        sys.exit(_FAILED)
+        sys.exit(FAILED)
     except TrainingError as error:
         print(f"prelude: {error}", file=sys.stderr)
-        sys.exit(_WRONG_USAGE if isinstance(error, OptionInvalid) else _FAILED)
+        sys.exit(WRONG_USAGE if isinstance(error, OptionInvalid) else FAILED)
 
 
 def _hide_progress_of_libraries() -> None:

@@ -8,14 +8,14 @@ from pathlib import Path
 from adapters.errors import BaseModelInvalid
 from adapters.model.base_model import BaseModel
 from cluster.agent.kv_transfer import check_kv_transfers
-from cluster.config.fields import is_loopback
+from cluster.config.fields import host_and_port, is_loopback
 from cluster.config.schema import ClusterConfig
 from cluster.config.tracing import trace_settings
 from cluster.config.workers import WorkerConfig
 from cluster.control.transport import Transport
 from cluster.errors import ConfigError
 from engine.access import EngineKeys, EngineTls
-from engine.arguments import AdapterSlots, EngineSpec, EngineTraces
+from engine.arguments import AdapterSlots, EngineNodes, EngineSpec, EngineTraces
 from engine.base_models import fitted_to
 from engine.errors import BaseModelNotRun
 
@@ -77,7 +77,26 @@ def engine_spec(config: ClusterConfig, name: str, scratch: Path) -> EngineSpec:
         visible_gpus=_visible_gpus(config, name),
         traces=_traces(config, name),
         kv_peers=_kv_peers(config, name),
+        nodes=first_node(worker),
     )
+
+
+def first_node(worker: WorkerConfig) -> EngineNodes | None:
+    """The part of its engine that a worker starts itself; None unless the engine spans several nodes."""
+    return (
+        None
+        if worker.nodes == 1
+        else EngineNodes(worker.nodes, 0, host_and_port(worker.host, worker.rendezvous_port), worker.host)
+    )
+
+
+def other_node(spec: EngineSpec, worker: WorkerConfig, rank: int, first: str) -> EngineSpec:
+    """The spec of the ranks on another node, at the host of `worker`; `first`: the host of the first node.
+
+    SGLang has no server there, only a page that says they are up, which nobody else needs.
+    """
+    nodes = EngineNodes(worker.nodes, rank, host_and_port(first, worker.rendezvous_port), worker.host)
+    return replace(spec, host="127.0.0.1", nodes=nodes)
 
 
 def _traces(config: ClusterConfig, name: str) -> EngineTraces | None:
@@ -111,6 +130,8 @@ def _kv_peers(config: ClusterConfig, name: str) -> tuple[str, ...] | None:
         if found.dns is None or found.is_srv or config.discovery.nameservers:
             return None  # this host's resolver does not know their addresses
         names.add(found.dns)
+        if found.nodes_dns is not None:
+            names.add(found.nodes_dns)
     return tuple(sorted(names))
 
 

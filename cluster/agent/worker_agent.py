@@ -14,7 +14,7 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import grpc
 import uvloop
@@ -58,6 +58,12 @@ _LOAD_POLL_IDLE_S = 1.0
 _STOP_LIMIT_S = 12.0  # for the shutdown after the drain; the local supervisor allows 15 s
 _LOAD_POLL_BUSY_S = 0.2
 _IDLE_FOR_S = 1.0  # without load, after which an engine counts as drained
+
+
+class Runs(Protocol):
+    """Something that a process runs until it is stopped."""
+
+    async def run(self) -> None: ...
 
 
 class WorkerAgent:
@@ -333,13 +339,17 @@ class WorkerAgent:
                             queued_requests=load.queued_requests,
                             used_kv_tokens=load.used_kv_tokens,
                             max_kv_tokens=load.max_kv_tokens,
+                            awaiting_room_requests=load.awaiting_room_requests,
+                            awaiting_kv_requests=load.awaiting_kv_requests,
+                            max_running_requests=load.max_running_requests,
+                            active_kv_tokens=load.active_kv_tokens,
                         ),
                     )
                     self.metrics.observe_load(load)
             await asyncio.sleep(_LOAD_POLL_BUSY_S if busy else _LOAD_POLL_IDLE_S)
 
 
-def run_agent(agent: WorkerAgent) -> None:
+def run_agent(agent: Runs) -> None:
     """Run the agent in this process until it is stopped."""
     grpc.aio.init_grpc_aio()
     uvloop.run(agent.run())

@@ -64,6 +64,13 @@ def _check_plain_text(config: ClusterConfig, name: str) -> None:
             "FILE, key: FILE}}`, or host to 127.0.0.1; `router: {insecure: true}` serves in plain text",
             location=("router", "host"),
         )
+    if name == ROUTER and not router.admin.insecure and not is_loopback(router.admin.host):
+        raise ConfigError(
+            f"{router.admin.host} can be reached from other machines, and the admin listener tells everybody there, in "
+            "plain text, of all tenants. Set host to 127.0.0.1; `router: {admin: {insecure: true}}` serves there, for "
+            "networks that let in operators and scrapers only",
+            location=("router", "admin", "host"),
+        )
     if config.tls is not None:
         return
     for worker_name, worker in config.workers.items():

@@ -54,6 +54,8 @@ class FoundWorkerConfig(Section):
     bootstrap_port: Port = 0  # prefill only
     gpus: Gpus | None = None
     tensor_parallel: Annotated[int, Field(ge=1)] | None = None
+    nodes: Annotated[int, Field(ge=1, le=64)] = 1
+    rendezvous_port: Port = 0
     domain: str = ""
     drain_timeout_s: Seconds | None = None
     engine: dict[str, object] = Field(default_factory=dict)
@@ -85,6 +87,8 @@ class RoleDiscovery(Section):
     # Its A and AAAA records, or its SRV records if it starts with an underscore: _control._tcp.prefill.example.org
     dns: Annotated[str, AfterValidator(_check_dns_name)] | None = None
     kubernetes: KubernetesDiscovery | None = None
+    # Has the addresses of the other nodes of workers that span several, which exchange KV, too; beside `dns`.
+    nodes_dns: Annotated[str, AfterValidator(_check_dns_name)] | None = None
     # Of their agents. SRV records have it; Kubernetes has it by `port_name`.
     control_port: Annotated[int, Field(ge=1, le=65535)] | None = None
     worker: FoundWorkerConfig = FoundWorkerConfig()

@@ -19,6 +19,11 @@ def is_loopback(host: str) -> bool:
         return False
 
 
+def host_and_port(host: str, port: int) -> str:
+    """As they stand in a URL: an IPv6 address has brackets."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
 def _resolve_path(path: Path, info: ValidationInfo) -> Path:
     """Expand `~`, and resolve against the context's `folder` where there is one."""
     try:

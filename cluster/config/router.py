@@ -37,7 +37,7 @@ class PlacementConfig(Section):
 
     weights: ScorerWeights = ScorerWeights()
     load_bound: Annotated[float, Field(ge=1)] = 1.25  # a home is full at this multiple of the workers' mean queue
-    slack_prompts: Annotated[float, Field(ge=0)] = 2.0  # and so many prompts more
+    slack_prompts: Annotated[float, Field(ge=0)] = 2.0  # plus this many prompts
     max_homes: Annotated[int, Field(ge=1, le=16)] = 8  # of one adapter
     home_share: Annotated[float, Field(gt=0, le=1)] = 0.25  # of a worker's time for one adapter, before it gets a home
 
@@ -91,6 +91,8 @@ class AdminConfig(Section):
 
     host: str = "127.0.0.1"
     port: Port | None = None  # None: the one after router.port; `prelude up` takes another one if that is in use
+    # Serve beyond this machine, in plain text: where the network lets in operators and scrapers only.
+    insecure: bool = False
 
 
 class HttpConfig(Section):

@@ -229,6 +229,11 @@ class ClusterConfig(Section):
         worker = WorkerConfig.model_validate({**fields, "role": role, "host": host, "control_port": control_port})
         return self.model_copy(update={"workers": {**self.workers, name: worker.with_resolved_gpus(self.engine)}})
 
+    def with_worker_at(self, name: str, host: str) -> ClusterConfig:
+        """With one of `workers` at another host."""
+        moved = self.workers[name].model_copy(update={"host": host, "engine_host": None})
+        return self.model_copy(update={"workers": {**self.workers, name: moved}})
+
     def engine_of(self, worker: str) -> EngineConfig:
         """The engine settings of one worker, its overrides applied."""
         return self.workers[worker].engine_in(self.engine)

@@ -14,7 +14,7 @@ from process.certificates.identity import OPERATOR, ROLES, ROUTER, Identity
 log = logging.getLogger(__name__)
 
 _PEERS = ("prefill", "decode")  # they watch each other
-# Of `prelude.control.v1.WorkerControl`. A call that is not here is nobody's.
+# Of `prelude.control.v1.WorkerControl`. A call that is not listed is refused to every caller.
 CALLERS: Mapping[str, frozenset[str]] = {
     "Describe": frozenset({ROUTER, OPERATOR, *_PEERS}),
     "WatchState": frozenset({ROUTER, OPERATOR, *_PEERS}),

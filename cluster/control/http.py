@@ -2,20 +2,40 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import AsyncIterator
+from typing import NoReturn, Protocol
 
 from aiohttp import web
-from prometheus_client import generate_latest
+from prometheus_client import CollectorRegistry, generate_latest
 
-from cluster.control.worker import Worker
+from cluster.config.workers import WorkerConfig
+from cluster.control.worker_state import WorkerStateHub
 from engine.errors import EngineError
 
 ENGINE_METRICS_PATH = "/engine/metrics"
+_MAX_CONNECTIONS = 128  # the oldest makes way for one more
+_CONNECTION_S = 30.0  # for a request and its answer; each connection has one
+_SWEEP_S = 1.0
+
+
+class Served(Protocol):
+    """What these pages tell of."""
+
+    name: str
+    worker: WorkerConfig
+    hub: WorkerStateHub
+
+    @property
+    def registry(self) -> CollectorRegistry: ...
+
+    async def engine_metrics(self) -> bytes:
+        """Raises EngineError."""
 
 
 @contextlib.asynccontextmanager
-async def serve_worker_http(worker: Worker) -> AsyncIterator[None]:
+async def serve_worker_http(worker: Served) -> AsyncIterator[None]:
     """Serve on the worker's metrics port."""
 
     async def metrics(_request: web.Request) -> web.Response:
@@ -46,10 +66,48 @@ async def serve_worker_http(worker: Worker) -> AsyncIterator[None]:
             web.get("/ready", ready),
         ]
     )
+    app.on_response_prepare.append(_close_after)
     runner = web.AppRunner(app, access_log=None)
     await runner.setup()
-    await web.TCPSite(runner, worker.worker.host, worker.worker.metrics_port).start()
+    connections = runner.server
+    assert connections is not None
+
+    def accept() -> asyncio.Protocol:
+        opened = connections.connections
+        for oldest in opened[: max(0, len(opened) - _MAX_CONNECTIONS + 1)]:
+            _abort(oldest)
+        return connections()
+
+    loop = asyncio.get_running_loop()
+    listener = await loop.create_server(accept, worker.worker.host, worker.worker.metrics_port)
+    sweep = asyncio.create_task(_abort_old(connections), name="old connections to metrics")
     try:
         yield
     finally:
+        sweep.cancel()
+        listener.close()
         await runner.cleanup()
+
+
+async def _close_after(_request: web.Request, response: web.StreamResponse) -> None:
+    """One answer per connection, so that its age says whether it is late."""
+    response.force_close()
+
+
+async def _abort_old(connections: web.Server) -> NoReturn:
+    """End connections that have not been answered in time; aiohttp has no deadline for a request's headers."""
+    loop = asyncio.get_running_loop()
+    seen_at: dict[web.RequestHandler, float] = {}
+    while True:
+        await asyncio.sleep(_SWEEP_S)
+        now = loop.time()
+        seen_at = {each: seen_at.get(each, now) for each in connections.connections}
+        for connection, since in seen_at.items():
+            if now - since >= _CONNECTION_S:
+                _abort(connection)
+
+
+def _abort(connection: web.RequestHandler) -> None:
+    transport = connection.transport
+    if transport is not None:
+        transport.abort()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from urllib.parse import urlsplit
 
-from cluster.config.fields import NAME_PATTERN
+from cluster.config.fields import NAME_PATTERN, host_and_port
 from cluster.control import control_pb2 as pb
 from cluster.errors import DescriptionRefused
 
@@ -51,7 +51,7 @@ def _check_url(url: str) -> None:
     except ValueError as error:
         raise DescriptionRefused(shown) from error
     host = parts.hostname or ""
-    expected = f"{parts.scheme}://{f'[{host}]' if ':' in host else host}:{port}"
+    expected = f"{parts.scheme}://{host_and_port(host, port or 0)}"
     is_http = parts.scheme in ("http", "https")
     if not is_http or not port or not _HOST.fullmatch(host) or url.rstrip("/").lower() != expected:
         raise DescriptionRefused(shown)

@@ -14,6 +14,7 @@ import dns.nameserver
 import dns.rdatatype
 import dns.resolver
 
+from cluster.config.fields import host_and_port
 from cluster.discovery.source import Endpoint
 from cluster.errors import SourceUnavailable
 
@@ -100,7 +101,7 @@ class DnsSource:
         """The endpoints, and whether these are all: not if one of the questions failed."""
         assert self._port is not None
         hosts, is_whole = await self._hosts(self._name)
-        return frozenset(Endpoint(_address(host, self._port), self._role) for host in hosts), is_whole
+        return frozenset(Endpoint(host_and_port(host, self._port), self._role) for host in hosts), is_whole
 
     async def _by_srv(self) -> tuple[frozenset[Endpoint], bool]:
         answer = await self._ask(self._name, "SRV")
@@ -123,7 +124,7 @@ class DnsSource:
                 known[target], is_target_whole = hosts
                 is_whole = is_whole and is_target_whole
         found = {
-            Endpoint(_address(host, port), self._role)
+            Endpoint(host_and_port(host, port), self._role)
             for target, port in targets
             for host in known.get(target, ())
             if port
@@ -174,10 +175,6 @@ def _added_hosts(answer: dns.resolver.Answer | None) -> dict[str, set[str]]:
             hosts = {host for record in rrset if (host := _usable(str(record.address)))}
             found.setdefault(str(rrset.name), set()).update(hosts)
     return found
-
-
-def _address(host: str, port: int) -> str:
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def _usable(host: str) -> str:

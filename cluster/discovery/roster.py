@@ -141,7 +141,7 @@ class Roster(Generic[F]):
             try:
                 await source.follow(self._update)
             except Exception:  # the edge of this source's task; the workers that are known must be kept
-                log.exception("source of workers failed", extra={"fields": {"source": source.label}})
+                log.exception("worker discovery failed", extra={"fields": {"source": source.label}})
             await asyncio.sleep(_RETRY_S)
 
     def _update(self) -> None:

@@ -22,6 +22,7 @@ from cluster.planning.workload import Workload
 
 Layout = Literal["pairs", "unified"]
 TENSOR_PARALLEL = (1, 2, 4, 8)
+MAX_NODE_GPUS = 8  # of most servers
 CHUNK_TOKENS = 2048  # engine.chunked_prefill_tokens, as `prelude init` writes it
 MAX_WORKERS = 1024  # of a pool: `replicas` takes no more
 TRANSFER_PART = 0.1  # of the time to the first token, for KV to move, unless the bandwidth is given

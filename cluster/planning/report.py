@@ -8,7 +8,7 @@ from typing import Any
 
 from cluster.host_memory import gib
 from cluster.local.memory_plan import ModelSizes
-from cluster.planning.plan import Considered, Plan, Site
+from cluster.planning.plan import MAX_NODE_GPUS, Considered, Plan, Site
 from cluster.planning.pools import Pool
 from cluster.planning.speed import MEASURED_GPU, Coefficients
 from cluster.planning.workload import Workload
@@ -113,6 +113,11 @@ def notes(plan: Plan, workload: Workload, sizes: ModelSizes, site: Site, speeds:
         )
     if any(pool.tensor_parallel > 1 for pool in plan.pools):
         found.append("What tensor parallelism costs is assumed: it was not measured on GPUs.")
+    if any(pool.tensor_parallel > MAX_NODE_GPUS for pool in plan.pools):
+        found.append(
+            f"Workers of more than {MAX_NODE_GPUS} GPUs may need several nodes, which only decode pools may have: give "
+            "the pool `nodes` yourself. The network between them is not in these numbers."
+        )
     if plan.cached_share < workload.shared_prefix - 1e-3:
         found.append(
             f"Prefix caches have room for {plan.cached_share:.0%} of the prompts, less than the "

@@ -56,7 +56,7 @@ class Speed:
         return reading + self._overhead_s
 
     def step_s(self, batch: float, context_tokens: float) -> float:
-        """A decode step of so many requests, with so many tokens of KV each."""
+        """Seconds of a decode step of `batch` requests, each with `context_tokens` of KV."""
         rank_kv = self.sizes.kv_bytes_per_token_and_rank(self.tensor_parallel)
         base = self.sizes.base
         compute = batch * 2 * (self._weights(1) + base.vocabulary * base.hidden) / self._flops
@@ -76,7 +76,7 @@ class Speed:
         return self.tensor_parallel * self.gpu.flops * self.coefficients.compute_share
 
     def _weights(self, tokens: float) -> float:
-        """Number of the layers' weights that compute one of so many tokens, or any of them: experts are shared out."""
+        """Number of the layers' weights that a batch of `tokens` uses; in mixtures, the expected number."""
         dense, experts = _layer_weights(self.sizes.base, 0), self.sizes.base.experts
         if experts is None:
             return dense

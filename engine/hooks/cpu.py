@@ -60,23 +60,6 @@ def cut_kv_in_host_memory(original, manager, peer):
     )
 
 
-# UCX events wake the thread; the delay only bounds the wait for an event that it missed.
-_PROGRESS_DELAY_US = 2000
-
-
-def patient_nixl_bindings(bindings):
-    """NIXL's C++ bindings, with a progress thread that sleeps between events."""
-
-    class PatientAgentConfig(bindings.nixlAgentConfig):  # type: ignore[name-defined]
-        def __setattr__(self, name: str, value) -> None:
-            super().__setattr__(name, _PROGRESS_DELAY_US if name == "pthrDelay" else value)
-
-    patient = types.ModuleType(bindings.__name__)
-    patient.__dict__.update(vars(bindings))
-    patient.nixlAgentConfig = PatientAgentConfig  # type: ignore[attr-defined]
-    return patient
-
-
 def mask_vocabulary_on_cpu(original, *owner, logits, vocab_mask):
     """Apply a grammar's token mask with xgrammar's CPU kernel. `owner` is the grammar, or empty."""
     if logits.device.type != "cpu":

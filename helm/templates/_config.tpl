@@ -5,7 +5,8 @@
 {{- $config := deepCopy $v.cluster -}}
 {{- $_ := set $config "model" (mergeOverwrite (default dict $config.model) (dict "name" $v.model.name "path" $v.model.path)) -}}
 {{- $router := dict "host" "0.0.0.0" "port" (int $v.ports.router.http) "drain_timeout_s" (int $v.router.drainSeconds) -}}
-{{- $_ := set $router "admin" (dict "host" "0.0.0.0" "port" (int $v.ports.router.admin)) -}}
+{{- /* Who reaches the admin listener is up to the router's NetworkPolicy. */ -}}
+{{- $_ := set $router "admin" (dict "host" "0.0.0.0" "port" (int $v.ports.router.admin) "insecure" true) -}}
 {{- if $v.router.tls.secretName -}}
 {{- $_ := set $router "tls" (dict "certificate" "/etc/prelude/client-tls/tls.crt" "key" "/etc/prelude/client-tls/tls.key") -}}
 {{- end -}}
@@ -21,11 +22,18 @@
 {{- range $each := keys (include "prelude.pools" $root | fromJson) | sortAlpha -}}
 {{- $ports := index $v.ports $each -}}
 {{- $found := dict "dns" (printf "%s-%s.%s.svc.%s" (include "prelude.fullname" $root) $each $root.Release.Namespace $v.clusterDomain) "control_port" (int $ports.control) -}}
+{{- if include "prelude.spansNodes" (dict "root" $root "role" $each) -}}
+{{- $_ := set $found "nodes_dns" (printf "%s-%s-node.%s.svc.%s" (include "prelude.fullname" $root) $each $root.Release.Namespace $v.clusterDomain) -}}
+{{- end -}}
 {{- if eq $v.router.discovery "kubernetes" -}}
 {{- $found = dict "kubernetes" (dict "service" (printf "%s-%s" (include "prelude.fullname" $root) $each)) "control_port" (int $ports.control) -}}
 {{- end -}}
 {{- if eq $each (default "" $.role) -}}
 {{- $worker := dict "metrics_port" (int $ports.metrics) "engine_port" (int $ports.engine) "tensor_parallel" (int $.settings.tensorParallel) "drain_timeout_s" (int $.settings.drainSeconds) -}}
+{{- if gt (int $.settings.nodes) 1 -}}
+{{- $_ := set $worker "nodes" (int $.settings.nodes) -}}
+{{- $_ := set $worker "rendezvous_port" (int $v.ports.rendezvous) -}}
+{{- end -}}
 {{- with $ports.bootstrap -}}{{- $_ := set $worker "bootstrap_port" (int .) -}}{{- end -}}
 {{- with $.settings.domain -}}{{- $_ := set $worker "domain" . -}}{{- end -}}
 {{- with $.settings.engine -}}{{- $_ := set $worker "engine" . -}}{{- end -}}
@@ -63,11 +71,11 @@
 {{- add $adapters (mul (int64 .settings.sharedMemoryGiB) 1024) -}}
 {{- end -}}
 
-{{/* A quantity of memory, and so many GiB more, in MiB. Takes memory and gib. */}}
+{{/* A quantity of memory, and so many GiB more, in MiB. Takes memory, gib, and of, whose they are. */}}
 {{- define "prelude.memoryPlus" -}}
 {{- $given := toString .memory -}}
 {{- if not (regexMatch "^[0-9]+(\\.[0-9]+)?[MG]i$" $given) -}}
-{{- fail (printf "router.resources: give memory in Mi or Gi, not %s: router.sharedMemoryGiB is added to it" $given) -}}
+{{- fail (printf "%s.resources: give memory in Mi or Gi, not %s: %s.sharedMemoryGiB is added to it" .of $given .of) -}}
 {{- end -}}
 {{- $number := trimSuffix "Gi" (trimSuffix "Mi" $given) | float64 -}}
 {{- $mib := ternary (mulf $number 1024) $number (hasSuffix "Gi" $given) -}}

@@ -24,7 +24,8 @@ imagePullSecrets:
 {{- end }}
 {{- end -}}
 
-{{/* Volumes of every process. Takes root, configMap, process (role in its certificate), certificateName, tlsSecret, tmpSize. */}}
+{{/* Volumes of every process. Takes root, configMap, process (role in its certificate), certificateName, tlsSecret, tmpSize, and
+withoutTls for one that serves nobody. */}}
 {{- define "prelude.volumes" -}}
 {{- $v := .root.Values -}}
 - name: config
@@ -45,7 +46,8 @@ imagePullSecrets:
   persistentVolumeClaim:
     claimName: {{ default (printf "%s-store" (include "prelude.fullname" .root)) $v.store.claim.existingClaim }}
 {{- end }}
-{{- if eq $v.tls.mode "certManager" }}
+{{- if .withoutTls }}
+{{- else if eq $v.tls.mode "certManager" }}
 - name: tls
   csi:
     driver: csi.cert-manager.io
@@ -75,7 +77,7 @@ imagePullSecrets:
 {{- if $v.store.claim.enabled }}
 - {name: store, mountPath: /var/lib/prelude{{ if .readOnlyStore }}, readOnly: true{{ end }}}
 {{- end }}
-{{- if ne $v.tls.mode "none" }}
+{{- if and (ne $v.tls.mode "none") (not .withoutTls) }}
 - {name: tls, mountPath: /etc/prelude/tls, readOnly: true}
 {{- end }}
 {{- end -}}

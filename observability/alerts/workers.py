@@ -75,6 +75,16 @@ ALERTS = (
         'A prompt of {{ $labels.namespace }} waits for {{ $value | printf "%.1f" }} s before it is read.',
     ),
     Alert(
+        "PreludeDecodeIsShort",
+        "warning",
+        "max by (namespace) (prelude_router_decode_load_ratio) > 1.1",
+        "10m",
+        "capacity-is-short",
+        "Sequences wait for decode workers",
+        "What generates at the decode workers of {{ $labels.namespace }}, or waits to, needs {{ $value | "
+        "humanizePercentage }} of their room.",
+    ),
+    Alert(
         "PreludeKvMemoryIsFull",
         "warning",
         "max by (namespace) (prelude_router_decode_kv_used_ratio) > 0.95",

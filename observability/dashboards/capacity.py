@@ -5,7 +5,7 @@ from __future__ import annotations
 from observability.panels import Dashboard, Panel, Query
 from observability.queries import or_zero, rate_of
 
-FULL_QUEUE_S, FULL_KV = 2.0, 0.9  # above which a pool is called short
+FULL_QUEUE_S, FULL_KV, FULL_DECODE = 2.0, 0.9, 0.9  # above which a pool is called short
 
 DASHBOARD = Dashboard(
     "prelude-capacity",
@@ -15,12 +15,12 @@ DASHBOARD = Dashboard(
         Panel(
             "What to scale",
             f"Above 1, add workers of that pool: prefill, if prompts wait over {FULL_QUEUE_S:g} s to be read; "
-            f"decode, if over {FULL_KV:.0%} of KV memory is used. Both far below 1 for long: remove some. Unified "
-            "workers count in both.",
+            f"decode, if over {FULL_DECODE:.0%} of its room is used or waited for. Both far below 1 for long: remove "
+            "some. Unified workers count as prefill.",
             "suffix: ×",
             (
                 Query(f"sum(prelude_router_prefill_queue_seconds) / {FULL_QUEUE_S:g}", "prefill"),
-                Query(f"max(prelude_router_decode_kv_used_ratio) / {FULL_KV:g}", "decode"),
+                Query(f"max(prelude_router_decode_load_ratio) / {FULL_DECODE:g}", "decode"),
             ),
             limit=1,
         ),
@@ -49,6 +49,13 @@ DASHBOARD = Dashboard(
             "s",
             (Query("sum by (worker) (prelude_router_worker_queue_seconds)", "{{worker}}"),),
             limit=FULL_QUEUE_S,
+        ),
+        Panel(
+            "Waiting for decode",
+            "Sequences that wait for room at decode workers, because others generate there. They are not in the queue "
+            "of `What to scale`; the workers' prompt queues have them, too.",
+            "short",
+            (Query("max(prelude_router_decode_queue_requests)", "waiting"),),
         ),
         Panel(
             "KV memory in use, by worker",

@@ -15,6 +15,7 @@ from typing import Generic, TypeVar
 
 from process.certificates.errors import CertificateError
 from process.certificates.files import CertificateFiles, Checked, check
+from process.certificates.resumption import ResumingContext
 
 log = logging.getLogger(__name__)
 
@@ -94,10 +95,10 @@ def make_server_context(files: CertificateFiles) -> ssl.SSLContext:
     return context
 
 
-def make_client_context(files: CertificateFiles) -> ssl.SSLContext:
+def make_client_context(files: CertificateFiles) -> ResumingContext:
     """For calls with the process's own certificate to servers whose authority is in `files.ca`."""
     assert files.ca is not None
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context = ResumingContext()
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.load_cert_chain(files.certificate, files.key)
     context.load_verify_locations(files.ca)

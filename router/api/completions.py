@@ -14,6 +14,7 @@ from cluster.config.router import SloConfig
 from process.log import info
 from process.tracing.span import Span, Tracing
 from router.api import client_deadline
+from router.api.used_tokens import UsedTokens
 from router.errors import RouterError, Stopping, answer_of
 from router.generation.backends import Backends
 from router.generation.client_answer import ClientAnswer
@@ -28,7 +29,7 @@ from router.protocol.request_body import ClientGone
 from router.protocol.sse import Signature
 from router.protocol.validation import Endpoint, validate
 from router.quotas.quotas import Admission, Quotas
-from router.quotas.request_use import grammar_of, use_of
+from router.quotas.request_use import grammar_of, most_output_tokens, use_of
 from router.revisions.adapter_service import AdapterService
 from router.revisions.resolve import Target, resolve
 
@@ -66,6 +67,7 @@ class CompletionsEndpoint:
         self._fingerprint = fingerprint
         # A metric's own `labels` costs several times what counting does. Label values are few.
         self._labelled = cache(lambda metric, *values: metric.labels(endpoint.label, *values))
+        self._used_tokens = UsedTokens()
         self._tracing = tracing
         self._span_name = f"POST {endpoint.value}"
 
@@ -114,7 +116,7 @@ class CompletionsEndpoint:
             try:
                 await self._serve_admitted(headers, receive, share, request, client, connection, principal, admission)
             finally:
-                admission.settle(*_used(request, client))
+                admission.settle(*self._used_tokens.of(request, client.status))
 
     async def _serve_admitted(
         self,
@@ -147,6 +149,7 @@ class CompletionsEndpoint:
         client.headers |= _target_headers(target, request)
         if admission.is_counted:
             prompt_tokens = self._backends.prompts.estimate(validated.fields, validated.prompts)
+            request.most_output_tokens = most_output_tokens(validated)
             admission.take(use_of(validated, prompt_tokens), request.adapter, grammar_of(validated.fields))
             client.headers |= admission.headers()
         is_shared = self._shares_prefixes(target)
@@ -196,13 +199,12 @@ class CompletionsEndpoint:
         labelled(metrics.slo_requests, "true" if met else "false").inc()
 
     def _log(self, request: RequestState, client: ClientAnswer, status: int | None, duration_s: float) -> None:
-        label = self._endpoint.label
         sequences, first_byte_s = request.sequences, request.first_byte_s
         fields: dict[str, Any] = {
             "request_id": request.request_id,
             "client_request_id": request.client_request_id,
             "trace_id": request.span.trace_id,
-            "endpoint": label,
+            "endpoint": self._endpoint.label,
             "principal": request.principal,
             "adapter": request.adapter,
             "revision": request.revision_id,
@@ -231,19 +233,9 @@ def keeps_slo(slo: SloConfig, num_gaps: int, first_event_s: float | None, durati
 async def _run_in_turn(
     generation: Generation, request: RequestState, admission: Admission, headers: dict[bytes, bytes]
 ) -> None:
-    async with admission.turn(headers) as request.on_placed:
+    with await admission.turn(headers) as turn:
+        request.on_placed = None if turn is None else turn.placed
         await generation.run()
-
-
-def _used(request: RequestState, client: ClientAnswer) -> tuple[int | None, int | None]:
-    """Tokens of the prompts and of the output, as far as they are known."""
-    if not any(sequence.num_attempts for sequence in request.sequences):
-        return 0, 0
-    if request.num_completion_tokens is not None:
-        return request.num_prompt_tokens, request.num_completion_tokens
-    if request.num_events:  # one for each token, and the one that ends the stream
-        return request.num_prompt_tokens, request.num_events - 1
-    return request.num_prompt_tokens, 0 if client.status is not None and client.status >= 400 else None
 
 
 def _target_headers(target: Target, request: RequestState) -> dict[str, str]:

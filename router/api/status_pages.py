@@ -6,6 +6,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import asdict
 from itertools import islice
 from types import MappingProxyType
 from typing import Any
@@ -198,8 +199,7 @@ class Pages:
             {(role, state): 0 for role in ROLES for state in WORKER_STATES}
             | Counter((view.role, view.condition) for view in fleet.workers.values())
         )
-        found = Saturation.of(fleet)
-        metrics.set_saturation(found.num_placeable, found.queue_s, found.kv_used)
+        metrics.set_saturation(**asdict(Saturation.of(fleet)))
         return metrics.page()
 
     def _own_requests(self) -> list[dict[str, Any]]:

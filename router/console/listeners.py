@@ -24,7 +24,7 @@ _EXPORT = "/export"
 
 
 def client_routes(config: RouterConfig, state: ConsoleState, model: str) -> list[Route]:
-    """The page at `/`. Its data are everybody's requests, so its state is an administrator's, where there are keys."""
+    """The page at `/`. Its state shows all tenants' requests, so with keys only administrators get it."""
     if not config.console:
         return []
     needs_key = config.auth is not None

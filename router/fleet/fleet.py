@@ -20,6 +20,7 @@ from router.fleet.breaker import Breaker
 from router.fleet.fleet_state import FleetState, WorkerView
 from router.fleet.holders import Holders
 from router.fleet.progress import Observed, ProgressCheck
+from router.fleet.queues import Queues
 from router.fleet.worker_link import WorkerLink
 from router.fleet.worker_loads import WorkerLoad, WorkerLoads
 from router.fleet.worker_residency import WorkerResidency
@@ -41,7 +42,7 @@ class Watch:
         watches.add(self)
 
     def end(self) -> None:
-        """Idempotent. Forgets its user, who has it: a circle would wait for the garbage collector."""
+        """Idempotent. Drops the callback: with it, a reference cycle would wait for the garbage collector."""
         self._watches.discard(self)
         self._on_loss = None
 
@@ -259,12 +260,14 @@ class Fleet:
         if state is not None:
             loads = [self.loads[view.name]] if is_member else []
             loads += [self._leaving[view.contact]] if view.contact in self._leaving else []
+            queues = Queues.of(state.load)
             for load in loads:
                 load.report(
                     self.loads.clock(),
                     used_kv_tokens=state.load.used_kv_tokens,
                     max_kv_tokens=state.load.max_kv_tokens,
                     progress=state.progress,
+                    queues=queues,
                 )
         if is_member:
             before = self._views[view.name]

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from router.fleet.holders import Holders
-from router.fleet.homes import Homes
+from router.fleet.homes import Homes, homes_of
 from router.fleet.worker_loads import WorkerLoad, WorkerLoads
 from router.fleet.worker_residency import WorkerResidency
 
@@ -122,20 +122,29 @@ class FleetState:
     @cached_property
     def homes(self) -> Homes:
         """The rendezvous order of `readers`."""
-        return Homes([worker.name for worker in self.readers])
+        return homes_of(tuple(worker.name for worker in self.readers))
 
     @cached_property
     def cold_readers(self) -> Set[int]:
         """Indices of the prefill workers among `readers` that no placeable decode worker is warm with."""
-        readers = enumerate(self.readers)
-        return {i for i, worker in readers if worker.role == "prefill" and not self.warm_decodes(worker)}
+        readers, keys = enumerate(self.readers), self._decode_keys
+        return {i for i, worker in readers if worker.role == "prefill" and keys.isdisjoint(worker.warm_pairs)}
+
+    @cached_property
+    def _decode_keys(self) -> Set[tuple[str, str]]:
+        """What `warm_pairs` has of the workers in `decodes`."""
+        return frozenset((decode.name, decode.incarnation) for decode in self.decodes)
 
     def warm_decodes(self, prefill: WorkerView) -> tuple[WorkerView, ...]:
         """The placeable decode workers that are warm with a placeable prefill worker, by name."""
         found = self._warm_decodes.get(prefill.name)
         if found is None:
             pairs = prefill.warm_pairs
-            found = tuple(decode for decode in self.decodes if (decode.name, decode.incarnation) in pairs)
+            # Nearly always with all: then no prefill worker looks at each decode worker.
+            if pairs >= self._decode_keys:
+                found = self.decodes
+            else:
+                found = tuple(decode for decode in self.decodes if (decode.name, decode.incarnation) in pairs)
             self._warm_decodes[prefill.name] = found
         return found
 

@@ -37,5 +37,11 @@ class Homes:
         return tuple(scores.argsort()[: -self._length - 1 : -1].tolist())
 
 
+@lru_cache(maxsize=2)  # each may know the orders of very many keys
+def homes_of(workers: tuple[str, ...]) -> Homes:
+    """Cached with the orders computed so far, since most changes of a fleet leave its prompt readers as they are."""
+    return Homes(workers)
+
+
 def _hash(text: str) -> int:
     return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "big")

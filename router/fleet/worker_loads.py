@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping
 
+from router.fleet.queues import NO_QUEUES, Queues
+
 _INITIAL_TOKENS_PER_S = 5000.0
 _INITIAL_BUSY_S = 0.5  # weight of the initial rate, as seconds of observation
 _MAX_BUSY_S = 20.0  # observations are halved at this age, so that a rate follows its worker
@@ -26,6 +28,7 @@ class WorkerLoad:
         "progressed_at",
         "prompt_tokens",
         "queue_s",
+        "queues",
         "reported_kv_tokens",
         "reported_progress",
         "revisions",
@@ -40,6 +43,7 @@ class WorkerLoad:
         self.reported_kv_tokens = 0  # that are occupied, by all routers' sequences
         self.max_kv_tokens = 0  # 0: not reported
         self.reported_progress = 0
+        self.queues = NO_QUEUES  # as reported
         self.progressed_at = 0.0  # when its agent last reported that the engine works, by the loads' clock
         self.revisions: dict[str, int] = {}  # revision id -> this router's sequences that use it
         self.on_idle: Callable[[], None] | None = None  # called when no sequence is left
@@ -60,11 +64,13 @@ class WorkerLoad:
         """What is occupied or promised. Reports lag; promises ignore other routers and the prefix cache."""
         return max(self.reported_kv_tokens, self.placed_kv_tokens)
 
-    def report(self, now: float, *, used_kv_tokens: int, max_kv_tokens: int, progress: int) -> None:
+    def report(
+        self, now: float, *, used_kv_tokens: int, max_kv_tokens: int, progress: int, queues: Queues = NO_QUEUES
+    ) -> None:
         """Take over what the engine reports. Another use of its memory is progress, too."""
         if (progress, used_kv_tokens) != (self.reported_progress, self.reported_kv_tokens):
             self.reported_progress, self.progressed_at = progress, now
-        self.reported_kv_tokens, self.max_kv_tokens = used_kv_tokens, max_kv_tokens
+        self.reported_kv_tokens, self.max_kv_tokens, self.queues = used_kv_tokens, max_kv_tokens, queues
 
     def began_reading(self, now: float) -> None:
         if not self._num_reading:
@@ -113,9 +119,23 @@ class WorkerLoads(Mapping[str, WorkerLoad]):
     def __len__(self) -> int:
         return len(self._loads)
 
-    def report(self, worker: str, *, used_kv_tokens: int, max_kv_tokens: int, progress: int = 0) -> None:
+    def report(
+        self,
+        worker: str,
+        *,
+        used_kv_tokens: int,
+        max_kv_tokens: int,
+        progress: int = 0,
+        queues: Queues = NO_QUEUES,
+    ) -> None:
         """Take over what an engine reports."""
-        self[worker].report(self.clock(), used_kv_tokens=used_kv_tokens, max_kv_tokens=max_kv_tokens, progress=progress)
+        self[worker].report(
+            self.clock(),
+            used_kv_tokens=used_kv_tokens,
+            max_kv_tokens=max_kv_tokens,
+            progress=progress,
+            queues=queues,
+        )
 
     def forget(self, worker: str, on_idle: Callable[[], None] = lambda: None) -> WorkerLoad:
         """Drop a worker that has left, and return its load. One that comes back under its name starts anew.

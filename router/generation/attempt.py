@@ -12,6 +12,7 @@ from router.fleet.worker_errors import engine_error
 from router.generation.client_answer import ClientAnswer
 from router.generation.engine_calls import EngineCall
 from router.protocol.sse import DONE, FAILURE_WORDS, error_in, is_aborted
+from router.protocol.usage import USAGE_END
 
 _END_S = 1.0  # from a stream's last event to the end of the engine's answer
 
@@ -71,10 +72,17 @@ class Attempt:
         return self._begun(await self._output())
 
     async def relay(
-        self, first: bytes, write: Callable[[bytes], None], client: ClientAnswer, *, event_gap_timeout_s: float
+        self,
+        first: bytes,
+        write: Callable[[bytes], None],
+        client: ClientAnswer,
+        *,
+        event_gap_timeout_s: float,
+        take_usage: Callable[[bytes], bytes],
     ) -> bytes:
         """Hand `first` and all further events to `write`, except the last ones, with [DONE], which it returns.
 
+        `take_usage` gets the events that the usage event may be among, and returns those for the client, if any.
         While the client does not read, the engine waits. Raises AttemptError or DeadlineExceeded.
         """
         gap = _Gap(self._call.fail)
@@ -87,9 +95,9 @@ class Attempt:
                 self._check(events)
             gap.last_at = now()
             if events.endswith(DONE):
-                last = events
+                last = take_usage(events)
                 gap.expect(_END_S)
-            else:
+            elif not events.endswith(USAGE_END) or (events := take_usage(events)):
                 write(events)
 
         deliver(first)

@@ -22,6 +22,7 @@ NOBODY = "2.2.2.2"
 # share.
 Body = bytes | tuple[bytes | memoryview, ...]
 _LONG = 16 * 1024
+_USAGE = msgspec.Raw(b'{"include_usage":true}')
 _PROMPTS = ("messages", "prompt", "input_ids", "text", "tools", "suffix")
 
 
@@ -50,7 +51,7 @@ def _new_room() -> int:
 def decode_body(sequence: Sequence, model: str, handoff: KvHandoff, *, wants_prompt_logprobs: bool = False) -> Body:
     """The decode call: the client's request on the base model. No parameter can name an adapter."""
     fields = _common_fields(sequence, model, handoff.rid, wants_prompt_logprobs) | _handoff_fields(handoff)
-    return _encoded(fields)
+    return _encoded(_with_usage(fields))
 
 
 def prefill_body(
@@ -81,7 +82,7 @@ def unified_body(
 ) -> Body:
     """The call to a unified worker: the client's request, under the revision, in this namespace of the prefix cache."""
     fields = _common_fields(sequence, model, rid, wants_prompt_logprobs) | _adapter_fields(namespace, revision_id)
-    return _encoded(fields)
+    return _encoded(_with_usage(fields))
 
 
 def scoring_body(
@@ -109,6 +110,15 @@ def _common_fields(sequence: Sequence, model: str, rid: str, wants_prompt_logpro
         fields["max_tokens"] = sequence.most_tokens
     if wants_prompt_logprobs and bytes(fields["logprobs"]) == b"0":
         fields["logprobs"] = 1  # for 0 engines compute no prompt log-probabilities, and their answer fails
+    return fields
+
+
+def _with_usage(fields: _Fields) -> _Fields:
+    """Ask for the usage event, if it is a stream. Its other events do not say how many tokens were generated."""
+    if bytes(fields.get("stream", b"")) == b"true":
+        options = fields.get("stream_options")
+        own = {} if options is None else msgspec.json.decode(options, type=dict[str, msgspec.Raw])
+        fields["stream_options"] = {**own, "include_usage": True} if own else _USAGE
     return fields
 
 

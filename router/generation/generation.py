@@ -48,10 +48,11 @@ class Generation:
         """Answer the client. Raises RouterError, before anything is sent or in the middle of a stream."""
         if not self._validated.is_streaming:
             await self._answer_whole()
-        elif self._validated.num_choices == 1:
-            await self._stream_one()
-        else:
-            await self._stream_several()
+            return
+        try:
+            await (self._stream_one() if self._validated.num_choices == 1 else self._stream_several())
+        finally:  # also of a client that leaves in between
+            self._request.sum_usages()
 
     async def _answer_whole(self) -> None:
         validated, labels = self._validated, self._validated.labels

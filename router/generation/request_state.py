@@ -36,6 +36,8 @@ class SequenceState:
     placement: Placement | None = None  # of the last attempt
     num_attempts: int = 0
     ensure_adapter_s: float = 0.0
+    num_prompt_tokens: int | None = None  # of a stream, as its engine has counted; 0 if another sequence has them
+    num_completion_tokens: int | None = None
 
     def described(self) -> dict[str, Any]:
         """For the debug page. A unified worker is named in both places, a prefill worker never as decode."""
@@ -65,6 +67,7 @@ class RequestState:
     num_events: int = 0
     num_prompt_tokens: int | None = None  # that engines have counted
     num_completion_tokens: int | None = None
+    most_output_tokens: int | None = None  # that the client, or the router, allows; only if it is counted
     sequences: list[SequenceState] = field(default_factory=list)
     num_rids: int = 0  # given to attempts of all sequences
     on_placed: Callable[[], None] | None = None  # called for each sequence, and each attempt, that counts at workers
@@ -82,8 +85,20 @@ class RequestState:
 
     @property
     def num_output_tokens(self) -> int:
-        """So far. Of a stream whose tokens no engine has counted, events, of which one ends it."""
-        return self.num_completion_tokens if self.num_completion_tokens is not None else max(0, self.num_events - 1)
+        """So far. Of a stream, its events, of which one ends it, until an engine has counted more tokens."""
+        return max(self.num_completion_tokens or 0, self.num_events - 1, 0)
+
+    def sum_usages(self) -> None:
+        """Record what engines have counted in streams, if they have counted all of them."""
+        output = prompt = 0
+        if not self.sequences:
+            return
+        for sequence in self.sequences:
+            if sequence.num_completion_tokens is None or sequence.num_prompt_tokens is None:
+                return
+            output += sequence.num_completion_tokens
+            prompt += sequence.num_prompt_tokens
+        self.num_prompt_tokens, self.num_completion_tokens = prompt, output
 
     def described(self) -> dict[str, Any]:
         """For the debug page."""

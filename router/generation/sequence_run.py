@@ -40,6 +40,7 @@ from router.placement.placer import Placed
 from router.placement.request import Placement, PlacementRequest
 from router.protocol.prompt_logprobs import with_prompt_logprobs, without_alternatives, without_generated_token
 from router.protocol.scoring import check_generated
+from router.protocol.usage import take_usage
 from router.protocol.validation import Sequence, ValidatedRequest
 
 _PROMPT_TOKENS = re.compile(rb'"prompt_tokens":(\d{1,9})')
@@ -129,7 +130,7 @@ class SequenceRun:
         """
         assert self._attempt is not None
         gap_s = self._backends.config.event_gap_timeout_s
-        return await self._attempt.relay(first, write, client, event_gap_timeout_s=gap_s)
+        return await self._attempt.relay(first, write, client, event_gap_timeout_s=gap_s, take_usage=self._take_usage)
 
     async def answer(self) -> bytes:
         """The whole answer of a sequence that is not streamed, with prompt log-probabilities. Raises RouterError.
@@ -148,6 +149,16 @@ class SequenceRun:
             answer = with_prompt_logprobs(answer, prefill_answer)
         wants_alternatives = bytes(self._sequence.fields["logprobs"]) != b"0"
         return answer if wants_alternatives else without_alternatives(answer)
+
+    def _take_usage(self, events: bytes) -> bytes:
+        """Record what the engine has counted. Returns the events for the client, which may not have asked for it."""
+        validated, state = self._validated, self._state
+        events, usage = take_usage(events, keeps=validated.includes_usage)
+        if usage is not None:
+            continues_first = self._sequence.index % validated.num_per_prompt == 0  # a prompt counts once
+            state.num_prompt_tokens = usage.prompt_tokens if continues_first else 0
+            state.num_completion_tokens = usage.completion_tokens
+        return events
 
     # ---- the steps ----------------------------------------------------------------------------------------------
 

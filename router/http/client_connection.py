@@ -159,6 +159,7 @@ class ClientProtocol(HttpToolsProtocol):
     """uvicorn's protocol for one connection, within limits. Gives each request its ClientConnection in the scope."""
 
     answering: ClientConnection | None = None  # the request whose answer is being made; later ones of a pipeline wait
+    end_handshake: Callable[[], None] | None = None  # with TLS: frees the place that the handshake had until now
 
     def __init__(self, *arguments: Any, connections: ClientConnections | None = None, **named: Any) -> None:
         super().__init__(*arguments, **named)
@@ -186,6 +187,9 @@ class ClientProtocol(HttpToolsProtocol):
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
         self.address = self.client[0] if self.client else ""
+        if self.end_handshake is not None:
+            self.end_handshake()
+            self.end_handshake = None
         if not self._connections.add(self):
             self._refuse(Refusal.TOO_MANY_CONNECTIONS)
             return
@@ -333,8 +337,8 @@ class ClientProtocol(HttpToolsProtocol):
             self.transport.close()
 
     def make_way(self) -> None:
-        """Close the connection for another one."""
-        self.transport.close()
+        """Close the connection for another one. With TLS, `close` would wait for the client to close it, too."""
+        self.transport.abort()
 
     def _set_deadline(self) -> None:
         limits = self._limits

@@ -47,7 +47,7 @@ def begin_note(scope: MutableMapping[str, Any]) -> None:
 
 
 def note_of(scope: MutableMapping[str, Any]) -> ChangeNote:
-    """The note on a request's change; one for nobody if the request changes nothing."""
+    """The note on a request's change. A request that changes nothing gets one that is never written."""
     return scope.get(_NOTE_KEY) or ChangeNote()
 
 

@@ -16,11 +16,13 @@ from adapters.catalog.records import AdapterRevision
 from adapters.files.work_folder import work_folder
 from adapters.library import AdapterLibrary, check_exportable
 from router.errors import TooManyExports
+from router.identity.principal import principal_of
 from router.management.concurrency import ConcurrencyLimit
 from router.management.management import Management
 from router.management.request_fields import check_known
 from router.management.tar_archive import TarArchive
 from router.management.thread_work import run_to_end
+from router.management.upload import MIN_BYTES_PER_S
 
 _MAX_EXPORTS = 4  # concurrent; each takes an adapter's size on the disk until its client has received it
 
@@ -44,7 +46,7 @@ class ExportEndpoint:
         check_known(request.query_params, ("reference",))
         config = self._management.backends.config
         async with AsyncExitStack() as held:
-            held.enter_context(self._limit.slot())
+            held.enter_context(self._limit.slot(principal_of(request.scope)))
             revision = await self._management.resolved(
                 self._management.readable(request), request.query_params.get("reference")
             )
@@ -57,7 +59,7 @@ class ExportEndpoint:
                 archive,
                 held.pop_all(),
                 piece_timeout_s=config.body_timeout_s,
-                timeout_s=config.upload_timeout_s,
+                timeout_s=min(config.upload_timeout_s, config.body_timeout_s + archive.num_bytes / MIN_BYTES_PER_S),
             )
 
 

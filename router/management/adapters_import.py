@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -59,11 +59,16 @@ class ImportEndpoint:
     async def create(self, request: Request) -> Response:
         """Import the files as a revision and point an alias at it, `latest` by default."""
         by = principal_of(request.scope).name
-        async with self._uploaded(request, ("name", "alias")) as upload:
+
+        def check(field: str, value: str) -> None:  # as soon as it has arrived, before files that follow it
+            if field == "name":
+                tenant, _ = self._management.changeable(request, value)
+                check_not_base_model(value, self._management.backends.model, "name")
+                self._management.quotas.take_push(tenant)
+
+        async with self._uploaded(request, ("name", "alias"), check) as upload:
             if (name := upload.fields.get("name")) is None:
                 raise InvalidField("name is required: the adapter's name, or tenant/name", param="name")
-            tenant, _ = self._management.changeable(request, name)
-            self._management.quotas.take_push(tenant)
             alias = _alias(name, upload.fields.get("alias"))
             current = await self._current(name, alias)
             revision = await self._imported(name, upload.folder, by, moves_latest=alias == LATEST)
@@ -160,9 +165,11 @@ class ImportEndpoint:
         return revision, outcomes
 
     @asynccontextmanager
-    async def _uploaded(self, request: Request, fields: tuple[str, ...]) -> AsyncIterator[Upload]:
+    async def _uploaded(
+        self, request: Request, fields: tuple[str, ...], on_field: Callable[[str, str], None] | None = None
+    ) -> AsyncIterator[Upload]:
         config = self._management.backends.config
-        with self._limit.slot():
+        with self._limit.slot(principal_of(request.scope)):
             async with received_upload(
                 dict(request.scope["headers"]),
                 request.receive,
@@ -171,6 +178,7 @@ class ImportEndpoint:
                 max_bytes=self._management.max_adapter_bytes + _OTHER_FILES_BYTES,
                 gap_timeout_s=config.body_timeout_s,
                 timeout_s=config.upload_timeout_s,
+                on_field=on_field,
             ) as upload:
                 yield upload
 

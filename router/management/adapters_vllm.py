@@ -69,7 +69,7 @@ class VllmEndpoint:
 
         timeout_s = self._management.backends.config.upload_timeout_s
         try:
-            with self._limit.slot():
+            with self._limit.slot(principal_of(request.scope)):
                 revision = await self._management.adapters.with_library(imported, timeout_s)
         except AdapterError as error:
             raise without_path(error, directory, repr(path)) from None

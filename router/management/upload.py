@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import errno
-from collections.abc import AsyncIterator, Mapping
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -17,6 +18,8 @@ from router.management.thread_work import run_to_end
 from router.management.upload_receiver import FILE_FIELDS, Upload, UploadReceiver
 from router.protocol.request_body import ClientGone
 
+MIN_BYTES_PER_S = 64 * 1024  # of uploads and exports; slower ones would hold their slots for long
+
 
 @asynccontextmanager
 async def received_upload(
@@ -28,8 +31,12 @@ async def received_upload(
     max_bytes: int,
     gap_timeout_s: float,
     timeout_s: float,
+    on_field: Callable[[str, str], None] | None = None,
 ) -> AsyncIterator[Upload]:
     """Receive a whole upload and keep it inside the block. `fields` are allowed besides files.
+
+    `on_field` gets each field and its value when it is complete; its errors end the upload. The client may let
+    `gap_timeout_s` pass in all, and a second more for every `MIN_BYTES_PER_S` that it has sent.
 
     If the field `memory_field`, which must precede the files, is "true", the files are in shared memory and on no disk.
 
@@ -42,13 +49,14 @@ async def received_upload(
         raise _too_large(max_bytes)
     upload = Upload()
     try:
-        receiver = UploadReceiver(upload, fields, memory_field)
+        receiver = UploadReceiver(upload, fields, memory_field, on_field)
         try:
             async with asyncio.timeout(timeout_s):
                 await _receive(receiver, boundary, receive, max_bytes, gap_timeout_s)
         except TimeoutError:
             raise BodyTooSlow(
-                f"the upload was not complete within {timeout_s:g} s, or nothing came for {gap_timeout_s:g} s"
+                f"the upload was not complete within {timeout_s:g} s, or over {gap_timeout_s:g} s were spent on "
+                f"waiting for less than {MIN_BYTES_PER_S // 1024} KiB a second"
             ) from None
         except OSError as error:
             if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
@@ -68,10 +76,13 @@ async def _receive(
     receiver: UploadReceiver, boundary: bytes, receive: Any, max_bytes: int, gap_timeout_s: float
 ) -> None:
     parser = MultipartParser(boundary, receiver.callbacks)
-    num_bytes = 0
+    num_bytes, waited_s = 0, 0.0  # not for our own disk
     while True:
-        async with asyncio.timeout(gap_timeout_s):
+        left_s = gap_timeout_s + num_bytes / MIN_BYTES_PER_S - waited_s
+        began_at = time.monotonic()
+        async with asyncio.timeout(min(gap_timeout_s, left_s)):
             message = await receive()
+        waited_s += time.monotonic() - began_at
         if message["type"] == "http.disconnect":
             raise ClientGone
         chunk = message.get("body", b"")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from io import BufferedWriter
 from pathlib import Path
@@ -40,12 +41,19 @@ class Upload:
 class UploadReceiver:
     """Handles the parser's events. Buffers file data until `write`, which may block."""
 
-    def __init__(self, upload: Upload, fields: tuple[str, ...], memory_field: str | None) -> None:
+    def __init__(
+        self,
+        upload: Upload,
+        fields: tuple[str, ...],
+        memory_field: str | None,
+        on_field: Callable[[str, str], None] | None = None,
+    ) -> None:
         self.num_buffered_bytes = 0  # of files
         self.is_complete = False
         self._upload = upload
         self._fields = fields
         self._memory_field = memory_field
+        self._on_field = on_field
         self._buffer: list[tuple[str, bytes]] = []  # file name and its next bytes
         self._open: tuple[str, BufferedWriter] | None = None
         self._header = (bytearray(), bytearray())  # name and value of the current one
@@ -161,6 +169,8 @@ class UploadReceiver:
             self._upload.fields[self._field] = self._value.decode("utf-8", "replace")
             if self._field == self._memory_field and self._upload.fields[self._field] not in ("true", "false"):
                 raise InvalidField(f"{self._field} must be true or false", param=self._field)
+            if self._on_field is not None:
+                self._on_field(self._field, self._upload.fields[self._field])
 
     def _end(self) -> None:
         self.is_complete = True

@@ -21,8 +21,8 @@ def choose_decode(
     decodes: Sequence[WorkerView] = fleet.warm_decodes(prefill)
     if may_serve is not None:
         decodes = [decode for decode in decodes if may_serve(decode)]
-    if not decodes:
-        return None
+    if len(decodes) <= 1:
+        return decodes[0] if decodes else None
 
     def cost(decode: WorkerView) -> tuple[bool, bool, float, int]:
         """Room for the sequence first, then the domain, then the share of KV memory that would be in use."""

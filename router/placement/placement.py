@@ -73,7 +73,7 @@ def _first(
     request: PlacementRequest, fleet: FleetState, readers: Readers, failed: FailedAttempts, no_decodes: Set[str]
 ) -> Placement | None:
     """The placement of the best reader that has one."""
-    for index in readers.best_first() if readers.workers else ():
+    for index in readers.best_first():
         if (placement := _completed(readers.workers[index], request, fleet, failed, no_decodes)) is not None:
             return placement
     return None

@@ -7,15 +7,14 @@ from collections.abc import Sequence
 import msgspec
 
 from router.placement.request import PromptSize
+from router.protocol.field_values import TYPICAL_ANSWER_TOKENS, answer_limit
 from router.protocol.request_body import Fields
 
 _BLOCK_BYTES = 512
 _MAX_BLOCKS = 32  # 16 KiB of a prompt
 _INITIAL_BYTES_PER_TOKEN = 4.0
 _WEIGHT_OF_NEWEST = 0.05
-_TYPICAL_ANSWER_TOKENS = 256  # where the client sets no limit
 _PROMPT_FIELDS = ("tools", "chat_template_kwargs", "messages", "prompt", "input_ids")  # roughly a template's order
-_MAX_TOKENS_FIELDS = ("max_completion_tokens", "max_tokens")
 
 
 class PromptMeter:
@@ -38,19 +37,20 @@ class PromptMeter:
 
     def measure(self, fields: Fields) -> PromptSize:
         """The size of one sequence of a validated request."""
-        texts = [bytes(fields[name]) for name in _PROMPT_FIELDS if name in fields]
-        ids = next(filter(_is_token_ids, texts), None)
+        texts, text_bytes, ids = [], 0, None
+        for name in _PROMPT_FIELDS:
+            if (raw := fields.get(name)) is not None:
+                texts.append(text := bytes(raw))
+                text_bytes += len(text)
+                if ids is None and _is_token_ids(text):
+                    ids = text
         if ids is not None:
             text_bytes, prompt_tokens = 0, ids.count(b",") + 1
         else:
-            text_bytes = sum(map(len, texts))
             prompt_tokens = int(text_bytes / self._bytes_per_token) + 1
-        answer_tokens = _TYPICAL_ANSWER_TOKENS
-        for name in _MAX_TOKENS_FIELDS:
-            if name in fields:
-                answer_tokens = msgspec.json.decode(fields[name], type=int)
-                break
-        blocks = _chained_hashes(b"".join([text[: _BLOCK_BYTES * _MAX_BLOCKS] for text in texts]))
+        limit = answer_limit(fields)
+        answer_tokens = TYPICAL_ANSWER_TOKENS if limit is None else limit
+        blocks = _chained_hashes(texts) if text_bytes >= _BLOCK_BYTES or ids is not None else ()
         tokens_per_block = _BLOCK_BYTES / self._bytes_per_token
         return PromptSize(prompt_tokens, prompt_tokens + answer_tokens, blocks, tokens_per_block, text_bytes)
 
@@ -65,8 +65,9 @@ def _is_token_ids(text: bytes) -> bool:
     return text[:1] == b"[" and text[1:16].lstrip()[:1].isdigit()
 
 
-def _chained_hashes(text: bytes) -> tuple[int, ...]:
+def _chained_hashes(texts: Sequence[bytes]) -> tuple[int, ...]:
     """One hash for each whole block of the beginning, of all bytes up to the block's end."""
+    text = b"".join([each[: _BLOCK_BYTES * _MAX_BLOCKS] for each in texts])
     hashes, chained = [], 0
     for end in range(_BLOCK_BYTES, min(len(text), _BLOCK_BYTES * _MAX_BLOCKS) + 1, _BLOCK_BYTES):
         chained = hash((chained, text[end - _BLOCK_BYTES : end]))

@@ -44,30 +44,27 @@ class Readers:
             self._copies = {position for position, i in enumerate(indices) if i in everywhere}
             self._cold = frozenset()
             homes = Homes([worker.name for worker in self.workers])
-        if not self.workers:
-            return
-        self._queues_s = list(map(_queue_s, self._loads))
-        if request.revision_id is not None and policy.uses_homes:
-            self._order: Sequence[int] = homes.order(request.revision_id)
-        else:  # all have the base model: a random start
-            self._order = (request.nonce % len(self.workers),)
-        self._ranks = dict(zip(self._order, range(len(self._order)), strict=True))
-        if request.revision_id is not None:
-            self._copies.update(self._loading_homes(request.revision_id))
-        self.choice = self._choice()
+        self._homes = homes
 
     def best_first(self) -> Iterator[int]:
         """The indices of all readers in the order of their costs. Scores them only as far as needed."""
+        if len(self.workers) <= 1:  # nothing to compare
+            yield from range(len(self.workers))
+            return
+        self._prepare()
         if len(self.workers) <= _FEW:
-            yield from self.ranked()
+            yield from self._ranked()
             return
         first = min(self._contenders())[3]
         yield first
-        yield from (index for index in self.ranked() if index != first)
+        yield from (index for index in self._ranked() if index != first)
 
     def ranked(self) -> list[int]:
-        """The indices of all readers in the order of their costs."""
-        return [index for *_, index in sorted(map(self.score, range(len(self.workers))))]
+        """The indices of all readers in the order of their costs. `candidate` and `choice` say why."""
+        if not self.workers:
+            return []
+        self._prepare()
+        return self._ranked()
 
     def score(self, index: int) -> Scored:
         candidate, choice, cost_s = self.candidate(index), self.choice, 0.0
@@ -76,14 +73,28 @@ class Readers:
         return cost_s, candidate.rank, candidate.worker.name, index
 
     def candidate(self, index: int) -> Candidate:
-        rank = self._ranks.get(index, len(self._order))
+        order = self._order
+        rank = order.index(index) if index in order else len(order)
         return Candidate(self.workers[index], self._loads[index], rank, index in self._copies)
 
-    def _loading_homes(self, revision_id: str) -> Iterator[int]:
-        """Homes with a sequence in flight that makes sure of the revision. At others a load is not waited for."""
-        for index in self._order[: self._policy.num_homes(self._request) + _NUM_SPARE_HOMES]:
-            if revision_id in self._loads[index].revisions:
-                yield index
+    def _prepare(self) -> None:
+        """Find out what scoring needs: how long queues are, and the revision's homes and copies."""
+        request, policy, loads = self._request, self._policy, self._loads
+        self._queues_s = list(map(_queue_s, loads))
+        revision_id = request.revision_id
+        if revision_id is not None and policy.uses_homes:
+            self._order: Sequence[int] = self._homes.order(revision_id)
+        else:  # all have the base model: a random start
+            self._order = (request.nonce % len(self.workers),)
+        if revision_id is not None:
+            # Homes with a sequence in flight make sure of the revision. At others a load is not waited for.
+            for index in self._order[: policy.num_homes(request) + _NUM_SPARE_HOMES]:
+                if revision_id in loads[index].revisions:
+                    self._copies.add(index)
+        self.choice = self._choice()
+
+    def _ranked(self) -> list[int]:
+        return [index for *_, index in sorted(map(self.score, range(len(self.workers))))]
 
     def _choice(self) -> Choice:
         """What the candidates have in common: how long queues are, and how far the revision's homes reach."""

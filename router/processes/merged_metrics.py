@@ -19,6 +19,8 @@ _LARGEST = {  # of the processes; everything else is a sum
     "prelude_router_workers_placeable",
     "prelude_router_worker_kv_used_ratio",
     "prelude_router_decode_kv_used_ratio",
+    "prelude_router_decode_load_ratio",
+    "prelude_router_decode_queue_requests",
 }
 _EARLIEST = "prelude_certificate_expiry_timestamp_seconds"
 _FIRST = "_created"  # such a sample is the time at which its counter began

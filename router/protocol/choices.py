@@ -11,19 +11,10 @@ import msgspec
 
 from router.protocol.request_body import Fields
 from router.protocol.sse import DONE
+from router.protocol.usage import Usage
 
 _object = msgspec.json.Decoder(Fields)
 _choices = msgspec.json.Decoder(list[Fields])
-
-
-class Usage(msgspec.Struct):
-    """Token counts of one sequence or of all."""
-
-    prompt_tokens: int = 0
-    total_tokens: int = 0
-    completion_tokens: int | None = 0
-    prompt_tokens_details: dict[str, int | None] | None = None
-    reasoning_tokens: int | None = 0
 
 
 def merged_usage(usages: dict[int, Usage], num_per_prompt: int) -> Usage:

@@ -13,7 +13,18 @@ from router.errors import InvalidField
 from router.protocol.request_body import Fields
 
 DEFAULT_CONTEXT_LENGTH = 131_072  # where config.json has none
+TYPICAL_ANSWER_TOKENS = 256  # where the client sets no limit
+MAX_TEXTS = 1024  # strings or lists of token ids of one request to a tokenizer
 _MIN_PROMPT_BYTES = 16 * 1024
+_ANSWER_LIMITS = ("max_completion_tokens", "max_tokens")
+
+
+def answer_limit(fields: Fields) -> int | None:
+    """Tokens that an answer may have; None: the client sets no limit. Of a validated request.
+
+    The larger of the two, as engines heed the first in chats and the second in completions.
+    """
+    return max([int(bytes(fields[name])) for name in _ANSWER_LIMITS if name in fields], default=None)
 
 
 @dataclass(frozen=True, slots=True)

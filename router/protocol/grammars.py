@@ -21,12 +21,18 @@ MAX_OPTIONAL = 64  # properties of one object that are not required: the matcher
 MAX_ALTERNATIVES = 64  # of one anyOf, oneOf or allOf
 MAX_ENUM = 1000
 MAX_COUNTED = 16  # strings with a minimum or maximum length; each takes seconds to compile
+# Arrays and objects with a maximum, or a minimum over 1: 300 of them take 170 MB, or xgrammar fails.
+MAX_COUNTED_CONTAINERS = 64
+# Of items or properties. Every token's mask takes longer with each item up to the minimum: 90 ms at 1,000.
+MAX_MINIMUM = 256
 MAX_PATTERNS = 16
 MAX_DEPTH = 32
 MAX_STRUCTURES = 32
 MAX_TAG_BYTES = 256  # of a structure's `begin` and `end`, and of each trigger
 
-_COUNTS = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
+_COUNTS = dict.fromkeys(("minLength", "maxLength", "maxItems", "maxProperties"), 1_000_000) | dict.fromkeys(
+    ("minItems", "minProperties"), MAX_MINIMUM
+)
 _FORMATS = ("text", "json_object", "json_schema", "structural_tag")
 
 
@@ -157,7 +163,7 @@ def check_schema(schema: dict[str, Any], what: str, limits: Limits) -> None:
     def refuse(reason: str) -> InvalidField:
         return InvalidField(f"{what} {reason}", param=param)
 
-    num_schemas = num_properties = num_counted = pattern_bytes = num_patterns = 0
+    num_schemas = num_properties = num_counted = num_counted_containers = pattern_bytes = num_patterns = 0
     pending: list[tuple[Any, int]] = [(schema, 0)]
     while pending:
         node, depth = pending.pop()
@@ -177,11 +183,12 @@ def check_schema(schema: dict[str, Any], what: str, limits: Limits) -> None:
                     raise refuse(f"has {len(node[key])} schemas in {key}; at most {MAX_ALTERNATIVES} are accepted")
             if isinstance(node.get("enum"), list) and len(node["enum"]) > MAX_ENUM:
                 raise refuse(f"has {len(node['enum'])} values in an enum; at most {MAX_ENUM} are accepted")
-            for key in _COUNTS:
+            for key, most in _COUNTS.items():
                 count = node.get(key)
-                if isinstance(count, (int, float)) and not 0 <= count <= 1_000_000:
-                    raise refuse(f"has {key} {count}; 0 to 1000000 is accepted")
+                if isinstance(count, (int, float)) and not 0 <= count <= most:
+                    raise refuse(f"has {key} {count}; 0 to {most} is accepted")
             num_counted += any(isinstance(node.get(key), (int, float)) for key in ("minLength", "maxLength"))
+            num_counted_containers += _is_counted_container(node)
             patterns = [node["pattern"]] if isinstance(node.get("pattern"), str) else []
             if isinstance(node.get("patternProperties"), dict):
                 patterns += node["patternProperties"]
@@ -195,11 +202,24 @@ def check_schema(schema: dict[str, Any], what: str, limits: Limits) -> None:
         num_schemas += 1
         if depth > MAX_DEPTH:
             raise refuse(f"is nested deeper than {MAX_DEPTH} levels")
+        if num_counted_containers > MAX_COUNTED_CONTAINERS:
+            raise refuse(
+                f"is too large: at most {MAX_COUNTED_CONTAINERS} arrays and objects with a maximum, or a minimum over "
+                "1, of items or properties are accepted"
+            )
         if num_schemas > MAX_SCHEMAS or num_properties > MAX_PROPERTIES or num_counted > MAX_COUNTED:
             raise refuse(
                 f"is too large: at most {MAX_PROPERTIES} properties, {MAX_COUNTED} strings with a minimum or maximum "
                 f"length, and {MAX_SCHEMAS} objects and lists are accepted"
             )
+
+
+def _is_counted_container(node: dict[str, Any]) -> bool:
+    maxima = (node.get(key) for key in ("maxItems", "maxProperties"))
+    minima = (node.get(key) for key in ("minItems", "minProperties"))
+    return any(isinstance(most, (int, float)) for most in maxima) or any(
+        isinstance(least, (int, float)) and least > 1 for least in minima
+    )
 
 
 def _check_pattern(pattern: str, total_bytes: int, what: str, param: str, limits: Limits) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from router.protocol.field_values import Limits
+from router.protocol.field_values import MAX_TEXTS, Limits
 from router.protocol.fields import ADAPTER, DETOKENIZE_FIELDS, NOT_OFFERED, REFUSED, SCORE, TOKENIZE_FIELDS
 from router.protocol.messages import PARTS, ROLES
 from router.protocol.rules import INT32_MAX, MAX_TOP_LOGPROBS, RULES
@@ -69,18 +69,20 @@ def request_schemas(limits: Limits) -> dict[str, Schema]:
         "apply_softmax": BOOLEAN,
         "item_first": BOOLEAN,
     }
+    strings: Schema = {"type": "array", "items": {"type": "string"}, "minItems": 1, "maxItems": MAX_TEXTS}
     tokenize = {
         **{name: rules[name] for name in TOKENIZE_FIELDS & rules.keys()},
         **named,
-        "prompt": {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}, "minItems": 1}]},
+        "prompt": {"anyOf": [{"type": "string"}, strings]},
         "messages": messages,
         "add_special_tokens": BOOLEAN,
     }
     one_input = [{"required": ["prompt"]}, {"required": ["messages"]}]
+    most = {**tokens, "maxItems": limits.context_length}
     detokenize = {
         **named,
         **dict.fromkeys(DETOKENIZE_FIELDS, BOOLEAN),
-        "tokens": {"anyOf": [tokens, {"type": "array", "items": tokens}]},
+        "tokens": {"anyOf": [most, {"type": "array", "items": most, "maxItems": MAX_TEXTS}]},  # as many ids in all
     }
     return {
         "ChatRequest": _object(chat, ("model", "messages"), NOT_OFFERED) | {"dependentSchemas": needs_stream},

@@ -15,9 +15,9 @@ from typing import Any
 import msgspec
 
 from router.errors import BrokenAnswer, InvalidField
-from router.protocol.choices import Usage
 from router.protocol.field_values import Limits, boolean, bounded_list, check_token_ids, decoded, shown
 from router.protocol.request_body import Fields
+from router.protocol.usage import Usage
 
 MAX_LABELS = 1000
 

@@ -56,9 +56,10 @@ class Bucket:
         if now > self.at:
             grown = (now - self.at) * self.local_rate
             self.level = min(self._room, self.level + grown)
-            self.save(grown)
-            if now >= self.due_until:
-                self.due = self.saved = 0.0
+            if self.due or self.saved:
+                self.save(grown)
+                if now >= self.due_until:
+                    self.due = self.saved = 0.0
             if not self.local_rate:
                 self.elsewhere = min(self.capacity, self.elsewhere + (now - self.at) * self.rate)
             self.at = now
@@ -192,7 +193,7 @@ class Gauge:
             self.due, self.due_until = unit, min(now + _KEPT_S, self.due_since + _SAVING_S)
 
     def hold(self, unit: float, wait_s: float, now: float) -> None:
-        """Another limit refuses a request for so much for so long; this one permits it, and reserves all of that."""
+        """Reserve `unit` for a request that this limit permits and another one refuses for `wait_s`."""
         if self.due <= unit and now >= self.rests_until:
             if not self.due:
                 self.due_since = now

@@ -10,7 +10,6 @@ from router.quotas.bucket import Bucket, Gauge
 REQUESTS, PROMPT, OUTPUT, GRAMMARS = "requests", "prompt_tokens", "output_tokens", "grammars"
 PUSHES = "pushes"
 SEQUENCES, BYTES = "sequences", "in_flight_bytes"
-TYPICAL_ANSWER_TOKENS = 256  # where the client sets no limit
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +146,7 @@ class Budget:
             bucket.take(1)
 
     def settle(self, use: Use, prompt_tokens: int | None, output_tokens: int | None) -> None:
-        """The request has ended, having used so much; None: unknown, as it had asked for."""
+        """Replace an ended request's estimates by its actual use. None: unknown, so the estimate stands."""
         actual = {PROMPT: prompt_tokens, OUTPUT: output_tokens}
         for name, tokens in actual.items():
             if tokens is not None and (bucket := self.buckets.get(name)) is not None:

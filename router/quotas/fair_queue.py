@@ -114,7 +114,7 @@ class FairQueue(Generic[T]):
                     del self._flows[flow.tenant]
 
     def settle(self, tenant: str, tokens: float) -> None:
-        """A tenant's request has cost so much more than was assumed; negative: less."""
+        """Charge the tenant what a request cost beyond its estimate; negative: a refund."""
         if (flow := self._flows.get(tenant)) is not None:
             flow.deficit -= tokens
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from functools import cache
 from types import TracebackType
 
 from adapters.catalog.sql.tenants import TenantRoom
@@ -14,7 +15,8 @@ from cluster.config.quotas import QuotasConfig, UseLimits
 from router.errors import QuotaExceeded
 from router.identity.principal import Principal
 from router.metrics import Metrics
-from router.quotas.budget import BYTES, PUSHES, TYPICAL_ANSWER_TOKENS, Budget, Shortage, Use
+from router.protocol.field_values import TYPICAL_ANSWER_TOKENS
+from router.quotas.budget import BYTES, PUSHES, Budget, Shortage, Use
 from router.quotas.leases import share_out
 from router.quotas.rate_headers import duration, rate_headers
 from router.quotas.turns import PRIORITY_HEADER, HasRoom, Turn, Turns, priority_of
@@ -51,6 +53,9 @@ class Quotas:
             self.turns = turns = Turns(config, fair_queue, has_room, metrics)
             metrics.queued.set_function(lambda: turns.num_waiting)
         self._metrics = metrics
+        # A metric's own `labels` costs several times what counting does. Labels are few: tenants of cluster.yaml.
+        tokens = metrics.tenant_tokens
+        self._token_counters = cache(lambda label: (tokens.labels(label, "prompt"), tokens.labels(label, "output")))
         self._clock = clock
         self.budgets: dict[str, Budget | None] = {}  # by subject; None: it has no limits
         self._grammars: dict[str, OrderedDict[int, None]] = {}  # that a tenant has used, by tenant
@@ -180,9 +185,9 @@ class Quotas:
 
     def used(self, tenant: str, prompt_tokens: int, output_tokens: int) -> None:
         """Count what a request has used for the metrics."""
-        label = self.label_of(tenant)
-        self._metrics.tenant_tokens.labels(label, "prompt").inc(prompt_tokens)
-        self._metrics.tenant_tokens.labels(label, "output").inc(output_tokens)
+        prompt, output = self._token_counters(self.label_of(tenant))
+        prompt.inc(prompt_tokens)
+        output.inc(output_tokens)
 
     def _budget(self, subject: str, label: str, limits: Callable[[], UseLimits]) -> Budget | None:
         try:
@@ -242,8 +247,8 @@ class Admission:
         `adapter`: its full name. `grammar`: what identifies the request's.
         """
 
-    def turn(self, headers: Mapping[bytes, bytes]) -> AbstractAsyncContextManager[Callable[[], None] | None]:
-        """The request's turn, in which it runs; waits for it. Yields what to call for each sequence that was placed.
+    async def turn(self, headers: Mapping[bytes, bytes]) -> AbstractContextManager[Turn | None]:
+        """Wait for the request's turn, which it is to enter and run in. None: nothing waits for its turn.
 
         Raises QueueFull, QueuedTooLong, and InvalidField for the header `x-prelude-priority`.
         """
@@ -340,21 +345,19 @@ class _Counted(Admission):
         self._add_bytes(budgets[len(self._budgets) :])
         self._budgets, self._use = budgets, use
 
-    @asynccontextmanager
-    async def turn(self, headers: Mapping[bytes, bytes]) -> AsyncIterator[Callable[[], None] | None]:
+    async def turn(self, headers: Mapping[bytes, bytes]) -> AbstractContextManager[Turn | None]:
         turns, use = self._quotas.turns, self._use
         if turns is None or use is None:
-            yield None
-            return
-        with await turns.take(
+            return nullcontext()
+        self._turn = await turns.take(
             self._principal.tenant,
             prompt_tokens=use.prompt_tokens,
             # What it may generate says little of what it will; the rest is settled.
             output_tokens=min(use.output_tokens, TYPICAL_ANSWER_TOKENS * use.sequences),
             num_sequences=use.sequences,
             priority=priority_of(headers.get(PRIORITY_HEADER)),
-        ) as self._turn:
-            yield self._turn.placed
+        )
+        return self._turn
 
     def settle(self, prompt_tokens: int | None, output_tokens: int | None) -> None:
         self._prompt_tokens, self._output_tokens = prompt_tokens, output_tokens

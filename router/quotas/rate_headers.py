@@ -10,32 +10,23 @@ from router.quotas.budget import OUTPUT, PROMPT, REQUESTS, Budget
 
 def rate_headers(budgets: Iterable[Budget]) -> dict[str, str]:
     """For requests, and for tokens, those of the limit of which the least share is left."""
-    headers: dict[str, str] = {}
-    requests, tokens = _Scarcest(), _Scarcest()
+    requests: Bucket | None = None
+    tokens: Bucket | None = None
+    requests_left = tokens_left = 2.0  # shares
     for budget in budgets:
         for name, bucket in budget.buckets.items():
             if name == REQUESTS:
-                requests.look_at(bucket)
-            elif name in (PROMPT, OUTPUT):
-                tokens.look_at(bucket)
+                if (left := bucket.remaining / bucket.capacity) < requests_left:
+                    requests, requests_left = bucket, left
+            elif name in (PROMPT, OUTPUT) and (left := bucket.remaining / bucket.capacity) < tokens_left:
+                tokens, tokens_left = bucket, left
+    headers: dict[str, str] = {}
     for kind, scarcest in (("requests", requests), ("tokens", tokens)):
-        if (found := scarcest.bucket) is not None:
-            headers[f"x-ratelimit-limit-{kind}"] = str(int(found.capacity))
-            headers[f"x-ratelimit-remaining-{kind}"] = str(int(found.remaining))
-            headers[f"x-ratelimit-reset-{kind}"] = duration(found.reset_s)
+        if scarcest is not None:
+            headers[f"x-ratelimit-limit-{kind}"] = str(int(scarcest.capacity))
+            headers[f"x-ratelimit-remaining-{kind}"] = str(int(scarcest.remaining))
+            headers[f"x-ratelimit-reset-{kind}"] = duration(scarcest.reset_s)
     return headers
-
-
-class _Scarcest:
-    __slots__ = ("_share", "bucket")
-
-    def __init__(self) -> None:
-        self.bucket: Bucket | None = None
-        self._share = 2.0
-
-    def look_at(self, bucket: Bucket) -> None:
-        if (share := bucket.remaining / bucket.capacity) < self._share:
-            self.bucket, self._share = bucket, share
 
 
 def duration(seconds: float) -> str:

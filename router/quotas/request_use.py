@@ -6,11 +6,11 @@ import re
 
 import msgspec
 
+from router.protocol.field_values import TYPICAL_ANSWER_TOKENS, answer_limit
 from router.protocol.request_body import Fields
 from router.protocol.validation import ValidatedRequest
-from router.quotas.budget import TYPICAL_ANSWER_TOKENS, Use
+from router.quotas.budget import Use
 
-_MAX_TOKENS_FIELDS = ("max_completion_tokens", "max_tokens")
 _GRAMMAR_FIELDS = ("json_schema", "regex", "ebnf")
 _PLAIN = (b'"text"', b'"json_object"')
 _FREE_TOOL_CHOICES = (b'"auto"', b'"none"')
@@ -20,15 +20,16 @@ _STRICT = re.compile(b'"%b"' % b"".join(rb"(?:%c|\\u%04x)" % (each, each) for ea
 def use_of(validated: ValidatedRequest, prompt_tokens: int) -> Use:
     """All but its grammars. `prompt_tokens`: of all its prompts, estimated."""
     sequences = validated.num_choices
-    output_tokens = sequences * _max_tokens(validated.fields) if validated.generates else 0
-    return Use(prompt_tokens, output_tokens, sequences)
+    limit = answer_limit(validated.fields)
+    each = TYPICAL_ANSWER_TOKENS if limit is None else limit
+    return Use(prompt_tokens, sequences * each if validated.generates else 0, sequences)
 
 
-def _max_tokens(fields: Fields) -> int:
-    for name in _MAX_TOKENS_FIELDS:
-        if name in fields:
-            return msgspec.json.decode(fields[name], type=int)
-    return TYPICAL_ANSWER_TOKENS
+def most_output_tokens(validated: ValidatedRequest) -> int | None:
+    """That its answer can have; None: as many as there is room for."""
+    limit = answer_limit(validated.fields)
+    each = validated.most_tokens if limit is None else limit
+    return None if each is None else validated.num_choices * each
 
 
 def grammar_of(fields: Fields) -> int | None:

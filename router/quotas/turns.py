@@ -134,7 +134,7 @@ class Turn:
             self._turns._came(self, 1)
 
     def settle(self, prompt_tokens: int | None, output_tokens: int | None) -> None:
-        """The request has ended, having used so many tokens; None: unknown."""
+        """Replace an ended request's estimates by its actual tokens. None: unknown, so the estimate stands."""
         if self.granted is not None:
             more = 0 if prompt_tokens is None else prompt_tokens - self.prompt_tokens
             more += 0 if output_tokens is None else output_tokens - self.output_tokens

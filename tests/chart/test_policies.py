@@ -32,6 +32,7 @@ EXCEPTIONS: dict[tuple[str, str, str], str] = {
     ("added capabilities", "rdma-2p6d", "prefill-main"): "IPC_LOCK: RDMA pins memory",
     ("added capabilities", "rdma-2p6d", "decode-main"): "IPC_LOCK: RDMA pins memory",
     ("added capabilities", "rdma-2p6d", "decode-spill"): "IPC_LOCK: RDMA pins memory",
+    ("added capabilities", "two-node-decode", ""): "IPC_LOCK: RDMA pins memory",
     ("mutable image tag", "cpu-demo", ""): "a tag of a release; an installation that must repeat gives digests",
     ("mutable image tag", "h100-node", ""): "as above",
     ("mutable image tag", "unified-secret", ""): "as above",
@@ -142,10 +143,11 @@ class TestObjects:
 
     def test_selectors_match_one_workload_each(self, scenario: str):
         objects = rendered(scenario)
-        labels = {name: found for name, _, found in pods(objects)}
+        labels = {f"{name} {found['app.kubernetes.io/component']}": found for name, _, found in pods(objects)}
         for each in of_kind(objects, "Deployment", "StatefulSet", "PodDisruptionBudget"):
             matched = [name for name, found in labels.items() if selects(each["spec"]["selector"], found)]
-            assert len(matched) == 1, each["metadata"]["name"]
+            whole = each["kind"] == "PodDisruptionBudget" and scenario == "two-node-decode" and "decode" in str(matched)
+            assert len(matched) == (2 if whole else 1), each["metadata"]["name"]  # all nodes of a worker, together
         for each in of_kind(objects, "Service"):
             assert any(selects(each["spec"]["selector"], found) for found in labels.values())
 
@@ -159,7 +161,7 @@ class TestObjects:
             (each["spec"]["scaleTargetRef"]["kind"], each["spec"]["scaleTargetRef"]["name"])
             for each in of_kind(objects, "HorizontalPodAutoscaler", "ScaledObject")
         }
-        for each in of_kind(objects, "Deployment", "StatefulSet"):
+        for each in of_kind(objects, "Deployment", "StatefulSet", "LeaderWorkerSet"):
             is_scaled = (each["kind"], each["metadata"]["name"]) in scaled
             assert is_scaled == ("replicas" not in each["spec"]), each["metadata"]["name"]
 
@@ -205,7 +207,7 @@ def test_scalers_ask_for_metrics_that_routers_have():
         asked |= {
             trigger["metadata"]["query"].partition("(")[2].partition("{")[0] for trigger in each["spec"]["triggers"]
         }
-    assert asked == {"prelude_router_prefill_queue_seconds", "prelude_router_decode_kv_used_ratio"}
+    assert asked == {"prelude_router_prefill_queue_seconds", "prelude_router_decode_load_ratio"}
     for name in asked:
         assert f"# TYPE {name} gauge" in page
 

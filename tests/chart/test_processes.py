@@ -78,6 +78,9 @@ class TestWorkers:
             opened = {"control": worker.control_port, "metrics": worker.metrics_port, "engine": worker.engine_port}
             if worker.role == "prefill":
                 opened["bootstrap"] = worker.bootstrap_port
+            in_service = dict(opened)
+            if worker.nodes > 1:
+                opened["rendezvous"] = worker.rendezvous_port
             declared = {each["name"]: each["containerPort"] for each in container(spec)["ports"]}
             assert declared == opened
             assert 0 not in opened.values()  # chosen at start, where no policy could follow
@@ -87,14 +90,15 @@ class TestWorkers:
                 for each in of_kind(rendered(scenario), "Service")
                 if selects(each["spec"]["selector"], labels) and each["metadata"]["name"] != FULLNAME
             ]
-            assert {each["name"]: each["port"] for each in service["spec"]["ports"]} == opened
+            assert {each["name"]: each["port"] for each in service["spec"]["ports"]} == in_service
             assert all(each["targetPort"] == each["name"] for each in service["spec"]["ports"])
 
     def test_discovery_asks_for_headless_services_of_whole_roles(self, scenario: str, tmp_path: Path):
         objects = rendered(scenario)
         pools = [(spec, labels) for _, spec, labels in pods(objects) if "prelude.pool" in labels]
         for _, _, config, worker in workers_of(scenario, tmp_path):
-            assert config.discovery.by_role.keys() == {labels["app.kubernetes.io/component"] for _, labels in pools}
+            roles = {labels["app.kubernetes.io/component"].removesuffix("-node") for _, labels in pools}
+            assert config.discovery.by_role.keys() == roles
             for role, found in config.discovery.by_role.items():
                 service = named(objects, "Service", found.dns.removesuffix(f".{NAMESPACE}.svc.cluster.local"))
                 assert service["spec"]["clusterIP"] == "None"
@@ -138,7 +142,8 @@ class TestWorkers:
     def test_gpus_are_those_of_the_engine(self, scenario: str, tmp_path: Path):
         for spec, _, config, _ in workers_of(scenario, tmp_path):
             engine = config.engine_of("pod-0")
-            wanted = engine.tensor_parallel if engine.device == "cuda" else None
+            num_gpus = engine.tensor_parallel // config.workers["pod-0"].nodes
+            wanted = num_gpus if engine.device == "cuda" else None
             assert container(spec)["resources"]["limits"].get("nvidia.com/gpu") == wanted
 
     def test_there_is_time_to_drain(self, scenario: str, tmp_path: Path):
@@ -190,8 +195,8 @@ class TestWorkers:
 
 
 def workloads(scenario: str) -> Iterator[tuple[str, Object]]:
-    for each in of_kind(rendered(scenario), "Deployment", "StatefulSet"):
-        if "prelude.pool" in each["spec"]["template"]["metadata"]["labels"]:
+    for each in of_kind(rendered(scenario), "Deployment", "StatefulSet", "LeaderWorkerSet"):
+        if "prelude.pool" in each["metadata"]["labels"]:
             yield each["metadata"]["name"], each
 
 
@@ -210,6 +215,7 @@ class TestRouter:
         declared = {each["name"]: each["containerPort"] for each in container(spec)["ports"]}
         assert declared == {"http": router.port, "admin": router.admin_port}
         assert router.host == router.admin.host == "0.0.0.0"
+        assert router.admin.insecure  # NetworkPolicies say who reaches it, not the router
         service = named(rendered(scenario), "Service", FULLNAME)
         assert [each["targetPort"] for each in service["spec"]["ports"]] == ["http"]  # and the admin pages are not
 
@@ -287,6 +293,17 @@ def test_a_replaced_key_restarts_who_reads_it():
         for found in (values, merged(values, {"integrity": {"trustedKeys": {"2026": key}}}))
     )
     assert {name for name in before if before[name] != after[name]} == {f"{FULLNAME}-prefill-main"}
+
+
+@pytest.mark.parametrize("scenario", [each for each in SCENARIOS if "toolbox" in scenario_values(each)])
+def test_the_toolbox_has_shared_memory(scenario: str):
+    """In which commands make work folders that no disk may keep; a container without one has 64 MiB."""
+    spec = named(rendered(scenario), "Deployment", f"{FULLNAME}-toolbox")["spec"]["template"]["spec"]
+    (volume,) = [each["name"] for each in container(spec)["volumeMounts"] if each["mountPath"] == str(SHARED_MEMORY)]
+    (shared,) = [each["emptyDir"] for each in spec["volumes"] if each["name"] == volume]
+    assert shared == {"medium": "Memory", "sizeLimit": "1Gi"}
+    resources = container(spec)["resources"]
+    assert (resources["requests"]["memory"], resources["limits"]["memory"]) == ("1536Mi", "5120Mi")
 
 
 def test_named_pools_have_settings_of_their_own(tmp_path: Path):

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import yaml
+from support.custom_resources import SPECS, complaints, pod_templates
 from support.helm_chart import (
     SCENARIOS,
     Object,
@@ -26,15 +27,6 @@ from support.helm_chart import (
 pytestmark = needs_helm
 ROOT = Path(__file__).parents[2]
 KUBERNETES = ("1.29", "1.33", "1.37")  # the oldest that the chart takes, to the newest
-# Kinds that Kubernetes itself lacks: their definitions are not checked here, only that they are what is expected.
-CUSTOM = {
-    ("cert-manager.io/v1", "Certificate"),
-    ("gateway.networking.k8s.io/v1", "HTTPRoute"),
-    ("inference.networking.k8s.io/v1", "InferencePool"),
-    ("keda.sh/v1alpha1", "ScaledObject"),
-    ("monitoring.coreos.com/v1", "PodMonitor"),
-    ("monitoring.coreos.com/v1", "PrometheusRule"),
-}
 
 
 def test_there_is_a_scenario_of_each_kind():
@@ -52,7 +44,10 @@ def test_lint(scenario: str, kube_version: str):
 def strictly_valid(obj: Object, version: str) -> None:
     import kubernetes_validate
 
-    if (obj["apiVersion"], obj["kind"]) in CUSTOM:
+    if (obj["apiVersion"], obj["kind"]) in SPECS:
+        assert complaints(obj) == []
+        for template in pod_templates(obj):
+            kubernetes_validate.validate(template, version, strict=True)
         return
     kubernetes_validate.validate(obj, version, strict=True)
 
@@ -62,6 +57,35 @@ def test_manifests_are_strictly_valid(version: str):
     for scenario in SCENARIOS:
         for obj in rendered(scenario):
             strictly_valid(obj, version)
+
+
+def test_every_custom_resource_is_rendered_somewhere():
+    values = {"monitoring": {"prometheusRule": {"enabled": True}}}
+    found = [each for scenario in SCENARIOS for each in render(merged(scenario_values(scenario), values))]
+    assert SPECS.keys() <= {(each["apiVersion"], each["kind"]) for each in found}
+    for each in found:
+        if (each["apiVersion"], each["kind"]) in SPECS:
+            strictly_valid(each, KUBERNETES[0])
+
+
+@pytest.mark.parametrize(
+    ("kind", "change", "complaint"),
+    [
+        ("ScaledObject", {"maxReplicas": 3}, "spec.maxReplicas: there is no such field"),
+        ("ScaledObject", {"maxReplicaCount": "3"}, "spec.maxReplicaCount: '3' is no int"),
+        (
+            "PodMonitor",
+            {"podMetricsEndpoints": [{"targetPort": 1}]},
+            "spec.podMetricsEndpoints[0].targetPort: there is",
+        ),
+        ("Certificate", {"issuerRef": {"kind": "Issuer"}}, "spec.issuerRef.name: is missing"),
+        ("HTTPRoute", {"rules": {}}, "spec.rules: {} is no list"),
+    ],
+)
+def test_validation_of_custom_resources_is_strict(kind: str, change: dict[str, Any], complaint: str):
+    obj = of_kind(rendered("rdma-2p6d"), kind)[0]
+    (found,) = complaints({**obj, "spec": {**obj["spec"], **change}})
+    assert found.startswith(complaint)
 
 
 def test_validation_is_strict():
@@ -109,6 +133,7 @@ BY_SCHEMA: list[tuple[dict[str, Any], str]] = [
     ({"pools": {"prefill": {"main": {"tensor_parallel": 2}}}}, "/pools/prefill/main"),
     ({"pools": {"prefill": {"main": {"tensorParallel": 0}}}}, "/pools/prefill/main/tensorParallel"),
     ({"pools": {"decode": {"main": {"kind": "DaemonSet"}}}}, "/pools/decode/main/kind"),
+    ({"pools": {"decode": {"main": {"nodes": 0}}}}, "/pools/decode/main/nodes"),
     ({"pools": {"decode": {"main": {"autoscaling": {"kind": "vpa"}}}}}, "/pools/decode/main/autoscaling/kind"),
     ({"ports": {"router": {"http": 70000}}}, "/ports/router/http"),
     ({"tls": {"mode": "maybe"}}, "/tls/mode"),
@@ -143,6 +168,19 @@ BY_TEMPLATE: list[tuple[str, dict[str, Any], str]] = [
     ("h100-node", {"pools": {"prefill": {"main": {"autoscaling": {"kind": "keda"}}}}}, "keda.prometheusAddress"),
     ("h100-node", {"pools": {"decode": {"main": {"diskCache": {"persistent": True}}}}}, "needs kind StatefulSet"),
     ("h100-node", {"router": {"resources": {"limits": {"memory": "2G"}}}}, "router.resources: give memory in Mi or Gi"),
+    ("h100-node", {"pools": {"prefill": {"main": {"nodes": 2}}}}, "prefill.main.nodes: only workers of decode pools"),
+    ("two-node-decode", {"pools": {"decode": {"main": {"kind": "StatefulSet"}}}}, "decode.main.kind: leave it out"),
+    ("two-node-decode", {"pools": {"decode": {"main": {"nodes": 3}}}}, "16 GPUs cannot be shared evenly by 3 nodes"),
+    (
+        "two-node-decode",
+        {"fullnameOverride": "f" * 40, "pools": {"decode": {"p" * 12: {"tensorParallel": 16, "nodes": 2}}}},
+        "has over 47 characters",
+    ),
+    (
+        "h100-node",
+        {"toolbox": {"resources": {"limits": {"memory": "2G"}}}},
+        "toolbox.resources: give memory in Mi or Gi",
+    ),
     ("cpu-demo", {"allowPlainText": False}, "tls.mode"),
     ("cpu-demo", {"router": {"replicas": 2}}, "SQLite is for router.replicas 1"),
     ("cpu-demo", {"pools": {"prefill": None, "decode": None}}, "pools: give at least"),

@@ -114,9 +114,15 @@ class Load:
         problem = ""
         for router in routers:
             try:
-                async with httpx.AsyncClient(timeout=120) as client:
-                    answer = await client.post(f"{router}/v1/completions", json=body)
-            except httpx.TransportError as error:  # a router that has stopped listening
+                async with (
+                    httpx.AsyncClient(timeout=120) as client,
+                    client.stream("POST", f"{router}/v1/completions", json=body) as answer,
+                ):
+                    try:
+                        await answer.aread()
+                    except httpx.TransportError as error:
+                        return f"{router}: the answer broke off: {error!r}"
+            except httpx.TransportError as error:  # a router that has stopped listening: nothing of an answer has come
                 problem = f"{router}: {error!r}"
                 continue
             if answer.status_code != 200:

@@ -9,22 +9,15 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 
-import httpx
 import pytest
 import yaml
 from support.running_cluster import RunningCluster, running_cluster
 
-from training.data.examples import Example, load_sft
-from training.data.tokens import Encoder
-from training.runs.base import LoadedBase, load_base
-from training.runs.evaluation import evaluate_base, evaluate_directory
+from cli.main import main
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(3600)]
-MAX_TOKENS = 512
 
 
 @pytest.fixture(scope="module")
@@ -46,11 +39,6 @@ def served(demo: tuple[Path, str], tmp_path_factory: pytest.TempPathFactory) -> 
         yield cluster
 
 
-@pytest.fixture(scope="module")
-def base(demo: tuple[Path, str]) -> LoadedBase:
-    return load_base(demo[0] / "model", "float32", "cpu")
-
-
 def test_adapters_reach_what_the_base_does_not(demo: tuple[Path, str]):
     _, told = demo
     print(told)
@@ -64,52 +52,21 @@ def test_adapters_reach_what_the_base_does_not(demo: tuple[Path, str]):
     assert {name: part for name, part in exact.items() if part < 0.9} == {}
 
 
-@pytest.mark.parametrize("name", ["shout", "json-direft"])
 def test_a_pair_answers_as_offline_evaluation_does(
-    demo: tuple[Path, str], base: LoadedBase, served: RunningCluster, name: str
+    demo: tuple[Path, str], served: RunningCluster, capsys: pytest.CaptureFixture[str]
 ):
-    rows = HeldOut.read(demo[0], base, name.partition("-")[0])
-    offline = evaluate_directory(base.model, base.tokenizer, rows.examples, served.adapters[name])
-    assert len(offline.turns) == 100
-    assert offline.exact_match >= 0.9
-    assert rows.answers(served, name) == [turn.given for turn in offline.turns]
-
-
-def test_without_an_adapter_the_pair_answers_plainly(demo: tuple[Path, str], base: LoadedBase, served: RunningCluster):
-    rows = HeldOut.read(demo[0], base, "shout")
-    offline = evaluate_base(base.model, base.tokenizer, rows.examples)
-    assert offline.exact_match <= 0.2
-    assert rows.answers(served, None) == [turn.given for turn in offline.turns]
-
-
-@dataclass(frozen=True)
-class HeldOut:
-    """Held-out rows of one style, each a question and its answer."""
-
-    questions: list[str]
-    examples: tuple[Example, ...]
-
-    @classmethod
-    def read(cls, folder: Path, base: LoadedBase, style: str) -> HeldOut:
-        path = folder / "data" / f"{style}-held-out.jsonl"
-        questions = [json.loads(line)["prompt"][0]["content"] for line in path.read_text().splitlines()]
-        return cls(questions, load_sft([path], Encoder(base.tokenizer, base.ends), MAX_TOKENS).examples)
-
-    def answers(self, cluster: RunningCluster, adapter: str | None) -> list[str]:
-        """What the cluster answers, at most as many tokens as are expected; several questions are in flight at once."""
-        chosen = {} if adapter is None else {"adapter": adapter}
-
-        def ask(question: str, example: Example) -> str:
-            body = {
-                "model": "demo",
-                "messages": [{"role": "user", "content": question}],
-                "temperature": 0,
-                "max_tokens": len(example.turns[0].answers[0]),
-                **chosen,
-            }
-            answer = httpx.post(f"{cluster.url}/v1/chat/completions", json=body, timeout=120)
-            assert answer.status_code == 200, answer.text
-            return answer.json()["choices"][0]["message"]["content"]
-
-        with ThreadPoolExecutor(8) as threads:
-            return list(threads.map(ask, self.questions, self.examples))
+    """Asked by `prelude train eval`: 100 questions of the base model, of a LoRA and of a DiReFT, prompt for prompt."""
+    folder = demo[0]
+    for name in ("shout", "json-direft"):
+        data = folder / "data" / f"{name.partition('-')[0]}-held-out.jsonl"
+        main([
+            "train", "eval", "--model", str(folder / "model"), "--data", str(data), "--url", served.url, "--json",
+            "--adapter", name, "--compare", str(served.adapters[name]),
+        ])  # fmt: skip
+        without, adapted = json.loads(capsys.readouterr().out)
+        assert len(without["answers"]) == len(adapted["answers"]) == 100
+        assert (without["num_failed"], adapted["num_failed"]) == (0, 0)
+        assert (without["differing"], adapted["differing"]) == ([], [])
+        assert without["exact_match"] == without["offline"]["exact_match"] <= 0.2
+        assert adapted["exact_match"] == adapted["offline"]["exact_match"] >= 0.9
+        assert (len(without["revisions"]), len(adapted["revisions"])) == (0, 1)

@@ -98,6 +98,12 @@ def test_ten_commands_from_rows_to_a_rollback(tmp_path: Path):
         plain = answer_in(desk.run(plain_request))
         assert answer_in(desk.run(ask)) == promised != plain
 
+        compared = "--url http://127.0.0.1:8000 --adapter tutor --compare runs/yoda/best --json"
+        served = json.loads(desk.run(evaluate.replace("--adapter runs/yoda/best", compared)))
+        assert [each["exact_match"] for each in served] == [alone, trained]
+        assert [(each["differing"], each["num_failed"]) for each in served] == [([], 0)] * 2
+        assert served[1]["offline"]["exact_match"] == trained
+
         desk.run(replace)
         shouted = answer_in(desk.run(ask))
         assert shouted == plain.upper() != plain

@@ -16,6 +16,7 @@ from training.errors import OptionInvalid
 Dtype = Literal["float32", "bfloat16", "float16"]
 DTYPES: tuple[Dtype, ...] = get_args(Dtype)
 
+_UNLOADABLE = (OSError, ValueError, KeyError, ImportError)  # what transformers raises for directories
 _SAMPLES = 64  # of each weight file
 _SAMPLE_BYTES = 64 * 1024
 
@@ -41,15 +42,34 @@ def load_base(directory: Path, dtype: Dtype, device: str) -> LoadedBase:
         model = AutoModelForCausalLM.from_pretrained(directory, dtype=getattr(torch, dtype), local_files_only=True)
     except BaseModelInvalid as error:
         raise OptionInvalid(str(error)) from error
-    except (OSError, ValueError, KeyError, ImportError) as error:
-        first = str(error).strip().splitlines() or [type(error).__name__]
-        raise OptionInvalid(f"{directory} cannot be loaded by transformers: {first[0][:300]}") from error
-    return LoadedBase(model.to(device), tokenizer, sizes, _ends(model))
+    except _UNLOADABLE as error:
+        raise _unloadable(directory, error) from error
+    return LoadedBase(model.to(device), tokenizer, sizes, end_ids(model.config, model.generation_config))
 
 
-def _ends(model: Any) -> frozenset[int]:
+def load_tokenizer(directory: Path) -> tuple[Any, frozenset[int]]:
+    """A model's tokenizer and its end-of-sequence ids, without its weights. Raises OptionInvalid."""
+    from transformers import AutoConfig, AutoTokenizer, GenerationConfig
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(directory, local_files_only=True)
+        configs = [AutoConfig.from_pretrained(directory, local_files_only=True)]
+        if (directory / "generation_config.json").exists():
+            configs.append(GenerationConfig.from_pretrained(directory, local_files_only=True))
+    except _UNLOADABLE as error:
+        raise _unloadable(directory, error) from error
+    return tokenizer, end_ids(*configs)
+
+
+def _unloadable(directory: Path, error: Exception) -> OptionInvalid:
+    first = str(error).strip().splitlines() or [type(error).__name__]
+    return OptionInvalid(f"{directory} cannot be loaded by transformers: {first[0][:300]}")
+
+
+def end_ids(*configs: Any) -> frozenset[int]:
+    """The end-of-sequence ids of config.json and generation_config.json, as transformers has read them."""
     found: set[int] = set()
-    for config in (model.config, model.generation_config):
+    for config in configs:
         ids = getattr(config, "eos_token_id", None)
         found.update([ids] if isinstance(ids, int) else ids or ())
     return frozenset(found)

@@ -7,7 +7,7 @@ positions "all"), as serving does (adapters/verification/reference.py).
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,9 @@ from adapters.model.normal_form import Adapter, Positions
 from adapters.verification.reference import UNLIMITED, answer
 from training.data.examples import Example
 from training.errors import OptionInvalid
+from training.runs.base import end_ids
+
+NO_ADAPTER = "no adapter"
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,13 +75,14 @@ def evaluate_directory(
 
 def evaluate_base(model: Any, tokenizer: Any, examples: Sequence[Example]) -> Evaluation:
     """The same for the model without an adapter."""
-    return _evaluate(model, tokenizer, examples, None, "no adapter")
+    return _evaluate(model, tokenizer, examples, None, NO_ADAPTER)
 
 
 def _evaluate(
     model: Any, tokenizer: Any, examples: Sequence[Example], adapter: Adapter | None, name: str
 ) -> Evaluation:
     answered = []
+    ends = end_ids(model.config, model.generation_config)
     with torch.inference_mode():
         for example in examples:
             for turn in example.turns:
@@ -88,8 +92,8 @@ def _evaluate(
                 answered.append(
                     AnsweredTurn(
                         where=example.where,
-                        expected=tokenizer.decode(expected, skip_special_tokens=True),
-                        given=tokenizer.decode(_until(given, tokenizer.eos_token_id), skip_special_tokens=True),
+                        expected=shown_text(tokenizer, expected, ends),
+                        given=shown_text(tokenizer, given, ends),
                         is_exact=given == expected,
                         loss=-math.fsum(scored.logprobs),
                         num_tokens=len(expected),
@@ -101,5 +105,8 @@ def _evaluate(
     return Evaluation(name, adapter.positions, adapter.max_rank, num_parameters, tuple(answered))
 
 
-def _until(tokens: Sequence[int], end: int) -> Sequence[int]:
-    return tokens[: tokens.index(end)] if end in tokens else tokens
+def shown_text(tokenizer: Any, tokens: Sequence[int], ends: Iterable[int]) -> str:
+    """An answer for people: up to its first end-of-sequence token, one of `ends` or the tokenizer's."""
+    stops = {tokenizer.eos_token_id, *ends}
+    length = next((number for number, token in enumerate(tokens) if token in stops), len(tokens))
+    return tokenizer.decode(tokens[:length], skip_special_tokens=True)

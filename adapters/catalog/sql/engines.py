@@ -9,6 +9,7 @@ from sqlalchemy.engine import URL
 from sqlalchemy.exc import ArgumentError
 
 LOCK_TIMEOUT_S = 5  # waiting for another process's writer
+SQLITE_LOCK_TIMEOUT_S = 20  # SQLite has no queue: of many writers one can lose the race again and again
 POOL_TIMEOUT_S = 10  # waiting for a connection that another thread uses
 _CONNECT_TIMEOUT_S = 5
 _STATEMENT_TIMEOUT_S = 60
@@ -66,7 +67,7 @@ def sqlite_engine(url: URL, max_connections: int) -> Engine:
         pool_size=max_connections,
         max_overflow=0,
         pool_timeout=POOL_TIMEOUT_S,
-        connect_args={"timeout": LOCK_TIMEOUT_S, "check_same_thread": False},
+        connect_args={"timeout": SQLITE_LOCK_TIMEOUT_S, "check_same_thread": False},
     )
 
     @event.listens_for(engine, "connect")

@@ -1,4 +1,4 @@
-"""Limits that routers share: what nobody has leased, and who holds what. Rows vanish when they say nothing more."""
+"""Limits that routers share: the unleased rest, and each router's lease. Full pools and empty leases have no row."""
 
 from __future__ import annotations
 

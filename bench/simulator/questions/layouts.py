@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -14,7 +13,7 @@ from bench.simulator.traffic import Replay
 
 SHAPES = ((2048, 128), (512, 512))
 TPOTS_MS = (15.0, 30.0, 100.0)
-PHASE_S = 120.0
+PHASE_S = 300.0
 _SHORT = 256  # tokens of the base model's prompts that decode workers may read
 
 
@@ -65,6 +64,17 @@ def decode_reads(options: Options, say: Say) -> list[Row]:
 
 def roles(options: Options, say: Say) -> list[Row]:
     """Traffic turns from long prompts to long answers: fixed pairs, pairs whose workers change, unified workers."""
+    rows = []
+    for row in _role_rows(options):
+        rows.append(row)
+        say(
+            f"  {row['layout']}: {row['good_share']:.1%} good, TTFT p95 {row['ttft_ms_p95']:.0f} ms, TPOT p95 "
+            f"{row['tpot_ms_p95']:.1f} ms, {row['changes']} changes, {row['cut'] + row['failed']} lost"
+        )
+    return rows
+
+
+def _role_rows(options: Options) -> Iterator[Row]:
     half = options.gpus // 2
     reading = replace(options, prompt_tokens=2048, output_tokens=64, seconds=PHASE_S, warm_up_s=0.0, length_cv=0.3)
     writing = replace(reading, prompt_tokens=256, output_tokens=768)
@@ -74,22 +84,14 @@ def roles(options: Options, say: Say) -> list[Row]:
         most_per_s = max(bound_per_s(phase, Pools(each, options.gpus - each)) for each in range(1, options.gpus))
         for arrival in phase.traffic(0.6 * most_per_s).arrivals(options.seed + number):
             phases.append(replace(arrival, at_s=arrival.at_s + number * PHASE_S))
-    rows = []
-    first = RoleChanges(low_queue_s=math.inf, max_running=options.worker.limits.max_running)
-    quick = replace(first, change_s=2.0, drain_s=10.0, period_s=2.0)
     for name, pools, changes in (
-        ("unified", Pools(unified=options.gpus), None),
         ("fixed", fixed, None),
-        ("changing by the two metrics, 30 s each", fixed, RoleChanges()),
-        ("changing, full decode workers first, 30 s each", fixed, first),
-        ("changing, full decode workers first, 2 s each", fixed, quick),
+        ("changing by the metrics, 30 s each", fixed, RoleChanges()),
+        ("changing by the earlier metrics, 30 s each", fixed, RoleChanges(is_mixed=True)),
+        ("changing by the metrics, 2 s each", fixed, RoleChanges(change_s=2.0, drain_s=10.0, period_s=2.0)),
+        ("unified", Pools(unified=options.gpus), None),
     ):
         scenario = options.scenario(pools, traffic=Replay(phases), role_changes=changes)
         outcome = simulate(scenario, options.seed)
         row = {"layout": name, "pools": str(pools), "changes": outcome.num_changes, **outcome.summary(options.slo)}
-        rows.append({**row, "over_time": outcome.over_time(options.slo, 10.0)})
-        say(
-            f"  {name}: {row['good_share']:.1%} good, TTFT p95 {row['ttft_ms_p95']:.0f} ms, TPOT p95 "
-            f"{row['tpot_ms_p95']:.1f} ms, {row['changes']} changes, {row['cut'] + row['failed']} lost"
-        )
-    return rows
+        yield {**row, "over_time": outcome.over_time(options.slo, 10.0)}

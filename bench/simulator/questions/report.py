@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 
 from bench.errors import BenchError
 from bench.measuring import provenance
+from bench.measuring.output import require_folders, write_json
 from bench.measuring.report import require_plotting
 from bench.simulator.questions.layouts import decode_reads, ratios, roles
 from bench.simulator.questions.losses import rack
@@ -42,8 +42,7 @@ def run(
     """Answer the questions, print a line each, write the file and the plots; returns its content. Raises BenchError."""
     if unknown := set(asked) - set(QUESTIONS):
         raise BenchError(f"no question {', '.join(sorted(unknown))}; there are {', '.join(QUESTIONS)}")
-    if json_path is not None and not json_path.absolute().parent.is_dir():
-        raise BenchError(f"{json_path}: there is no folder {json_path.parent}")
+    require_folders(json_path)
     if plots is not None:
         require_plotting()
         if not plots.is_dir():
@@ -52,12 +51,7 @@ def run(
     curves = options.worker
     say(f"{curves.name}: {curves.text}")
     document: dict[str, Any] = {
-        "benchmark": "simulate",
-        "command": command,
-        "commit": provenance.commit(),
-        "hardware": provenance.hardware("cpu"),
-        "versions": provenance.versions(),
-        "settings": asdict(options),
+        **provenance.head("simulate", command, asdict(options)),
         "curves": {"name": curves.name, "text": curves.text, "sources": curves.sources},
         "answers": {},
     }
@@ -65,8 +59,7 @@ def run(
         text, question = QUESTIONS[name]
         say(text)
         document["answers"][name] = question(options, say)
-        if json_path is not None:  # after each, since some take long
-            json_path.write_text(json.dumps(document, indent=1) + "\n")
+        write_json(document, json_path)  # after each, since some take long
     if plots is not None:
         draw_all(document, plots)
     return document

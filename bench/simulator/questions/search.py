@@ -65,7 +65,7 @@ def fewest_unified(options: Options) -> tuple[Pools, Row] | None:
 
 
 def fewest_pairs(options: Options) -> tuple[Pools, Row] | None:
-    """First so many of both that it is enough, then fewer of each as long as it stays enough. None: no number is."""
+    """Grow both pools until they suffice, then shrink each while they still do. None: no size suffices."""
     read_s, generate_s = service_s(options)
     least = [max(1, math.ceil(options.requests_per_s * each)) for each in (read_s, generate_s)]
     factor, found = 1.15, None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import statistics
 import tempfile
 import time
@@ -21,6 +20,7 @@ from bench.load.options import Endpoint, Load
 from bench.load.record import Record
 from bench.measuring import provenance
 from bench.measuring.contention import cpu_use, foreign_cores
+from bench.measuring.output import require_folders, write_json
 from bench.measuring.quantile import quantile
 from bench.simulator.curves import Curves, Limits, write_curves
 from bench.simulator.outcome import Outcome
@@ -74,21 +74,12 @@ def run(
     options: Options, command: str, json_path: Path | None, curves_path: Path | None, say: Callable[[str], None]
 ) -> dict[str, Any]:
     """Measure, simulate, print and write the errors; returns the file's content. Raises BenchError."""
-    for path in (json_path, curves_path):
-        if path is not None and not path.absolute().parent.is_dir():
-            raise BenchError(f"{path}: there is no folder {path.parent}")
+    require_folders(json_path, curves_path)
     if options.model not in MODELS:
         raise BenchError(f"--model {options.model}: there are {', '.join(MODELS)}")
     if options.device == "cuda" and options.grid is _ON_CPUS:
         options = replace(options, grid=_ON_GPUS, prompt_tokens=1024, output_tokens=128)
-    facts = {
-        "benchmark": "simulate-validate",
-        "command": command,
-        "commit": provenance.commit(),
-        "hardware": provenance.hardware(options.device),
-        "versions": provenance.versions(),
-        "settings": asdict(options),
-    }
+    facts = provenance.head("simulate-validate", command, asdict(options), options.device)
     with tempfile.TemporaryDirectory(prefix="prelude-bench-") as name:
         try:
             config = _prepare(options, Path(name))
@@ -96,8 +87,7 @@ def run(
         except (AdapterError, StartError) as error:
             raise SystemFailed(str(error)) from error
     document = {**facts, "curves": msgspec.to_builtins(curves), "rows": rows}
-    if json_path is not None:
-        json_path.write_text(json.dumps(document, indent=1) + "\n")
+    write_json(document, json_path)
     if curves_path is not None:
         write_curves(curves, curves_path)
     return document

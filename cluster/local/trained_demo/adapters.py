@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from adapters.model.normal_form import Positions
 from training.adapted_model import AdaptedModel, attach
 from training.data.examples import Example, load_sft
 from training.data.tokens import Encoder
@@ -31,6 +32,7 @@ class DemoAdapter:
     kind: Kind
     learning_rate: float
     rank: int = 8
+    positions: Positions = "prefill"
     num_steps: int = 60
     batch_size: int = 16
 
@@ -49,7 +51,7 @@ def train_adapter(adapter: DemoAdapter, base: Path, data: Path, held_out: Path, 
         model=base,
         data=[data],
         output=output,
-        adapter=AdapterSpec(adapter.kind, adapter.rank),
+        adapter=AdapterSpec(adapter.kind, adapter.rank, positions=adapter.positions),
         objective=Sft(),
         loop=LoopOptions(
             adapter.learning_rate,
@@ -63,23 +65,28 @@ def train_adapter(adapter: DemoAdapter, base: Path, data: Path, held_out: Path, 
     )
     with prepared(options) as ready:
         ready.training.run()
-        return exact_match(ready.model, _examples(held_out, ready.base), is_adapted=True)
+        return exact_match(ready.model, _examples(held_out, ready.base), adapter.positions)
 
 
 def base_exact_match(base: Path, files: Sequence[Path]) -> list[float]:
     """Of the base model alone, for each file of rows."""
     loaded = load_base(base, "float32", "cpu")
     model = attach(loaded.model, [])
-    return [exact_match(model, _examples(file, loaded), is_adapted=False) for file in files]
+    return [exact_match(model, _examples(file, loaded), None) for file in files]
 
 
-def exact_match(model: AdaptedModel, examples: Sequence[Example], *, is_adapted: bool) -> float:
-    """The part of the answers that greedy decoding would give, token for token: by slot 0, or by the base model."""
-    documents = [each for number, example in enumerate(examples) for each in example.documents(number, "prefill")]
+def exact_match(model: AdaptedModel, examples: Sequence[Example], positions: Positions | None) -> float:
+    """The part of the answers that greedy decoding would give, token for token.
+
+    By slot 0, whose adapter is for these positions; None: by the base model.
+    """
+    documents = [
+        each for number, example in enumerate(examples) for each in example.documents(number, positions or "prefill")
+    ]
     num_exact = 0
     with torch.no_grad():
         for row in pack(documents, _ROW_TOKENS):
-            read = row if is_adapted else row.without_slots()
+            read = row.without_slots() if positions is None else row
             num_exact += int(model.score(read).exact_answers(read).sum())
     return num_exact / len(documents)
 

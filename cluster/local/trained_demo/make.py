@@ -17,18 +17,19 @@ from cluster.local.demo import demo_config, llama_config, made_whole, make_token
 from cluster.local.trained_demo.adapters import DemoAdapter, base_exact_match, train_adapter
 from cluster.local.trained_demo.pretraining import Pretraining, pretrain
 from samples.styles import STYLES, Questions
+from training.trainable.spec import Kind
 
 _VOCABULARY = 1536  # more than there are: every word of an answer is a token
 _TOKENIZER_TEXTS = 400  # in all styles
 _NUM_HELD_OUT = 100  # questions
 _TRAINING_SEED, _HELD_OUT_SEED = 100, 200
 TRAIN, HELD_OUT, CONTROLLED = "train", "held-out", "with-control-word"  # files of data/
-_LORA, _DIREFT = 5e-3, 3e-2  # learning rates
+LEARNING_RATES: dict[Kind, float] = {"lora": 5e-3, "direft": 3e-2}
 # DiReFT of rank 8 did not learn `backwards` in as many steps (at most a quarter of the answers was exact, where LoRA
 # had nearly all of them), and `yoda` on some bases only.
 ADAPTERS = (
-    *(DemoAdapter(style, style, "lora", _LORA) for style in STYLES),
-    *(DemoAdapter(f"{style}-direft", style, "direft", _DIREFT) for style in ("shout", "json", "list")),
+    *(DemoAdapter(style, style, "lora", LEARNING_RATES["lora"]) for style in STYLES),
+    *(DemoAdapter(f"{style}-direft", style, "direft", LEARNING_RATES["direft"]) for style in ("shout", "json", "list")),
 )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from engine.hooks import cpu
 from engine.hooks.hook import Hook, HookGroup, HookKind, Platform
+from engine.hooks.kv import progress
 from engine.hooks.ledger.roles import LORA_ROLES, PAIR_ROLES
 
 GROUPS: tuple[HookGroup, ...] = (
@@ -109,11 +110,21 @@ GROUPS: tuple[HookGroup, ...] = (
                 name="kv_progress_thread_sleeps",
                 target="nixl_cu13._api.nixlBind",
                 kind=HookKind.GLOBAL,
-                fn=cpu.patient_nixl_bindings,
+                fn=progress.patient_on_cpu,
                 roles=PAIR_ROLES,
                 platform=Platform.CPU,
                 source_sha256="79ac70eed826672f09a21df7e71c8646654e761961c9783ecd8e145c0a7149a7",
                 why="NIXL's progress thread polls without pause, which takes a whole core even when idle",
+            ),
+            Hook(
+                name="kv_progress_thread_naps",
+                target="nixl_cu13._api.nixlBind",
+                kind=HookKind.GLOBAL,
+                fn=progress.patient_on_gpu,
+                roles=PAIR_ROLES,
+                platform=Platform.GPU,
+                source_sha256="79ac70eed826672f09a21df7e71c8646654e761961c9783ecd8e145c0a7149a7",
+                why="the same on GPUs, with a shorter sleep for their shorter transfers",
             ),
         ),
     ),

@@ -1,11 +1,12 @@
-"""What a request brings: positions, prompts, grammars."""
+"""What a request brings: positions, prompts, grammars, room."""
 
 from __future__ import annotations
 
 from engine.hooks import identity, positions
 from engine.hooks.bounds import grammars, log_probabilities, preparation
 from engine.hooks.hook import Hook, HookGroup, HookKind
-from engine.hooks.ledger.roles import ADAPTER_ROLES, UNIFIED
+from engine.hooks.kv import room
+from engine.hooks.ledger.roles import ADAPTER_ROLES, DECODE, UNIFIED
 
 GROUPS: tuple[HookGroup, ...] = (
     HookGroup(
@@ -109,6 +110,21 @@ GROUPS: tuple[HookGroup, ...] = (
                 roles=frozenset({"prefill"}),
                 source_sha256="e704b6ed9f432d690012354c6c04150abd5cb1f4991ad68b9fc5407fc6916eb0",
                 why="a prompt that is only scored needs no decode worker, and may not fit into one batch",
+            ),
+        ),
+    ),
+    HookGroup(
+        lacking="KV room for the tokens that can come, no more",
+        upstream="none; a decode engine keeps --num-reserved-decode-tokens for a request, whatever its max_tokens",
+        remove_when="a decode engine reserves no more than what a request may still generate",
+        hooks=(
+            Hook(
+                name="decode_reserves_what_can_come",
+                target="sglang.srt.disaggregation.decode.DecodePreallocQueue._active_reserved_tokens",
+                fn=room.reserve_what_can_come,
+                roles=DECODE,
+                source_sha256="5da4b3b453893aab8b9256a034906a13924e0962cd33082d5cd4acd9b07bccbe",
+                why="short answers of many requests need far less; the others waited for room that stayed empty",
             ),
         ),
     ),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 ADAPTER_ROLES = frozenset({"prefill", "unified"})
 LORA_ROLES = frozenset({"prefill", "unified", "stock"})
+DECODE = frozenset({"decode"})
 UNIFIED = frozenset({"unified"})
 PAIR_ROLES = frozenset({"prefill", "decode"})
 OUR_ROLES = frozenset({"prefill", "decode", "unified"})

@@ -4,7 +4,7 @@ ask a prefill engine's bootstrap server for KV. */}}
 {{- $ports := index .values.ports .to -}}
 - {port: {{ $ports.control }}, protocol: TCP}
 - {port: {{ ternary $ports.bootstrap $ports.engine (eq .to "prefill") }}, protocol: TCP}
-- {port: {{ .values.ports.kv.first }}, endPort: {{ .values.ports.kv.last }}, protocol: TCP}
+{{ include "prelude.kvPorts" . }}
 {{- end -}}
 
 {{/* The pods of a role, and the nodes of those of its pools that have hostNetwork. Takes root and role. */}}
@@ -19,4 +19,16 @@ ask a prefill engine's bootstrap server for KV. */}}
 - ipBlock: {cidr: {{ . | quote }}}
 {{- end }}
 {{- end }}
+{{- end -}}
+
+{{/* The other nodes of a role's engines. Takes root and role. With hostNetwork they are among `podsOf`. */}}
+{{- define "prelude.otherNodesOf" -}}
+- podSelector:
+    matchLabels:
+      {{- include "prelude.selector" (dict "root" .root "component" (printf "%s-node" .role)) | nindent 6 }}
+{{- end -}}
+
+{{/* Ports that engines choose. Takes values. */}}
+{{- define "prelude.kvPorts" -}}
+- {port: {{ .values.ports.kv.first }}, endPort: {{ .values.ports.kv.last }}, protocol: TCP}
 {{- end -}}

@@ -32,6 +32,7 @@ from router.fleet.fleet import Fleet
 from router.fleet.homes import Homes
 from router.http.client_connection import client_protocol
 from router.http.connections import ClientConnections, ConnectionLimits
+from router.http.tls_handshake import tls_client_protocol
 from router.metrics import Metrics
 from router.protocol.field_values import Limits
 from router.revisions.adapter_service import AdapterService
@@ -183,18 +184,18 @@ async def running_cluster(
             tracing=tracing,
         )
         listener = _bound()
+        connections = ClientConnections(ConnectionLimits.of(router_config))
         server = uvicorn.Server(
             uvicorn.Config(
                 app,
-                http=client_protocol(ClientConnections(ConnectionLimits.of(router_config))),
+                http=client_protocol(connections)
+                if client_tls is None
+                else tls_client_protocol(connections, server_context(client_tls)),
                 timeout_keep_alive=75,
                 ws="none",
                 lifespan="on",
                 log_config=None,
                 access_log=False,
-                ssl_context_factory=None
-                if client_tls is None
-                else lambda _config, _default: server_context(client_tls),
                 timeout_graceful_shutdown=drain_timeout_s,  # type: ignore[arg-type]
             )
         )

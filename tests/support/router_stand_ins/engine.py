@@ -24,6 +24,7 @@ class EngineStandIn:
     role: str
     words: tuple[str, ...] = WORDS
     event_gap_s: float = 0.0
+    num_hidden_tokens: int = 0  # generated, and counted, with no text and so without an event
     behaviours: list[Behaviour] = field(default_factory=list)
     bodies: list[bytes] = field(default_factory=list)
     headers: list[dict[str, str]] = field(default_factory=list)
@@ -146,7 +147,7 @@ class EngineStandIn:
             parts += [choice(text=self.words[-1], finish_reason="stop")]
         chunks = [{**head, "choices": part, "usage": None} for part in parts]
         if (fields.get("stream_options") or {}).get("include_usage"):
-            chunks.append({**head, "choices": [], "usage": usage(len(self.words))})
+            chunks.append({**head, "choices": [], "usage": usage(len(self.words) + self.num_hidden_tokens)})
         return [b"data: " + _dumps(chunk).encode() + b"\n\n" for chunk in chunks]
 
     async def stream(self, fields: dict[str, Any], request: web.Request, num_events: int = 10**9) -> web.StreamResponse:

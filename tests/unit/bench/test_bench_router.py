@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,7 @@ from bench import router_relay
 from bench.errors import BenchError, SystemFailed, WrongAnswer
 from bench.measuring.http_load import HttpLoad, http_load
 from bench.router_relay import Measurement, summary
-from bench.systems.routers import gateway_python, request_bytes
+from bench.systems.routers import gateway_python, request_bytes, running_workers, workers
 
 HEAD = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
 EVENT, DONE = b"data: {}\n\n", b"data: [DONE]\n\n"
@@ -58,6 +60,30 @@ def test_every_event_and_every_first_one_counts():
     assert all(0 < first_s < done.duration_s for first_s in done.first_s)
 
 
+def test_the_first_burst_is_left_out_of_the_later_ones():
+    done = load_on(stream(EVENT, EVENT, DONE), num_requests=6)  # two connections
+    assert (len(done.first_s), len(done.later_first_s)) == (6, 4)
+    assert set(done.later_first_s) < set(done.first_s)
+
+
+def test_a_prefill_worker_answers_at_once_also_with_a_stream(tmp_path: Path):
+    """A gateway asks it for a stream of the whole answer, as the client did, and waits for its end."""
+    settings = workers(64, 5.0)
+    request = request_bytes(is_streaming=True, num_events=64)
+    with running_workers(settings, tmp_path):
+        port = settings["prefill-0"].engine_port
+        deadline = time.monotonic() + 60
+        while True:
+            with contextlib.suppress(SystemFailed):  # not up yet
+                done = asyncio.run(http_load(port, request, 3, 1, num_events=1, timeout_s=60))
+                break
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+    assert (len(done.first_s), done.num_events) == (3, 6)  # with each [DONE]
+    assert done.duration_s < 5.0  # one gap of decode's events
+    assert (settings["decode-0"].num_events, settings["decode-0"].event_gap_s) == (64, 5.0)
+
+
 def test_a_short_answer_has_no_events():
     done = load_on(whole(200, b'{"choices": []}'), num_events=0)
     assert (len(done.first_s), done.num_events) == (6, 0)
@@ -90,7 +116,7 @@ def test_a_server_that_is_silent_is_a_failure():
 
 def measured(system: str, repeat: int, cpu_s: float, p50: float, *, is_streaming: bool = True) -> Measurement:
     count = 1000 if is_streaming else 0
-    return Measurement(system, 32, is_streaming, repeat, 100, count, 1.0, cpu_s, p50, 2 * p50, 0.0)
+    return Measurement(system, 32, is_streaming, repeat, 100, count, 1.0, cpu_s, p50, 2 * p50, 0.0, 0.0064)
 
 
 def test_the_summary_has_medians_per_event_and_per_request():
@@ -106,6 +132,7 @@ def test_the_summary_has_medians_per_event_and_per_request():
         "first_event_ms_p99": {"32": 6.0},
         "cpu_us_per_event": {"32": 20.0},
         "cpu_us_per_request": {"32": 400.0},
+        "cpu_us_per_connection": {"32": 200.0},
         "added_first_event_ms_p50": {"32": 2.0},
         "added_first_event_ms_p99": {"32": 4.0},
     }

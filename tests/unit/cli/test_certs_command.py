@@ -205,6 +205,7 @@ class TestPlainText:
     """Beyond loopback it has to be said."""
 
     ROUTER = CLUSTER.split("tls:", maxsplit=1)[0] + "router: {host: 0.0.0.0, auth: {}}\n"
+    ADMIN = ROUTER.replace("host: 0.0.0.0, auth: {}", "auth: {}, admin: {host: 0.0.0.0}")
     WORKER = CLUSTER.split("tls:", maxsplit=1)[0].replace("role: decode", "role: decode, host: 192.0.2.9")
     ENGINE = CLUSTER.split("tls:", maxsplit=1)[0].replace("role: decode", "role: decode, engine_host: 192.0.2.9")
 
@@ -213,6 +214,8 @@ class TestPlainText:
         [
             (ROUTER, ["router"], "6: router.host: 0.0.0.0 "),
             (ROUTER, ["up"], "6: router.host: 0.0.0.0 "),
+            (ADMIN, ["router"], "6: router.admin.host: 0.0.0.0 "),
+            (ADMIN, ["up"], "6: router.admin.host: 0.0.0.0 "),
             (WORKER, ["decode-worker", "--name", "decode-0"], "5: workers.decode-0.host: 192.0.2.9 "),
             (WORKER, ["router"], "5: workers.decode-0.host: 192.0.2.9 "),
             (WORKER, ["workers", "list"], "5: workers.decode-0.host: 192.0.2.9 "),
@@ -225,11 +228,17 @@ class TestPlainText:
         config.write_text(text)
         error = TestStart().refused(config, capsys, *words)
         assert f"{config}:{place}" in error
-        assert "Set `" in error
+        assert "Set `" in error or "Set host to 127.0.0.1" in error
         assert "insecure: true" in error
 
     @pytest.mark.parametrize(
-        "text", [ROUTER.replace("auth: {}", "insecure: true"), WORKER + "router: {insecure: true}\n"]
+        "text",
+        [
+            ROUTER.replace("auth: {}", "insecure: true"),
+            WORKER + "router: {insecure: true}\n",
+            ADMIN.replace("0.0.0.0", "0.0.0.0, insecure: true"),
+            ADMIN.replace("auth: {}", "insecure: true"),
+        ],
     )
     def test_is_allowed_where_it_is_asked_for(self, config: Path, text: str):
         config.write_text(text)

@@ -94,6 +94,30 @@ def test_requests_still_in_flight_are_a_failure(agents: tuple[Agent, Agent], cap
     assert "prelude: b: not_idle: it has requests in flight after 7 s; it takes no new ones until" in errors
 
 
+def test_changes_are_in_the_audit_log(agents: tuple[Agent, Agent], capsys):
+    agents[1].state.load.running_requests = 1
+    assert run(capsys, "drain", "a", "b")[0] == 1
+    run(capsys, "undrain", "a")
+    run(capsys, "list")
+    main(["audit"])
+    events = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [(event["action"], event["object"], event["outcome"]) for event in events] == [
+        ("worker.drain", "a", "done"),
+        ("worker.drain", "b", "not_idle"),
+        ("worker.undrain", "a", "done"),
+    ]
+    assert all(event["who"].endswith("command line)") and event["tenant"] is None for event in events)
+
+
+def test_a_drain_is_made_although_the_audit_log_cannot_be_written(agents: tuple[Agent, Agent], capsys):
+    with Path("cluster.yaml").open("a") as file:
+        file.write("audit: {file: missing/audit.jsonl}\n")
+    code, output, errors = run(capsys, "drain", "a")
+    assert (output, agents[0].state.draining) == ("a is drained\n", True)
+    assert code != 0
+    assert "audit.file" in errors
+
+
 def test_a_stopping_worker_refuses(agents: tuple[Agent, Agent], capsys):
     agents[1].is_stopping = True
     code, output, errors = run(capsys, "undrain", "a", "b")

@@ -34,6 +34,7 @@ HEALTHY = {
     'prelude_router_workers{namespace="n",role="prefill",state="placeable"}': "2x{n}",
     'prelude_router_workers{namespace="n",role="prefill",state="lost"}': "0x{n}",
     'prelude_router_prefill_queue_seconds{namespace="n"}': "0.3x{n}",
+    'prelude_router_decode_load_ratio{namespace="n"}': "0.4x{n}",
     'prelude_router_decode_kv_used_ratio{namespace="n"}': "0.6x{n}",
     'prelude_router_catalog_staleness_seconds{namespace="n"}': "0.4x{n}",
     'prelude_router_audit_events_lost_total{namespace="n"}': "0x{n}",
@@ -112,6 +113,7 @@ CASES: dict[str, list[Case]] = {
         Case({worker("engine_restarts"): "0x10 1x5 2x5 3x{n}"}, "25m", not_at="12m"),
         Case({worker("ready"): "1x2 0x2 1x2 0x2 1x2 0x2 1x2 0x2 1x{n}"}, "25m"),
     ],
+    "PreludeDecodeIsShort": [Case({router("decode_load_ratio"): "1.5x{n}"}, "15m", not_at="8m")],
     "PreludePrefillQueueIsLong": [Case({router("prefill_queue_seconds"): "8x{n}"}, "15m", not_at="8m")],
     "PreludeKvMemoryIsFull": [Case({router("decode_kv_used_ratio"): "0.99x{n}"}, "15m", not_at="8m")],
     "PreludeColdLoadStorm": [

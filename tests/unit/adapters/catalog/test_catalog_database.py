@@ -82,6 +82,7 @@ def test_a_writer_waits_for_another_process(catalog, database):
 
 def test_a_writer_does_not_wait_for_ever(database, monkeypatch):
     monkeypatch.setattr(engines, "LOCK_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(engines, "SQLITE_LOCK_TIMEOUT_S", 0.05)
     monkeypatch.setattr(database_module, "_ATTEMPTS", 3)
     SqlCatalog.open(database.url).close()
     catalog = SqlCatalog(database.url)

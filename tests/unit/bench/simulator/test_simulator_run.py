@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from dataclasses import replace
 
@@ -47,7 +46,7 @@ SCENARIOS = {
         host_adapters=20,
         disk_adapters=40,
         losses=(Loss(2.0, "rack-3", is_silent=True, back_after_s=3.0),),
-        role_changes=RoleChanges(period_s=0.5, change_s=1.0, drain_s=1.0, high_queue_s=0.05, low_kv=0.9),
+        role_changes=RoleChanges(period_s=0.5, change_s=1.0, drain_s=1.0, high_queue_s=0.05, low_load=0.9),
         decode_reads_tokens=400,
         num_routers=3,
         detect_s=1.0,
@@ -199,12 +198,12 @@ def test_roles_change_to_where_work_is() -> None:
     assert changed.count(SERVED) == changed.num_arrived
 
 
-def test_full_decode_workers_ask_for_more_of_them_if_sequences_count() -> None:
+def test_full_decode_workers_ask_for_more_of_them_though_their_prompts_wait() -> None:
     """Their KV memory has room, but 64 sequences at each are all that they take: prompts wait for that."""
     long = Traffic(20.0, 40.0, prompt_tokens=100, output_tokens=1500)
     roomy = msgspec.structs.replace(CURVES, limits=Limits(max_running=64, max_kv_tokens=1_000_000))
     scenario = Scenario(roomy, Pools(prefill=3, decode=1), long)
-    changes = RoleChanges(period_s=1.0, change_s=1.0, high_kv=0.9, low_queue_s=math.inf, max_running=64)
+    changes = RoleChanges(period_s=1.0, change_s=1.0, high_load=0.9)
     run, outcome = finished(replace(scenario, role_changes=changes))
     assert outcome.num_changes >= 1
     assert sum(each.role == "decode" for each in run.workers.values()) > 1

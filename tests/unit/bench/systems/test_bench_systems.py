@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-import aiohttp
 import pytest
 from aiohttp import web
 
 from bench.errors import SystemFailed, WrongAnswer
+from bench.load.options import Endpoint, Engine, Prefill
 from bench.systems.models import MODELS
-from bench.systems.systems import HAVE_BASELINE, SYSTEMS, OneEngine, Pair, Request, ThroughRouter
+from bench.systems.systems import HAVE_BASELINE, SYSTEMS, CalledSystem, Request
 from cli.bench import commands as command
 
 BASE, ADAPTED = Request([1, 2, 3], None), Request([1, 2, 3], 1)
@@ -44,8 +44,9 @@ def talk(make: Callable, request: Request, reply: Callable = answer):
         await site.start()
         url = f"http://127.0.0.1:{runner.addresses[0][1]}"
         try:
-            async with aiohttp.ClientSession() as session:
-                return await make(session, url).send(request, 4)
+            system = CalledSystem("tried", make(url))
+            async with system.client:
+                return await system.send(request, 4)
         finally:
             await runner.cleanup()
 
@@ -55,12 +56,13 @@ def talk(make: Callable, request: Request, reply: Callable = answer):
         return error, seen
 
 
-def one_engine(session, url):
-    return OneEngine("stock", session, f"{url}/engine", ["sha256:a", "sha256:b"])
+def one_engine(url):
+    return Endpoint(f"{url}/engine", "bench", ("sha256:a", "sha256:b"), "lora_path")
 
 
-def pair(session, url):
-    return Pair("pd", session, f"{url}/prefill", f"{url}/decode", "127.0.0.1", 77, ["sha256:a", "sha256:b"])
+def pair(url):
+    engine = Engine(f"{url}/decode", Prefill(f"{url}/prefill", "127.0.0.1", 77))
+    return Endpoint(engine.url, "bench", ("sha256:a", "sha256:b"), "lora_path", engines=(engine,))
 
 
 def test_one_engine_gets_the_revision():
@@ -73,13 +75,14 @@ def test_one_engine_gets_the_revision():
         "temperature": 0,
         "ignore_eos": True,
         "return_token_ids": True,
+        "stream": False,
         "lora_path": "sha256:b",
     }
     assert "lora_path" not in talk(one_engine, BASE)[1]["/engine/v1/completions"]
 
 
 def test_an_engine_without_adapters_is_sent_none():
-    _, seen = talk(lambda session, url: OneEngine("none", session, f"{url}/engine", []), ADAPTED)
+    _, seen = talk(lambda url: Endpoint(f"{url}/engine", "bench", (), "none"), ADAPTED)
     assert "lora_path" not in seen["/engine/v1/completions"]
 
 
@@ -94,8 +97,8 @@ def test_only_the_prefill_leg_names_the_adapter():
 
 
 def test_a_router_is_asked_by_name():
-    def make(session, url):
-        return ThroughRouter("pd", session, f"{url}/router", ["first", "second"])
+    def make(url):
+        return Endpoint(f"{url}/router", "bench", ("first", "second"))
 
     assert talk(make, ADAPTED)[1]["/router/v1/completions"]["adapter"] == "second"
     assert "adapter" not in talk(make, BASE)[1]["/router/v1/completions"]
@@ -121,7 +124,7 @@ def test_a_failed_prefill_leg_fails_the_request():
 
 
 def test_nobody_listens():
-    refused, _ = talk(lambda session, url: OneEngine("none", session, "http://127.0.0.1:1", []), BASE)
+    refused, _ = talk(lambda _url: Endpoint("http://127.0.0.1:1", "bench"), BASE)
     assert isinstance(refused, SystemFailed)
 
 

@@ -30,10 +30,22 @@ def rows(kind: str, best: dict[int, float], is_scaled: bool) -> list[dict]:
 
 def test_the_best_rate_is_found_between_the_grids_points():
     found = rows("lora", {1: -7.0, 4: -6.75, 32: -7.25}, True) + rows("lora", {1: -4.0, 32: -9.0}, False)
-    scaled, fixed = rank_transfer.best_rates(found)
+    scaled, fixed = rank_transfer.best_rates(found, untrained_loss=3.0)
     assert (scaled["is_scaled"], fixed["is_scaled"]) == (True, False)
     assert scaled["log2_rates"] == {"1": -7.0, "4": -6.75, "32": -7.25}
     assert (scaled["octaves_apart"], fixed["octaves_apart"]) == (0.5, 5.0)
+
+
+def test_a_rank_that_has_not_learned_does_not_count():
+    found = rows("direft", {1: -3.0, 4: -7.0, 32: -7.5}, True)
+    for row in found:
+        if row["rank"] == 1 and row["loss"] is not None:
+            row["loss"] += 0.6
+    [scaled, _] = rank_transfer.best_rates(found + rows("direft", {1: -7.0}, False), untrained_loss=3.0)
+    assert scaled["learned"] == {"1": False, "4": True, "32": True}
+    assert scaled["octaves_apart"] == 0.5
+    [undecided, _] = rank_transfer.best_rates(found + rows("direft", {1: -7.0}, False), untrained_loss=1.0)
+    assert (undecided["learned"]["32"], undecided["octaves_apart"]) == (False, None)
 
 
 @pytest.mark.slow
@@ -56,15 +68,15 @@ def test_a_run_whose_loss_is_not_finite_has_none(tmp_path: Path, monkeypatch: py
     assert rank_transfer.train(Task("lora", 1, 1.0, True, 0), 1, 1, tmp_path)["loss"] is None
 
 
-def test_a_topic_means_one_shift():
-    shifts: dict[int, set[int]] = {}
+def test_one_shift_is_learned_whatever_the_topic():
+    topics: set[int] = set()
+    shifts: set[int] = set()
     for document in rank_transfer.topic_documents(64, seed=3):
-        topic, letters = document.trunk[0], document.trunk[1:-1]
-        answer = document.branches[0].tokens
-        shifts.setdefault(topic, set()).update((b - a) % 24 for a, b in zip(letters, answer, strict=True))
-    assert len(shifts) == 8
-    assert all(len(found) == 1 for found in shifts.values())
-    assert len({tuple(found) for found in shifts.values()}) == 8
+        letters = document.trunk[1:-1]
+        topics.add(document.trunk[0])
+        shifts |= {(b - a) % 24 for a, b in zip(letters, document.branches[0].tokens, strict=True)}
+    assert (len(topics), len(shifts)) == (8, 1)
+    assert shifts != {0}
 
 
 @pytest.mark.slow

@@ -53,6 +53,10 @@ def test_there_and_back(prefix: str) -> None:
         ("detokenize", {"tokens": [[1], [10**30]]}, 400, "tokens"),
         ("detokenize", {"tokens": [[1], 2]}, 400, "tokens"),
         ("detokenize", {"tokens": [1.5]}, 400, "tokens"),
+        ("detokenize", {"tokens": [1] * 131_073}, 400, "tokens"),  # the context has one less
+        ("detokenize", {"tokens": [[1] * 1000] * 132}, 400, "tokens"),
+        ("detokenize", {"tokens": [[]] * 1025}, 400, "tokens"),
+        ("tokenize", {"prompt": ["a"] * 1025}, 400, "prompt"),
     ],
 )
 def test_wrong(path: str, fields: dict[str, Any], status: int, param: str) -> None:
@@ -61,6 +65,22 @@ def test_wrong(path: str, fields: dict[str, Any], status: int, param: str) -> No
             found, answer, _ = await cluster.post(f"/v1/{path}", **fields)
             assert (found, answer["error"]["param"]) == (status, param), answer
             assert [worker.engine.bodies for worker in cluster.workers] == [[], []]
+
+    asyncio.run(scenario())
+
+
+def test_as_much_as_is_accepted() -> None:
+    """The answer is made in the threads for large bodies, and has the same text under both names."""
+
+    async def scenario() -> None:
+        async with running_cluster() as cluster:
+            status, answer, _ = await cluster.post("/v1/detokenize", tokens=[5] * 40_000)
+            assert (status, answer["text"]) == (200, " ".join(["w5"] * 40_000))
+            assert answer["prompt"] == answer["text"]
+            status, answer, _ = await cluster.post("/v1/detokenize", tokens=[[5, 6]] * 1024)
+            assert (status, answer["prompt"]) == (200, ["w5 w6"] * 1024)
+            status, answer, _ = await cluster.post("/v1/tokenize", prompt=["a b"] * 1024)
+            assert (status, len(answer["tokens"])) == (200, 1024)
 
     asyncio.run(scenario())
 

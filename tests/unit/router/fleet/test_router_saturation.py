@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 from support.fleets import DECODES, MAX_KV_TOKENS, PREFILLS, UNIFIED, fleet_of
 
+from router.fleet.fleet_state import FleetState
+from router.fleet.queues import Queues
 from router.fleet.saturation import Saturation
 from router.metrics import Metrics
 
@@ -18,9 +20,9 @@ U0, _ = UNIFIED
 def page_of(saturation: Saturation, metrics: Metrics | None = None) -> dict[str, float]:
     """The samples of the metrics page that are about the fleet."""
     metrics = metrics or Metrics()
-    metrics.set_saturation(saturation.num_placeable, saturation.queue_s, saturation.kv_used)
+    metrics.set_saturation(**asdict(saturation))
     lines = (line.rsplit(" ", 1) for line in metrics.page().decode().splitlines() if not line.startswith("#"))
-    prefixes = ("workers_placeable", "worker_queue", "worker_kv", "prefill_queue", "decode_kv")
+    prefixes = ("workers_placeable", "worker_queue", "worker_kv", "prefill_queue", "decode_")
     names = tuple(f"prelude_router_{prefix}" for prefix in prefixes)
     return {name.removeprefix("prelude_router_"): float(value) for name, value in lines if name.startswith(names)}
 
@@ -38,6 +40,8 @@ def test_queues_and_kv_memory_by_worker_and_in_the_mean() -> None:
         'worker_kv_used_ratio{worker="u0"}': 0.2,
         "prefill_queue_seconds": pytest.approx(3.0),
         "decode_kv_used_ratio": pytest.approx(0.7 / 3),
+        "decode_queue_requests": 0,
+        "decode_load_ratio": pytest.approx(0.25),  # no queues are reported: as KV memory
     }
 
 
@@ -54,3 +58,56 @@ def test_what_an_engine_reports_counts_if_it_is_more_than_what_was_placed() -> N
     fleet = fleet_of(D0, d0=10)
     fleet.loads["d0"].reported_kv_tokens = MAX_KV_TOKENS // 2
     assert Saturation.of(fleet).kv_used == {"d0": 0.5}
+
+
+def reporting(fleet: FleetState, **queues: Queues) -> Saturation:
+    """The saturation once engines have reported."""
+    for name, reported in queues.items():
+        fleet.loads.report(name, used_kv_tokens=0, max_kv_tokens=MAX_KV_TOKENS, queues=reported)
+    return Saturation.of(fleet)
+
+
+def test_prompts_that_wait_for_generating_sequences_count_for_decode() -> None:
+    full = Queues(requests=164, awaiting_room=100, max_running=64, active_kv_tokens=MAX_KV_TOKENS // 2)
+    found = reporting(fleet_of(P0, D0, p0=10), p0=Queues(requests=100, awaiting_room=100), d0=full)
+    assert found.queue_s == {"p0": pytest.approx(2.0)}  # what placement goes by
+    assert found.prefill_queue_s == 0
+    assert found.decode_queue == 100
+    assert found.decode_load == pytest.approx(1 + 100 / 64)
+
+
+def test_room_that_is_kept_for_unread_prompts_is_no_load_of_decode() -> None:
+    """Prompts wait at prefill workers until decode's room is taken by them: prefill is short."""
+    kept = Queues(requests=164, awaiting_room=100, awaiting_kv=64, max_running=64)
+    found = reporting(fleet_of(P0, D0, p0=10), p0=Queues(requests=164, awaiting_room=100), d0=kept)
+    assert found.prefill_queue_s == pytest.approx(2.0)
+    assert found.decode_queue == found.decode_load == 0
+
+
+def test_room_that_is_reserved_for_tokens_to_come_is_taken() -> None:
+    """Two of a real engine's sequences, which may become long, beside ten that wait."""
+    reserved = Queues(requests=12, awaiting_room=10, max_running=32, active_kv_tokens=MAX_KV_TOKENS // 20)
+    assert reporting(fleet_of(P0, D0), d0=reserved).decode_load == pytest.approx(1 + 10 / 2)
+
+
+def test_a_queue_for_room_is_shared_as_the_room_is() -> None:
+    half = Queues(requests=100, awaiting_room=40, awaiting_kv=30, max_running=60)
+    found = reporting(fleet_of(P0, D0, p0=10), p0=Queues(requests=80, awaiting_room=40), d0=half)
+    assert found.prefill_queue_s == pytest.approx(2.0 * (1 - 0.5 * 0.5))
+    assert found.decode_queue == pytest.approx(20)
+    assert found.decode_load == pytest.approx(0.5 * (1 + 40 / 60))
+
+
+def test_kv_on_its_way_is_no_unread_prompt() -> None:
+    sending = Queues(requests=30, awaiting_room=10, awaiting_kv=20)
+    found = reporting(fleet_of(P0, D0, p0=10), p0=sending, d0=Queues(requests=20, awaiting_room=10, max_running=10))
+    assert found.prefill_queue_s == 0
+
+
+@pytest.mark.parametrize("queues", [Queues(), Queues(requests=1, awaiting_room=9, awaiting_kv=9, max_running=1)])
+def test_reports_that_contradict_themselves_give_numbers_in_range(queues: Queues) -> None:
+    """An engine publishes between batches; its parts need not be of one moment."""
+    found = reporting(fleet_of(P0, D0, p0=10), p0=queues, d0=queues)
+    assert 0 <= found.prefill_queue_s <= 2.001
+    assert 0 <= found.decode_queue <= 9
+    assert found.decode_load >= 0

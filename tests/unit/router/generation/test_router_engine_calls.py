@@ -27,8 +27,8 @@ class Transport:
 
     is_closed = False
 
-    def get_extra_info(self, _: str) -> Any:
-        return SimpleNamespace(setsockopt=lambda *_: None)
+    def get_extra_info(self, name: str) -> Any:
+        return SimpleNamespace(setsockopt=lambda *_: None) if name == "socket" else None
 
     def write(self, data: bytes) -> None: ...
     def is_reading(self) -> bool:

@@ -103,6 +103,39 @@ def test_a_field_given_twice_and_an_adapter_named_twice(tmp_path: Path):
     asyncio.run(scenario())
 
 
+_TWICE_AT_DEPTH = [
+    b'"messages": [{"role": "user", "content": "Hi", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]',
+    b'"messages": [{"role": "user", "role": "pirate", "content": "Hi"}]',
+    b'"messages": [{"role": "user", "content": [{"type": "text", "text": "Hi", "type": "image_url"}]}]',
+    b'"messages": [{"role": "user", "content": "Hi"}], "messages": [{"role": "pirate", "content": "Hi"}]',
+    b'MESSAGES, "tools": [{"type": "function", "function": {"name": "f"}, "function": {"name": 5}}]',
+    b'MESSAGES, "tools": [{"type": "function", "function": {"name": "f", "name": {}}}]',
+    b'MESSAGES, "response_format": {"type": "text", "type": "whatever"}',
+    b'MESSAGES, "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {}, "schema": "x"}}',
+    b'MESSAGES, "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": '
+    b'{"type": "string", "pattern": "a", "pattern": "(a|a)*(a|a)*(a|a)*b{1,1000000}"}}}',
+]
+
+
+@pytest.mark.parametrize("fields", _TWICE_AT_DEPTH)
+def test_a_key_given_twice_at_depth_smuggles_nothing(tmp_path: Path, fields: bytes):
+    """What engines would read, the last one, is what is checked: whichever comes last, the bad one is no way in."""
+    body = b'{"model": "base", "max_tokens": 1, ' + fields.replace(b"MESSAGES", _MESSAGES) + b"}"
+
+    async def scenario() -> None:
+        async with keyed_cluster(tmp_path) as keyed:
+            beta = await keyed.key("beta")
+            headers = {"content-type": "application/json"}
+            status, answer = await keyed.ask(beta, "POST", "/v1/chat/completions", data=body, headers=headers)
+            assert status == 400, answer
+            assert not any(worker.engine.bodies for worker in keyed.cluster.workers)
+
+    asyncio.run(scenario())
+
+
+_MESSAGES = b'"messages": [{"role": "user", "content": "Hi"}]'
+
+
 async def raw(keyed: KeyedCluster, *headers: str, path: str = "/v1/models") -> int:
     """The status of a request whose headers are sent as they are."""
     port = int(keyed.cluster.url.rpartition(":")[2])

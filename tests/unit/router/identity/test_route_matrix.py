@@ -9,7 +9,7 @@ from typing import Any
 import aiohttp
 import pytest
 from starlette.routing import Route
-from support.keyed_cluster import KeyedCluster, keyed_cluster
+from support.keyed_cluster import TENANT_SCOPES, KeyedCluster, keyed_cluster
 from support.management_calls import form
 
 from adapters.catalog.sql import SqlCatalog
@@ -94,6 +94,8 @@ def test_scopes_and_tenants(tmp_path: Path):
         async with keyed_cluster(tmp_path) as keyed:
             keys = {scope: await keyed.key("acme", {scope}) for scope in Scope}
             beta = await keyed.key("beta")
+            beta_admin = await keyed.key("beta", {Scope.ADMIN})  # an administrator of any tenant is one of all
+            others = {scope: await keyed.key("beta", {scope}) for scope in TENANT_SCOPES}
             before, calls = state_of(keyed.catalog), [len(w.ensured) + len(w.evicted) for w in keyed.cluster.workers]
             for (method, path), needed in SCOPE_OF.items():
                 route = f"{method} {path}"
@@ -106,6 +108,15 @@ def test_scopes_and_tenants(tmp_path: Path):
                             status == 403 and answer["error"]["code"] == "insufficient_scope",
                             f"{route} with {scope}: {status}",
                         )
+                for scope, key in others.items():  # each of another tenant's scopes alone
+                    status, answer = await call(keyed, key, method, path)
+                    if needed is not PUBLIC and scope is not needed:
+                        is_right = status == 403 and answer["error"]["code"] == "insufficient_scope"
+                    elif (method, path) in ASKED:
+                        is_right = status == 404 and ADAPTER in answer["error"]["message"]
+                    else:
+                        is_right = status != 403
+                    check(is_right, f"{route} from another tenant with {scope}: {status} {answer}")
                 status, answer = await call(keyed, beta, method, path)
                 if (method, path) in ASKED:
                     check(
@@ -122,7 +133,7 @@ def test_scopes_and_tenants(tmp_path: Path):
             )
             assert not any(worker.engine.bodies for worker in keyed.cluster.workers)
             for (method, path), needed in SCOPE_OF.items():  # those who may: last, since they change what there is
-                for key in {keys[needed or Scope.INFER], keys[Scope.ADMIN]}:
+                for key in {keys[needed or Scope.INFER], keys[Scope.ADMIN], beta_admin}:
                     status, answer = await call(keyed, key, method, path)
                     check(status not in (401, 403, 500), f"{method} {path} with the right scope: {status} {answer}")
 

@@ -204,6 +204,28 @@ class TestUpload:
 
         asyncio.run(scenario())
 
+    def test_an_upload_that_drips_has_a_deadline(self) -> None:
+        """Its gaps are short, but it would hold its slot for as long as all of an upload may take."""
+
+        async def chunks() -> Any:
+            yield _FILE_BEGINS
+            while True:
+                await asyncio.sleep(0.02)
+                yield b" "
+
+        async def scenario() -> None:
+            async with managing(body_timeout_s=1.0) as cluster:
+                before = left_over()
+                headers = {"content-type": "multipart/form-data; boundary=x"}
+                try:
+                    status, answer = await ask(cluster, "POST", "/v1/adapters", data=chunks(), headers=headers)
+                    assert (status, answer["error"]["code"]) == (408, "body_too_slow")
+                except aiohttp.ClientError:  # the answer can be lost where the sender goes on sending
+                    pass
+                await eventually(lambda: asyncio.sleep(0, left_over()), lambda found: found <= before)
+
+        asyncio.run(asyncio.wait_for(scenario(), 60))
+
     def test_a_router_that_stops_says_so(self) -> None:
         async def chunks() -> Any:
             yield _FILE_BEGINS

@@ -42,6 +42,13 @@ def tool(**function: Any) -> dict[str, Any]:
     return {"type": "function", "function": {"name": "f", **function}}
 
 
+def arrays(num: int) -> dict[str, Any]:
+    """`num` required properties, arrays with a maximum and objects with a minimum."""
+    names = [f"p{n}" for n in range(num)]
+    kinds = ({"type": "array", "maxItems": 3}, {"type": "object", "minProperties": 2})
+    return {"properties": {name: kinds[n % 2] for n, name in enumerate(names)}, "required": names}
+
+
 def of_schema(schema: Any) -> dict[str, Any]:
     return {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
 
@@ -116,6 +123,9 @@ TOO_MUCH = {
     "a pattern": {"response_format": of_schema({"type": "string", "pattern": "([a-z]+ ?)*"})},
     "parameters has": {"tools": [tool(parameters={"anyOf": [{}] * 65})], "tool_choice": "required"},
     "maxLength": {"response_format": of_schema({"type": "string", "maxLength": 10**9})},
+    "minItems 257": {"response_format": of_schema({"type": "array", "minItems": 257})},
+    "minProperties 257": {"response_format": of_schema({"anyOf": [{"type": "object", "minProperties": 257}]})},
+    "arrays and objects with a maximum": {"response_format": of_schema({"type": "object", **arrays(65)})},
 }  # fmt: skip
 
 
@@ -214,6 +224,8 @@ WORKING: tuple[dict[str, Any], ...] = (
         {"role": "tool", "tool_call_id": "c", "content": "r", "name": "f"}]},
     {"response_format": {"type": "json_object"}},
     {"response_format": of_schema({"type": "object", "properties": {"a": {"type": "string", "maxLength": 8}}})},
+    {"response_format": of_schema({"type": "object", **arrays(64)})},
+    {"response_format": of_schema({"type": "array", "minItems": 256, "maxItems": 10**6, "items": {"minItems": 1}})},
     {"response_format": {"type": "structural_tag", "triggers": ["<f"], "structures": [
         {"begin": "<f>", "schema": {"type": "object"}, "end": "</f>"}]}},
     {"regex": r"\d{4}-\d{2}-\d{2}", "chat_template_kwargs": {"enable_thinking": False}, "reasoning_effort": "low"},

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from router.protocol.choices import ChoiceStreams, Usage, merged_answer, merged_usage
+from router.protocol.choices import ChoiceStreams, merged_answer, merged_usage
 from router.protocol.prompt_logprobs import with_prompt_logprobs, without_alternatives
+from router.protocol.usage import Usage
 
 
 def usage(prompt: int, completion: int, cached: int | None = None) -> dict[str, Any]:

@@ -1,0 +1,125 @@
+"""Does an adapter of the prompt alone reach one of all positions? On the tasks of `prelude demo`, by kind and rank.
+
+Each style of the demo is learned by adapters of both position sets, at some learning rates around the demo's, of which
+each takes its best. What is compared is the part of the held-out answers that are exact, token for token.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from adapters.model.normal_form import POSITIONS
+from bench.errors import BenchError
+from bench.measuring import provenance
+from bench.measuring.output import require_folders, write_json
+from cluster.local.trained_demo.adapters import DemoAdapter, train_adapter
+from cluster.local.trained_demo.make import HELD_OUT, LEARNING_RATES, TRAIN, make_trained_demo
+from samples.styles import STYLES
+from training.trainable.spec import Kind
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """One run of the benchmark."""
+
+    demo: Path | None = None  # as `prelude demo` makes it; None: make one
+    kinds: tuple[Kind, ...] = ("lora", "direft")
+    ranks: tuple[int, ...] = (8, 16, 32)
+    styles: tuple[str, ...] = tuple(STYLES)
+    rate_factors: tuple[float, ...] = (0.5, 1.0)  # of the demo's learning rates
+    num_steps: int = 120
+    processes: int | None = None  # None: one for each core
+
+
+def run(options: Options, command: str, json_path: Path | None, progress: Callable[[str], None]) -> dict[str, Any]:
+    """Train every adapter, print exact matches and their ratios, write the numbers."""
+    begin = time.monotonic()
+    require_folders(json_path)
+    for name, chosen, known in (("kind", options.kinds, LEARNING_RATES), ("style", options.styles, STYLES)):
+        if unknown := [each for each in chosen if each not in known]:
+            raise BenchError(f"the {name} is {unknown[0]!r}; there are {', '.join(known)}")
+    adapters = [
+        DemoAdapter(style, style, kind, factor * LEARNING_RATES[kind], rank, positions, num_steps=options.num_steps)
+        for style in options.styles
+        for kind in options.kinds
+        for rank in options.ranks
+        for factor in options.rate_factors
+        for positions in POSITIONS
+    ]
+    with tempfile.TemporaryDirectory(prefix="prelude-bench-") as folder:
+        demo = options.demo or make_trained_demo(Path(folder) / "demo", report=progress).parent
+        if not (demo / "data").is_dir():
+            raise BenchError(f"{demo} has no data/; name the folder of a trained `prelude demo`, or leave it out")
+        rows = []
+        for row in _train_all(adapters, demo, options.processes):
+            rows.append(row)
+            progress(json.dumps(row))
+    progress(f"{len(adapters)} adapters in {time.monotonic() - begin:.0f} s")
+    settings = {**asdict(options), "demo": None if options.demo is None else str(options.demo)}
+    document = {
+        **provenance.head("positions", command, settings),
+        "rows": sorted(rows, key=lambda row: [str(value) for value in row.values()]),
+        "compared": compared(rows),
+    }
+    for line in document["compared"]:
+        progress(json.dumps(line))
+    write_json(document, json_path)
+    return document
+
+
+def compared(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """A line for each kind and rank: exact matches of each style at both position sets, their means and the ratio."""
+    lines = []
+    for kind, rank in sorted({(row["kind"], row["rank"]) for row in rows}):
+        line: dict[str, Any] = {"kind": kind, "rank": rank}
+        for positions in POSITIONS:
+            best: dict[str, float] = {}
+            for row in rows:
+                if (row["kind"], row["rank"], row["positions"]) == (kind, rank, positions):
+                    best[row["style"]] = max(best.get(row["style"], 0.0), row["exact_match"])
+            line[positions] = dict(sorted(best.items()))
+            line[f"{positions}_mean"] = round(statistics.fmean(best.values()), 4)
+        line["prefill/all"] = round(line["prefill_mean"] / line["all_mean"], 3) if line["all_mean"] else None
+        lines.append(line)
+    return lines
+
+
+def _train_all(adapters: Sequence[DemoAdapter], demo: Path, processes: int | None) -> Iterator[dict[str, Any]]:
+    context = multiprocessing.get_context("spawn")  # torch's threads do not survive a fork
+    with ProcessPoolExecutor(processes or len(os.sched_getaffinity(0)), context) as pool:
+        for each in as_completed([pool.submit(train, adapter, demo) for adapter in adapters]):
+            yield each.result()
+
+
+def train(adapter: DemoAdapter, demo: Path) -> dict[str, Any]:
+    """Train one adapter on its style's rows; `exact_match` is that of the held-out ones."""
+    torch.set_num_threads(1)
+    data = demo / "data"
+    with tempfile.TemporaryDirectory(prefix="prelude-bench-") as folder:
+        exact = train_adapter(
+            adapter,
+            demo / "model",
+            data / f"{adapter.style}-{TRAIN}.jsonl",
+            data / f"{adapter.style}-{HELD_OUT}.jsonl",
+            Path(folder) / "run",
+        )
+    return {
+        "style": adapter.style,
+        "kind": adapter.kind,
+        "rank": adapter.rank,
+        "positions": adapter.positions,
+        "learning_rate": adapter.learning_rate,
+        "exact_match": exact,
+    }

@@ -1,0 +1,74 @@
+"""What an engine reports of its requests: which of the two workers of a pair each of them waits for.
+
+A prompt is not read before its decode worker has room for it. So a queue before a prefill engine may be decode's: the
+engine says how much of it is. And room at a decode worker may be taken by sequences whose prompts wait at prefill
+workers: then what waits for that room waits for prefill.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+
+from cluster.control import control_pb2 as control
+
+
+class Queues(msgspec.Struct, frozen=True):
+    """Numbers of requests at one engine, of all routers."""
+
+    requests: int = 0  # all that it has
+    awaiting_room: int = 0  # prefill: prompts whose decode worker has no room; decode: sequences that have none here
+    awaiting_kv: int = 0  # prefill: read, KV being sent; decode: with room, their KV is not here
+    max_running: int = 0  # that it takes at a time; 0: nothing is reported
+    active_kv_tokens: int = 0  # KV in use, without what is kept for KV that is not here
+
+    @classmethod
+    def of(cls, load: control.Load) -> Queues:
+        return cls(
+            load.running_requests + load.queued_requests,
+            load.awaiting_room_requests,
+            load.awaiting_kv_requests,
+            load.max_running_requests,
+            load.active_kv_tokens,
+        )
+
+    # ---- of a prefill engine ----
+
+    @property
+    def blocked_share(self) -> float:
+        """Of the prompts that are not read, those that wait for room at a decode worker."""
+        num_unread = self.requests - self.awaiting_kv
+        return min(1.0, self.awaiting_room / num_unread) if num_unread > 0 else 0.0
+
+    # ---- of a decode engine ----
+
+    @property
+    def generating(self) -> int:
+        """Sequences that generate, or could in the next step."""
+        return max(0, self.requests - self.awaiting_room - self.awaiting_kv)
+
+    @property
+    def waiting_for_decode(self) -> float:
+        """Of the sequences without room, as many as generating ones have of the room that is taken."""
+        num_inside = self.generating + self.awaiting_kv
+        return self.awaiting_room * (self.generating / num_inside if num_inside else 1.0)
+
+    def load_ratio(self, max_kv_tokens: int) -> float:
+        """The share of the engine's room that generating sequences have, and above 1 with those that wait for it."""
+        kv_share = self.active_kv_tokens / max_kv_tokens if max_kv_tokens else 0.0
+        share = max(kv_share, self.generating / self.max_running if self.max_running else 0.0)
+        num_inside = self.generating + self.awaiting_kv
+        if not (self.awaiting_room and num_inside):
+            return share
+        # All room is taken, though less may be in use: engines reserve KV for tokens to come.
+        return max(share, self.generating / num_inside) * (1 + self.awaiting_room / num_inside)
+
+
+NO_QUEUES = Queues()
+
+
+def decode_share(decodes: Iterable[Queues]) -> float:
+    """Of the sequences without room at decode workers, those that wait for decode; 1 if there are none."""
+    found = [(each.waiting_for_decode, each.awaiting_room) for each in decodes if each.awaiting_room]
+    return sum(own for own, _ in found) / sum(every for _, every in found) if found else 1.0

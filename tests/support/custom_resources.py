@@ -1,0 +1,123 @@
+"""What the definitions of custom resources permit, as far as the chart uses them: other fields are refused.
+
+The whole definitions are thousands of lines. On 2026-11-23 all that the chart renders was held against them, too, with
+unknown fields refused: datreeio/CRDs-catalog 7b1e26e (cert-manager.io/v1, gateway.networking.k8s.io/v1,
+keda.sh/v1alpha1, monitoring.coreos.com/v1), kubernetes-sigs/lws 060ab4d and
+kubernetes-sigs/gateway-api-inference-extension 84436a9.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+# A type; the values that are permitted; a dictionary of fields, whose names end in "!" if they must be there; a list of
+# one shape. `dict` is a map of anything, which its own schema checks.
+Shape = Any
+
+_SELECTOR = {"matchLabels": dict, "matchExpressions": [{"key!": str, "operator!": {"In", "NotIn"}, "values": [str]}]}
+_SCALING = {
+    "stabilizationWindowSeconds": int,
+    "policies": [{"type!": {"Pods", "Percent"}, "value!": int, "periodSeconds!": int}],
+}
+SPECS: dict[tuple[str, str], Shape] = {
+    ("cert-manager.io/v1", "Certificate"): {
+        "secretName!": str,
+        "duration": str,
+        "dnsNames": [str],
+        "usages": [{"server auth", "client auth", "digital signature", "key encipherment"}],
+        "issuerRef!": {"name!": str, "kind": {"Issuer", "ClusterIssuer"}, "group": str},
+    },
+    ("gateway.networking.k8s.io/v1", "HTTPRoute"): {
+        "parentRefs": [{"name!": str, "namespace": str}],
+        "hostnames": [str],
+        "rules": [
+            {
+                "timeouts": {"request": str, "backendRequest": str},
+                "backendRefs": [{"group": str, "kind": str, "name!": str, "port": int}],
+            }
+        ],
+    },
+    ("inference.networking.k8s.io/v1", "InferencePool"): {
+        "selector!": {"matchLabels!": dict},
+        "targetPorts!": [{"number!": int}],
+        "endpointPickerRef!": {"name!": str, "port": {"number!": int}, "failureMode": {"FailOpen", "FailClose"}},
+    },
+    ("keda.sh/v1alpha1", "ScaledObject"): {
+        "scaleTargetRef!": {"apiVersion": str, "kind": str, "name!": str},
+        "minReplicaCount": int,
+        "maxReplicaCount": int,
+        "advanced": {"horizontalPodAutoscalerConfig": {"behavior": {"scaleDown": _SCALING, "scaleUp": _SCALING}}},
+        "triggers!": [
+            {"type!": {"prometheus"}, "metricType": {"Value", "AverageValue", "Utilization"}, "metadata!": dict}
+        ],
+    },
+    ("leaderworkerset.x-k8s.io/v1", "LeaderWorkerSet"): {
+        "replicas": int,
+        "startupPolicy": {"LeaderCreated", "LeaderReady"},
+        "networkConfig": {"subdomainPolicy!": {"Shared", "UniquePerReplica"}},
+        "rolloutStrategy": {
+            "type!": {"RollingUpdate"},
+            "rollingUpdateConfiguration": {"partition": int, "maxUnavailable": int, "maxSurge": int},
+        },
+        "leaderWorkerTemplate!": {
+            "size": int,
+            "restartPolicy": {"RecreateGroupOnPodRestart", "None"},
+            "leaderTemplate": dict,
+            "workerTemplate!": dict,
+        },
+    },
+    ("monitoring.coreos.com/v1", "PodMonitor"): {
+        "selector!": _SELECTOR,
+        "podMetricsEndpoints": [{"port": str, "path": str, "interval": str}],
+    },
+    ("monitoring.coreos.com/v1", "PrometheusRule"): {
+        "groups": [
+            {
+                "name!": str,
+                "interval": str,
+                "rules": [{"record": str, "alert": str, "expr!": str, "for": str, "labels": dict, "annotations": dict}],
+            }
+        ],
+    },
+}
+
+
+def complaints(obj: dict[str, Any]) -> list[str]:
+    """What is wrong with a custom resource's spec. Raises KeyError for a kind that is not here."""
+    return list(_wrong(SPECS[obj["apiVersion"], obj["kind"]], obj["spec"], "spec"))
+
+
+def pod_templates(obj: dict[str, Any]) -> list[dict[str, Any]]:
+    """Of a LeaderWorkerSet, as objects of Kubernetes' own."""
+    found = obj["spec"].get("leaderWorkerTemplate", {})
+    return [
+        {"apiVersion": "v1", "kind": "PodTemplate", "metadata": {"name": "pod"}, "template": found[name]}
+        for name in ("leaderTemplate", "workerTemplate")
+        if name in found
+    ]
+
+
+def _wrong(shape: Shape, value: Any, place: str) -> Iterator[str]:
+    if isinstance(shape, set):
+        if value not in shape:
+            yield f"{place}: {value!r} is none of {sorted(shape)}"
+    elif isinstance(shape, list):
+        if not isinstance(value, list):
+            yield f"{place}: {value!r} is no list"
+            return
+        for number, each in enumerate(value):
+            yield from _wrong(shape[0], each, f"{place}[{number}]")
+    elif isinstance(shape, dict):
+        fields = {name.removesuffix("!"): inner for name, inner in shape.items()}
+        if not isinstance(value, dict):
+            yield f"{place}: {value!r} is no object"
+            return
+        for name in value.keys() - fields.keys():
+            yield f"{place}.{name}: there is no such field"
+        for name in {name[:-1] for name in shape if name.endswith("!")} - value.keys():
+            yield f"{place}.{name}: is missing"
+        for name in value.keys() & fields.keys():
+            yield from _wrong(fields[name], value[name], f"{place}.{name}")
+    elif not isinstance(value, shape) or isinstance(value, bool):
+        yield f"{place}: {value!r} is no {shape.__name__}"

@@ -1,0 +1,58 @@
+"""What a decode engine reserves for tokens to come; `prelude bench host-memory --layouts pair` shows the effect."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+from engine.hooks.kv.room import reserve_what_can_come
+
+MOST = 512
+
+
+def taken(may_generate: int, generated: int = 0) -> SimpleNamespace:
+    """A request that the engine has taken."""
+    parameters = SimpleNamespace(max_new_tokens=may_generate)
+    return SimpleNamespace(sampling_params=parameters, output_ids=generated * [7])
+
+
+def room(running=(), transferred=(), ready=(), waiting=("somebody",)) -> SimpleNamespace:
+    """A queue of requests that wait for room, with what it reads of the engine."""
+    return SimpleNamespace(
+        num_reserved_decode_tokens=MOST,
+        queue=list(waiting),
+        transfer_queue=SimpleNamespace(queue=[SimpleNamespace(req=request) for request in transferred]),
+        scheduler=SimpleNamespace(running_batch=SimpleNamespace(reqs=list(running)), waiting_queue=list(ready)),
+    )
+
+
+def sglang(queue, n_active=None, extra_reserved_reqs=0) -> int:
+    """What the original answers: the most for each request."""
+    if n_active is None:
+        parts = (queue.scheduler.running_batch.reqs, queue.transfer_queue.queue, queue.scheduler.waiting_queue)
+        n_active = sum(map(len, parts)) + extra_reserved_reqs
+    return MOST * n_active
+
+
+def test_each_request_reserves_what_it_may_still_generate():
+    queue = room(running=[taken(64, generated=60)], transferred=[taken(100)], ready=[taken(300, generated=1)])
+    assert reserve_what_can_come(sglang, queue) == 4 + 100 + 299
+
+
+def test_the_option_is_the_most():
+    assert reserve_what_can_come(sglang, room(running=[taken(10_000), taken(10_000, generated=9_999)])) == MOST + 1
+
+
+def test_requests_that_are_just_taken_reserve_the_most():
+    assert reserve_what_can_come(sglang, room(running=[taken(8)]), extra_reserved_reqs=2) == 8 + 2 * MOST
+
+
+def test_one_that_is_over_reserves_nothing():
+    assert reserve_what_can_come(sglang, room(running=[taken(8, generated=9), taken(5)])) == 5
+
+
+def test_models_with_sliding_windows_reserve_as_sglang_does():
+    assert reserve_what_can_come(sglang, room(running=[taken(8)]), n_active=1) == MOST
+
+
+def test_nothing_is_summed_while_nobody_waits():
+    assert reserve_what_can_come(sglang, room(running=[taken(8)], waiting=())) == MOST

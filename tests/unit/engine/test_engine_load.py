@@ -1,0 +1,76 @@
+"""What an engine's answer about its load becomes."""
+
+from __future__ import annotations
+
+import asyncio
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+from support.served_routes import served
+
+from engine.client import EngineClient, EngineLoad
+
+CORE = {
+    "num_running_reqs": 3,
+    "num_waiting_reqs": 9,
+    "num_used_tokens": 700,
+    "num_active_tokens": 500,
+    "max_total_num_tokens": 1000,
+    "max_running_requests": 64,
+}
+PREFILL = {"mode": "prefill", "prefill_bootstrap_queue_reqs": 5, "prefill_inflight_queue_reqs": 2}
+DECODE = {"mode": "decode", "decode_transfer_queue_reqs": 2, "decode_retracted_queue_reqs": 1}
+QUEUES = {"prealloc_ready": 4}
+
+
+def load_of(*ranks: dict[str, Any]) -> EngineLoad:
+    async def answer(request: web.Request) -> web.Response:
+        assert request.query["include"] == "core,disagg,queues"
+        return web.json_response({"loads": ranks})
+
+    async def ask() -> EngineLoad:
+        async with served([web.get("/v1/loads", answer)]) as url:
+            client = EngineClient(url, timeout_s=30.0)
+            try:
+                return await client.load()
+            finally:
+                await client.aclose()
+
+    return asyncio.run(ask())
+
+
+def test_prompts_of_a_prefill_engine_that_wait_for_decode() -> None:
+    assert load_of({**CORE, "disaggregation": PREFILL, "queues": QUEUES}) == EngineLoad(3, 9, 700, 1000, 5, 2, 64, 500)
+
+
+def test_sequences_of_a_decode_engine_without_room_and_without_kv() -> None:
+    """Those that have not met their prefill engine yet do not wait for room; retracted ones do."""
+    unmet = {**DECODE, "decode_prealloc_queue_reqs": 6}
+    load = load_of({**CORE, "disaggregation": unmet, "queues": QUEUES})
+    assert (load.awaiting_room_requests, load.awaiting_kv_requests) == (4 + 1, 2)
+
+
+@pytest.mark.parametrize("pair", [{}, {"disaggregation": {"mode": "null"}}, {"disaggregation": None}])
+def test_an_engine_without_peers_waits_for_none(pair: dict[str, Any]) -> None:
+    load = load_of({**CORE, **pair})
+    assert (load.awaiting_room_requests, load.awaiting_kv_requests, load.used_kv_tokens) == (0, 0, 700)
+
+
+def test_ranks_are_added_up_and_none_are_nothing() -> None:
+    rank = {**CORE, "num_active_tokens": 900}  # beside other parts of another moment
+    load = load_of(rank, rank)
+    assert (load.running_requests, load.max_running_requests, load.active_kv_tokens) == (6, 128, 1400)
+    assert load_of() == EngineLoad()
+
+
+def test_the_engine_has_these_fields() -> None:
+    """SGLang's source at the pin; to import it takes seconds."""
+    found = find_spec("sglang")
+    assert found is not None
+    assert found.origin is not None
+    source = (Path(found.origin).parent / "srt/managers/load_snapshot.py").read_text()
+    for name in {*CORE, *PREFILL, *DECODE, *QUEUES}:
+        assert f"    {name}: " in source

@@ -1,0 +1,160 @@
+"""Streams cost what engines have counted, however few events their clients got."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import time
+from typing import Any
+
+import pytest
+from aiohttp import web
+from support.router_stand_ins import FINGERPRINT, MODEL, ClusterStandIn, eventually, running_cluster, stops_after
+from support.router_stand_ins.engine import EngineStandIn
+
+from router.api.used_tokens import UsedTokens
+from router.generation.request_state import RequestState, SequenceState
+
+QUOTAS = {"default": {"prompt_tokens_per_min": 100_000, "output_tokens_per_min": 100_000}}
+PAIR, UNIFIED = (1, 1, 0), (0, 0, 1)
+
+
+async def used(cluster: ClusterStandIn) -> tuple[int, int]:
+    """Tokens of prompts and of output that the tenant was charged for."""
+    async with cluster.http.get(f"{cluster.admin_url}/metrics") as response:
+        page = await response.text()
+    found = dict(re.findall(r'^prelude_router_tenant_tokens_total{kind="(\w+)",tenant="other"} (\S+)', page, re.M))
+    return int(float(found.get("prompt", 0))), int(float(found.get("output", 0)))
+
+
+def engine_of(cluster: ClusterStandIn) -> EngineStandIn:
+    return (cluster.decode or cluster.unified)[0].engine
+
+
+async def raw_stream(cluster: ClusterStandIn, **fields: Any) -> bytes:
+    body = {"model": MODEL, "messages": [{"role": "user", "content": "Hi"}], "stream": True, **fields}
+    async with cluster.http.post(f"{cluster.url}/v1/chat/completions", json=body) as response:
+        assert response.status == 200
+        return await response.read()
+
+
+async def in_one_write(engine: EngineStandIn, fields: dict[str, Any], request: web.Request) -> web.StreamResponse:
+    response = web.StreamResponse(headers={"content-type": "text/event-stream"})
+    await response.prepare(request)
+    await response.write(b"".join(engine.events(fields)) + b"data: [DONE]\n\n")
+    return response
+
+
+@pytest.mark.parametrize("workers", [PAIR, UNIFIED])
+def test_tokens_without_events_are_counted(workers: tuple[int, int, int], caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario() -> None:
+        async with running_cluster(*workers, quotas=QUOTAS) as cluster:
+            engine_of(cluster).num_hidden_tokens = 7997
+            await raw_stream(cluster, max_tokens=8000, ignore_eos=True, logit_bias={"2": 100})
+            assert await eventually(lambda: used(cluster), lambda found: found != (0, 0)) == (7, 8000)
+
+    with caplog.at_level(logging.INFO, "router.api.completions"):
+        asyncio.run(scenario())
+    (line,) = [record.fields for record in caplog.records if record.message == "request"]  # type: ignore[attr-defined]
+    assert line["completion_tokens"] == 8000
+
+
+@pytest.mark.parametrize("options", [None, {}, {"include_usage": False}, {"include_usage": True}])
+def test_clients_get_the_bytes_that_they_asked_for(options: dict[str, bool] | None) -> None:
+    """With the usage event, exactly once, or without; in as many pieces as the engine likes."""
+
+    async def scenario() -> None:
+        for workers in (PAIR, UNIFIED):
+            async with running_cluster(*workers) as cluster:
+                engine = engine_of(cluster)
+                for behaviours in ([], [in_one_write]):
+                    engine.behaviours = [*behaviours]
+                    got = await raw_stream(cluster, **({} if options is None else {"stream_options": options}))
+                    asked = engine.requests[-1]
+                    assert asked["stream_options"] == {"include_usage": True}
+                    events = engine.events({**asked, "stream_options": options})
+                    head = f'data: {{"system_fingerprint":"{FINGERPRINT}","id":'.encode()
+                    expected = [each.replace(b'data: {"id":', head) for each in events]
+                    assert got == b"".join(expected) + b"data: [DONE]\n\n"
+                    assert got.count(b'"choices":[]') == bool(options and options.get("include_usage"))
+                for worker in cluster.prefill:
+                    assert not any("stream_options" in each for each in worker.engine.requests)
+
+    asyncio.run(scenario())
+
+
+def test_other_options_reach_the_engine() -> None:
+    async def scenario() -> None:
+        async with running_cluster(*UNIFIED) as cluster:
+            await raw_stream(cluster, stream_options={"continuous_usage_stats": True})
+            (asked,) = engine_of(cluster).requests
+            assert asked["stream_options"] == {"continuous_usage_stats": True, "include_usage": True}
+            assert (await cluster.post(prompt="Hi"))[0] == 200
+            assert "stream_options" not in engine_of(cluster).requests[-1]
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("options", [{}, {"include_usage": True}])
+def test_several_choices_are_summed(options: dict[str, bool]) -> None:
+    async def scenario() -> None:
+        async with running_cluster(*UNIFIED, quotas=QUOTAS) as cluster:
+            engine_of(cluster).num_hidden_tokens = 5
+            events = await cluster.stream(prompt=["One", "Two"], n=2, max_tokens=10, stream_options=options)
+            assert sum(b'"choices":[]' in each for each in events) == len(options)
+            assert await eventually(lambda: used(cluster), lambda found: found != (0, 0)) == (14, 32)
+
+    asyncio.run(scenario())
+
+
+def test_a_client_that_leaves_pays_for_what_it_may_have_got() -> None:
+    """The router has seen no whole stream, so it does not know how fast engines generate."""
+
+    async def scenario() -> None:
+        async with running_cluster(*UNIFIED, quotas=QUOTAS) as cluster:
+            engine_of(cluster).behaviours = [stops_after(2)]
+            body = {"model": MODEL, "prompt": "Hi", "stream": True, "max_tokens": 500}
+            async with cluster.http.post(f"{cluster.url}/v1/completions", json=body) as response:
+                await response.content.readuntil(b"\n\n")
+                response.close()
+            assert (await eventually(lambda: used(cluster), lambda found: found[1] > 0))[1] == 500
+
+    asyncio.run(scenario())
+
+
+def stream(age_s: float, num_events: int, *counts: int | None) -> RequestState:
+    """A stream that began so long ago, of sequences whose engines have counted so much."""
+    sequences = [SequenceState(num_attempts=1, num_prompt_tokens=7, num_completion_tokens=count) for count in counts]
+    request = RequestState("r", "chat", time.monotonic() - age_s, first_byte_s=0.0, sequences=sequences)
+    request.num_events = num_events
+    request.sum_usages()
+    return request
+
+
+def test_an_estimate_is_as_fast_as_other_streams() -> None:
+    tokens = UsedTokens()
+
+    def output(request: RequestState, most: int | None = None) -> int:
+        request.most_output_tokens = most
+        counted = tokens.of(request, 200)[1]
+        assert counted is not None
+        return counted
+
+    assert output(stream(1000, 3, None)) == 3  # nothing to go by
+    assert output(stream(1000, 3, None), 800) == 800
+    assert output(stream(0.01, 5, 4)) == 4  # too short to learn from
+    assert output(stream(1000, 3, 20_000)) == 20_000
+    assert output(stream(2000, 3, None)) == pytest.approx(40_000, rel=0.1)
+    assert output(stream(2000, 3, None, None)) == pytest.approx(80_000, rel=0.1)
+    assert output(stream(2000, 3, None, 100)) == pytest.approx(40_100, rel=0.1)
+    assert output(stream(2000, 50_000, None)) == 50_000  # more events than that
+    assert output(stream(2000, 3, None), 8000) == 8000  # it cannot have more
+    for _ in range(10):
+        output(stream(20_000, 3, 20))  # of slow readers
+    assert output(stream(2000, 3, None)) > 25_000
+
+
+def test_a_request_that_no_engine_got_costs_nothing() -> None:
+    request = RequestState("r", "chat", time.monotonic(), sequences=[SequenceState()])
+    assert UsedTokens().of(request, 503) == (0, 0)
