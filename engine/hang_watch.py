@@ -1,13 +1,16 @@
 """Tells whether an engine hangs, by the progress of its parts.
 
-A part is *silent* while it shows no progress, and *still* while its thread uses no processor time either. A machine
-that stalls or is overloaded makes nobody hang: only time in which this process was scheduled counts, none in which the
-part waits for a processor, and of a part that computes what it computes, at least a quarter of the time.
+A part is *silent* while it shows no progress, and *still* while its thread uses no processor time either. A scheduler
+is *stuck* while it computes without a pass of its loop, a step of a batch (on CPUs, a layer of the model) or a compiler
+that it has started. Before the engine is warm it may compile in its own thread, too, so there nothing is stuck. A
+machine that stalls or is overloaded makes nobody hang: only time in which this process was scheduled counts, none in
+which the part waits for a processor, and of a part that computes what it computes, at least a quarter of the time.
 
 | part | suspected after | hung after |
 |---|---|---|
 | scheduler, still | `hang_timeout_s` | twice that |
-| scheduler that computes: one long batch | `batch_timeout_s` | `batch_timeout_s` |
+| scheduler, stuck, once it is warm | `compute_timeout_s` | four times that |
+| scheduler that computes one long batch | `batch_timeout_s` | `batch_timeout_s` |
 | HTTP server, detokenizer, KV thread | `hang_timeout_s` silent | twice that if still, four times if it computes |
 
 A suspected engine gets no requests; it is taken back when it shows progress. A hung one is started again.
@@ -16,6 +19,7 @@ A suspected engine gets no requests; it is taken back when it shows progress. A 
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +32,7 @@ OBSERVE_S = 1.0  # between two observations
 _MAX_COUNTED_S = 1.5 * OBSERVE_S  # of the time since the last observation: what is above it, this process was not run
 _TICK_S = 0.01
 _LEAST_COUNTED = 0.25  # of the time in which a part computes now and then
+_LEAST_COMPILED = 0.1  # of a processor, for what a scheduler's child processes do to count as its compiler
 _STILL_FACTOR, _COMPUTING_FACTOR = 2, 4
 _LOOK_FOR_CHILDREN_AFTER = 2  # observations without progress: listing processes takes milliseconds
 SERVER = "HTTP server"
@@ -39,13 +44,15 @@ class Timeouts:
 
     hang_s: float
     batch_s: float
+    compute_s: float = math.inf
 
 
 @dataclass(frozen=True, slots=True)
 class Processor:
-    """A thread's use of the processor."""
+    """A thread's use of the processor, in ticks of 10 ms."""
 
-    ticks: int  # of 10 ms
+    ticks: int
+    child_ticks: int = 0  # of the processes that its process has started
     is_runnable: bool = False  # it runs or waits for a processor
     is_stopped: bool = False  # by a signal or a debugger
 
@@ -57,6 +64,7 @@ class PartState:
     progress: int
     processor: Processor | None  # of its thread; None: unknown
     is_asked: bool = True  # silence means something
+    num_steps: int = 0  # of what a scheduler computes between two signs of progress
 
 
 @dataclass(slots=True)
@@ -64,10 +72,11 @@ class _Clock:
     last: PartState
     silent_s: float = 0.0
     still_s: float = 0.0
+    stuck_s: float = 0.0
 
 
 class HangWatch:
-    """Judges observations. A pure function of them and of time."""
+    """Judges observations. A pure function of them, of `is_warm` and of time."""
 
     def __init__(self, timeouts: Timeouts) -> None:
         self._timeouts = timeouts
@@ -75,6 +84,7 @@ class HangWatch:
         self._observed_at: float | None = None
         self.suspicion = ""  # why no request should go there, in words; empty: nothing is wrong
         self.is_hung = False
+        self.is_warm = True  # the engine has answered requests: what its schedulers compile for the first ones is there
         self.num_signs = 0  # of a scheduler that computes, without progress yet
 
     def observe(self, now_s: float, parts: Mapping[str, PartState]) -> None:
@@ -85,13 +95,18 @@ class HangWatch:
         for name, state in parts.items():
             clock = self._clocks.setdefault(name, _Clock(state))
             last, clock.last = clock.last, state
+            if state.num_steps != last.num_steps:
+                clock.stuck_s = 0.0
             if state.progress != last.progress or not state.is_asked:
-                clock.silent_s = clock.still_s = 0.0
+                clock.silent_s = clock.still_s = clock.stuck_s = 0.0
             elif state.processor is None or last.processor is None:
                 clock.silent_s, clock.still_s = clock.silent_s + passed_s, 0.0
-            elif (computed_s := (state.processor.ticks - last.processor.ticks) * _TICK_S) > 0:
+            elif (computed_s := _computed_s(last.processor, state.processor)) > 0:
                 counted_s = min(passed_s, max(computed_s, _LEAST_COUNTED * passed_s))
                 clock.silent_s, clock.still_s = clock.silent_s + counted_s, 0.0
+                compiled_s = (state.processor.child_ticks - last.processor.child_ticks) * _TICK_S
+                if self.is_warm and compiled_s < _LEAST_COMPILED * passed_s:
+                    clock.stuck_s += counted_s
                 self.num_signs += name.startswith("scheduler")
             elif not state.processor.is_runnable:
                 clock.silent_s, clock.still_s = clock.silent_s + passed_s, clock.still_s + passed_s
@@ -100,14 +115,24 @@ class HangWatch:
     def _judge(self, name: str, clock: _Clock) -> None:
         hang_s, batch_s = self._timeouts.hang_s, self._timeouts.batch_s
         if name.startswith("scheduler"):
-            is_suspected = clock.still_s >= hang_s or clock.silent_s >= batch_s
-            is_hung = clock.still_s >= _STILL_FACTOR * hang_s or clock.silent_s >= batch_s
+            compute_s = self._timeouts.compute_s
+            is_long = clock.silent_s >= batch_s
+            is_suspected = clock.still_s >= hang_s or clock.stuck_s >= compute_s or is_long
+            is_hung = (
+                clock.still_s >= _STILL_FACTOR * hang_s or clock.stuck_s >= _COMPUTING_FACTOR * compute_s or is_long
+            )
         else:
             is_suspected = clock.silent_s >= hang_s
             is_hung = clock.still_s >= _STILL_FACTOR * hang_s or clock.silent_s >= _COMPUTING_FACTOR * hang_s
         self.is_hung |= is_hung
         if is_suspected and not self.suspicion:
-            self.suspicion = f"the engine's {name} has shown no progress for {clock.silent_s:.0f} s"
+            computes = ", though it computes" if clock.still_s < clock.silent_s and clock.still_s < hang_s else ""
+            self.suspicion = f"the engine's {name} has shown no progress for {clock.silent_s:.0f} s{computes}"
+
+
+def _computed_s(last: Processor, now: Processor) -> float:
+    """The processor time of a thread and of the processes that its process has started, between two observations."""
+    return (now.ticks + now.child_ticks - last.ticks - last.child_ticks) * _TICK_S
 
 
 def parts_of(role: str, ranks: Sequence[int]) -> tuple[str, ...]:
@@ -148,7 +173,8 @@ class EngineProbe:
                 times = times + 1 if reading.num_signs == last else 0
                 self._num_signs[part] = reading.num_signs, times
                 is_silent = times > _LOOK_FOR_CHILDREN_AFTER
-                states[part] = PartState(reading.num_signs, processor_of(reading.pid, with_children=is_silent))
+                processor = processor_of(reading.pid, with_children=is_silent)
+                states[part] = PartState(reading.num_signs, processor, num_steps=reading.num_steps)
             elif reading.num_signs:
                 processor = processor_of(reading.pid) if part == "detokenizer" else None
                 states[part] = PartState(reading.num_signs, processor, is_asked=reading.owes_answer)
@@ -181,9 +207,10 @@ def processor_of(pid: int, *, with_children: bool = False) -> Processor | None:
         ticks = int(fields[11]) + int(fields[12])  # utime, stime
     except (OSError, IndexError, ValueError):
         return None
+    child_ticks = 0
     if with_children:
         with contextlib.suppress(psutil.Error):
             for child in psutil.Process(pid).children(recursive=True):
                 times = child.cpu_times()
-                ticks += int((times.user + times.system) / _TICK_S)
-    return Processor(ticks, is_runnable=fields[0] == "R", is_stopped=fields[0] in "Tt")
+                child_ticks += int((times.user + times.system) / _TICK_S)
+    return Processor(ticks, child_ticks, is_runnable=fields[0] == "R", is_stopped=fields[0] in "Tt")

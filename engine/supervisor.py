@@ -70,7 +70,7 @@ class EngineSupervisor:
     """Owns one engine's processes. Calls `on_change` in the event loop at every state change.
 
     Without `hang_timeouts` nothing looks for hangs. With them, somebody must ask the engine's HTTP server at least once
-    a second; `num_answers` says how many answers came.
+    a second; `num_answers` says how many answers came, `is_warm` whether an incarnation has answered requests.
     """
 
     def __init__(
@@ -81,12 +81,14 @@ class EngineSupervisor:
         *,
         hang_timeouts: Timeouts | None = None,
         num_answers: Callable[[], int] = lambda: 0,
+        is_warm: Callable[[str], bool] = lambda _incarnation: True,
     ) -> None:
         self._spec = spec
         self._start_timeout_s = start_timeout_s
         self._on_change = on_change
         self._hang_timeouts = hang_timeouts
         self._num_answers = num_answers
+        self._is_warm = is_warm
         self.progress = 0  # changes while the engine works on requests
         self._process: asyncio.subprocess.Process | None = None
         self._load_reports: set[Path] = set()
@@ -149,6 +151,7 @@ class EngineSupervisor:
         parts = parts_of(self._spec.role, self._spec.local_ranks)
         probe = EngineProbe(self._spec.report_dir, parts, self._process.pid, self._num_answers)
         while True:
+            watch.is_warm = self._is_warm(self.snapshot.incarnation)
             watch.observe(time.monotonic(), probe.observe())
             self.progress = probe.num_batches + watch.num_signs
             if watch.is_hung:

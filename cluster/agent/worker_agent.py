@@ -26,6 +26,7 @@ from cluster.agent.peers import Peers
 from cluster.agent.worker_metrics import WorkerMetrics
 from cluster.config.schema import ClusterConfig
 from cluster.config.tracing import trace_settings
+from cluster.config.workers import EngineConfig
 from cluster.control import control_pb2 as pb
 from cluster.control.http import serve_worker_http
 from cluster.control.service import serve_control
@@ -54,10 +55,19 @@ _ENGINE_STATES = {
     EngineStatus.DOWN: pb.ENGINE_STATE_DOWN,
     EngineStatus.STOPPED: pb.ENGINE_STATE_STOPPED,
 }
+# The longest that is legitimate is, on GPUs, a kernel that Triton compiles; on CPUs, one layer of a chunk.
+_COMPUTE_TIMEOUT_S = {"cuda": 10.0, "cpu": 30.0}
 _LOAD_POLL_IDLE_S = 1.0
 _STOP_LIMIT_S = 12.0  # for the shutdown after the drain; the local supervisor allows 15 s
 _LOAD_POLL_BUSY_S = 0.2
 _IDLE_FOR_S = 1.0  # without load, after which an engine counts as drained
+
+
+def _hang_timeouts(engine: EngineConfig) -> Timeouts | None:
+    if engine.hang_timeout_s is None:
+        return None
+    compute_s = engine.compute_timeout_s or _COMPUTE_TIMEOUT_S[engine.device]
+    return Timeouts(engine.hang_timeout_s, engine.batch_timeout_s, compute_s)
 
 
 class Runs(Protocol):
@@ -93,6 +103,7 @@ class WorkerAgent:
         self.engine: EngineClient  # created in `run`, where the event loop runs
         self._changed = asyncio.Event()
         self._ready_incarnation = ""
+        self._warm_incarnation = ""  # the last one that has become ready, also if it is suspected now
         self._suspicion = ""  # why an engine that is up should get no requests
         self._is_stopping = False
 
@@ -146,10 +157,9 @@ class WorkerAgent:
             self.spec,
             settings.start_timeout_s,
             self._engine_changed,
-            hang_timeouts=Timeouts(settings.hang_timeout_s, settings.batch_timeout_s)
-            if settings.hang_timeout_s
-            else None,
+            hang_timeouts=_hang_timeouts(settings),
             num_answers=lambda: self.engine.num_answers,
+            is_warm=lambda incarnation: self._warm_incarnation == incarnation,
         )
         self.tracing = start_tracing(trace_settings(self.config.tracing), "prelude-worker", self.name)
         async with contextlib.AsyncExitStack() as stack:
@@ -314,7 +324,7 @@ class WorkerAgent:
             if up and self._ready_incarnation != self.incarnation:
                 reason = self.why_not_warm()
                 if not reason:
-                    self._ready_incarnation = self.incarnation
+                    self._ready_incarnation = self._warm_incarnation = self.incarnation
             ready = up and self._ready_incarnation == self.incarnation
             if ready:
                 reason = "draining" if self.hub.state.draining else ""

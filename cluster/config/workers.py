@@ -44,7 +44,11 @@ class EngineConfig(Section):
     # A part of the engine that shows no sign of life for so long: no requests, and a restart after twice or four times
     # that (docs/workers.md). None: nothing looks for hangs.
     hang_timeout_s: Annotated[float, Field(ge=1)] | None = 10.0
-    batch_timeout_s: Annotated[float, Field(ge=1)] = 300.0  # a scheduler that computes one batch for so long hangs, too
+    # A scheduler that computes for so long without a pass of its loop, a layer (on CPUs) or a compiler that it has
+    # started: no requests, and a restart after four times that. None: 10 s on GPUs, 30 s on CPUs.
+    compute_timeout_s: Annotated[float, Field(ge=1)] | None = None
+    # One that computes for so long without a pass of its loop hangs in any case; the only bound before it is warm.
+    batch_timeout_s: Annotated[float, Field(ge=1)] = 300.0
     extra_arguments: tuple[str, ...] = ()  # appended to SGLang's command line; a worker's replace the cluster's
     more_arguments: tuple[str, ...] = ()  # appended after them; a worker's are added to the cluster's
 

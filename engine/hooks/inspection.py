@@ -30,6 +30,18 @@ def report_scheduler(result, scheduler):
     return result
 
 
+def count_layers(result, runner):
+    """Count each layer that this model's forward pass has computed, as a step of the batch."""
+    import torch
+
+    stacks = [module for module in runner.model.modules() if isinstance(module, torch.nn.ModuleList)]
+    if stacks and not runner.server_args.enable_torch_compile:  # compiled code has no calls of layers
+        vitals = _vitals(f"scheduler-{runner.ps.tp_rank}")
+        for layer in max(stacks, key=len):
+            layer.register_forward_hook(lambda *_: vitals.took_step())
+    return result
+
+
 _PUBLISH_EVERY_S = 0.05  # the idle loop runs many times per millisecond
 _published_at = 0.0
 

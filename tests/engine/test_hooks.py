@@ -121,6 +121,7 @@ SHOWN_ELSEWHERE = {
     "decode_reserves_what_can_come": "tests/unit/engine/hooks/test_kv_room.py",
     "prefill_is_counted": "test_unified.py::test_a_prompt_is_counted_while_it_is_computed",
     "prefill_is_counted_once": "tests/unit/engine/hooks/test_inspection_hooks.py",
+    "layers_live": "tests/unit/engine/hooks/test_inspection_hooks.py; tests/cluster/test_spinning_scheduler.py",
     "children_are_forked": "test_unified.py::test_its_processes_are_forked",
     "lora_expands_with_wide_accesses": "tests/unit/engine/adapter_slots/test_lora_expand.py; test_bfloat16.py on a GPU",
 }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from engine.hooks import identity, inspection, packed
-from engine.hooks.hook import Hook, HookGroup, HookKind
+from engine.hooks.hook import Hook, HookGroup, HookKind, Platform
 from engine.hooks.ledger.roles import ADAPTER_ROLES, OUR_ROLES, PAIR_ROLES
 
 GROUPS: tuple[HookGroup, ...] = (
@@ -108,6 +108,16 @@ GROUPS: tuple[HookGroup, ...] = (
                 roles=OUR_ROLES,
                 source_sha256="b28e433d094f04139840058d93eb755f4d839ca7dcab49354cf3a5ec404b128c",
                 why="every pass of every event loop calls it, so a scheduler that hangs is told from one that computes",
+            ),
+            Hook(
+                name="layers_live",
+                target="sglang.srt.model_executor.model_runner.ModelRunner.load_model",
+                kind=HookKind.AFTER,
+                fn=inspection.count_layers,
+                roles=OUR_ROLES,
+                platform=Platform.CPU,
+                source_sha256="d2ba5b4a9650562927b3da4178d5ab4e3762e95b053689c24029a33902edb2ae",
+                why="a batch may take minutes on a CPU; by its layers one that goes on is told from one without end",
             ),
             Hook(
                 name="detokenizer_lives",

@@ -9,7 +9,7 @@ import pytest
 from engine.hang_watch import SERVER, HangWatch, PartState, Processor, Timeouts
 
 NEVER = (float("inf"), float("inf"))
-TIMEOUTS = Timeouts(hang_s=10.0, batch_s=300.0)
+TIMEOUTS = Timeouts(hang_s=10.0, batch_s=300.0, compute_s=15.0)
 SCHEDULER, DETOKENIZER, KV = "scheduler-0", "detokenizer", "kv-0"
 
 
@@ -40,6 +40,16 @@ def computing(share: float = 1.0):
     return (PartState(7, Processor(int(100 * share * second))) for second in itertools.count())
 
 
+def long_batch():
+    """Its layers take five seconds each."""
+    return (PartState(7, Processor(100 * second), num_steps=second // 5) for second in itertools.count())
+
+
+def compiling():
+    """A scheduler that waits for its compiler, and computes beside."""
+    return (PartState(7, Processor(30 * second, child_ticks=100 * second)) for second in itertools.count())
+
+
 def starved():
     """One that waits for a processor."""
     return itertools.repeat(PartState(7, Processor(50, is_runnable=True)))
@@ -51,7 +61,11 @@ def starved():
         (SCHEDULER, still, (10, 20)),
         (SERVER, still, (10, 20)),
         (DETOKENIZER, still, (10, 20)),
-        (SCHEDULER, computing, (300, 300)),  # a long prefill is no hang; one without end is
+        (SCHEDULER, computing, (15, 60)),  # a loop of its own, or a kernel without end
+        (SCHEDULER, lambda: computing(0.5), (30, 120)),
+        (SCHEDULER, long_batch, (300, 300)),  # a long prefill is no hang; one without end is
+        (SCHEDULER, compiling, (300, 300)),
+        (SERVER, compiling, (10, 40)),
         (SERVER, computing, (10, 40)),  # an endless template blocks its loop
         (DETOKENIZER, computing, (10, 40)),
         (SERVER, lambda: computing(0.5), (20, 80)),  # an overloaded machine
@@ -88,6 +102,28 @@ def test_it_is_taken_back_when_it_progresses():
     for second in range(13, 22):
         watch.observe(second, {SCHEDULER: PartState(8, Processor(51))})
     assert not watch.suspicion
+
+
+def test_an_engine_that_is_not_warm_may_compile_for_long():
+    watch = HangWatch(TIMEOUTS)
+    watch.is_warm = False
+    states = list(itertools.islice(computing(), 400))
+    for second in range(299):
+        watch.observe(second, {SCHEDULER: states[second]})
+    assert not watch.suspicion
+    for second in range(299, 302):
+        watch.observe(second, {SCHEDULER: states[second]})
+    assert watch.is_hung
+
+
+def test_what_it_computed_before_it_was_warm_does_not_count():
+    watch = HangWatch(TIMEOUTS)
+    for second in range(40):
+        watch.is_warm = second > 20
+        watch.observe(second, {SCHEDULER: PartState(7, Processor(100 * second))})
+        assert bool(watch.suspicion) == (second >= 35)
+    assert watch.suspicion == "the engine's scheduler-0 has shown no progress for 39 s, though it computes"
+    assert not watch.is_hung
 
 
 def test_a_long_batch_is_progress_for_routers():

@@ -176,6 +176,7 @@ def test_a_suspected_engine_has_to_answer_before_it_is_taken_back(config: Cluste
             agent._engine_changed(EngineSnapshot(EngineStatus.UP, "one", (), 0, "", suspicion=reason))
             state = agent.hub.state
             assert (state.ready, state.hung, state.reason, state.incarnation) == (False, True, reason, "one")
+            assert agent._warm_incarnation == "one"  # a bound that holds once it is warm must not end here
             await eventually(lambda: len(engine.completions) > num_asked)  # a small request
             engine_is(agent, EngineStatus.UP, "one")  # it shows progress
             await eventually(lambda: agent.hub.state.reason == "its engine is not warm yet")
