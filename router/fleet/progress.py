@@ -24,8 +24,9 @@ class Observed:
 class ProgressCheck:
     """Calls `on_stall`, once, when none of the workers has progressed for so long. Lasts until `end`.
 
-    Without contact to one of them nothing is known, so that time does not count. `observe`: the workers, asked for at
-    each check; nearly all requests end before the first.
+    Without contact to one of them nothing is known, so that time does not count. Nor does a check count that comes
+    late: this process stood still, and what workers have reported since is yet to be read. `observe`: the workers,
+    asked for at each check; nearly all requests end before the first.
     """
 
     def __init__(
@@ -41,19 +42,24 @@ class ProgressCheck:
         self._on_stall = on_stall
         self._began_at = clock()
         self._loop = asyncio.get_running_loop()
-        self._timer = self._loop.call_later(timeout_s, self._check)
+        self._check_after(timeout_s)
 
     def end(self) -> None:
         """Idempotent."""
         self._timer.cancel()
+
+    def _check_after(self, seconds: float) -> None:
+        self._late_at = self._clock() + seconds + self._timeout_s / _CHECKS
+        self._timer = self._loop.call_later(seconds, self._check)
 
     def _check(self) -> None:
         workers = self._observe()
         if not all(worker.has_contact for worker in workers):
             self._began_at = self._clock()
         latest = max(self._began_at, *(worker.load.progressed_at for worker in workers))
-        if self._clock() - latest < self._timeout_s:
-            self._timer = self._loop.call_later(self._timeout_s / _CHECKS, self._check)
+        now = self._clock()
+        if now - latest < self._timeout_s or now > self._late_at:
+            self._check_after(self._timeout_s / _CHECKS)
             return
         names = tuple(worker.name for worker in workers)
         text = f"{' and '.join(names)} made no progress for {self._timeout_s:g} s"

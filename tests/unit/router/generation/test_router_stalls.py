@@ -55,12 +55,12 @@ def test_progress_of_either_worker_is_progress(role: str):
     """A prompt may wait long for others, and so does the decode worker for its KV."""
 
     async def scenario() -> None:
-        async with running_cluster(1, 1, progress_timeout_s=0.4) as cluster:
+        async with running_cluster(1, 1, progress_timeout_s=1.5) as cluster:
             (prefill,), (decode,) = cluster.prefill, cluster.decode
             prefill.engine.behaviours, decode.engine.behaviours = [hangs], [hangs]
             asking = await waits_at(cluster, prefill)
             working = prefill if role == "prefill" else decode
-            for number in range(15):
+            for number in range(25):  # 2.5 s
                 await working.change(progress=number + 1)
                 await asyncio.sleep(0.1)
                 assert not asking.done()
