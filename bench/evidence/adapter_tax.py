@@ -12,7 +12,6 @@ from bench.evidence.cells import (
     ratios,
     result,
     texts,
-    wrapped,
 )
 from bench.measuring.report import Ratio
 
@@ -33,9 +32,9 @@ def speed() -> str:
         ("Prelude, DiReFT rank 8", *rates_and_ratios(_LLAMA, "unified_direft")),
         ("stock SGLang multi-LoRA, rank 16", *rates_and_ratios(_LLAMA_STOCK, "stock")),
     ]
-    source = f"One {_LLAMA.machine}, commit `{_LLAMA.commit}`:"
+    source = f"One {_LLAMA.machine}, commit `{_LLAMA.commit}`; [the commands](bench/results/README.md)."
     table = markdown(("Llama-3.1-8B's sizes, requests/s", *columns(GPU_COUNTS)), rows)
-    return "\n".join((table, "", source, "", "```sh", wrapped(_LLAMA.command), "```"))
+    return "\n".join((table, "", source))
 
 
 def h200_requests() -> str:
