@@ -334,7 +334,7 @@ def test_an_idle_client_that_has_not_read_its_last_answer_is_ended():
             assert not connection.can_make_way
             await _eventually(lambda: len(listener.connections) == 0)
 
-    run(scenario, idle_timeout_s=1.0)
+    run(scenario, idle_timeout_s=4.0)
 
 
 def test_what_comes_after_an_answer_that_did_not_wait_for_it_ends_too():
