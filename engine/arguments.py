@@ -10,7 +10,7 @@ from pathlib import Path
 
 from engine.access import EngineKeys, EngineTls
 from engine.hooks.guards.http import ADMIN_KEY_VARIABLE, IN_ENVIRONMENT, KEY_VARIABLE
-from engine.hooks.guards.kv import PEERS_VARIABLE
+from engine.hooks.guards.kv import FOUND_PEERS_VARIABLE, PEERS_VARIABLE
 from engine.hooks.report import REPORT_DIR_VARIABLE
 from engine.plugin import DEVICE_VARIABLE, ROLE_VARIABLE
 from process.tracing.settings import TraceSettings
@@ -70,6 +70,7 @@ class EngineSpec:
     visible_gpus: tuple[int, ...] = ()
     traces: EngineTraces | None = None  # None: SGLang's tracing is off
     kv_peers: tuple[str, ...] | None = None  # who may reach its KV ports: names, addresses or networks; None: everyone
+    kv_found_peers: Path | None = None  # file with the addresses of more, which come and go (`write_found_peers`)
     keys: EngineKeys | None = None  # None: whoever reaches the server may use it, as benchmarks do
     tls: EngineTls | None = None  # None: plain HTTP
     nodes: EngineNodes | None = None  # None: all of it runs here
@@ -192,6 +193,8 @@ def environment(spec: EngineSpec, inherited: dict[str, str]) -> dict[str, str]:
         ours["SGLANG_HOST_IP"] = address  # KV's handshakes listen here; else on the address of the default route
     if spec.kv_peers is not None:
         ours[PEERS_VARIABLE] = ",".join(spec.kv_peers)
+    if spec.kv_found_peers is not None:
+        ours[FOUND_PEERS_VARIABLE] = str(spec.kv_found_peers)
     if spec.keys is not None:  # no command line: others on the host can read that
         ours |= {KEY_VARIABLE: spec.keys.requests, ADMIN_KEY_VARIABLE: spec.keys.admin}
     if spec.visible_gpus:

@@ -1,12 +1,19 @@
-"""Which addresses may reach the KV ports of an engine: its peers of cluster.yaml, by name, address or network."""
+"""Which addresses may reach the KV ports of an engine: its peers.
+
+Those of cluster.yaml are known by name, address or network. Those that come and go are in a file of the agent, which
+finds them.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import logging
+import os
 import socket
 import time
 from collections.abc import Callable, Iterable
+from pathlib import Path
 
 log = logging.getLogger(__name__)
 
@@ -24,6 +31,8 @@ class KvPeers:
         peers: Iterable[str],
         resolve: Callable[[str], set[str] | None] | None = None,
         clock: Callable[[], float] = time.monotonic,
+        *,
+        found: Path | None = None,  # file of `write_found_peers`
     ) -> None:
         self._networks: list[_Network] = []
         self._names: list[str] = []
@@ -37,6 +46,9 @@ class KvPeers:
         self._resolved: dict[str, set[str]] = {}  # by name, what it had when it was last told
         self._resolved_at = -_RESOLVE_EVERY_S
         self._logged: set[str] = set()
+        self._file = found
+        self._file_version = (0, 0)
+        self._found: frozenset[str] = frozenset()
 
     def include(self, address: str) -> bool:
         """Whether a peer has this address. Logs those that none has, each once. May resolve names, so it may block."""
@@ -47,6 +59,8 @@ class KvPeers:
         mapped = getattr(parsed, "ipv4_mapped", None)
         parsed = mapped or parsed
         if parsed.is_loopback or any(parsed in network for network in self._networks):
+            return True
+        if self._file is not None and str(parsed) in self._found_now(self._file):
             return True
         if self._names and self._clock() - self._resolved_at >= _RESOLVE_EVERY_S:
             self._resolved_at = self._clock()
@@ -62,6 +76,21 @@ class KvPeers:
                 "Prelude refused a KV peer at %s: it is not a peer in this cluster; see engine.kv_peers", address
             )
         return False
+
+    def _found_now(self, file: Path) -> frozenset[str]:
+        with contextlib.suppress(OSError):  # nobody has been found yet
+            status = file.stat()
+            if (version := (status.st_ino, status.st_mtime_ns)) != self._file_version:
+                self._found, self._file_version = frozenset(file.read_text().split()), version
+        return self._found
+
+
+def write_found_peers(file: Path, addresses: Iterable[str]) -> None:
+    """Replace the IP addresses in the file, for the engine's processes, which look there at each new connection."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    new = file.with_name(f"{file.name}.new")
+    new.write_text("".join(f"{ipaddress.ip_address(address)}\n" for address in sorted(addresses)))
+    os.replace(new, file)
 
 
 def _addresses_of(name: str) -> set[str] | None:

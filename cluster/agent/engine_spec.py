@@ -77,6 +77,7 @@ def engine_spec(config: ClusterConfig, name: str, scratch: Path) -> EngineSpec:
         visible_gpus=_visible_gpus(config, name),
         traces=_traces(config, name),
         kv_peers=_kv_peers(config, name),
+        kv_found_peers=scratch.with_name(f"{scratch.name}-kv-peers") if _finds_kv_peers(config, name) else None,
         nodes=first_node(worker),
     )
 
@@ -96,6 +97,8 @@ def other_node(spec: EngineSpec, worker: WorkerConfig, rank: int, first: str) ->
     SGLang has no server there, only a page that says they are up, which nobody else needs.
     """
     nodes = EngineNodes(worker.nodes, rank, host_and_port(first, worker.rendezvous_port), worker.host)
+    if spec.kv_found_peers is not None:  # nobody finds them here
+        spec = replace(spec, kv_peers=None, kv_found_peers=None)
     return replace(spec, host="127.0.0.1", nodes=nodes)
 
 
@@ -126,13 +129,21 @@ def _kv_peers(config: ClusterConfig, name: str) -> tuple[str, ...] | None:
         return given
     peers, found = config.workers_of(_PEERS[worker.role]).values(), config.discovery.by_role.get(_PEERS[worker.role])
     names = {each.engine_host or each.host for each in (worker, *peers)}
-    if found is not None:
-        if found.dns is None or found.is_srv or config.discovery.nameservers:
-            return None  # this host's resolver does not know their addresses
-        names.add(found.dns)
+    if found is not None and not config.discovery.nameservers:  # names of this host's resolver
+        if found.dns is not None and not found.is_srv:
+            names.add(found.dns)
         if found.nodes_dns is not None:
             names.add(found.nodes_dns)
     return tuple(sorted(names))
+
+
+def _finds_kv_peers(config: ClusterConfig, name: str) -> bool:
+    """Whether no name has the addresses of all its peers, so that its agent has to tell the engine who they are."""
+    role = _PEERS.get(config.workers[name].role)
+    found = config.discovery.by_role.get(role) if role else None
+    if found is None or config.engine_of(name).kv_peers is not None:
+        return False
+    return found.dns is None or found.is_srv or bool(config.discovery.nameservers)
 
 
 def _indices(worker: WorkerConfig) -> tuple[int, ...]:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 from collections.abc import Callable, Iterator, Mapping
 
 from cluster.config.schema import ClusterConfig
 from cluster.control import control_pb2 as pb
 from cluster.control.transport import Transport
 from cluster.control.worker_watch import WorkerWatch
-from cluster.discovery.configured import configured_sources
+from cluster.discovery.configured import configured_sources, nodes_source
 from cluster.discovery.roster import Contact, Roster
 from cluster.discovery.static_list import StaticList
 
@@ -21,6 +22,16 @@ class Peer(WorkerWatch):
         endpoint = contact.endpoint
         super().__init__(contact.name, endpoint.address, on_change, role=endpoint.role, transport=transport)
         self._contact = contact
+
+    @property
+    def found_host(self) -> str:
+        """Its IP address if a source has found it and its description was accepted, else empty."""
+        if self._contact.is_listed or not self._contact.name:
+            return ""
+        try:
+            return str(ipaddress.ip_address(self._contact.endpoint.host))
+        except ValueError:
+            return ""
 
     def described(self, description: pb.WorkerDescription) -> None:
         self.name = self._contact.endpoint.name or description.name
@@ -44,10 +55,15 @@ class Peers(Mapping[str, Peer]):
         *,
         on_change: Callable[[WorkerWatch], None],
         on_leave: Callable[[str], None],  # told the name
+        on_hosts: Callable[[frozenset[str]], None],  # told the IP addresses of all that were found and accepted
     ) -> None:
         self._transport = transport
         self._on_change = on_change
         self._on_leave = on_leave
+        self._on_hosts = on_hosts
+        self._hosts: frozenset[str] = frozenset()
+        self._followed: set[Peer] = set()
+        self._nodes = nodes_source(config.discovery, role) if role else None
         self._members: dict[str, Peer] = {}
         self._changed = asyncio.Event()  # set and replaced whenever somebody comes or leaves
         listed = config.workers_of(role) if role else {}
@@ -71,7 +87,10 @@ class Peers(Mapping[str, Peer]):
 
     async def run(self) -> None:
         """Follow them until cancelled."""
-        await self._roster.run()
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._roster.run())
+            if self._nodes is not None:
+                group.create_task(self._nodes.follow(self.changed))
 
     async def change(self) -> None:
         """Wait until a peer joins or leaves."""
@@ -80,7 +99,9 @@ class Peers(Mapping[str, Peer]):
     # ---- what the roster tells --------------------------------------------------------------------------------------
 
     def start(self, contact: Contact) -> Peer:
-        return Peer(contact, self._on_change, self._transport)
+        peer = Peer(contact, self._on_change, self._transport)
+        self._followed.add(peer)
+        return peer
 
     def joined(self, name: str, peer: Peer) -> None:
         self._members[name] = peer
@@ -91,9 +112,17 @@ class Peers(Mapping[str, Peer]):
         self._on_leave(name)
         self._wake()
 
-    def ended(self, peer: Peer) -> None: ...
+    def ended(self, peer: Peer) -> None:
+        self._followed.discard(peer)
+        self.changed()
 
-    def changed(self) -> None: ...
+    def changed(self) -> None:
+        hosts = frozenset(host for peer in self._followed if (host := peer.found_host))
+        if self._nodes is not None:
+            hosts |= {endpoint.host for endpoint in self._nodes.endpoints}
+        if hosts != self._hosts:
+            self._on_hosts(hosts)
+            self._hosts = hosts
 
     def _wake(self) -> None:
         changed, self._changed = self._changed, asyncio.Event()

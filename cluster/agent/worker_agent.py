@@ -39,6 +39,7 @@ from engine.client import EngineClient
 from engine.errors import EngineError, EngineUnreachable
 from engine.hang_watch import Timeouts
 from engine.hooks.ledger import hooks_for
+from engine.kv_peers import write_found_peers
 from engine.pin import SGLANG_VERSION
 from engine.supervisor import EngineSnapshot, EngineStatus, EngineSupervisor
 from process.certificates.expiry import export_expiry
@@ -95,8 +96,14 @@ class WorkerAgent:
         self.metrics = WorkerMetrics(name, self.role)
         export_expiry(self.metrics.registry, lambda: self.transport.expiry)
         self.tracing = Tracing()  # on in `run`, if it is configured
+        self._peer_hosts_changed(frozenset())  # those of an earlier agent may be gone
         self.peers = Peers(
-            config, self.peer_role, self.transport, on_change=self._peer_changed, on_leave=self.peer_left
+            config,
+            self.peer_role,
+            self.transport,
+            on_change=self._peer_changed,
+            on_leave=self.peer_left,
+            on_hosts=self._peer_hosts_changed,
         )
         self._agent_id = secrets.token_hex(8)
         self._engine_metrics = EngineMetrics(self._ask_for_metrics)
@@ -284,6 +291,10 @@ class WorkerAgent:
 
     def _peer_changed(self, _peer: WorkerWatch) -> None:
         self._changed.set()
+
+    def _peer_hosts_changed(self, hosts: frozenset[str]) -> None:
+        if self.spec.kv_found_peers is not None:
+            write_found_peers(self.spec.kv_found_peers, hosts)
 
     def _engine_changed(self, snapshot: EngineSnapshot) -> None:
         is_new = snapshot.incarnation != self.incarnation

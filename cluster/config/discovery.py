@@ -87,7 +87,7 @@ class RoleDiscovery(Section):
     # Its A and AAAA records, or its SRV records if it starts with an underscore: _control._tcp.prefill.example.org
     dns: Annotated[str, AfterValidator(_check_dns_name)] | None = None
     kubernetes: KubernetesDiscovery | None = None
-    # Has the addresses of the other nodes of workers that span several, which exchange KV, too; beside `dns`.
+    # Has the addresses of the other nodes of workers that span several, which exchange KV, too.
     nodes_dns: Annotated[str, AfterValidator(_check_dns_name)] | None = None
     # Of their agents. SRV records have it; Kubernetes has it by `port_name`.
     control_port: Annotated[int, Field(ge=1, le=65535)] | None = None

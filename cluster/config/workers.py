@@ -39,7 +39,7 @@ class EngineConfig(Section):
     tensor_parallel: Annotated[int, Field(ge=1)] = 1  # GPUs of one engine, among which it divides the model
     start_timeout_s: Seconds = 600.0
     # Who may reach the ports over which KV transfers are arranged: names, addresses or networks such as 10.2.0.0/16.
-    # None: the hosts of the peers. Needed where peers call from other addresses than their `host`.
+    # None: the hosts of the peers, also of those that are found. Needed where peers call from other addresses.
     kv_peers: tuple[Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9._:/-]{1,253}$")], ...] | None = None
     # A part of the engine that shows no sign of life for so long: no requests, and a restart after twice or four times
     # that (docs/workers.md). None: nothing looks for hangs.

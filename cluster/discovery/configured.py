@@ -7,6 +7,7 @@ from collections.abc import Collection
 from cluster.config.discovery import DiscoveryConfig, RoleDiscovery, split_nameserver
 from cluster.discovery.source import WorkerSource
 
+_NO_PORT = 0  # only hosts are wanted
 ALL_ROLES = ("prefill", "decode", "unified")
 
 
@@ -18,6 +19,17 @@ def configured_sources(
     `only_ready`: leave out workers that Kubernetes knows not to be ready. Peers must find them, or none becomes ready.
     """
     return [_source(role, discovery, config, only_ready) for role, discovery in config.by_role.items() if role in roles]
+
+
+def nodes_source(config: DiscoveryConfig, role: str) -> WorkerSource | None:
+    """The other nodes of this role's workers, which have no agents; None where the machine's resolver knows them."""
+    found = config.by_role.get(role)
+    if found is None or found.nodes_dns is None or not config.nameservers:
+        return None
+    from cluster.discovery.dns import DnsSource
+
+    nameservers = [split_nameserver(each) for each in config.nameservers]
+    return DnsSource(found.nodes_dns, role, port=_NO_PORT, interval_s=config.interval_s, nameservers=nameservers)
 
 
 def _source(role: str, discovery: RoleDiscovery, config: DiscoveryConfig, only_ready: bool) -> WorkerSource:

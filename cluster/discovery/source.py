@@ -15,6 +15,11 @@ class Endpoint:
     role: str  # that the worker must have
     name: str = ""  # of a worker of cluster.yaml; empty: as the worker describes itself
 
+    @property
+    def host(self) -> str:
+        """The address without its port."""
+        return self.address.rpartition(":")[0].strip("[]")
+
 
 class WorkerSource(Protocol):
     """Knows endpoints of workers. Workers behind them may be down: whoever follows them finds out."""

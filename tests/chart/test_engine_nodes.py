@@ -138,6 +138,16 @@ def test_routers_find_leaders_only_and_kv_peers_all(tmp_path: Path):
     assert {f"{name}.ns.svc.cluster.local" for name, found in matched.items() if any(found)} <= set(peers or ())
 
 
+def test_other_nodes_are_kv_peers_where_the_api_server_finds_leaders(tmp_path: Path):
+    values = merged(scenario_values(SCENARIO), {"router": {"discovery": "kubernetes"}})
+    path = tmp_path / "cluster.yaml"
+    path.write_text(named(render(values), "ConfigMap", f"{FULLNAME}-prefill-main")["data"]["cluster.yaml"])
+    config = load_cluster_config(path).with_found_worker("p", "prefill", "10.1.2.9", 9000)
+    spec = engine_spec(config, "p", tmp_path)
+    assert spec.kv_peers == ("10.1.2.9", f"{FULLNAME}-decode-node.ns.svc.cluster.local")
+    assert spec.kv_found_peers is not None
+
+
 def test_another_node_has_no_more_than_it_needs():
     leader, other = (each["spec"] for each in templates())
     assert [each["name"] for each in other["containers"][0]["ports"]] == ["metrics"]

@@ -6,12 +6,15 @@ import asyncio
 import functools
 import os
 import threading
+from pathlib import Path
 
 from engine.kv_peers import KvPeers
 
 PEERS_VARIABLE = "PRELUDE_ENGINE_KV_PEERS"  # separated by commas; not set: everyone
+FOUND_PEERS_VARIABLE = "PRELUDE_ENGINE_KV_FOUND_PEERS"  # file with those that come and go; not set: nobody does
 
 _DOMAIN = b"prelude-kv"
+_HANDSHAKE_MS = 3000  # after which those that are refused are disconnected; 30 s is libzmq's
 
 
 def bootstrap_for_peers(_result, server):
@@ -39,14 +42,17 @@ def socket_for_peers(original, context, socket_type, host=None):
 
     _answer_handshakes(context, host)
     context.setsockopt(zmq.ZAP_DOMAIN, _DOMAIN)  # of sockets that are made from now on
+    context.setsockopt(zmq.HANDSHAKE_IVL, _HANDSHAKE_MS)
     try:
         return original(context, socket_type, host=host)
     finally:
         context.sockopts.pop(zmq.ZAP_DOMAIN, None)
+        context.sockopts.pop(zmq.HANDSHAKE_IVL, None)
 
 
 def _peers(*more: str) -> KvPeers:
-    return KvPeers((*os.environ[PEERS_VARIABLE].split(","), *more))
+    found = os.environ.get(FOUND_PEERS_VARIABLE)
+    return KvPeers((*os.environ[PEERS_VARIABLE].split(","), *more), found=Path(found) if found else None)
 
 
 @functools.cache
@@ -64,7 +70,9 @@ def _answer_handshakes(context, host) -> None:
             try:
                 version, request, _domain, address, *_ = handler.recv_multipart()
                 is_peer = peers.include(address.decode())
-                status = (b"200", b"OK") if is_peer else (b"400", b"not a peer")
+                # 300, temporary: it is not answered, and connects again after _HANDSHAKE_MS. After a 400 libzmq would
+                # never do so, and a peer may call before it is known here.
+                status = (b"200", b"OK") if is_peer else (b"300", b"not a peer")
                 handler.send_multipart([version, request, *status, b"", b""])
             except zmq.ContextTerminated:
                 handler.close()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import threading
+from pathlib import Path
 from types import SimpleNamespace
 
 import aiohttp
@@ -12,7 +14,7 @@ import zmq
 from aiohttp import web
 
 from engine.hooks.guards import kv as hooks
-from engine.kv_peers import KvPeers
+from engine.kv_peers import KvPeers, write_found_peers
 
 
 @pytest.mark.parametrize(
@@ -83,6 +85,28 @@ def test_a_stranger_is_logged_once_and_not_without_bound(caplog: pytest.LogCaptu
     assert len(caplog.records) <= 64
 
 
+def test_found_peers_come_and_go(tmp_path: Path):
+    file = tmp_path / "engine-kv-peers"
+    peers = KvPeers(["10.0.0.2"], found=file)
+    assert not peers.include("10.0.0.7")  # the agent has written nothing yet
+    write_found_peers(file, ["10.0.0.7", "fd00:0::7"])
+    assert all(map(peers.include, ["10.0.0.2", "10.0.0.7", "::ffff:10.0.0.7", "fd00::7"]))
+    write_found_peers(file, ["10.0.0.8"])
+    assert (peers.include("10.0.0.7"), peers.include("10.0.0.8")) == (False, True)
+    write_found_peers(file, [])
+    assert not peers.include("10.0.0.8")
+    assert [each.name for each in tmp_path.iterdir()] == [file.name]
+
+
+def test_the_engines_processes_read_them(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.setenv(hooks.PEERS_VARIABLE, "10.0.0.2")
+    monkeypatch.setenv(hooks.FOUND_PEERS_VARIABLE, str(tmp_path / "found"))
+    peers = hooks._peers("10.0.0.3")
+    write_found_peers(tmp_path / "found", ["10.0.0.7"])
+    assert all(map(peers.include, ["10.0.0.2", "10.0.0.3", "10.0.0.7"]))
+    assert not peers.include("10.0.0.8")
+
+
 class TestBootstrap:
     def asked(self, monkeypatch: pytest.MonkeyPatch, remote: str) -> int:
         monkeypatch.setenv(hooks.PEERS_VARIABLE, "10.0.0.2")
@@ -142,9 +166,9 @@ class TestMessages:
         with zmq.Context() as elsewhere:
             monitor = elsewhere.socket(zmq.PUSH)
             monitor.linger = 0
-            events = monitor.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_HANDSHAKE_FAILED_AUTH)
+            events = monitor.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
             monitor.connect(f"tcp://127.0.0.1:{port}")
-            assert events.poll(5000), "no handshake"
+            assert events.poll(30_000), "no end of the handshake"
             sender = elsewhere.socket(zmq.PUSH)
             sender.linger = 1000
             sender.connect(f"tcp://127.0.0.1:{other_port}")
@@ -168,6 +192,36 @@ class TestMessages:
 
     def test_a_peers_message_arrives(self, monkeypatch: pytest.MonkeyPatch):
         assert self.received(monkeypatch, is_peer=True) == [b"unguarded", b"guarded"]
+
+    def test_a_peers_that_was_not_known_yet_arrives_later(self, monkeypatch: pytest.MonkeyPatch):
+        """Engines keep one socket for each peer, so it has to connect again by itself."""
+        monkeypatch.setenv(hooks.PEERS_VARIABLE, "10.0.0.2")
+        is_known, was_refused = threading.Event(), threading.Event()
+
+        def include(_self: KvPeers, _address: str) -> bool:
+            was_refused.set()
+            return is_known.is_set()
+
+        monkeypatch.setattr(KvPeers, "include", include)
+        hooks._answer_handshakes.cache_clear()
+
+        def make(context: zmq.Context, kind: int, host: str | None = None) -> tuple[int, zmq.Socket]:
+            pull = context.socket(kind)
+            return pull.bind_to_random_port(f"tcp://{host}"), pull
+
+        context = zmq.Context()
+        port, pull = hooks.socket_for_peers(make, context, zmq.PULL, host="127.0.0.1")
+        with zmq.Context() as elsewhere, elsewhere.socket(zmq.PUSH) as sender:
+            sender.linger = 0
+            sender.connect(f"tcp://127.0.0.1:{port}")
+            sender.send(b"early")
+            assert was_refused.wait(30)
+            assert not pull.poll(200)
+            is_known.set()
+            assert pull.poll(30_000), "it never connected again"
+            assert pull.recv() == b"early"
+        pull.close(0)
+        context.term()
 
     def test_a_strangers_does_not(self, monkeypatch: pytest.MonkeyPatch):
         assert self.received(monkeypatch, is_peer=False) == [b"unguarded"]

@@ -11,23 +11,26 @@ import pytest
 from support.dns_server import DnsServer, dns_server
 from support.paired_agents import MODEL, Engine, Peer, running, state_where
 
+from cluster.agent.engine_spec import engine_spec
 from cluster.config.schema import ClusterConfig
 from cluster.control import control_pb2 as pb
 from cluster.local.found_worker import with_found_worker
 from decode_worker.agent import DecodeAgent
+from engine.arguments import environment
+from engine.hooks.guards.kv import FOUND_PEERS_VARIABLE
 from prefill_worker.agent import PrefillAgent
 
 PREFILL, DECODE = "_control._tcp.prefill.example.org", "_control._tcp.decode.example.org"
 
 
-def config_of(server: DnsServer, folder: Path, name: str, role: str) -> ClusterConfig:
+def config_of(server: DnsServer, folder: Path, name: str, role: str, **decode: str) -> ClusterConfig:
     """Of a worker that `workers` does not list, in a cluster that lists nobody."""
     (folder / "config.json").write_text(json.dumps(MODEL))
     data = {
         "model": {"path": folder, "name": "demo"},
         "discovery": {
             "prefill": {"dns": PREFILL},
-            "decode": {"dns": DECODE},
+            "decode": {"dns": DECODE, **decode},
             "interval_s": 0.05,
             "nameservers": [f"127.0.0.1:{server.port}"],
         },
@@ -78,6 +81,66 @@ def test_a_decode_worker_is_ready_when_a_prefill_worker_that_came_has_warmed_it(
                 await state_where(agent, ready=True)
 
     asyncio.run(scenario())
+
+
+def test_kv_ports_are_open_to_those_that_are_found_and_accepted(tmp_path: Path):
+    async def scenario() -> None:
+        async with dns_server() as dns, Engine().served() as own, Engine().served() as theirs:
+            config = config_of(dns, tmp_path, "p7", "prefill", nodes_dns="nodes.example.org")
+            agent = PrefillAgent(config, "p7", tmp_path / "scratch")
+            assert agent.spec.kv_peers == ("127.0.0.1",)  # its own host; not everybody
+            assert environment(agent.spec, {})[FOUND_PEERS_VARIABLE] == str(agent.spec.kv_found_peers)
+
+            async def until_open_to(*hosts: str) -> None:
+                assert agent.spec.kv_found_peers is not None
+                async with asyncio.timeout(30):
+                    while set(agent.spec.kv_found_peers.read_text().split()) != set(hosts):  # noqa: ASYNC110
+                        await asyncio.sleep(0.02)
+
+            dns.set_services(DECODE, [])
+            decode, stranger = peer("d0", pb.ROLE_DECODE, theirs.url), peer("d1", pb.ROLE_UNIFIED, theirs.url)
+            async with running(agent, own, decode, stranger):
+                await until_open_to()
+                dns.set_services(DECODE, [stranger.address])
+                dns.set_addresses("nodes.example.org", ["10.9.0.1", "10.9.0.2"])
+                await until_open_to("10.9.0.1", "10.9.0.2")
+                async with asyncio.timeout(30):
+                    while not refusals(agent):  # noqa: ASYNC110
+                        await asyncio.sleep(0.02)
+                await until_open_to("10.9.0.1", "10.9.0.2")
+                dns.set_services(DECODE, [stranger.address, decode.address])
+                await until_open_to("127.0.0.1", "10.9.0.1", "10.9.0.2")
+                await state_where(agent, ready=True)
+                dns.set_services(DECODE, [])
+                dns.set_addresses("nodes.example.org", ["10.9.0.2"])
+                await until_open_to("10.9.0.2")
+
+    asyncio.run(scenario())
+
+
+def refusals(agent: PrefillAgent) -> list[str]:
+    return [reason for each in agent.peers._followed if (reason := each._contact.refusal)]
+
+
+@pytest.mark.parametrize(
+    ("discovery", "worker", "expected"),
+    [
+        ({"dns": "decode.example.org", "control_port": 9000}, {}, (("127.0.0.1", "decode.example.org"), False)),
+        ({"dns": DECODE}, {}, (("127.0.0.1",), True)),
+        ({"dns": DECODE, "nodes_dns": "nodes"}, {}, (("127.0.0.1", "nodes"), True)),
+        ({"kubernetes": {"service": "decode"}, "nodes_dns": "nodes"}, {}, (("127.0.0.1", "nodes"), True)),
+        ({"dns": DECODE}, {"engine": {"kv_peers": ["10.2.0.0/16"]}}, (("10.2.0.0/16",), False)),
+    ],
+)
+def test_who_is_known_by_name_and_who_has_to_be_found(tmp_path: Path, discovery: dict, worker: dict, expected):
+    (tmp_path / "config.json").write_text(json.dumps(MODEL))
+    data = {
+        "model": {"path": tmp_path, "name": "demo"},
+        "discovery": {"prefill": {"dns": PREFILL, "worker": worker}, "decode": discovery},
+    }
+    config = with_found_worker(ClusterConfig.model_validate(data), "p7", "prefill", "127.0.0.1", 9)
+    spec = engine_spec(config, "p7", tmp_path / "engine")
+    assert (spec.kv_peers, spec.kv_found_peers is not None) == expected
 
 
 @pytest.mark.parametrize(
