@@ -9,10 +9,13 @@ import argparse
 import importlib
 import json
 import pkgutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 from prometheus_client import CollectorRegistry
+from prometheus_client.metrics import MetricWrapperBase
 
 import adapters
 import cluster
@@ -50,17 +53,35 @@ def metrics_of(registry: CollectorRegistry) -> dict[str, str]:
     return {metric.name: metric.type for metric in registry.collect()}
 
 
-def test_the_router_keeps_its_metrics():
-    assert NAMES["metrics"]["router"].items() <= metrics_of(Metrics().registry).items()
+def labels_of(registry: CollectorRegistry) -> dict[str, set[str]]:
+    """Those that a metric is declared with, or, of one that is made at each scrape, those of its samples."""
+    found: dict[str, set[str]] = {}
+    for collector in registry._collector_to_names:
+        if isinstance(collector, MetricWrapperBase):
+            found[collector._name] = set(collector._labelnames)
+        else:
+            for family in collector.collect():
+                found[family.name] = {label for sample in family.samples for label in sample.labels} - {"le"}
+    return found
 
 
-def test_workers_keep_their_metrics():
+def worker_registry() -> CollectorRegistry:
     metrics = WorkerMetrics("w", "prefill")
     tiers = {tier: TierFigures(1, 2, 3) for tier in ("host", "disk")}
     ResidencyMetrics(metrics.registry, "w", "prefill", 8).watch(
         lambda: tiers, lambda: (0, 0, 0), lambda: 0, lambda: 0, lambda _: [], list
     )
-    assert NAMES["metrics"]["worker"].items() <= metrics_of(metrics.registry).items()
+    return metrics.registry
+
+
+@pytest.mark.parametrize(("process", "make"), [("router", lambda: Metrics().registry), ("worker", worker_registry)])
+def test_metrics_keep_their_names_and_labels(process: str, make: Callable[[], CollectorRegistry]):
+    """Labels exactly: queries that add up series by the others would count a new one's values as one."""
+    registry = make()
+    assert NAMES["metrics"][process].items() <= metrics_of(registry).items()
+    labels = labels_of(registry)
+    for name, then in NAMES["labels"][process].items():
+        assert labels[name] == set(then), name
 
 
 def subclasses(error: type[Any]) -> set[type[Any]]:
