@@ -93,6 +93,7 @@ def _delete(arguments: argparse.Namespace) -> None:
             "grants": removed.num_grants,
             "revisions": revisions,
         },
+        "next_cache_namespace": f"{tenant}#{removed.generation}",
         "left": proof,
     }
     is_left = any(proof["catalog"].values()) or bool(proof["store"]) or any(in_workers.values())
@@ -116,6 +117,10 @@ def _lines(result: dict[str, Any], revision_ids: Collection[str]) -> list[str]:
         lines.append(f"{name}: {looked_for} in memory and on disk, {shown}")
     if not left["workers"]:
         lines.append("workers: not looked at")
+    lines.append(
+        f"prefix caches: no request finds KV of its prompts; another {result['tenant']} gets "
+        f"{result['next_cache_namespace']}"
+    )
     return [*lines, "audit log: kept; it shows what the tenant's keys did"]
 
 

@@ -22,7 +22,7 @@ from router.generation.generation import Generation
 from router.generation.request_state import Requests, RequestState
 from router.http.client_connection import SCOPE_KEY, ClientConnection
 from router.identity.audit import AuditLog
-from router.identity.principal import Principal, cache_namespace, principal_of
+from router.identity.principal import Principal, principal_of
 from router.protocol.body_room import BodyRoom, BodyShare
 from router.protocol.field_values import Limits
 from router.protocol.request_body import ClientGone
@@ -154,7 +154,7 @@ class CompletionsEndpoint:
             client.headers |= admission.headers()
         is_shared = self._shares_prefixes(target)
         signature = self._signature(target, hides_cached_tokens=is_shared)
-        namespace = cache_namespace(principal, is_shared=is_shared)
+        namespace = self._adapters.directory.cache_namespace(principal.tenant, is_shared=is_shared)
         generation = Generation(self._backends, validated, target, request, client, signature, namespace)
         work = _run_in_turn(generation, request, admission, headers) if admission.is_counted else generation.run()
         await _run_while_connected(connection, client, work)

@@ -1,17 +1,24 @@
-"""All keys and grants of the catalog, in memory: no request waits for the catalog to learn who makes it."""
+"""All keys and grants of the catalog, and names of deleted tenants, in memory.
+
+No request waits for the catalog to learn who makes it.
+"""
 
 from __future__ import annotations
 
+import secrets
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Protocol
 
 from adapters.catalog.api_keys import digest_of, key_id_of
 from adapters.catalog.records import ApiKey, Change, Grant
 from adapters.catalog.sql.keys import matches
+from adapters.catalog.sql.tenants import digest_of_tenant
 from adapters.scopes import Permission
 from router.identity.principal import Principal
+
+SHARED_NAMESPACE = "*"  # of prefix caches; no tenant can have this name
 
 _GrantKey = tuple[str, str, str | None, Permission]  # grantee, owner, name
 
@@ -25,6 +32,10 @@ class _Grants(Protocol):
     def list(self) -> Sequence[Grant]: ...
 
 
+class _Tenants(Protocol):
+    def generations(self) -> Mapping[str, int]: ...
+
+
 class AccessCatalog(Protocol):
     """The parts of a catalog that the directory reads. Each can raise CatalogUnavailable."""
 
@@ -33,6 +44,9 @@ class AccessCatalog(Protocol):
 
     @property
     def grants(self) -> _Grants: ...
+
+    @property
+    def tenants(self) -> _Tenants: ...
 
 
 class Directory:
@@ -43,6 +57,8 @@ class Directory:
         self._now = now
         self._keys: dict[str, tuple[ApiKey, Principal]] = {}  # by id
         self._grants: frozenset[_GrantKey] = frozenset()
+        self._generations: Mapping[str, int] = {}  # of tenants' names, by digest
+        self._own_generation = secrets.token_hex(8)  # until it knows better
         self._to_reload = True
         self._keys_since: int | None = None  # keys changed after this sequence are to be read
         self._grants_to_read = False
@@ -61,6 +77,8 @@ class Directory:
             if self._to_reload:
                 self._keys = {key.key_id: (key, _principal_of(key)) for key in catalog.keys.list()}
                 self._grants = _granted(catalog.grants.list())
+                # After the keys: so a key of a name's next tenant is never here without the generation.
+                self._generations = catalog.tenants.generations()
             else:
                 if self._keys_since is not None:
                     for key in catalog.keys.changed_since(self._keys_since):
@@ -80,6 +98,19 @@ class Directory:
         if found is None or not matches(found[0], digest) or not found[0].is_usable(self._now()):
             return None
         return found[1]
+
+    def cache_namespace(self, tenant: str, *, is_shared: bool) -> str:
+        """What the prefix-cache key of a tenant's request begins with. Only equal namespaces share KV.
+
+        It names the tenant, and how many tenants of that name were deleted. Before the catalog was read that is
+        unknown; then nothing is shared with other times.
+        """
+        if is_shared:
+            return SHARED_NAMESPACE
+        if not self.is_loaded:
+            return f"{tenant}#{self._own_generation}"
+        generation = self._generations.get(digest_of_tenant(tenant), 0) if self._generations else 0
+        return f"{tenant}#{generation}" if generation else tenant
 
     def may(self, principal: Principal, owner: str, name: str, permission: Permission) -> bool:
         """Whether a principal may use this adapter, as far as tenants go.

@@ -10,7 +10,6 @@ from adapters.identity import DEFAULT_TENANT
 from adapters.scopes import Scope
 
 _SCOPE_KEY = "prelude.principal"  # in the ASGI scope
-SHARED_NAMESPACE = "*"  # of the prefix cache; no tenant can have this name
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +49,3 @@ def set_principal(scope: dict[str, Any], principal: Principal) -> None:
 def principal_of(scope: Mapping[str, Any]) -> Principal:
     """Who makes a request. The principal, which authentication has set before any handler runs."""
     return scope[_SCOPE_KEY]
-
-
-def cache_namespace(principal: Principal, *, is_shared: bool) -> str:
-    """What the prefix-cache key of a request begins with. Only equal namespaces share KV."""
-    return SHARED_NAMESPACE if is_shared else principal.tenant

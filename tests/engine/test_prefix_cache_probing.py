@@ -13,7 +13,7 @@ import pytest
 
 from adapters.identity import is_tenant_name
 from router.generation.engine_bodies import unified_body
-from router.identity.principal import SHARED_NAMESPACE
+from router.identity.directory import SHARED_NAMESPACE
 from router.protocol.field_values import Limits
 from router.protocol.validation import Endpoint, validate
 
@@ -46,7 +46,8 @@ def test_only_the_same_tenant_and_revision_find_a_prompt():
     """And the probe is one: where tenants have agreed to share, it finds everything."""
     assert all(map(is_tenant_name, NEIGHBOURS))
     assert not any(map(is_tenant_name, ("acme|", "|acme", SHARED_NAMESPACE, "", "acme|" + REVISION)))
-    of_others = [key_of(tenant, revision) for tenant in NEIGHBOURS for revision in (None, REVISION, OTHER)]
+    names = (*NEIGHBOURS, "acme#1")  # the last one: of the name's next tenant, once this one is deleted
+    of_others = [key_of(tenant, revision) for tenant in names for revision in (None, REVISION, OTHER)]
     adapter, base, shared = key_of("acme", REVISION), key_of("acme", None), key_of(SHARED_NAMESPACE, REVISION)
     with_adapter, without, together = found(
         [adapter, *of_others, base, shared, key_of("acme", OTHER)],

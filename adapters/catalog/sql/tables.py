@@ -8,6 +8,7 @@
     removals                           content that garbage collections have removed
     tenants ─< api_keys                digests of keys, and what each permits
     tenants ─< grants                  what a tenant lets another one do with its adapters
+    tenant_generations                 how often a tenant of a name was deleted, by the name's digest
     audit_events                       changes and denials, append-only
     quota_members, quota_pools, quota_holdings    limits that routers share; rows of no lasting value
 
@@ -85,6 +86,13 @@ tenants = Table(
     metadata,
     Column("name", NAME, primary_key=True),
     Column("created_at", UtcTime, nullable=False),
+)
+
+tenant_generations = Table(
+    "tenant_generations",
+    metadata,
+    Column("digest", NAME, primary_key=True),  # of the name: the names of deleted tenants are nowhere
+    Column("generation", Integer, nullable=False),  # how often a tenant of this name was deleted; no row: never
 )
 
 adapters = Table(

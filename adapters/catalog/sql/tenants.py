@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from adapters.catalog.sql.tables import (
     changes,
     grants,
     revisions,
+    tenant_generations,
     tenants,
 )
 from adapters.errors import AccessNotFound, InvalidReference, TenantFull
@@ -37,6 +39,7 @@ class RemovedTenant:
     num_keys: int
     num_grants: int
     revision_ids: tuple[str, ...]  # that no other adapter has; store and workers may still have their bytes
+    generation: int  # of the name, for its next tenant
 
 
 class SqlTenants:
@@ -64,6 +67,11 @@ class SqlTenants:
         has them removed. Routers forget all names that they know. Raises AccessNotFound.
         """
         return self._database.write(lambda transaction: _remove(transaction, tenant))
+
+    def generations(self) -> dict[str, int]:
+        """How often a tenant of a name was removed, by `digest_of_tenant`; names of which none was are not in it."""
+        query = select(tenant_generations.c.digest, tenant_generations.c.generation)
+        return self._database.read(lambda connection: dict(connection.execute(query).tuples().all()))
 
     def remains(self, tenant: str) -> dict[str, int]:
         """How many rows name a tenant, by table."""
@@ -95,6 +103,11 @@ class SqlTenants:
             query = select(revisions.c.revision_id).where(revisions.c.revision_id.in_(ids))
             found += self._database.read(partial(_texts, query))
         return found
+
+
+def digest_of_tenant(tenant: str) -> str:
+    """By which the catalog knows the name of a tenant that was removed."""
+    return hashlib.sha256(tenant.encode()).hexdigest()
 
 
 def ensure_tenant(transaction: Transaction, tenant: str) -> bool:
@@ -130,8 +143,19 @@ def _remove(transaction: Transaction, tenant: str) -> RemovedTenant:
     ]
     num_grants = connection.execute(delete(grants).where(_of(tenant))).rowcount
     connection.execute(delete(tenants).where(tenants.c.name == tenant))
+    generation = _next_generation(connection, tenant)
     transaction.change("tenants")
-    return RemovedTenant(counts[0], removed["alias_moves"], counts[1], num_grants, tuple(revision_ids))
+    return RemovedTenant(counts[0], removed["alias_moves"], counts[1], num_grants, tuple(revision_ids), generation)
+
+
+def _next_generation(connection: Connection, tenant: str) -> int:
+    table, digest = tenant_generations, digest_of_tenant(tenant)
+    row = connection.execute(select(table.c.generation).where(table.c.digest == digest)).first()
+    if row is None:
+        connection.execute(insert(table), {"digest": digest, "generation": 1})
+        return 1
+    connection.execute(update(table).where(table.c.digest == digest).values(generation=row.generation + 1))
+    return row.generation + 1
 
 
 def _texts(query: AnySelect, connection: Connection) -> Sequence[str]:

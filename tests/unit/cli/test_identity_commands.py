@@ -176,6 +176,7 @@ def test_a_tenant_is_deleted_and_that_is_shown(
     assert result["left"]["catalog"].keys() >= {"tenants", "adapters", "alias_moves", "api_keys", "grants", "changes"}
     assert set(result["left"]["catalog"].values()) == {0}
     assert (result["left"]["store"], result["left"]["workers"]) == ([], {"u": []})
+    assert result["next_cache_namespace"] == "acme#1"
     assert worker.resident == worker.on_disk == {common}  # beta has it, too
     library = open_library(load_cluster_config(folder / "cluster.yaml"))
     assert [library.store.exists(each) for each in (own, common, deleted)] == [False, True, False]
@@ -188,6 +189,7 @@ def test_a_tenant_is_deleted_and_that_is_shown(
         "access_not_found",
     ]
     assert prelude("adapters", "import", "acme/legal", "lora-1")[1]["number"] == 1  # a new tenant of the old name
+    assert prelude("tenants", "delete", "acme", "--yes")[1]["next_cache_namespace"] == "acme#2"
 
 
 def test_what_is_left_is_a_failure(prelude: Run, agent: tuple[Agent, int], folder: Path):

@@ -11,6 +11,7 @@ from adapters.catalog.api_keys import digest_of, key_id_of
 from adapters.catalog.cached import CachedResolver
 from adapters.catalog.records import Grant
 from adapters.catalog.sql import SqlCatalog
+from adapters.catalog.sql.tenants import digest_of_tenant
 from adapters.errors import AccessNotFound, AdapterNotFound, CatalogConflict, InvalidReference
 from adapters.scopes import Permission, Scope
 
@@ -123,6 +124,16 @@ def test_a_tenant_is_removed_whole(database: CatalogDatabase, catalog: SqlCatalo
     assert len(catalog.changes_since(0)) == before + 1  # without gaps
     with pytest.raises(AccessNotFound):
         catalog.tenants.remove("acme")
+
+
+def test_removals_are_counted_by_a_digest_of_the_name(database: CatalogDatabase, catalog: SqlCatalog):
+    assert catalog.tenants.generations() == {}
+    for number in (1, 2):
+        for tenant in ("acme", "beta")[:number]:
+            catalog.keys.create(tenant, "ci", {Scope.INFER}, expires_at=None, by=None)
+            catalog.tenants.remove(tenant)
+    assert catalog.tenants.generations() == {digest_of_tenant("acme"): 2, digest_of_tenant("beta"): 1}
+    assert not any("acme" in str(row) for row in database.query("SELECT * FROM tenant_generations"))
 
 
 def test_a_resolver_forgets_a_removed_tenant(catalog: SqlCatalog):

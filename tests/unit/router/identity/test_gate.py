@@ -15,7 +15,9 @@ from support.router_stand_ins import ClusterStandIn, eventually, running_cluster
 
 from adapters.catalog.records import ApiKey, Change, Grant
 from adapters.catalog.sql import SqlCatalog
+from adapters.catalog.sql.tenants import digest_of_tenant
 from adapters.errors import CatalogUnavailable
+from adapters.identity import is_tenant_name
 from adapters.scopes import Permission, Scope
 from cluster.config.router import AuthConfig
 from router.errors import CredentialInQuery, IdentityUnavailable, Unauthenticated
@@ -37,13 +39,19 @@ class Catalog:
         self.granted: list[Grant] = []
         self.is_down = False
         self.reads: list[str] = []
-        self.keys = self.grants = self
+        self.removed: dict[str, int] = {}  # tenants, how often
+        self.keys = self.grants = self.tenants = self
 
     def list(self) -> Any:
         if self.is_down:
             raise CatalogUnavailable("down")
         self.reads.append("all")
         return self.known if len(self.reads) % 2 else self.granted  # keys are read first
+
+    def generations(self) -> dict[str, int]:
+        if self.is_down:
+            raise CatalogUnavailable("down")
+        return {digest_of_tenant(tenant): number for tenant, number in self.removed.items()}
 
     def changed_since(self, sequence: int) -> Any:
         if self.is_down:
@@ -141,6 +149,23 @@ def test_an_outage_keeps_known_keys_and_loses_no_change():
     assert catalog.reads[-1] == "since 6"
 
 
+def test_the_next_tenant_of_a_name_has_a_namespace_of_its_own():
+    catalog, directory = Catalog(), Directory()
+    unknown = directory.cache_namespace("acme", is_shared=False)  # the catalog has not answered: better find nothing
+    assert unknown not in ("acme", Directory().cache_namespace("acme", is_shared=False))
+    assert unknown == directory.cache_namespace("acme", is_shared=False)
+    directory.follow(catalog, None)
+    seen = [directory.cache_namespace("acme", is_shared=False)]
+    for number in (1, 2):
+        catalog.removed = {"acme": number}
+        directory.follow(catalog, [Change(7 + number, "tenants", None, None)])
+        seen.append(directory.cache_namespace("acme", is_shared=False))
+    assert seen == ["acme", "acme#1", "acme#2"]
+    assert not any(map(is_tenant_name, (unknown, *seen[1:])))  # nobody else can have it
+    assert directory.cache_namespace("beta", is_shared=False) == "beta"
+    assert directory.cache_namespace("acme", is_shared=True) == "*"
+
+
 def test_grants_decide_by_names_alone():
     catalog, directory = Catalog(), Directory()
     catalog.granted = [
@@ -165,6 +190,31 @@ def test_a_known_key_costs_microseconds():
             gate.known(asked)
         took_s.append((time.process_time() - began_at) / 100)
     assert min(took_s) < 50e-6  # 5 µs on an idle core
+
+
+def test_the_next_tenant_of_a_name_finds_no_kv_of_the_one_before(tmp_path):
+    database = SqliteDatabase(tmp_path / "db")
+
+    async def scenario() -> None:
+        catalog = SqlCatalog.open(database.url)
+        async with running_cluster(catalog_url=database.url, auth={}) as cluster:
+            engine, seen = cluster.prefill[0].engine, []
+            for number in range(3):
+                _, key = catalog.keys.create("acme", "ci", {Scope.INFER}, expires_at=None, by=None)
+                headers = {"authorization": f"Bearer {key}"}
+
+                async def answered(headers: dict[str, str] = headers) -> int:
+                    body = {"model": "base", "prompt": "Hi"}
+                    return (await ask(cluster, "POST", "/v1/completions", json=body, headers=headers))[0]
+
+                await eventually(answered, lambda status: status == 200, within_s=30)
+                seen.append(engine.requests[-1]["extra_key"])
+                assert catalog.tenants.remove("acme").generation == number + 1
+                await eventually(answered, lambda status: status == 401, within_s=30)
+            assert seen == ["acme|", "acme#1|", "acme#2|"]
+        catalog.close()
+
+    asyncio.run(scenario())
 
 
 def test_keys_over_http(tmp_path):
