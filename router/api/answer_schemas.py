@@ -34,7 +34,7 @@ def _object(optional: dict[str, Schema] | None = None, /, **required: Schema) ->
     return {"type": "object", "properties": {**required, **(optional or {})}, "required": sorted(required)}
 
 
-def _kind(name: str) -> Schema:
+def _kind(name: str | bool) -> Schema:
     return {"const": name}
 
 
@@ -59,6 +59,41 @@ _ADAPTER = {"object": _kind("adapter"), "name": _NAME, "tenant": _NAME, "created
 _REVISION = {**_CONTENT, "object": _kind("adapter.revision"), "name": _NAME, "tenant": _NAME, "not_served": _TEXT,
              "created_at": _TEXT, "alias": _NAME}  # fmt: skip
 _ON_WORKERS = _by_name({"anyOf": [_SECONDS, _object(error=_object(code=_NAME, message=_TEXT))]})
+
+_ITEM_STATUS = {"enum": ["in_progress", "completed", "incomplete"]}
+_OUTPUT_ITEM = {
+    "anyOf": [
+        _object(
+            type=_kind("message"),
+            id=_NAME,
+            status=_ITEM_STATUS,
+            role=_kind("assistant"),
+            content=_list(_object(type=_kind("output_text"), text=_TEXT, annotations=_list(_ANY))),
+        ),
+        _object(
+            type=_kind("reasoning"),
+            id=_NAME,
+            status=_ITEM_STATUS,
+            summary=_list(_ANY),
+            content=_list(_object(type=_kind("reasoning_text"), text=_TEXT)),
+        ),
+        _object(
+            type=_kind("function_call"),
+            id=_NAME,
+            status=_ITEM_STATUS,
+            call_id=_NAME,
+            name=_TEXT,
+            arguments=_TEXT,
+        ),
+    ]
+}
+_RESPONSE_EVENTS = (
+    "response.created", "response.in_progress", "response.completed", "response.incomplete", "response.failed",
+    "response.output_item.added", "response.output_item.done", "response.content_part.added",
+    "response.content_part.done", "response.output_text.delta", "response.output_text.done",
+    "response.reasoning_text.delta", "response.reasoning_text.done", "response.function_call_arguments.delta",
+    "response.function_call_arguments.done",
+)  # fmt: skip
 
 ANSWERS: dict[str, Schema] = {
     "Error": _object(error=_object(message=_NAME, type=_NAME, param=_maybe(_TEXT), code=_NAME)),
@@ -86,6 +121,52 @@ ANSWERS: dict[str, Schema] = {
         **_SIGNED,
         object=_kind("text_completion"),
         choices=_list(_object({"finish_reason": _FINISH}, index=_COUNT, text=_TEXT)),
+    ),
+    "Response": _object(
+        id=_NAME,
+        object=_kind("response"),
+        created_at=_COUNT,
+        model=_NAME,
+        system_fingerprint=_NAME,
+        status={"enum": ["in_progress", "completed", "incomplete", "failed"]},
+        output=_list(_OUTPUT_ITEM),
+        error=_maybe(_object(code=_kind("server_error"), message=_TEXT, reason=_NAME)),
+        incomplete_details=_maybe(_object(reason={"enum": ["max_output_tokens", "content_filter"]})),
+        usage=_maybe(
+            _object(
+                input_tokens=_COUNT,
+                input_tokens_details=_object(cached_tokens=_COUNT),
+                output_tokens=_COUNT,
+                output_tokens_details=_object(reasoning_tokens=_COUNT),
+                total_tokens=_COUNT,
+            )
+        ),
+        instructions=_maybe(_TEXT),
+        max_output_tokens=_maybe(_COUNT),
+        metadata=_by_name(_TEXT),
+        parallel_tool_calls=_FLAG,
+        previous_response_id={"type": "null"},
+        store=_kind(False),
+        background=_kind(False),
+        truncation=_kind("disabled"),
+        temperature=_maybe({"type": "number"}),
+        top_p=_maybe({"type": "number"}),
+        text=_object(format=_object(type=_NAME), verbosity=_NAME),
+        tool_choice={"anyOf": [_NAME, _object(type=_kind("function"), name=_NAME)]},
+        tools=_list(_object(type=_kind("function"), name=_NAME, strict=_FLAG)),
+    ),
+    "ResponseEvent": _object(
+        {
+            "response": _ref("Response"),
+            "item_id": _NAME,
+            "output_index": _COUNT,
+            "content_index": _COUNT,
+            "delta": _TEXT,
+            "text": _TEXT,
+            "arguments": _TEXT,
+        },
+        type={"enum": [*_RESPONSE_EVENTS]},
+        sequence_number=_COUNT,
     ),
     "Score": _object(
         **_SIGNED,

@@ -1,4 +1,4 @@
-"""POST /v1/chat/completions and /v1/completions: one request from its first byte to its log line."""
+"""POST /v1/chat/completions, /v1/completions and their kin: one request from its first byte to its log line."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from router.api.used_tokens import UsedTokens
 from router.errors import RouterError, Stopping, answer_of
 from router.generation.backends import Backends
 from router.generation.client_answer import ClientAnswer
-from router.generation.generation import Generation
+from router.generation.generation import Generation, Wording
 from router.generation.request_state import Requests, RequestState
 from router.http.client_connection import SCOPE_KEY, ClientConnection
 from router.identity.audit import AuditLog
@@ -26,6 +26,8 @@ from router.identity.principal import Principal, principal_of
 from router.protocol.body_room import BodyRoom, BodyShare
 from router.protocol.field_values import Limits
 from router.protocol.request_body import ClientGone
+from router.protocol.responses.response import Response, ResponseForm
+from router.protocol.responses.wording import ResponseWording
 from router.protocol.sse import Signature
 from router.protocol.validation import Endpoint, validate
 from router.quotas.quotas import Admission, Quotas
@@ -40,7 +42,7 @@ log = logging.getLogger(__name__)
 
 
 class CompletionsEndpoint:
-    """One of the two endpoints as an ASGI application."""
+    """One of the inference endpoints as an ASGI application."""
 
     def __init__(
         self,
@@ -153,9 +155,13 @@ class CompletionsEndpoint:
             admission.take(use_of(validated, prompt_tokens), request.adapter, grammar_of(validated.fields))
             client.headers |= admission.headers()
         is_shared = self._shares_prefixes(target)
-        signature = self._signature(target, hides_cached_tokens=is_shared)
+        wording: Wording
+        if validated.form is None:
+            wording = self._signature(target, hides_cached_tokens=is_shared)
+        else:
+            wording = self._response_wording(validated.form, target, request, client, hides_cached_tokens=is_shared)
         namespace = self._adapters.directory.cache_namespace(principal.tenant, is_shared=is_shared)
-        generation = Generation(self._backends, validated, target, request, client, signature, namespace)
+        generation = Generation(self._backends, validated, target, request, client, wording, namespace)
         work = _run_in_turn(generation, request, admission, headers) if admission.is_counted else generation.run()
         await _run_while_connected(connection, client, work)
 
@@ -164,9 +170,27 @@ class CompletionsEndpoint:
         return target.revision.shares_prefixes if target.revision else self._backends.config.share_base_prefixes
 
     def _signature(self, target: Target, *, hides_cached_tokens: bool) -> Signature:
-        revision = target.revision
-        fingerprint = f"{self._fingerprint}-{_short(revision.revision_id)}" if revision else self._fingerprint
+        fingerprint = self._fingerprint_of(target)
         return _signature(fingerprint, self._backends.model, target.requested_model, hides_cached_tokens)
+
+    def _response_wording(
+        self,
+        form: ResponseForm,
+        target: Target,
+        request: RequestState,
+        client: ClientAnswer,
+        *,
+        hides_cached_tokens: bool,
+    ) -> ResponseWording:
+        fingerprint = self._fingerprint_of(target)
+        response = Response(form, request.request_id, model=target.requested_model, fingerprint=fingerprint)
+        wording = ResponseWording(response, hides_cached_tokens=hides_cached_tokens)
+        client.error_event = wording.failed
+        return wording
+
+    def _fingerprint_of(self, target: Target) -> str:
+        revision = target.revision
+        return f"{self._fingerprint}-{_short(revision.revision_id)}" if revision else self._fingerprint
 
     def _record(self, request: RequestState, client: ClientAnswer, status: int | None) -> None:
         """Write the log line and the metrics of a finished request. No prompt, no header."""

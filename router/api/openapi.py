@@ -31,7 +31,7 @@ class Operation:
     summary: str
     answer: str = ""  # empty: it only refuses
     takes: str = ""
-    streams: str = ""  # the schema of each event's data but the last, [DONE]
+    streams: str = ""  # the schema of each event's data but [DONE], the last of all but responses'
     status: int = 200
     query: tuple[str, ...] = ()
 
@@ -48,14 +48,22 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
         "CompletionChunk",
     ),
     ("POST", "/v1/score"): Operation("Probabilities of tokens after prompts", "Score", "ScoreRequest"),
+    ("POST", "/v1/responses"): Operation(
+        "Continue a conversation, as OpenAI's Responses API has it, without storing anything", "Response",
+        "ResponseRequest", "ResponseEvent",
+    ),
     ("POST", "/v1/tokenize"): Operation("Token ids of texts or of a conversation", "Tokens", "TokenizeRequest"),
     ("POST", "/tokenize"): Operation("As /v1/tokenize", "Tokens", "TokenizeRequest"),
     ("POST", "/v1/detokenize"): Operation("The text of token ids", "Text", "DetokenizeRequest"),
     ("POST", "/detokenize"): Operation("As /v1/detokenize", "Text", "DetokenizeRequest"),
     **{
         (method, path): Operation("Not offered; the answer says why")
-        for path in ("/v1/embeddings", "/v1/rerank", "/v1/classify", "/v1/responses")
+        for path in ("/v1/embeddings", "/v1/rerank", "/v1/classify")
         for method in ("GET", "POST")
+    },
+    **{
+        (method, "/v1/responses/{id}"): Operation("Not offered: responses are not stored")
+        for method in ("GET", "POST", "DELETE")
     },
     ("GET", "/v1/models"): Operation("The base model and a page of usable adapters", "Models", query=("after",)),
     ("GET", "/v1/models/{id}"): Operation("One model, by any name that a request may use", "Model"),

@@ -15,15 +15,19 @@ REASONS = {
     "/v1/score gives the probabilities of label tokens for each document, under an adapter",
     "/v1/classify": "SGLang classifies in a mode of its own, in which an engine does not generate; /v1/score gives the "
     "probabilities of label tokens, under an adapter",
-    "/v1/responses": "SGLang keeps responses in the memory of one engine, but requests here may reach any; "
-    "use /v1/chat/completions, whose requests carry the whole conversation",
 }
+_RESPONSES = "/v1/responses/"
+_NOT_STORED = "responses are not stored; POST /v1/responses answers at once, and takes the whole conversation as input"
 
 
 def routes() -> list[Route]:
-    return [Route(path, _refuse, methods=["GET", "POST"]) for path in REASONS]
+    return [
+        *(Route(path, _refuse, methods=["GET", "POST"]) for path in REASONS),
+        Route(f"{_RESPONSES}{{id:path}}", _refuse, methods=["GET", "POST", "DELETE"]),
+    ]
 
 
 async def _refuse(request: Request) -> Response:
     path = request.url.path
-    raise NotOffered(f"{path} is not offered: {REASONS[path]}")
+    reason = _NOT_STORED if path.startswith(_RESPONSES) else REASONS[path]
+    raise NotOffered(f"{path[:100]} is not offered: {reason}")

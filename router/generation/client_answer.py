@@ -20,6 +20,7 @@ class ClientAnswer:
         self.headers: dict[str, str] = {}  # name the adapter and its revision; sent with errors too
         self.status: int | None = None  # None until it is sent
         self.stream_error: str | None = None  # code of the error that ended a stream
+        self.error_event: Callable[[ErrorAnswer], bytes] = _event_of  # how a stream that has begun says so
         self._connection = connection
         self._request = request
         self._timeout_s = timeout_s
@@ -29,10 +30,7 @@ class ClientAnswer:
     def write(self, events: bytes) -> None:
         """Send events, after the stream's head when they are the first. Never waits: sources do, see `fed_by`."""
         self._request.num_events += events.count(b"data: ")
-        if self._is_streaming:
-            self._connection.write(events)
-        else:
-            self._begin_stream(events)
+        self._send(events)
 
     def writer(self, sign: Callable[[bytes], bytes]) -> Callable[[bytes], None]:
         """`write`, for signed events. Without a call in between, since every event of most streams passes it."""
@@ -49,13 +47,24 @@ class ClientAnswer:
 
         return write_signed
 
+    def sparse_writer(self, translate: Callable[[bytes], bytes]) -> Callable[[bytes], None]:
+        """As `writer`, for a translation that gives nothing for some events, and several for others."""
+
+        def write_translated(events: bytes) -> None:
+            self._request.num_events += events.count(b"data: ")  # the engine's
+            if translated := translate(events):
+                self._send(translated)
+
+        return write_translated
+
     def fed_by(self, source: Source) -> AbstractContextManager[None]:
         """Inside, the source is paused while the client reads more slowly than it writes."""
         return self._connection.fed_by(source)
 
-    async def end_stream(self, last: bytes) -> None:
-        """Send the last events and end the stream."""
+    async def end_stream(self, last: bytes, sign: Callable[[bytes], bytes]) -> None:
+        """Send the last events, signed, and end the stream."""
         self._request.num_events += last.count(b"data: ")
+        last = sign(last)
         if self._is_streaming:
             self._connection.end(last)
         else:
@@ -74,8 +83,14 @@ class ClientAnswer:
             await self.whole(error.status, error.body, error.headers)
             return
         self.stream_error = error.code
-        self._connection.end(error.event)
+        self._connection.end(self.error_event(error))
         await self._finish(_LAST_EVENT_S)
+
+    def _send(self, events: bytes) -> None:
+        if self._is_streaming:
+            self._connection.write(events)
+        else:
+            self._begin_stream(events)
 
     def _begin_stream(self, events: bytes) -> None:
         self._request.first_byte_s = self._request.age_s
@@ -97,3 +112,7 @@ class ClientAnswer:
         if (trace_id := self._request.span.trace_id) is not None:
             headers = {**headers, "x-prelude-trace-id": trace_id}
         return {**headers, **self.headers, "x-request-id": self._request.request_id}
+
+
+def _event_of(error: ErrorAnswer) -> bytes:
+    return error.event

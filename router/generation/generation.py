@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Callable, Coroutine, Iterable
-from typing import Any
+from typing import Any, Protocol
 
 from router.generation.backends import Backends
 from router.generation.client_answer import ClientAnswer
@@ -13,12 +13,21 @@ from router.generation.request_state import RequestState
 from router.generation.sequence_run import GenerationRequest, SequenceRun
 from router.protocol.choices import ChoiceStreams, merged_answer
 from router.protocol.scoring import score_answer
-from router.protocol.sse import Signature
 from router.protocol.validation import Sequence, ValidatedRequest
 from router.revisions.resolve import Target
 
 _PROMPT_TOKENS = re.compile(rb'"prompt_tokens":(\d+)')
 _COMPLETION_TOKENS = re.compile(rb'"completion_tokens":(\d+)')
+
+
+class Wording(Protocol):
+    """What makes an engine's answer the client's: a `Signature`, or that of another API."""
+
+    @property
+    def may_drop_events(self) -> bool: ...  # `on_events` may give nothing
+
+    def on_events(self, events: bytes) -> bytes: ...
+    def on_answer(self, answer: bytes) -> bytes: ...
 
 
 class Generation:
@@ -31,14 +40,14 @@ class Generation:
         target: Target,
         request: RequestState,
         client: ClientAnswer,
-        signature: Signature,
+        wording: Wording,
         namespace: str,
     ) -> None:
         self._backends = backends
         self._validated = validated
         self._request = request
         self._client = client
-        self._signature = signature
+        self._wording = wording
         self._generation_request = GenerationRequest(validated, target.revision, namespace)
         self._answer_id = (
             f"{validated.endpoint.id_prefix}{request.request_id}"  # of an answer that several sequences share
@@ -69,7 +78,7 @@ class Generation:
             self._request.num_completion_tokens = int(count[1])
         if count := _PROMPT_TOKENS.search(answer):
             self._request.num_prompt_tokens = int(count[1])
-        await self._client.whole(200, self._signature.on_answer(answer), {"content-type": "application/json"})
+        await self._client.whole(200, self._wording.on_answer(answer), {"content-type": "application/json"})
 
     async def _sequence_answer(self, sequence: Sequence) -> bytes:
         async with self._sequence_run(sequence) as run:
@@ -77,13 +86,13 @@ class Generation:
 
     async def _stream_one(self) -> None:
         """The path of most tokens: it parses no event."""
-        client, signature = self._client, self._signature
+        client, sign = self._client, self._wording.on_events
 
-        write = client.writer(signature.on_events)
+        write = client.sparse_writer(sign) if self._wording.may_drop_events else client.writer(sign)
         async with self._sequence_run(next(self._validated.sequences())) as run:
             first = await run.begin()
             last = await run.relay(first, write, client)
-            await client.end_stream(signature.on_events(last))
+            await client.end_stream(last, sign)
 
     async def _stream_several(self) -> None:
         """Merge the streams of all sequences. One that fails ends them all."""
@@ -96,14 +105,14 @@ class Generation:
         async def stream(sequence: Sequence) -> None:
             def write(events: bytes) -> None:
                 if merged := streams.events(sequence.index, events):
-                    self._client.write(self._signature.on_events(merged))
+                    self._client.write(self._wording.on_events(merged))
 
             async with self._sequence_run(sequence) as run:
                 first = await run.begin()
                 write(await run.relay(first, write, self._client))
 
         await _gather(stream, self._validated.sequences())
-        await self._client.end_stream(self._signature.on_events(streams.end()))
+        await self._client.end_stream(streams.end(), self._wording.on_events)
 
     def _sequence_run(self, sequence: Sequence) -> SequenceRun:
         return SequenceRun(self._backends, self._generation_request, sequence, self._request)

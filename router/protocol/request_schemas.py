@@ -8,6 +8,10 @@ from typing import Any
 from router.protocol.field_values import MAX_TEXTS, Limits
 from router.protocol.fields import ADAPTER, DETOKENIZE_FIELDS, NOT_OFFERED, REFUSED, SCORE, TOKENIZE_FIELDS
 from router.protocol.messages import PARTS, ROLES
+from router.protocol.responses import fields as responses
+from router.protocol.responses import request as response_request
+from router.protocol.responses.input_items import ITEMS
+from router.protocol.responses.input_items import ROLES as ITEM_ROLES
 from router.protocol.rules import INT32_MAX, MAX_TOP_LOGPROBS, RULES
 from router.protocol.scoring import MAX_LABELS
 from router.protocol.validation import FIELDS, Endpoint
@@ -90,6 +94,67 @@ def request_schemas(limits: Limits) -> dict[str, Schema]:
         "ScoreRequest": _object(score, ("model", "query", "items", "label_token_ids")),
         "TokenizeRequest": _object(tokenize, ()) | {"oneOf": one_input},
         "DetokenizeRequest": _object(detokenize, ("tokens",)),
+        "ResponseRequest": _object(_response(rules, limits), ("model", "input"), responses.NOT_OFFERED)
+        | {"dependentSchemas": needs_stream},
+    }
+
+
+def _response(rules: Mapping[str, Schema], limits: Limits) -> dict[str, Schema]:
+    """The fields of /v1/responses. What they hold further down is in docs/api.md."""
+    item = {
+        "type": "object",
+        "properties": {"type": {"enum": [*ITEMS, None]}, "role": {"enum": [*ITEM_ROLES]}},
+        "anyOf": [{"required": ["type"]}, {"required": ["role", "content"]}],
+    }
+    function = {
+        "type": "object",
+        "properties": {"type": {"const": "function"}, "name": TEXT, "description": {"type": ["string", "null"]},
+                       "parameters": {"type": ["object", "null"]}, "strict": {"type": ["boolean", "null"]}},
+        "required": ["type", "name"],
+        "additionalProperties": False,
+    }  # fmt: skip
+    choice = {
+        "type": "object",
+        "properties": {"type": {"const": "function"}, "name": TEXT},
+        "required": ["type", "name"],
+        "additionalProperties": False,
+    }
+    text_format = {"type": ["object", "null"], "properties": {"type": {"enum": [*response_request.FORMATS]}},
+                   "required": ["type"]}  # fmt: skip
+    text = {
+        "type": "object",
+        "properties": {"format": text_format, "verbosity": {"enum": [*response_request.VERBOSITIES, None]}},
+        "additionalProperties": False,
+    }
+    effort = {"anyOf": [{"type": "null"}, rules["reasoning_effort"]]}
+    nothing = {"type": "null"}
+    return {
+        **{name: rules[name] for name in (*responses.SAME_AS_CHAT, *responses.BOOKKEEPING)},
+        **{name: {"const": value} for name, (value, _) in responses.FIXED.items()},
+        "model": rules["model"],
+        ADAPTER: rules[ADAPTER],
+        "input": {
+            "anyOf": [
+                {"type": "string"},
+                {"type": "array", "items": item, "minItems": 1, "maxItems": limits.request.messages},
+            ]
+        },
+        "instructions": {"type": "string"},
+        "max_output_tokens": _range(1, INT32_MAX),
+        "metadata": {"type": "object", "additionalProperties": {"type": "string"}},
+        "tools": {"type": "array", "items": function, "maxItems": limits.request.tools},
+        "tool_choice": {"anyOf": [{"enum": ["auto", "required", "none"]}, choice]},
+        "text": text,
+        "reasoning": {
+            "type": "object",
+            "properties": {"effort": effort, "summary": nothing, "generate_summary": nothing},
+            "additionalProperties": False,
+        },
+        "stream_options": {
+            "type": "object",
+            "properties": {"include_obfuscation": {"anyOf": [BOOLEAN, nothing]}},
+            "additionalProperties": False,
+        },
     }
 
 
@@ -114,4 +179,5 @@ def _any_case(words: Collection[str]) -> str:
     return f"^({'|'.join(either)})$"
 
 
-SCHEMA_OF = {Endpoint.CHAT: "ChatRequest", Endpoint.COMPLETIONS: "CompletionRequest", Endpoint.SCORE: "ScoreRequest"}
+SCHEMA_OF = {Endpoint.CHAT: "ChatRequest", Endpoint.COMPLETIONS: "CompletionRequest", Endpoint.SCORE: "ScoreRequest",
+             Endpoint.RESPONSES: "ResponseRequest"}  # fmt: skip

@@ -43,6 +43,8 @@ class EventSplitter:
 class Signature:
     """Inserts `system_fingerprint`, and `model` as the client named it, into answers."""
 
+    may_drop_events = False
+
     def __init__(
         self, fingerprint: str, *, engine_model: str, requested_model: str, hides_cached_tokens: bool = False
     ) -> None:

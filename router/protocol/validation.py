@@ -29,6 +29,9 @@ from router.protocol.fields import (
     USER_FACING,
 )
 from router.protocol.request_body import Fields, split
+from router.protocol.responses import fields as responses
+from router.protocol.responses.request import as_chat, named_as_here
+from router.protocol.responses.response import ResponseForm
 from router.protocol.rules import INT32_MAX, INTEGERS, MAX_TOP_LOGPROBS, RULES, check_token_ids, includes_usage
 from router.protocol.scoring import Labels, score_prompts
 
@@ -44,6 +47,7 @@ class Endpoint(Enum):
     CHAT = "/v1/chat/completions", "chat", "chatcmpl-"
     COMPLETIONS = "/v1/completions", "completions", "cmpl-"
     SCORE = "/v1/score", "score", "score-", "/generate"
+    RESPONSES = "/v1/responses", "responses", "resp_", "/v1/chat/completions"
 
     def __new__(cls, path: str, label: str, id_prefix: str, engine_path: str | None = None) -> Endpoint:
         endpoint = object.__new__(cls)
@@ -83,6 +87,7 @@ class ValidatedRequest(msgspec.Struct, frozen=True):
     generates: bool  # False for `max_tokens` = 0 and for scores: the prompt is read, for log-probabilities
     labels: Labels | None = None  # of a score
     most_tokens: int | None = None  # that a choice may have, where the client sets no limit and the router has to
+    form: ResponseForm | None = None  # of a request of /v1/responses, whose fields are those of a chat
 
     @property
     def num_choices(self) -> int:
@@ -110,7 +115,9 @@ FIELDS = {  # of each endpoint, all others are refused
     Endpoint.CHAT: _GENERATION - COMPLETIONS_ONLY,
     Endpoint.COMPLETIONS: _GENERATION - CHAT_ONLY,
     Endpoint.SCORE: SCORE | {"model", ADAPTER},
+    Endpoint.RESPONSES: responses.FIELDS,
 }
+_NOT_OFFERED = dict.fromkeys(Endpoint, NOT_OFFERED) | {Endpoint.RESPONSES: responses.NOT_OFFERED}
 
 
 def validate(endpoint: Endpoint, body: bytes, limits: Limits) -> ValidatedRequest:
@@ -124,6 +131,15 @@ def validate(endpoint: Endpoint, body: bytes, limits: Limits) -> ValidatedReques
     adapter = _name(fields, ADAPTER)
     if endpoint is Endpoint.SCORE:
         return _score(fields, model, adapter, limits)
+    if endpoint is Endpoint.RESPONSES:
+        return _response(fields, model, adapter, limits)
+    return _generation(endpoint, fields, model, adapter, limits, len(body))
+
+
+def _generation(
+    endpoint: Endpoint, fields: Fields, model: str, adapter: str | None, limits: Limits, num_bytes: int
+) -> ValidatedRequest:
+    """A request of one of the endpoints that generate. Raises InvalidField."""
     for name in fields:
         RULES[name].check(fields, name, limits)
     is_streaming = boolean(fields, "stream")
@@ -159,7 +175,7 @@ def validate(endpoint: Endpoint, body: bytes, limits: Limits) -> ValidatedReques
             f"n x prompts is {num_choices}; at most {limits.max_choices} choices are served per request",
             param="n" if n > 1 else "prompt",
         )
-    if num_choices * len(body) > limits.request.choice_bytes:  # else it is less, too
+    if num_choices * num_bytes > limits.request.choice_bytes:  # else it is less, too
         _check_choice_bytes(fields, prompts, n, limits)
     if num_choices > 1 and "logit_bias" in fields:
         _check_choice_biases(fields, num_choices, limits)
@@ -234,10 +250,10 @@ _OURS = BOOKKEEPING | {"model", ADAPTER}
 
 def _known(endpoint: Endpoint, given: Fields) -> Fields:
     """The fields without nulls, which OpenAI's clients may send for absent ones. Raises RequestError for any other."""
-    fields, known = {}, FIELDS[endpoint]
+    fields, known, not_offered = {}, FIELDS[endpoint], _NOT_OFFERED[endpoint]
     for name, value in given.items():
         is_null = value == _NULL
-        if name not in known and not (is_null and (name in REFUSED or name in NOT_OFFERED)):
+        if name not in known and not (is_null and (name in REFUSED or name in not_offered)):
             raise _unknown(endpoint, name)
         if not is_null:
             fields[name] = value
@@ -247,10 +263,12 @@ def _known(endpoint: Endpoint, given: Fields) -> Fields:
 def _unknown(endpoint: Endpoint, name: str) -> InvalidField | RefusedField:
     if name in REFUSED:
         return RefusedField(f"{name} is not for clients to set; remove it", param=name)
-    if name in NOT_OFFERED:
-        return InvalidField(f"{name} is not offered: {NOT_OFFERED[name]}", param=name)
+    if name in (not_offered := _NOT_OFFERED[endpoint]):
+        return InvalidField(f"{name} is not offered: {not_offered[name]}", param=name)
     shortened = name if len(name) <= 60 else f"{name[:57]}..."
     known = "; docs/api.md has those that are" if endpoint is not Endpoint.SCORE else f"; it takes {_SCORE_FIELDS}"
+    if endpoint is Endpoint.RESPONSES and name in FIELDS[Endpoint.CHAT]:
+        known = f"; {Endpoint.CHAT.value} takes it"
     return InvalidField(f"{shortened} is not a field of {endpoint.value}{known}", param=shortened)
 
 
@@ -291,6 +309,18 @@ def _score(fields: Fields, model: str, adapter: str | None, limits: Limits) -> V
         generates=False,
         labels=labels,
     )
+
+
+def _response(fields: Fields, model: str, adapter: str | None, limits: Limits) -> ValidatedRequest:
+    """As the chat that it is, whose rules it has to keep."""
+    chat, form = as_chat(fields, limits)
+    num_bytes = sum(len(memoryview(value)) for value in chat.values())
+    try:
+        validated = _generation(Endpoint.CHAT, chat, model, adapter, limits, num_bytes)
+    except InvalidField as error:
+        raise named_as_here(error) from None
+    wants_usage = validated.is_streaming
+    return msgspec.structs.replace(validated, endpoint=Endpoint.RESPONSES, includes_usage=wants_usage, form=form)
 
 
 def _prompts(fields: Fields, limits: Limits) -> tuple[msgspec.Raw, ...]:

@@ -191,8 +191,54 @@ def test_tokenize_and_detokenize(client: openai.OpenAI, cluster: RunningCluster)
 def test_what_is_not_offered_says_why(client: openai.OpenAI):
     with pytest.raises(openai.NotFoundError, match="--is-embedding"):
         client.embeddings.create(model="demo", input="The sea")
-    with pytest.raises(openai.NotFoundError, match="chat/completions"):
-        client.responses.create(model="demo", input="The sea")
+    with pytest.raises(openai.NotFoundError, match="not stored"):
+        client.responses.retrieve("resp_1")
+
+
+def respond(client: openai.OpenAI, **fields):
+    fields = {"model": "demo", "input": HELLO[0]["content"], "max_output_tokens": 8, "temperature": 0, **fields}
+    return client.responses.create(**fields)
+
+
+def test_responses_are_what_a_chat_answers(client: openai.OpenAI):
+    for adapter in ({}, ON_A0):
+        whole = respond(client, extra_body=adapter, instructions="Be kind.")
+        messages = [{"role": "system", "content": "Be kind."}, *HELLO]
+        asked = chat(client, messages=messages, extra_body=adapter)
+        assert whole.output_text == asked.choices[0].message.content
+        assert (whole.status, whole.incomplete_details.reason) == ("incomplete", "max_output_tokens")
+        assert whole.usage.input_tokens == asked.usage.prompt_tokens
+        assert (whole.usage.output_tokens, whole.usage.total_tokens) == (8, asked.usage.total_tokens)
+        assert whole.store is False
+        assert whole.system_fingerprint == asked.system_fingerprint
+        *events, last = respond(client, extra_body=adapter, instructions="Be kind.", stream=True)
+        assert [event.sequence_number for event in (*events, last)] == list(range(len(events) + 1))
+        assert (events[0].type, last.type) == ("response.created", "response.incomplete")
+        text = "".join(event.delta for event in events if event.type == "response.output_text.delta")
+        assert text == last.response.output_text == whole.output_text
+        assert last.response.usage == whole.usage
+    assert respond(client, extra_body=ON_A0).output_text != respond(client).output_text
+    with pytest.raises(openai.BadRequestError, match="previous_response_id is not offered"):
+        respond(client, previous_response_id="resp_1")
+
+
+def test_a_conversation_of_responses_is_that_of_a_chat(client: openai.OpenAI):
+    first = respond(client, extra_body=ON_A0)
+    again = {"role": "user", "content": "And now?"}
+    second = respond(client, input=[*HELLO, *first.output, again], extra_body=ON_A0)
+    messages = [*HELLO, {"role": "assistant", "content": first.output_text}, again]
+    asked = chat(client, messages=messages, extra_body=ON_A0)
+    assert second.output_text == asked.choices[0].message.content
+    assert second.usage.input_tokens == asked.usage.prompt_tokens
+
+
+def test_responses_in_a_json_schema(client: openai.OpenAI):
+    properties = {"name": {"type": "string", "maxLength": 12}, "age": {"type": "integer", "maximum": 99}}
+    schema = {"type": "object", "properties": properties, "required": [*properties], "additionalProperties": False}
+    form = {"type": "json_schema", "name": "person", "strict": True, "schema": schema}
+    answer = respond(client, text={"format": form}, max_output_tokens=80, extra_body=ON_A0)
+    assert answer.status == "completed"
+    assert set(json.loads(answer.output_text)) == {"name", "age"}
 
 
 def test_prompts_of_nothing_but_token_0(client: openai.OpenAI):

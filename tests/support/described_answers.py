@@ -72,5 +72,5 @@ class Described:
 
 
 def _events(body: bytes) -> list[bytes]:
-    data = [event.removeprefix(b"data: ") for event in body.split(b"\n\n") if event]
+    data = [event[event.index(b"data: ") + 6 :] for event in body.split(b"\n\n") if event]
     return [each for each in data if each != b"[DONE]"]

@@ -31,6 +31,7 @@ GOOD: dict[Endpoint, dict[str, Any]] = {
     Endpoint.CHAT: {"model": "base", "messages": [{"role": "user", "content": "Hi"}]},
     Endpoint.COMPLETIONS: {"model": "base", "prompt": "Hi"},
     Endpoint.SCORE: {"model": "base", "query": "Hi", "items": ["a"], "label_token_ids": [1]},
+    Endpoint.RESPONSES: {"model": "base", "input": "Hi"},
 }
 
 
@@ -129,6 +130,19 @@ def test_limits_of_numbers(endpoint: Endpoint) -> None:
 PROMPTS = ("", "a", [], [1], [100], [[1], [2]], ["a"], [""], [[]], [1.5], [1, "a"])
 
 
+RESPONSES: tuple[tuple[str, Any], ...] = (
+    *(("input", value) for value in ([], [{"role": "user", "content": "a"}], [{"role": "tool", "content": "a"}], 7)),
+    *(("store", value) for value in (False, True, None)), *(("background", value) for value in (False, True)),
+    *(("max_output_tokens", value) for value in (0, 1, INT32_MAX + 1)), ("include", []), ("include", ["x"]),
+    ("previous_response_id", "r"), ("truncation", "auto"), ("truncation", "disabled"), ("max_tokens", 1), ("n", 1),
+    ("tools", [{"type": "web_search"}]), ("tools", [{"type": "function", "name": "f"}]), ("tool_choice", "none"),
+    ("tool_choice", {"type": "function", "name": "f"}), ("tool_choice", {"type": "function"}),
+    ("text", {"format": {"type": "text"}}), ("text", {"format": {"type": "x"}}), ("text", {"verbosity": "loud"}),
+    ("reasoning", {"effort": "low"}), ("reasoning", {"effort": "x"}), ("reasoning", {"summary": "auto"}),
+    ("metadata", {"a": 1}), ("metadata", {"a": "b"}), ("stream_options", {}), ("temperature", 101), ("stream", 1),
+)  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("endpoint", "fields"),
     [
@@ -148,6 +162,7 @@ PROMPTS = ("", "a", [], [1], [100], [[1], [2]], ["a"], [""], [[]], [1.5], [1, "a
         (Endpoint.CHAT, {"messages": ["Hi"]}),
         (Endpoint.CHAT, {"messages": []}),
         (Endpoint.CHAT, {"adapter": ""}),
+        *[(Endpoint.RESPONSES, {name: value}) for name, value in RESPONSES],
         (Endpoint.SCORE, {"unknown": 1}),
         (Endpoint.SCORE, {"stream": True}),
         (Endpoint.SCORE, {"query": [1], "items": [[2], []]}),

@@ -1,0 +1,1 @@
+"""OpenAI's Responses API as a translation: requests to those of chats, and chats' answers back. Nothing is stored."""
