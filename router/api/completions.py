@@ -26,7 +26,7 @@ from router.identity.principal import Principal, principal_of
 from router.protocol.body_room import BodyRoom, BodyShare
 from router.protocol.field_values import Limits
 from router.protocol.request_body import ClientGone
-from router.protocol.responses.response import Response, ResponseForm
+from router.protocol.responses.response import Response
 from router.protocol.responses.wording import ResponseWording
 from router.protocol.sse import Signature
 from router.protocol.validation import Endpoint, validate
@@ -155,11 +155,16 @@ class CompletionsEndpoint:
             admission.take(use_of(validated, prompt_tokens), request.adapter, grammar_of(validated.fields))
             client.headers |= admission.headers()
         is_shared = self._shares_prefixes(target)
+        fingerprint, revision = self._fingerprint, target.revision
+        if revision is not None:
+            fingerprint = f"{fingerprint}-{_short(revision.revision_id)}"
         wording: Wording
         if validated.form is None:
-            wording = self._signature(target, hides_cached_tokens=is_shared)
+            wording = _signature(fingerprint, self._backends.model, target.requested_model, is_shared)
         else:
-            wording = self._response_wording(validated.form, target, request, client, hides_cached_tokens=is_shared)
+            response = Response(validated.form, request.request_id, model=validated.model, fingerprint=fingerprint)
+            wording = response_wording = ResponseWording(response, hides_cached_tokens=is_shared)
+            client.error_event = response_wording.failed
         namespace = self._adapters.directory.cache_namespace(principal.tenant, is_shared=is_shared)
         generation = Generation(self._backends, validated, target, request, client, wording, namespace)
         work = _run_in_turn(generation, request, admission, headers) if admission.is_counted else generation.run()
@@ -168,29 +173,6 @@ class CompletionsEndpoint:
     def _shares_prefixes(self, target: Target) -> bool:
         """Whether tenants share KV of this target's prompts."""
         return target.revision.shares_prefixes if target.revision else self._backends.config.share_base_prefixes
-
-    def _signature(self, target: Target, *, hides_cached_tokens: bool) -> Signature:
-        fingerprint = self._fingerprint_of(target)
-        return _signature(fingerprint, self._backends.model, target.requested_model, hides_cached_tokens)
-
-    def _response_wording(
-        self,
-        form: ResponseForm,
-        target: Target,
-        request: RequestState,
-        client: ClientAnswer,
-        *,
-        hides_cached_tokens: bool,
-    ) -> ResponseWording:
-        fingerprint = self._fingerprint_of(target)
-        response = Response(form, request.request_id, model=target.requested_model, fingerprint=fingerprint)
-        wording = ResponseWording(response, hides_cached_tokens=hides_cached_tokens)
-        client.error_event = wording.failed
-        return wording
-
-    def _fingerprint_of(self, target: Target) -> str:
-        revision = target.revision
-        return f"{self._fingerprint}-{_short(revision.revision_id)}" if revision else self._fingerprint
 
     def _record(self, request: RequestState, client: ClientAnswer, status: int | None) -> None:
         """Write the log line and the metrics of a finished request. No prompt, no header."""

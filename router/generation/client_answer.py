@@ -30,7 +30,10 @@ class ClientAnswer:
     def write(self, events: bytes) -> None:
         """Send events, after the stream's head when they are the first. Never waits: sources do, see `fed_by`."""
         self._request.num_events += events.count(b"data: ")
-        self._send(events)
+        if self._is_streaming:
+            self._connection.write(events)
+        else:
+            self._begin_stream(events)
 
     def writer(self, sign: Callable[[bytes], bytes]) -> Callable[[bytes], None]:
         """`write`, for signed events. Without a call in between, since every event of most streams passes it."""
@@ -52,8 +55,11 @@ class ClientAnswer:
 
         def write_translated(events: bytes) -> None:
             self._request.num_events += events.count(b"data: ")  # the engine's
-            if translated := translate(events):
-                self._send(translated)
+            translated = translate(events)
+            if translated and self._is_streaming:
+                self._connection.write(translated)
+            elif translated:
+                self._begin_stream(translated)
 
         return write_translated
 
@@ -85,12 +91,6 @@ class ClientAnswer:
         self.stream_error = error.code
         self._connection.end(self.error_event(error))
         await self._finish(_LAST_EVENT_S)
-
-    def _send(self, events: bytes) -> None:
-        if self._is_streaming:
-            self._connection.write(events)
-        else:
-            self._begin_stream(events)
 
     def _begin_stream(self, events: bytes) -> None:
         self._request.first_byte_s = self._request.age_s
