@@ -142,6 +142,7 @@ class CompletionsEndpoint:
                 arrived=connection.arrived_body,
             )
             validated = await self._room.decode(validate, self._endpoint, body, self._limits, num_bytes=len(body))
+            del body  # of which its fields are parts, or, for a response, translations
         request.is_streaming = validated.is_streaming
         wants_explanations = headers.get(b"x-prelude-debug") == b"placement"
         # They name workers, and what others' prompts have left in prefix caches.

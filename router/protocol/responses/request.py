@@ -73,10 +73,11 @@ def as_chat(fields: Fields, limits: Limits) -> tuple[Fields, ResponseForm]:
             RULES[name].check(fields, name, limits)
     metadata = decoded(fields, "metadata", dict[str, str], "an object of strings") or {}
     limit = integer(fields, "max_output_tokens", 1, INT32_MAX)
-    chat: Fields = {name: fields[name] for name in SAME_AS_CHAT if name in fields}
+    # Copies: a part of the body would keep all of it in memory, beside the messages that are made of it.
+    chat: Fields = {name: fields[name].copy() for name in SAME_AS_CHAT if name in fields}
     chat["messages"] = messages_of(fields, limits)
     if limit is not None:
-        chat["max_completion_tokens"] = fields["max_output_tokens"]
+        chat["max_completion_tokens"] = fields["max_output_tokens"].copy()
     tools = _tools(fields, limits)
     if tools:
         chat["tools"] = _raw([_chat_tool(tool) for tool in tools])
@@ -184,7 +185,7 @@ def _shown_tool(tool: _FunctionTool) -> dict[str, Any]:
 def _tool_choice(fields: Fields) -> msgspec.Raw:
     raw = fields["tool_choice"]
     if memoryview(raw)[:1] != b"{":
-        return raw
+        return raw.copy()
     kind = _kind.decode(raw).type
     if kind != "function":
         raise InvalidField(
@@ -246,7 +247,6 @@ def _check_stream_options(fields: Fields) -> None:
 
 
 def _repeated(fields: Fields, name: str) -> msgspec.Raw | None:
-    """A copy: a part of the body would keep all of it in memory."""
     return fields[name].copy() if name in fields else None
 
 

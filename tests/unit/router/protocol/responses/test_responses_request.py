@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from contextlib import suppress
 from typing import Any
 
@@ -83,6 +84,21 @@ def test_the_values_of_numbers_are_the_clients_bytes() -> None:
     (sequence,) = validate(Endpoint.RESPONSES, body, LIMITS).sequences()
     assert bytes(sequence.fields["temperature"]) == b"0.1000000000000000055511151231257827"
     assert json.loads(bytes(sequence.fields["messages"])) == [{"role": "user", "content": "café"}]
+
+
+def test_a_request_keeps_nothing_of_its_body() -> None:
+    """Its messages have the same text again, so the bound on bytes in flight would be wrong by half."""
+    asked = {
+        "model": "base", "instructions": "Be kind", "input": [USER, CALL, OUTPUT], "max_output_tokens": 5,
+        "temperature": 0.5, "tool_choice": "auto", "tools": [{"type": "function", "name": "f", "parameters": SCHEMA}],
+        "text": {"format": {"type": "json_schema", "name": "n", "schema": SCHEMA}}, "user": "u", "stream": True,
+        "metadata": {"a": "b"}, "prompt_cache_key": "k", "safety_identifier": "s", "parallel_tool_calls": True,
+    }  # fmt: skip
+    body = json.dumps(asked).encode()
+    before = sys.getrefcount(body)
+    validated = validate(Endpoint.RESPONSES, body, LIMITS)
+    assert validated.form is not None
+    assert sys.getrefcount(body) == before
 
 
 def test_the_items_of_one_answer_are_one_message() -> None:
