@@ -117,6 +117,9 @@ def command(spec: EngineSpec) -> list[str]:
         "log-level": "info",
         "log-level-http": "warning",
     }
+    if spec.role in ("prefill", "unified"):
+        # For embeddings. Costs nothing while nobody asks: the states are those that the logits are computed from.
+        arguments["return-hidden-states-mode"] = "last"
     if spec.role in ("prefill", "decode"):
         arguments |= {"disaggregation-mode": spec.role, "disaggregation-transfer-backend": "nixl"}
     optional = {

@@ -7,9 +7,9 @@ it.
     python -m adapters.verification.reference --model DIR --requests FILE.json --out FILE.json
 
 reads a list of {"adapter": DIR or null, "prompt_ids": […], "max_new_tokens": n, "positions": "prefill" or "all"} and
-writes a list of {"tokens", "logprobs", "prompt_logprobs", "method"}. Without `positions` the adapter's own apply. With
-"answer_ids": […] in place of "max_new_tokens" it scores those tokens instead of choosing any. peft itself runs a PEFT
-LoRA directory, so that the result does not depend on Prelude's reader; `method` tells which was used.
+writes a list of {"tokens", "logprobs", "prompt_logprobs", "embedding", "method"}. Without `positions` the adapter's own
+apply. With "answer_ids": […] in place of "max_new_tokens" it scores those tokens instead of choosing any. peft itself
+runs a PEFT LoRA directory, so that the result does not depend on Prelude's reader; `method` tells which was used.
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ class ReferenceAnswer:
     tokens: list[int]  # chosen greedily, or as given
     logprobs: list[float]  # of each of them
     prompt_logprobs: list[float | None]  # log p(token i | tokens before i); None for the first
+    embedding: list[float]  # [hidden_size]: the last hidden state of the prompt after the final norm, of length 1
     method: str  # "base", "peft" or "normal_form"
 
 
@@ -243,8 +244,9 @@ def _generate(
 
     prompt = torch.tensor([list(prompt_ids)])
     cache = DynamicCache()
-    with while_reading():
+    with while_reading(), _input_of(model.get_output_embeddings()) as states:
         logits = model(input_ids=prompt, past_key_values=cache, use_cache=True).logits[0].float()
+    embedding = torch.nn.functional.normalize(states[0][0, -1].float(), dim=-1).tolist()
     read = torch.log_softmax(logits, dim=-1)
     following = prompt[0, 1:].unsqueeze(1)
     prompt_logprobs: list[float | None] = [None, *read[:-1].gather(1, following).squeeze(1).tolist()]
@@ -259,7 +261,18 @@ def _generate(
             if len(tokens) < num_tokens:
                 step = model(input_ids=torch.tensor([[tokens[-1]]]), past_key_values=cache, use_cache=True)
                 row = torch.log_softmax(step.logits[0, -1].float(), dim=-1)
-    return ReferenceAnswer(tokens, logprobs, prompt_logprobs, method)
+    return ReferenceAnswer(tokens, logprobs, prompt_logprobs, embedding, method)
+
+
+@contextmanager
+def _input_of(module: Any) -> Iterator[list[torch.Tensor]]:
+    """Collect what a module reads inside the block: the output layer reads the hidden states after the final norm."""
+    seen: list[torch.Tensor] = []
+    handle = module.register_forward_pre_hook(lambda _module, inputs: seen.append(inputs[0]))
+    try:
+        yield seen
+    finally:
+        handle.remove()
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -174,6 +174,18 @@ ANSWERS: dict[str, Schema] = {
         scores=_list(_list({"type": "number", "minimum": 0, "maximum": 1.000001})),
         usage=_ref("Usage"),
     ),
+    "Embeddings": _object(
+        **_SIGNED,
+        object=_kind("list"),
+        data=_list(
+            _object(
+                index=_COUNT,
+                object=_kind("embedding"),
+                embedding={"anyOf": [_list({"type": "number", "minimum": -1.000001, "maximum": 1.000001}), _NAME]},
+            )
+        ),
+        usage=_ref("Usage"),
+    ),
     "Tokens": _object(
         tokens={"anyOf": [_list(_COUNT), _list(_list(_COUNT))]},
         count={"anyOf": [_COUNT, _list(_COUNT)]},

@@ -52,13 +52,14 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
         "Continue a conversation, as OpenAI's Responses API has it, without storing anything", "Response",
         "ResponseRequest", "ResponseEvent",
     ),
+    ("POST", "/v1/embeddings"): Operation("Prompts as vectors", "Embeddings", "EmbeddingsRequest"),
     ("POST", "/v1/tokenize"): Operation("Token ids of texts or of a conversation", "Tokens", "TokenizeRequest"),
     ("POST", "/tokenize"): Operation("As /v1/tokenize", "Tokens", "TokenizeRequest"),
     ("POST", "/v1/detokenize"): Operation("The text of token ids", "Text", "DetokenizeRequest"),
     ("POST", "/detokenize"): Operation("As /v1/detokenize", "Text", "DetokenizeRequest"),
     **{
         (method, path): Operation("Not offered; the answer says why")
-        for path in ("/v1/embeddings", "/v1/rerank", "/v1/classify")
+        for path in ("/v1/rerank", "/v1/classify")
         for method in ("GET", "POST")
     },
     **{

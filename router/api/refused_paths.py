@@ -9,8 +9,6 @@ from starlette.routing import Route
 from router.errors import NotOffered
 
 REASONS = {
-    "/v1/embeddings": "SGLang gives embeddings only in a mode of its own (--is-embedding), in which an engine does not "
-    "generate; engines here generate. /v1/score and completions with max_tokens 0 read prompts under an adapter",
     "/v1/rerank": "SGLang reranks with cross-encoders and with models that are trained for it, in modes of their own; "
     "/v1/score gives the probabilities of label tokens for each document, under an adapter",
     "/v1/classify": "SGLang classifies in a mode of its own, in which an engine does not generate; /v1/score gives the "

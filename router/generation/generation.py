@@ -12,7 +12,6 @@ from router.generation.client_answer import ClientAnswer
 from router.generation.request_state import RequestState
 from router.generation.sequence_run import GenerationRequest, SequenceRun
 from router.protocol.choices import ChoiceStreams, merged_answer
-from router.protocol.scoring import score_answer
 from router.protocol.validation import Sequence, ValidatedRequest
 from router.revisions.resolve import Target
 
@@ -64,10 +63,10 @@ class Generation:
             self._request.sum_usages()
 
     async def _answer_whole(self) -> None:
-        validated, labels = self._validated, self._validated.labels
-        if labels is not None:
-            answers = await _gather(self._sequence_answer, list(validated.sequences()))
-            answer = score_answer(answers, labels, answer_id=self._answer_id, model=self._backends.model)
+        validated, wanted = self._validated, self._validated.wanted
+        if wanted is not None:
+            taken = await _gather(self._sequence_answer, list(validated.sequences()))
+            answer = wanted.merged(taken, answer_id=self._answer_id, model=self._backends.model)
         elif validated.num_choices == 1:
             async with self._sequence_run(next(validated.sequences())) as run:
                 answer = await run.answer()

@@ -38,8 +38,7 @@ from router.generation.tokenizer_calls import detokenized
 from router.placement.explanation import summary
 from router.placement.placer import Placed
 from router.placement.request import Placement, PlacementRequest
-from router.protocol.prompt_logprobs import with_prompt_logprobs, without_alternatives, without_generated_token
-from router.protocol.scoring import check_generated
+from router.protocol.reading.prompt_logprobs import with_prompt_logprobs, without_alternatives, without_generated_token
 from router.protocol.usage import take_usage
 from router.protocol.validation import Sequence, ValidatedRequest
 
@@ -135,10 +134,10 @@ class SequenceRun:
     async def answer(self) -> bytes:
         """The whole answer of a sequence that is not streamed, with prompt log-probabilities. Raises RouterError.
 
-        For a score it is the engine's, which has the log-probabilities of the labels.
+        For scores and embeddings it is what was taken of the engine's.
         """
         answer = await self.begin()
-        if self._validated.labels is not None:
+        if self._validated.wanted is not None:
             return answer
         if not self._validated.generates:
             answer = without_generated_token(answer, await self._echoed_text())
@@ -246,8 +245,8 @@ class SequenceRun:
         first = await self._attempt.begin(
             first_event_timeout_s=config.first_event_timeout_s, answer_timeout_s=config.answer_timeout_s
         )
-        if self._validated.labels is not None:
-            check_generated(first, placed.placement.prefill.name)
+        if self._validated.wanted is not None:
+            first = self._validated.wanted.taken(first, placed.placement.prefill.name)
         self._enter(Phase.RELAYING)
         return first
 

@@ -14,15 +14,12 @@ SCOPE_OF: dict[tuple[str, str], Scope | None] = {
     ("POST", "/v1/completions"): _INFER,
     ("POST", "/v1/score"): _INFER,
     ("POST", "/v1/responses"): _INFER,
+    ("POST", "/v1/embeddings"): _INFER,
     ("POST", "/v1/tokenize"): _INFER,
     ("POST", "/tokenize"): _INFER,
     ("POST", "/v1/detokenize"): _INFER,
     ("POST", "/detokenize"): _INFER,
-    **{
-        (method, path): _INFER
-        for path in ("/v1/embeddings", "/v1/rerank", "/v1/classify")
-        for method in ("GET", "POST")
-    },
+    **{(method, path): _INFER for path in ("/v1/rerank", "/v1/classify") for method in ("GET", "POST")},
     **{(method, "/v1/responses/{id}"): _INFER for method in ("GET", "POST", "DELETE")},
     ("GET", "/v1/models"): _INFER,
     ("GET", "/v1/models/{id}"): _INFER,

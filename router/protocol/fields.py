@@ -75,6 +75,9 @@ REFUSED = ENGINE_INTERNAL | {"lora_id"}
 # All fields of /v1/score but `model` and `adapter`. Engines get none of them as they are.
 SCORE = frozenset({"query", "items", "label_token_ids", "apply_softmax", "item_first", "user"})
 
+# All fields of /v1/embeddings but `model` and `adapter`. Engines get none of them as they are.
+EMBEDDINGS = frozenset({"input", "encoding_format", "dimensions", "user"})
+
 # All fields of /v1/tokenize and /v1/detokenize but `model` and `adapter`.
 TOKENIZE_FIELDS = frozenset({
     "prompt", "add_special_tokens", "messages", "tools", "tool_choice", "reasoning_effort", "continue_final_message",

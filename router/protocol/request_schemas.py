@@ -6,14 +6,23 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from router.protocol.field_values import MAX_TEXTS, Limits
-from router.protocol.fields import ADAPTER, DETOKENIZE_FIELDS, NOT_OFFERED, REFUSED, SCORE, TOKENIZE_FIELDS
+from router.protocol.fields import (
+    ADAPTER,
+    DETOKENIZE_FIELDS,
+    EMBEDDINGS,
+    NOT_OFFERED,
+    REFUSED,
+    SCORE,
+    TOKENIZE_FIELDS,
+)
 from router.protocol.messages import PARTS, ROLES
+from router.protocol.reading.embeddings import ENCODINGS
+from router.protocol.reading.scoring import MAX_LABELS
 from router.protocol.responses import fields as responses
 from router.protocol.responses import request as response_request
 from router.protocol.responses.input_items import ITEMS
 from router.protocol.responses.input_items import ROLES as ITEM_ROLES
 from router.protocol.rules import INT32_MAX, MAX_TOP_LOGPROBS, RULES
-from router.protocol.scoring import MAX_LABELS
 from router.protocol.validation import FIELDS, Endpoint
 
 Schema = dict[str, Any]
@@ -73,6 +82,13 @@ def request_schemas(limits: Limits) -> dict[str, Schema]:
         "apply_softmax": BOOLEAN,
         "item_first": BOOLEAN,
     }
+    several = [{**each, "maxItems": limits.max_choices} for each in prompts]
+    embeddings = {
+        **dict.fromkeys(EMBEDDINGS - {"dimensions"}, _ANY),
+        **named,
+        "input": {"anyOf": [*prompt["anyOf"], *several]},
+        "encoding_format": {"enum": [*ENCODINGS]},
+    }
     strings: Schema = {"type": "array", "items": {"type": "string"}, "minItems": 1, "maxItems": MAX_TEXTS}
     tokenize = {
         **{name: rules[name] for name in TOKENIZE_FIELDS & rules.keys()},
@@ -92,6 +108,7 @@ def request_schemas(limits: Limits) -> dict[str, Schema]:
         "ChatRequest": _object(chat, ("model", "messages"), NOT_OFFERED) | {"dependentSchemas": needs_stream},
         "CompletionRequest": _object(completion, ("model", "prompt"), NOT_OFFERED) | {"dependentSchemas": needs_stream},
         "ScoreRequest": _object(score, ("model", "query", "items", "label_token_ids")),
+        "EmbeddingsRequest": _object(embeddings, ("model", "input"), ("dimensions",)),
         "TokenizeRequest": _object(tokenize, ()) | {"oneOf": one_input},
         "DetokenizeRequest": _object(detokenize, ("tokens",)),
         "ResponseRequest": _object(_response(rules, limits), ("model", "input"), responses.NOT_OFFERED)
@@ -179,5 +196,10 @@ def _any_case(words: Collection[str]) -> str:
     return f"^({'|'.join(either)})$"
 
 
-SCHEMA_OF = {Endpoint.CHAT: "ChatRequest", Endpoint.COMPLETIONS: "CompletionRequest", Endpoint.SCORE: "ScoreRequest",
-             Endpoint.RESPONSES: "ResponseRequest"}  # fmt: skip
+SCHEMA_OF = {
+    Endpoint.CHAT: "ChatRequest",
+    Endpoint.COMPLETIONS: "CompletionRequest",
+    Endpoint.SCORE: "ScoreRequest",
+    Endpoint.RESPONSES: "ResponseRequest",
+    Endpoint.EMBEDDINGS: "EmbeddingsRequest",
+}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from enum import Enum
 
@@ -23,21 +24,24 @@ from router.protocol.fields import (
     BOOKKEEPING,
     CHAT_ONLY,
     COMPLETIONS_ONLY,
+    EMBEDDINGS,
     NOT_OFFERED,
     REFUSED,
     SCORE,
     USER_FACING,
 )
+from router.protocol.reading.embeddings import Vectors
+from router.protocol.reading.scoring import Labels, score_prompts
 from router.protocol.request_body import Fields, split
 from router.protocol.responses import fields as responses
 from router.protocol.responses.request import as_chat, named_as_here
 from router.protocol.responses.response import ResponseForm
 from router.protocol.rules import INT32_MAX, INTEGERS, MAX_TOP_LOGPROBS, RULES, check_token_ids, includes_usage
-from router.protocol.scoring import Labels, score_prompts
 
 _NULL = msgspec.Raw(b"null")
 _NOT_OF_A_SEQUENCE = frozenset({"n", "best_of", "prompt"})
 _MAX_NAME_BYTES = 1024  # of `model` and `adapter`
+_NOT_ZERO = re.compile(rb"[1-9]")
 _GENERATION = USER_FACING | BOOKKEEPING | {"reasoning", ADAPTER}
 
 
@@ -48,6 +52,7 @@ class Endpoint(Enum):
     COMPLETIONS = "/v1/completions", "completions", "cmpl-"
     SCORE = "/v1/score", "score", "score-", "/generate"
     RESPONSES = "/v1/responses", "responses", "resp_", "/v1/chat/completions"
+    EMBEDDINGS = "/v1/embeddings", "embeddings", "embd-", "/generate"
 
     def __new__(cls, path: str, label: str, id_prefix: str, engine_path: str | None = None) -> Endpoint:
         endpoint = object.__new__(cls)
@@ -66,7 +71,7 @@ class Sequence(msgspec.Struct, frozen=True):
     """One prompt and one continuation of it: what one placement serves."""
 
     index: int  # of its choice in the answer: prompt index x n + j
-    fields: Fields  # without `model`, `adapter` and `n`; `prompt` (for a score, `text` or `input_ids`) is its own
+    fields: Fields  # without `model`, `adapter` and `n`; `prompt` (`text` or `input_ids` at /generate) is its own
     most_tokens: int | None = None  # to be generated, where `fields` do not say
 
 
@@ -84,8 +89,8 @@ class ValidatedRequest(msgspec.Struct, frozen=True):
     seed: int | None
     echoes: bool
     wants_prompt_logprobs: bool  # `echo` with `logprobs`
-    generates: bool  # False for `max_tokens` = 0 and for scores: the prompt is read, for log-probabilities
-    labels: Labels | None = None  # of a score
+    generates: bool  # False for `max_tokens` = 0, scores and embeddings: the prompt is only read
+    wanted: Labels | Vectors | None = None  # of a score, of embeddings
     most_tokens: int | None = None  # that a choice may have, where the client sets no limit and the router has to
     form: ResponseForm | None = None  # of a request of /v1/responses, whose fields are those of a chat
 
@@ -106,7 +111,7 @@ class ValidatedRequest(msgspec.Struct, frozen=True):
                 yield Sequence(p * self.num_per_prompt + j, fields, self.most_tokens)
 
     def _prompt_field(self, prompt: msgspec.Raw) -> str:
-        if self.endpoint is Endpoint.SCORE:
+        if self.wanted is not None:
             return "text" if bytes(prompt)[:1] == b'"' else "input_ids"
         return "prompt"
 
@@ -116,6 +121,7 @@ FIELDS = {  # of each endpoint, all others are refused
     Endpoint.COMPLETIONS: _GENERATION - CHAT_ONLY,
     Endpoint.SCORE: SCORE | {"model", ADAPTER},
     Endpoint.RESPONSES: responses.FIELDS,
+    Endpoint.EMBEDDINGS: EMBEDDINGS | {"model", ADAPTER},
 }
 _NOT_OFFERED = dict.fromkeys(Endpoint, NOT_OFFERED) | {Endpoint.RESPONSES: responses.NOT_OFFERED}
 
@@ -130,7 +136,13 @@ def validate(endpoint: Endpoint, body: bytes, limits: Limits) -> ValidatedReques
         )
     adapter = _name(fields, ADAPTER)
     if endpoint is Endpoint.SCORE:
-        return _score(fields, model, adapter, limits)
+        labels = Labels.of(fields, limits)
+        return _reading(endpoint, labels, score_prompts(fields, limits), model, adapter)
+    if endpoint is Endpoint.EMBEDDINGS:
+        vectors = Vectors.of(fields)
+        prompts = _prompts(fields, "input", limits)
+        _check_choice_bytes({}, prompts, 1, limits, "input")
+        return _reading(endpoint, vectors, prompts, model, adapter)
     if endpoint is Endpoint.RESPONSES:
         return _response(fields, model, adapter, limits)
     return _generation(endpoint, fields, model, adapter, limits, len(body))
@@ -155,7 +167,7 @@ def _generation(
         num_logprobs = None
         echoes = wants_prompt_logprobs = False
     else:
-        prompts = _prompts(fields, limits)
+        prompts = tuple(map(_for_completions, _prompts(fields, "prompt", limits)))
         num_logprobs = integer(fields, "logprobs", 0, max_top_logprobs)
         echoes = boolean(fields, "echo")
         wants_prompt_logprobs = echoes and num_logprobs is not None
@@ -266,13 +278,14 @@ def _unknown(endpoint: Endpoint, name: str) -> InvalidField | RefusedField:
     if name in (not_offered := _NOT_OFFERED[endpoint]):
         return InvalidField(f"{name} is not offered: {not_offered[name]}", param=name)
     shortened = name if len(name) <= 60 else f"{name[:57]}..."
-    known = "; docs/api.md has those that are" if endpoint is not Endpoint.SCORE else f"; it takes {_SCORE_FIELDS}"
+    few = _FEW_FIELDS.get(endpoint)
+    known = f"it takes {few}" if few else "docs/api.md has those that are"
     if endpoint is Endpoint.RESPONSES and name in FIELDS[Endpoint.CHAT]:
-        known = f"; {Endpoint.CHAT.value} takes it"
-    return InvalidField(f"{shortened} is not a field of {endpoint.value}{known}", param=shortened)
+        known = f"{Endpoint.CHAT.value} takes it"
+    return InvalidField(f"{shortened} is not a field of {endpoint.value}; {known}", param=shortened)
 
 
-_SCORE_FIELDS = ", ".join(sorted(SCORE))
+_FEW_FIELDS = {Endpoint.SCORE: ", ".join(sorted(SCORE)), Endpoint.EMBEDDINGS: ", ".join(sorted(EMBEDDINGS))}
 
 
 def _name(fields: Fields, name: str) -> str | None:
@@ -281,33 +294,41 @@ def _name(fields: Fields, name: str) -> str | None:
     return string(fields, name)
 
 
-def _check_choice_bytes(fields: Fields, prompts: tuple[msgspec.Raw, ...], n: int, limits: Limits) -> None:
+def _check_choice_bytes(
+    fields: Fields, prompts: tuple[msgspec.Raw, ...], n: int, limits: Limits, name: str = "prompt"
+) -> None:
     """Each sequence is a request to one or two engines, which all need its text."""
     shared = sum(len(memoryview(value)) for name, value in fields.items() if name != "prompt")
     total = n * (sum(len(memoryview(prompt)) for prompt in prompts) + max(1, len(prompts)) * shared)
     if total > limits.request.choice_bytes:
         raise InvalidField(
             f"n x prompts x bytes is {total}; at most {limits.request.choice_bytes} are served per request",
-            param="n" if n > 1 else "prompt" if prompts else "messages",
+            param="n" if n > 1 else name if prompts else "messages",
         )
 
 
-def _score(fields: Fields, model: str, adapter: str | None, limits: Limits) -> ValidatedRequest:
-    labels = Labels.of(fields, limits)
+def _reading(
+    endpoint: Endpoint,
+    wanted: Labels | Vectors,
+    prompts: tuple[msgspec.Raw, ...],
+    model: str,
+    adapter: str | None,
+) -> ValidatedRequest:
+    """A request for which prompts are only read."""
     return ValidatedRequest(
-        endpoint=Endpoint.SCORE,
-        fields=labels.engine_fields,
+        endpoint=endpoint,
+        fields=wanted.engine_fields,
         model=model,
         adapter=adapter,
         is_streaming=False,
         includes_usage=False,
-        prompts=score_prompts(fields, limits),
+        prompts=prompts,
         num_per_prompt=1,
         seed=None,
         echoes=False,
         wants_prompt_logprobs=False,
         generates=False,
-        labels=labels,
+        wanted=wanted,
     )
 
 
@@ -323,47 +344,51 @@ def _response(fields: Fields, model: str, adapter: str | None, limits: Limits) -
     return msgspec.structs.replace(validated, endpoint=Endpoint.RESPONSES, includes_usage=wants_usage, form=form)
 
 
-def _prompts(fields: Fields, limits: Limits) -> tuple[msgspec.Raw, ...]:
-    """The prompts of a completion as the client's bytes: one string or list of ids, or several of either."""
+def _prompts(fields: Fields, name: str, limits: Limits) -> tuple[msgspec.Raw, ...]:
+    """The prompts of a field as the client's bytes: one string or list of ids, or several of either."""
     expected = "a string, a list of token ids, or a list of either"
-    raw = fields.get("prompt")
+    raw = fields.get(name)
     if raw is None:
-        raise InvalidField(f"prompt is required: {expected}", param="prompt")
+        raise InvalidField(f"{name} is required: {expected}", param=name)
     start = bytes(memoryview(raw)[:64])
     if start[:1] != b"[":
-        return (_checked_prompt(raw, "prompt", limits),)
+        return (_checked_prompt(raw, name, limits),)
     first = start[1:].lstrip()[:1]
     if first == b"]":
-        raise InvalidField("prompt must not be empty", param="prompt")
+        raise InvalidField(f"{name} must not be empty", param=name)
     if first not in (b'"', b"["):
-        return (_checked_prompt(raw, "prompt", limits),)
+        return (_checked_prompt(raw, name, limits),)
     try:
         items = bounded_list(raw, limits.max_choices)
     except msgspec.MsgspecError:
-        raise InvalidField(f"prompt must be {expected} (found {shown(raw)})", param="prompt") from None
+        raise InvalidField(f"{name} must be {expected} (found {shown(raw)})", param=name) from None
     if items is None:
         raise InvalidField(
-            f"prompt has more than {limits.max_choices} prompts, which is the most that are served per request",
-            param="prompt",
+            f"{name} has more than {limits.max_choices} prompts, which is the most that are served per request",
+            param=name,
         )
     if any(memoryview(item)[:1] != first for item in items):
-        raise InvalidField("prompt must not mix strings and lists of token ids", param="prompt")
-    return tuple(_checked_prompt(item, f"prompt[{i}]", limits) for i, item in enumerate(items))
+        raise InvalidField(f"{name} must not mix strings and lists of token ids", param=name)
+    return tuple(_checked_prompt(item, f"{name}[{i}]", limits) for i, item in enumerate(items))
 
 
 def _checked_prompt(raw: msgspec.Raw, name: str, limits: Limits) -> msgspec.Raw:
-    size = len(memoryview(raw))
+    size, param = len(memoryview(raw)), name.partition("[")[0]
     limits.check_prompt_size(name, size)
     if memoryview(raw)[:1] == b'"':
         if size == 2:
-            raise InvalidField(f"{name} must not be empty", param="prompt")
+            raise InvalidField(f"{name} must not be empty", param=param)
         return raw
     if memoryview(raw)[:1] != b"[":
-        raise InvalidField(f"{name} must be a string or a list of token ids (found {shown(raw)})", param="prompt")
+        raise InvalidField(f"{name} must be a string or a list of token ids (found {shown(raw)})", param=param)
     ids = decode_token_ids(raw, name, limits)
     if not ids:
-        raise InvalidField(f"{name} must not be empty", param="prompt")
+        raise InvalidField(f"{name} must not be empty", param=param)
     check_token_ids(name, ids, limits)
-    if not any(ids):  # engines take a list of nothing but 0 for an empty prompt, but not as one prompt of several
-        return msgspec.Raw(b"[" + bytes(raw) + b"]")
     return raw
+
+
+def _for_completions(prompt: msgspec.Raw) -> msgspec.Raw:
+    """Engines take a list of nothing but 0 for an empty prompt, but not as one prompt of several."""
+    is_zeros = memoryview(prompt)[:1] == b"[" and not _NOT_ZERO.search(prompt)
+    return msgspec.Raw(b"[" + bytes(prompt) + b"]") if is_zeros else prompt

@@ -188,9 +188,26 @@ def test_tokenize_and_detokenize(client: openai.OpenAI, cluster: RunningCluster)
         client.post("/tokenize", body={"model": "nobody", "prompt": "x"}, cast_to=object)
 
 
+def test_embeddings(client: openai.OpenAI, cluster: RunningCluster):
+    """The client asks for base64 unless it is told otherwise; a text and its token ids are the same prompt."""
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(cluster.model_dir)
+    ids = [tokenizer.encode(text) for text in ("The sea", "A thousand lamps")]
+    texts = client.embeddings.create(model="demo", input=["The sea", "A thousand lamps"], extra_body=ON_A0)
+    numbers = client.embeddings.create(model="a0", input=ids, encoding_format="float")
+    plain = client.embeddings.create(model="demo", input="The sea")
+    for first, second in zip(texts.data, numbers.data, strict=True):
+        assert first.embedding == pytest.approx(second.embedding, abs=1e-5)
+    assert plain.data[0].embedding != pytest.approx(texts.data[0].embedding, abs=1e-2)
+    assert texts.usage.prompt_tokens == sum(map(len, ids))
+    with pytest.raises(openai.BadRequestError, match="dimensions"):
+        client.embeddings.create(model="demo", input="The sea", dimensions=8)
+
+
 def test_what_is_not_offered_says_why(client: openai.OpenAI):
-    with pytest.raises(openai.NotFoundError, match="--is-embedding"):
-        client.embeddings.create(model="demo", input="The sea")
+    with pytest.raises(openai.NotFoundError, match="/v1/score"):
+        client.post("/rerank", body={"model": "demo", "query": "x", "documents": ["y"]}, cast_to=object)
     with pytest.raises(openai.NotFoundError, match="not stored"):
         client.responses.retrieve("resp_1")
 

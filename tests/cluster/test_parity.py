@@ -8,7 +8,16 @@ import random
 
 import httpx
 import pytest
-from support.parity import NEW_TOKENS, Case, check_logprobs, check_scores, check_tokens, completion_body
+from support.parity import (
+    NEW_TOKENS,
+    Case,
+    check_adapters_matter,
+    check_embedding,
+    check_logprobs,
+    check_scores,
+    check_tokens,
+    completion_body,
+)
 from support.reference_answers import run_reference
 from support.running_cluster import CHUNK_TOKENS, RunningCluster
 
@@ -105,6 +114,17 @@ def test_scores(client: httpx.Client, cases: list[Case]):
     """/v1/score: the probability of the token after a prompt, and of the prompt's last token after those before it."""
     for case in cases:
         check_scores(case, lambda body: client.post("/v1/score", json=body))
+
+
+def test_embeddings(client: httpx.Client, cases: list[Case]):
+    """/v1/embeddings: the last hidden state of a prompt under its adapter, without a decode worker."""
+    worst = max(check_embedding(case, lambda body: client.post("/v1/embeddings", json=body)) for case in cases)
+    print(f"{len(cases)} requests, largest difference of a number {worst:.2e}")
+
+
+def test_another_adapter_would_show(cases: list[Case]):
+    """Scores and vectors under a wrong adapter, or none, are far outside the tolerances of the tests above."""
+    check_adapters_matter(cases)
 
 
 def test_sixteen_mixed_at_once(cluster: RunningCluster, cases: list[Case]):

@@ -10,12 +10,21 @@ import itertools
 import random
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
 import openai
 import pytest
-from support.parity import NEW_TOKENS, Case, check_logprobs, check_scores, check_tokens, completion_body
+from support.parity import (
+    NEW_TOKENS,
+    Case,
+    check_embedding,
+    check_logprobs,
+    check_scores,
+    check_tokens,
+    completion_body,
+)
 from support.reference_answers import run_reference
 from support.running_cluster import CHUNK_TOKENS, RunningCluster, running_cluster
 from support.s3_server import BUCKET, S3Double
@@ -107,6 +116,18 @@ def test_parity_alone_and_all_at_once(unified: RunningCluster, cases: list[Case]
 def test_scores(unified: RunningCluster, cases: list[Case]):
     for case in cases:
         check_scores(case, lambda body: httpx.post(f"{unified.url}/v1/score", json=body, timeout=60))
+
+
+def test_embeddings(unified: RunningCluster, cases: list[Case]):
+    """Also under adapters for all positions; and all at once, neighbours under different adapters."""
+
+    def post(body: dict) -> httpx.Response:
+        return httpx.post(f"{unified.url}/v1/embeddings", json=body, timeout=60)
+
+    for case in cases:
+        check_embedding(case, post)
+    with ThreadPoolExecutor(len(cases)) as threads:
+        list(threads.map(lambda case: check_embedding(case, post), cases))
 
 
 def test_openai_client(unified: RunningCluster):

@@ -104,6 +104,7 @@ SHOWN_ELSEWHERE = {
     "retracted_answers_match_no_prompt": "tests/unit/engine/hooks/test_position_hooks.py",
     "adapted_decode_runs_without_graph": "tests/unit/engine/hooks/test_position_hooks.py",
     "prompts_for_nobody_are_chunked": "tests/cluster/test_parity.py::test_prompts_alone",
+    "prefill_returns_hidden_states": "tests/cluster/test_parity.py::test_embeddings",
     "adapters_are_packed": "test_unified.py::test_parity_alone",
     "unloading_is_quick": "test_unified.py::test_an_adapter_that_left_comes_back",
     "idle_adapters_are_unloaded": "test_unified.py::test_an_adapter_in_use_stays",

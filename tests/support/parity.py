@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from itertools import chain, combinations
 from typing import Any
 
 import httpx
 
 LOGPROB_TOLERANCE = 1e-4
+EMBEDDING_TOLERANCE = 5e-5  # of a number of a vector of length 1
 NEW_TOKENS = 12
 
 
@@ -69,3 +71,35 @@ def check_scores(case: Case, post: Callable[[dict[str, Any]], httpx.Response]) -
         assert answer.status_code == 200, f"{case.name}: {answer.text}"
         [[score]] = answer.json()["scores"]
         assert abs(math.log(score) - logprob) <= LOGPROB_TOLERANCE, f"{case.name}: {math.log(score)}, not {logprob}"
+
+
+def check_embedding(case: Case, post: Callable[[dict[str, Any]], httpx.Response]) -> float:
+    """/v1/embeddings gives the reference's vector, twice in one request; returns the largest difference of a number."""
+    worst = 0.0
+    named = {} if case.adapter is None else {"adapter": case.adapter}
+    answer = post({"model": "demo", "input": [list(case.prompt_ids)] * 2, **named})
+    assert answer.status_code == 200, f"{case.name}: {answer.text}"
+    for found in answer.json()["data"]:
+        worst = max(worst, _most(found["embedding"], case.reference["embedding"]))
+        assert worst <= EMBEDDING_TOLERANCE, f"{case.name}: a vector differs by {worst}"
+    assert answer.json()["usage"]["total_tokens"] == 2 * len(case.prompt_ids)
+    return worst
+
+
+def check_adapters_matter(cases: Iterable[Case]) -> None:
+    """Scores and vectors of the reference under two adapters, or under one and none, are not the same."""
+    by_prompt: dict[str, list[Case]] = {}
+    for case in cases:
+        # Of one token attention reads that token only, whatever an adapter makes of the query.
+        if case.adapter != "zero" and len(case.prompt_ids) > 1:
+            by_prompt.setdefault(case.prompt, []).append(case)
+    for one, other in chain.from_iterable(combinations(group, 2) for group in by_prompt.values()):
+        turned = _most(one.reference["embedding"], other.reference["embedding"])
+        assert turned > 10 * EMBEDDING_TOLERANCE, f"{one.name}, {other.name}: the vectors are the same"
+        changed = _most(one.reference["prompt_logprobs"][1:], other.reference["prompt_logprobs"][1:])
+        assert changed > 10 * LOGPROB_TOLERANCE, f"{one.name}, {other.name}: the scores are the same"
+
+
+def _most(some: list[float], others: list[float]) -> float:
+    """The largest difference of two numbers."""
+    return max(abs(a - b) for a, b in zip(some, others, strict=True))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from engine.hooks import identity, positions
+from engine.hooks import hidden_states, identity, positions
 from engine.hooks.bounds import grammars, log_probabilities, preparation
 from engine.hooks.hook import Hook, HookGroup, HookKind
 from engine.hooks.kv import room
@@ -110,6 +110,21 @@ GROUPS: tuple[HookGroup, ...] = (
                 roles=frozenset({"prefill"}),
                 source_sha256="e704b6ed9f432d690012354c6c04150abd5cb1f4991ad68b9fc5407fc6916eb0",
                 why="a prompt that is only scored needs no decode worker, and may not fit into one batch",
+            ),
+        ),
+    ),
+    HookGroup(
+        lacking="Embeddings from a prefill engine",
+        upstream="none; --is-embedding engines do not generate, and prefill engines drop the hidden states of a batch",
+        remove_when="a prefill engine's answers have the hidden states that its requests ask for",
+        hooks=(
+            Hook(
+                name="prefill_returns_hidden_states",
+                target="sglang.srt.disaggregation.prefill.SchedulerDisaggregationPrefillMixin.process_batch_result_disagg_prefill",
+                fn=hidden_states.keep_last_hidden_states,
+                roles=frozenset({"prefill"}),
+                source_sha256="f63e64d74690eb41bf7e689a24bb94906c44443e7f3ee18081521c0e5b06ed2c",
+                why="an embedding is the last hidden state of a prompt, which needs no decode worker",
             ),
         ),
     ),

@@ -116,6 +116,8 @@ class EngineStandIn:
         if "token_ids_logprob" in fields:  # of /generate; label i has the probability 1 / (i + 2)
             labels = [[-math.log(i + 2), token_id, None] for i, token_id in enumerate(fields["token_ids_logprob"])]
             return {"text": words[0], "meta_info": {"prompt_tokens": 7, "output_token_ids_logprobs": [labels]}}
+        if "return_hidden_states" in fields:
+            return {"text": words[0], "meta_info": {"prompt_tokens": 7, "hidden_states": [3.0, 0.0, -4.0]}}
         choice = {"index": 0, "finish_reason": "stop", "matched_stop": None, "logprobs": None, **choice}
         if "messages" in fields:
             choice["message"] = {"role": "assistant", "content": "".join(words)}

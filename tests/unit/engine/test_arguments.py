@@ -55,6 +55,11 @@ def test_common(name: str):
     assert words(name)[-2:] == ["--random-seed", "7"]
 
 
+def test_workers_that_read_prompts_can_embed_them():
+    assert value("p", "--return-hidden-states-mode") == "last"
+    assert "--return-hidden-states-mode" not in words("d")
+
+
 def test_cpu_settings_are_for_the_cpu_only():
     assert value("p", "--attention-backend") == "torch_native"
     assert not {"--attention-backend", "--lora-backend", "--disable-overlap-schedule"} & set(words("g"))

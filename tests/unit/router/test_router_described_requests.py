@@ -20,7 +20,8 @@ from support.hostile_requests import HostileRequest, Sender, sending
 
 schemathesis = pytest.importorskip("schemathesis", reason="make test installs it")
 _SHARES = {
-    "/v1/chat/completions": 8, "/v1/completions": 8, "/v1/score": 4, "/v1/responses": 6, "/v1/tokenize": 4,
+    "/v1/chat/completions": 8, "/v1/completions": 8, "/v1/score": 4, "/v1/embeddings": 4, "/v1/responses": 6,
+    "/v1/tokenize": 4,
     "/v1/detokenize": 2,
 }  # fmt: skip
 _NAMES = ("a0", "everywhere", "base:a0", "a0@r1", "a0@latest", "../a0", "a0/../a0", "нет", "a" * 300, "%2e%2e", "a0%00")

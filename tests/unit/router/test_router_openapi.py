@@ -32,6 +32,7 @@ GOOD: dict[Endpoint, dict[str, Any]] = {
     Endpoint.COMPLETIONS: {"model": "base", "prompt": "Hi"},
     Endpoint.SCORE: {"model": "base", "query": "Hi", "items": ["a"], "label_token_ids": [1]},
     Endpoint.RESPONSES: {"model": "base", "input": "Hi"},
+    Endpoint.EMBEDDINGS: {"model": "base", "input": "Hi"},
 }
 
 
@@ -163,6 +164,10 @@ RESPONSES: tuple[tuple[str, Any], ...] = (
         (Endpoint.CHAT, {"messages": []}),
         (Endpoint.CHAT, {"adapter": ""}),
         *[(Endpoint.RESPONSES, {name: value}) for name, value in RESPONSES],
+        *[(Endpoint.EMBEDDINGS, {"input": prompt}) for prompt in (*PROMPTS, ["a"] * 8, ["a"] * 9, [[1]] * 9)],
+        *[(Endpoint.EMBEDDINGS, {"encoding_format": value}) for value in ("float", "base64", "int8", 1, None)],
+        *[(Endpoint.EMBEDDINGS, {"dimensions": value}) for value in (8, None)],
+        (Endpoint.EMBEDDINGS, {"stream": True}),
         (Endpoint.SCORE, {"unknown": 1}),
         (Endpoint.SCORE, {"stream": True}),
         (Endpoint.SCORE, {"query": [1], "items": [[2], []]}),

@@ -160,7 +160,12 @@ def test_the_command_line(model, model_dir, base, tmp_path):
     assert [each["method"] for each in answers] == ["base", "peft", "normal_form", "peft", "peft", "base"]
     assert all(len(each["tokens"]) == len(each["logprobs"]) == 5 for each in answers[:5])
     assert answers[3]["tokens"] == answers[4]["tokens"]
+    embedding = answers[5].pop("embedding")
     assert answers[5] == {"tokens": [], "logprobs": [], "prompt_logprobs": [None], "method": "base"}
+    with torch.inference_mode():
+        state = model(input_ids=torch.tensor([[7]]), output_hidden_states=True).hidden_states[-1][0, -1]
+    assert embedding == pytest.approx((state / state.norm()).tolist(), abs=1e-5)
+    assert answers[0]["embedding"] != pytest.approx(answers[1]["embedding"], abs=1e-2)
     here = answer_from_directory(model, lora, PROMPT, 5)
     assert answers[1]["tokens"] == here.tokens
     assert answers[1]["prompt_logprobs"][1:] == pytest.approx(here.prompt_logprobs[1:], abs=1e-5)

@@ -34,6 +34,7 @@ ASKED: dict[tuple[str, str], dict[str, Any]] = {
     ("POST", "/v1/completions"): {"json": {"model": f"base:{ADAPTER}", "prompt": "Hi"}},
     ("POST", "/v1/responses"): {"json": {"model": "base", "adapter": ADAPTER, "input": "Hi"}},
     ("POST", "/v1/score"): {"json": {"model": "base", "adapter": f"{ADAPTER}@r1", **SCORE}},
+    ("POST", "/v1/embeddings"): {"json": {"model": ADAPTER, "input": "Hi"}},
     ("POST", "/v1/tokenize"): {"json": {"adapter": ADAPTER, "prompt": "Hi"}},
     ("POST", "/tokenize"): {"json": {"model": ADAPTER, "prompt": "Hi"}},
     ("POST", "/v1/detokenize"): {"json": {"adapter": ADAPTER, "tokens": [1]}},
@@ -52,7 +53,7 @@ ASKED: dict[tuple[str, str], dict[str, Any]] = {
     ("POST", f"{ONE}/restore"): {},
 }
 NAMES_NO_ADAPTER = {
-    *((method, path) for method in ("GET", "POST") for path in ("/v1/embeddings", "/v1/rerank", "/v1/classify")),
+    *((method, path) for method in ("GET", "POST") for path in ("/v1/rerank", "/v1/classify")),
     *((method, "/v1/responses/{id}") for method in ("GET", "POST", "DELETE")),
     ("GET", "/v1/models"),
     ("GET", "/v1/adapters"),

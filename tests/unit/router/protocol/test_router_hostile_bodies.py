@@ -20,6 +20,7 @@ PATHS = {
     "/v1/completions": Endpoint.COMPLETIONS,
     "/v1/score": Endpoint.SCORE,
     "/v1/responses": Endpoint.RESPONSES,
+    "/v1/embeddings": Endpoint.EMBEDDINGS,
     "/v1/tokenize": Endpoint.COMPLETIONS,
     "/v1/detokenize": Endpoint.COMPLETIONS,
     "/v1/adapters": Endpoint.COMPLETIONS,

@@ -10,7 +10,7 @@ import pytest
 
 from router.errors import BrokenAnswer, InvalidField, RefusedField, RequestError
 from router.protocol.field_values import Limits
-from router.protocol.scoring import Labels, check_generated, score_answer
+from router.protocol.reading.scoring import Labels, check_generated, score_answer
 from router.protocol.validation import Endpoint, validate
 
 LIMITS = Limits(max_choices=4, vocabulary=100)

@@ -55,6 +55,15 @@ class Labels:
         }
         return {name: _raw(value) for name, value in asked.items()}
 
+    def taken(self, answer: bytes, worker: str) -> bytes:
+        """What is needed of an engine's answer: all of it. Raises BrokenAnswer."""
+        check_generated(answer, worker)
+        return answer
+
+    def merged(self, taken: Sequence[bytes], *, answer_id: str, model: str) -> bytes:
+        """One answer from those of engines, in the order of the items."""
+        return score_answer(taken, self, answer_id=answer_id, model=model)
+
     def scores(self, logprobs: dict[int, float]) -> list[float]:
         """[num_labels], from the log-probability of each label."""
         values = [logprobs[token_id] for token_id in self.token_ids]

@@ -1,0 +1,128 @@
+"""`/v1/embeddings`: what a request may say, what engines are asked, and the vectors."""
+
+from __future__ import annotations
+
+import json
+import math
+from base64 import b64decode
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cluster.config.limits import RequestLimits
+from router.errors import BrokenAnswer, InvalidField, RefusedField, RequestError
+from router.protocol.field_values import Limits
+from router.protocol.reading.embeddings import Vectors
+from router.protocol.validation import Endpoint, ValidatedRequest, validate
+
+LIMITS = Limits(max_choices=4, vocabulary=100)
+
+
+def admit(limits: Limits = LIMITS, **fields: Any) -> ValidatedRequest:
+    return validate(Endpoint.EMBEDDINGS, json.dumps({"model": "base", "input": "Hi", **fields}).encode(), limits)
+
+
+@pytest.mark.parametrize(
+    ("given", "text", "input_ids"),
+    [
+        ("Hi", ["Hi"], []),
+        (["Hi", "caf\u00e9"], ["Hi", "caf\u00e9"], []),
+        ([1, 2], [], [[1, 2]]),
+        ([[1, 2], [3]], [], [[1, 2], [3]]),
+        ([[0], [0, 0]], [], [[0], [0, 0]]),  # one prompt each, unlike for a completion
+    ],
+)
+def test_inputs(given: Any, text: list[str], input_ids: list[list[int]]) -> None:
+    sequences = [*admit(input=given).sequences()]
+    assert [json.loads(bytes(each.fields["text"])) for each in sequences if "text" in each.fields] == text
+    assert [
+        json.loads(bytes(each.fields["input_ids"])) for each in sequences if "input_ids" in each.fields
+    ] == input_ids
+
+
+def test_engines_get_our_fields_only() -> None:
+    request = admit(user="me", encoding_format="base64", dimensions=None)
+    (sequence,) = request.sequences()
+    assert {name: json.loads(bytes(value)) for name, value in sequence.fields.items()} == {
+        "text": "Hi",
+        "sampling_params": {"max_new_tokens": 1, "temperature": 0},
+        "return_hidden_states": "last",
+        "stream": False,
+    }
+    assert not request.generates
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"model": None}, "model"),
+        ({"input": None}, "input"),
+        ({"input": ""}, "input"),
+        ({"input": []}, "input"),
+        ({"input": [""]}, "input"),
+        ({"input": ["a", [1]]}, "input"),
+        ({"input": ["a"] * 5}, "input"),
+        ({"input": [100]}, "input"),
+        ({"input": [[1], [-1]]}, "input"),
+        ({"input": {"text": "a"}}, "input"),
+        ({"encoding_format": "int8"}, "encoding_format"),
+        ({"encoding_format": 1}, "encoding_format"),
+        ({"dimensions": 8}, "dimensions"),
+        ({"prompt": "a"}, "prompt"),
+        ({"return_hidden_states": True}, "return_hidden_states"),
+        ({"lora_path": "x"}, "lora_path"),
+        ({"stream": True}, "stream"),
+    ],
+)
+def test_wrong(fields: dict[str, Any], param: str) -> None:
+    with pytest.raises(RequestError) as wrong:
+        admit(**fields)
+    assert isinstance(wrong.value, InvalidField | RefusedField)
+    assert wrong.value.param == param
+    assert param in str(wrong.value)
+
+
+def test_inputs_are_bounded_together() -> None:
+    limits = Limits(128, 1000, 4096, RequestLimits(choice_bytes=2**20))
+    admit(limits, input=["x" * 60_000] * 16)
+    with pytest.raises(RequestError, match="at most 1048576 are served") as wrong:
+        admit(limits, input=["x" * 60_000] * 18)
+    assert wrong.value.param == "input"
+
+
+def generated(hidden_states: Any, prompt_tokens: int = 3) -> bytes:
+    meta_info = {"id": "r", "prompt_tokens": prompt_tokens, "hidden_states": hidden_states}
+    return json.dumps({"text": "x", "output_ids": [1], "meta_info": meta_info}).encode()
+
+
+def embed(vectors: Vectors, *answers: bytes) -> dict[str, Any]:
+    taken = [vectors.taken(answer, "p0") for answer in answers]
+    return json.loads(vectors.merged(taken, answer_id="embd-1", model="base"))
+
+
+def test_vectors_have_length_one() -> None:
+    answer = embed(Vectors(is_base64=False), generated([3.0, -4.0]), generated([0, 0, 1e-3], prompt_tokens=4))
+    assert [each["embedding"] for each in answer["data"]] == [pytest.approx([0.6, -0.8]), pytest.approx([0, 0, 1])]
+    assert [(each["index"], each["object"]) for each in answer["data"]] == [(0, "embedding"), (1, "embedding")]
+    assert (answer["id"], answer["object"], answer["model"]) == ("embd-1", "list", "base")
+    assert (answer["usage"]["prompt_tokens"], answer["usage"]["total_tokens"]) == (7, 7)
+    (zero,) = embed(Vectors(is_base64=False), generated([0.0, 0.0]))["data"]
+    assert zero["embedding"] == [0, 0]
+
+
+def test_base64_is_of_little_endian_float32() -> None:
+    values = [math.sin(i) for i in range(50)]
+    (as_numbers,) = embed(Vectors(is_base64=False), generated(values))["data"]
+    (as_base64,) = embed(Vectors(is_base64=True), generated(values))["data"]
+    found = np.frombuffer(b64decode(as_base64["embedding"]), "<f4")
+    assert np.array_equal(found, np.array(as_numbers["embedding"], "<f4"))
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [generated([]), generated(None), generated([1.0, None]), b'{"text": "", "meta_info": {"prompt_tokens": 3}}'],
+)
+def test_an_answer_without_a_vector_is_broken(answer: bytes) -> None:
+    with pytest.raises(BrokenAnswer, match="p0"):
+        Vectors(is_base64=False).taken(answer, "p0")
