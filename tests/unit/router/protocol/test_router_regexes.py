@@ -47,7 +47,10 @@ def test_served(pattern: str) -> None:
 
 @pytest.mark.parametrize("pattern", REFUSED)
 def test_refused(pattern: str) -> None:
-    start = time.thread_time()
-    with pytest.raises(RegexRefused, match=REFUSED[pattern]):
-        check_regex(pattern)
-    assert time.thread_time() - start < 0.1
+    took_s = []
+    for _ in range(3):  # a garbage collection of all that pytest has may be in one
+        start = time.thread_time()
+        with pytest.raises(RegexRefused, match=REFUSED[pattern]):
+            check_regex(pattern)
+        took_s.append(time.thread_time() - start)
+    assert min(took_s) < 0.1
