@@ -71,7 +71,7 @@ class SqlTenants:
     def generations(self) -> dict[str, int]:
         """How often a tenant of a name was removed, by `digest_of_tenant`; names of which none was are not in it."""
         query = select(tenant_generations.c.digest, tenant_generations.c.generation)
-        return self._database.read(lambda connection: dict(connection.execute(query).tuples().all()))
+        return self._database.read(lambda connection: {row.digest: row.generation for row in connection.execute(query)})
 
     def remains(self, tenant: str) -> dict[str, int]:
         """How many rows name a tenant, by table."""
