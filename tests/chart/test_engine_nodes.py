@@ -10,8 +10,8 @@ from typing import Any
 import kubernetes_validate
 import pytest
 import yaml
-from support.custom_resources import complaints, pod_templates
-from support.helm_chart import (
+from support.chart.custom_resources import complaints, pod_templates
+from support.chart.helm_chart import (
     FULLNAME,
     Object,
     merged,

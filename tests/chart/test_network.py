@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 import pytest
 import zmq
-from support.helm_chart import SCENARIOS, Object, needs_helm, of_kind, pods, rendered, scenario_values, selects
+from support.chart.helm_chart import SCENARIOS, Object, needs_helm, of_kind, pods, rendered, scenario_values, selects
 
 from cluster.control.authorization import CALLERS, ENGINE_KEY_READERS
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from support.helm_chart import containers, merged, named, needs_helm, pods, render, scenario_values
+from support.chart.helm_chart import containers, merged, named, needs_helm, pods, render, scenario_values
 
 from cli.main import main
 from cluster.config.load import load_cluster_config

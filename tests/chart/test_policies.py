@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import yaml
-from support.helm_chart import (
+from support.chart.helm_chart import (
     FULLNAME,
     SCENARIOS,
     containers,

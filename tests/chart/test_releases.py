@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from support.helm_chart import Refused, merged, needs_helm, of_kind, release, rendered, scenario_values
-from support.kubernetes_api import KubernetesApi, kubernetes_api
+from support.chart.helm_chart import Refused, merged, needs_helm, of_kind, release, rendered, scenario_values
+from support.chart.kubernetes_api import KubernetesApi, kubernetes_api
 
 pytestmark = [needs_helm, pytest.mark.slow]
 SCENARIO = "h100-node"
@@ -82,7 +82,7 @@ def router_replicas(api: KubernetesApi) -> int:
 
 
 def test_every_kind_of_the_scenario_is_one_that_the_double_knows():
-    from support.kubernetes_api import KINDS
+    from support.chart.kubernetes_api import KINDS
 
     known = {(version, kind) for version, kinds in KINDS.items() for kind in kinds}
     assert {(each["apiVersion"], each["kind"]) for each in rendered(SCENARIO)} <= known

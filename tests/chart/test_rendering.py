@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import yaml
-from support.custom_resources import SPECS, complaints, pod_templates
-from support.helm_chart import (
+from support.chart.custom_resources import SPECS, complaints, pod_templates
+from support.chart.helm_chart import (
     SCENARIOS,
     Object,
     Refused,

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.running_cluster import RunningCluster, running_cluster
+from support.clusters.running_cluster import RunningCluster, running_cluster
 
 from adapters.model.base_model import BaseModel
 from cluster.local.demo import make_model

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from support.certificates import authority, expired, issued
+from support.clusters.certificates import authority, expired, issued
 
 from engine.hooks.guards.http import ADMIN_KEY_VARIABLE, KEY_VARIABLE
 from process.certificates.authority import Authority

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import psutil
 import pytest
-from support.model_families import make_family
-from support.running_engine import AdapterSlots, engine_spec, running_engine
-from support.unified_engine import Unified, check, tokens
+from support.engines.model_families import make_family
+from support.engines.running_engine import AdapterSlots, engine_spec, running_engine
+from support.engines.unified_engine import Unified, check, tokens
 
 from adapters.model.base_model import BaseModel
 from adapters.packed import PACKED_NAME

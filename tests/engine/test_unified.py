@@ -15,9 +15,9 @@ from pathlib import Path
 
 import httpx
 import pytest
-from support.parity import Case, check_logprobs, check_tokens
-from support.running_engine import MODULES, AdapterSlots, engine_spec, running_engine
-from support.unified_engine import NEW_TOKENS, Unified, check, sum_of, tokens
+from support.engines.parity import Case, check_logprobs, check_tokens
+from support.engines.running_engine import MODULES, AdapterSlots, engine_spec, running_engine
+from support.engines.unified_engine import NEW_TOKENS, Unified, check, sum_of, tokens
 
 from adapters.model.base_model import BaseModel
 from engine.hooks.report import read_reports

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.catalog_databases import CatalogDatabase, PostgresDatabase, SqliteDatabase, postgres_server
-from support.tiny_model import TINY, TINY_MIXTURES, write_model_config
+from support.adapters.catalog_databases import CatalogDatabase, PostgresDatabase, SqliteDatabase, postgres_server
+from support.adapters.tiny_model import TINY, TINY_MIXTURES, write_model_config
 
 from adapters.catalog.sql import SqlCatalog
 from adapters.formats import Limits

@@ -190,7 +190,7 @@ def test_every_room_exists_and_no_package_is_left_out():
 
 
 def test_no_folder_is_crowded():
-    for top in (*(ROOT / package for package in PACKAGES), ROOT / "tests" / "unit"):
+    for top in (*(ROOT / package for package in PACKAGES), ROOT / "tests"):
         for folder in (top, *(path for path in top.rglob("*") if path.is_dir())):
             modules = {path.name for path in folder.glob("*.py")} - {"__init__.py"}
             assert len(modules) <= MAX_MODULES, f"{folder.relative_to(ROOT)} has {len(modules)} modules"

@@ -15,10 +15,10 @@ from typing import Any
 
 import aiohttp
 import uvicorn
-from support.described_answers import Described
 from support.router_stand_ins import adapters as adapters_of_tests
 from support.router_stand_ins.adapters import DIRECTORIES, FINGERPRINT, MODEL, REVISION_ID, VOCABULARY, managed_adapters
 from support.router_stand_ins.worker import WorkerStandIn
+from support.routers.described_answers import Described
 
 from cluster.config.discovery import DiscoveryConfig
 from cluster.config.router import RouterConfig

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 import pytest
-from support.s3_server import s3_double
+from support.adapters.s3_server import s3_double
 
 from adapters.store import S3Access
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import grpc
 import pytest
-from support.served_agent import served
+from support.clusters.served_agent import served
 
 from adapters.model.base_model import BaseModel
 from cli.main import main

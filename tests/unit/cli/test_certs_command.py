@@ -8,7 +8,7 @@ import stat
 from pathlib import Path
 
 import pytest
-from support.certificates import authority, expired, issued
+from support.clusters.certificates import authority, expired, issued
 
 from cli.main import main
 from cluster.config.certificates import check_cluster

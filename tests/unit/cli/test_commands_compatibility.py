@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.recorded_answers import differences
-from support.recorded_commands import arguments_of, run
+from support.bench.recorded_commands import arguments_of, run
+from support.routers.recorded_answers import differences
 
 from adapters.model.base_model import BaseModel
 from cli.main import _parser, main

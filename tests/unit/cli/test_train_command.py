@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 import torch
-from support.answering_server import Answer, AnsweringServer, answering, refusal
-from support.small_runs import make_model, preference_rows, sft_rows, write_jsonl
+from support.bench.answering_server import Answer, AnsweringServer, answering, refusal
+from support.training.small_runs import make_model, preference_rows, sft_rows, write_jsonl
 
 from adapters.model.base_model import BaseModel
 from cli.main import _parser, main

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import grpc
 import pytest
-from support.dns_server import dns_server
-from support.served_agent import served
+from support.clusters.dns_server import dns_server
+from support.clusters.served_agent import served
 
 from cli.main import main
 from cluster.config.load import load_cluster_config

@@ -10,8 +10,8 @@ from urllib.request import Request, urlopen
 
 import boto3
 import pytest
-from support.s3_server import BUCKET, s3_double
-from support.stored_objects import revision, source
+from support.adapters.s3_server import BUCKET, s3_double
+from support.adapters.stored_objects import revision, source
 
 from adapters.store import S3Access, StoreUnavailable
 from cluster.config.schema import ClusterConfig

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from aiohttp import web
-from support.served_routes import served
+from support.routers.served_routes import served
 
 from engine.client import EngineClient, EngineLoad
 

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import psutil
 import pytest
-from support import hangable_engine
-from support.running_engine import engine_spec
+from support.engines import hangable_engine
+from support.engines.running_engine import engine_spec
 
 from engine import hang_watch, supervisor
 from engine.client import EngineClient

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from support.prometheus import tool
+from support.observability.prometheus import tool
 
 from observability.alerts.rules import alerts, rules
 from observability.generate import generated_files

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.held_adapters import SIZES, StoredAdapters
+from support.adapters.held_adapters import SIZES, StoredAdapters
 
 from adapters.model.base_model import BaseModel
 

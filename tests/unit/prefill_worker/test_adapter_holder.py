@@ -14,9 +14,9 @@ from pathlib import Path
 import grpc
 import pytest
 from prometheus_client import generate_latest
-from support.engine_stand_in import engine_stand_in
-from support.held_adapters import StoredAdapters, eventually, reft_directory
-from support.running_agent import configured, refused, running_agent
+from support.adapters.held_adapters import StoredAdapters, eventually, reft_directory
+from support.clusters.running_agent import configured, refused, running_agent
+from support.engines.engine_stand_in import engine_stand_in
 
 from adapters.packed import read_packed
 from cluster.agent import worker_agent

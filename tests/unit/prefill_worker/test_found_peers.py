@@ -8,8 +8,8 @@ import logging
 from pathlib import Path
 
 import pytest
-from support.dns_server import DnsServer, dns_server
-from support.paired_agents import MODEL, Engine, Peer, running, state_where
+from support.clusters.dns_server import DnsServer, dns_server
+from support.clusters.paired_agents import MODEL, Engine, Peer, running, state_where
 
 from cluster.agent.engine_spec import engine_spec
 from cluster.config.schema import ClusterConfig

@@ -14,8 +14,8 @@ from google.protobuf.message import Message
 from grpc_health.v1 import health_pb2
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from support.held_adapters import StoredAdapters, eventually
-from support.running_agent import RunningAgent, refused, running_agent
+from support.adapters.held_adapters import StoredAdapters, eventually
+from support.clusters.running_agent import RunningAgent, refused, running_agent
 
 from cluster.control import control_pb2 as pb
 from cluster.control.bounds import out_of_bounds

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import aiohttp
 import pytest
-from support.paired_agents import MODEL, Engine, Peer, running, state_where
+from support.clusters.paired_agents import MODEL, Engine, Peer, running, state_where
 
 from cluster.agent.worker_agent import WorkerAgent
 from cluster.config.schema import ClusterConfig

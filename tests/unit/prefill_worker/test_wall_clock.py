@@ -10,12 +10,12 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-from support.engine_stand_in import engine_stand_in
-from support.held_adapters import (
+from support.adapters.held_adapters import (
     StoredAdapters,
     Worker,
     running_worker,
 )
+from support.engines.engine_stand_in import engine_stand_in
 
 from prefill_worker.residency import Tier
 from prefill_worker.residency.errors import (

@@ -7,7 +7,7 @@ import socket
 import time
 
 import pytest
-from support.otlp_receiver import children_of, named, otlp_receiver, send_all, tracing_to
+from support.observability.otlp_receiver import children_of, named, otlp_receiver, send_all, tracing_to
 
 from process.tracing import recorded
 from process.tracing.span import NO_SPAN

@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 import support.router_stand_ins as stand_ins
-from support.recorded_answers import ask, differences, mended
 from support.router_stand_ins import ClusterStandIn, eventually, running_cluster
+from support.routers.recorded_answers import ask, differences, mended
 
 RECORD = json.loads((Path(__file__).parent / "data" / "answers-0.1.0.json").read_text())
 

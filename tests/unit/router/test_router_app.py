@@ -10,7 +10,6 @@ import json
 from typing import Any
 
 import pytest
-from support.router_calls import MESSAGES, TEXT, client_of
 from support.router_stand_ins import (
     FINGERPRINT,
     MODEL,
@@ -21,6 +20,7 @@ from support.router_stand_ins import (
     running_cluster,
     stops_after,
 )
+from support.routers.router_calls import MESSAGES, TEXT, client_of
 
 
 class TestOneSequence:

@@ -16,7 +16,7 @@ import pytest
 import requests
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis.errors import Unsatisfiable
-from support.hostile_requests import HostileRequest, Sender, sending
+from support.routers.hostile_requests import HostileRequest, Sender, sending
 
 schemathesis = pytest.importorskip("schemathesis", reason="make test installs it")
 _SHARES = {

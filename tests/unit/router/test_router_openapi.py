@@ -13,8 +13,8 @@ from typing import Any
 
 import jsonschema
 import pytest
-from support.described_answers import Described
 from support.router_stand_ins import VOCABULARY, running_cluster
+from support.routers.described_answers import Described
 
 from cluster.config.limits import RequestLimits
 from router.api.openapi import ADMIN_OPERATIONS, OPERATIONS, error_codes, operations_of

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-from support.fleets import PREFILLS
 from support.router_stand_ins import ClusterStandIn, breaks_after, drops, eventually, hangs, running_cluster
+from support.routers.fleets import PREFILLS
 
 from cluster.config.router import SloConfig
 from router.api.completions import keeps_slo

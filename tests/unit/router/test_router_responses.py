@@ -9,8 +9,6 @@ from typing import Any
 
 import openai
 import pytest
-from support.keyed_cluster import keyed_cluster
-from support.router_calls import TEXT, client_of
 from support.router_stand_ins import (
     FINGERPRINT,
     MODEL,
@@ -25,6 +23,8 @@ from support.router_stand_ins import (
     stops_after,
     usage,
 )
+from support.routers.keyed_cluster import keyed_cluster
+from support.routers.router_calls import TEXT, client_of
 
 from router.protocol.responses.fields import FIELDS
 

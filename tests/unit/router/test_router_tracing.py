@@ -9,7 +9,15 @@ from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
 import pytest
-from support.otlp_receiver import OtlpReceiver, ReceivedSpan, children_of, named, otlp_receiver, send_all, tracing_to
+from support.observability.otlp_receiver import (
+    OtlpReceiver,
+    ReceivedSpan,
+    children_of,
+    named,
+    otlp_receiver,
+    send_all,
+    tracing_to,
+)
 from support.router_stand_ins import (
     MODEL,
     REVISION_ID,

@@ -7,7 +7,6 @@ import json
 from typing import Any
 
 import pytest
-from support.router_calls import has_phase
 from support.router_stand_ins import (
     EVERYWHERE_ID,
     MODEL,
@@ -24,6 +23,7 @@ from support.router_stand_ins import (
     stops_after,
     streams,
 )
+from support.routers.router_calls import has_phase
 
 from adapters.errors import AdapterIncompatible
 

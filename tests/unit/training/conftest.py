@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.training_models import make_tiny
+from support.training.training_models import make_tiny
 
 from adapters.model.base_model import BaseModel
 from training.data.tokens import Encoder

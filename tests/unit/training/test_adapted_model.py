@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from support.random_documents import random_documents
-from support.training_models import FAMILIES, make_tiny, plain_logprobs, scramble
+from support.training.random_documents import random_documents
+from support.training.training_models import FAMILIES, make_tiny, plain_logprobs, scramble
 
 from training.adapted_model import attach
 from training.errors import AdapterUntrainable, DocumentInvalid

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from support.random_documents import random_documents
-from support.training_models import scramble
+from support.training.random_documents import random_documents
+from support.training.training_models import scramble
 
 from adapters.model.base_model import MODULES, name_of_module
 from training.adapted_model import attach

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from support.random_documents import random_documents
+from support.training.random_documents import random_documents
 
 from training.attention import attention_mask, block_mask, tree_attention
 from training.tree.rows import Row

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 
 import pytest
-from support.catalog_databases import CatalogDatabase, add, content
+from support.adapters.catalog_databases import CatalogDatabase, add, content
 
 from adapters.catalog.api_keys import digest_of, key_id_of
 from adapters.catalog.cached import CachedResolver

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 
 import pytest
-from support.catalog_databases import add, content
+from support.adapters.catalog_databases import add, content
 
 from adapters.catalog import cached
 from adapters.catalog.cached import CachedResolver

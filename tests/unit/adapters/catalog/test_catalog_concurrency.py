@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from support.catalog_databases import CatalogDatabase, content, manifest
+from support.adapters.catalog_databases import CatalogDatabase, content, manifest
 
 from adapters.catalog.sql import SqlCatalog
 from adapters.errors import AdapterNotFound, CatalogConflict, RevisionBeingRemoved

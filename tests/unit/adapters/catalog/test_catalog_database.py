@@ -9,7 +9,7 @@ import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
 from sqlalchemy import text
-from support.catalog_databases import add, content
+from support.adapters.catalog_databases import add, content
 
 from adapters.catalog.sql import SqlCatalog, engines
 from adapters.catalog.sql import database as database_module

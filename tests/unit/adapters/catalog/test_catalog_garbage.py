@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from support.catalog_databases import TOMORROW, add, content, manifest
+from support.adapters.catalog_databases import TOMORROW, add, content, manifest
 
 from adapters.catalog.sql import catalog as catalog_module
 from adapters.catalog.sql import database as database_module

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from support.catalog_databases import TOMORROW, add, content, manifest
+from support.adapters.catalog_databases import TOMORROW, add, content, manifest
 
 from adapters.errors import (
     CatalogConflict,

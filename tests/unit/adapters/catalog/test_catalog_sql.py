@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 
 import pytest
 from sqlalchemy import Engine, event, text
-from support.catalog_databases import TOMORROW, add, content, manifest
+from support.adapters.catalog_databases import TOMORROW, add, content, manifest
 
 from adapters.catalog.sql import SqlCatalog, lookup
 from adapters.catalog.sql import database as database_module

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from support.catalog_databases import content, manifest
+from support.adapters.catalog_databases import content, manifest
 
 from adapters.catalog.sql import SqlCatalog
 from adapters.catalog.sql.tenants import TenantRoom

@@ -5,7 +5,7 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from support.catalog_databases import CatalogDatabase
+from support.adapters.catalog_databases import CatalogDatabase
 
 from adapters.catalog.quota_leases import GaugeAsk, RateAsk
 from adapters.catalog.sql import SqlCatalog

@@ -7,7 +7,7 @@ import shutil
 import hypothesis.strategies as st
 import pytest
 from hypothesis import HealthCheck, given, settings
-from support.damaged_adapters import DAMAGES, edit_config, read_raw
+from support.adapters.damaged_adapters import DAMAGES, edit_config, read_raw
 
 from adapters.errors import (
     AdapterError,

@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from peft import LoraConfig, get_peft_model
 from safetensors.numpy import load_file, save_file
-from support.damaged_adapters import EXPERT_DAMAGES, edit_config
-from support.tiny_model import TINY_MIXTURES, write_model_config
+from support.adapters.damaged_adapters import EXPERT_DAMAGES, edit_config
+from support.adapters.tiny_model import TINY_MIXTURES, write_model_config
 
 from adapters.errors import AdapterError, AdapterIncompatible, AdapterMalformed, AdapterUnsupported
 from adapters.formats import Limits, read_adapter

@@ -11,7 +11,7 @@ from peft import LoraConfig, get_peft_model
 from peft.tuners.tuners_utils import check_target_module_exists
 from peft.utils.other import get_pattern_key
 from safetensors.numpy import load_file
-from support.damaged_adapters import edit_config
+from support.adapters.damaged_adapters import edit_config
 
 from adapters.errors import AdapterError, AdapterMalformed
 from adapters.formats import read_adapter

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 import torch
-from support.damaged_adapters import read_raw, write_raw
+from support.adapters.damaged_adapters import read_raw, write_raw
 from torch.nn.utils.parametrizations import orthogonal
 
 from adapters.errors import AdapterIncompatible, AdapterMalformed, AdapterUnsupported

@@ -18,7 +18,7 @@ import hypothesis.strategies as st
 import pytest
 import regex
 from hypothesis import given, settings
-from support.tiny_model import write_model_config
+from support.adapters.tiny_model import write_model_config
 
 from adapters.errors import AdapterError, AdapterMalformed, AdapterUnsupported
 from adapters.formats import Limits, read_adapter

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from safetensors.numpy import load_file
 from safetensors.torch import load_file as load_torch
 from safetensors.torch import save_file as save_torch
-from support.damaged_adapters import read_raw, write_raw
+from support.adapters.damaged_adapters import read_raw, write_raw
 
 from adapters.errors import AdapterError, AdapterMalformed, AdapterTooLarge
 from adapters.formats.folder import AdapterFolder

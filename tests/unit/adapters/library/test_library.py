@@ -7,8 +7,8 @@ import hashlib
 from dataclasses import replace
 
 import pytest
-from support.catalog_databases import TOMORROW
-from support.stored_objects import num_incoming, stored
+from support.adapters.catalog_databases import TOMORROW
+from support.adapters.stored_objects import num_incoming, stored
 
 from adapters import library as library_module
 from adapters.errors import (

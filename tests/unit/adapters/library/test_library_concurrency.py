@@ -7,9 +7,9 @@ import multiprocessing
 from concurrent.futures import ProcessPoolExecutor
 
 import pytest
-from support.library_crowd import MOVED, NUM_IMPORTED, NUM_MOVED, NUM_TARGETS, Crowd, wait_for, work
-from support.stored_objects import num_incoming
-from support.tiny_model import write_model_config
+from support.adapters.library_crowd import MOVED, NUM_IMPORTED, NUM_MOVED, NUM_TARGETS, Crowd, wait_for, work
+from support.adapters.stored_objects import num_incoming
+from support.adapters.tiny_model import write_model_config
 
 from adapters.formats import Limits, read_adapter
 from adapters.library import AdapterLibrary

@@ -21,11 +21,11 @@ from dataclasses import asdict
 from pathlib import Path
 
 import pytest
-from support.adapter_model import ModelOfAdapter
-from support.library_worker import NUM_NAMES, names_of
-from support.s3_server import BUCKET
-from support.stored_objects import num_incoming
-from support.tiny_model import write_model_config
+from support.adapters.adapter_model import ModelOfAdapter
+from support.adapters.library_worker import NUM_NAMES, names_of
+from support.adapters.s3_server import BUCKET
+from support.adapters.stored_objects import num_incoming
+from support.adapters.tiny_model import write_model_config
 
 from adapters.catalog.sql import SqlCatalog
 from adapters.errors import AdapterNotFound
@@ -49,7 +49,7 @@ class Workers:
 
     def __init__(self, settings: Path, scratch: Path):
         self._process = subprocess.Popen(
-            [sys.executable, ROOT / "tests/support/library_worker.py", settings],
+            [sys.executable, ROOT / "tests/support/adapters/library_worker.py", settings],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

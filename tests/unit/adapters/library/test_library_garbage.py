@@ -6,8 +6,8 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from support.catalog_databases import TOMORROW
-from support.stored_objects import overwrite, stored
+from support.adapters.catalog_databases import TOMORROW
+from support.adapters.stored_objects import overwrite, stored
 
 from adapters import library as library_module
 from adapters.catalog.sql import SqlCatalog

@@ -1,7 +1,7 @@
 import json
 
 import pytest
-from support.tiny_model import TINY, TINY_MIXTURES, write_model_config
+from support.adapters.tiny_model import TINY, TINY_MIXTURES, write_model_config
 
 from adapters.errors import BaseModelInvalid
 from adapters.model.base_model import MODULES, BaseModel, Experts, name_of_experts, name_of_module

@@ -6,7 +6,7 @@ import hypothesis.strategies as st
 import numpy as np
 import pytest
 from hypothesis import given, settings
-from support.damaged_adapters import edit_config, read_raw, write_raw
+from support.adapters.damaged_adapters import edit_config, read_raw, write_raw
 
 from adapters.formats import read_adapter
 from adapters.formats.safetensors_file import encode, write_safetensors

@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.damaged_adapters import edit_config
-from support.packed_parts import joined, parts_of
-from support.tiny_model import TINY_QWEN3_MOE, write_model_config
+from support.adapters.damaged_adapters import edit_config
+from support.adapters.packed_parts import joined, parts_of
+from support.adapters.tiny_model import TINY_QWEN3_MOE, write_model_config
 
 from adapters.errors import AdapterIncompatible, AdapterMalformed
 from adapters.formats import Limits, read_adapter

@@ -7,7 +7,7 @@ import struct
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support.packed_parts import joined, parts_of
+from support.adapters.packed_parts import joined, parts_of
 
 from adapters.errors import AdapterError, AdapterIncompatible, AdapterMalformed, AdapterMissing
 from adapters.formats import read_adapter

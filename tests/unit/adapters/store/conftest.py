@@ -1,7 +1,7 @@
 """What tests of the store share."""
 
 import pytest
-from support.s3_server import BUCKET
+from support.adapters.s3_server import BUCKET
 
 from adapters.store import AdapterStore, open_store
 

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.stored_objects import num_incoming, overwrite, raw, revision, source
+from support.adapters.stored_objects import num_incoming, overwrite, raw, revision, source
 
 from adapters.errors import AdapterError
 from adapters.store import (

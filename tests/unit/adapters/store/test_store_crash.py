@@ -15,8 +15,8 @@ from dataclasses import asdict
 from pathlib import Path
 
 import pytest
-from support.s3_server import BUCKET
-from support.stored_objects import num_incoming
+from support.adapters.s3_server import BUCKET
+from support.adapters.stored_objects import num_incoming
 
 from adapters.store import AdapterStore, S3Access, open_store
 from adapters.store.fsck import fsck

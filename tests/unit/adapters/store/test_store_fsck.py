@@ -2,8 +2,8 @@ import os
 from pathlib import Path
 
 import pytest
-from support.s3_server import BUCKET
-from support.stored_objects import overwrite, raw, revision, source
+from support.adapters.s3_server import BUCKET
+from support.adapters.stored_objects import overwrite, raw, revision, source
 
 from adapters.store import AdapterStore, open_store
 from adapters.store import fsck as module

@@ -12,8 +12,8 @@ from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
-from support.s3_server import BUCKET
-from support.stored_objects import num_incoming, revision, source
+from support.adapters.s3_server import BUCKET
+from support.adapters.stored_objects import num_incoming, revision, source
 
 from adapters.store import (
     S3Access,

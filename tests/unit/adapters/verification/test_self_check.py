@@ -161,7 +161,7 @@ def test_it_refuses_what_a_worker_refuses(base, model_dir, tmp_path):
 
 
 def test_without_weights_only_factors_are_compared(base, tmp_path):
-    from support.tiny_model import write_model_config
+    from support.adapters.tiny_model import write_model_config
 
     source = write_random_lora(tmp_path / "lora", base, seed=1)
     check = check_adapter(source, write_model_config(tmp_path / "sizes"), Deployment())

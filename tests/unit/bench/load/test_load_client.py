@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from aiohttp import web
-from support.streaming_mock import MockServer, event, stream, stream_of, usage
+from support.bench.streaming_mock import MockServer, event, stream, stream_of, usage
 
 from bench.errors import BenchError
 from bench.load.client import Client, ask_models, body_of

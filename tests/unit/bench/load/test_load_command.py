@@ -17,7 +17,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from support.streaming_mock import MockServer
+from support.bench.streaming_mock import MockServer
 
 import cli.bench.load as command
 from bench.errors import BenchError

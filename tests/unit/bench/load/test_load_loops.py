@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterator
 
 import pytest
-from support.virtual_time import run_in_virtual_time
+from support.routers.virtual_time import run_in_virtual_time
 
 from bench.load.loops import Loop
 from bench.load.record import NOT_SENT, UNREACHABLE, Record

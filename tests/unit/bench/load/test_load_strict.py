@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from support.streaming_mock import MockServer
+from support.bench.streaming_mock import MockServer
 
 from bench.errors import SystemFailed
 from bench.load.options import Endpoint

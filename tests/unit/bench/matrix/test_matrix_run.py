@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 from aiohttp import web
-from support.streaming_mock import MockServer, stream
+from support.bench.streaming_mock import MockServer, stream
 
 from bench.load.document import read
 from bench.load.generator import generate

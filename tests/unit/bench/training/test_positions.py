@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.small_demo import SMALL_DEMO
+from support.clusters.small_demo import SMALL_DEMO
 
 from bench.errors import BenchError
 from bench.training import positions

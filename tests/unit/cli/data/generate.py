@@ -20,8 +20,8 @@ sys.path.append(str(Path(__file__).resolve().parents[3]))
 from adapters.base_model import BaseModel
 from adapters.random_adapters import write_random_lora
 from cluster.cli import _parser, main
-from support.recorded_answers import recorded
-from support.recorded_commands import arguments_of, run
+from support.bench.recorded_commands import arguments_of, run
+from support.routers.recorded_answers import recorded
 
 MODEL = {
     "architectures": ["LlamaForCausalLM"], "num_hidden_layers": 2, "hidden_size": 8, "intermediate_size": 16,

@@ -13,8 +13,8 @@ import pytest
 from aiohttp import web
 from prometheus_client import CollectorRegistry, Gauge
 from prometheus_client.exposition import choose_encoder
-from support.paired_agents import MODEL, Engine, running
-from support.served_routes import served
+from support.clusters.paired_agents import MODEL, Engine, running
+from support.routers.served_routes import served
 
 from cluster.agent.engine_metrics import FRESH_S, EngineMetrics
 from cluster.config.schema import ClusterConfig

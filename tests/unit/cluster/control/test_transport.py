@@ -14,7 +14,7 @@ from typing import Any
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from support.certificates import authority, expired, issued
+from support.clusters.certificates import authority, expired, issued
 
 from cluster.control import control_pb2 as pb
 from cluster.control.authorization import CALLERS

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 
 import dns.rcode
 import pytest
-from support.dns_server import DnsServer, dns_server
+from support.clusters.dns_server import DnsServer, dns_server
 
 from cluster.discovery import dns as dns_source
 from cluster.discovery.dns import DnsSource

@@ -11,7 +11,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from support.watched_kubernetes import NAMESPACE, KubernetesApiDouble, endpoint, kubeconfig, kubernetes_api, pod
+from support.chart.watched_kubernetes import NAMESPACE, KubernetesApiDouble, endpoint, kubeconfig, kubernetes_api, pod
 
 from cluster.config.discovery import KubernetesDiscovery
 from cluster.discovery import kubernetes_api as api_module

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.model_sizes import LLAMA_8B, LLAMA_70B
+from support.engines.model_sizes import LLAMA_8B, LLAMA_70B
 
 from adapters.errors import BaseModelInvalid
 from adapters.model.base_model import BaseModel

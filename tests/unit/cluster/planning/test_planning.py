@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import yaml
-from support.model_sizes import LLAMA_8B, LLAMA_70B
+from support.engines.model_sizes import LLAMA_8B, LLAMA_70B
 
 from cli.main import main
 from cluster.agent.engine_spec import base_model_of, fitted_spec

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.running_engine import DEVICE
+from support.engines.running_engine import DEVICE
 
 from adapters.errors import AdapterIncompatible, AdapterMalformed, AdapterMissing, AdapterUnsupported
 from adapters.formats import Limits, read_adapter

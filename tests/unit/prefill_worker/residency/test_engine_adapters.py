@@ -6,8 +6,8 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from support.engine_stand_in import engine_stand_in
-from support.held_adapters import StoredAdapters
+from support.adapters.held_adapters import StoredAdapters
+from support.engines.engine_stand_in import engine_stand_in
 
 from engine.client import EngineClient
 from engine.errors import EngineRefused, EngineUnreachable

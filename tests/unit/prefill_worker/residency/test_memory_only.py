@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from support.held_adapters import StoredAdapters, Worker, eventually, pack, reft_directory, running_worker
+from support.adapters.held_adapters import StoredAdapters, Worker, eventually, pack, reft_directory, running_worker
 
 from adapters.errors import (
     AdapterIncompatible,

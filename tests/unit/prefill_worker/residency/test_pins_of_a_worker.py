@@ -6,7 +6,7 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from support.held_adapters import (
+from support.adapters.held_adapters import (
     StoredAdapters,
     eventually,
     running_worker,

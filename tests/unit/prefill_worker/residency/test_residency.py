@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from support.held_adapters import (
+from support.adapters.held_adapters import (
     StoredAdapters,
     Worker,
     bytes_at_one_moment,

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from support.held_adapters import StoredAdapters, running_worker
+from support.adapters.held_adapters import StoredAdapters, running_worker
 
 from adapters.packed import read_packed
 from adapters.store import AdapterNotTrusted, Envelope, open_store

@@ -7,7 +7,6 @@ import json
 from typing import Any
 
 import pytest
-from support.router_calls import has_phase
 from support.router_stand_ins import (
     MODEL,
     answers,
@@ -16,6 +15,7 @@ from support.router_stand_ins import (
     running_cluster,
     stops_after,
 )
+from support.routers.router_calls import has_phase
 
 
 class TestClientsThatLeave:

@@ -7,7 +7,6 @@ import json
 
 import openai
 import pytest
-from support.router_calls import client_of, has_phase
 from support.router_stand_ins import (
     MODEL,
     REVISION_ID,
@@ -15,6 +14,7 @@ from support.router_stand_ins import (
     running_cluster,
     stops_after,
 )
+from support.routers.router_calls import client_of, has_phase
 
 
 class TestPages:

@@ -11,11 +11,11 @@ import sqlite3
 from pathlib import Path
 
 import pytest
-from support.browser import OTHER_NAME, Page, browsing
-from support.catalog_databases import add
-from support.keyed_cluster import keyed_cluster
-from support.management_calls import ask, id_of, imported, lora, managing, upload
+from support.adapters.catalog_databases import add
+from support.observability.browser import OTHER_NAME, Page, browsing
 from support.router_stand_ins import REVISION_ID, ClusterStandIn, stops_after
+from support.routers.keyed_cluster import keyed_cluster
+from support.routers.management_calls import ask, id_of, imported, lora, managing, upload
 
 from adapters.scopes import Scope
 from router.api import status_pages

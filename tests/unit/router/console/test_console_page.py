@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 from starlette.datastructures import Headers
-from support.keyed_cluster import keyed_cluster
-from support.management_calls import imported, managing
 from support.router_stand_ins import ClusterStandIn, repository_root, running_cluster
+from support.routers.keyed_cluster import keyed_cluster
+from support.routers.management_calls import imported, managing
 
 from adapters.scopes import Scope
 from cluster.config.router import RouterConfig

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.management_calls import ask, id_of, imported, lora, managing, upload
 from support.router_stand_ins import REVISION_ID, ClusterStandIn, eventually, hangs, running_cluster
+from support.routers.management_calls import ask, id_of, imported, lora, managing, upload
 
 from adapters.files.locked_folder import LockedFolder
 from router.console import state as console_state

@@ -17,7 +17,7 @@ sys.path.append(str(Path(__file__).resolve().parents[3]))
 
 import router_stand_ins as stand_ins
 from router.fields import REFUSED
-from support.recorded_answers import ask, mended, recorded
+from support.routers.recorded_answers import ask, mended, recorded
 
 HELLO = [{"role": "user", "content": "Hi"}]
 CHAT: dict[str, Any] = {"model": "base", "messages": HELLO}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from support.virtual_time import run_in_virtual_time
+from support.routers.virtual_time import run_in_virtual_time
 
 from router.fleet.breaker import Breaker
 

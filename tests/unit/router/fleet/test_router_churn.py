@@ -9,8 +9,8 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from support.finding_router import Following, finding_router, kubernetes_router
 from support.router_stand_ins import eventually
+from support.routers.finding_router import Following, finding_router, kubernetes_router
 
 
 @asynccontextmanager

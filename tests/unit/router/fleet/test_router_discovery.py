@@ -7,8 +7,8 @@ import logging
 
 import dns.rcode
 import pytest
-from support.finding_router import Found, finding_router
 from support.router_stand_ins import REVISION_ID, eventually
+from support.routers.finding_router import Found, finding_router
 
 from router.fleet.homes import Homes
 

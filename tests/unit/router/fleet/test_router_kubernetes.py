@@ -9,8 +9,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-from support.finding_router import FoundByKubernetes, kubernetes_router
 from support.router_stand_ins import eventually
+from support.routers.finding_router import FoundByKubernetes, kubernetes_router
 
 
 @asynccontextmanager

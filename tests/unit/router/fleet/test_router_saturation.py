@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, replace
 
 import pytest
-from support.fleets import DECODES, MAX_KV_TOKENS, PREFILLS, UNIFIED, fleet_of
+from support.routers.fleets import DECODES, MAX_KV_TOKENS, PREFILLS, UNIFIED, fleet_of
 
 from router.fleet.fleet_state import FleetState
 from router.fleet.queues import Queues

@@ -8,7 +8,6 @@ from typing import Any
 
 import openai
 import pytest
-from support.router_calls import client_of, has_phase
 from support.router_stand_ins import (
     MODEL,
     REVISION_ID,
@@ -22,6 +21,7 @@ from support.router_stand_ins import (
     stops_after,
     streams,
 )
+from support.routers.router_calls import client_of, has_phase
 
 EVENT = b'data: {"id":"x","object":"text_completion","created":1,"model":"base","choices":[]}\n\n'
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import aiohttp
 import pytest
-from support.certificates import authority, issued
+from support.clusters.certificates import authority, issued
 from support.router_stand_ins import ClusterStandIn, eventually, running_cluster
 
 from process.certificates.authority import Authority

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import uvicorn
 import uvloop
-from support.certificates import authority, issued
+from support.clusters.certificates import authority, issued
 
 from cluster.config.load import load_cluster_config
 from process.certificates.contexts import make_pinned_context

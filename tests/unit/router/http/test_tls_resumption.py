@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import uvloop
-from support.certificates import authority, issued
+from support.clusters.certificates import authority, issued
 
 from process.certificates.contexts import Following, make_client_context, make_server_context, server_context
 from process.certificates.resumption import ResumingContext

@@ -11,7 +11,7 @@ from random import Random
 from typing import Any
 
 import pytest
-from support.keyed_cluster import KeyedCluster, keyed_cluster
+from support.routers.keyed_cluster import KeyedCluster, keyed_cluster
 
 from adapters.catalog.records import Grant
 from adapters.scopes import Permission, Scope

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.catalog_databases import CatalogDatabase
-from support.keyed_cluster import KeyedCluster, keyed_cluster
-from support.management_calls import form, lora
+from support.adapters.catalog_databases import CatalogDatabase
+from support.routers.keyed_cluster import KeyedCluster, keyed_cluster
+from support.routers.management_calls import form, lora
 
 from adapters.audit_file import AuditFile
 from adapters.catalog.records import AuditEvent

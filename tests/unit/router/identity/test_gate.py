@@ -9,9 +9,9 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from support.catalog_databases import SqliteDatabase
-from support.management_calls import ask
+from support.adapters.catalog_databases import SqliteDatabase
 from support.router_stand_ins import ClusterStandIn, eventually, running_cluster
+from support.routers.management_calls import ask
 
 from adapters.catalog.records import ApiKey, Change, Grant
 from adapters.catalog.sql import SqlCatalog

@@ -15,8 +15,8 @@ from typing import Any
 import jwt
 import pytest
 from cryptography.hazmat.primitives import serialization
-from support.keyed_cluster import keyed_cluster
-from support.local_issuer import AUDIENCE, LocalIssuer, local_issuer
+from support.routers.keyed_cluster import keyed_cluster
+from support.routers.local_issuer import AUDIENCE, LocalIssuer, local_issuer
 
 from adapters.scopes import Scope
 from cluster.config.router import AuthConfig, OidcConfig

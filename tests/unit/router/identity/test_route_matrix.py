@@ -9,8 +9,8 @@ from typing import Any
 import aiohttp
 import pytest
 from starlette.routing import Route
-from support.keyed_cluster import TENANT_SCOPES, KeyedCluster, keyed_cluster
-from support.management_calls import form
+from support.routers.keyed_cluster import TENANT_SCOPES, KeyedCluster, keyed_cluster
+from support.routers.management_calls import form
 
 from adapters.catalog.sql import SqlCatalog
 from adapters.scopes import Scope

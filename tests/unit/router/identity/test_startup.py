@@ -6,7 +6,7 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from support.local_issuer import local_issuer
+from support.routers.local_issuer import local_issuer
 
 from adapters.catalog.sql import SqlCatalog
 from adapters.scopes import Scope

@@ -15,9 +15,9 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-from support.management_calls import ask, files_of, form, lora, upload
 from support.router_stand_ins import BASE, REVISION_ID, ClusterStandIn, eventually, running_cluster
 from support.router_stand_ins import adapters as adapters_of_tests
+from support.routers.management_calls import ask, files_of, form, lora, upload
 
 from adapters.formats import Limits
 from adapters.library import AdapterLibrary

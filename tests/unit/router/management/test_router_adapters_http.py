@@ -11,8 +11,7 @@ from typing import Any
 
 import grpc
 import pytest
-from support.catalog_databases import SqliteDatabase
-from support.management_calls import answered_by, ask, form, id_of, lora, managing, upload
+from support.adapters.catalog_databases import SqliteDatabase
 from support.router_stand_ins import (
     BASE,
     DIRECTORIES,
@@ -21,6 +20,7 @@ from support.router_stand_ins import (
     open_catalog,
     running_cluster,
 )
+from support.routers.management_calls import answered_by, ask, form, id_of, lora, managing, upload
 
 from adapters.errors import AdapterIncompatible
 from samples.random_adapters import write_random_lora

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.management_calls import WEIGHTS, answered_by, ask, managing
 from support.router_stand_ins import (
     BASE,
     TEMPLATE,
 )
+from support.routers.management_calls import WEIGHTS, answered_by, ask, managing
 
 from samples.random_adapters import write_random_lora
 

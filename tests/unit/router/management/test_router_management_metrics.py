@@ -8,8 +8,7 @@ from typing import Any
 
 import grpc
 from prometheus_client.parser import text_string_to_metric_families
-from support.catalog_databases import SqliteDatabase
-from support.management_calls import CONFIG, answered_by, ask, form, lora, managing, upload
+from support.adapters.catalog_databases import SqliteDatabase
 from support.router_stand_ins import (
     BASE,
     REVISION_ID,
@@ -17,6 +16,7 @@ from support.router_stand_ins import (
     eventually,
     open_catalog,
 )
+from support.routers.management_calls import CONFIG, answered_by, ask, form, lora, managing, upload
 
 from samples.random_adapters import write_random_lora
 

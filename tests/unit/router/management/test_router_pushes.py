@@ -7,12 +7,12 @@ from pathlib import Path
 
 import grpc
 import pytest
-from support.management_calls import answered_by, ask, form, id_of, lora, managing, upload
 from support.router_stand_ins import (
     ClusterStandIn,
     after,
     eventually,
 )
+from support.routers.management_calls import answered_by, ask, form, id_of, lora, managing, upload
 
 
 class TestPush:

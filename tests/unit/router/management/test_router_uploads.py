@@ -10,12 +10,12 @@ from typing import Any
 
 import aiohttp
 import pytest
-from support.management_calls import CONFIG, WEIGHTS, answered_by, ask, files_of, id_of, lora, managing, upload
 from support.router_stand_ins import (
     BASE,
     LIMITS,
     eventually,
 )
+from support.routers.management_calls import CONFIG, WEIGHTS, answered_by, ask, files_of, id_of, lora, managing, upload
 
 from samples.random_adapters import write_random_reft
 

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.keyed_cluster import KeyedCluster, keyed_cluster
-from support.management_calls import form as form_of
-from support.management_calls import lora
+from support.routers.keyed_cluster import KeyedCluster, keyed_cluster
+from support.routers.management_calls import form as form_of
+from support.routers.management_calls import lora
 
 from adapters.scopes import Scope
 from router.errors import TooManyExports

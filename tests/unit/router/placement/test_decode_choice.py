@@ -7,7 +7,7 @@ from dataclasses import replace
 from random import Random
 
 import pytest
-from support.fleets import MAX_KV_TOKENS, PREFILLS, UP, fleet_of, warm_with
+from support.routers.fleets import MAX_KV_TOKENS, PREFILLS, UP, fleet_of, warm_with
 
 from router.fleet.fleet_state import WorkerView
 from router.placement.decode_choice import choose_decode

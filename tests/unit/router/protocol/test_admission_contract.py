@@ -9,7 +9,7 @@ import json
 from typing import Any
 
 import pytest
-from support.random_bodies import Bodies
+from support.routers.random_bodies import Bodies
 
 from cluster.config.limits import RequestLimits
 from router.errors import InvalidBody, RequestError

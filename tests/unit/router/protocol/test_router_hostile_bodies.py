@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from support.hostile_requests import HostileRequest, sending
+from support.routers.hostile_requests import HostileRequest, sending
 
 from router.protocol.fields import REFUSED
 from router.protocol.validation import FIELDS, Endpoint

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Sequence
 
 import pytest
-from support.sharing_routers import ACME, STEP_S, Database, Router
+from support.routers.sharing_routers import ACME, STEP_S, Database, Router
 
 from adapters.catalog.quota_leases import Claim, GaugeAsk, lease_in_turn
 from cluster.config.quotas import QuotasConfig

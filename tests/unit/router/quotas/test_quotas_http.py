@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.keyed_cluster import KeyedCluster, keyed_cluster
-from support.management_calls import ask, form, lora, upload
 from support.router_stand_ins import ClusterStandIn, after, eventually, running_cluster
+from support.routers.keyed_cluster import KeyedCluster, keyed_cluster
+from support.routers.management_calls import ask, form, lora, upload
 
 from cluster.config.load import load_cluster_config
 from cluster.errors import ConfigError

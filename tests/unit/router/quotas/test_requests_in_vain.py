@@ -7,7 +7,7 @@ from collections import deque
 from typing import Any
 
 import pytest
-from support.sharing_routers import Database, Router
+from support.routers.sharing_routers import Database, Router
 
 from adapters.scopes import Scope
 from cluster.config.quotas import QuotasConfig

@@ -8,8 +8,8 @@ from random import Random
 from typing import Any
 
 import pytest
-from support.fleets import UNIFIED
-from support.virtual_time import run_in_virtual_time
+from support.routers.fleets import UNIFIED
+from support.routers.virtual_time import run_in_virtual_time
 
 from bench.measuring.quantile import quantile
 from cluster.config.quotas import FairQueueConfig, QuotasConfig

@@ -365,7 +365,7 @@ class TestTheAdaptersOfTheConfiguration:
 class TestOverHttp:
     def test_a_catalog_that_is_away(self, tmp_path: Path) -> None:
         """The base model and known names are served, others get 503 with retry-after, and then they are served."""
-        from support.catalog_databases import SqliteDatabase
+        from support.adapters.catalog_databases import SqliteDatabase
 
         database = SqliteDatabase(tmp_path / "catalog")
         library_over(open_catalog(database.url), tmp_path).import_directory("late", lora(tmp_path, 5))
@@ -393,7 +393,7 @@ class TestOverHttp:
 
     @pytest.mark.slow
     def test_models_come_in_pages(self, tmp_path: Path) -> None:
-        from support.catalog_databases import add
+        from support.adapters.catalog_databases import add
 
         async def scenario() -> None:
             async with running_cluster(folder=tmp_path) as cluster:

@@ -11,9 +11,9 @@ from typing import Any
 import aiohttp
 import grpc
 import pytest
-from support.management_calls import answered_by, ask, form, id_of, lora, managing, upload
-from support.memory_only_pushes import digits, gone, id_of_pushed, in_store, push, until
 from support.router_stand_ins import BASE, LIMITS
+from support.routers.management_calls import answered_by, ask, form, id_of, lora, managing, upload
+from support.routers.memory_only_pushes import digits, gone, id_of_pushed, in_store, push, until
 
 from adapters.errors import CatalogUnavailable
 from adapters.formats import read_adapter

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.management_calls import answered_by, managing
-from support.memory_only_pushes import id_of_pushed, push, until
 from support.router_stand_ins import WorkerStandIn
+from support.routers.management_calls import answered_by, managing
+from support.routers.memory_only_pushes import id_of_pushed, push, until
 
 from router.revisions import memory_only
 from router.revisions.memory_only import MemoryOnlyRevisions

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.full_disk import files_of_at_most
+from support.adapters.full_disk import files_of_at_most
 
 from training.checkpoints.run_folder import RunFolder
 from training.checkpoints.state import TrainingState, random_state, restore_random_state

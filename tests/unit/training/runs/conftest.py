@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.small_runs import make_model, preference_rows, sft_rows, write_jsonl
+from support.training.small_runs import make_model, preference_rows, sft_rows, write_jsonl
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
 import pytest
-from support.small_runs import killable_run
+from support.training.small_runs import killable_run
 
 HANG_S = 300.0
 KILLS_IN_A_RUN = 5  # each one later in it, or while it resumes

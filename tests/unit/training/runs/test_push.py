@@ -6,8 +6,8 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from support.management_calls import managing
 from support.router_stand_ins import BASE, LIMITS
+from support.routers.management_calls import managing
 
 from adapters.formats import read_adapter
 from adapters.model.manifest import revision_id_of

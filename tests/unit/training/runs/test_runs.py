@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 import torch
-from support.full_disk import files_of_at_most
-from support.small_runs import make_model, options, write_jsonl
+from support.adapters.full_disk import files_of_at_most
+from support.training.small_runs import make_model, options, write_jsonl
 from transformers import AutoTokenizer
 
 from adapters.catalog.sql import SqlCatalog

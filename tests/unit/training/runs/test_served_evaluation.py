@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.answering_server import BASE, REVISION, Answer, AnsweringServer, answering, refusal
-from support.small_runs import sft_rows, write_jsonl
+from support.bench.answering_server import BASE, REVISION, Answer, AnsweringServer, answering, refusal
+from support.training.small_runs import sft_rows, write_jsonl
 
 from process.free_ports import free_port
 from training.data.examples import load_sft

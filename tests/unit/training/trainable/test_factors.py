@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from support.training_models import scramble
+from support.training.training_models import scramble
 
 from adapters.formats.safetensors_file import float32_to_bfloat16
 from adapters.model.manifest import Manifest, revision_id_of

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support.training_models import scramble
+from support.training.training_models import scramble
 
 from adapters.formats import Limits, read_adapter
 from adapters.model.manifest import revision_id_of

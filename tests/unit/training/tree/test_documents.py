@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from support.random_documents import random_documents
+from support.training.random_documents import random_documents
 
 from training.errors import DocumentInvalid
 from training.tree.documents import Branch, Document, merge

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from support.random_documents import random_documents
+from support.training.random_documents import random_documents
 from torch.nn.attention.flex_attention import create_mask
 
 from training.tree.documents import Branch, Document

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 
 import pytest
-from support.virtual_time import run_in_virtual_time
+from support.routers.virtual_time import run_in_virtual_time
 
 from adapters.errors import AdapterMalformed
 from adapters.store import StoreUnavailable

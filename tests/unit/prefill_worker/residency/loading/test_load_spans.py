@@ -8,9 +8,9 @@ from pathlib import Path
 
 import grpc
 import pytest
-from support.held_adapters import StoredAdapters, eventually
-from support.otlp_receiver import ReceivedSpan, children_of, otlp_receiver, send_all, tracing_to
-from support.running_agent import RunningAgent, running_agent
+from support.adapters.held_adapters import StoredAdapters, eventually
+from support.clusters.running_agent import RunningAgent, running_agent
+from support.observability.otlp_receiver import ReceivedSpan, children_of, otlp_receiver, send_all, tracing_to
 
 CALLER_ID = "b7ad6b7169203331"
 STAGES = {"fetch", "room", "check", "engine"}

@@ -9,12 +9,12 @@ import resource
 from pathlib import Path
 
 import pytest
-from support.engine_stand_in import engine_stand_in
-from support.held_adapters import (
+from support.adapters.held_adapters import (
     StoredAdapters,
     eventually,
     running_worker,
 )
+from support.engines.engine_stand_in import engine_stand_in
 
 from adapters.errors import (
     AdapterError,

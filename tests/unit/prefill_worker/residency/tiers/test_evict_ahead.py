@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-from support.held_adapters import StoredAdapters, Worker, eventually, running_worker
+from support.adapters.held_adapters import StoredAdapters, Worker, eventually, running_worker
 
 from prefill_worker.residency import Tier
 from prefill_worker.residency.tiers.evict_ahead import EvictAhead

@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 
 import pytest
-from support.held_adapters import StoredAdapters, bytes_at_one_moment, eventually, running_worker
+from support.adapters.held_adapters import StoredAdapters, bytes_at_one_moment, eventually, running_worker
 
 from engine.client import IN_USE
 from engine.errors import EngineRefused

@@ -9,7 +9,7 @@ from io import FileIO
 from pathlib import Path
 
 import pytest
-from support.held_adapters import StoredAdapters
+from support.adapters.held_adapters import StoredAdapters
 
 from adapters.store import Envelope, StoreCorrupt
 from adapters.store.envelope import content_of

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 from msgspec import structs
-from support.fleets import MAX_KV_TOKENS, PREFILLS, UNIFIED, fleet_of, having
+from support.routers.fleets import MAX_KV_TOKENS, PREFILLS, UNIFIED, fleet_of, having
 
 from router.fleet.fleet_state import WorkerView
 from router.placement.prefix_index import PrefixIndex

@@ -1,0 +1,90 @@
+"""The decode engine knows nothing of adapters."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from support.clusters.running_cluster import RunningCluster
+
+from engine.hooks.guards.http import ADMIN_KEY_VARIABLE, IN_ENVIRONMENT
+from engine.hooks.ledger import hooks_for
+
+
+def reports_of(cluster: RunningCluster, worker: str) -> dict[str, dict]:
+    """What the processes of a worker's engine reported of themselves, by process."""
+    folder = Path(cluster.engine(worker).environ()["PRELUDE_ENGINE_REPORTS"])
+    reports = [json.loads(path.read_text()) for path in folder.glob("*.json")]
+    return {report["process"]: report for report in reports}
+
+
+def test_decode_engine_holds_no_adapter_tensor(cluster: RunningCluster):
+    scheduler = reports_of(cluster, "decode-0")["scheduler-0"]
+    assert scheduler["lora_enabled"] is False
+    assert scheduler["adapter_tensors"] == 0
+    # The same count sees the slots of the prefill engine, so it can fail.
+    assert reports_of(cluster, "prefill-0")["scheduler-0"]["adapter_tensors"] > 0
+
+
+def test_decode_engine_was_started_without_lora(cluster: RunningCluster):
+    assert not any("lora" in word for word in cluster.engine("decode-0").cmdline())
+    info = cluster.ask_engine("decode-0", "GET", "/server_info")
+    assert info.json()["enable_lora"] is not True
+    assert cluster.describe("decode-0").engine_key not in info.text  # nor any other key that works
+    assert info.json()["admin_api_key"] == IN_ENVIRONMENT
+
+
+def test_decode_engine_refuses_a_request_that_names_an_adapter(cluster: RunningCluster):
+    body = {"model": "demo", "prompt": "Hello", "max_tokens": 1, "lora_path": "sha256:" + "0" * 64}
+    answer = cluster.ask_engine("decode-0", "POST", "/v1/completions", json=body)
+    assert answer.status_code == 400
+    assert "LoRA is not enabled" in answer.text
+
+
+def test_decode_engine_loads_no_adapter(cluster: RunningCluster):
+    body, key = {"lora_name": "x", "lora_path": str(cluster.adapters["a0"])}, admin_key_of(cluster, "decode-0")
+    answer = cluster.ask_engine("decode-0", "POST", "/load_lora_adapter", key=key, json=body)
+    assert answer.status_code == 400
+    assert "LoRA is not enabled" in answer.text
+
+
+def test_engines_ask_for_their_keys(cluster: RunningCluster):
+    """One that is for requests opens nothing else; without one there are health and metrics only."""
+    body = {"model": "demo", "prompt": "Hello", "max_tokens": 1}
+    routers, admin = cluster.describe("prefill-0").engine_key, admin_key_of(cluster, "prefill-0")
+    assert len({routers, admin, cluster.describe("decode-0").engine_key}) == 3
+    load = {"lora_name": "sha256:" + "0" * 64, "lora_path": "/nowhere"}
+    for method, path, fields, opened_by in (
+        ("POST", "/v1/completions", {**body, "lora_path": "x"}, {routers}),
+        ("POST", "/generate", {"text": "Hello", "sampling_params": {"n": -1}}, {routers}),
+        ("GET", "/server_info", None, {routers}),
+        ("POST", "/abort_request", {"rid": "none"}, {routers}),
+        ("POST", "/load_lora_adapter", load, {admin}),
+        ("POST", "/unload_lora_adapter", {"lora_name": load["lora_name"]}, {admin}),
+        ("POST", "/update_weights_from_disk", {}, {admin}),
+        ("GET", "/health", None, {routers, admin, "", "guess"}),
+        ("GET", "/metrics", None, {routers, admin, "", "guess"}),
+    ):
+        for key in ("", "guess", routers, admin):
+            answer = cluster.ask_engine("prefill-0", method, path, key=key, json=fields, follow_redirects=True)
+            assert (answer.status_code != 401) is (key in opened_by), (path, answer.text)
+    assert cluster.ask_engine("prefill-0", "GET", "/health_generate", key="").status_code == 401
+    words = cluster.engine("prefill-0").cmdline()
+    assert routers not in words
+    assert admin not in words
+    assert routers not in (cluster.logs / "prefill-0.log").read_text()
+    assert admin not in (cluster.logs / "prefill-0.log").read_text()
+
+
+def admin_key_of(cluster: RunningCluster, name: str) -> str:
+    """What only the agent knows, and whoever may read its engine's environment."""
+    return cluster.engine(name).environ()[ADMIN_KEY_VARIABLE]
+
+
+def test_every_engine_process_has_its_hooks(cluster: RunningCluster):
+    for worker, role in (("prefill-0", "prefill"), ("decode-0", "decode")):
+        expected = [hook.name for hook in hooks_for(role, "cpu")]
+        reports = reports_of(cluster, worker)
+        assert set(reports) == {"server", "scheduler-0"}
+        for report in reports.values():
+            assert report["hooks"] == expected

@@ -1,0 +1,130 @@
+"""A prefill/decode pair in bfloat16, through the router: KV that adapters made, read by an engine that has none.
+
+The same cluster shows what one trace holds: it records requests that ask for it, which the others do not.
+
+With PRELUDE_TEST_DEVICE=cuda it runs on a GPU, both engines on the same one. A cluster of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from support.clusters.running_cluster import CHUNK_TOKENS, RunningCluster, running_cluster
+from support.engines.bfloat16 import Judge, cases_of
+from support.engines.parity import completion_body
+from support.engines.running_engine import DEVICE, EXTRA_ARGUMENTS
+from support.observability.otlp_receiver import OtlpReceiver, ReceivedSpan, children_of, named, otlp_receiver
+
+from adapters.model.base_model import BaseModel
+from samples.random_adapters import write_random_lora, write_random_mixed, write_random_reft
+
+NEW_TOKENS = 40
+TRACE_ID, CALLER_ID = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+SECRET = "nobody reads this"
+
+
+@pytest.fixture(scope="module")
+def directories(model_dir: Path, tmp_path_factory) -> dict[str, Path]:
+    base, root = BaseModel.read(model_dir), tmp_path_factory.mktemp("bfloat16")
+    return {
+        "lora": write_random_lora(root / "lora", base, 1, std=0.2, dtype="bfloat16"),
+        "direft": write_random_reft(root / "direft", base, 2, rank=8, std=2.0),
+        "loreft": write_random_reft(root / "loreft", base, 3, kind="loreft", std=2.0),
+        "mixed": write_random_mixed(root / "mixed", base, 4),
+    }
+
+
+@pytest.fixture(scope="module")
+def collector() -> Iterator[OtlpReceiver]:
+    with otlp_receiver() as receiver:
+        yield receiver
+
+
+@pytest.fixture(scope="module")
+def pair(model_dir: Path, directories: dict[str, Path], collector: OtlpReceiver, tmp_path_factory):
+    engine = {
+        "device": DEVICE,
+        "max_total_tokens": 16384,
+        "max_running_requests": 32,
+        "chunked_prefill_tokens": CHUNK_TOKENS,
+        "context_length": 2048,
+        "extra_arguments": list(EXTRA_ARGUMENTS),
+    }
+    model = {"path": str(model_dir), "name": "demo", "dtype": "bfloat16"}
+    root = tmp_path_factory.mktemp("pair")
+    tracing = {"endpoint": collector.url, "sample_ratio": 0}
+    with running_cluster(root, model_dir, directories, model=model, engine=engine, tracing=tracing) as cluster:
+        yield cluster
+
+
+def below(span: ReceivedSpan, spans: list[ReceivedSpan]) -> set[str]:
+    """Names of all spans beneath one."""
+    return {name for child in children_of(span, spans) for name in {child.name} | below(child, spans)}
+
+
+def test_one_trace_shows_router_agent_and_both_engines(pair: RunningCluster, collector: OtlpReceiver):
+    """Before the other tests have loaded any adapter. Warm-up and health checks leave no traces."""
+    body = {"model": "demo", "adapter": "lora", "prompt": SECRET, "max_tokens": 5, "ignore_eos": True, "stream": True}
+    headers = {"traceparent": f"00-{TRACE_ID}-{CALLER_ID}-01"}
+    answer = httpx.post(f"{pair.url}/v1/completions", json=body, headers=headers, timeout=120)
+    assert (answer.status_code, answer.headers["x-prelude-trace-id"]) == (200, TRACE_ID)
+    assert httpx.post(f"{pair.url}/v1/completions", json={**body, "adapter": None}, timeout=120).status_code == 200
+
+    last = {"POST /v1/completions", "EnsureAdapter", "prefill_transfer_kv_cache", "decode_forward"}
+    spans = collector.wait(lambda found: last <= {each.name for each in found} and is_whole(found), 60)
+    assert {each.trace_id for each in spans} == {TRACE_ID}
+    root = next(each for each in spans if each.parent_id == CALLER_ID)
+    assert [each.name for each in children_of(root, spans)] == ["admission", "resolve", "placement", "attempt"]
+    ensure, prefill, decode = (named(name, spans) for name in ("ensure adapter", "prefill", "decode"))
+    assert {"EnsureAdapter", "load adapter", "fetch", "engine"} <= below(ensure, spans)
+    assert {"tokenize", "prefill_forward", "prefill_transfer_kv_cache"} <= below(prefill, spans)
+    assert {"tokenize", "decode_transferred", "decode_forward"} <= below(decode, spans)
+    assert "decode_loop" not in below(decode, spans)  # one per token
+    assert decode.events == ("first token",)
+    workers = {each.instance for each in spans if each.service == "sglang"}
+    assert workers == {"prefill-0", "decode-0"}
+    assert SECRET not in repr(spans)
+
+
+def is_whole(spans: list[ReceivedSpan]) -> bool:
+    """Whether every span's parent has arrived, but for the client's."""
+    return {each.parent_id for each in spans} - {each.span_id for each in spans} == {CALLER_ID}
+
+
+def test_parity_mixed(pair: RunningCluster, directories: dict[str, Path], tmp_path: Path):
+    generator = random.Random(4)
+    prompts = [
+        (name, tuple(generator.randrange(10, 600) for _ in range(count)))
+        for name in (None, *directories)
+        for count in (9, CHUNK_TOKENS, 2 * CHUNK_TOKENS + 5)
+    ]
+    cases = cases_of(prompts, NEW_TOKENS)
+
+    async def run() -> list[dict]:
+        async with httpx.AsyncClient(base_url=pair.url, timeout=120) as client:
+
+            async def one(case) -> dict:
+                body = completion_body(case.adapter, case.prompt_ids, max_tokens=NEW_TOKENS, echo=True, logprobs=1)
+                answer = await client.post("/v1/completions", json=body)
+                assert answer.status_code == 200, f"{case.name}: {answer.text}"
+                return answer.json()
+
+            return await asyncio.gather(*(one(case) for case in cases))
+
+    known = Judge(pair.model_dir, directories, tmp_path).check(cases, asyncio.run(run()))
+    plain = Judge(pair.model_dir, {}, tmp_path)
+    for case in known:
+        if case.adapter is not None and len(case.prompt_ids) > 9:  # the adapters matter: base answers would be far off
+            body = completion_body(None, case.prompt_ids, max_tokens=NEW_TOKENS, echo=True, logprobs=1)
+            answer = httpx.post(f"{pair.url}/v1/completions", json=body, timeout=120)
+            assert answer.status_code == 200, answer.text
+            base = answer.json()
+            found = base["choices"][0]["logprobs"]["token_logprobs"][1 : len(case.prompt_ids)]
+            wanted = case.reference["prompt_logprobs"][1:]
+            assert sum(abs(f - w) for f, w in zip(found, wanted, strict=True)) / len(found) > 0.2, case.name
+            plain.check(cases_of([(None, case.prompt_ids)], NEW_TOKENS), [base])

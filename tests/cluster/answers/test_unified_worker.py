@@ -1,0 +1,181 @@
+"""A cluster of one unified worker: every kind of adapter, also for all positions, through the router, from a bucket.
+
+A cluster of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import random
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+import openai
+import pytest
+from support.adapters.s3_server import BUCKET, S3Double
+from support.clusters.running_cluster import CHUNK_TOKENS, RunningCluster, running_cluster
+from support.engines.parity import (
+    NEW_TOKENS,
+    Case,
+    check_embedding,
+    check_logprobs,
+    check_scores,
+    check_tokens,
+    completion_body,
+)
+from support.engines.reference_answers import run_reference
+
+from adapters.model.base_model import BaseModel
+from samples.random_adapters import write_random_lora, write_random_reft
+
+EVERYWHERE = ("everywhere", "everywhere-reft")
+
+
+@pytest.fixture(scope="module")
+def directories(adapters: dict[str, Path], model_dir: Path, tmp_path_factory) -> dict[str, Path]:
+    base, root = BaseModel.read(model_dir), tmp_path_factory.mktemp("everywhere")
+    return {
+        **adapters,
+        "everywhere": write_random_lora(root / "lora", base, 30, config={"prelude": {"positions": "all"}}),
+        "everywhere-reft": write_random_reft(root / "reft", base, 31, positions="all"),
+    }
+
+
+@pytest.fixture(scope="module")
+def bucket() -> Iterator[S3Double]:
+    double = S3Double()
+    with pytest.MonkeyPatch.context() as patch:  # where every AWS client looks for its keys
+        patch.setenv("AWS_ACCESS_KEY_ID", "test")
+        patch.setenv("AWS_SECRET_ACCESS_KEY", "test")
+        yield double
+    double.stop()
+
+
+@pytest.fixture(scope="module")
+def unified(model_dir: Path, directories: dict[str, Path], bucket: S3Double, tmp_path_factory):
+    with running_cluster(
+        tmp_path_factory.mktemp("unified"),
+        model_dir,
+        directories,
+        workers={"unified-0": {"role": "unified"}},
+        store={
+            "url": f"s3://{BUCKET}/unified",
+            "s3_endpoint_url": bucket.access.endpoint_url,
+            "s3_region": "eu-central-1",
+        },
+        router={"port": 0, "management": True, "adapter_timeout_s": 8},
+        residency={"lease_s": 0.1},
+    ) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def cases(unified: RunningCluster, directories: dict[str, Path], tmp_path_factory) -> list[Case]:
+    generator = random.Random(4)
+    prompts = [tuple(generator.randrange(10, 600) for _ in range(count)) for count in (9, 2 * CHUNK_TOKENS + 5)]
+    asked = list(itertools.product((None, *directories), prompts))
+    requests = [
+        {
+            "adapter": directories[name] if name else None,
+            "prompt_ids": ids,
+            "max_new_tokens": NEW_TOKENS,
+            "positions": "all" if name in EVERYWHERE else "prefill",
+        }
+        for name, ids in asked
+    ]
+    answers = run_reference(unified.model_dir, requests, tmp_path_factory.mktemp("reference"))
+    return [Case(name, f"{len(ids)}", ids, answer) for (name, ids), answer in zip(asked, answers, strict=True)]
+
+
+def test_parity_alone_and_all_at_once(unified: RunningCluster, cases: list[Case]):
+    async def run() -> None:
+        async with httpx.AsyncClient(base_url=unified.url, timeout=120) as client:
+
+            async def one(case: Case) -> None:
+                body = completion_body(case.adapter, case.prompt_ids, echo=True, logprobs=1)
+                answer = await client.post("/v1/completions", json=body)
+                assert answer.status_code == 200, f"{case.name}: {answer.text}"
+                check_tokens(case, answer.json())
+                check_logprobs(case, answer.json())
+                body |= {"max_tokens": 0, "logprobs": 0}
+                answer = await client.post("/v1/completions", json=body)
+                assert answer.status_code == 200, f"{case.name}: {answer.text}"
+                check_logprobs(case, answer.json(), of_prompt_only=True)
+
+            for case in cases:
+                await one(case)
+            await asyncio.gather(*(one(case) for case in cases))
+
+    asyncio.run(run())
+
+
+def test_scores(unified: RunningCluster, cases: list[Case]):
+    for case in cases:
+        check_scores(case, lambda body: httpx.post(f"{unified.url}/v1/score", json=body, timeout=60))
+
+
+def test_embeddings(unified: RunningCluster, cases: list[Case]):
+    """Also under adapters for all positions; and all at once, neighbours under different adapters."""
+
+    def post(body: dict) -> httpx.Response:
+        return httpx.post(f"{unified.url}/v1/embeddings", json=body, timeout=60)
+
+    for case in cases:
+        check_embedding(case, post)
+    with ThreadPoolExecutor(len(cases)) as threads:
+        list(threads.map(lambda case: check_embedding(case, post), cases))
+
+
+def test_openai_client(unified: RunningCluster):
+    with openai.OpenAI(base_url=f"{unified.url}/v1", api_key="none", max_retries=0) as client:
+        hello = [{"role": "user", "content": "Hello"}]
+        fields = {"model": "demo", "messages": hello, "temperature": 0, "max_tokens": 9}
+        whole = client.chat.completions.create(**fields, n=2, extra_body={"adapter": "everywhere"})
+        streamed = client.chat.completions.create(**fields, stream=True, extra_body={"adapter": "everywhere"})
+        text = "".join(chunk.choices[0].delta.content or "" for chunk in streamed if chunk.choices)
+        assert [choice.message.content for choice in whole.choices] == [text, text]
+        raw = client.chat.completions.with_raw_response.create(**fields, extra_body={"adapter": "reft"})
+        assert raw.headers["x-prelude-adapter"] == "reft"
+        assert "everywhere" in {model.id for model in client.models.list()}
+
+
+def test_an_adapter_for_all_positions_needs_a_unified_worker(cluster: RunningCluster):
+    """On a cluster of a pair it is refused, with the reason."""
+    body = {"model": "demo", "adapter": "everywhere", "prompt": "Hello", "max_tokens": 2}
+    answer = httpx.post(f"{cluster.url}/v1/completions", json=body, timeout=60)
+    assert answer.status_code == 422
+    assert "unified" in answer.json()["error"]["message"]
+    assert "everywhere" not in {model["id"] for model in httpx.get(f"{cluster.url}/v1/models").json()["data"]}
+
+
+def test_the_bucket_is_away(unified: RunningCluster, cases: list[Case], bucket: S3Double):
+    """What is resident is served on, what is nowhere else is a 503, and comes by itself when the bucket is back."""
+    resident, absent = (next(case for case in cases if case.adapter == name) for name in ("a0", "a1"))
+
+    def ask(case: Case) -> httpx.Response:
+        body = completion_body(case.adapter, case.prompt_ids, echo=True, logprobs=1)
+        return httpx.post(f"{unified.url}/v1/completions", json=body, timeout=60)
+
+    check_tokens(absent, ask(absent).json())
+    check_tokens(resident, ask(resident).json())
+    time.sleep(0.5)  # leases end, and what was loaded is written to the disk
+    evicted = httpx.post(f"{unified.url}/v1/adapters/a1/evict", timeout=30)
+    assert evicted.status_code == 200, evicted.text
+    bucket.stop()
+    try:
+        check_tokens(resident, ask(resident).json())
+        refused = ask(absent)
+        assert refused.status_code == 503, refused.text
+        assert refused.json()["error"]["code"] == "adapter_store_unavailable"
+        assert int(refused.headers["retry-after"]) >= 1
+        check_tokens(resident, ask(resident).json())
+    finally:
+        bucket.start()
+    deadline = time.monotonic() + 20
+    while (answer := ask(absent)).status_code == 503 and time.monotonic() < deadline:
+        time.sleep(0.2)
+    check_tokens(absent, answer.json())

@@ -1,0 +1,184 @@
+"""Prefill and decode on two hosts (network namespaces), KV over TCP: right answers, also over a slow link.
+
+While the link is cut, requests end with an error in time, and afterwards they are answered again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+import yaml
+from support.clusters import network_namespaces
+from support.clusters.network_namespaces import HOSTS, LINK, TwoHosts
+from support.clusters.running_cluster import START_TIMEOUT_S, RunningCluster
+from support.engines.reference_answers import run_reference
+
+from cluster.config.load import load_cluster_config
+from process.free_ports import free_port
+
+pytestmark = pytest.mark.long
+
+NAMES = ("a0", "a3", "reft", None)
+NEW_TOKENS = 8
+PROMPT_TOKENS = 300
+DEADLINE_S = 120.0  # of a client: whatever ends later hangs
+_PORTS = {"control_port": 7001, "metrics_port": 7002, "engine_port": 7003}  # each host has its own
+
+
+@pytest.fixture(scope="module")
+def hosts() -> Iterator[TwoHosts]:
+    if (reason := network_namespaces.why_not()) is not None:
+        pytest.skip(f"no two hosts here: {reason}")
+    with network_namespaces.two_hosts() as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def cluster(hosts: TwoHosts, tmp_path_factory, model_dir: Path, adapters: dict[str, Path]) -> Iterator[RunningCluster]:
+    root = tmp_path_factory.mktemp("two-hosts")
+    served = {name: adapters[name] for name in NAMES if name}
+    data = {
+        "model": {"path": str(model_dir), "name": "demo", "dtype": "float32"},
+        "engine": {"device": "cpu", "max_total_tokens": 16384, "chunked_prefill_tokens": 128},
+        "router": {"port": free_port(), "admin": {"port": free_port()}, "insecure": True},
+        "workers": {
+            f"{host}-0": {"role": host, "host": hosts.addresses[host], **_PORTS}
+            | ({"bootstrap_port": 7004} if host == "prefill" else {})
+            for host in HOSTS
+        },
+        "adapters": {name: {"path": str(path)} for name, path in served.items()},
+    }
+    path = root / "cluster.yaml"
+    path.write_text(yaml.safe_dump(data))
+    config = load_cluster_config(path)
+    # Nothing but TCP over the link: the two hosts share memory, which UCX would prefer.
+    over_tcp = {**os.environ, "UCX_TLS": "tcp", "UCX_NET_DEVICES": LINK, "PRELUDE_DIE_WITH_PARENT": "1"}
+    with contextlib.ExitStack() as stack:
+
+        def start(name: str, words: list[str], env: dict[str, str]) -> None:
+            output = stack.enter_context((root / f"{name}.log").open("wb"))
+            process = subprocess.Popen(words, stdout=output, stderr=output, env=env, start_new_session=True)
+            stack.callback(_end, process)
+
+        for host in HOSTS:
+            own = [sys.executable, "-m", "cli.main", f"{host}-worker", "--name", f"{host}-0", "--config", str(path)]
+            start(host, hosts.command(host, [*own, "--scratch", str(root / f"scratch-{host}")]), over_tcp)
+        own = [sys.executable, "-m", "cli.main", "router", "--config", str(path)]
+        start("router", own, {**os.environ, "PRELUDE_DIE_WITH_PARENT": "1"})
+        running = RunningCluster(
+            url=f"http://127.0.0.1:{data['router']['port']}",
+            model_dir=model_dir,
+            adapters=served,
+            logs=root,
+            config=config,
+            supervisor=psutil.Process(),
+        )
+        running.wait_ready(START_TIMEOUT_S)
+        yield running
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.terminate()
+    try:
+        process.wait(60)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def prompt(number: int) -> list[int]:
+    return [20 + (7 * place + 31 * number) % 400 for place in range(PROMPT_TOKENS)]
+
+
+@pytest.fixture(scope="module")
+def right(cluster: RunningCluster, tmp_path_factory) -> dict[tuple[str | None, int], list[int]]:
+    """The reference's tokens of two prompts under each adapter, all different."""
+    cases = [(name, number) for name in NAMES for number in range(2)]
+    asked = [
+        {
+            "adapter": None if name is None else str(cluster.adapters[name]),
+            "prompt_ids": prompt(number),
+            "max_new_tokens": NEW_TOKENS,
+        }
+        for name, number in cases
+    ]
+    answers = run_reference(cluster.model_dir, asked, tmp_path_factory.mktemp("reference"))
+    found = {case: answer["tokens"] for case, answer in zip(cases, answers, strict=True)}
+    assert len({tuple(tokens) for tokens in found.values()}) == len(found)
+    return found
+
+
+def outcome(cluster: RunningCluster, right: dict[Any, list[int]], case: tuple[str | None, int]) -> str:
+    """How a request ended; an answer is held against the reference."""
+    name, number = case
+    body = {"model": "demo", "prompt": prompt(number), "max_tokens": NEW_TOKENS, "temperature": 0, "ignore_eos": True}
+    body |= {"return_token_ids": True} | ({} if name is None else {"adapter": name})
+    try:
+        answer = httpx.post(f"{cluster.url}/v1/completions", json=body, timeout=DEADLINE_S)
+    except httpx.TimeoutException:
+        return "hung"
+    except httpx.HTTPError:
+        return "broken"
+    if answer.status_code != 200:
+        return f"{answer.status_code} {answer.json()['error']['code']}"
+    tokens = answer.json()["choices"][0]["token_ids"]
+    return "right" if tokens == right[case] else f"wrong: {tokens}, not {right[case]}"
+
+
+def outcomes(cluster: RunningCluster, right: dict[Any, list[int]], at_once: int) -> Counter[str]:
+    cases = [[*right][number % len(right)] for number in range(at_once)]
+    with ThreadPoolExecutor(at_once) as threads:
+        return Counter(threads.map(lambda case: outcome(cluster, right, case), cases))
+
+
+def test_kv_goes_over_the_link_and_answers_are_right(hosts: TwoHosts, cluster: RunningCluster, right):
+    config = json.loads((cluster.model_dir / "config.json").read_text())
+    head = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    kv_bytes = PROMPT_TOKENS * config["num_hidden_layers"] * 2 * config["num_key_value_heads"] * head * 4
+    before = hosts.sent_bytes("prefill")
+    assert outcomes(cluster, right, 1) == {"right": 1}
+    assert hosts.sent_bytes("prefill") - before > kv_bytes
+    assert outcomes(cluster, right, 16) == {"right": 16}
+
+
+def test_answers_over_a_slow_link_are_right(hosts: TwoHosts, cluster: RunningCluster, right):
+    hosts.limit("50mbit")
+    try:
+        assert outcomes(cluster, right, 16) == {"right": 16}
+    finally:
+        hosts.mend()
+
+
+def test_a_cut_link_gives_errors_in_time_and_recovers(hosts: TwoHosts, cluster: RunningCluster, right):
+    hosts.cut()
+    try:
+        found = outcomes(cluster, right, 8)
+    finally:
+        hosts.mend()
+    print(f"while the link was cut: {dict(found)}")
+    assert not {each for each in found if each == "hung" or each.startswith("wrong")}
+    deadline = time.monotonic() + 300
+    seen: Counter[str] = Counter()
+    while (last := outcomes(cluster, right, 4)) != {"right": 4}:
+        seen += last
+        assert time.monotonic() < deadline, f"the link works again, and requests end as {dict(seen)}"
+    print(f"until it worked again: {dict(seen)}")
+    assert not {each for each in seen if each == "hung" or each.startswith("wrong")}
+    assert outcomes(cluster, right, 16) == {"right": 16}
+    deadline = time.monotonic() + 60
+    while any(any(load) for load in cluster.loads().values()):
+        assert time.monotonic() < deadline, f"requests are left: {cluster.loads()}"
+        time.sleep(0.5)

@@ -1,0 +1,148 @@
+"""The pods of the chart's CPU demo as processes of this machine: their commands, cluster.yaml, ports, and `helm test`.
+
+Each pod has an address of loopback, and a DNS server has the records of the headless services.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from support.chart.helm_chart import CHART, ROOT, Object, merged, named, needs_helm, pods, render, scenario_values
+from support.clusters.dns_server import DnsServer, dns_server
+
+from cluster.local.demo import make_demo
+
+pytestmark = [needs_helm, pytest.mark.long]
+ADDRESSES = {"router": "127.0.0.10", "prefill": "127.0.0.11", "decode": "127.0.0.12"}
+READY_S, DRAIN_S = 400.0, 150.0
+PORTS = {
+    "router": {"http": 18800, "admin": 18801},
+    "prefill": {"control": 19900, "metrics": 19901, "engine": 19902, "bootstrap": 19903},
+    "decode": {"control": 19910, "metrics": 19911, "engine": 19912},
+}
+KV = range(32768, 65536)  # ports.kv of helm/values.yaml
+
+
+async def _run(folder: Path) -> None:
+    async with dns_server() as dns:
+        objects = await asyncio.to_thread(render, values_for(dns))
+        await asyncio.to_thread(make_demo, folder / "models" / "demo")
+        processes = {}
+        try:
+            for component, spec in components(objects):
+                processes[component] = start(component, spec, objects, folder)
+            await wait_until_ready()
+            for component, process in processes.items():
+                fixed = {port for port in listening(process.pid, ADDRESSES[component]) if port not in KV}
+                assert fixed == set(PORTS[component].values()), component
+            tested = await asyncio.to_thread(request_an_adapter)
+            assert tested.returncode == 0, tested.stderr
+            assert tested.stdout.startswith("a0 sha256:")
+            for process in processes.values():
+                process.send_signal(signal.SIGTERM)
+            codes = [await asyncio.to_thread(each.wait, DRAIN_S) for each in processes.values()]
+            assert codes == [0, 0, 0]
+        finally:
+            for process in processes.values():
+                if process.poll() is None:
+                    process.kill()
+                    process.wait()
+
+
+@pytest.mark.timeout(900)
+def test_pods_serve_an_adapter(tmp_path: Path):
+    asyncio.run(_run(tmp_path))
+
+
+def values_for(dns: DnsServer) -> dict[str, Any]:
+    for role in ("prefill", "decode"):
+        dns.set_addresses(f"r-prelude-{role}.ns.svc.cluster.local", [ADDRESSES[role]])
+    discovery = {"nameservers": [f"127.0.0.1:{dns.port}"], "interval_s": 1}
+    return merged(scenario_values("cpu-demo"), {"cluster": {"discovery": discovery}, "ports": PORTS})
+
+
+def components(objects: list[Object]) -> Iterator[tuple[str, dict[str, Any]]]:
+    for _, spec, labels in pods(objects):
+        component = labels["app.kubernetes.io/component"]
+        if component in ADDRESSES:
+            yield component, spec
+
+
+def start(component: str, spec: dict[str, Any], objects: list[Object], folder: Path) -> subprocess.Popen[bytes]:
+    """The container's process, with folders of the test in the place of its volumes."""
+    (volume,) = [each for each in spec["volumes"] if each["name"] == "config"]
+    text = named(objects, "ConfigMap", volume["configMap"]["name"])["data"]["cluster.yaml"]
+    for mount in ("/models", "/var/lib/prelude", "/var/cache/prelude"):
+        (folder / mount.strip("/")).mkdir(parents=True, exist_ok=True)
+        text = text.replace(mount, str(folder / mount.strip("/")))
+    own = folder / component
+    own.mkdir()
+    (own / "cluster.yaml").write_text(text.replace("0.0.0.0", ADDRESSES[component]))
+    variables = {
+        "$(POD_NAME)": f"r-prelude-{component}-main-0",
+        "$(POD_IP)": ADDRESSES[component],
+        "/etc/prelude": str(own),
+    }
+    (container,) = spec["containers"]
+    args = list(container["args"])
+    for name, value in variables.items():
+        args = [each.replace(name, value) for each in args]
+    command, environment = [sys.executable, "-m", "cli.main", *args], {**os.environ, "PRELUDE_DIE_WITH_PARENT": "1"}
+    with (own / "log").open("wb") as log:
+        return subprocess.Popen(command, env=environment, cwd=ROOT, stdout=log, stderr=log)
+
+
+async def wait_until_ready() -> None:
+    """By the paths and ports of the readiness probes."""
+    until, seen = time.monotonic() + READY_S, {}
+    while time.monotonic() < until:
+        for component, ports in PORTS.items():
+            url = f"http://{ADDRESSES[component]}:{ports.get('admin', ports.get('metrics'))}/ready"
+            seen[component] = await asyncio.to_thread(status_of, url)
+        if set(seen.values()) == {200}:
+            return
+        await asyncio.sleep(0.5)
+    raise AssertionError(f"not ready: {seen}")
+
+
+def status_of(url: str) -> int:
+    try:
+        with urllib.request.urlopen(url, timeout=5) as answer:
+            return answer.status
+    except urllib.error.HTTPError as error:
+        return error.code
+    except OSError:
+        return 0
+
+
+def listening(pid: int, address: str) -> set[int]:
+    """TCP ports at which a process and those below it listen, at its pod's address or at every one."""
+    top = psutil.Process(pid)
+    return {
+        found.laddr.port
+        for process in (top, *top.children(recursive=True))
+        for found in process.net_connections("tcp")
+        if found.status == psutil.CONN_LISTEN and found.laddr.ip.removeprefix("::ffff:") in (address, "0.0.0.0", "::")
+    }
+
+
+def request_an_adapter() -> subprocess.CompletedProcess[str]:
+    """What `helm test` runs."""
+    router = f"http://{ADDRESSES['router']}:{PORTS['router']['http']}"
+    variables = {"URL": router, "MODEL": "demo", "ADAPTER": "a0", "TIMEOUT_S": "120"}
+    script = CHART / "files" / "adapter_request.py"
+    return subprocess.run(
+        [sys.executable, script], env={**os.environ, **variables}, capture_output=True, text=True, check=False
+    )

@@ -1,0 +1,88 @@
+"""The agents' control service and health, and draining."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import grpc
+import httpx
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from support.clusters.running_cluster import RunningCluster
+
+from cluster.control import control_pb2 as pb
+from cluster.control.control_pb2_grpc import WorkerControlStub
+from engine.hooks.ledger import hooks_for
+from engine.pin import SGLANG_VERSION
+
+REQUEST = {"model": "demo", "prompt": "The sea", "max_tokens": 300, "ignore_eos": True, "temperature": 0}
+
+
+def channel_to(cluster: RunningCluster, worker: str) -> grpc.Channel:
+    address = f"{cluster.config.workers[worker].host}:{cluster.config.workers[worker].control_port}"
+    return grpc.insecure_channel(address)
+
+
+def is_serving(channel: grpc.Channel) -> bool:
+    answer = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=5)
+    return answer.status == health_pb2.HealthCheckResponse.SERVING
+
+
+def test_describe_and_watch(cluster: RunningCluster):
+    cluster.wait_ready(90)
+    answer = httpx.post(f"{cluster.url}/v1/completions", json={**REQUEST, "max_tokens": 1, "adapter": "a0"}, timeout=60)
+    assert answer.status_code == 200
+    with channel_to(cluster, "prefill-0") as channel:
+        control = WorkerControlStub(channel)
+        description = control.Describe(pb.DescribeRequest(), timeout=5)
+        assert (description.name, description.role) == ("prefill-0", pb.ROLE_PREFILL)
+        assert description.engine_version == SGLANG_VERSION
+        assert list(description.hooks) == [hook.name for hook in hooks_for("prefill", "cpu")]
+        stream = control.WatchState(pb.WatchStateRequest(heartbeat_s=0.2), timeout=10)
+        first, second = next(stream), next(stream)
+        assert first.ready
+        assert first.residency.snapshot
+        assert answer.headers["x-prelude-revision"] in first.residency.resident
+        assert [pair.decode_name for pair in first.warm_pairs] == ["decode-0"]
+        assert not second.residency.snapshot
+        stream.cancel()
+
+
+def test_ensure_adapter_refuses_what_it_does_not_know(cluster: RunningCluster):
+    request = pb.EnsureAdapterRequest(revision_id="sha256:" + "0" * 64, deadline_s=5)
+    for worker, words in (("prefill-0", "the adapter store has no sha256:0000"), ("decode-0", "holds no adapters")):
+        with channel_to(cluster, worker) as channel, pytest.raises(grpc.RpcError) as caught:
+            WorkerControlStub(channel).EnsureAdapter(request, timeout=10)
+        assert caught.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+        assert words in caught.value.details()
+
+
+def test_a_draining_worker_finishes_what_it_has_and_takes_nothing_new(cluster: RunningCluster):
+    cluster.wait_ready(90)
+    answers: list[httpx.Response] = []
+
+    def ask() -> None:
+        answers.append(httpx.post(f"{cluster.url}/v1/completions", json=REQUEST, timeout=120))
+
+    with channel_to(cluster, "decode-0") as channel:
+        assert is_serving(channel)
+        asking = threading.Thread(target=ask)
+        asking.start()
+        while cluster.loads()["decode-0"][0] == 0:
+            time.sleep(0.02)
+        drained = WorkerControlStub(channel).Drain(pb.DrainRequest(deadline_s=60), timeout=70)
+        asking.join()
+        assert drained.idle
+        assert answers[0].status_code == 200
+        assert answers[0].json()["usage"]["completion_tokens"] == 300
+        assert not is_serving(channel)
+    late = httpx.post(f"{cluster.url}/v1/completions", json=REQUEST, timeout=60)
+    assert late.status_code == 503
+    assert late.headers["retry-after"]
+    assert httpx.get(f"{cluster.url}/ready").status_code == 503
+    agent = cluster.process("decode-0")  # a drained agent's life is over; the supervisor starts another
+    agent.terminate()
+    agent.wait(60)
+    time.sleep(1.0)
+    cluster.wait_ready(90)

@@ -1,0 +1,252 @@
+"""A worker's residency with a real store, packed files and shared memory; only the engine is a stand-in."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from prometheus_client import CollectorRegistry
+from support.engines.engine_stand_in import EngineStandIn, engine_stand_in
+
+from adapters.formats import Limits, read_adapter
+from adapters.identity import folder_of
+from adapters.model.base_model import BaseModel
+from adapters.model.manifest import revision_id_of
+from adapters.packed import write_packed
+from adapters.store import AdapterStore, open_store
+from adapters.store.signing import Trust
+from cluster.config.schema import ResidencyConfig
+from cluster.control.worker_state import WorkerStateHub
+from engine.client import EngineClient
+from prefill_worker.residency import Acceptance, Residency
+from prefill_worker.residency.metrics import ResidencyMetrics
+from prefill_worker.residency.tiers.host_memory import room_bytes
+from prefill_worker.residency.tiers.shared_folder import SHARED_MEMORY
+from samples.random_adapters import write_random_lora, write_random_reft
+
+SIZES = {
+    "architectures": ["LlamaForCausalLM"], "num_hidden_layers": 2, "hidden_size": 32, "intermediate_size": 48,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 100,
+}  # fmt: skip
+
+
+class StoredAdapters:
+    """A store in a folder, and the packed files that it holds."""
+
+    def __init__(self, base: BaseModel, packed: dict[str, Path], folder: Path) -> None:
+        self.base = base
+        self.folder = folder
+        self.store = open_store(f"file://{folder}")
+        self.ids = list(packed)
+        self.packed = packed
+        for revision_id, path in packed.items():
+            self.store.publish(revision_id, path)
+        self.room = room_bytes(packed[self.ids[0]].stat().st_size)  # of one adapter in host memory
+        self.object_bytes = packed[self.ids[0]].stat().st_size + 88
+
+    @staticmethod
+    def pack_many(base: BaseModel, folder: Path, count: int) -> dict[str, Path]:
+        packed = {}
+        for seed in range(count):
+            revision_id, path = pack(base, write_random_lora(folder / f"a{seed}", base, seed, rank=8), folder)
+            packed[revision_id] = path
+        assert len({path.stat().st_size for path in packed.values()}) == 1
+        return packed
+
+    def add(self, directory: Path, dtype: str = "float32") -> str:
+        revision_id, path = pack(self.base, directory, self.folder.parent / "extra", dtype)
+        self.store.publish(revision_id, path)
+        return revision_id
+
+    def move_away(self) -> None:
+        self.folder.rename(self.folder.with_name("store-away"))
+
+    def move_back(self) -> None:
+        self.folder.with_name("store-away").rename(self.folder)
+
+    def object_of(self, revision_id: str) -> Path:
+        digits = revision_id.removeprefix("sha256:")
+        return self.folder / "revisions" / digits[:2] / digits
+
+
+def pack(base: BaseModel, directory: Path, folder: Path, dtype: str = "float32") -> tuple[str, Path]:
+    adapter = read_adapter(directory, base, Limits())
+    revision_id = revision_id_of(adapter)
+    folder.mkdir(exist_ok=True)
+    path = folder / folder_of(revision_id)
+    write_packed(adapter, base, dtype, path)  # type: ignore[arg-type]
+    return revision_id, path
+
+
+def reft_directory(base: BaseModel, folder: Path, positions: str = "prefill") -> Path:
+    return write_random_reft(folder, base, 1, positions=positions)
+
+
+@dataclass
+class Worker:
+    """A residency and its collaborators."""
+
+    residency: Residency
+    engine: EngineStandIn
+    hub: WorkerStateHub
+    registry: CollectorRegistry
+    disk: Path
+    stored: StoredAdapters
+    reads: list[str] = field(default_factory=list)  # revisions that were read from the store
+
+    @property
+    def shared(self) -> Path:
+        return self.residency._folder.path
+
+    def folders(self) -> list[Path]:
+        """Folders of adapters in host memory."""
+        return [path for path in self.shared.iterdir() if path.is_dir()]
+
+    def host_bytes(self) -> int:
+        """Of the adapters' files; the folder's own mark is a page more."""
+        files = (path for path in self.shared.rglob("*/*") if path.is_file() and not path.name.startswith("."))
+        return sum(path.lstat().st_blocks * 512 for path in files)
+
+    def num_mappings(self) -> int:
+        """Mappings of this worker's files in this process."""
+        return Path("/proc/self/maps").read_text().count(str(self.shared))
+
+    async def engine_ends(self) -> None:
+        await self.engine.stop()
+        self.hub.clear_resident()
+        self.residency.engine_gone()
+
+    async def new_engine(self) -> None:
+        if self.engine.is_up:
+            await self.engine_ends()
+            await self.engine.start()
+            self.residency.engine_up()
+
+    def disk_bytes(self) -> int:
+        return sum(path.lstat().st_size for path in self.disk.iterdir())
+
+    def value(self, name: str, **labels: str) -> float:
+        return self.registry.get_sample_value(name, {"worker": "w", "role": "prefill", **labels}) or 0.0
+
+    async def on_disk(self, *revision_ids: str) -> None:
+        await eventually(lambda: all(each in self.hub.on_disk for each in revision_ids))
+
+
+def bytes_at_one_moment(folder: Path) -> int:
+    """Lower bound of the bytes in a folder at one moment: files that two scans in a row have seen."""
+
+    def look() -> dict[int, int]:
+        found = {}
+        for parent, _, names in os.walk(folder):  # tolerates folders that are removed meanwhile
+            for name in names:
+                with suppress(OSError):
+                    status = os.lstat(os.path.join(parent, name))
+                    found[status.st_ino] = status.st_size
+        return found
+
+    first, second = look(), look()
+    return sum(first[inode] for inode in first.keys() & second.keys())
+
+
+async def eventually(is_so, within_s: float = 30.0) -> None:
+    async with asyncio.timeout(within_s):
+        while not is_so():  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+
+
+@asynccontextmanager
+async def running_worker(
+    stored: StoredAdapters,
+    tmp_path: Path,
+    *,
+    host: int = 1000,
+    disk: int = 1000,
+    positions: frozenset[str] = frozenset({"prefill"}),
+    limits: Limits | None = None,
+    engine: EngineStandIn | None = None,
+    trust: Trust | None = None,
+    shared_memory: Path = SHARED_MEMORY,
+    **settings,
+) -> AsyncIterator[Worker]:
+    """A worker with room for `host` and `disk` adapters. Checks that no file, reservation, task or thread is left."""
+    if engine is None:
+        async with (
+            engine_stand_in() as own,
+            running_worker(
+                stored,
+                tmp_path,
+                host=host,
+                disk=disk,
+                positions=positions,
+                limits=limits,
+                engine=own,
+                trust=trust,
+                shared_memory=shared_memory,
+                **settings,
+            ) as worker,
+        ):
+            yield worker
+        return
+    tasks_before, threads_before = asyncio.all_tasks(), threading.active_count()
+    hub, registry, client = WorkerStateHub(), CollectorRegistry(), EngineClient(engine.url)
+    config = ResidencyConfig(
+        **{"host_bytes": host * stored.room, "disk_bytes": disk * stored.object_bytes, "lease_s": 1e-6, **settings}
+    )
+    reads: list[str] = []
+    residency = Residency(
+        "w",
+        config,
+        tmp_path / "disk",
+        lambda: _NotedStore(open_store(f"file://{stored.folder}"), reads),
+        Acceptance(stored.base, "float32", limits or Limits(), positions, trust or Trust.in_everybody()),
+        client,
+        hub,
+        ResidencyMetrics(registry, "w", "prefill", 4),
+        shared_memory,
+    )
+    worker = Worker(residency, engine, hub, registry, tmp_path / "disk", stored, reads)
+    await residency.open()
+    background = asyncio.create_task(residency.run())
+    try:
+        yield worker
+        assert not background.done()
+        await eventually(lambda: not residency._queue.keys)
+        assert residency._queue.num_running == residency._queue.num_waiters == 0
+        host = residency._host
+        await eventually(lambda: not host._evicting_bytes)
+        assert host._wanted_bytes == 0
+        assert host._ahead.num_bytes == sum(host._ahead._ghosts.values()) <= host.budget_bytes - host.used_bytes
+        entries = list(host)
+        assert host.used_bytes == sum(entry.num_bytes for entry in entries)
+        await eventually(lambda: not residency._to_disk and not any(entry.num_holds for entry in host))
+        assert residency._disk.used_bytes == sum(entry.num_bytes for entry in residency._disk._entries.values())
+    finally:
+        background.cancel()
+        await asyncio.gather(background, return_exceptions=True)
+        await residency.aclose()
+        await client.aclose()
+    assert not worker.shared.exists()
+    assert not [path for path in worker.disk.iterdir() if path.name.startswith(".")]
+    await asyncio.sleep(0)
+    left = {task for task in asyncio.all_tasks() - tasks_before if "aiohttp" not in repr(task)}
+    assert not left, left
+    assert threading.active_count() <= threads_before
+
+
+class _NotedStore(AdapterStore):
+    def __init__(self, store: AdapterStore, reads: list[str]) -> None:
+        super().__init__(store._objects)
+        self._reads = reads
+
+    def read(self, revision_id: str):
+        self._reads.append(revision_id)
+        return super().read(revision_id)
+
+    def begin_read(self, revision_id: str):
+        self._reads.append(revision_id)
+        return super().begin_read(revision_id)

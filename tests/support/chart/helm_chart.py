@@ -1,0 +1,147 @@
+"""Renders the chart with Helm's own code, and finds objects in what comes out."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[3]
+CHART = ROOT / "helm"
+SCENARIOS = sorted(path.name.removesuffix("-values.yaml") for path in (CHART / "ci").glob("*-values.yaml"))
+RELEASE, NAMESPACE = "r", "ns"
+FULLNAME = "r-prelude"
+
+Object = dict[str, Any]
+
+needs_helm = pytest.mark.skipif(
+    importlib.util.find_spec("helm_python") is None,
+    reason="Helm is not installed, so the chart is NOT TESTED: `make setup-dev` installs requirements/dev.txt",
+)
+
+
+class Refused(Exception):
+    """Helm refused the values."""
+
+
+class _Helm:
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, str(Path(__file__).with_name("helm_process.py"))],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def call(self, name: str, /, **arguments: Any) -> Any:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(json.dumps({"name": name, "arguments": arguments}) + "\n")
+        self._process.stdin.flush()
+        answer = json.loads(self._process.stdout.readline())
+        if "error" in answer:
+            raise Refused(answer["error"])
+        return answer["result"]
+
+
+@functools.cache
+def _helm() -> _Helm:
+    return _Helm()  # ends with this process, whose end it reads from its input
+
+
+def scenario_values(scenario: str) -> dict[str, Any]:
+    return yaml.safe_load((CHART / "ci" / f"{scenario}-values.yaml").read_text())
+
+
+def merged(values: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    """As `helm -f VALUES -f CHANGES` merges them."""
+    found = dict(values)
+    for key, value in changes.items():
+        inner = found.get(key)
+        found[key] = merged(inner, value) if isinstance(inner, dict) and isinstance(value, dict) else value
+    return found
+
+
+def lint(values: dict[str, Any], kube_version: str) -> dict[str, Any]:
+    return _helm().call("lint", values=values, kube_version=kube_version)
+
+
+def texts(values: dict[str, Any], **options: Any) -> dict[str, str]:
+    """What each template renders to. Raises Refused."""
+    return _helm().call("render", values=values, release=RELEASE, namespace=NAMESPACE, **options)
+
+
+def release(action: str, api: str, **options: Any) -> Any:
+    """Install, upgrade, roll back, test or uninstall the release on a cluster. Raises Refused."""
+    return _helm().call("release", action=action, api=api, namespace=NAMESPACE, name=RELEASE, **options)
+
+
+def render(values: dict[str, Any], **options: Any) -> list[Object]:
+    """Every object. Raises Refused."""
+    found = []
+    for name, text in texts(values, **options).items():
+        if not name.endswith(".txt"):
+            found += [each for each in yaml.safe_load_all(text) if each]
+    return found
+
+
+@functools.cache
+def _rendered(scenario: str) -> str:
+    return json.dumps(render(scenario_values(scenario)))
+
+
+def rendered(scenario: str) -> list[Object]:
+    """The objects of one of `helm/ci`."""
+    return json.loads(_rendered(scenario))
+
+
+def of_kind(objects: list[Object], *kinds: str) -> list[Object]:
+    return [each for each in objects if each["kind"] in kinds]
+
+
+def named(objects: list[Object], kind: str, name: str) -> Object:
+    (found,) = [each for each in of_kind(objects, kind) if each["metadata"]["name"] == name]
+    return found
+
+
+def pods(objects: list[Object]) -> Iterator[tuple[str, dict[str, Any], dict[str, str]]]:
+    """Name, spec and labels of every pod that a workload makes, and of pods themselves."""
+    for each in objects:
+        name = f"{each['kind']}/{each['metadata']['name']}"
+        if each["kind"] == "Pod":
+            yield name, each["spec"], each["metadata"]["labels"]
+        elif each["kind"] in ("Deployment", "StatefulSet", "Job"):
+            template = each["spec"]["template"]
+            yield name, template["spec"], template["metadata"]["labels"]
+        elif each["kind"] == "LeaderWorkerSet":
+            for part in ("leaderTemplate", "workerTemplate"):
+                template = each["spec"]["leaderWorkerTemplate"][part]
+                yield name, template["spec"], template["metadata"]["labels"]
+
+
+def containers(spec: dict[str, Any]) -> list[dict[str, Any]]:
+    return [*spec.get("initContainers", ()), *spec["containers"]]
+
+
+def selects(selector: dict[str, Any] | None, labels: dict[str, str]) -> bool:
+    """Whether a label selector of Kubernetes matches."""
+    if selector is None:
+        return False
+    if "matchLabels" not in selector and "matchExpressions" not in selector and selector:
+        selector = {"matchLabels": selector}  # of a Service
+    for key, value in selector.get("matchLabels", {}).items():
+        if labels.get(key) != value:
+            return False
+    for each in selector.get("matchExpressions", ()):
+        assert each["operator"] == "In", each
+        if labels.get(each["key"]) not in each["values"]:
+            return False
+    return True

@@ -1,0 +1,100 @@
+"""Real agents of pairs beside stand-ins of their engines and of their peers' agents."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+
+import grpc
+from aiohttp import web
+from support.routers.served_routes import served
+
+from cluster.agent.worker_agent import WorkerAgent
+from cluster.control import control_pb2 as pb
+from cluster.control.control_pb2_grpc import WorkerControlServicer, add_WorkerControlServicer_to_server
+from cluster.control.http import serve_worker_http
+from cluster.control.worker_state import WorkerStateHub
+from engine.client import EngineClient
+from engine.supervisor import EngineSnapshot, EngineStatus
+
+MODEL = {
+    "architectures": ["LlamaForCausalLM"], "num_hidden_layers": 2, "hidden_size": 8, "intermediate_size": 16,
+    "num_attention_heads": 2, "vocab_size": 100,
+}  # fmt: skip
+
+
+class Engine:
+    """Answers completions once it `may_answer`."""
+
+    def __init__(self, *, is_sick: bool = False) -> None:
+        self.may_answer = asyncio.Event()
+        if not is_sick:
+            self.may_answer.set()
+        self.url = ""
+
+    async def complete(self, _request: web.Request) -> web.Response:
+        await self.may_answer.wait()
+        return web.json_response({})
+
+    async def abort(self, _request: web.Request) -> web.Response:
+        return web.Response()
+
+    @asynccontextmanager
+    async def served(self) -> AsyncIterator[Engine]:
+        async with served(
+            [web.post("/v1/completions", self.complete), web.post("/abort_request", self.abort)]
+        ) as self.url:
+            yield self
+
+
+class Peer(WorkerControlServicer):
+    """The agent of a peer whose engine is up."""
+
+    def __init__(self, name: str, engine_url: str = "") -> None:
+        self.hub = WorkerStateHub()
+        self.hub.update(engine_state=pb.ENGINE_STATE_UP, incarnation=f"{name}-1")
+        self.description = pb.WorkerDescription(name=name, engine_url=engine_url)
+        self.address = ""
+
+    async def Describe(self, request, context) -> pb.WorkerDescription:
+        return self.description
+
+    async def WatchState(self, request, context):
+        async for state in self.hub.watch(request.heartbeat_s):
+            yield state
+
+
+@asynccontextmanager
+async def running(agent: WorkerAgent, engine: Engine, *peers: Peer) -> AsyncIterator[None]:
+    """The agent's tasks and HTTP, without a supervisor, beside its peers' agents: where it expects them, if it does."""
+    async with AsyncExitStack() as stack:
+        for peer in peers:
+            server = grpc.aio.server()
+            add_WorkerControlServicer_to_server(peer, server)
+            listed = agent.peers.get(peer.description.name)
+            port = server.add_insecure_port(listed.address if listed else "127.0.0.1:0")
+            peer.address = f"127.0.0.1:{port}"
+            await server.start()
+            stack.push_async_callback(server.stop, 0)
+        agent.engine = EngineClient(engine.url)
+        stack.push_async_callback(agent.engine.aclose)
+        await stack.enter_async_context(serve_worker_http(agent))
+        work = [agent.run_role(), agent._follow_readiness(), agent.peers.run()]
+        tasks = [asyncio.create_task(each) for each in work]
+        agent._engine_changed(EngineSnapshot(EngineStatus.UP, "one", (), 0, ""))
+        try:
+            yield
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def state_where(agent: WorkerAgent, **fields) -> pb.WorkerState:
+    """The next published state with these values."""
+    async with asyncio.timeout(10):
+        async for state in agent.hub.watch(30):
+            if all(getattr(state, name) == value for name, value in fields.items()):
+                return state
+    raise AssertionError("the hub ended")

@@ -1,0 +1,111 @@
+"""Prometheus and promtool, for tests: those on PATH, or what `make prometheus` has put into .venv."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import yaml
+
+from process.free_ports import free_port
+
+_IN_VENV = Path(__file__).parents[3] / ".venv" / "prometheus" / "usr" / "bin"
+
+
+def tool(name: str) -> str:
+    """Path of `prometheus` or `promtool`. Skips the test without it."""
+    found = shutil.which(name) or shutil.which(name, path=str(_IN_VENV))
+    if found is None:
+        pytest.skip(
+            f"NOT TESTED: there is no {name}. `make prometheus` unpacks Debian's package into .venv; elsewhere, "
+            "install Prometheus so that it is on PATH"
+        )
+    return found
+
+
+class Prometheus:
+    """A running server."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+
+    def query_range(self, expression: str, start: float, end: float, step_s: float) -> list[dict[str, Any]]:
+        """The series that an expression has between two times. Raises AssertionError with Prometheus' message."""
+        parameters: dict[str, Any] = {"query": expression, "start": start, "end": end, "step": step_s}
+        answer = httpx.get(f"{self.url}/api/v1/query_range", params=parameters, timeout=60).json()
+        assert answer["status"] == "success", f"{expression}: {answer.get('error')}"
+        return answer["data"]["result"]
+
+    def names(self) -> set[str]:
+        """The names of all series."""
+        return set(httpx.get(f"{self.url}/api/v1/label/__name__/values", timeout=30).json()["data"])
+
+    def targets(self) -> dict[str, str]:
+        """Health of each target, by its address; with the last error unless it is up."""
+        found = httpx.get(f"{self.url}/api/v1/targets", timeout=30).json()["data"]["activeTargets"]
+        return {each["labels"]["instance"]: each["lastError"] or each["health"] for each in found}
+
+
+@contextlib.contextmanager
+def running_prometheus(
+    folder: Path, targets: Mapping[str, Sequence[str]], rules: Path | None = None
+) -> Iterator[Prometheus]:
+    """A server that scrapes `targets`, addresses by job, each second, for as long as the context lasts.
+
+    Addresses are host:port, or host:port/path with the same path for a whole job.
+    """
+    program = tool("prometheus")
+    config = {
+        "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
+        "rule_files": [str(rules)] if rules else [],
+        "scrape_configs": [
+            {
+                "job_name": job,
+                "metrics_path": f"/{addresses[0].partition('/')[2] or 'metrics'}",
+                "static_configs": [{"targets": [each.partition("/")[0] for each in addresses]}],
+            }
+            for job, addresses in targets.items()
+        ],
+    }
+    path = folder / "prometheus.yml"
+    path.write_text(yaml.safe_dump(config))
+    address = f"127.0.0.1:{free_port()}"
+    with (folder / "prometheus.log").open("wb") as log:
+        process = subprocess.Popen(
+            [
+                program,
+                f"--config.file={path}",
+                f"--storage.tsdb.path={folder / 'tsdb'}",
+                f"--web.listen-address={address}",
+            ],
+            stdout=log,
+            stderr=log,
+        )
+    server = Prometheus(f"http://{address}")
+    try:
+        _wait_until_ready(server, process, folder / "prometheus.log")
+        yield server
+    finally:
+        process.terminate()
+        try:
+            process.wait(20)
+        finally:
+            process.kill()
+
+
+def _wait_until_ready(server: Prometheus, process: subprocess.Popen[bytes], log: Path) -> None:
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        assert process.poll() is None, log.read_text()[-2000:]
+        with contextlib.suppress(httpx.HTTPError):
+            if httpx.get(f"{server.url}/-/ready", timeout=2).status_code == 200:
+                return
+        time.sleep(0.1)
+    raise TimeoutError(f"Prometheus is not ready: {log.read_text()[-2000:]}")
