@@ -187,7 +187,8 @@ def environment(spec: EngineSpec, inherited: dict[str, str]) -> dict[str, str]:
         "SGLANG_CUDA_COREDUMP_BEFORE_CRASH": "0",
         # Detect a dead peer and fail its KV rooms within seconds. The router's deadlines bound how long a
         # request waits; these only free resources in the engine.
-        "SGLANG_DISAGGREGATION_HEARTBEAT_INTERVAL": "1",
+        "SGLANG_DISAGGREGATION_HEARTBEAT_INTERVAL": "2",  # the least that SGLang takes
+        "SGLANG_DISAGGREGATION_HEARTBEAT_MAX_FAILURE": "3",  # in a row; one takes up to 5 s where the peer stalls
         "SGLANG_DISAGGREGATION_BOOTSTRAP_TIMEOUT": "60",
         "SGLANG_DISAGGREGATION_WAITING_TIMEOUT": "60",
     }

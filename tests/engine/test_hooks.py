@@ -119,6 +119,7 @@ SHOWN_ELSEWHERE = {
     "slots_are_filled_at_once": "test_unified.py::test_more_adapters_than_slots_at_once",
     "slots_are_cleared_at_once": "tests/unit/engine/hooks/test_packed_hooks.py; test_unified.py: every unload",
     "kv_progress_thread_naps": "tests/unit/engine/hooks/test_kv_progress.py",
+    "heartbeats_begin_anew": "tests/unit/engine/hooks/test_kv_heartbeats.py",
     "decode_reserves_what_can_come": "tests/unit/engine/hooks/test_kv_room.py",
     "prefill_is_counted": "test_unified.py::test_a_prompt_is_counted_while_it_is_computed",
     "prefill_is_counted_once": "tests/unit/engine/hooks/test_inspection_hooks.py",

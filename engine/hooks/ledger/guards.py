@@ -6,7 +6,8 @@ from engine.hooks import inspection
 from engine.hooks.guards import http as http_guard
 from engine.hooks.guards import kv as kv_guard
 from engine.hooks.hook import Hook, HookGroup, HookKind
-from engine.hooks.ledger.roles import OUR_ROLES, PAIR_ROLES
+from engine.hooks.kv import heartbeats
+from engine.hooks.ledger.roles import DECODE, OUR_ROLES, PAIR_ROLES
 
 GROUPS: tuple[HookGroup, ...] = (
     HookGroup(
@@ -22,6 +23,22 @@ GROUPS: tuple[HookGroup, ...] = (
                 roles=frozenset({"prefill"}),
                 source_sha256="28da79ad06baa8c1b725bc98983ca570f82a73b49439873831505ab7f1eef601",
                 why="whoever reaches the port could end all prefill of a worker with one message",
+            ),
+        ),
+    ),
+    HookGroup(
+        lacking="Heartbeats that are counted for the prefill engine that they come from",
+        upstream="none; failures of one that was given up count for the next one at its address",
+        remove_when="the failures end when the engine is given up",
+        hooks=(
+            Hook(
+                name="heartbeats_begin_anew",
+                target="sglang.srt.disaggregation.common.conn.CommonKVManager._handle_node_failure",
+                kind=HookKind.AFTER,
+                fn=heartbeats.begin_anew,
+                roles=DECODE,
+                source_sha256="df3e647763c068da4894eea09f9c73cc70c178e04ea0b87eb22f127c613df70a",
+                why="one late heartbeat of a prefill engine that has just started again failed its requests",
             ),
         ),
     ),
