@@ -81,8 +81,7 @@ async def running_engine(spec: EngineSpec) -> AsyncIterator[EngineSnapshot]:
     finally:
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
-        for path in shared_memory.segments() - segments_before:
-            shared_memory.remove_if_abandoned(path)
+        shared_memory.remove_abandoned(shared_memory.segments() - segments_before)
 
 
 def _died(spec: EngineSpec, supervisor: EngineSupervisor) -> SystemFailed:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Collection
 from pathlib import Path
 
 from process.lifetime import is_alive
@@ -17,14 +18,40 @@ def segments() -> set[Path]:
     return {path for kind in kinds for path in _SHARED_MEMORY.glob(kind)}
 
 
-def remove_if_abandoned(path: Path) -> None:
-    """Remove a segment of this user that no live process maps."""
-    with contextlib.suppress(OSError):
-        if path.stat().st_uid != os.getuid():
-            return
+def abandoned(paths: Collection[Path]) -> set[Path]:
+    """Those of this user that no live process maps."""
+    mapped, found = _mapped() if paths else set(), set()
+    for path in paths:
+        with contextlib.suppress(OSError):
+            status = path.stat()
+            if status.st_uid == os.getuid() and (_device(status.st_dev), str(status.st_ino)) not in mapped:
+                found.add(path)
+    return found
+
+
+def remove_abandoned(paths: Collection[Path]) -> None:
+    """Remove those that are abandoned."""
+    for path in abandoned(paths):
+        with contextlib.suppress(OSError):
+            path.unlink()
+
+
+def _mapped() -> set[tuple[str, str]]:
+    """Device and inode of every file of shared memory that a live process maps.
+
+    Not its name: whoever creates a semaphore has mapped it before it has its name, and keeps the other one in `maps`.
+    """
+    found = set()
     for maps in Path("/proc").glob("[0-9]*/maps"):
         with contextlib.suppress(OSError):
-            if is_alive(int(maps.parent.name)) and str(path) in maps.read_text():
-                return
-    with contextlib.suppress(OSError):
-        path.unlink(missing_ok=True)
+            if is_alive(int(maps.parent.name)):
+                lines = (
+                    line.split(maxsplit=5) for line in maps.read_text().splitlines() if str(_SHARED_MEMORY) in line
+                )
+                found |= {(device, inode) for _, _, _, device, inode, _ in lines}
+    return found
+
+
+def _device(number: int) -> str:
+    """As `maps` has it."""
+    return f"{os.major(number):02x}:{os.minor(number):02x}"

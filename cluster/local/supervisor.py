@@ -95,8 +95,7 @@ class LocalCluster:
         drain_s = max((self.config.drain_timeout_of(name) for name in self.config.workers), default=0.0)
         await end_processes(self._processes.values(), drain_s + _STOP_GRACE_S, _kill)
         self._folder.close()
-        for path in shared_memory.segments() - self._segments_before:
-            shared_memory.remove_if_abandoned(path)
+        shared_memory.remove_abandoned(shared_memory.segments() - self._segments_before)
 
     async def _launch(self, name: str, arguments: list[str]) -> None:
         scratch = self._run_dir / name

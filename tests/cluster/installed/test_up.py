@@ -20,6 +20,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from adapters.files.locked_folder import SHARED_MEMORY, living
+from cluster.local.shared_memory import abandoned, segments
 from process.free_ports import free_port
 
 pytestmark = pytest.mark.alone  # a start is timed, and all of the machine is searched for what is left
@@ -72,9 +74,12 @@ def router_port(config: Path) -> int:
 
 
 def temporary_files(scratch: Path) -> set[Path]:
-    """What Prelude and its engines could leave: temporary files and shared memory."""
-    kinds = ("prelude-*", "sglang_*", "sem.mp-*", "psm_*", "ucx_*")
-    return {*scratch.iterdir(), *(path for kind in kinds for path in Path("/dev/shm").glob(kind))}
+    """What Prelude and its engines could leave: temporary files and shared memory.
+
+    Other tests' processes have some, too, which live.
+    """
+    folders = {*SHARED_MEMORY.glob("prelude-*")} - living("prelude-", SHARED_MEMORY).keys()
+    return {*scratch.iterdir(), *folders, *abandoned(segments())}
 
 
 def assert_nothing_is_left(processes: list[psutil.Process], scratch: Path, files: set[Path], ports: set[int]) -> None:

@@ -1,0 +1,62 @@
+"""Shared memory of killed engines is removed, that of others stays."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+from multiprocessing.shared_memory import SharedMemory
+from pathlib import Path
+
+from cluster.local.shared_memory import remove_abandoned, segments
+
+_KILLED = """
+import multiprocessing
+from multiprocessing.shared_memory import SharedMemory
+lock, memory = multiprocessing.get_context("spawn").Lock(), SharedMemory(create=True, size=4096)
+print(lock._semlock.name, memory.name, flush=True)
+input()
+"""
+
+
+def test_a_semaphore_that_only_its_creator_has_opened_stays():
+    """Children of another program of the same user are about to open it by its name."""
+    before = segments()
+    lock = multiprocessing.get_context("spawn").Lock()
+    path = Path(f"/dev/shm/sem.{lock._semlock.name.lstrip('/')}")  # type: ignore[attr-defined]
+    assert path in segments() - before
+    remove_abandoned({path})
+    assert path.exists()
+
+
+def test_a_segment_that_is_mapped_stays_and_an_abandoned_one_goes():
+    memory = SharedMemory(create=True, size=4096)
+    path = Path("/dev/shm") / memory.name
+    try:
+        remove_abandoned({path})
+        assert path.exists()
+    finally:
+        memory.close()
+        remove_abandoned({path})
+    assert not path.exists()
+
+
+def test_what_a_killed_process_has_left_goes():
+    with subprocess.Popen(
+        [sys.executable, "-c", _KILLED],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        assert process.stdout is not None
+        semaphore, memory = process.stdout.readline().split()
+        paths = {Path(f"/dev/shm/sem.{semaphore.lstrip('/')}"), Path("/dev/shm") / memory}
+        remove_abandoned(paths)
+        assert all(path.exists() for path in paths)
+        # Its resource tracker, which would remove them, is killed with it.
+        os.killpg(process.pid, signal.SIGKILL)
+    remove_abandoned(paths)
+    assert not any(path.exists() for path in paths)
