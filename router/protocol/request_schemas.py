@@ -70,7 +70,9 @@ def request_schemas(limits: Limits) -> dict[str, Schema]:
         "logprobs": num_logprobs,
         "best_of": {**_range(1, limits.max_choices), "description": "must equal n"},
     }
-    needs_stream = {"stream_options": {"properties": {"stream": {"const": True}}, "required": ["stream"]}}
+    is_left_out = {"properties": {"stream_options": {"type": "null"}}}
+    is_streamed = {"properties": {"stream": {"const": True}}, "required": ["stream"]}
+    needs_stream = {"stream_options": {"anyOf": [is_left_out, is_streamed]}}
     item = {"anyOf": [{"type": "array", "items": {"type": "string"}, "minItems": 1},
                       {"type": "array", "items": tokens, "minItems": 1}, {"type": "string"}]}  # fmt: skip
     score = {

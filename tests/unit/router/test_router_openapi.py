@@ -114,6 +114,12 @@ def test_what_is_refused(endpoint: Endpoint) -> None:
         check_same_verdict(endpoint, **{name: 7})
 
 
+@pytest.mark.parametrize("endpoint", Endpoint)
+def test_any_field_may_be_null_unless_it_is_required(endpoint: Endpoint) -> None:
+    for name in DESCRIBED.document["components"]["schemas"][SCHEMA_OF[endpoint]]["properties"]:
+        check_same_verdict(endpoint, **{name: None})
+
+
 @pytest.mark.parametrize("endpoint", [Endpoint.CHAT, Endpoint.COMPLETIONS])
 def test_limits_of_numbers(endpoint: Endpoint) -> None:
     ranges = {**INTEGERS, "n": (1, LIMITS.max_choices), "max_tokens": (1, INT32_MAX), "top_logprobs": (0, 100)}
