@@ -162,7 +162,7 @@ def test_agent_killed(cluster: RunningCluster):
     before = answer_of(cluster, adapter="a0")
     agent, engine = cluster.process("prefill-0"), cluster.engine("prefill-0")
     agent.kill()
-    psutil.wait_procs([engine], timeout=10)
+    psutil.wait_procs([engine], timeout=30)
     assert not engine.is_running() or engine.status() == psutil.STATUS_ZOMBIE
     assert wait_for_another_engine(cluster, "prefill-0", engine.pid) < BACK_WITHIN_S
     cluster.wait_ready(BACK_WITHIN_S)

@@ -83,7 +83,7 @@ def temporary_files(scratch: Path) -> set[Path]:
 
 
 def assert_nothing_is_left(processes: list[psutil.Process], scratch: Path, files: set[Path], ports: set[int]) -> None:
-    _, alive = psutil.wait_procs(processes, timeout=5)
+    _, alive = psutil.wait_procs(processes, timeout=30)
     assert not alive
     assert temporary_files(scratch) - files == set()
     listening = {each.laddr.port for each in psutil.net_connections("tcp") if each.status == psutil.CONN_LISTEN}
@@ -159,7 +159,7 @@ def test_a_killed_supervisor_takes_everything_along(demo: Path, scratch: Path):
     children = psutil.Process(process.pid).children(recursive=True)
     assert children
     os.kill(process.pid, signal.SIGKILL)
-    _, alive = psutil.wait_procs(children, timeout=10)
+    _, alive = psutil.wait_procs(children, timeout=30)
     assert not alive
     assert len(list(scratch.glob("prelude-run-*"))) == 1
     with socket.socket() as other:  # which ends the next start at once

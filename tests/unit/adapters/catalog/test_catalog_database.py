@@ -131,7 +131,7 @@ def test_a_database_that_goes_down_while_we_wait(catalog, database):
     thread.start()
     time.sleep(0.2)
     with database.down(catalog):
-        thread.join(timeout=5)
+        thread.join(timeout=30)
         assert len(failed) == 1
     add(catalog, "bot", 1)
     assert catalog.wait_for_change(0, 5) == 1

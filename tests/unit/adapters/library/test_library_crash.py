@@ -74,7 +74,7 @@ class Workers:
     def close(self) -> None:
         assert self._process.stdin is not None
         self._process.stdin.close()
-        self._process.wait(timeout=20)
+        self._process.wait(timeout=60)
 
 
 class Journal:

@@ -97,7 +97,7 @@ class Publisher:
     def close(self) -> None:
         assert self._process.stdin is not None
         self._process.stdin.close()
-        self._process.wait(timeout=10)
+        self._process.wait(timeout=60)
 
 
 @contextmanager

@@ -19,7 +19,7 @@ def test_own_children_are_ours():
     before = cpu_use()
     child = subprocess.Popen([sys.executable, "-c", "while True: pass"])
     try:
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         while cpu_use().own_s - before.own_s < 0.3:
             assert time.monotonic() < deadline
             time.sleep(0.05)
