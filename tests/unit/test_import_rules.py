@@ -159,6 +159,7 @@ def test_no_circle():
         visit(module, ())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", EXTERNAL)
 def test_heavy_libraries_stay_where_they_belong(name: str):
     for module, path in SOURCES.items():
@@ -166,6 +167,7 @@ def test_heavy_libraries_stay_where_they_belong(name: str):
             assert name not in {each.partition(".")[0] for each in imports(path)}, f"{module} imports {name}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "module",
     ["router.server", "prefill_worker.agent", "prefill_worker.unified_agent", "decode_worker.agent", "cli.main"],

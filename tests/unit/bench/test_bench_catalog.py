@@ -23,6 +23,7 @@ def run(tmp_path, revisions: int, adapters: int) -> dict:
     return catalog_bench.run(revisions, adapters, url, "prelude bench catalog", tmp_path / "out.json", print)
 
 
+@pytest.mark.slow
 def test_it_fills_measures_and_writes(tmp_path, few):
     document = run(tmp_path, 100, 30)
     assert json.loads((tmp_path / "out.json").read_text()) == document

@@ -84,6 +84,7 @@ def test_a_worker_loads_each_adapter_once_and_evicts_the_least_recently_used() -
     assert worker.residency.host == set()
 
 
+@pytest.mark.slow
 def test_the_benchmark_writes_what_it_prints(tmp_path: Path) -> None:
     lines: list[str] = []
     quick = {"tiny": Scenario(Workload(1.0, 50.0, 20), num_workers=4)}

@@ -213,6 +213,7 @@ def dns_port(tmp_path: Path) -> Iterator[int]:
             thread.join()
 
 
+@pytest.mark.slow
 def test_workers_that_sources_find(agents: tuple[Agent, Agent], dns_port: int, capsys, tmp_path: Path):
     path = tmp_path / "cluster.yaml"
     path.write_text(

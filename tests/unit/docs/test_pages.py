@@ -143,6 +143,7 @@ class TestCommands:
         found = {command: complaint_about(command, capsys) for command in commands_in_blocks(page)}
         assert not {command: complaint for command, complaint in found.items() if complaint}
 
+    @pytest.mark.slow
     def test_commands_in_prose_exist(self, page: str, capsys: pytest.CaptureFixture[str]):
         """A sentence may name a command without its arguments."""
         found = {command: complaint_about(command, capsys) for command in commands_in_prose(page)}

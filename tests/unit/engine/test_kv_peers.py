@@ -193,6 +193,7 @@ class TestMessages:
     def test_a_peers_message_arrives(self, monkeypatch: pytest.MonkeyPatch):
         assert self.received(monkeypatch, is_peer=True) == [b"unguarded", b"guarded"]
 
+    @pytest.mark.slow
     def test_a_peers_that_was_not_known_yet_arrives_later(self, monkeypatch: pytest.MonkeyPatch):
         """Engines keep one socket for each peer, so it has to connect again by itself."""
         monkeypatch.setenv(hooks.PEERS_VARIABLE, "10.0.0.2")

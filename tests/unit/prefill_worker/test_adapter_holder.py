@@ -357,6 +357,7 @@ def test_an_unusable_disk_directory_is_reported_at_start(stored: StoredAdapters,
     asyncio.run(scenario())
 
 
+@pytest.mark.slow
 def test_the_whole_agent_starts_serves_and_stops(stored: StoredAdapters, tmp_path: Path, monkeypatch):
     """All of `WorkerAgent.run` but the engine's process. It leaves nothing in shared memory."""
     incarnations = itertools.count()

@@ -211,6 +211,7 @@ async def _is_unharmed(running: RunningAgent, stored: StoredAdapters) -> None:
     assert (await running.ensure(stored.ids[0])).load_s > 0
 
 
+@pytest.mark.slow
 def test_a_thousand_hostile_requests(stored: StoredAdapters, tmp_path: Path):
     _run_fuzz(1000 // _CALLS_AT_ONCE, stored, tmp_path)
 

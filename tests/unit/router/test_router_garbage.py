@@ -9,6 +9,7 @@ import pytest
 from support.router_stand_ins import MODEL, ClusterStandIn, running_cluster
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fields", [{}, {"stream": True}, {"adapter": "a0"}, {"n": 2}])
 def test_a_request_leaves_no_circles(fields: dict[str, object]) -> None:
     async def ask(cluster: ClusterStandIn) -> None:

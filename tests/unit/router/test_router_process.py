@@ -62,6 +62,7 @@ def until_it_answers(process: subprocess.Popen[bytes], url: str) -> tuple[int, d
             time.sleep(0.05)
 
 
+@pytest.mark.slow
 def test_start_and_stop(tmp_path: Path) -> None:
     port = free_port()
     command = [sys.executable, "-m", "cli.main", "router", "--config", str(cluster_file(tmp_path, port))]
@@ -118,6 +119,7 @@ def test_threads_that_hang_do_not_keep_it(tmp_path: Path, hook: str) -> None:
         process.wait()
 
 
+@pytest.mark.slow
 def test_imports_no_engine() -> None:
     code = (
         "import sys, cli.main, router.server\n"
@@ -127,6 +129,7 @@ def test_imports_no_engine() -> None:
     subprocess.run([sys.executable, "-c", code], cwd=repository_root(), check=True, timeout=60)
 
 
+@pytest.mark.slow
 def test_an_admin_port_that_is_taken_is_named(tmp_path: Path) -> None:
     port = free_port()
     with socket.create_server(("127.0.0.1", 0)) as other:

@@ -30,6 +30,7 @@ async def samples_of(cluster: ClusterStandIn) -> Samples:
     return found
 
 
+@pytest.mark.slow
 def test_each_phase_of_a_sequence_is_timed() -> None:
     async def scenario() -> Samples:
         async with running_cluster() as cluster:

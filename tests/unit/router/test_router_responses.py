@@ -88,6 +88,7 @@ def test_a_stream_is_the_whole_response(unified: bool) -> None:
     asyncio.run(scenario())
 
 
+@pytest.mark.slow
 def test_the_clients_own_stream() -> None:
     async def scenario() -> None:
         async with running_cluster() as cluster:
@@ -101,6 +102,7 @@ def test_the_clients_own_stream() -> None:
     asyncio.run(scenario())
 
 
+@pytest.mark.slow
 def test_a_conversation_goes_on_with_the_items_of_the_answer() -> None:
     call = {"id": "call_1", "type": "function", "index": 0, "function": {"name": "f", "arguments": '{"a": 1}'}}
 
@@ -171,6 +173,7 @@ def test_a_failure_in_the_middle_is_the_last_event(failure: Any, code: str) -> N
     asyncio.run(scenario())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_failure_before_the_first_event_is_tried_elsewhere_or_has_its_status(stream: bool) -> None:
     async def scenario() -> None:
@@ -218,6 +221,7 @@ def test_requests_and_their_events_are_counted_as_those_of_chats() -> None:
     asyncio.run(scenario())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stream", [False, True])
 def test_quotas_count_the_tokens_of_a_response(tmp_path: Path, stream: bool) -> None:
     """A stand-in counts 7 tokens of the prompt and 3 of the answer."""

@@ -84,6 +84,7 @@ async def ask(cluster: ClusterStandIn, headers: dict[str, str], **fields: Any) -
 
 
 class TestOneTrace:
+    @pytest.mark.slow
     @pytest.mark.parametrize("stream", [False, True])
     def test_of_a_pair(self, receiver: OtlpReceiver, caplog: pytest.LogCaptureFixture, stream: bool) -> None:
         """From the client's span to those of engines and agents, with what was decided and when."""
@@ -138,6 +139,7 @@ class TestOneTrace:
         (call,) = children_of(named("attempt", spans), spans)
         assert (call.name, call.attributes["prelude.worker"]) == ("unified", "u0")
 
+    @pytest.mark.slow
     def test_of_several_sequences(self, receiver: OtlpReceiver) -> None:
         async def scenario(cluster: ClusterStandIn) -> None:
             assert (await ask(cluster, SAMPLED, n=2))[0] == 200
@@ -149,6 +151,7 @@ class TestOneTrace:
 
 
 class TestFailures:
+    @pytest.mark.slow
     def test_retries_are_attempts_of_the_same_trace(self, receiver: OtlpReceiver) -> None:
         async def scenario(cluster: ClusterStandIn) -> None:
             cluster.prefill_by_affinity[0].engine.behaviours = [drops]
@@ -167,6 +170,7 @@ class TestFailures:
         root = named("POST /v1/completions", spans)
         assert (root.error, root.attributes["prelude.attempts"]) == (None, 2)
 
+    @pytest.mark.slow
     def test_where_a_request_failed(self, receiver: OtlpReceiver) -> None:
         """A client's mistake is no error of the server, but of the step that found it."""
 
@@ -187,6 +191,7 @@ class TestFailures:
         assert named("ensure adapter", spans).error == "adapter_incompatible"
         assert "hot" not in repr(spans)
 
+    @pytest.mark.slow
     def test_a_client_that_leaves(self, receiver: OtlpReceiver) -> None:
         async def scenario(cluster: ClusterStandIn) -> None:
             cluster.decode[0].engine.behaviours = [hangs]
@@ -202,6 +207,7 @@ class TestFailures:
 
 
 class TestSampling:
+    @pytest.mark.slow
     def test_a_malformed_traceparent_is_ignored(self, receiver: OtlpReceiver, caplog: pytest.LogCaptureFixture) -> None:
         async def scenario(cluster: ClusterStandIn) -> None:
             for value in MALFORMED:
@@ -225,6 +231,7 @@ class TestSampling:
         assert {each.parent_id for each in roots} == {""}
         assert SECRET not in caplog.text
 
+    @pytest.mark.slow
     @pytest.mark.parametrize(
         ("changes", "headers"),
         [({}, {"traceparent": f"00-{TRACE_ID}-{CALLER_ID}-00"}), ({"sample_ratio": 0.0}, {})],
@@ -242,6 +249,7 @@ class TestSampling:
 
         assert traced(receiver, scenario, tracing=tracing_to(receiver, **changes)) == []
 
+    @pytest.mark.slow
     def test_clients_may_be_kept_from_choosing(self, receiver: OtlpReceiver) -> None:
         async def scenario(cluster: ClusterStandIn) -> None:
             assert (await ask(cluster, SAMPLED))[1]["x-prelude-trace-id"] != TRACE_ID
@@ -272,6 +280,7 @@ class TestACollector:
             found = await asyncio.gather(*(ask(cluster, {}, adapter="a0", stream=True) for _ in range(40)))
         assert {status for status, _ in found} == {200}
 
+    @pytest.mark.slow
     def test_that_hangs(self, receiver: OtlpReceiver) -> None:
         """It holds one batch; the queue holds twenty spans, and the other hundreds are dropped."""
         receiver.may_answer.clear()

@@ -40,6 +40,7 @@ def num_bodies(cluster: ClusterStandIn) -> list[int]:
 
 
 class TestOneEngineCall:
+    @pytest.mark.slow
     @pytest.mark.parametrize("stream", [False, True])
     def test_with_an_adapter(self, stream: bool) -> None:
         fields = {"messages": MESSAGES, "temperature": 0.5}
@@ -84,6 +85,7 @@ class TestOneEngineCall:
 
         asyncio.run(scenario())
 
+    @pytest.mark.slow
     def test_values_arrive_byte_for_byte(self) -> None:
         async def scenario() -> None:
             async with unified_cluster() as cluster:
@@ -125,6 +127,7 @@ class TestOneEngineCall:
 
         asyncio.run(scenario())
 
+    @pytest.mark.slow
     def test_n_becomes_engine_calls(self) -> None:
         async def scenario() -> None:
             async with unified_cluster(2) as cluster:
@@ -144,6 +147,7 @@ class TestOneEngineCall:
 
         asyncio.run(scenario())
 
+    @pytest.mark.slow
     def test_where_it_is_reported(self, caplog: pytest.LogCaptureFixture) -> None:
         async def scenario() -> None:
             async with unified_cluster() as cluster:
@@ -166,6 +170,7 @@ class TestOneEngineCall:
 
 
 class TestFailures:
+    @pytest.mark.slow
     @pytest.mark.parametrize("failure", [drops, answers(500), answers(503)])
     @pytest.mark.parametrize("stream", [False, True])
     def test_another_worker_answers(self, failure: Any, stream: bool) -> None:

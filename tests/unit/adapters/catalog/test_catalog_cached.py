@@ -276,6 +276,7 @@ def test_a_moved_alias_is_seen_within_a_second(catalog, database):
     other.close()
 
 
+@pytest.mark.slow
 def test_the_thread_outlives_an_outage(catalog, database):
     add(catalog, "bot", 1)
     with CachedResolver(catalog) as resolver:

@@ -121,6 +121,7 @@ def sound(base, tmp_path_factory):
     return write_random_lora(tmp_path_factory.mktemp("sound") / "lora", base, seed=0, modules=MODULES, rank=2)
 
 
+@pytest.mark.slow
 @settings(max_examples=250, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(fields=st.dictionaries(st.sampled_from(FIELDS), CONFIG_VALUES, min_size=1, max_size=3))
 def test_no_configuration_crashes(base, limits, sound, tmp_path, fields):

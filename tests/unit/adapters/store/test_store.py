@@ -70,6 +70,7 @@ def test_an_object_that_is_deleted_while_it_is_read(store, tmp_path):
         store.begin_read(revision(1))
 
 
+@pytest.mark.slow
 def test_what_is_not_stored(store, tmp_path):
     assert not store.exists(revision(1))
     assert list(store.list()) == []
@@ -108,6 +109,7 @@ def test_other_bytes_for_a_revision_are_refused(store, tmp_path):
     assert (tmp_path / "fetched").read_bytes() == b"content"
 
 
+@pytest.mark.slow
 def test_many_publishers_of_the_same_revisions(store, tmp_path):
     sources = [source(tmp_path, os.urandom(50_000)) for _ in range(3)]
 
@@ -136,6 +138,7 @@ DAMAGES = {
 }
 
 
+@pytest.mark.slow
 def test_damage_is_found_and_a_publication_puts_it_right(store, tmp_path):
     fetched = tmp_path / "fetched"
     for number, (name, damage) in enumerate(DAMAGES.items()):
@@ -190,6 +193,7 @@ def test_a_failing_source_publishes_nothing(store, tmp_path, monkeypatch):
         store.publish(revision(1), tmp_path / "absent")
 
 
+@pytest.mark.slow
 def test_a_source_that_changes_meanwhile_publishes_nothing(store, tmp_path, monkeypatch):
     path = source(tmp_path, b"content")
     write = store._objects.write

@@ -61,6 +61,7 @@ def test_what_is_young_is_left_alone(store):
     assert len(list(store.incoming_older_than(0))) == 1
 
 
+@pytest.mark.slow
 def test_repair(store):
     before = fsck(store, REFERENCED, min_age_s=0, repair=True)
     assert before.num_repaired == 1 + 5 + 1

@@ -43,6 +43,7 @@ def s3_requests(s3) -> Iterator[list[str]]:
         log.level, log.disabled = before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [0, 5, 2 * S3_PART - ENVELOPE_BYTES - 1])
 def test_a_small_object_is_read_in_one_request(s3, s3_requests, tmp_path, size):
     store = open_store(f"s3://{BUCKET}/{tmp_path.name}", s3)
@@ -56,6 +57,7 @@ def test_a_small_object_is_read_in_one_request(s3, s3_requests, tmp_path, size):
     assert '"GET ' in s3_requests[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("claimed", [None, 1, "size", 1 << 40])
 @pytest.mark.parametrize("size", [2 * S3_PART, 2 * S3_PART + 1, 7 * S3_PART - 1, 7 * S3_PART])
 def test_parts_of_an_object_are_asked_for_ahead(s3, s3_requests, tmp_path, size, claimed):
@@ -115,6 +117,7 @@ def quick(port: int, max_attempts: int) -> S3Access:
     return replace(access, connect_timeout_s=1, read_timeout_s=0.5, max_attempts=max_attempts)
 
 
+@pytest.mark.slow
 def test_an_endpoint_that_refuses_or_is_silent():
     with socket.create_server(("127.0.0.1", 0)) as silent:
         port = silent.getsockname()[1]

@@ -65,6 +65,7 @@ def run(tmp_path: Path, monkeypatch, *words: str) -> dict[str, Any]:
     return json.loads((tmp_path / "m.json").read_text())
 
 
+@pytest.mark.slow
 def test_every_system_gets_the_same_loads_and_one_report(servers, tmp_path, monkeypatch, capsys):
     found = run(tmp_path, monkeypatch)
     assert found["format"] == FORMAT
@@ -99,6 +100,7 @@ def test_every_system_gets_the_same_loads_and_one_report(servers, tmp_path, monk
     assert "polyline" in page
 
 
+@pytest.mark.slow
 def test_each_load_has_a_file_that_can_be_compared(servers, tmp_path, monkeypatch, capsys):
     run(tmp_path, monkeypatch, "--goodput", "ttft:60000", "tpot:60000", "--adapters", "3")
     files = sorted(each.name for each in (tmp_path / "loads").glob("*.json"))
@@ -112,6 +114,7 @@ def test_each_load_has_a_file_that_can_be_compared(servers, tmp_path, monkeypatc
     assert found["workload"]["sha256"] == read(Path(pair[0]))[0]["workload"]["sha256"]
 
 
+@pytest.mark.slow
 def test_failed_requests_are_counted_and_a_system_without_any_answer_ends_the_run(servers, tmp_path, monkeypatch):
     asked = 0
 

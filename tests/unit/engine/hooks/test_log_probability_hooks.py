@@ -92,6 +92,7 @@ def answered(build: Any) -> tuple[Any, bytes]:
     return found, found.body if hasattr(found, "body") else found.model_dump_json().encode()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_alternatives", [0, 1, 20, 100])
 @pytest.mark.parametrize("num_tokens", [0, 1, 5, MANY, 3 * MANY + 1])
 def test_an_answer_is_what_it_was_and_is_made_in_pieces(num_tokens: int, num_alternatives: int) -> None:

@@ -31,6 +31,7 @@ def test_there_and_back(prefix: str) -> None:
     asyncio.run(scenario())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("path", "fields", "status", "param"),
     [
@@ -69,6 +70,7 @@ def test_wrong(path: str, fields: dict[str, Any], status: int, param: str) -> No
     asyncio.run(scenario())
 
 
+@pytest.mark.slow
 def test_as_much_as_is_accepted() -> None:
     """The answer is made in the threads for large bodies, and has the same text under both names."""
 
@@ -85,6 +87,7 @@ def test_as_much_as_is_accepted() -> None:
     asyncio.run(scenario())
 
 
+@pytest.mark.slow
 def test_any_engine_answers_and_another_if_it_fails() -> None:
     async def scenario() -> None:
         async with running_cluster(0, 1) as cluster:

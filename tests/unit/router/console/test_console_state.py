@@ -72,6 +72,7 @@ def test_fleet_and_pairs() -> None:
     asyncio.run(scenario())
 
 
+@pytest.mark.slow
 def test_requests_tokens_and_first_tokens() -> None:
     async def scenario() -> None:
         async with running_cluster() as cluster:
@@ -266,6 +267,7 @@ def test_an_adapter_names_the_holders_of_each_revision() -> None:
     asyncio.run(scenario())
 
 
+@pytest.mark.slow
 def test_the_holders_that_an_adapter_names_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(adapters_http, "_MAX_WITH_WORKERS", 2)
     monkeypatch.setattr(fleet_module, "_MAX_NAMED", 2)

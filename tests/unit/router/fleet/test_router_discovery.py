@@ -13,6 +13,7 @@ from support.routers.finding_router import Found, finding_router
 from router.fleet.homes import Homes
 
 
+@pytest.mark.slow
 def test_a_pair_joins_and_a_stream_outlives_its_departure() -> None:
     async def scenario() -> None:
         async with finding_router() as found:
@@ -46,6 +47,7 @@ def test_a_pair_joins_and_a_stream_outlives_its_departure() -> None:
     asyncio.run(scenario())
 
 
+@pytest.mark.slow
 def test_an_adapter_that_is_being_loaded_is_still_used_after_its_worker_has_left() -> None:
     async def scenario() -> None:
         async with finding_router() as found:
@@ -80,6 +82,7 @@ def test_an_engine_that_dies_after_its_worker_has_left_is_noticed() -> None:
     asyncio.run(scenario())
 
 
+@pytest.mark.slow
 def test_a_worker_that_crashed_is_forgotten_and_comes_back_elsewhere() -> None:
     async def scenario() -> None:
         async with finding_router(forget_after_s=1.0) as found:
@@ -107,6 +110,7 @@ def test_a_worker_that_crashed_is_forgotten_and_comes_back_elsewhere() -> None:
     asyncio.run(scenario())
 
 
+@pytest.mark.slow
 def test_a_restart_at_another_address_needs_no_forgetting() -> None:
     async def scenario() -> None:
         async with finding_router() as found:
@@ -126,6 +130,7 @@ def test_a_restart_at_another_address_needs_no_forgetting() -> None:
     asyncio.run(scenario())
 
 
+@pytest.mark.slow
 def test_a_dns_outage_changes_nothing(caplog: pytest.LogCaptureFixture) -> None:
     async def scenario() -> None:
         async with finding_router() as found:

@@ -21,6 +21,7 @@ def test_two_routers_agree_whatever_order_they_met_the_workers_in() -> None:
     assert homes_of(WORKERS) == homes_of(WORKERS[::-1]) == homes_of(sorted(WORKERS))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lost", ["worker-0", "worker-31", "worker-63"])
 def test_a_lost_worker_s_adapters_move_and_no_others(lost: str) -> None:
     before, after = homes_of(WORKERS), homes_of([name for name in WORKERS if name != lost])

@@ -13,6 +13,7 @@ NUM_PROMPT_TOKENS = 7  # of the stand-in's usage
 VECTOR = [0.6, 0.0, -0.8]  # its hidden states, scaled to length 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", [(1, 1, 0), (1, 0, 0), (0, 0, 1)], ids=["pair", "prefill", "unified"])
 def test_embeddings(shape: tuple[int, int, int]) -> None:
     async def scenario() -> None:

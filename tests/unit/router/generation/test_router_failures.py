@@ -66,6 +66,7 @@ class TestFailuresBeforeTheFirstEvent:
 
         asyncio.run(scenario())
 
+    @pytest.mark.slow
     def test_refused_connection_is_retried(self) -> None:
         async def scenario() -> None:
             async with running_cluster(1, 2) as cluster:
@@ -246,6 +247,7 @@ class TestFailuresAfterTheFirstEvent:
 
         asyncio.run(scenario())
 
+    @pytest.mark.slow
     def test_silent_agent_does_not_stop_a_stream(self) -> None:
         async def scenario() -> None:
             async with running_cluster(heartbeat_s=0.05) as cluster:

@@ -37,6 +37,7 @@ async def answered(cluster: ClusterStandIn, worker: WorkerStandIn, waits, **fiel
     assert time.monotonic() - began_at < WITHIN_S
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stream", [False, True])
 def test_before_the_first_event_of_a_unified_worker(stream: bool):
     async def scenario() -> None:

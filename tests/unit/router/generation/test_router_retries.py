@@ -66,6 +66,7 @@ class TestAStalledRouter:
         monkeypatch.setattr(engine_connections, "_address", stalled)
         return stall
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("failure", [drops, answers(500)])
     @pytest.mark.parametrize("stream", [False, True])
     def test_connects_again(self, stream: bool, failure: Any, stall: Callable[..., None]) -> None:
@@ -91,6 +92,7 @@ class TestAStalledRouter:
 
         asyncio.run(scenario())
 
+    @pytest.mark.slow
     def test_attempts_are_bounded(self, stall: Callable[..., None]) -> None:
         async def scenario() -> None:
             async with running_cluster(0, 0, 2, connect_timeout_s=0.5, max_attempts=2) as cluster:
@@ -151,6 +153,7 @@ class TestAWorkerThatIsLate:
 
         asyncio.run(scenario())
 
+    @pytest.mark.slow
     @pytest.mark.parametrize(
         ("config", "at_least_s"),
         [({"heartbeat_s": 0.2}, 0.0), ({"heartbeat_s": 60.0, "first_event_timeout_s": 0.4}, 0.4)],

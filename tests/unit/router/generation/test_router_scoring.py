@@ -84,6 +84,7 @@ def test_a_prompt_alone_is_read_by_one_worker(shape: tuple[int, int, int], num_l
     asyncio.run(scenario())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("prompt", "text"), [([5, 6], "w5 w6"), ([0, 0], "w0 w0"), ([[5, 6]], "w5 w6"), ('caf\u00e9 "x"', 'caf\u00e9 "x"')]
 )
@@ -163,6 +164,7 @@ def test_another_worker_reads_the_prompt_if_one_fails() -> None:
 TOO_LONG = "The input (9 tokens) is longer than the model's context length (8 tokens)."
 
 
+@pytest.mark.slow
 def test_an_engine_that_refuses_the_prompt_is_quoted() -> None:
     async def scenario() -> None:
         async with running_cluster() as cluster:

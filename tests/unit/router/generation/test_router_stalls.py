@@ -27,6 +27,7 @@ async def waits_at(cluster: ClusterStandIn, worker: WorkerStandIn) -> asyncio.Ta
     return asking
 
 
+@pytest.mark.slow
 def test_without_progress_it_is_tried_elsewhere():
     async def scenario() -> None:
         async with running_cluster(0, 0, 2, progress_timeout_s=2.0) as cluster:
@@ -39,6 +40,7 @@ def test_without_progress_it_is_tried_elsewhere():
     asyncio.run(scenario())
 
 
+@pytest.mark.slow
 def test_without_progress_of_both_workers_of_a_pair_two_others_are_tried():
     async def scenario() -> None:
         async with running_cluster(2, 2, progress_timeout_s=2.0) as cluster:
@@ -50,6 +52,7 @@ def test_without_progress_of_both_workers_of_a_pair_two_others_are_tried():
     asyncio.run(scenario())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("role", ["prefill", "decode"])
 def test_progress_of_either_worker_is_progress(role: str):
     """A prompt may wait long for others, and so does the decode worker for its KV."""
@@ -70,6 +73,7 @@ def test_progress_of_either_worker_is_progress(role: str):
     asyncio.run(scenario())
 
 
+@pytest.mark.slow
 def test_without_contact_nothing_is_known():
     async def scenario() -> None:
         async with running_cluster(1, 1, progress_timeout_s=1.0, heartbeat_s=0.1) as cluster:

@@ -246,6 +246,7 @@ def test_a_pipeline_has_an_end():
     run(scenario, max_pipelined=4)
 
 
+@pytest.mark.slow
 def test_half_sent_and_silent_connections_are_closed():
     async def scenario(listener: Listener) -> None:
         async with AsyncExitStack() as stack:
@@ -312,6 +313,7 @@ def test_a_slow_reader_loses_its_answer_and_one_that_reads_on_does_not():
     run(scenario, read_timeout_s=0.4)
 
 
+@pytest.mark.slow
 def test_an_idle_client_that_has_not_read_its_last_answer_is_ended():
     """Too little is left for it to count as a slow reader, and closing would wait until it has read that."""
 
@@ -391,6 +393,7 @@ def test_connections_with_requests_are_kept_and_others_make_way():
         run(scenario, **limits)
 
 
+@pytest.mark.slow
 def test_two_thousand_idle_connections_harm_nobody():
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard != resource.RLIM_INFINITY and hard < 5000:

@@ -44,6 +44,7 @@ async def unchunked(reader: asyncio.StreamReader) -> bytes:
     return b"".join(parts)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_choices", [1, 2])
 def test_a_slow_reader_stops_the_engine_and_gets_everything(num_choices: int) -> None:
     async def scenario() -> None:

@@ -77,6 +77,7 @@ class TestClients:
 
         self.cluster(ca, test)
 
+    @pytest.mark.slow
     def test_a_new_certificate_serves_new_connections_and_drops_no_stream(self, ca: Authority):
         """Sixteen streams run while the certificate is replaced four times."""
 
@@ -159,6 +160,7 @@ class TestEngines:
 
         asyncio.run(run())
 
+    @pytest.mark.slow
     def test_requests_streams_and_aborts_carry_the_key(self, ca: Authority):
         async def test(cluster: ClusterStandIn):
             status, _, _ = await cluster.post(prompt="x")

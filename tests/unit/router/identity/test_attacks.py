@@ -227,6 +227,7 @@ def with_cached_tokens(engine: Any, fields: dict[str, Any], _request: Any) -> An
     return respond()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("of", ["base", "adapter"])
 def test_cached_counts_tell_of_the_own_tenant_only(tmp_path: Path, of: str):
     """What is not shared has a namespace of each tenant. What is shared, by choice, has no counts."""

@@ -84,6 +84,7 @@ def test_a_route_without_an_entry_is_not_served():
         _guard(Route("/v1/forgotten", lambda _: None, methods=["POST"]))
 
 
+@pytest.mark.slow
 def test_scopes_and_tenants(tmp_path: Path):
     wrong: list[str] = []
 

@@ -269,6 +269,7 @@ class TestWorkers:
 
         asyncio.run(scenario())
 
+    @pytest.mark.slow
     def test_workers_that_fail(self) -> None:
         async def scenario() -> None:
             async with managing(2, 1, adapter_timeout_s=3) as cluster:
@@ -307,6 +308,7 @@ class TestWorkers:
         asyncio.run(scenario())
 
 
+@pytest.mark.slow
 def test_outages_name_no_address(tmp_path: Path) -> None:
     """What stands in the log, where the catalog and the store are, is in no answer."""
     database = SqliteDatabase(tmp_path / "catalog")

@@ -51,6 +51,7 @@ class TestVllm:
 
         asyncio.run(scenario())
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("base_model", ["base", "/models/some/where", "another-model", None])
     def test_fields_of_other_tools_are_ignored(self, tmp_path: Path, base_model: str | None) -> None:
         """Those that the Kubernetes Gateway API's sidecar for dynamic LoRA sends, and ones that nobody knows."""
@@ -107,6 +108,7 @@ class TestVllm:
 
         asyncio.run(scenario())
 
+    @pytest.mark.slow
     def test_more_directories_than_are_taken(self, tmp_path: Path) -> None:
         root = write_random_lora(tmp_path / "root" / "one", BASE, seed=1).parent
         go_on = threading.Event()

@@ -38,6 +38,7 @@ class TestPush:
 
         asyncio.run(scenario())
 
+    @pytest.mark.slow
     def test_requests_in_flight_finish_on_the_old_one(self, tmp_path: Path) -> None:
         async def scenario() -> None:
             async with managing() as cluster:

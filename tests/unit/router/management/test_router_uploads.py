@@ -204,6 +204,7 @@ class TestUpload:
 
         asyncio.run(scenario())
 
+    @pytest.mark.slow
     def test_an_upload_that_drips_has_a_deadline(self) -> None:
         """Its gaps are short, but it would hold its slot for as long as all of an upload may take."""
 
@@ -226,6 +227,7 @@ class TestUpload:
 
         asyncio.run(asyncio.wait_for(scenario(), 60))
 
+    @pytest.mark.slow
     def test_a_router_that_stops_says_so(self) -> None:
         async def chunks() -> Any:
             yield _FILE_BEGINS

@@ -276,6 +276,7 @@ def allowed(request: PlacementRequest, fleet: FleetState, failed: FailedAttempts
     return found
 
 
+@pytest.mark.slow
 @settings(max_examples=400)
 @given(st.data(), fleets(), REQUESTS)
 def test_only_what_the_rules_allow_and_something_whenever_they_do(
@@ -302,6 +303,7 @@ def test_all_placements_are_listed(fleet: FleetState, request: PlacementRequest)
     assert sorted(each.key for each in placements(request, fleet)) == keys
 
 
+@pytest.mark.slow
 @given(fleets(), REQUESTS)
 def test_retries_try_every_placement_once(fleet: FleetState, request: PlacementRequest) -> None:
     failed, tried = FailedAttempts(), []

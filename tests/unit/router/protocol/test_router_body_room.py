@@ -118,6 +118,7 @@ def test_a_long_prompt_reaches_both_engines_whole(num_choices: int) -> None:
     asyncio.run(scenario())
 
 
+@pytest.mark.slow
 def test_a_client_that_leaves_in_the_middle_of_a_body_takes_nothing() -> None:
     async def scenario() -> None:
         async with running_cluster(0, 0, 1, limits={"in_flight_bytes": 300_000}) as cluster:

@@ -206,6 +206,7 @@ json_values = st.recursive(
 
 
 class TestBody:
+    @pytest.mark.slow
     @given(st.dictionaries(st.text(), json_values, max_size=6), st.booleans())
     def test_values_are_kept(self, fields: dict[str, Any], ascii_only: bool) -> None:
         body = json.dumps(fields, ensure_ascii=ascii_only).encode("utf-8", "surrogatepass")

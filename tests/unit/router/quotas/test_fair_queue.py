@@ -40,6 +40,7 @@ def test_one_tenant_is_served_in_order():
     assert queue.pop() is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("weights", "costs"),
     [

@@ -60,6 +60,7 @@ def test_tokens_without_events_are_counted(workers: tuple[int, int, int], caplog
     assert line["completion_tokens"] == 8000
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [None, {}, {"include_usage": False}, {"include_usage": True}])
 def test_clients_get_the_bytes_that_they_asked_for(options: dict[str, bool] | None) -> None:
     """With the usage event, exactly once, or without; in as many pieces as the engine likes."""
@@ -108,6 +109,7 @@ def test_several_choices_are_summed(options: dict[str, bool]) -> None:
     asyncio.run(scenario())
 
 
+@pytest.mark.slow
 def test_a_client_that_leaves_pays_for_what_it_may_have_got() -> None:
     """The router has seen no whole stream, so it does not know how fast engines generate."""
 

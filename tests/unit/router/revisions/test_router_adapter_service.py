@@ -156,6 +156,7 @@ class TestNames:
 
 
 class TestOutages:
+    @pytest.mark.slow
     def test_the_database_goes_and_comes_back(self, database: Any, tmp_path: Path) -> None:
         catalog = open_catalog(database.url)
         library = library_over(catalog, tmp_path)
@@ -247,6 +248,7 @@ class TestOutages:
 
 
 class TestTheAdaptersOfTheConfiguration:
+    @pytest.mark.slow
     def test_why_one_is_not_served_names_no_place(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """Whoever may ask for completions learns neither where the directory lies nor where the store is."""
         monkeypatch.setattr(managed_adapters_module, "_START_S", 0.2)
@@ -363,6 +365,7 @@ class TestTheAdaptersOfTheConfiguration:
 
 
 class TestOverHttp:
+    @pytest.mark.slow
     def test_a_catalog_that_is_away(self, tmp_path: Path) -> None:
         """The base model and known names are served, others get 503 with retry-after, and then they are served."""
         from support.adapters.catalog_databases import SqliteDatabase

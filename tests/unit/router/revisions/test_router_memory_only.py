@@ -256,6 +256,7 @@ class TestRequests:
 
         asyncio.run(scenario())
 
+    @pytest.mark.slow
     def test_a_worker_that_is_away_may_have_it(self, tmp_path: Path) -> None:
         async def scenario() -> None:
             async with managing(2, 1) as cluster:
@@ -274,6 +275,7 @@ class TestRequests:
 
         asyncio.run(scenario())
 
+    @pytest.mark.slow
     def test_a_worker_whose_engine_is_away_still_has_it(self, tmp_path: Path) -> None:
         async def scenario() -> None:
             async with managing() as cluster:
@@ -290,6 +292,7 @@ class TestRequests:
 
         asyncio.run(scenario())
 
+    @pytest.mark.slow
     def test_a_worker_that_has_just_lost_it(self, tmp_path: Path) -> None:
         """Another one that has it is asked; where none is left, the client may try again, and hears the truth then."""
 
@@ -341,6 +344,7 @@ class TestRequests:
 
         asyncio.run(scenario())
 
+    @pytest.mark.slow
     def test_another_router_hears_of_the_alias_before_the_worker(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:

@@ -16,6 +16,7 @@ from router.revisions.memory_only import MemoryOnlyRevisions
 
 
 class TestKeeping:
+    @pytest.mark.slow
     def test_what_others_have_changed_is_seen_to_now_and_then(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -34,6 +35,7 @@ class TestKeeping:
 
         asyncio.run(scenario())
 
+    @pytest.mark.slow
     def test_what_was_given_up_by_a_router_that_ended(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """Nobody's revision is left alone while somebody can be pushing it, and given up after that."""
         monkeypatch.setattr(memory_only, "_INTERVAL_S", 0.05)
@@ -49,6 +51,7 @@ class TestKeeping:
 
         asyncio.run(scenario())
 
+    @pytest.mark.slow
     def test_a_push_that_is_under_way_is_left_alone(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(memory_only, "_INTERVAL_S", 0.02)
 
@@ -108,6 +111,7 @@ class TestKeeping:
 
         asyncio.run(scenario())
 
+    @pytest.mark.slow
     def test_a_catalog_that_is_away(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """What is known is served, nothing is given up, and a push is refused before any worker is given anything."""
         monkeypatch.setattr(memory_only, "_INTERVAL_S", 0.05)

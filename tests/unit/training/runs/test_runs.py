@@ -48,6 +48,7 @@ def of(name: str, output: Path) -> list[float]:
     return [line[name] for line in lines(output) if name in line]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_loss_falls_and_the_checkpoint_is_an_adapter(setting, tmp_path: Path, kind):
     output = tmp_path / "run"
@@ -339,6 +340,7 @@ def test_an_evaluation_has_some_of_the_rows_in_memory_at_a_time(setting, tmp_pat
     assert parts == pytest.approx(whole, abs=1e-6)
 
 
+@pytest.mark.slow
 def test_training_leaves_the_models_weights_alone(setting, tmp_path: Path):
     with prepared(options(setting.model, setting.sft, tmp_path / "run", max_steps=3)) as ready:
         before = {name: each.clone() for name, each in ready.base.model.state_dict().items()}

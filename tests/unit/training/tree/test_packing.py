@@ -70,6 +70,7 @@ def test_lengths_that_flex_attention_cannot_differentiate_are_refused(row_tokens
         pack([], row_tokens, multiple)
 
 
+@pytest.mark.slow
 def test_many_documents_pack_fast():
     """The tree of free tokens is looked up in O(log(rows)); scanning rows would take 25 million steps."""
     generator = random.Random(3)

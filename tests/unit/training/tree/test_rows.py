@@ -82,6 +82,7 @@ def test_flex_attention_makes_the_same_mask(seed: int):
     assert torch.equal(theirs, boolean_mask(row))
 
 
+@pytest.mark.slow
 def test_an_adapter_for_all_positions_is_applied_to_answers():
     for document in random_documents(5, 40, slots=3):
         row = Row.of([document])
