@@ -13,8 +13,8 @@ _SHARED_MEMORY = Path("/dev/shm")
 
 
 def segments() -> set[Path]:
-    """Existing segments and semaphores of the kinds that engines create: SGLang's load reports, Python's, UCX's."""
-    kinds = ("sglang_*", "sem.mp-*", "psm_*", "ucx_*")
+    """Existing segments and semaphores of the kinds that engines create: SGLang's, Python's, UCX's."""
+    kinds = ("sglang_*", "sgl_shm_*", "sem.mp-*", "psm_*", "ucx_*")
     return {path for kind in kinds for path in _SHARED_MEMORY.glob(kind)}
 
 
