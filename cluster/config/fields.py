@@ -24,6 +24,11 @@ def host_and_port(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
+def host_of(address: str) -> str:
+    """Of HOST:PORT; an IPv6 address without its brackets."""
+    return address.rpartition(":")[0].strip("[]")
+
+
 def _resolve_path(path: Path, info: ValidationInfo) -> Path:
     """Expand `~`, and resolve against the context's `folder` where there is one."""
     try:

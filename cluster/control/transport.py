@@ -10,7 +10,7 @@ from typing import Any
 import grpc
 
 from cluster.config.certificates import cluster_files
-from cluster.config.fields import is_loopback
+from cluster.config.fields import host_of, is_loopback
 from cluster.config.schema import ClusterConfig
 from cluster.control.control_pb2_grpc import WorkerControlStub
 from cluster.errors import DescriptionRefused
@@ -46,7 +46,7 @@ class Transport:
         """Raise DescriptionRefused for an address that must not be talked to in plain text: of a worker that was found,
         since those of cluster.yaml are checked at the start.
         """
-        host = address.rpartition(":")[0].strip("[]")
+        host = host_of(address)
         if not (self.is_secure or self._allows_plain or is_loopback(host)):
             raise DescriptionRefused(
                 f"{host} is another machine, and there is no `tls`; `router: {{insecure: true}}` allows plain text"
@@ -88,10 +88,10 @@ class Transport:
         context = make_client_context(self._context.files)
         context.check_hostname = False  # the name is what is asked for
         context.set_alpn_protocols(["h2"])
-        host, _, port = address.rpartition(":")
+        port = address.rpartition(":")[2]
         try:
             async with asyncio.timeout(_HANDSHAKE_S):
-                _, writer = await asyncio.open_connection(host.strip("[]"), int(port), ssl=context)
+                _, writer = await asyncio.open_connection(host_of(address), int(port), ssl=context)
         except ssl.SSLError as error:
             raise DescriptionRefused(f"it has no certificate of this cluster: {error.reason or error}") from error
         except OSError as error:

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+from cluster.config.fields import host_of
+
 
 @dataclass(frozen=True, slots=True, order=True)
 class Endpoint:
@@ -18,7 +20,7 @@ class Endpoint:
     @property
     def host(self) -> str:
         """The address without its port."""
-        return self.address.rpartition(":")[0].strip("[]")
+        return host_of(self.address)
 
 
 class WorkerSource(Protocol):

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from router.protocol.field_values import encoded
 from router.protocol.request_body import Fields
 from router.protocol.sse import DONE
 from router.protocol.usage import Usage
@@ -39,16 +40,16 @@ def merged_answer(answers: Sequence[bytes], *, answer_id: str, num_per_prompt: i
     """One answer with a choice of each. `answers` are in the order of their sequences."""
     parsed = [_object.decode(answer) for answer in answers]
     choices = [
-        {**choice, "index": _raw(index)}
+        {**choice, "index": encoded(index)}
         for index, answer in enumerate(parsed)
         for choice in _choices.decode(answer["choices"])
     ]
     usages = {index: msgspec.json.decode(answer["usage"], type=Usage) for index, answer in enumerate(parsed)}
     merged = {
         **parsed[0],
-        "id": _raw(answer_id),
-        "choices": _raw(choices),
-        "usage": _raw(merged_usage(usages, num_per_prompt)),
+        "id": encoded(answer_id),
+        "choices": encoded(choices),
+        "usage": encoded(merged_usage(usages, num_per_prompt)),
     }
     return msgspec.json.encode(merged)
 
@@ -57,7 +58,7 @@ class ChoiceStreams:
     """Merges streams into one, with one id and creation time, an index per choice, one usage and one end."""
 
     def __init__(self, *, answer_id: str, num_per_prompt: int, includes_usage: bool) -> None:
-        self._id = _raw(answer_id)
+        self._id = encoded(answer_id)
         self._num_per_prompt = num_per_prompt
         self._includes_usage = includes_usage
         self._created: msgspec.Raw | None = None
@@ -75,7 +76,7 @@ class ChoiceStreams:
         if not self._includes_usage:
             return DONE
         usage = merged_usage(self._usages, self._num_per_prompt)
-        return _event({**self._last, "choices": msgspec.Raw(b"[]"), "usage": _raw(usage)}) + DONE
+        return _event({**self._last, "choices": msgspec.Raw(b"[]"), "usage": encoded(usage)}) + DONE
 
     def _event(self, index: int, data: bytes) -> bytes:
         if data == b"[DONE]":
@@ -92,14 +93,10 @@ class ChoiceStreams:
             self._last = chunk
             return b""
         for choice in choices:
-            choice["index"] = _raw(index)
-        chunk["choices"] = _raw(choices)
+            choice["index"] = encoded(index)
+        chunk["choices"] = encoded(choices)
         return _event(chunk)
 
 
 def _event(chunk: Fields) -> bytes:
     return b"data: " + msgspec.json.encode(chunk) + b"\n\n"
-
-
-def _raw(value: object) -> msgspec.Raw:
-    return msgspec.Raw(msgspec.json.encode(value))

@@ -61,6 +61,11 @@ def decoded(fields: Fields, name: str, kind: Any, expected: str) -> Any:
         raise InvalidField(f"{name} must be {expected} (found {shown(fields[name])})", param=name) from None
 
 
+def encoded(value: object) -> msgspec.Raw:
+    """A field's value as JSON."""
+    return msgspec.Raw(msgspec.json.encode(value))
+
+
 def string(fields: Fields, name: str) -> str | None:
     value = decoded(fields, name, str, "a string")
     if value == "":

@@ -147,14 +147,19 @@ def check_messages(fields: Fields, limits: Limits) -> None:
         )
 
 
+def check_size_of_tools(raw: msgspec.Raw, name: str, limits: Limits, where: str = "tools") -> None:
+    """Before they are decoded. Raises InvalidField."""
+    size, most = len(memoryview(raw)), limits.request.tools_bytes
+    if size > most:
+        raise InvalidField(f"{where} have {size} bytes; at most {most} are accepted", param=name)
+
+
 def check_tools(fields: Fields, name: str, limits: Limits, *, becomes_grammar: bool) -> None:
     """`becomes_grammar`: the answer must be a call, so engines compile the parameters' schemas. Raises InvalidField."""
     if name not in fields:
         return
-    most, size = limits.request, len(memoryview(fields[name]))
-    where = name if name == "tools" else f"{name}: tools"
-    if size > most.tools_bytes:
-        raise InvalidField(f"{where} have {size} bytes; at most {most.tools_bytes} are accepted", param=name)
+    most, where = limits.request, name if name == "tools" else f"{name}: tools"
+    check_size_of_tools(fields[name], name, limits, where)
     try:
         tools = msgspec.json.decode(fields[name], type=list[_Tool])
     except msgspec.MsgspecError as error:

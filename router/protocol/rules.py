@@ -19,6 +19,7 @@ from router.protocol.field_values import (
     check_token_id_field,
     check_token_ids,
     decoded,
+    encoded,
     integer,
     number,
     shown,
@@ -157,7 +158,7 @@ def _reasoning(fields: Fields, name: str, limits: Limits) -> None:
     found = decoded(fields, name, _Reasoning, "an object with effort and enabled")
     for effort in (found.effort, found.reasoning_effort):
         if effort is not None:
-            _effort({name: msgspec.Raw(msgspec.json.encode(effort))}, name, limits)
+            _effort({name: encoded(effort)}, name, limits)
 
 
 class _StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
@@ -168,12 +169,15 @@ class _StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
 
 def includes_usage(fields: Fields, is_streaming: bool) -> bool:
     """Whether the client wants a usage event at the stream's end. Raises InvalidField."""
-    if "stream_options" not in fields:
-        return False
-    if not is_streaming:
+    options = stream_options(fields, _StreamOptions, 'an object such as {"include_usage": true}', is_streaming)
+    return options is not None and bool(options.include_usage)
+
+
+def stream_options(fields: Fields, kind: Any, expected: str, is_streaming: bool) -> Any:
+    """They, decoded; None if they are absent. Raises InvalidField."""
+    if "stream_options" in fields and not is_streaming:
         raise InvalidField("stream_options needs stream: true; remove it or set stream", param="stream_options")
-    options = decoded(fields, "stream_options", _StreamOptions, 'an object such as {"include_usage": true}')
-    return bool(options.include_usage)
+    return decoded(fields, "stream_options", kind, expected)
 
 
 def _modalities(fields: Fields, name: str, _: Limits) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from router.protocol.field_values import encoded
 from router.protocol.request_body import Fields
 
 _object = msgspec.json.Decoder(Fields)
@@ -30,7 +31,7 @@ def with_prompt_logprobs(decode_answer: bytes, prefill_answer: bytes) -> bytes:
     merged = dict(generated)
     for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset"):
         merged[name] = (prompt.get(name) or [])[:-1] + (generated.get(name) or [])
-    choice["logprobs"] = _raw(merged)
+    choice["logprobs"] = encoded(merged)
     return _with_choice(answer, choice)
 
 
@@ -39,7 +40,7 @@ def without_alternatives(answer: bytes) -> bytes:
     parsed = _object.decode(answer)
     choice = _choices.decode(parsed["choices"])[0]
     logprobs = {**msgspec.json.decode(choice["logprobs"]), "top_logprobs": []}
-    choice["logprobs"] = _raw(logprobs)
+    choice["logprobs"] = encoded(logprobs)
     return _with_choice(parsed, choice)
 
 
@@ -50,20 +51,16 @@ def without_generated_token(answer: bytes, echoed: str) -> bytes:
     """
     parsed = _object.decode(answer)
     choice = _choices.decode(parsed["choices"])[0]
-    choice |= {"text": _raw(echoed), "finish_reason": _raw("length"), "matched_stop": _raw(None)}
+    choice |= {"text": encoded(echoed), "finish_reason": encoded("length"), "matched_stop": encoded(None)}
     if bytes(choice.get("token_ids", b"null")) != b"null":
-        choice["token_ids"] = _raw([])
+        choice["token_ids"] = encoded([])
     if (logprobs := msgspec.json.decode(choice["logprobs"])) is not None:
         lists = {name: values[:-1] if isinstance(values, list) else values for name, values in logprobs.items()}
-        choice["logprobs"] = _raw(lists)
+        choice["logprobs"] = encoded(lists)
     usage: dict[str, Any] = msgspec.json.decode(parsed["usage"])
     usage |= {"completion_tokens": 0, "total_tokens": usage["prompt_tokens"]}
-    return _with_choice({**parsed, "usage": _raw(usage)}, choice)
-
-
-def _raw(value: object) -> msgspec.Raw:
-    return msgspec.Raw(msgspec.json.encode(value))
+    return _with_choice({**parsed, "usage": encoded(usage)}, choice)
 
 
 def _with_choice(answer: Fields, choice: Fields) -> bytes:
-    return msgspec.json.encode({**answer, "choices": _raw([choice])})
+    return msgspec.json.encode({**answer, "choices": encoded([choice])})

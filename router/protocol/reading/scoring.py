@@ -15,11 +15,23 @@ from typing import Any
 import msgspec
 
 from router.errors import BrokenAnswer, InvalidField
-from router.protocol.field_values import Limits, boolean, bounded_list, check_token_ids, decoded, shown
+from router.protocol.field_values import Limits, boolean, bounded_list, check_token_ids, decoded, encoded, shown
 from router.protocol.request_body import Fields
 from router.protocol.usage import Usage
 
 MAX_LABELS = 1000
+
+
+class _MetaInfo(msgspec.Struct):
+    prompt_tokens: int
+    output_token_ids_logprobs: list[list[tuple[float | None, int, Any]]]  # [1][num_labels]: (log-probability, id, text)
+
+
+class _Generated(msgspec.Struct):
+    meta_info: _MetaInfo
+
+
+_generated = msgspec.json.Decoder(_Generated)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,16 +65,33 @@ class Labels:
             "token_ids_logprob": self.token_ids,
             "stream": False,
         }
-        return {name: _raw(value) for name, value in asked.items()}
+        return {name: encoded(value) for name, value in asked.items()}
 
     def taken(self, answer: bytes, worker: str) -> bytes:
         """What is needed of an engine's answer: all of it. Raises BrokenAnswer."""
-        check_generated(answer, worker)
-        return answer
+        try:
+            if _generated.decode(answer).meta_info.output_token_ids_logprobs:
+                return answer
+        except msgspec.MsgspecError:
+            pass
+        raise BrokenAnswer(f"worker {worker} gave no log-probabilities", worker=worker)  # as that of an aborted request
 
     def merged(self, taken: Sequence[bytes], *, answer_id: str, model: str) -> bytes:
         """One answer from those of engines, in the order of the items."""
-        return score_answer(taken, self, answer_id=answer_id, model=model)
+        scores, prompt_tokens = [], 0
+        for answer in taken:
+            found = _generated.decode(answer).meta_info
+            prompt_tokens += found.prompt_tokens
+            values = found.output_token_ids_logprobs[0]
+            scores.append(self.scores({id_: -math.inf if value is None else value for value, id_, _ in values}))
+        return msgspec.json.encode({
+            "id": answer_id,
+            "object": "scoring",
+            "created": int(time.time()),
+            "model": model,
+            "scores": scores,
+            "usage": Usage(prompt_tokens=prompt_tokens, total_tokens=prompt_tokens),
+        })  # fmt: skip
 
     def scores(self, logprobs: dict[int, float]) -> list[float]:
         """[num_labels], from the log-probability of each label."""
@@ -103,7 +132,7 @@ def score_prompts(fields: Fields, limits: Limits) -> tuple[msgspec.Raw, ...]:
             raise InvalidField("items: an item and query must not both be empty", param="items")
         if not is_text:
             check_token_ids("items", item, limits)
-        prompts.append(_raw(prompt))
+        prompts.append(encoded(prompt))
     return tuple(prompts)
 
 
@@ -128,47 +157,3 @@ def _items(fields: Fields, is_text: bool, limits: Limits) -> list[msgspec.Raw]:
     if not items:
         raise InvalidField(f"items must not be empty (found {shown(raw)})", param="items")
     return items
-
-
-class _MetaInfo(msgspec.Struct):
-    prompt_tokens: int
-    output_token_ids_logprobs: list[list[tuple[float | None, int, Any]]]  # [1][num_labels]: (log-probability, id, text)
-
-
-class _Generated(msgspec.Struct):
-    meta_info: _MetaInfo
-
-
-_generated = msgspec.json.Decoder(_Generated)
-
-
-def check_generated(answer: bytes, worker: str) -> None:
-    """Raises BrokenAnswer if an engine's answer has no log-probabilities, as that of an aborted request."""
-    try:
-        if _generated.decode(answer).meta_info.output_token_ids_logprobs:
-            return
-    except msgspec.MsgspecError:
-        pass
-    raise BrokenAnswer(f"worker {worker} gave no log-probabilities", worker=worker)
-
-
-def score_answer(answers: Sequence[bytes], labels: Labels, *, answer_id: str, model: str) -> bytes:
-    """One answer from those of engines, in the order of the items. All have passed `check_generated`."""
-    scores, prompt_tokens = [], 0
-    for answer in answers:
-        found = _generated.decode(answer).meta_info
-        prompt_tokens += found.prompt_tokens
-        logprobs = {id_: -math.inf if value is None else value for value, id_, _ in found.output_token_ids_logprobs[0]}
-        scores.append(labels.scores(logprobs))
-    return msgspec.json.encode({
-        "id": answer_id,
-        "object": "scoring",
-        "created": int(time.time()),
-        "model": model,
-        "scores": scores,
-        "usage": Usage(prompt_tokens=prompt_tokens, total_tokens=prompt_tokens),
-    })  # fmt: skip
-
-
-def _raw(value: object) -> msgspec.Raw:
-    return msgspec.Raw(msgspec.json.encode(value))

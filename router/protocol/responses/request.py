@@ -7,12 +7,13 @@ from typing import Any
 import msgspec
 
 from router.errors import InvalidField
-from router.protocol.field_values import Limits, bounded_list, decoded, integer, shown
+from router.protocol.field_values import Limits, boolean, bounded_list, decoded, encoded, integer, shown
+from router.protocol.messages import check_size_of_tools
 from router.protocol.request_body import Fields
 from router.protocol.responses.fields import BOOKKEEPING, FIXED, NAME_OF, SAME_AS_CHAT
 from router.protocol.responses.input_items import messages_of
 from router.protocol.responses.response import ResponseForm
-from router.protocol.rules import INT32_MAX, RULES
+from router.protocol.rules import INT32_MAX, RULES, stream_options
 
 FORMATS = ("text", "json_object", "json_schema")
 VERBOSITIES = ("low", "medium", "high")
@@ -80,7 +81,7 @@ def as_chat(fields: Fields, limits: Limits) -> tuple[Fields, ResponseForm]:
         chat["max_completion_tokens"] = fields["max_output_tokens"].copy()
     tools = _tools(fields, limits)
     if tools:
-        chat["tools"] = _raw([_chat_tool(tool) for tool in tools])
+        chat["tools"] = encoded([_chat_tool(tool) for tool in tools])
     if "tool_choice" in fields:
         chat["tool_choice"] = _tool_choice(fields)
     text_format, verbosity = _text(fields)
@@ -88,14 +89,15 @@ def as_chat(fields: Fields, limits: Limits) -> tuple[Fields, ResponseForm]:
         chat["response_format"] = _response_format(text_format)
     effort = _effort(fields)
     if effort is not None:
-        chat["reasoning_effort"] = _raw(effort)
-    _check_stream_options(fields)
+        chat["reasoning_effort"] = encoded(effort)
+    is_streaming = boolean(fields, "stream")
+    stream_options(fields, _StreamOptions, "an object with include_obfuscation, and nothing else", is_streaming)
     shown_format: dict[str, Any] = {"type": text_format.type}
     if text_format.type == "json_schema":
         shown_format |= {
             "name": text_format.name,
             "description": text_format.description,
-            "schema": _raw(text_format.schema),
+            "schema": encoded(text_format.schema),
             "strict": bool(text_format.strict),
         }
     form = ResponseForm(
@@ -112,9 +114,9 @@ def as_chat(fields: Fields, limits: Limits) -> tuple[Fields, ResponseForm]:
             "safety_identifier": _repeated(fields, "safety_identifier"),
             "store": False,
             "temperature": _repeated(fields, "temperature"),
-            "text": _raw({"format": shown_format, "verbosity": verbosity}),
+            "text": encoded({"format": shown_format, "verbosity": verbosity}),
             "tool_choice": _repeated(fields, "tool_choice") if "tool_choice" in fields else "auto",
-            "tools": _raw([_shown_tool(tool) for tool in tools]),
+            "tools": encoded([_shown_tool(tool) for tool in tools]),
             "top_p": _repeated(fields, "top_p"),
             "truncation": "disabled",
             "user": _repeated(fields, "user"),
@@ -137,18 +139,15 @@ def named_as_here(error: InvalidField) -> InvalidField:
 def _tools(fields: Fields, limits: Limits) -> list[_FunctionTool]:
     if "tools" not in fields:
         return []
-    most, raw = limits.request, fields["tools"]
-    if (size := len(memoryview(raw))) > most.tools_bytes:
-        raise InvalidField(f"tools have {size} bytes; at most {most.tools_bytes} are accepted", param="tools")
+    most, raw = limits.request.tools, fields["tools"]
+    check_size_of_tools(raw, "tools", limits)
     expected = "a list of {type: function, name, parameters, …}"
     try:
-        items = bounded_list(raw, most.tools)
+        items = bounded_list(raw, most)
     except msgspec.MsgspecError:
         raise InvalidField(f"tools must be {expected} (found {shown(raw)})", param="tools") from None
     if items is None:
-        raise InvalidField(
-            f"there are more than {most.tools} tools, which are the most that are accepted", param="tools"
-        )
+        raise InvalidField(f"there are more than {most} tools, which are the most that are accepted", param="tools")
     return [_tool(item, i, expected) for i, item in enumerate(items)]
 
 
@@ -194,7 +193,7 @@ def _tool_choice(fields: Fields) -> msgspec.Raw:
             param="tool_choice",
         )
     named = decoded(fields, "tool_choice", _NamedTool, "auto, required, none, or {type: function, name}")
-    return _raw({"type": "function", "function": {"name": named.name}})
+    return encoded({"type": "function", "function": {"name": named.name}})
 
 
 def _text(fields: Fields) -> tuple[_Format, str]:
@@ -221,10 +220,10 @@ def _text(fields: Fields) -> tuple[_Format, str]:
 
 def _response_format(found: _Format) -> msgspec.Raw:
     if found.type == "json_object":
-        return _raw({"type": found.type})
+        return encoded({"type": found.type})
     given = {"name": found.name, "schema": found.schema, "description": found.description, "strict": found.strict}
     schema = {name: value for name, value in given.items() if value is not None}
-    return _raw({"type": found.type, "json_schema": schema})
+    return encoded({"type": found.type, "json_schema": schema})
 
 
 def _effort(fields: Fields) -> str | None:
@@ -238,17 +237,5 @@ def _effort(fields: Fields) -> str | None:
     return options.effort
 
 
-def _check_stream_options(fields: Fields) -> None:
-    if "stream_options" not in fields:
-        return
-    if bytes(fields.get("stream", b"")) != b"true":
-        raise InvalidField("stream_options needs stream: true; remove it or set stream", param="stream_options")
-    decoded(fields, "stream_options", _StreamOptions, "an object with include_obfuscation, and nothing else")
-
-
 def _repeated(fields: Fields, name: str) -> msgspec.Raw | None:
     return fields[name].copy() if name in fields else None
-
-
-def _raw(value: object) -> msgspec.Raw:
-    return msgspec.Raw(msgspec.json.encode(value))

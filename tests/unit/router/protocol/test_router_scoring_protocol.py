@@ -10,7 +10,7 @@ import pytest
 
 from router.errors import BrokenAnswer, InvalidField, RefusedField, RequestError
 from router.protocol.field_values import Limits
-from router.protocol.reading.scoring import Labels, check_generated, score_answer
+from router.protocol.reading.scoring import Labels
 from router.protocol.validation import Endpoint, validate
 
 LIMITS = Limits(max_choices=4, vocabulary=100)
@@ -104,7 +104,7 @@ def generated(*logprobs: tuple[float | None, int], prompt_tokens: int = 3) -> by
 
 def test_probabilities() -> None:
     answers = [generated((-1.0, 5), (-2.0, 7)), generated((-3.0, 7), (None, 5), prompt_tokens=4)]
-    answer = json.loads(score_answer(answers, Labels((5, 7, 5), False), answer_id="score-1", model="base"))
+    answer = json.loads(Labels((5, 7, 5), False).merged(answers, answer_id="score-1", model="base"))
     expected = [[math.exp(-1), math.exp(-2), math.exp(-1)], [0.0, math.exp(-3), 0.0]]
     assert [pytest.approx(each) for each in expected] == answer["scores"]
     assert (answer["id"], answer["object"], answer["model"]) == ("score-1", "scoring", "base")
@@ -113,12 +113,13 @@ def test_probabilities() -> None:
 
 def test_softmax_is_over_the_labels() -> None:
     answers = [generated((-1000.0, 5), (-1000.0 - math.log(3), 7)), generated((None, 5), (None, 7))]
-    answer = json.loads(score_answer(answers, Labels((5, 7), True), answer_id="score-1", model="base"))
+    answer = json.loads(Labels((5, 7), True).merged(answers, answer_id="score-1", model="base"))
     assert answer["scores"] == [pytest.approx([0.75, 0.25]), [0.5, 0.5]]
 
 
 @pytest.mark.parametrize("answer", [generated(), b'{"text": "", "meta_info": {"finish_reason": {"type": "abort"}}}'])
 def test_an_answer_without_log_probabilities_is_broken(answer: bytes) -> None:
-    check_generated(generated((-1.0, 5)), "p0")
+    labels, whole = Labels((5,), False), generated((-1.0, 5))
+    assert labels.taken(whole, "p0") == whole
     with pytest.raises(BrokenAnswer, match="p0"):
-        check_generated(answer, "p0")
+        labels.taken(answer, "p0")
