@@ -169,6 +169,8 @@ class _StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
 
 def includes_usage(fields: Fields, is_streaming: bool) -> bool:
     """Whether the client wants a usage event at the stream's end. Raises InvalidField."""
+    if "stream_options" not in fields:
+        return False
     options = stream_options(fields, _StreamOptions, 'an object such as {"include_usage": true}', is_streaming)
     return options is not None and bool(options.include_usage)
 
