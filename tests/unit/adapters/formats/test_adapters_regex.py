@@ -10,7 +10,7 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -196,22 +196,31 @@ ENTRIES: dict[str, Callable[[int], str]] = {
 KIB_4, MIB_1 = 3400, 2**20 - 2000  # beside the other fields
 
 
-def costly() -> Iterator[tuple[str, dict[str, Any]]]:
-    for name, entry in ENTRIES.items():
-        yield f"4 KiB of {name}", {"rank_pattern": _filled(entry, KIB_4)}
-        yield f"1 MiB of {name}", {"rank_pattern": _filled(entry, MIB_1)}
+def _pattern(name: str, num_bytes: int) -> Callable[[], dict[str, Any]]:
+    return lambda: {"rank_pattern": _filled(ENTRIES[name], num_bytes)}
+
+
+def _options_in_two_fields() -> dict[str, Any]:
     half = _filled(ENTRIES["options"], MIB_1 // 2)
-    yield "1 MiB of options in two fields", {"rank_pattern": half, "alpha_pattern": half}
-    layers = {"layers_to_transform": [0]}
-    yield "1 MiB in one name", {"rank_pattern": {"x" * MIB_1: 8}}
-    yield "layers_pattern with many names", {**layers, "layers_pattern": list(_filled(ENTRIES["names"], MIB_1))}
-    yield "layers_pattern with one long name", {**layers, "layers_pattern": "." * MIB_1}
-    yield "nested repeats as target_modules", {"target_modules": "(((a{1000}){1000}){1000})"}
-    yield "2^100 copies as target_modules", {"target_modules": "(?:" * 100 + "a" + "){1,2}" * 100}
-    yield "a long expression as target_modules", {"target_modules": "(a|b)" * (MIB_1 // 5)}
-    yield "backtracking as exclude_modules", {"exclude_modules": r"(\w|\w\w|\.)*[0-9!]"}
+    return {"rank_pattern": half, "alpha_pattern": half}
 
 
+def _layers_pattern(pattern: list[str] | str) -> dict[str, Any]:
+    return {"layers_to_transform": [0], "layers_pattern": pattern}
+
+
+COSTLY: dict[str, Callable[[], dict[str, Any]]] = {
+    **{f"4 KiB of {name}": _pattern(name, KIB_4) for name in ENTRIES},
+    **{f"1 MiB of {name}": _pattern(name, MIB_1) for name in ENTRIES},
+    "1 MiB of options in two fields": _options_in_two_fields,
+    "1 MiB in one name": lambda: {"rank_pattern": {"x" * MIB_1: 8}},
+    "layers_pattern with many names": lambda: _layers_pattern(list(_filled(ENTRIES["names"], MIB_1))),
+    "layers_pattern with one long name": lambda: _layers_pattern("." * MIB_1),
+    "nested repeats as target_modules": lambda: {"target_modules": "(((a{1000}){1000}){1000})"},
+    "2^100 copies as target_modules": lambda: {"target_modules": "(?:" * 100 + "a" + "){1,2}" * 100},
+    "a long expression as target_modules": lambda: {"target_modules": "(a|b)" * (MIB_1 // 5)},
+    "backtracking as exclude_modules": lambda: {"exclude_modules": r"(\w|\w\w|\.)*[0-9!]"},
+}
 SOME_COSTLY = (
     "4 KiB of nested repeats",
     "1 MiB of backtracking",
@@ -229,10 +238,8 @@ def _measure(folder: Path, names: Collection[str]) -> None:
     lora = write_random_lora(folder / "lora", base, 1, rank=8)
     fields = json.loads((lora / "adapter_config.json").read_text())
     read_adapter(lora, base, Limits())
-    for name, changed in costly():
-        if name not in names:
-            continue
-        text = json.dumps(fields | changed)
+    for name in names:
+        text = json.dumps(fields | COSTLY[name]())
         assert len(text) <= 2**20
         (lora / "adapter_config.json").write_text(text)
         Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
@@ -256,7 +263,7 @@ def _memory_mib(kind: str) -> float:
     "names",
     [
         pytest.param(SOME_COSTLY, id="some"),
-        pytest.param(tuple(name for name, _ in costly()), id="all", marks=pytest.mark.long),
+        pytest.param(tuple(COSTLY), id="all", marks=pytest.mark.long),
     ],
 )
 def test_the_most_costly_configurations_cost_little(tmp_path: Path, names: Collection[str]) -> None:
