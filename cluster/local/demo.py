@@ -16,7 +16,7 @@ from typing import Any
 
 import yaml
 
-from cluster.errors import StartError
+from cluster.errors import ConfigError, StartError
 from cluster.local.gpus import list_gpus
 
 MODEL_NAME = "demo"
@@ -50,7 +50,8 @@ What is the capital of the country where the tallest trees grow? Count from one 
 def make_demo(folder: Path, device: str = "cpu") -> Path:
     """Create model, adapters and `cluster.yaml` in the folder unless it has them. Returns cluster.yaml's path.
 
-    `device`: "cuda" for the GPUs of this host. Raises StartError if it has none.
+    `device`: "cuda" for the GPUs of this host. Raises StartError if it has none, and ConfigError for a folder that has
+    other files or cannot be made.
     """
     config = folder / "cluster.yaml"
     if config.exists():
@@ -70,13 +71,21 @@ def make_demo(folder: Path, device: str = "cpu") -> Path:
 
 @contextlib.contextmanager
 def made_whole(folder: Path) -> Iterator[Path]:
-    """A folder to fill, which replaces `folder` when the block ends without an error."""
+    """A folder to fill, which becomes `folder` when the block ends without an error.
+
+    Raises ConfigError if that has files, which are somebody's, or if it cannot be made.
+    """
+    folder = folder.resolve()
     partial = folder.with_name(folder.name + ".partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
+    try:
+        if folder.exists() and any(folder.iterdir()):
+            raise ConfigError(f"{folder} has files that are no demo; name a folder that is not there yet, or is empty")
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+    except OSError as error:
+        raise ConfigError(f"{folder} cannot be made: {error.strerror}; name another folder") from error
     yield partial
-    shutil.rmtree(folder, ignore_errors=True)
-    partial.rename(folder)
+    partial.rename(folder)  # in the place of an empty one, too
 
 
 def demo_config(num_gpus: int = 0, adapters: Iterable[str] = RANDOM_ADAPTERS) -> dict:

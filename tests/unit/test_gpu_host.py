@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from cluster.config.load import load_cluster_config
-from cluster.errors import StartError
+from cluster.errors import ConfigError, StartError
 from cluster.local import demo
 from cluster.local.gpus import Gpu, HostGpus, lay_out
 from engine.pin import SGLANG_VERSION
@@ -84,3 +84,28 @@ def test_the_demo_on_gpus_that_are_not_there(tmp_path: Path, monkeypatch: pytest
     with pytest.raises(StartError, match=r"no GPU was found \(the driver is not loaded\); `make DEVICE=cpu serve`"):
         demo.make_demo(tmp_path / "demo", "cuda")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_demo_takes_no_folder_that_has_files(tmp_path: Path):
+    mine = tmp_path / "thesis.tex"
+    mine.write_text("years of work")
+    with pytest.raises(ConfigError, match=rf"{tmp_path} has files that are no demo; name a folder that is not there"):
+        demo.make_demo(tmp_path)
+    assert mine.read_text() == "years of work"
+    for folder in (Path("/proc/demo"), mine):
+        with pytest.raises(ConfigError, match=rf"{folder} cannot be made: .*; name another folder"):
+            demo.make_demo(folder)
+    assert list(tmp_path.iterdir()) == [mine]
+
+
+def test_a_demo_is_made_whole(tmp_path: Path):
+    for folder in (tmp_path / "new", tmp_path):
+        with demo.made_whole(folder / "demo") as partial:
+            (partial / "cluster.yaml").write_text("")
+            assert not (folder / "demo").exists()
+        assert os.listdir(folder / "demo") == ["cluster.yaml"]
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    with demo.made_whole(empty) as partial:
+        (partial / "cluster.yaml").write_text("")
+    assert os.listdir(empty) == ["cluster.yaml"]

@@ -57,7 +57,8 @@ def make_trained_demo(
 ) -> Path:
     """Create model, data, adapters and `cluster.yaml` in the folder unless it has them; for CPUs, in float32.
 
-    Returns cluster.yaml's path. Raises TrainingError, for a full disk.
+    Returns cluster.yaml's path. Raises TrainingError for a full disk, and ConfigError for a folder that has other files
+    or cannot be made.
     """
     config = folder / "cluster.yaml"
     if config.exists():
