@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import re
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from typing import Any
 
 import pytest
 import yaml
+from jsonschema.validators import validator_for
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
@@ -171,7 +173,33 @@ def test_the_environments_check_finds_what_is_wrong(monkeypatch: pytest.MonkeyPa
     assert [each.partition(":")[0] for each in wrong] == ["numpy>=99", "no-such-package"]
 
 
+def schema_of_compose() -> dict[str, Any]:
+    """The Compose Specification's own, which check-jsonschema carries. Nothing of that package is imported."""
+    try:
+        package = distribution("check-jsonschema")
+    except PackageNotFoundError:
+        pytest.skip("check-jsonschema is not installed, so compose.yaml is NOT VALIDATED: `make setup-dev` installs it")
+    path = package.locate_file("check_jsonschema/builtin_schemas/vendor/compose-spec.json")
+    return json.loads(Path(str(path)).read_text())
+
+
 class TestCompose:
+    def test_it_is_valid_by_the_compose_specification(self):
+        schema = schema_of_compose()
+        validator = validator_for(schema)(schema)
+        assert [f"{each.json_path}: {each.message}" for each in validator.iter_errors(COMPOSE)] == []
+        for service, field, value in (("prelude", "shm_sizes", "1gb"), ("prometheus", "network", "host")):
+            wrong = {**COMPOSE["services"][service], field: value}
+            assert not validator.is_valid({**COMPOSE, "services": {**COMPOSE["services"], service: wrong}})
+
+    def test_compiled_kernels_can_be_loaded(self):
+        """Triton maps what it has compiled below HOME; Docker mounts a tmpfs without `exec` unless it is told to."""
+        service = COMPOSE["services"]["prelude"]
+        home = re.search(r" HOME=(\S+)", (ROOT / service["build"]["dockerfile"]).read_text())
+        assert home
+        options = dict(each.split(":", 1) for each in service["tmpfs"])[home[1]].split(",")
+        assert {"exec", "uid=10001"} <= set(options)
+
     def test_images_are_pinned(self):
         for name, service in COMPOSE["services"].items():
             tag = service["image"].rpartition(":")[2]
