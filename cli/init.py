@@ -69,20 +69,23 @@ def _init(arguments: argparse.Namespace) -> None:
         host.num_gpus, arguments.tensor_parallel, arguments.prefill, arguments.decode, arguments.unified
     )
     text = initial_config(arguments.model, sizes, host, pools)
-    with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
-        partial = Path(file.name)
-        file.write(text)
     try:
-        config = load_cluster_config(partial)
-        for name in config.workers:
-            fitted_spec(config, name, partial.parent, base_model_of(config))
-        partial.chmod(0o644)
-        if arguments.force:
-            partial.replace(path)
-        else:
-            _publish(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)
+        with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
+            partial = Path(file.name)
+            file.write(text)
+        try:
+            config = load_cluster_config(partial)
+            for name in config.workers:
+                fitted_spec(config, name, partial.parent, base_model_of(config))
+            partial.chmod(0o644)
+            if arguments.force:
+                partial.replace(path)
+            else:
+                _publish(partial, path)
+        finally:
+            partial.unlink(missing_ok=True)
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be written: {error.strerror}; name another file with --config") from error
     print(f"{path}: {', '.join(config.workers)}. Next: prelude up --config {path}")
 
 

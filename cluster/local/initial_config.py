@@ -86,12 +86,22 @@ class Pools:
 
 
 def initial_config(model: Path, sizes: ModelSizes, host: Host, pools: Pools) -> str:
-    """The text of cluster.yaml. Raises ConfigError with the arithmetic if the model does not fit."""
+    """The text of cluster.yaml. Raises ConfigError with the arithmetic if the model or no adapter fits."""
     device = "cuda" if host.num_gpus else "cpu"
     limits = AdapterLimits()
     tp, all_slots = pools.tensor_parallel, (limits.slots + 1) * sizes.adapter_bytes(limits.max_rank)
     holders, typical = pools.prefill + pools.unified, sizes.adapter_bytes(_TYPICAL_RANK)
-    host_bytes = max(64 * 1024**2, min(host.shared_bytes // 2, host.free_bytes // 4) // holders)
+    host_bytes = min(host.shared_bytes // 2, host.free_bytes // 4) // holders
+    share = (
+        f"half of /dev/shm's free {gib(host.shared_bytes)} or a quarter of the free memory ({gib(host.free_bytes)}), "
+        f"whichever is less, divided by {holders}"
+    )
+    if host_bytes < typical:
+        raise ConfigError(
+            f"no adapter fits in host memory: one of rank {_TYPICAL_RANK} on all projections is {gib(typical)}, and "
+            f"each worker that holds adapters has {gib(host_bytes)}: {share}. Give this host more shared memory "
+            "(docker: --shm-size; a Pod: an emptyDir of memory at /dev/shm), or start fewer such workers"
+        )
     tokens = {role: _tokens(sizes, host, pools, slots) for role, slots in (("adapters", all_slots), ("decode", 0))}
     base = sizes.base
     lines = [
@@ -136,10 +146,8 @@ def initial_config(model: Path, sizes: ModelSizes, host: Host, pools: Pools) -> 
         "",
         "residency:",
         *_comment(
-            "Adapters in host memory, per worker that holds adapters: half of /dev/shm's free "
-            f"{gib(host.shared_bytes)} or a quarter of the free memory ({gib(host.free_bytes)}), whichever is less, "
-            f"divided by {holders}. An adapter of rank {_TYPICAL_RANK} on all projections is {gib(typical)}: room for "
-            f"about {host_bytes // typical}.",
+            f"Adapters in host memory, per worker that holds adapters: {share}. An adapter of rank {_TYPICAL_RANK} on "
+            f"all projections is {gib(typical)}: room for about {host_bytes // typical}.",
             "  ",
         ),
         f"  host_bytes: {host_bytes}",

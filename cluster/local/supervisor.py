@@ -32,7 +32,8 @@ from process.lifetime import end_processes, kill_group, stop_signal
 _FOLDER_PREFIX = "prelude-run"  # short: it holds engines' sockets, whose paths have a length limit
 _RESTART_S = 1.0
 _STOP_GRACE_S = 15.0  # after the drain
-_READY_TIMEOUT_S = 600.0
+_READY_TIMEOUT_S = 600.0  # for all processes, or longer if an engine may:
+_WARM_TIMEOUT_S = 120.0  # after an engine's start, until its pairs are warm
 
 
 class LocalCluster:
@@ -75,7 +76,7 @@ class LocalCluster:
             fitted_spec(self.config, name, self._run_dir, base)
         check_host_bytes(self.config)
         check_free(self.config)
-        self.logs.mkdir(parents=True, exist_ok=True)
+        self._make_logs()
         dump_cluster_config(self.config, self._run_dir / "cluster.yaml")
         for name, worker in self.config.workers.items():
             await self._launch(name, [f"{worker.role}-worker", "--name", name])
@@ -96,6 +97,15 @@ class LocalCluster:
         await end_processes(self._processes.values(), drain_s + _STOP_GRACE_S, _kill)
         self._folder.close()
         shared_memory.remove_abandoned(shared_memory.segments() - self._segments_before)
+
+    def _make_logs(self) -> None:
+        try:
+            self.logs.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=self.logs):
+                pass
+        except OSError as error:
+            text = f"logs cannot be written to {self.logs}: {error.strerror}; name another folder with --logs"
+            raise StartError(text) from error
 
     async def _launch(self, name: str, arguments: list[str]) -> None:
         scratch = self._run_dir / name
@@ -146,9 +156,10 @@ class LocalCluster:
 
     async def _wait_until_ready(self) -> None:
         started_at = time.monotonic()
+        timeout_s = ready_timeout_s(self.config)
         seen: dict[str, str] = {}
         async with self._session() as session:
-            while time.monotonic() - started_at < _READY_TIMEOUT_S:
+            while time.monotonic() - started_at < timeout_s:
                 for name in ("router", *self.config.workers):
                     status = await _status_of(session, f"{self._page_url(name)}/ready")
                     if status != seen.get(name):
@@ -157,7 +168,10 @@ class LocalCluster:
                 if all(status == "ready" for status in seen.values()):
                     return
                 await asyncio.sleep(0.25)
-        raise StartError(f"the cluster was not ready within {_READY_TIMEOUT_S:.0f} s; see the logs in {self.logs}")
+        raise StartError(
+            f"the cluster was not ready within {timeout_s:.0f} s; see the logs in {self.logs}. Where engines need "
+            "longer, raise engine.start_timeout_s"
+        )
 
     def _page_url(self, name: str) -> str:
         """Where a process serves its status pages."""
@@ -165,6 +179,12 @@ class LocalCluster:
             return self.url
         worker = self.config.workers[name]
         return f"http://{worker.host}:{worker.metrics_port}"
+
+
+def ready_timeout_s(config: ClusterConfig) -> float:
+    """Seconds that a cluster may take to become ready: no less than its slowest engine may take to start."""
+    starts_s = (config.engine_of(name).start_timeout_s for name in config.workers)
+    return max(_READY_TIMEOUT_S, max(starts_s, default=0.0) + _WARM_TIMEOUT_S)
 
 
 def _kill(process: asyncio.subprocess.Process) -> None:

@@ -136,6 +136,16 @@ def test_the_workers(num_gpus: int, tensor_parallel: int, asked, expected, tmp_p
     assert {config.engine_of(name).tensor_parallel for name in config.workers} == {tensor_parallel}
 
 
+def test_shared_memory_without_room_for_an_adapter_is_refused(tmp_path: Path):
+    """As in a container, which has 64 MiB: `prelude up` would refuse the file, or requests with adapters fail."""
+    model, pools = model_in(tmp_path / "m", LLAMA_8B), Pools.chosen(8, 1, None, None, False)
+    with pytest.raises(ConfigError, match=r"is 88\.0 MiB, .* has 8\.0 MiB: half of .* divided by 4\. .*--shm-size"):
+        written(model, Host(8, 80 * GIB, free_bytes=900 * GIB, shared_bytes=GIB // 16), pools)
+    for shared_bytes in (GIB, 900 * GIB):
+        _, config = written(model, Host(8, 80 * GIB, free_bytes=900 * GIB, shared_bytes=shared_bytes), pools)
+        assert config.residency.host_bytes * pools.prefill <= shared_bytes // 2
+
+
 def test_too_many_workers_are_refused():
     with pytest.raises(ConfigError, match=r"\(3 prefill \+ 1 decode\) x 2 per worker = 8 GPUs, but there are 4"):
         Pools.chosen(4, 2, 3, None, False)
@@ -182,6 +192,8 @@ def test_the_command_never_overwrites_without_force(tmp_path: Path, capsys):
         (["--gpu-memory-gib", "-3"], "it must be positive"),
         (["--config", "/nowhere/at/all.yaml"], "there is no folder /nowhere/at"),
         (["--model", "/nowhere"], "--model: /nowhere/config.json cannot be read"),
+        (["--config", "/proc/cluster.yaml"], "/proc/cluster.yaml cannot be written: No such file or directory; name"),
+        (["--config", "/proc/self", "--force"], "/proc/self cannot be written: "),
     ],
 )
 def test_bad_arguments_are_refused(arguments, words: str, tmp_path: Path, capsys, monkeypatch):

@@ -48,6 +48,29 @@ def test_workers_that_do_not_fit_start_nothing(tmp_path: Path, monkeypatch):
     assert not (tmp_path / "logs").exists()
 
 
+def test_a_cluster_may_take_as_long_as_its_slowest_engine(tmp_path: Path):
+    workers = {"p": {"role": "prefill"}, "d": {"role": "decode", "engine": {"start_timeout_s": 3600}}}
+    longest = supervisor.ready_timeout_s(config_in(tmp_path, workers=workers))
+    assert longest > 3600
+    usual = supervisor.ready_timeout_s(config_in(tmp_path))
+    assert usual > config_in(tmp_path).engine.start_timeout_s
+    assert supervisor.ready_timeout_s(config_in(tmp_path, engine={"start_timeout_s": 10})) == 600
+
+
+def test_logs_that_cannot_be_written_start_nothing(tmp_path: Path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+
+    async def scenario(logs: Path) -> None:
+        async with local_cluster(config_in(tmp_path), logs):
+            pytest.fail("it started")
+
+    (tmp_path / "file").write_text("")
+    for logs in (Path("/proc/logs"), Path("/proc/self"), tmp_path / "file"):
+        with pytest.raises(StartError, match=rf"logs cannot be written to {logs}: .*; name another folder with --logs"):
+            asyncio.run(scenario(logs))
+    assert sorted(os.listdir(tmp_path)) == ["config.json", "file"]
+
+
 SLOW_TO_STOP = """
 import os, signal, sys, time
 def stop(*_):
