@@ -29,8 +29,9 @@ def examine(path: Path | None, *, bandwidth: bool, quick: bool, host: Host | Non
         Probe("gpu", lambda: devices.gpus(host, needed=wants_gpus), 45),
         Probe("nvlink", lambda: devices.topology(host), 45),
         Probe("rdma", lambda: devices.rdma(host, needed=len(hosts) > 1)),
-        Probe("memory", lambda: resources.memory(host)),
+        Probe("memory", lambda: resources.memory(host, config)),
         Probe("shm", lambda: resources.shared_memory(host, config)),
+        Probe("disk", lambda: resources.disk(config)),
         Probe("limits", lambda: resources.limits(host, locks_memory=has_rdma)),
         Probe("ports", lambda: resources.ports(config)),
     ]

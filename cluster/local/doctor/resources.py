@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
+import shutil
 from collections.abc import Iterator
 
 from cluster.config.schema import ClusterConfig
@@ -38,7 +39,7 @@ def shared_memory(host: Host, config: ClusterConfig | None) -> Iterator[Finding]
                 str(failure), "lower residency.host_bytes, or docker --shm-size, or a larger emptyDir of memory"
             )
             return
-        holders = [name for name, worker in config.workers.items() if worker.holds_adapters]
+        holders = _holders(config)
         given = "host_bytes" in config.residency.model_fields_set
         each = config.residency.host_bytes if given else min(config.residency.host_bytes, total // max(1, len(holders)))
         least = each * len(holders) + _ENGINE_SHARED_BYTES
@@ -49,14 +50,40 @@ def shared_memory(host: Host, config: ClusterConfig | None) -> Iterator[Finding]
         yield ok(text)
 
 
-def memory(host: Host) -> Iterator[Finding]:
+def memory(host: Host, config: ClusterConfig | None) -> Iterator[Finding]:
+    """What is available, against residency.host_bytes of all workers: shared memory is memory, too."""
     fields = dict(line.split(":", 1) for line in host.read("/proc/meminfo").splitlines() if ":" in line)
     available = fields.get("MemAvailable", "").split()
     if not available:
         yield warning("/proc/meminfo cannot be read", "mount /proc")
         return
-    total = fields.get("MemTotal", "0").split()
-    yield ok(f"host memory: {gib(int(available[0]) * 1024)} available of {gib(int(total[0]) * 1024)}")
+    total, free = fields.get("MemTotal", "0").split(), int(available[0]) * 1024
+    text = f"host memory: {gib(free)} available of {gib(int(total[0]) * 1024)}"
+    given = config is not None and "host_bytes" in config.residency.model_fields_set
+    adapters = config.residency.host_bytes * len(_holders(config)) if config is not None and given else 0
+    if adapters > free:
+        yield warning(
+            f"{text}; adapters may take {gib(adapters)} of it",
+            "lower residency.host_bytes, or end what else uses the memory: the kernel kills engines when it is short",
+        )
+    else:
+        yield ok(text)
+
+
+def disk(config: ClusterConfig | None) -> Iterator[Finding]:
+    """The disk of the workers' caches, against residency.disk_bytes of each."""
+    if config is None or config.residency.disk_directory is None or not (holders := _holders(config)):
+        return
+    folder, each = config.residency.disk_directory, config.residency.disk_bytes
+    there = next(path for path in (folder, *folder.parents) if path.exists())
+    free, wanted = shutil.disk_usage(there).free, each * len(holders)
+    text = f"{there} has {gib(free)} free; adapters may take {gib(each)} for each of {len(holders)} workers"
+    if free < wanted:  # less what is cached already
+        wanted -= sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    if free < wanted:
+        yield warning(text, "lower residency.disk_bytes, or give residency.disk_directory a folder on a larger disk")
+    else:
+        yield ok(text)
 
 
 def limits(host: Host, *, locks_memory: bool) -> Iterator[Finding]:
@@ -88,6 +115,10 @@ def ports(config: ClusterConfig | None) -> Iterator[Finding]:
         yield warning(str(failure), "another process has it, or this cluster runs already: `ss -ltnp` shows which")
     else:
         yield ok(f"the ports of cluster.yaml are free (router: {config.router.host}:{config.router.port})")
+
+
+def _holders(config: ClusterConfig) -> list[str]:
+    return [name for name, worker in config.workers.items() if worker.holds_adapters]
 
 
 def _limit(host: Host, name: str, kind: int) -> tuple[int, int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 import sysconfig
 import threading
@@ -163,6 +164,34 @@ def test_shared_memory_against_the_budgets(tmp_path: Path):
     assert found.text.startswith("residency.host_bytes is 1073741824.0 GiB for each worker")
     (found,) = resources.shared_memory(host, cluster(tmp_path, "residency: {host_bytes: 1048576}\n"))
     assert found.text.endswith("; adapters may take 1.0 MiB in each of 1 workers")
+
+
+def test_memory_against_the_budgets(tmp_path: Path):
+    host = FakeHost(tmp_path)
+    assert [each.level for each in resources.memory(host, None)] == [Level.WARNING]
+    host.write("/proc/meminfo", "MemTotal:       16777216 kB\nMemAvailable:    8388608 kB\n")
+    fits, exceeds = (cluster(tmp_path, f"residency: {{host_bytes: {each << 30}}}\n") for each in (8, 9))
+    for config in (None, cluster(tmp_path), fits):
+        assert levels(resources.memory(host, config)) == [("ok", "host memory: 8.0 GiB available of 16.0 GiB")]
+    assert levels(resources.memory(host, exceeds)) == [
+        ("warning", "host memory: 8.0 GiB available of 16.0 GiB; adapters may take 9.0 GiB of it")
+    ]
+
+
+def test_the_disk_against_the_budgets(tmp_path: Path):
+    free = shutil.disk_usage(tmp_path).free
+    assert list(resources.disk(None)) == []
+    (found,) = resources.disk(cluster(tmp_path, "residency: {disk_bytes: 1048576}\n"))
+    assert (found.level, found.text.partition(" has ")[0]) == (Level.OK, str(tmp_path))  # where the folder will be made
+    assert found.text.endswith(" GiB free; adapters may take 1.0 MiB for each of 1 workers")
+    (found,) = resources.disk(cluster(tmp_path, f"residency: {{disk_bytes: {free + (1 << 40)}}}\n"))
+    assert (found.level, "lower residency.disk_bytes" in found.remedy) == (Level.WARNING, True)
+    cached = tmp_path / ".prelude" / "cache" / "u" / "adapter"
+    cached.parent.mkdir(parents=True)
+    with cached.open("wb") as file:
+        file.truncate(2 << 40)  # a hole: what is there already needs no room
+    (found,) = resources.disk(cluster(tmp_path, f"residency: {{disk_bytes: {free + (1 << 40)}}}\n"))
+    assert found.level is Level.OK
 
 
 def test_ports(tmp_path: Path):
