@@ -1,4 +1,4 @@
-"""Alerts on workers: none left, lost, hung, flapping, not ready, out of capacity."""
+"""Alerts on workers and routers: none left, lost, hung, flapping, not ready, out of capacity."""
 
 from __future__ import annotations
 
@@ -8,6 +8,16 @@ _PLACEABLE = "prelude_router_workers_placeable"
 _NONE = 'max by (namespace) ({}{{role="{}"}}) == 0'
 
 ALERTS = (
+    Alert(  # all that routers export is gone then, and what other alerts look at with it
+        "PreludeNoRouters",
+        "critical",
+        "count by (namespace) (prelude_worker_ready) unless on (namespace)"
+        " count by (namespace) (prelude_router_processes)",
+        "2m",
+        "routers-are-missing",
+        "No router answers",
+        "{{ $labels.namespace }} has {{ $value }} worker(s), and no router answers Prometheus.",
+    ),
     Alert(
         "PreludeNoWorkers",
         "critical",

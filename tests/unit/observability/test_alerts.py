@@ -28,6 +28,7 @@ HEALTHY = {
     'prelude_router_requests_total{namespace="n",endpoint="chat",status="503"}': "0+0.06x{n}",  # 0.02%
     'prelude_router_slo_requests_total{namespace="n",endpoint="chat",met="true"}': "0+297x{n}",
     'prelude_router_slo_requests_total{namespace="n",endpoint="chat",met="false"}': "0+3x{n}",  # 1%
+    'prelude_router_processes{namespace="n"}': "1x{n}",
     'prelude_router_workers_placeable{namespace="n",role="prefill"}': "2x{n}",
     'prelude_router_workers_placeable{namespace="n",role="decode"}': "2x{n}",
     'prelude_router_workers_placeable{namespace="n",role="unified"}': "0x{n}",
@@ -101,6 +102,8 @@ CASES: dict[str, list[Case]] = {
         Case({_LATE: "0+240x{n}", _KEPT: "0+60x{n}"}, "1h30m", {"PreludeLatencyBudgetBurnsSlowly"})
     ],
     "PreludeLatencyBudgetBurnsSlowly": [Case({_LATE: "0+60x{n}", _KEPT: "0+240x{n}"}, "1h30m")],  # 20%
+    # A target that does not answer has no series any more.
+    "PreludeNoRouters": [Case({router("processes"): "1x10 _x{n}"}, "20m", not_at="10m")],
     "PreludeNoWorkers": [
         Case({router("workers_placeable", ',role="prefill"'): "2x10 0x{n}"}, "15m", not_at="9m"),
         Case({router("workers_placeable", ',role="decode"'): "0x{n}"}, "15m"),
@@ -233,6 +236,13 @@ def test_every_alert_links_to_what_to_do() -> None:
         assert found, f"{page} has no section {rule['alert']}"
         assert "**Look at**" in found[1], rule["alert"]
         assert re.search(r"\*\*Do\*\*\n\n1\. ", found[1]), rule["alert"]
+
+
+def test_the_pages_begin_with_a_list_of_all_alerts() -> None:
+    rows = re.findall(r"^\| \[(\w+)\]\(([^)]+)\) \| (\w+) \| (.*) \|$", (OPERATIONS / "README.md").read_text(), re.M)
+    assert rows == [
+        (each.name, f"{each.page}.md#{each.name.lower()}", each.severity, each.summary) for each in alerts()
+    ]
 
 
 def test_no_page_is_about_an_alert_that_is_gone() -> None:
