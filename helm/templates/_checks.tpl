@@ -45,12 +45,20 @@
 {{- if not (or $v.router.tls.secretName $v.allowPlainText) -}}
 {{- fail "router.tls.secretName: clients would use plain HTTP; name a Secret, or set allowPlainText (an ingress that ends TLS needs it)" -}}
 {{- end -}}
-{{- if and $v.router.tls.certManager.enabled (not (and $v.router.tls.secretName $v.tls.issuer.name $v.router.tls.certManager.dnsNames)) -}}
+{{- if and $v.router.tls.certManager.enabled (not (and $v.router.tls.secretName $v.tls.issuer.name (include "prelude.chosen" $v.router.tls.certManager.dnsNames | fromJsonArray))) -}}
 {{- fail "router.tls.certManager: needs router.tls.secretName, tls.issuer.name and dnsNames" -}}
 {{- end -}}
 {{- if and (not (hasKey (default dict $v.cluster.router) "auth")) (not $v.allowAnonymous) -}}
 {{- fail "cluster.router.auth: without it everybody may use the router; set {}, or allowAnonymous" -}}
 {{- end -}}
+{{- if gt (int $v.ports.kv.first) (int $v.ports.kv.last) -}}
+{{- fail (printf "ports.kv: first is %d and last is %d, so there is no port between them" (int $v.ports.kv.first) (int $v.ports.kv.last)) -}}
+{{- end -}}
+{{- range $who := list "router" "prefill" "decode" "unified" -}}
+{{- $ports := values (index $v.ports $who) -}}
+{{- if ne (len $ports) (len (uniq $ports)) -}}{{- fail (printf "ports.%s: one process opens all of them, so they must differ" $who) -}}{{- end -}}
+{{- end -}}
+{{- if $v.router.autoscaling.enabled -}}{{- include "prelude.checkScaling" (dict "where" "router" "scaling" $v.router.autoscaling) -}}{{- end -}}
 {{- range $role, $found := $pools -}}
 {{- range $name, $pool := $found -}}
 {{- $where := printf "pools.%s.%s" $role $name -}}
@@ -65,7 +73,15 @@
 {{- if and (eq $v.tls.mode "secret") (eq $pool.kind "Deployment") -}}{{- fail (printf "%s.kind: certificates of a Secret need names that are known, those of a StatefulSet" $where) -}}{{- end -}}
 {{- if and $pool.diskCache.persistent (ne $pool.kind "StatefulSet") -}}{{- fail (printf "%s.diskCache.persistent: needs kind StatefulSet" $where) -}}{{- end -}}
 {{- if and $pool.hostNetwork $v.networkPolicy.enabled (not $v.networkPolicy.hostNetworkNodes) -}}{{- fail (printf "networkPolicy.hostNetworkNodes: give the CIDRs of the nodes of %s, which has hostNetwork: no selector matches its pods" $where) -}}{{- end -}}
+{{- if ne $pool.autoscaling.kind "none" -}}{{- include "prelude.checkScaling" (dict "where" $where "scaling" $pool.autoscaling) -}}{{- end -}}
 {{- if and (eq $pool.autoscaling.kind "keda") (not $v.keda.prometheusAddress) -}}{{- fail "keda.prometheusAddress: give the URL of Prometheus" -}}{{- end -}}
 {{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{/* Takes where, and scaling with minReplicas and maxReplicas. */}}
+{{- define "prelude.checkScaling" -}}
+{{- if gt (int .scaling.minReplicas) (int .scaling.maxReplicas) -}}
+{{- fail (printf "%s.autoscaling: minReplicas is %d, and maxReplicas %d; raise maxReplicas" .where (int .scaling.minReplicas) (int .scaling.maxReplicas)) -}}
 {{- end -}}
 {{- end -}}

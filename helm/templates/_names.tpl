@@ -58,6 +58,13 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version }}
 {{- toJson $found -}}
 {{- end -}}
 
+{{/* The names that a map has as NAME: true, as JSON. */}}
+{{- define "prelude.chosen" -}}
+{{- $names := list -}}
+{{- range $name, $isChosen := . -}}{{- if $isChosen -}}{{- $names = append $names $name -}}{{- end -}}{{- end -}}
+{{- toJson $names -}}
+{{- end -}}
+
 {{- define "prelude.poolName" -}}
 {{ include "prelude.fullname" .root }}-{{ .role }}-{{ .pool }}
 {{- end -}}

@@ -16,10 +16,10 @@ automountServiceAccountToken: {{ and (default false .discovers) (eq .root.Values
 enableServiceLinks: false
 securityContext:
   {{- toYaml .root.Values.podSecurityContext | nindent 2 }}
-{{- with .root.Values.image.pullSecrets }}
+{{- with include "prelude.chosen" .root.Values.image.pullSecrets | fromJsonArray }}
 imagePullSecrets:
-  {{- range $name, $used := . }}
-  - name: {{ $name }}
+  {{- range . }}
+  - name: {{ . | quote }}
   {{- end }}
 {{- end }}
 {{- end -}}
@@ -97,10 +97,10 @@ withoutTls for one that serves nobody. */}}
 {{- end }}
 {{- end -}}
 
+{{/* Variables by name. Helm has numbers as floats: `quote` alone would make 8388608 "8.388608e+06". */}}
 {{- define "prelude.env" -}}
-- {name: HOME, value: /tmp}
-{{- range $name, $value := . }}
-- {name: {{ $name }}, value: {{ $value | quote }}}
+{{- range $name, $value := merge (deepCopy .) (dict "HOME" "/tmp") }}
+- {name: {{ $name }}, value: {{ ternary $value (toJson $value) (kindIs "string" $value) | quote }}}
 {{- end }}
 {{- end -}}
 

@@ -69,7 +69,9 @@ SPECS: dict[tuple[str, str], Shape] = {
     },
     ("monitoring.coreos.com/v1", "PodMonitor"): {
         "selector!": _SELECTOR,
-        "podMetricsEndpoints": [{"port": str, "path": str, "interval": str}],
+        "podMetricsEndpoints": [
+            {"port": str, "path": str, "interval": str, "relabelings": [{"targetLabel": str, "replacement": str}]}
+        ],
     },
     ("monitoring.coreos.com/v1", "PrometheusRule"): {
         "groups": [

@@ -1,0 +1,158 @@
+"""Values have the effect that they claim to have: none is ignored, or becomes what a cluster would refuse."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+import yaml
+from support.chart.helm_chart import (
+    CHART,
+    Object,
+    Refused,
+    containers,
+    merged,
+    named,
+    needs_helm,
+    of_kind,
+    pods,
+    render,
+    rendered,
+    scenario_values,
+)
+
+from observability.dashboards.health import DASHBOARD as HEALTH
+
+pytestmark = needs_helm
+
+
+def changed(scenario: str, change: dict[str, Any]) -> list[Object]:
+    return render(merged(scenario_values(scenario), change))
+
+
+def environment(objects: list[Object], kind: str, name: str) -> dict[str, Any]:
+    """Of the workload's container. A name that is there twice is refused by server-side apply."""
+    found = containers(named(objects, kind, name)["spec"]["template"]["spec"])[0]["env"]
+    assert len({each["name"] for each in found}) == len(found)
+    return {each["name"]: each.get("value") for each in found}
+
+
+def test_variables_are_as_they_were_written():
+    given = {"NCCL_BUFFSIZE": 8388608, "SHARE": 0.25, "VERBOSE": True, "TEXT": "4e+06", "HOME": "/tmp/home"}
+    objects = changed("h100-node", {"router": {"env": given}, "pools": {"decode": {"main": {"env": given}}}})
+    wanted = {"NCCL_BUFFSIZE": "8388608", "SHARE": "0.25", "VERBOSE": "true", "TEXT": "4e+06", "HOME": "/tmp/home"}
+    for name in ("r-prelude-router", "r-prelude-decode-main"):
+        assert wanted.items() <= environment(objects, "Deployment", name).items()
+    assert environment(rendered("h100-node"), "Deployment", "r-prelude-router")["HOME"] == "/tmp"
+
+
+@pytest.mark.parametrize("name", ["POD_NAME", "POD_IP", "PRELUDE_CATALOG_URL", "PRELUDE_SIGNING_KEY"])
+def test_variables_of_the_chart_are_not_given_twice(name: str):
+    with pytest.raises(Refused, match=name):
+        changed("h100-node", {"router": {"env": {name: "x"}}})
+    used = {each["name"] for _, spec, _ in pods(rendered("h100-node")) for each in containers(spec)[0].get("env", ())}
+    assert name in used
+
+
+def test_what_is_named_with_false_is_not_used():
+    objects = changed("h100-node", {"image": {"pullSecrets": {"yes": True, "no": False}}})
+    assert {str(spec["imagePullSecrets"]) for _, spec, _ in pods(objects)} == {"[{'name': 'yes'}]"}
+    none = changed("h100-node", {"image": {"pullSecrets": {"no": False}}})
+    assert not any("imagePullSecrets" in spec for _, spec, _ in pods(none))
+    names = {"router": {"tls": {"certManager": {"dnsNames": {"old.example.org": False}}}}}
+    (certificate,) = of_kind(changed("rdma-2p6d", names), "Certificate")
+    assert certificate["spec"]["dnsNames"] == ["llm.example.org"]
+    names["router"]["tls"]["certManager"]["dnsNames"]["llm.example.org"] = False
+    with pytest.raises(Refused, match=r"router\.tls\.certManager"):
+        changed("rdma-2p6d", names)
+
+
+def test_names_are_resolved_by_pods_and_by_a_cache_on_the_node():
+    """A peer of a policy has selectors or a block: the API server refuses both in one."""
+    cache = {"cidr": "169.254.20.10/32"}
+    selectors = yaml.safe_load((CHART / "values.yaml").read_text())["networkPolicy"]["dns"]
+    for dns, peers in (
+        ({}, [selectors]),
+        ({"ipBlock": cache}, [selectors, {"ipBlock": cache}]),
+        ({"ipBlock": cache, "podSelector": None, "namespaceSelector": None}, [{"ipBlock": cache}]),
+    ):
+        policies = of_kind(changed("h100-node", {"networkPolicy": {"dns": dns}}), "NetworkPolicy")
+        rules = [rule for each in policies for rule in each["spec"].get("egress", ()) if rule["ports"][0]["port"] == 53]
+        assert [rule["to"] for rule in rules] == [peers] * 2  # of all pods, and of the migration
+
+
+def test_the_migration_reaches_the_database_that_this_release_names():
+    """Its job runs before an upgrade changes any policy: one of its own has to come first, and names to be resolved."""
+    moved = {"networkPolicy": {"catalog": {"to": [{"ipBlock": {"cidr": "10.20.0.6/32"}}], "port": 6432}}}
+    objects = changed("rdma-2p6d", moved)
+    policy, job = named(objects, "NetworkPolicy", "r-prelude-migrate"), named(objects, "Job", "r-prelude-migrate")
+    hooks = [each["metadata"]["annotations"] for each in (policy, job)]
+    assert hooks[0]["helm.sh/hook"] == hooks[1]["helm.sh/hook"]
+    assert int(hooks[0]["helm.sh/hook-weight"]) < int(hooks[1]["helm.sh/hook-weight"])
+    ports = [port["port"] for rule in policy["spec"]["egress"] for port in rule["ports"]]
+    assert ports == [53, 53, 6432]
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "given", "port"),
+    [
+        ("", None, 443),
+        ("https://objects.example.org", None, 443),
+        ("http://minio.storage:9000", None, 9000),
+        ("http://minio.storage", None, 80),
+        ("https://[fd00::1]:9443/", None, 9443),
+        ("https://objects.example.org:9000", 9001, 9001),
+    ],
+)
+def test_the_stores_port_is_that_of_its_url(endpoint: str, given: int | None, port: int):
+    change = {"store": {"s3EndpointUrl": endpoint}, "networkPolicy": {"store": {"port": given}}}
+    policy = named(changed("h100-node", change), "NetworkPolicy", "r-prelude-prefill")
+    assert policy["spec"]["egress"][-1] == {"ports": [{"port": port, "protocol": "TCP"}]}
+
+
+def test_jobs_have_names_that_alerts_and_dashboards_know():
+    """Whatever the release is called: without `job`, the operator names it after the monitor."""
+    objects = changed("h100-node", {"fullnameOverride": "llm", "nameOverride": "llm"})
+    jobs = set()
+    for monitor in of_kind(objects, "PodMonitor"):
+        (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
+        (relabeling,) = endpoint["relabelings"]
+        assert relabeling["targetLabel"] == "job"
+        jobs.add(relabeling["replacement"])
+    assert jobs == {"prelude-router", "prelude-workers", "prelude-engines"}  # those of docs/observability.md
+    rules = yaml.safe_load((CHART / "files" / "rules.yaml").read_text())["groups"]
+    queries = [rule["expr"] for group in rules for rule in group["rules"]]
+    queries += [query.expression for panel in HEALTH.panels for query in panel.queries]
+    patterns = {found for query in queries for found in re.findall(r'job=~"([^"]+)"', query)}
+    assert patterns
+    assert all(re.fullmatch(pattern, job) for pattern in patterns for job in jobs)
+
+
+def test_alerts_lead_to_the_pages_that_values_name():
+    on = {"enabled": True, "runbooks": "https://wiki.example.org/prelude/"}
+    (rules,) = of_kind(changed("h100-node", {"monitoring": {"prometheusRule": on}}), "PrometheusRule")
+    links = [
+        rule["annotations"]["runbook_url"]
+        for group in rules["spec"]["groups"]
+        for rule in group["rules"]
+        if "alert" in rule
+    ]
+    assert len(links) > 10
+    for link in links:
+        page = re.fullmatch(r"https://wiki\.example\.org/prelude/([\w-]+\.md)#\w+", link)
+        assert page, link
+        assert (CHART.parent / "docs" / "operations" / page[1]).exists()
+
+
+def test_the_runbooks_ask_where_processes_listen():
+    """Routers on every address of their pods, where port-forward arrives; agents on the pod's own."""
+    page = (CHART.parent / "docs" / "operations" / "README.md").read_text()
+    ports = yaml.safe_load((CHART / "values.yaml").read_text())["ports"]
+    assert f"port-forward deploy/prelude-router {ports['router']['admin']} " in page
+    prefill, decode, unified = (ports[role]["metrics"] for role in ("prefill", "decode", "unified"))
+    assert f"http://$POD_IP:{prefill}/ready'   # of a prefill worker; decode: {decode}, unified: {unified}\n" in page
+    objects = render(merged(scenario_values("h100-node"), {"fullnameOverride": "prelude"}))
+    assert {"prelude-router", "prelude-toolbox"} <= {
+        each["metadata"]["name"] for each in of_kind(objects, "Deployment")
+    }
