@@ -51,6 +51,8 @@ class Client:
         """`now` gives the seconds since the start of the load."""
         self._endpoint = endpoint
         self._now = now
+        # Events are read as they come, so no proxy may compress them; aiohttp would offer that it may.
+        self._headers = {"content-type": "application/json", "accept-encoding": "identity", **endpoint.headers}
 
     async def __aenter__(self) -> Client:
         connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_ALIVE_S)
@@ -152,8 +154,7 @@ class Client:
             return await answer.read()
 
     def _post(self, url: str, body: dict[str, Any]) -> Any:
-        headers = {"content-type": "application/json", **self._endpoint.headers}
-        return self._session.post(url, data=msgspec.json.encode(body), headers=headers)
+        return self._session.post(url, data=msgspec.json.encode(body), headers=self._headers)
 
     async def _stream(self, stream: EventStream, url: str, body: dict[str, Any]) -> None:
         async with self._post(url, body) as answer:

@@ -70,6 +70,8 @@ class EventStream:
         self.prompt_tokens: int | None = None
         self.cached_tokens: int | None = None
         self._completion_tokens: int | None = None
+        self._ended_s: float | None = None  # by an event that may have had the last token, without text
+        self._is_chat = False
         self._rest = b""
 
     @property
@@ -89,6 +91,7 @@ class EventStream:
     def _take(self, payload: bytes, now_s: float) -> None:
         if payload == b"[DONE]":
             self.is_done = True
+            self._count_last_token()
             return
         try:
             event = _decode(payload)
@@ -103,6 +106,18 @@ class EventStream:
             if len(self.token_s) >= _MAX_EVENTS:
                 raise MalformedStream(f"more than {_MAX_EVENTS} events")
             self.token_s.append(now_s)
+        elif any(choice.finish_reason for choice in event.choices):
+            self._ended_s, self._is_chat = now_s, event.choices[0].delta is not None
+
+    def _count_last_token(self) -> None:
+        """Special tokens have no text. If the last one is such, nothing but the server's count tells that it came.
+
+        A chat's last event comes after its last token, so there it stands for a token only where nothing else does.
+        """
+        if self._ended_s is None or (self._completion_tokens or 0) <= len(self.token_s):
+            return
+        if not (self._is_chat and self.token_s):
+            self.token_s.append(max([self._ended_s, *self.token_s[-1:]]))
 
     def _count(self, usage: _Usage) -> None:
         self.prompt_tokens, self._completion_tokens = usage.prompt_tokens, usage.completion_tokens

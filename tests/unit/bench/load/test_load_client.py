@@ -211,6 +211,53 @@ def test_chat_counts_from_the_first_token_not_from_the_role():
     assert record.output_tokens == len(record.token_s) == 2  # one token has no text; without usage events are counted
 
 
+def read(*events: bytes, gap_s: float = 1.0) -> EventStream:
+    """The stream after these events, one each second."""
+    found = EventStream()
+    for number, each in enumerate(events, 1):
+        found.feed(each, gap_s * number)
+    return found
+
+
+DONE = b"data: [DONE]\n\n"
+
+
+def test_a_last_token_without_text_counts_when_it_came():
+    """SGLang's completions have the last token and the reason of the end in one event; special tokens have no text."""
+    assert read(event("", "length"), usage(5, 1), DONE).token_s == [1.0]
+    assert read(event(), event(), event("", "length"), usage(5, 3), DONE).token_s == [1.0, 2.0, 3.0]
+    # Not a token by the server's count, or without one: nothing is known of it.
+    assert read(event(), event("", "stop"), usage(5, 1), DONE).token_s == [1.0]
+    assert read(event(), event("", "stop"), DONE).token_s == [1.0]
+    assert read(event("", "stop"), usage(5, 0), DONE).token_s == []
+
+
+def test_the_end_of_a_chat_is_no_token_unless_it_is_all_there_is():
+    begin = b'data: {"choices": [{"delta": {"role": "assistant", "content": ""}}]}\n\n'
+    end = event("", "stop", is_chat=True)
+    assert read(begin, end, usage(5, 1), DONE).token_s == [2.0]
+    # Several tokens in an event: that the server counts more of them does not make the end one more event.
+    assert read(begin, event(is_chat=True), event(is_chat=True), end, usage(5, 8), DONE).token_s == [2.0, 3.0]
+
+
+def test_one_token_without_text_is_an_answer():
+    record = ask(MockServer(streaming(event("", "length"), usage(3, 1), DONE)))
+    assert (record.error, record.output_tokens, len(record.token_s)) == (None, 1, 1)
+
+
+def test_no_proxy_may_compress_a_stream():
+    """Those that do because they may would hold events back, and nothing here could read them."""
+
+    async def compressed(_server: MockServer, request: web.Request, _body: dict[str, Any]) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"content-type": "text/event-stream"})
+        response.enable_compression()  # if the client takes it
+        await response.prepare(request)
+        await response.write(event() + usage(3, 1) + DONE)
+        return response
+
+    assert ask(MockServer(compressed)).error is None
+
+
 def test_events_may_come_in_any_pieces():
     whole = b": comment\r\n\r\n" + event() + b"event: x\n" + event("", "length") + usage(5, 1) + b"data: [DONE]\n\n"
     for size in (1, 7, len(whole)):
