@@ -60,10 +60,11 @@ async def resolved(load: Load, ready_timeout_s: float) -> Load:
 
 
 async def measure(load: Load, num_warm_up: int, out: TextIO) -> Outcome:
-    """Warm up, then run the load. Raises BenchError."""
+    """Warm up, then run the load. Raises BenchError, or Ended after Ctrl-C in the warm-up: nothing was measured."""
     if num_warm_up:
         print(f"warming up with {num_warm_up} requests", file=out, flush=True)
-        await generate(warm_up_of(load, num_warm_up))
+        if (await generate(warm_up_of(load, num_warm_up))).is_stopped:
+            raise Ended("stopped by Ctrl-C in the warm-up, before anything was measured")
     line = LiveLine(out, load.num_requests)
     try:
         return await generate(load, line)

@@ -132,7 +132,9 @@ async def measure(
     """One load on one system, after a warm-up of the same shape. Raises BenchError."""
     load = load_of(options, system.endpoint, repeat, cell, vocabulary)
     at_a_time = cell.workload.concurrency or _MIN_WARM_UP
-    await generate(warm_up_of(load, max(cell.workload.warm_up, at_a_time)), is_apart=True)
+    warm_up = await generate(warm_up_of(load, max(cell.workload.warm_up, at_a_time)), is_apart=True)
+    if warm_up.is_stopped:
+        raise asyncio.CancelledError
     before, began_at = cpu_use(), asyncio.get_running_loop().time()
     outcome = await generate(load, is_apart=True)
     foreign = foreign_cores(before, cpu_use(), asyncio.get_running_loop().time() - began_at)

@@ -136,6 +136,23 @@ def test_ctrl_c_reports_what_there_is(server: MockServer, tmp_path: Path, capsys
     assert all(each.error is None for each in records)  # those in flight came to their end
 
 
+@pytest.mark.parametrize("more", [("--rate", "5"), ("--sweep", "--rate", "5", "--goodput", "ttft:5")])
+def test_ctrl_c_in_the_warm_up_measures_nothing(server: MockServer, tmp_path: Path, monkeypatch, more):
+    def interrupt() -> None:
+        while len(server.raw_bodies) < 6:
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=interrupt, daemon=True).start()
+    words = [
+        *("bench", "load", "--url", server.url, "--warmup-requests", "1000000", "--duration-s", "1", *more),
+        *("--random-input-len", "16", "--random-output-len", "3", "--json", str(tmp_path / "a.json")),
+    ]
+    with pytest.raises(SystemExit, match="stopped by Ctrl-C in the warm-up"):
+        main(words)
+    assert not (tmp_path / "a.json").exists()
+
+
 def test_a_load_can_be_apart_from_the_process_that_asks_for_it(server: MockServer):
     load = load_of("--url", server.url, "--num-requests", "2", "--random-input-len", "4", "--random-output-len", "1")
     load = msgspec.structs.replace(load, endpoint=msgspec.structs.replace(load.endpoint, model="mock"), processes=1)

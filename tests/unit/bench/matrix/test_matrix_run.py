@@ -14,8 +14,8 @@ from aiohttp import web
 from support.bench.streaming_mock import MockServer, stream
 
 from bench.load.document import read
-from bench.load.generator import generate
-from bench.load.options import Endpoint
+from bench.load.generator import Outcome, generate
+from bench.load.options import Endpoint, Load
 from bench.matrix import run as matrix_run
 from bench.matrix.report import published
 from bench.matrix.results import FORMAT
@@ -138,6 +138,19 @@ def test_failed_requests_are_counted_and_a_system_without_any_answer_ends_the_ru
     kept = json.loads((tmp_path / "m.json").read_text())
     assert [each["system"] for each in kept["loads"]] == ["none", "stock"]  # what was measured before
     assert {each["system"] for each in kept["figures"]} == {"none", "stock"}
+
+
+def test_ctrl_c_in_a_warm_up_ends_the_run(servers, tmp_path, monkeypatch):
+    asked = []
+
+    async def stopped(load: Load, is_apart: bool) -> Outcome:
+        asked.append(load)
+        return Outcome((), 0.0, 1, is_stopped=True)
+
+    monkeypatch.setattr(matrix_run, "generate", stopped)
+    with pytest.raises(SystemExit, match="stopped after 0 loads"):
+        run(tmp_path, monkeypatch)
+    assert len(asked) == 1
 
 
 def matrix_error() -> web.Response:
