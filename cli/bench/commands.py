@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import shlex
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import fields, replace
 from functools import partial, wraps
 from pathlib import Path
@@ -16,6 +16,7 @@ from cli.bench import matrix as bench_matrix
 from cli.bench import simulate as bench_simulate
 from cli.bench import training as bench_training
 from cli.bench.load import MODELS, positive
+from cli.bench.recorded import recorded_command
 
 # A copy of bench.systems.systems.SYSTEMS, which takes long to import.
 _SYSTEMS = ("none", "stock", "unified_lora", "unified_direft", "pd")
@@ -248,7 +249,7 @@ def _adapter_tax(arguments: argparse.Namespace) -> None:
         reft_rank=arguments.reft_rank,
         engine_arguments=tuple(arguments.engine_arguments),
     )
-    adapter_tax.run(options, _command(), arguments.json, arguments.plot, _say)
+    adapter_tax.run(options, recorded_command(), arguments.json, arguments.plot, _say)
 
 
 @_failure_ends
@@ -263,7 +264,7 @@ def _affinity(arguments: argparse.Namespace) -> None:
         device=arguments.device,
         engine_arguments=tuple(arguments.engine_arguments),
     )
-    affinity.run(options, _command(), arguments.json, _say)
+    affinity.run(options, recorded_command(), arguments.json, _say)
 
 
 @_failure_ends
@@ -275,7 +276,7 @@ def _placement(arguments: argparse.Namespace) -> None:
         placement.QUICK if arguments.quick else placement.SCENARIOS,
         POLICIES,
         arguments.placements or (1000 if arguments.quick else 20_000),
-        _command(),
+        recorded_command(),
         arguments.json,
         _say,
     )
@@ -302,19 +303,18 @@ def _slots(arguments: argparse.Namespace) -> None:
         engine_arguments=tuple(arguments.engine_arguments),
         **_given(given),
     )
-    slot_swaps.run(options, _command(), arguments.json, _say)
+    slot_swaps.run(options, recorded_command(), arguments.json, _say)
 
 
 @_failure_ends
 def _catalog(arguments: argparse.Namespace) -> None:
     from bench import catalog
 
-    words = ["URL" if "://" in word else word for word in sys.argv[1:]]  # it may hold a password
     catalog.run(
         arguments.revisions,
         arguments.adapters,
         arguments.database,
-        _command(words),
+        recorded_command(),
         arguments.json,
         _say,
     )
@@ -330,7 +330,7 @@ def _cold_load(arguments: argparse.Namespace) -> None:
         device=arguments.device,
         engine_arguments=tuple(arguments.engine_arguments),
     )
-    cold_load.run(options, _command(), arguments.json, _say)
+    cold_load.run(options, recorded_command(), arguments.json, _say)
 
 
 @_failure_ends
@@ -340,7 +340,7 @@ def _host_memory(arguments: argparse.Namespace) -> None:
     given = {field.name: getattr(arguments, field.name, None) for field in fields(host_memory.Options)}
     given["engine_arguments"] = tuple(arguments.engine_arguments)
     options = replace(host_memory.QUICK if arguments.quick else host_memory.Options(), **_given(given))
-    host_memory.run(options, _command(), arguments.json, _say)
+    host_memory.run(options, recorded_command(), arguments.json, _say)
 
 
 @_failure_ends
@@ -362,7 +362,7 @@ def _router(arguments: argparse.Namespace) -> None:
     router_relay.run(
         options,
         arguments.sglang_router,
-        _command(),
+        recorded_command(),
         arguments.json,
         _say,
     )
@@ -380,7 +380,7 @@ def _chaos(arguments: argparse.Namespace) -> None:
         if unknown := set(getattr(options, name)) - set(known):
             option = name.replace("layouts", "layout")
             sys.exit(f"prelude: --{option}: there is no {', '.join(sorted(unknown))}; there are {', '.join(known)}")
-    found = chaos.run(options, _command(), arguments.json, _say)
+    found = chaos.run(options, recorded_command(), arguments.json, _say)
     if faults := chaos.faults(found["summary"]):
         sys.exit(f"prelude: {', '.join(faults)}")
 
@@ -395,7 +395,7 @@ def _soak(arguments: argparse.Namespace) -> None:
     for name in ("minutes", "load", "kill_every_s"):
         if not 0 < getattr(options, name) < 10_000:
             sys.exit(f"prelude: --{name.removesuffix('_s').replace('_', '-')} must be positive")
-    soak.run(options, _command(), arguments.json, _say)
+    soak.run(options, recorded_command(), arguments.json, _say)
 
 
 @_failure_ends
@@ -407,7 +407,7 @@ def _admission(arguments: argparse.Namespace) -> None:
         engine=not arguments.no_engine,
         only=_words(arguments.only) if arguments.only else (),
     )
-    admission.run(options, _command(), arguments.json, _say)
+    admission.run(options, recorded_command(), arguments.json, _say)
 
 
 def _given(options: dict[str, Any]) -> dict[str, Any]:
@@ -423,11 +423,6 @@ def _counts(text: str) -> tuple[int, ...]:
 
 def _words(text: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(text.split(",")))
-
-
-def _command(words: Sequence[str] | None = None) -> str:
-    """The command line with file names instead of paths, which are specific to this machine."""
-    return " ".join(["prelude", *(Path(word).name if "/" in word else word for word in words or sys.argv[1:])])
 
 
 def _names(text: str) -> tuple[str, ...]:

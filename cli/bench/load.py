@@ -13,6 +13,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from cli.bench.recorded import recorded_command
+
 if TYPE_CHECKING:
     from bench.load.options import Endpoint, Load
     from bench.workloads.workload import Workload
@@ -29,7 +31,6 @@ SLO_KEYS = ("ttft", "tpot", "e2e")
 MODELS = ("tiny", "qwen2.5-0.5b", "llama-3.1-8b")  # of bench.systems.models
 MAX_SWEPT_RATE = 100_000.0
 _MAX_ADAPTERS = 10_000_000
-_SECRET_OPTIONS = ("--header",)
 
 
 def add_command(benchmarks: Any) -> None:
@@ -169,7 +170,7 @@ def _run(arguments: argparse.Namespace) -> None:
             "num_warm_up": _warm_up(arguments, CATALOG[arguments.workload]),
             "slo_ms": dict(arguments.goodput),
             "files": Files(arguments.json, arguments.csv, arguments.html),
-            "command": recorded_command(sys.argv[1:]),
+            "command": recorded_command(),
             "ready_timeout_s": arguments.ready_timeout_s,
         }
         if arguments.sweep:
@@ -191,7 +192,7 @@ def _run_capacity(arguments: argparse.Namespace) -> None:
     options = load_capacity.QUICK if arguments.quick else load_capacity.Options()
     given = {name: getattr(arguments, name) for name in ("repeats", "concurrency")}
     options = replace(options, **{name: value for name, value in given.items() if value is not None})
-    command = recorded_command(sys.argv[1:])
+    command = recorded_command()
     try:
         load_capacity.run(options, command, arguments.json, lambda line: print(line, flush=True))
     except BenchError as error:
@@ -342,19 +343,6 @@ def _refuse_pacing_without_effect(arguments: argparse.Namespace, rate: float | N
 
 def _warm_up(arguments: argparse.Namespace, workload: Workload) -> int:
     return workload.warm_up if arguments.warmup_requests is None else arguments.warmup_requests
-
-
-def recorded_command(words: list[str]) -> str:
-    """The command line as results show it: file names in place of paths, no header's value."""
-    shown, hides_next = [], False
-    for word in words:
-        option, equals, _ = word.partition("=")
-        if hides_next or (option in _SECRET_OPTIONS and equals):
-            shown.append(f"{option}=…")
-        else:
-            shown.append(Path(word).name if "/" in word and "://" not in word else word)
-        hides_next = word in _SECRET_OPTIONS
-    return " ".join(["prelude", *shown])
 
 
 def _adapters(text: str) -> int | tuple[str, ...]:

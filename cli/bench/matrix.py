@@ -8,7 +8,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cli.bench.load import MODELS, objective, positive, positive_float, recorded_command
+from cli.bench.load import MODELS, objective, positive, positive_float
+from cli.bench.recorded import recorded_command
 
 if TYPE_CHECKING:
     from bench.matrix.options import Options
@@ -114,7 +115,7 @@ def _run(arguments: argparse.Namespace) -> None:
         from bench.matrix.run import Files, run
 
         files = Files(arguments.json, arguments.html, arguments.markdown, arguments.loads)
-        run(options_of(arguments), recorded_command(sys.argv[1:]), files, lambda line: print(line, flush=True))
+        run(options_of(arguments), recorded_command(), files, lambda line: print(line, flush=True))
     except BenchError as error:
         sys.exit(f"prelude: {error}")
 

@@ -9,6 +9,8 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
+from cli.bench.recorded import recorded_command
+
 # A copy, since `prelude --help` should not import the simulator; a test compares them.
 QUESTIONS = ("gpus", "slots", "rack", "ratios", "decode-reads", "roles", "scale", "measured")
 
@@ -67,7 +69,7 @@ def _simulate(arguments: argparse.Namespace) -> None:
     from bench.simulator.questions import report
     from bench.simulator.questions.options import Options
 
-    command = " ".join(["prelude", *(Path(word).name if "/" in word else word for word in sys.argv[1:])])
+    command = recorded_command()
 
     def say(line: str) -> None:
         print(line, flush=True)

@@ -8,7 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from cli.bench.load import positive, recorded_command
+from cli.bench.load import positive
+from cli.bench.recorded import recorded_command
 
 
 def add_commands(benchmarks: Any) -> None:
@@ -61,7 +62,7 @@ def _training(arguments: argparse.Namespace) -> None:
         base = replace(base, profiles=("capybara",), num_rows=1, repeats=1, row_tokens=1024, long_row=None)
     names = ("device", "model", "profiles", "layouts", "row_tokens", "num_rows", "repeats", "rank", "limit_s")
     try:
-        speed.run(_given(base, arguments, names), recorded_command(sys.argv[1:]), arguments.json, _print)
+        speed.run(_given(base, arguments, names), recorded_command(), arguments.json, _print)
     except BenchError as error:
         sys.exit(f"prelude: {error}")
 
@@ -76,9 +77,7 @@ def _rank_transfer(arguments: argparse.Namespace) -> None:
         if arguments.plot:
             require_plotting()
         names = ("kinds", "num_steps", "seeds", "processes", "device")
-        document = rank_transfer.run(
-            _given(base, arguments, names), recorded_command(sys.argv[1:]), arguments.json, _print
-        )
+        document = rank_transfer.run(_given(base, arguments, names), recorded_command(), arguments.json, _print)
         if arguments.plot:
             rank_transfer.draw(document, arguments.plot)
     except BenchError as error:
@@ -93,7 +92,7 @@ def _positions(arguments: argparse.Namespace) -> None:
     names = ("demo", "kinds", "ranks", "styles", "num_steps", "processes")
     try:
         chosen = _given(positions.Options(), arguments, names)
-        positions.run(chosen, recorded_command(sys.argv[1:]), arguments.json, _print)
+        positions.run(chosen, recorded_command(), arguments.json, _print)
     except (BenchError, TrainingError) as error:
         sys.exit(f"prelude: {error}")
 

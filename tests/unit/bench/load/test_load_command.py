@@ -27,6 +27,7 @@ from bench.load.generator import generate, processes_for
 from bench.load.process import Job, sessions_of
 from bench.workloads import catalog, popularity
 from bench.workloads.workload import Stream
+from cli.bench.recorded import recorded_command
 from cli.main import _parser, main
 
 HANG_GUARD_S = 60.0
@@ -347,11 +348,19 @@ def test_processes_follow_the_events_of_an_open_loop(monkeypatch):
     assert processes_for(load_of()) == 1
 
 
-def test_the_recorded_command_has_no_secret():
-    words = ["bench", "load", "--header", "a=b", "--header=c=d", "--json", "/x/y.json", "--url", "http://h/v1"]
-    assert command.recorded_command(words) == (
-        "prelude bench load --header a=… --header=… --json y.json --url http://h/v1"
-    )
+@pytest.mark.parametrize(
+    ("words", "shown"),
+    [
+        ("--header a=b --header=c=d --url http://h/v1", "--header=… --header=… --url http://h/v1"),
+        ("--database postgresql://u:secret@h/db", "--database=…"),
+        ("--url http://u:secret@h:1/v1", "--url http://…@h:1/v1"),
+        ("--json /x/y.json --csv=/x/y.csv --html ../y.html", "--json y.json --csv=y.csv --html y.html"),
+        ("--adapters acme/legal,acme/tax --model meta/Llama", "--adapters acme/legal,acme/tax --model meta/Llama"),
+        ('--extra-request-body {"stop":"/"}', '--extra-request-body {"stop":"/"}'),
+    ],
+)
+def test_the_recorded_command_has_neither_secrets_nor_folders_but_every_name(words: str, shown: str):
+    assert recorded_command(["bench", "load", *words.split(" ")]) == f"prelude bench load {shown}"
 
 
 def test_it_installs_alone():
