@@ -21,6 +21,13 @@ FORMAT = "prelude-bench-load/1"
 SWEEP_FORMAT = "prelude-bench-load-sweep/1"
 _HIDDEN = "…"
 _DIGEST_REQUESTS = 256
+_TRACE = {
+    "name": "trace",
+    "text": "A replayed trace: its times, its lengths, and its adapters where it names them. Prompts are random "
+    "tokens, of which no two share a prefix.",
+    "source": "the file of --trace",
+    "lengths": "trace",
+}
 _COLUMNS = (
     "session", "turn", "adapter", "intended_s", "sent_s", "first_token_s", "end_s", "ttft_ms", "tpot_ms", "e2e_ms",
     "prompt_tokens", "cached_tokens", "output_tokens", "max_tokens", "error", "status", "detail",
@@ -103,11 +110,14 @@ def described(load: Load) -> dict[str, Any]:
     """
     workload = load.workload
     num_digested = min(len(load.trace) or _DIGEST_REQUESTS, _DIGEST_REQUESTS)
-    return {
+    what = {
         "name": workload.name,
         "text": workload.text,
         "source": workload.source,
         "lengths": workload.conversation or msgspec.to_builtins(workload.lengths),
+    }
+    return {
+        **(_TRACE if load.trace else what),
         **({} if workload.scale == 1 else {"scale": workload.scale}),
         "popularity": msgspec.to_builtins(workload.popularity),
         "sha256": load.stream().digest(num_digested),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TextIO, TypeVar
 
@@ -25,6 +25,7 @@ from bench.load.report.terminal import LiveLine, busy_warning, table
 from bench.load.summary import SLO_KEYS, summary
 from bench.load.sweep import Ended, Found, Probe, Sweep, search
 from bench.measuring.output import require_folders, write_json
+from bench.workloads.lengths import ChosenLengths
 
 T = TypeVar("T")
 
@@ -74,8 +75,13 @@ async def measure(load: Load, num_warm_up: int, out: TextIO) -> Outcome:
 
 def warm_up_of(load: Load, count: int) -> Load:
     """The warm-up: `count` requests of the same shape from another seed, in a closed loop."""
+    workload = load.workload
+    if load.trace:
+        lengths = ChosenLengths(tuple((each.prompt_tokens, each.output_tokens) for each in load.trace[:count]))
+        workload = replace(workload, lengths=lengths)
     return msgspec.structs.replace(
         load,
+        workload=workload,
         seed=load.seed + _WARM_UP_SEED,
         num_requests=count,
         duration_s=None,
@@ -235,6 +241,9 @@ def introduction(load: Load) -> str:
     else:
         pace = f"{load.concurrency} at a time"
     names = f"{len(endpoint.adapters)} adapters ({workload.popularity.distribution}, field `{endpoint.adapter_field}`)"
+    is_new = load.num_requests is not None and load.num_requests <= len(endpoint.adapters)
+    if workload.popularity.distribution == "distinct" and not is_new:
+        names += ", each again when all have come"
     limits = []
     if load.num_requests is not None:
         limits.append(f"{load.num_requests} requests")

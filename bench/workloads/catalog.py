@@ -34,8 +34,9 @@ _WORKLOADS = (
         "Prompt lengths lognormal(0.8, -1, 18) clipped to [1, 2046], prompt + output uniform in [prompt + 2, 2048]; "
         "first come first served with 32 in flight; a warm-up of the same shape. The paper's four adapter "
         "distributions are --lora-request-distribution identical, uniform, zipf with alpha 1 (here the default, over "
-        "32 adapters) and distinct. `skewed` is the law of its code, each adapter alpha times the next. The code "
-        "(bench_textgen.py) draws the total uniformly from 0 to 2047 and raises it to prompt + 2 where it is less: "
+        "32 adapters) and distinct (with --adapters 1000, one for each request). `skewed` is the law of its code, each "
+        "adapter alpha times the next. The code (bench_textgen.py) draws the total uniformly from 0 to 2047 and raises "
+        "it to prompt + 2 where it is less: "
         "1.3 % of its answers have just 2 tokens, of ours 0.05 %, and the means are 1,000 and 1,013. There 3 in 1,000 "
         "prompts are empty.",
         _PUNICA,

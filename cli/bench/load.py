@@ -10,6 +10,7 @@ import json
 import os
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +32,7 @@ SLO_KEYS = ("ttft", "tpot", "e2e")
 MODELS = ("tiny", "qwen2.5-0.5b", "llama-3.1-8b")  # of bench.systems.models
 MAX_SWEPT_RATE = 100_000.0
 _MAX_ADAPTERS = 10_000_000
+_ADAPTER_PREFIX = "a"
 
 
 def add_command(benchmarks: Any) -> None:
@@ -78,7 +80,7 @@ def add_command(benchmarks: Any) -> None:
     )
     what.add_argument("--lora-name", nargs="+", metavar="NAME", help="adapters, as sglang.bench_serving takes them")
     what.add_argument(
-        "--adapter-prefix", default="a", metavar="TEXT", help="N adapters are called a0, a1, …; default: a"
+        "--adapter-prefix", default=_ADAPTER_PREFIX, metavar="TEXT", help="N adapters are called a0, a1, …; default: a"
     )
     what.add_argument(
         "--adapter-field",
@@ -140,7 +142,7 @@ def add_command(benchmarks: Any) -> None:
         "--sweep-precision", type=positive_float, default=0.05, metavar="SHARE",
         help="how near the result is to a rate that failed; default: 0.05",
     )  # fmt: skip
-    load.set_defaults(run=_run)
+    load.set_defaults(run=partial(_run, load))
 
     text = "How many streamed events the load generator takes per second of CPU time, from a mock worker."
     capacity = benchmarks.add_parser("load-capacity", help=text, description=text)
@@ -151,7 +153,7 @@ def add_command(benchmarks: Any) -> None:
     capacity.set_defaults(run=_run_capacity)
 
 
-def _run(arguments: argparse.Namespace) -> None:
+def _run(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
     from bench.errors import BenchError
     from bench.load.run import Files, run, run_compare, run_sweep
     from bench.load.sweep import Sweep
@@ -162,13 +164,13 @@ def _run(arguments: argparse.Namespace) -> None:
             print(f"{workload.name}\n  {workload.text}\n  Source: {workload.source}")
         return
     try:
-        _refuse_unused(arguments)
+        _refuse_unused(arguments, vars(parser.parse_args([])))
         if arguments.compare:
             run_compare(tuple(arguments.compare), arguments.html)
             return
         common: dict[str, Any] = {
             "num_warm_up": _warm_up(arguments, CATALOG[arguments.workload]),
-            "slo_ms": dict(arguments.goodput),
+            "slo_ms": _objectives(arguments.goodput),
             "files": Files(arguments.json, arguments.csv, arguments.html),
             "command": recorded_command(),
             "ready_timeout_s": arguments.ready_timeout_s,
@@ -236,7 +238,13 @@ def _workload(arguments: argparse.Namespace, workload: Workload) -> Workload:
     from bench.errors import BenchError
     from bench.workloads.lengths import FixedLengths
 
+    if workload.conversation and arguments.trace is not None:
+        raise BenchError(
+            f"--workload {workload.name} with --trace: it has conversations; each request of a trace is one"
+        )
     if arguments.vocabulary is not None:
+        if workload.conversation:
+            raise BenchError(f"--vocabulary: the prompts of {workload.name} are text")
         workload = replace(workload, vocabulary=arguments.vocabulary)
     given = (arguments.random_input_len, arguments.random_output_len, arguments.random_range_ratio)
     if any(each is not None for each in given):
@@ -275,14 +283,19 @@ def _endpoint(arguments: argparse.Namespace, workload: Workload) -> Endpoint:
     if asked is None:
         asked = workload.num_adapters
     names = tuple(f"{arguments.adapter_prefix}{n}" for n in range(asked)) if isinstance(asked, int) else asked
+    if not names and (arguments.lora_request_distribution or arguments.lora_zipf_alpha):
+        raise BenchError("--lora-request-distribution: there are no adapters; --adapters or --lora-name has them")
+    if not isinstance(asked, int) and arguments.adapter_prefix != _ADAPTER_PREFIX:
+        raise BenchError("--adapter-prefix: the adapters have names; it is for --adapters N")
     headers = {}
     for header in arguments.header:
         name, equals, value = header.partition("=")
         if not equals or not name.strip():
             raise BenchError("--header: NAME=VALUE is expected")
         headers[name.strip()] = value
-    if key := os.environ.get(arguments.api_key_env):
-        headers.setdefault("authorization", f"Bearer {key}")
+    has_authorization = any(name.lower() == "authorization" for name in headers)  # what is said goes before what is set
+    if (key := os.environ.get(arguments.api_key_env)) and not has_authorization:
+        headers["authorization"] = f"Bearer {key}"
     return Endpoint(
         url=arguments.url.rstrip("/").removesuffix("/v1"),
         model=arguments.model or "",
@@ -295,34 +308,37 @@ def _endpoint(arguments: argparse.Namespace, workload: Workload) -> Endpoint:
     )
 
 
-def _refuse_unused(arguments: argparse.Namespace) -> None:
-    """Raises BenchError for an option that another one leaves without effect."""
+def _objectives(given: list[tuple[str, float]]) -> dict[str, float]:
+    """By key. Raises BenchError for one that is given twice."""
     from bench.errors import BenchError
 
-    ways = {
-        "compare": (
-            (
-                "goodput",
-                "json",
-                "csv",
-                "sweep",
-                "trace",
-                "rate",
-                "duration_s",
-                "num_requests",
-                "rate_type",
-                "trace_speed",
-            ),
-            "it reads two results and sends nothing; --html writes what it finds",
-        ),
-        "trace": (("rate", "rate_type"), "a trace has times of its own; --trace-speed changes them"),
-    }
-    for way, (unused, why) in ways.items():
-        if getattr(arguments, way) is None:
-            continue
-        for name in unused:
-            if getattr(arguments, name) not in (None, [], False) and not (way == "trace" and arguments.sweep):
-                raise BenchError(f"--{name.replace('_', '-')} with --{way}: {why}")
+    found = dict(given)
+    if len(found) < len(given):
+        raise BenchError(f"--goodput {' '.join(f'{key}:{limit:g}' for key, limit in given)}: one limit for each key")
+    return found
+
+
+def _refuse_unused(arguments: argparse.Namespace, defaults: dict[str, Any]) -> None:
+    """Raises BenchError for options that another one, or its absence, leaves without effect."""
+    from bench.errors import BenchError
+
+    given = [name for name, value in vars(arguments).items() if value != defaults.get(name) and name != "run"]
+
+    def refuse(names: tuple[str, ...], way: str, why: str) -> None:
+        if unused := [f"--{name.replace('_', '-')}" for name in given if name in names]:
+            raise BenchError(f"{', '.join(unused)} {way}: {why}")
+
+    if arguments.compare is not None:
+        others = tuple(name for name in given if name not in ("compare", "html"))
+        refuse(others, "with --compare", "it reads two results and sends nothing; --html writes what it finds")
+    if arguments.trace is not None:
+        lengths = ("random_input_len", "random_output_len", "random_range_ratio")
+        refuse(lengths, "with --trace", "a trace has lengths of its own")
+        if not arguments.sweep:
+            why = "a trace has times of its own; --trace-speed changes them"
+            refuse(("rate", "rate_type"), "with --trace", why)
+    if not arguments.sweep:
+        refuse(("sweep_share", "sweep_precision"), "without --sweep", "there is no search that it could end")
 
 
 def _refuse_pacing_without_effect(arguments: argparse.Namespace, rate: float | None, arrivals: str) -> None:

@@ -22,9 +22,10 @@ from support.bench.streaming_mock import MockServer
 import cli.bench.load as command
 from bench.errors import BenchError
 from bench.load import options, pacing, summary
-from bench.load.document import read
+from bench.load.document import described, read
 from bench.load.generator import generate, processes_for
 from bench.load.process import Job, sessions_of
+from bench.load.run import introduction, warm_up_of
 from bench.workloads import catalog, popularity
 from bench.workloads.workload import Stream
 from cli.bench.recorded import recorded_command
@@ -172,6 +173,18 @@ def test_an_endpoint_that_is_down_is_an_error_or_counted(tmp_path: Path, capsys,
     assert read(tmp_path / "a.json")[0]["summary"]["errors"]["by_kind"] == {"unreachable": 5}
 
 
+def test_a_header_goes_before_the_environments_key(monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", "of-the-environment")
+    assert load_of().endpoint.headers == {"authorization": "Bearer of-the-environment"}
+    assert load_of("--header", "Authorization=Bearer own").endpoint.headers == {"Authorization": "Bearer own"}
+
+
+def test_adapters_that_come_again_are_told():
+    words = ("--workload", "punica", "--lora-request-distribution", "distinct")
+    assert "(distinct, field ``), each again when all have come" in introduction(load_of(*words))
+    assert "again" not in introduction(load_of(*words, "--adapters", "1000"))
+
+
 def test_defaults_are_the_workloads():
     load = load_of()
     assert (load.endpoint.url, load.concurrency, load.requests_per_s, load.num_requests) == ("http://x", 16, None, 256)
@@ -213,6 +226,13 @@ def test_names_of_other_tools():
         (("--url", "http://x", "--rate", "3", "--burst-period-s", "2"), "--burst-period-s: no bursts here"),
         (("--url", "http://x", "--rate", "3", "--rate-type", "poisson", "--burst-length-s", "2"), "--burst-length-s"),
         (("--url", "http://x", "--trace", "t", "--burst-factor", "2"), "--burst-factor: no bursts here"),
+        (("--url", "http://x", "--trace", "t", "--workload", "chat"), "--workload chat with --trace"),
+        (("--url", "http://x", "--workload", "agent", "--vocabulary", "900"), "--vocabulary: the prompts of agent"),
+        (("--url", "http://x", "--lora-request-distribution", "zipf"), "there are no adapters"),
+        (
+            ("--url", "http://x", "--lora-name", "a", "--adapter-prefix", "b"),
+            "--adapter-prefix: the adapters have names",
+        ),
     ],
 )
 def test_mistakes_are_named(words: tuple[str, ...], says: str):
@@ -242,7 +262,17 @@ def test_no_option_is_known_by_its_beginning(capsys):
         (("--compare", "a", "b", "--json", "c"), "--json with --compare"),
         (("--compare", "a", "b", "--csv", "c"), "--csv with --compare"),
         (("--trace", "t", "--rate", "5"), "--rate with --trace: a trace has times of its own"),
+        (
+            ("--compare", "a", "b", "--concurrency", "4", "--workload", "chat"),
+            "--workload, --concurrency with --compare",
+        ),
         (("--trace", "t", "--rate-type", "constant"), "--rate-type with --trace"),
+        (
+            ("--trace", "t", "--random-input-len", "5"),
+            "--random-input-len with --trace: a trace has lengths of its own",
+        ),
+        (("--sweep-share", "0.5"), "--sweep-share without --sweep"),
+        (("--goodput", "ttft:5", "ttft:6"), "--goodput ttft:5 ttft:6: one limit for each key"),
     ],
 )
 def test_an_option_without_effect_is_refused(words: tuple[str, ...], says: str):
@@ -289,6 +319,20 @@ def test_a_trace_is_replayed(tmp_path: Path):
     assert [session.adapter for session in sessions_of(Job(load), load.stream())] == [1, 1, 1]
     with pytest.raises(BenchError, match="names adapter 1; --adapters has 1"):
         load_of("--trace", str(path), "--adapters", "1").stream()
+
+
+def test_a_trace_is_described_and_warmed_up_with_its_own_lengths(tmp_path: Path):
+    path = tmp_path / "trace.jsonl"
+    lines = [{"at_s": at_s, "prompt_tokens": 10 + at_s, "output_tokens": 2 + at_s} for at_s in range(9)]
+    path.write_text("\n".join(map(json.dumps, lines)))
+    load = load_of("--trace", str(path))
+    found = described(load)
+    assert (found["name"], found["lengths"]) == ("trace", "trace")
+    assert "one length" not in found["text"]
+    warm_up = warm_up_of(load, 4)
+    assert not warm_up.is_open
+    requests = [session.requests[0] for session in warm_up.stream().sessions(200)]
+    assert {(each.prompt_tokens, each.max_tokens) for each in requests} == {(10, 2), (11, 3), (12, 4), (13, 5)}
 
 
 def test_a_trace_is_replayed_to_its_end_whatever_the_workloads_number_is(tmp_path: Path):
