@@ -207,9 +207,14 @@ def run_compare(paths: tuple[Path, Path], html: Path | None, out: TextIO | None 
     out = out or sys.stdout
     Files(html=html).check()
     (of_a, records_a), (of_b, records_b) = (read(path) for path in paths)
-    slo_ms = of_a["summary"].get("slo_ms") or of_b["summary"].get("slo_ms")
+    objectives = [each["summary"].get("slo_ms") or {} for each in (of_a, of_b)]
+    slo_ms = objectives[0] or objectives[1]
     ratios = compare(records_a, records_b, slo_ms)
     notes = [failures(records_a, records_b)]
+    if slo_ms:
+        limits = ", ".join(f"{key} {limit:g} ms" for key, limit in slo_ms.items())
+        others = ", the objectives of A; B was measured with others" if objectives[1] not in ({}, slo_ms) else ""
+        notes.append(f"goodput of both is under {limits}{others}")
     notes += [f"they differ in {each}" for each in differences(of_a, of_b)]
     for note in notes:
         print(note, file=out)

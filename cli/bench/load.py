@@ -322,7 +322,7 @@ def _refuse_unused(arguments: argparse.Namespace, defaults: dict[str, Any]) -> N
     """Raises BenchError for options that another one, or its absence, leaves without effect."""
     from bench.errors import BenchError
 
-    given = [name for name, value in vars(arguments).items() if value != defaults.get(name) and name != "run"]
+    given = [name for name, value in vars(arguments).items() if name in defaults and value != defaults[name]]
 
     def refuse(names: tuple[str, ...], way: str, why: str) -> None:
         if unused := [f"--{name.replace('_', '-')}" for name in given if name in names]:

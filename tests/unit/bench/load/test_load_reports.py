@@ -276,6 +276,38 @@ def test_two_files_on_the_command_line(tmp_path: Path, capsys, monkeypatch):
         main(["bench", "load", "--compare", files[0], "none.json"])
 
 
+def test_objectives_that_differ_are_told(tmp_path: Path, capsys):
+    records = load(20)
+    objectives = ({"ttft": 120.0}, {"ttft": 60.0}, {})
+    files = [str(tmp_path / f"{number}.json") for number in range(len(objectives))]
+    for path, slo_ms in zip(files, objectives, strict=True):
+        Path(path).write_text(json.dumps(document(records, summary=summary(records, slo_ms))))
+    told = []
+    for pair in ((0, 0), (1, 0), (2, 1), (2, 2)):
+        main(["bench", "load", "--compare", *(files[number] for number in pair)])
+        lines = capsys.readouterr().out.splitlines()
+        told.append(
+            next((line.removeprefix("goodput of both is under ") for line in lines if "goodput of" in line), "")
+        )
+    others = ", the objectives of A; B was measured with others"
+    assert told == ["ttft 120 ms", f"ttft 60 ms{others}", "ttft 60 ms", ""]
+
+
+def test_every_field_of_the_file_is_documented():
+    workload = Workload("random", "", "", lengths=FixedLengths(8, 4))
+    endpoint = Endpoint("http://x", "m", ("a0",), extra_body={"top_k": 1})
+    asked = Load(endpoint, workload, num_requests=40, requests_per_s=5.0, arrivals="bursts")
+    found = report_of(asked, Outcome(tuple(load(40, failed=2)), 0.1, 1), "prelude", {"ttft": 500.0})
+    page = (Path(__file__).parents[4] / "docs" / "benchmarks.md").read_text()
+    fields = [*found, *found["settings"], *found["workload"], *found["generator"], *found["summary"]]
+    for name in ("goodput", "errors", "by_use"):
+        fields += found["summary"][name]
+    fields += [*found["summary"]["errors"]["most_frequent"][0], *found["summary"]["windows"][0], *found["requests"][0]]
+    fields += found["summary"]["ttft_ms"]
+    missing = [name for name in fields if f"`{name}`" not in page and name not in ("format", "benchmark")]
+    assert missing == []
+
+
 def test_hostile_names_stay_text():
     page = compare_page((HOSTILE, "b"), (load(5), load(5)), compare(load(5), load(5)), [HOSTILE])
     checked(page)
