@@ -34,6 +34,7 @@ from training.loop.objectives import Dpo, Objective, Sft
 from training.trainable.adapter import TrainableAdapter
 from training.trainable.spec import AdapterSpec
 
+_SMALL_MODEL = "small"
 _SMALL = {
     "model_type": "llama",
     "hidden_size": 128,
@@ -55,7 +56,7 @@ class Options:
     """One run of the benchmark."""
 
     device: str = "cpu"
-    model: str = "small"  # or a key of bench.systems.models.MODELS
+    model: str = _SMALL_MODEL  # or a key of bench.systems.models.MODELS
     profiles: tuple[str, ...] = tuple(PROFILES)
     layouts: tuple[str, ...] = ("shared", "paired", "padded")
     row_tokens: int = 4096
@@ -78,6 +79,8 @@ def run(options: Options, command: str, json_path: Path | None, progress: Callab
     begin = time.monotonic()
     if options.device == "cuda" and not torch.cuda.is_available():
         raise BenchError("there is no GPU that torch can use; --device cpu works")
+    if options.model not in (_SMALL_MODEL, *MODELS):
+        raise BenchError(f"there is no model {options.model}; there are {', '.join((_SMALL_MODEL, *MODELS))}")
     if unknown := set(options.profiles) - set(PROFILES):
         raise BenchError(f"there is no profile {', '.join(sorted(unknown))}; there are {', '.join(PROFILES)}")
     if unknown := set(options.layouts) - set(_LAYOUTS):
@@ -116,7 +119,7 @@ def make_model(options: Options, folder: Path) -> tuple[Any, BaseModel]:
     """A model with random weights, on the device, and its sizes. `folder` gets its configuration."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    fields = dict(_SMALL if options.model == "small" else MODELS[options.model].config or {})
+    fields = dict(_SMALL if options.model == _SMALL_MODEL else MODELS[options.model].config or {})
     config = AutoConfig.for_model(fields.pop("model_type"), **fields, bos_token_id=None, eos_token_id=None)
     dtype = torch.float32 if options.device == "cpu" else torch.bfloat16
     torch.manual_seed(0)

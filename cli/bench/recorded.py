@@ -18,7 +18,8 @@ def recorded_command(words: Sequence[str] | None = None) -> str:
 
     Paths from a root or relative to a folder lose their folders. Other slashes stay: `acme/legal` names an adapter.
     """
-    shown, hides_next = [], False
+    shown: list[str] = []
+    hides_next = False
     for word in sys.argv[1:] if words is None else words:
         option, equals, value = word.partition("=") if word.startswith("--") else ("", "", word)
         if hides_next:

@@ -61,7 +61,8 @@ def _push(arguments: argparse.Namespace) -> Evaluated | None:
     from training.errors import PushFailed
     from training.runs.push import PushTarget
 
-    target = PushTarget(arguments.router, arguments.push, os.environ.get(options.KEY_VARIABLE), arguments.push_alias)
+    alias = arguments.push_alias or "latest"
+    target = PushTarget(arguments.router, arguments.push, os.environ.get(options.KEY_VARIABLE), alias)
 
     def push(step: int, _metrics: Mapping[str, float], folder: Path) -> None:
         try:

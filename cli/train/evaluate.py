@@ -73,6 +73,10 @@ def add_command(commands: Any) -> None:
 
 def _evaluate(arguments: argparse.Namespace) -> None:
     with failures_end():
+        from training.errors import OptionInvalid
+
+        if arguments.rows is not None and arguments.rows < 1:
+            raise OptionInvalid(f"--rows is {arguments.rows}; it must be at least 1")
         if arguments.url is None:
             _evaluate_offline(arguments)
         else:

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from training.runs.run import RunOptions
 
 KEY_VARIABLE = "PRELUDE_API_KEY"
+_ALPHA = 32.0
 _KINDS = ("lora", "direft", "loreft")
 _DTYPES = ("float32", "bfloat16", "float16")
 # Where to start looking; ReFT changes less per step than LoRA.
@@ -50,7 +51,7 @@ def add_options(command: argparse.ArgumentParser, *, is_preference: bool) -> Non
     adapter = command.add_argument_group("the adapter")
     adapter.add_argument("--kind", choices=_KINDS, default="lora", help="default: lora")
     adapter.add_argument("--rank", type=int, default=16, help="default: 16")
-    adapter.add_argument("--alpha", type=float, default=32.0, help="LoRA's scale is alpha / rank; default: 32")
+    adapter.add_argument("--alpha", type=float, help="LoRA's scale is alpha / rank; default: 32")
     adapter.add_argument(
         "--positions",
         choices=("prefill", "all"),
@@ -64,8 +65,8 @@ def add_options(command: argparse.ArgumentParser, *, is_preference: bool) -> Non
         loss = command.add_argument_group("the loss")
         loss.add_argument("--loss", choices=("dpo", "simpo"), default="dpo", help="default: dpo")
         loss.add_argument("--beta", type=float, help="default: 0.1, with simpo 2")
-        loss.add_argument("--label-smoothing", type=float, default=0.0, help="of dpo; default: 0")
-        loss.add_argument("--gamma", type=float, default=1.0, help="the margin of simpo; default: 1")
+        loss.add_argument("--label-smoothing", type=float, help="of dpo; default: 0")
+        loss.add_argument("--gamma", type=float, help="the margin of simpo; default: 1")
 
     steps = command.add_argument_group("steps")
     steps.add_argument("--learning-rate", type=float, help="default: by kind and loss, 2e-4 for SFT with LoRA")
@@ -106,7 +107,7 @@ def add_options(command: argparse.ArgumentParser, *, is_preference: bool) -> Non
         metavar="NAME",
         help="after each evaluation (without --eval-data: at the end) make the checkpoint a revision of this adapter",
     )
-    told.add_argument("--push-alias", default="latest", metavar="ALIAS", help="that moves to it; default: latest")
+    told.add_argument("--push-alias", metavar="ALIAS", help="that moves to it; default: latest")
     told.add_argument(
         "--router",
         default="http://127.0.0.1:8000",
@@ -123,6 +124,7 @@ def run_options(arguments: argparse.Namespace) -> RunOptions:
     from training.runs.run import RunOptions
     from training.trainable.spec import AdapterSpec
 
+    _refuse_unused(arguments)
     device = arguments.device or default_device()
     dtype: Dtype = arguments.dtype or ("float32" if device == "cpu" else "bfloat16")
     objective = _objective(arguments)
@@ -136,7 +138,7 @@ def run_options(arguments: argparse.Namespace) -> RunOptions:
         adapter=AdapterSpec(
             kind=arguments.kind,
             rank=arguments.rank,
-            alpha=arguments.alpha,
+            alpha=_ALPHA if arguments.alpha is None else arguments.alpha,
             positions=arguments.positions,
             modules=None if arguments.modules is None else tuple(arguments.modules),
             layers=None if arguments.layers is None else tuple(arguments.layers),
@@ -168,12 +170,28 @@ def run_options(arguments: argparse.Namespace) -> RunOptions:
     )
 
 
+def _refuse_unused(arguments: argparse.Namespace) -> None:
+    """Raises OptionInvalid for a flag that another one, or its absence, leaves without effect."""
+    from training.errors import OptionInvalid
+
+    loss = getattr(arguments, "loss", None)
+    unused = (
+        ("--alpha", arguments.alpha is not None and arguments.kind != "lora", f"of lora; {arguments.kind} has 1/√rank"),
+        ("--gamma", loss == "dpo" and arguments.gamma is not None, "of --loss simpo"),
+        ("--label-smoothing", loss == "simpo" and arguments.label_smoothing is not None, "of --loss dpo"),
+        ("--eval-every", arguments.eval_every is not None and not arguments.eval_data, "for --eval-data"),
+        ("--push-alias", arguments.push_alias is not None and arguments.push is None, "for --push"),
+    )
+    for flag, is_unused, what_for in unused:
+        if is_unused:
+            raise OptionInvalid(f"{flag} is {what_for}; leave it out")
+
+
 def _objective(arguments: argparse.Namespace) -> Objective:
     from training.loop.objectives import Dpo, Sft, SimPo
 
     if arguments.objective == "sft":
         return Sft()
-    beta: dict[str, Any] = {} if arguments.beta is None else {"beta": arguments.beta}
-    if arguments.loss == "simpo":
-        return SimPo(**beta, gamma=arguments.gamma)
-    return Dpo(**beta, label_smoothing=arguments.label_smoothing)
+    names = ("beta", "gamma" if arguments.loss == "simpo" else "label_smoothing")
+    given = {name: value for name in names if (value := getattr(arguments, name)) is not None}
+    return SimPo(**given) if arguments.loss == "simpo" else Dpo(**given)

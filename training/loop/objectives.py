@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -41,8 +42,7 @@ class Dpo:
     label_smoothing: float = 0.0
 
     def __post_init__(self) -> None:
-        if not self.beta > 0:
-            raise OptionInvalid(f"beta is {self.beta}; it must be positive")
+        _check_beta(self.beta)
         if not 0 <= self.label_smoothing < 0.5:
             raise OptionInvalid(f"the label smoothing is {self.label_smoothing}; it is from 0 to below 0.5")
 
@@ -60,8 +60,14 @@ class SimPo:
     gamma: float = 1.0
 
     def __post_init__(self) -> None:
-        if not self.beta > 0:
-            raise OptionInvalid(f"beta is {self.beta}; it must be positive")
+        _check_beta(self.beta)
+        if not math.isfinite(self.gamma):
+            raise OptionInvalid(f"gamma is {self.gamma}; it must be finite")
 
     def __call__(self, model: Scorer, row: Row) -> Loss:
         return simpo(model.score(row), row, beta=self.beta, gamma=self.gamma)
+
+
+def _check_beta(beta: float) -> None:
+    if not 0 < beta < math.inf:
+        raise OptionInvalid(f"beta is {beta}; it must be positive and finite")

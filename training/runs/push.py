@@ -12,20 +12,25 @@ from urllib.parse import quote
 
 import aiohttp
 
-from training.errors import PushFailed
+from training.errors import OptionInvalid, PushFailed
+from training.runs.router_answers import address, reason
 
 _SUFFIXES = (".json", ".safetensors")  # what an upload may have
 
 
 @dataclass(frozen=True, slots=True)
 class PushTarget:
-    """An adapter of a cluster. Its alias moves to what is pushed once workers have loaded it."""
+    """An adapter of a cluster. Its alias moves to what is pushed once workers have loaded it. Raises OptionInvalid."""
 
     url: str  # of the router
     name: str
     key: str | None = field(default=None, repr=False)  # an API key that may manage the adapter
     alias: str = "latest"
     timeout_s: float = 300.0  # for upload and loading
+
+    def __post_init__(self) -> None:
+        if not self.url.startswith(("http://", "https://")):
+            raise OptionInvalid(f"the router's URL is {self.url!r}; it is like http://127.0.0.1:8000")
 
     def push(self, folder: Path) -> dict[str, Any]:
         """Push the adapter's files in the folder; returns the router's answer. Blocking. Raises PushFailed."""
@@ -41,7 +46,7 @@ class PushTarget:
         headers = {} if self.key is None else {"Authorization": f"Bearer {self.key}"}
         form = aiohttp.FormData(quote_fields=False)
         form.add_field("alias", self.alias)
-        url = f"{self.url.rstrip('/')}/v1/adapters/{quote(self.name)}/push"
+        url = address(self.url, f"/v1/adapters/{quote(self.name)}/push")
         timeout = aiohttp.ClientTimeout(total=self.timeout_s)
         with contextlib.ExitStack() as opened:
             for path in files:
@@ -53,12 +58,5 @@ class PushTarget:
             ):
                 body = await answer.json(content_type=None)
                 if answer.status != 200 or not isinstance(body, dict):
-                    raise PushFailed(f"{self.url} refuses {self.name}: {answer.status} {_reason(body)}")
+                    raise PushFailed(f"{self.url} refuses {self.name}: {answer.status} {reason(body)}")
                 return body
-
-
-def _reason(body: Any) -> str:
-    error = body.get("error") if isinstance(body, dict) else None
-    if isinstance(error, dict):
-        return f"{error.get('code')}: {error.get('message')}"
-    return str(body)[:200]

@@ -18,6 +18,7 @@ import aiohttp
 from training.data.prompts import Prompt
 from training.errors import ClusterRefused, OptionInvalid
 from training.runs.evaluation import NO_ADAPTER, AnsweredTurn, shown_text
+from training.runs.router_answers import address, error_of, reason
 
 _GIVE_UP_AFTER = 20  # failed prompts in a row
 _MAX_ANSWER_BYTES = 16 * 1024**2
@@ -98,7 +99,8 @@ class Cluster:
     ) -> list[ServedEvaluation]:
         headers = {} if self.key is None else {"Authorization": f"Bearer {self.key}"}
         no_timeout = aiohttp.ClientTimeout()  # each request has a deadline of its own
-        async with aiohttp.ClientSession(timeout=no_timeout, headers=headers) as session:
+        connector = aiohttp.TCPConnector(limit=0)  # `concurrency` is the limit
+        async with aiohttp.ClientSession(connector=connector, timeout=no_timeout, headers=headers) as session:
             asked = _Asked(self, session, shown, await self._base_model(session))
             for adapter in adapters:  # a name that is refused is told before the others have taken their time
                 await asked.answer(prompts[0], adapter)
@@ -108,7 +110,7 @@ class Cluster:
 
     async def _base_model(self, session: aiohttp.ClientSession) -> str:
         try:
-            async with asyncio.timeout(_MODELS_WITHIN_S), session.get(self.address("/v1/models")) as answer:
+            async with asyncio.timeout(_MODELS_WITHIN_S), session.get(address(self.url, "/v1/models")) as answer:
                 body = await _json_of(answer)
                 self.check(answer.status, body, "/v1/models", None)
                 names = [each["id"] for each in body["data"] if not each.get("parent")]
@@ -121,25 +123,22 @@ class Cluster:
         except (LookupError, TypeError, AttributeError, _NoAnswer) as error:
             raise ClusterRefused(f"{self.url}/v1/models is no list of models; {_ADDRESS_REMEDY}") from error
 
-    def address(self, path: str) -> str:
-        return f"{self.url.rstrip('/').removesuffix('/v1')}{path}"
-
     def check(self, status: int, body: Any, path: str, adapter: str | None) -> None:
         """Raises ClusterRefused for an answer that every other prompt would get, too."""
-        reason = f"{status} {_reason(body)}"
-        code = _error(body).get("code")
+        said = f"{status} {reason(body)}"
+        code = error_of(body).get("code")
         if status in (401, 403):
             had = "without a key" if self.key is None else "with this key"
             raise ClusterRefused(
-                f"{self.url} refuses requests {had} ({reason}); put a key that may use the models into PRELUDE_API_KEY"
+                f"{self.url} refuses requests {had} ({said}); put a key that may use the models into PRELUDE_API_KEY"
             )
         if code in _NOT_SERVED or (status in (404, 410) and code not in _NO_SUCH_PATH):
             raise ClusterRefused(
-                f"{self.url} does not serve {adapter or 'its base model'} ({reason}); {self.url}/v1/models has the "
+                f"{self.url} does not serve {adapter or 'its base model'} ({said}); {self.url}/v1/models has the "
                 "names, --adapter takes those"
             )
         if status in (404, 405) or (path == "/v1/models" and status != 200):
-            raise ClusterRefused(f"{self.url} answers {path} with {reason}; {_ADDRESS_REMEDY}")
+            raise ClusterRefused(f"{self.url} answers {path} with {said}; {_ADDRESS_REMEDY}")
 
 
 _NOT_SERVED = ("unified_worker_needed",)  # beside the codes of 404 and 410, which say what of a name is unknown
@@ -196,14 +195,14 @@ class _Asked:
         if adapter is not None:
             body["adapter"] = adapter
         while True:
-            async with self.session.post(self.cluster.address(prompt.path), json=body) as answer:
+            async with self.session.post(address(self.cluster.url, prompt.path), json=body) as answer:
                 parsed = await _json_of(answer)
                 wait_s = _retry_after_s(answer)
             self.cluster.check(answer.status, parsed, prompt.path, adapter)
             if answer.status == 200:
                 break
             if wait_s is None:
-                raise _NoAnswer(f"{answer.status} {_reason(parsed)}")
+                raise _NoAnswer(f"{answer.status} {reason(parsed)}")
             await asyncio.sleep(wait_s)  # the caller's deadline bounds it
         try:
             return parsed["choices"][0], answer.headers.get("x-prelude-revision")
@@ -286,14 +285,3 @@ def _ids(choice: Any, name: str) -> list[int]:
     if not isinstance(ids, list):
         raise _NoAnswer(f"an answer without {name}; {_ADDRESS_REMEDY}")
     return ids
-
-
-def _error(body: Any) -> dict[str, Any]:
-    error = body.get("error") if isinstance(body, dict) else None
-    return error if isinstance(error, dict) else {}
-
-
-def _reason(body: Any) -> str:
-    if error := _error(body):
-        return f"{error.get('code')}: {error.get('message')}"[:300]
-    return str(body)[:200]

@@ -89,6 +89,29 @@ def test_flags_that_cannot_be(flags: tuple[str, ...], message: str):
         chosen("sft", *flags)
 
 
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (("sft", "--kind", "direft", "--alpha", "8"), "--alpha is of lora; direft has 1/√rank"),
+        (("dpo", "--gamma", "2"), "--gamma is of --loss simpo"),
+        (("dpo", "--loss", "simpo", "--label-smoothing", "0.1"), "--label-smoothing is of --loss dpo"),
+        (("sft", "--eval-every", "5"), "--eval-every is for --eval-data"),
+        (("sft", "--push-alias", "prod"), "--push-alias is for --push"),
+        (("dpo", "--loss", "simpo", "--gamma", "nan"), "gamma is nan; it must be finite"),
+        (("dpo", "--beta", "inf"), "beta is inf; it must be positive and finite"),
+    ],
+)
+def test_flags_without_effect_or_sense_are_refused(flags: tuple[str, ...], message: str):
+    with pytest.raises(OptionInvalid, match=message):
+        chosen(*flags, "--device", "cpu")
+
+
+def test_a_router_that_is_no_url_is_refused_before_training(capsys: pytest.CaptureFixture[str]):
+    flags = ("sft", "--model", "m", "--data", "d", "--output", "o", "--device", "cpu", "--push", "acme/legal")
+    assert train(*flags, "--router", "localhost:8000") == 2
+    assert "the router's URL is 'localhost:8000'; it is like http://127.0.0.1:8000" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("flag", ["--output", "--push"])
 def test_two_adapters_in_one_run_are_refused(flag: str, capsys: pytest.CaptureFixture[str]):
     assert train("sft", "--model", "m", "--data", "d", "--output", "o", flag, "a", flag, "b") == 2
@@ -227,6 +250,8 @@ def test_prompts_without_an_answer_are_told(model: Path, rows: Path, capsys: pyt
     ("flags", "message"),
     [
         (("--compare",), "name the cluster with --url"),
+        (("--rows", "0"), "--rows is 0; it must be at least 1"),
+        (("--rows", "-3", "--url", "http://a"), "--rows is -3"),
         (("--url", "http://a", "--positions", "all"), "--positions is for offline evaluation"),
         (("--url", "http://a", "--adapter", "b", "--compare"), "--compare has 0 directories for 1 names"),
         (("--url", "http://a", "--concurrency", "0"), "both must be positive"),

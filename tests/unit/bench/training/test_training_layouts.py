@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from bench.errors import BenchError
 from bench.training import attention_check, layouts, speed
 from bench.training.profiles import PROFILES, draw_pairs, median_ratio
 from bench.training.readers import reader
@@ -115,6 +116,11 @@ def test_the_benchmark_writes_medians_and_ratios(tmp_path: Path):
     assert dpo["shared/paired"] == pytest.approx(dpo["shared"] / dpo["paired"], rel=0.02)
     assert sft["sft/sft-peft"] > 0
     assert {row["layout"] for row in document["rows"]} == {"shared", "paired", "padded", "sft", "sft-peft"}
+
+
+def test_an_unknown_model_is_named():
+    with pytest.raises(BenchError, match=r"there is no model nope; there are small, tiny, "):
+        speed.run(speed.Options(model="nope"), "prelude bench training", None, print)
 
 
 def test_ratios_are_medians_of_the_repeats_ratios():

@@ -31,7 +31,7 @@ def checkpoint(folder: Path, kind: Kind, seed: int = 0) -> Path:
 def test_a_push_makes_a_revision_and_moves_the_alias(tmp_path: Path, kind: Kind):
     async def push() -> None:
         async with managing() as cluster:
-            target = PushTarget(cluster.url, "acme/legal", alias="nightly")
+            target = PushTarget(f"{cluster.url}/v1/", "acme/legal", alias="nightly")
             for number in (1, 2):
                 folder = checkpoint(tmp_path / str(number), kind, seed=number)
                 answer = await asyncio.to_thread(target.push, folder)
