@@ -23,6 +23,7 @@ from support.chart.helm_chart import (
 
 from cluster.config.schema import ClusterConfig
 from cluster.control.http import ENGINE_METRICS_PATH
+from observability.alerts.rules import alerts
 
 pytestmark = needs_helm
 # Rule, and where it may be broken: scenario, pod (its end) and container.
@@ -210,6 +211,25 @@ def test_scalers_ask_for_metrics_that_routers_have():
     assert asked == {"prelude_router_prefill_queue_seconds", "prelude_router_decode_load_ratio"}
     for name in asked:
         assert f"# TYPE {name} gauge" in page
+
+
+@pytest.mark.parametrize(
+    ("role", "query"),
+    [
+        ("prefill", 'sum(prelude_router_prefill_queue_seconds{namespace="ns"})'),
+        ("decode", 'max(prelude_router_decode_load_ratio{namespace="ns"})'),
+    ],
+)
+def test_scalers_see_all_routers(role: str, query: str):
+    """As docs/placement.md says: each router has a part of the queue, and all of the load. So do alerts."""
+    keda = {"pools": {role: {"main": {"autoscaling": {"kind": "keda"}}}}}
+    scalers = of_kind(render(merged(scenario_values("rdma-2p6d"), keda)), "ScaledObject")
+    (scaler,) = [each for each in scalers if f"-{role}-" in each["metadata"]["name"]]
+    (trigger,) = scaler["spec"]["triggers"]
+    assert trigger["metadata"]["query"] == query
+    assert trigger["metadata"]["ignoreNullValues"] == "false"  # else KEDA takes routers that are gone for no load
+    over, _, metric = query.partition("{")[0].partition("(")
+    assert any(f"{over} by (namespace) ({metric})" in each.expression for each in alerts())
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
