@@ -17,11 +17,11 @@ from prometheus_client.registry import Collector
 from cluster.agent.worker_metrics import WorkerMetrics
 from engine import step_times
 from prefill_worker.residency.metrics import ResidencyMetrics, TierFigures
-from process.certificates.expiry import METRIC, export_expiry
+from process.certificates.expiry import METRIC, START_METRIC, export_expiry
+from process.certificates.validity import Validity
 from router.metrics import Metrics
 
 _SUFFIXES = {"counter": ("_total",), "histogram": ("_bucket", "_sum", "_count"), "gauge": ("",)}
-CERTIFICATES = METRIC
 _ENGINE = ("model_name", "engine_type")
 _SCHEDULER = (*_ENGINE, "tp_rank", "pp_rank", "moe_ep_rank")
 
@@ -86,7 +86,8 @@ _ABSENT_UNTIL = {
     "prelude_router_adapter_change_seconds": "an adapter is changed over HTTP",
     "prelude_worker_adapter_evictions": "an adapter is evicted",
     "prelude_worker_adapter_disk_cache_failures": "a write to the disk cache fails",
-    CERTIFICATES: "TLS is configured",
+    METRIC: "TLS is configured",
+    START_METRIC: "TLS is configured",
 }
 
 
@@ -108,7 +109,7 @@ def _agent_registry() -> CollectorRegistry:
     tiers = {"host": TierFigures(0, 0, 0)}
     residency = ResidencyMetrics(agent.registry, "", "prefill", 1)
     residency.watch(lambda: tiers, lambda: (0, 0, 0), lambda: 0, lambda: 0, lambda _: [], list)
-    export_expiry(agent.registry, lambda: {"cluster": 0.0})
+    export_expiry(agent.registry, lambda: {"cluster": Validity(0.0, 0.0)})
     return agent.registry
 
 

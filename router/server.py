@@ -63,7 +63,7 @@ def run(config: ClusterConfig, siblings: Siblings | None = None) -> NoReturn:
         raise ConfigError(str(error)) from error
     transport, clients = Transport.of(config, ROUTER), client_tls(config)
     export_expiry(
-        metrics.registry, lambda: transport.expiry | ({} if clients is None else {"clients": clients.expires_at()})
+        metrics.registry, lambda: transport.validity | ({} if clients is None else {"clients": clients.validity()})
     )
     tracing = start_tracing(trace_settings(config.tracing), "prelude-router", _instance(siblings))
     router = config.router

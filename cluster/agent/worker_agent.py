@@ -94,7 +94,7 @@ class WorkerAgent:
         self.spec = guarded(fitted_spec(config, name, scratch / "engine", self.base), self.transport, name)
         self.hub = WorkerStateHub()
         self.metrics = WorkerMetrics(name, self.role)
-        export_expiry(self.metrics.registry, lambda: self.transport.expiry)
+        export_expiry(self.metrics.registry, lambda: self.transport.validity)
         self.tracing = Tracing()  # on in `run`, if it is configured
         self._peer_hosts_changed(frozenset())  # those of an earlier agent may be gone
         self.peers = Peers(

@@ -17,6 +17,7 @@ from cluster.errors import DescriptionRefused
 from process.certificates.contexts import Following, make_client_context
 from process.certificates.files import CertificateFiles
 from process.certificates.identity import Identity
+from process.certificates.validity import Validity
 
 _Option = tuple[str, Any]
 _HANDSHAKE_S = 5.0
@@ -53,13 +54,13 @@ class Transport:
             )
 
     @property
-    def expiry(self) -> dict[str, float]:
-        """When this process's certificate and its authorities expire, in seconds since the epoch."""
+    def validity(self) -> dict[str, Validity]:
+        """When this process's certificate is valid (`cluster`), and its authority's that ends first (`ca`)."""
         if self._pem is None:
             return {}
         self._pem.current()
         found = self._pem.checked
-        return {"cluster": found.not_after} | ({} if found.ca_not_after is None else {"ca": found.ca_not_after})
+        return {"cluster": found.validity} | ({} if found.ca_validity is None else {"ca": found.ca_validity})
 
     def channel(self, address: str, role: str, name: str, options: Sequence[_Option] = ()) -> grpc.aio.Channel:
         """A channel to a worker's agent. With TLS only the holder of that worker's certificate is talked to."""

@@ -9,7 +9,8 @@ _COLD_LOADS = f'{_LOADS}{{source=~"store|disk"}}'
 _FAILED_LOADS = f'{_LOADS}{{result!="ok"}}'
 _EVICTIONS = 'prelude_worker_adapter_evictions_total{tier="host"}'
 _FAILED = "sglang:num_transfer_failed_reqs_total", "sglang:num_bootstrap_failed_reqs_total"
-_EXPIRY = "min by (namespace, job, certificate) (prelude_certificate_expiry_timestamp_seconds) - time()"
+_ENDS, _BEGINS = (f"prelude_certificate_{what}_timestamp_seconds" for what in ("expiry", "start"))
+_CERTIFICATE = "namespace, job, certificate"
 
 
 def _rate(name: str, window: str, by: str = "namespace") -> str:
@@ -20,6 +21,14 @@ def _new_failures(name: str) -> str:
     """Failures in ten minutes. SGLang's counter begins at its first failure, which `increase` would not see."""
     now, before = (f"sum by (namespace, instance) ({name}{offset})" for offset in ("", " offset 10m"))
     return f"({now} - ({before} or {now} * 0))"
+
+
+def _expires(within: str, left: float) -> str:
+    """Within some time, and with no more left of its own than a share: cert-manager renews when a third is left."""
+    return (
+        f"(min by ({_CERTIFICATE}) ({_ENDS}) - time() < {within}) unless on ({_CERTIFICATE})"
+        f" (min by ({_CERTIFICATE}) (({_ENDS} - time()) / ({_ENDS} - {_BEGINS})) > {left:g})"
+    )
 
 
 _EITHER_FAILS = f"({_new_failures(_FAILED[0])} >= 3) or ({_new_failures(_FAILED[1])} >= 3)"
@@ -88,7 +97,7 @@ ALERTS = (
     Alert(
         "PreludeCertificateExpires",
         "warning",
-        f"{_EXPIRY} < 14 * 86400",
+        _expires("14 * 86400", 0.25),
         "1h",
         "certificates-expire",
         "A certificate expires within two weeks",
@@ -97,7 +106,7 @@ ALERTS = (
     Alert(
         "PreludeCertificateExpiresSoon",
         "critical",
-        f"{_EXPIRY} < 2 * 86400",
+        _expires("2 * 86400", 0.1),
         "5m",
         "certificates-expire",
         "A certificate expires within two days",

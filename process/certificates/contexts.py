@@ -16,6 +16,7 @@ from typing import Generic, TypeVar
 from process.certificates.errors import CertificateError
 from process.certificates.files import CertificateFiles, Checked, check
 from process.certificates.resumption import ResumingContext
+from process.certificates.validity import Validity
 
 log = logging.getLogger(__name__)
 
@@ -50,10 +51,10 @@ class Following(Generic[_Made]):
             self._look()
         return self._made
 
-    def expires_at(self) -> float:
-        """When the certificate in use expires, in seconds since the epoch."""
+    def validity(self) -> Validity:
+        """That of the certificate in use."""
         self.current()
-        return self.checked.not_after
+        return self.checked.validity
 
     def _look(self) -> None:
         signature = _signature(self.files)

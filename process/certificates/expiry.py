@@ -1,4 +1,4 @@
-"""When a process's certificates expire, as a metric."""
+"""When a process's certificates expire, as metrics."""
 
 from __future__ import annotations
 
@@ -8,23 +8,29 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
+from process.certificates.validity import Validity
+
 METRIC = "prelude_certificate_expiry_timestamp_seconds"
+START_METRIC = "prelude_certificate_start_timestamp_seconds"
 
 
 class _Expiry(Collector):
-    def __init__(self, read: Callable[[], Mapping[str, float]]) -> None:
+    def __init__(self, read: Callable[[], Mapping[str, Validity]]) -> None:
         self._read = read
 
     def collect(self) -> Iterable[GaugeMetricFamily]:
         found = self._read()
         if found:
             text = "When the certificate in use expires: of the cluster, of its authority (ca), for clients."
-            family = GaugeMetricFamily(METRIC, text, labels=("certificate",))
-            for name, expiry in sorted(found.items()):
-                family.add_metric((name,), expiry)
-            yield family
+            ends = GaugeMetricFamily(METRIC, text, labels=("certificate",))
+            text = "When the certificate in use became valid, from which its age follows."
+            begins = GaugeMetricFamily(START_METRIC, text, labels=("certificate",))
+            for name, validity in sorted(found.items()):
+                ends.add_metric((name,), validity.ends)
+                begins.add_metric((name,), validity.begins)
+            yield from (ends, begins)
 
 
-def export_expiry(registry: CollectorRegistry, read: Callable[[], Mapping[str, float]]) -> None:
-    """Export what `read` returns at each scrape: seconds since the epoch by certificate. Nothing if that is empty."""
+def export_expiry(registry: CollectorRegistry, read: Callable[[], Mapping[str, Validity]]) -> None:
+    """Export what `read` returns at each scrape, by certificate. Nothing if that is empty."""
     registry.register(_Expiry(read))

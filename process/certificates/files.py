@@ -16,6 +16,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat,
 
 from process.certificates.errors import CertificateError
 from process.certificates.identity import Identity
+from process.certificates.validity import Validity
 
 _MAX_BYTES = 1024**2  # of a file
 _RENEW = "renew it (`prelude certs renew`, or where you get your certificates)"
@@ -38,8 +39,8 @@ class Checked:
     """What was found in files that can be used."""
 
     identity: Identity | None  # None: it names no process of a cluster, as a certificate for clients
-    not_after: float  # seconds since the epoch, as time.time()
-    ca_not_after: float | None  # of the authority that ends first
+    validity: Validity
+    ca_validity: Validity | None  # of the authority that ends first
 
 
 def check(files: CertificateFiles, now: float | None = None) -> Checked:
@@ -50,7 +51,7 @@ def check(files: CertificateFiles, now: float | None = None) -> Checked:
     _check_time("certificate", files.certificate, leaf, at)
     if _public_bytes(_key(files.key)) != _public_bytes(leaf):
         raise CertificateError("key", files.key, f"is not the private key of {files.certificate}; give the one that is")
-    ca_not_after = None
+    ca_validity = None
     if files.ca is not None:
         authorities = _certificates("ca", files.ca)
         valid = [each for each in authorities if each.not_valid_before_utc <= at < each.not_valid_after_utc]
@@ -63,7 +64,7 @@ def check(files: CertificateFiles, now: float | None = None) -> Checked:
                 f"was issued by {leaf.issuer.rfc4514_string()}, which is not among the authorities in {files.ca}; "
                 "issue it by one of them, or add its authority to that file",
             )
-        ca_not_after = min(each.not_valid_after_utc.timestamp() for each in valid)
+        ca_validity = min(map(_validity, valid), key=lambda each: each.ends)
     try:  # as TLS reads them, which finds what the above does not look for
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(files.certificate, files.key)
@@ -71,7 +72,7 @@ def check(files: CertificateFiles, now: float | None = None) -> Checked:
             context.load_verify_locations(files.ca)
     except (OSError, ssl.SSLError) as error:
         raise CertificateError("certificate", files.certificate, f"cannot be used for TLS: {error}") from error
-    return Checked(_identity(leaf), leaf.not_valid_after_utc.timestamp(), ca_not_after)
+    return Checked(_identity(leaf), _validity(leaf), ca_validity)
 
 
 def check_identity(files: CertificateFiles, found: Checked, role: str, name: str | None) -> Identity:
@@ -128,6 +129,10 @@ def _read(field: str, path: Path) -> bytes:
     if len(data) > _MAX_BYTES:
         raise CertificateError(field, path, f"has over {_MAX_BYTES} bytes, so it is no file of certificates")
     return data
+
+
+def _validity(certificate: x509.Certificate) -> Validity:
+    return Validity(certificate.not_valid_before_utc.timestamp(), certificate.not_valid_after_utc.timestamp())
 
 
 def _check_time(field: str, path: Path, certificate: x509.Certificate, at: dt.datetime) -> None:

@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterable, Sequence
 from prometheus_client import Metric, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
+from process.certificates.expiry import METRIC, START_METRIC
+
 _LARGEST = {  # of the processes; everything else is a sum
     "prelude_router_catalog_staleness_seconds",
     "prelude_router_quota_routers",
@@ -22,7 +24,7 @@ _LARGEST = {  # of the processes; everything else is a sum
     "prelude_router_decode_load_ratio",
     "prelude_router_decode_queue_requests",
 }
-_EARLIEST = "prelude_certificate_expiry_timestamp_seconds"
+_EARLIEST = {METRIC, START_METRIC}  # of the processes: of the one that has the oldest certificate
 _FIRST = "_created"  # such a sample is the time at which its counter began
 
 
@@ -56,4 +58,4 @@ def merged_metrics(pages: Sequence[bytes]) -> bytes:
 def _merge(name: str) -> Callable[[float, float], float]:
     if name in _LARGEST:
         return max
-    return min if name == _EARLIEST or name.endswith(_FIRST) else float.__add__
+    return min if name in _EARLIEST or name.endswith(_FIRST) else float.__add__

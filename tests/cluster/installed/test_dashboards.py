@@ -33,6 +33,7 @@ from observability.generate import generated_files
 from observability.panels import Query
 from observability.queries import names_in, scoped
 from process.certificates.expiry import export_expiry
+from process.certificates.validity import Validity
 from router.identity.principal import Principal
 from router.metrics import Metrics
 from router.quotas.quotas import Quotas
@@ -114,7 +115,8 @@ def page_of_what_is_not_configured() -> Iterator[str]:
     limits = {"tenants": {"acme": {"requests_per_s": 100, "sequences": 8}}}
     Quotas(QuotasConfig.model_validate(limits), metrics).of_caller(Principal("acme", "acme", frozenset()))
     own.register(metrics.quota_use)
-    export_expiry(own, lambda: {"cluster": time.time() + 90 * 86400, "clients": time.time() + 20 * 86400})
+    ends = {"cluster": 90, "clients": 20}
+    export_expiry(own, lambda: {name: Validity(0, time.time() + days * 86400) for name, days in ends.items()})
     server, thread = prometheus_client.start_http_server(0, "127.0.0.1", registry=own)
     try:
         yield f"127.0.0.1:{server.server_port}"

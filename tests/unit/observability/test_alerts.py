@@ -42,6 +42,18 @@ HEALTHY = {
     'prelude_certificate_expiry_timestamp_seconds{namespace="n",job="prelude-router",certificate="clients"}': (
         "7776000x{n}"  # 90 days after the test's beginning, 1970
     ),
+    'prelude_certificate_start_timestamp_seconds{namespace="n",job="prelude-router",certificate="clients"}': "0x{n}",
+    # One of 30 days just before cert-manager renews it, and one of a day.
+    'prelude_certificate_expiry_timestamp_seconds{namespace="n",job="prelude-workers",certificate="cluster"}': (
+        "870000x{n}"
+    ),
+    'prelude_certificate_start_timestamp_seconds{namespace="n",job="prelude-workers",certificate="cluster"}': (
+        "-1722000x{n}"
+    ),
+    'prelude_certificate_expiry_timestamp_seconds{namespace="n",job="prelude-engines",certificate="cluster"}': (
+        "86400x{n}"
+    ),
+    'prelude_certificate_start_timestamp_seconds{namespace="n",job="prelude-engines",certificate="cluster"}': "0x{n}",
     'prelude_worker_ready{namespace="n",worker="p0",role="prefill"}': "1x{n}",
     'prelude_worker_hung{namespace="n",worker="p0",role="prefill"}': "0x{n}",
     'prelude_worker_draining{namespace="n",worker="p0",role="prefill"}': "0x{n}",
@@ -84,6 +96,8 @@ def router(name: str, labels: str = "") -> str:
 _503 = router("requests_total", ',endpoint="chat",status="503"')
 _LATE, _KEPT = (router("slo_requests_total", f',endpoint="chat",met="{met}"') for met in ("false", "true"))
 _EXPIRY = 'prelude_certificate_expiry_timestamp_seconds{namespace="n",job="prelude-router",certificate="clients"}'
+_START = _EXPIRY.replace("expiry", "start")
+_OLD = {_START: "-9000000x{n}"}  # 104 days
 
 CASES: dict[str, list[Case]] = {
     "PreludeErrorBudgetBurnsFast": [
@@ -147,8 +161,11 @@ CASES: dict[str, list[Case]] = {
         Case({router("catalog_staleness_seconds"): "0+60x{n}"}, "5m"),
         Case({router("catalog_staleness_seconds"): "1000000000x{n}"}, "5m", not_at="1m"),  # promtool reads no infinity
     ],
-    "PreludeCertificateExpires": [Case({_EXPIRY: "1000000x{n}"}, "2h", not_at="30m")],  # in 11.5 days
-    "PreludeCertificateExpiresSoon": [Case({_EXPIRY: "100000x{n}"}, "40m")],
+    "PreludeCertificateExpires": [
+        Case({_EXPIRY: "1000000x{n}"} | _OLD, "2h", not_at="30m"),  # in 11.5 days
+        Case({_EXPIRY: "1000000x{n}", _START: "_x{n}"}, "2h"),  # of a process that does not say how old it is
+    ],
+    "PreludeCertificateExpiresSoon": [Case({_EXPIRY: "100000x{n}"} | _OLD, "40m")],
     "PreludeAuditEventsLost": [Case({router("audit_events_lost_total"): "0x10 0+1x5 5x{n}"}, "18m", not_at="9m")],
 }
 
