@@ -21,6 +21,7 @@
     │   └── NeedsUnifiedWorker       an adapter that no worker of this cluster can ever apply
     ├── TooManyUploads               the limit of concurrent uploads is reached
     ├── TooManyExports               the limit of concurrent exports is reached
+    ├── TooManyCatalogCalls          too many requests of the tenant ask the catalog
     ├── TooManyBytes                 the bodies of all requests in flight reach their limit
     ├── QuotaExceeded                the tenant, key or adapter has reached a limit of its quota
     ├── QueueFull                    the fleet is saturated, and enough of the tenant's requests wait
@@ -175,6 +176,12 @@ class TooManyUploads(RouterError):
 
 class TooManyExports(RouterError):
     code = "too_many_exports"
+    http_status = 429
+    retryable = True
+
+
+class TooManyCatalogCalls(RouterError):
+    code = "too_many_catalog_calls"
     http_status = 429
     retryable = True
 

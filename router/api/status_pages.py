@@ -90,7 +90,8 @@ class Pages:
         except ValueError as error:
             raise InvalidField(f"after: {error}", param="after") from None
 
-        viewer = viewer_of(principal_of(request.scope), Permission.INFER)
+        principal = principal_of(request.scope)
+        viewer = viewer_of(principal, Permission.INFER)
 
         def page_of(catalog: SqlCatalog) -> tuple[Sequence[AdapterSummary], bool]:
             page = catalog.list(after=key, limit=MAX_PAGE, viewer=viewer)
@@ -98,7 +99,7 @@ class Pages:
             return page, bool(has_more)
 
         try:
-            page, has_more = await self._adapters.with_catalog(page_of)
+            page, has_more = await self._adapters.with_catalog(page_of, principal=principal)
         except CatalogUnavailable as error:  # its message names the catalog's address
             raise CatalogUnavailable("the catalog does not answer, so its adapters cannot be listed") from error
         fleet = self._backends.fleet.state

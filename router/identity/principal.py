@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from adapters.identity import DEFAULT_TENANT
@@ -24,6 +24,11 @@ class Principal:
     name: str  # for logs, histories of aliases and the audit log; never a key
     scopes: frozenset[Scope]
     key_id: str | None = None  # None: a token, or nobody asks for keys
+    # The tenant that gets no more than its share of what all have together; None: it crosses tenants. Each request asks.
+    confined_to: str | None = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "confined_to", None if self.crosses_tenants else self.tenant)
 
     def has(self, scope: Scope) -> bool:
         """Whether it may do what needs this scope."""

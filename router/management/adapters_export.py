@@ -47,9 +47,8 @@ class ExportEndpoint:
         config = self._management.backends.config
         async with AsyncExitStack() as held:
             held.enter_context(self._limit.slot(principal_of(request.scope)))
-            revision = await self._management.resolved(
-                self._management.readable(request), request.query_params.get("reference")
-            )
+            key = self._management.readable(request)
+            revision = await self._management.resolved(request, key, request.query_params.get("reference"))
             check_exportable(revision)  # here, because errors inside `prepare` count as the store's
             export = _Export(revision)
             held.push_async_callback(export.close)

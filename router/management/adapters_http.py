@@ -75,7 +75,7 @@ class AdaptersEndpoint:
             last = found[-1].tenant, found[-1].name
             return found, bool(catalog.list(tenant, prefix, last, 1, deleted=deleted, viewer=viewer))
 
-        found, has_more = await self._management.adapters.with_catalog(page)
+        found, has_more = await self._management.ask(request, page)
         body = {"object": "list", "data": [adapter_as_json(each) for each in found], "has_more": has_more}
         return json_answer({**body, "last_id": found[-1].full_name if found else None})
 
@@ -84,7 +84,7 @@ class AdaptersEndpoint:
         check_known(request.query_params, ("limit",))
         tenant, name = self._management.readable(request)
         limit = _limit(request.query_params.get("limit"))
-        details = await self._management.adapters.with_catalog(lambda catalog: catalog.show(tenant, name, limit))
+        details = await self._management.ask(request, lambda catalog: catalog.show(tenant, name, limit))
         fleet = self._management.backends.fleet
         latest = details.summary.revision_id
         workers = {"host": fleet.workers_with(latest), "disk": fleet.workers_with_on_disk(latest)}
@@ -97,7 +97,7 @@ class AdaptersEndpoint:
         """Delete an adapter. It can be restored until garbage collection."""
         await self._management.fields(request)
         tenant, name = self._management.changeable(request)
-        await self._change(lambda catalog: catalog.delete(tenant, name))
+        await self._change(request, lambda catalog: catalog.delete(tenant, name))
         return json_answer(deletion_as_json(full_name_of(tenant, name), deleted=True))
 
     async def restore(self, request: Request) -> Response:
@@ -105,7 +105,7 @@ class AdaptersEndpoint:
         await self._management.fields(request)
         tenant, name = self._management.changeable(request)
         room = self._management.quotas.room_of(tenant)
-        await self._change(lambda catalog: catalog.restore(tenant, name, room=room))
+        await self._change(request, lambda catalog: catalog.restore(tenant, name, room=room))
         return json_answer(deletion_as_json(full_name_of(tenant, name), deleted=False))
 
     async def history(self, request: Request) -> Response:
@@ -113,8 +113,8 @@ class AdaptersEndpoint:
         check_known(request.query_params, ("limit",))
         tenant, name = self._management.readable(request)
         alias, limit = request.path_params["alias"], _limit(request.query_params.get("limit"), _DEFAULT_MOVES)
-        moves = await self._management.adapters.with_catalog(
-            lambda catalog: catalog.alias_history(tenant, name, alias, limit + 1)
+        moves = await self._management.ask(
+            request, lambda catalog: catalog.alias_history(tenant, name, alias, limit + 1)
         )
         return json_answer(history_as_json(full_name_of(tenant, name), moves, limit))
 
@@ -136,7 +136,7 @@ class AdaptersEndpoint:
             room = self._management.quotas.room_of(tenant)
             return catalog.set_alias(tenant, name, alias, number, expected=expected_number, by=by, room=room)
 
-        return self._moved(request, full_name_of(tenant, name), await self._change(move))
+        return self._moved(request, full_name_of(tenant, name), await self._change(request, move))
 
     async def rollback(self, request: Request) -> Response:
         """Point an alias at its previous revision."""
@@ -144,7 +144,7 @@ class AdaptersEndpoint:
         tenant, name = self._management.changeable(request)
         alias, by = field(fields, "alias", str, "an alias") or LATEST, principal_of(request.scope).name
         room = self._management.quotas.room_of(tenant)
-        move = await self._change(lambda catalog: catalog.rollback(tenant, name, alias, by=by, room=room))
+        move = await self._change(request, lambda catalog: catalog.rollback(tenant, name, alias, by=by, room=room))
         return self._moved(request, full_name_of(tenant, name), move)
 
     def _moved(self, request: Request, full_name: str, move: AliasMove) -> Response:
@@ -154,8 +154,8 @@ class AdaptersEndpoint:
         note.new = f"r{move.to_number}"
         return json_answer(move_as_json(full_name, move))
 
-    async def _change(self, change: Any) -> Any:
-        result = await self._management.adapters.with_catalog(change)
+    async def _change(self, request: Request, change: Any) -> Any:
+        result = await self._management.ask(request, change)
         await self._management.changed()
         return result
 

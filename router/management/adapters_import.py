@@ -70,10 +70,10 @@ class ImportEndpoint:
             if (name := upload.fields.get("name")) is None:
                 raise InvalidField("name is required: the adapter's name, or tenant/name", param="name")
             alias = _alias(name, upload.fields.get("alias"))
-            current = await self._current(name, alias)
+            current = await self._current(request, name, alias)
             revision = await self._imported(name, upload.folder, by, moves_latest=alias == LATEST)
         if alias != LATEST:
-            await self._point(alias, revision, by)
+            await self._point(request, alias, revision, by)
         _note(request, alias, current, revision)
         await self._management.changed()
         return json_answer({**revision_as_json(revision), "alias": alias}, 201)
@@ -92,14 +92,14 @@ class ImportEndpoint:
         async with self._uploaded(request, ("alias", "wait_s", _MEMORY_ONLY)) as upload:
             alias = _alias(name, upload.fields.get("alias"))
             wait_s = self._wait_s(upload.fields.get("wait_s"))
-            current = await self._current(name, alias)
+            current = await self._current(request, name, alias)
             if is_memory_only := upload.fields.get(_MEMORY_ONLY) == "true":
                 revision, outcomes = await self._send(name, upload.folder, alias, wait_s, by)
             else:
                 revision = await self._imported(name, upload.folder, by, moves_latest=False)
         if not is_memory_only:
             outcomes = await self._load(revision, current, alias, wait_s)
-            await self._point(alias, revision, by)
+            await self._point(request, alias, revision, by)
         _note(request, alias, current, revision)
         await self._management.changed()
         seconds = round(time.monotonic() - began_at, 4)
@@ -211,20 +211,20 @@ class ImportEndpoint:
         except AdapterError as error:
             raise without_path(error, folder, "the upload") from None
 
-    async def _current(self, name: str, alias: str) -> AdapterRevision | None:
+    async def _current(self, request: Request, name: str, alias: str) -> AdapterRevision | None:
         """The revision that the alias points to; None if there is no such adapter or alias yet."""
         reference = f"{full_name_of(*adapter_key(name))}@{alias}"
         try:
-            return await self._management.adapters.with_catalog(lambda catalog: catalog.resolve(reference))
+            return await self._management.ask(request, lambda catalog: catalog.resolve(reference))
         except AdapterNotFound:
             return None
 
-    async def _point(self, alias: str, revision: AdapterRevision, by: str) -> None:
+    async def _point(self, request: Request, alias: str, revision: AdapterRevision, by: str) -> None:
         def move(catalog: SqlCatalog) -> None:
             room = self._management.quotas.room_of(revision.tenant)
             catalog.set_alias(revision.tenant, revision.name, alias, revision.number, by=by, room=room)
 
-        await self._management.adapters.with_catalog(move)
+        await self._management.ask(request, move)
 
     def _wait_s(self, text: str | None) -> float:
         if text is None:

@@ -83,7 +83,7 @@ class VllmEndpoint:
         name = required(fields, "lora_name", str, "the adapter's name")
         tenant, short_name = self._management.changeable(request, name)
         try:
-            await self._management.adapters.with_catalog(lambda catalog: catalog.delete(tenant, short_name))
+            await self._management.ask(request, lambda catalog: catalog.delete(tenant, short_name))
         except AdapterNotFound:
             raise AdapterNotFound(f"The lora adapter '{name}' cannot be found.") from None
         await self._management.changed()

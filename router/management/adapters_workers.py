@@ -83,7 +83,7 @@ class WorkersEndpoint:
     ) -> Response:
         names = field(fields, "workers", list[str], "a list of workers' names, or null for all")
         pin = field(fields, "reference", str, "an alias, 'r' and a number, or a revision id")
-        revision = await self._management.resolved(self._management.changeable(request), pin)
+        revision = await self._management.resolved(request, self._management.changeable(request), pin)
         note_of(request.scope).new = f"r{revision.number} {revision.revision_id}"
         workers = [view.name for view in self._management.holders(names, revision.manifest.positions)]
         fleet = self._management.backends.fleet

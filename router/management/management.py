@@ -7,11 +7,13 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
+from typing import TypeVar
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from adapters.catalog.records import AdapterRevision
+from adapters.catalog.sql import SqlCatalog
 from adapters.errors import AdapterError
 from adapters.identity import AdapterReference, full_name_of
 from adapters.scopes import Permission
@@ -38,6 +40,7 @@ from router.revisions.memory_only import MemoryOnlyRevisions
 _MAX_BODY_BYTES = 64 * 1024
 _CLIENT_LEFT = 499
 
+T = TypeVar("T")
 Handler = Callable[[Request], Awaitable[Response]]
 AdapterKey = tuple[str, str]  # tenant and name
 
@@ -115,6 +118,10 @@ class Management:
         await self.adapters.refresh()
         await self.memory_only.reconcile()
 
+    async def ask(self, request: Request, work: Callable[[SqlCatalog], T]) -> T:
+        """Run `work` on the catalog in a thread, in the turn of the caller's tenant. Raises as `with_catalog`."""
+        return await self.adapters.with_catalog(work, principal=principal_of(request.scope))
+
     async def fields(self, request: Request, *known: str) -> Fields:
         """The fields of a JSON body, none without a body. Raises RequestError for an unknown one."""
         fields = await self.any_fields(request)
@@ -144,7 +151,7 @@ class Management:
         check_access(self.adapters.directory, principal_of(request.scope), *key, permission)
         return key
 
-    async def resolved(self, key: AdapterKey, pin: str | None) -> AdapterRevision:
+    async def resolved(self, request: Request, key: AdapterKey, pin: str | None) -> AdapterRevision:
         """The revision that `pin` selects: an alias, r7 or sha256:…, also after `name@`; None for the latest."""
         full_name = full_name_of(*key)
         if pin is None or pin in (full_name, "/".join(key)):
@@ -155,7 +162,7 @@ class Management:
             reference = f"{full_name}@{pin}"
         if AdapterReference.parse(reference).full_name != full_name:
             raise InvalidField(f"reference {pin!r} is of another adapter than {full_name!r}", param="reference")
-        return await self.adapters.with_catalog(lambda catalog: catalog.resolve(reference))
+        return await self.ask(request, lambda catalog: catalog.resolve(reference))
 
     def holders(self, names: Collection[str] | None, positions: str) -> list[WorkerView]:
         """The workers named, or all connected ones that can apply an adapter of these positions.

@@ -20,14 +20,17 @@ from adapters.identity import AdapterReference
 from adapters.library import AdapterLibrary
 from adapters.scopes import Permission
 from adapters.store.errors import StoreUnavailable
+from router.errors import TooManyCatalogCalls
 from router.identity.access import check_reference
 from router.identity.directory import Directory
 from router.identity.principal import Principal
 from router.metrics import Metrics
 from router.public_errors import redact_addresses
 from router.revisions.configured_adapters import ConfiguredAdapters
+from router.revisions.tenant_turns import TenantTurns
 
 T = TypeVar("T")
+_Outcome = AdapterRevision | AdapterError | TooManyCatalogCalls  # of a lookup
 
 _RETRY_S = 1.0  # between attempts to open the catalog and the store
 _START_S = 10.0  # to import the adapters of cluster.yaml before the router serves; the rest is imported meanwhile
@@ -35,6 +38,8 @@ _RESOLVE_TIMEOUT_S = 10.0
 _MAX_LOOKUPS = 1000  # concurrent queries, of different references
 _LOOKUP_THREADS = 8  # separate, because clients can make up unknown names at will
 _CALL_THREADS = 4
+_AT_ONCE = 2  # lookups, and other calls, of one tenant
+_WAITING = 250  # more of them, of each kind
 _IMPORT_THREADS = 2
 _EXPORT_THREADS = 2  # separate, so that pushes do not wait for exports
 _CLOSE_TIMEOUT_S = 2.0
@@ -67,7 +72,10 @@ class AdapterService:
         self._catalog: SqlCatalog | None = None
         self._library: AdapterLibrary | None = None
         self._resolver: CachedResolver | None = None
-        self._lookups: dict[str, asyncio.Task[AdapterRevision | AdapterError]] = {}
+        # By the tenant that asks, whose turn it has to wait for, and the reference.
+        self._lookups: dict[tuple[str | None, str], asyncio.Task[_Outcome]] = {}
+        self._lookup_turns = TenantTurns(_AT_ONCE, waiting=_WAITING)
+        self._call_turns = TenantTurns(_AT_ONCE, waiting=_WAITING)
         self._lookup_threads = ThreadPoolExecutor(_LOOKUP_THREADS, "resolve")
         self._call_threads = ThreadPoolExecutor(_CALL_THREADS, "catalog")
         self._import_threads = ThreadPoolExecutor(_IMPORT_THREADS, "import")
@@ -128,15 +136,16 @@ class AdapterService:
         except AdapterError as error:
             self._metrics.resolutions.labels("not_found" if isinstance(error, AdapterNotFound) else "invalid").inc()
             raise
-        return await self.resolve(reference)
+        return await self.resolve(reference, principal.confined_to)
 
-    async def resolve(self, reference: str) -> AdapterRevision:
-        """The revision that a reference means.
+    async def resolve(self, reference: str, tenant: str | None = None) -> AdapterRevision:
+        """The revision that a reference means. `tenant`: who asks, in whose turn the catalog is asked; None: at once.
 
-        Raises InvalidReference, AdapterNotFound, CatalogUnavailable, or why a directory of cluster.yaml is unusable.
+        Raises InvalidReference, AdapterNotFound, CatalogUnavailable, TooManyCatalogCalls, or why a directory of
+        cluster.yaml is unusable.
         """
         try:
-            revision = await self._resolved(reference)
+            revision = await self._resolved(reference, tenant)
         except AdapterNotFound:
             self._metrics.resolutions.labels("not_found").inc()
             raise
@@ -153,9 +162,9 @@ class AdapterService:
         """The age of the names in memory; infinite before the catalog's first answer."""
         return float("inf") if self._resolver is None else self._resolver.staleness_s
 
-    async def _resolved(self, reference: str) -> AdapterRevision:
+    async def _resolved(self, reference: str, tenant: str | None) -> AdapterRevision:
         try:
-            return await self._from_memory_or_catalog(reference)
+            return await self._from_memory_or_catalog(reference, tenant)
         except AdapterNotFound:
             parsed = AdapterReference.parse(reference)
             key = parsed.tenant, parsed.name
@@ -169,59 +178,72 @@ class AdapterService:
             if not was_pending:
                 raise
         await self.refresh()
-        return await self._from_memory_or_catalog(reference)
+        return await self._from_memory_or_catalog(reference, tenant)
 
-    async def _from_memory_or_catalog(self, reference: str) -> AdapterRevision:
+    async def _from_memory_or_catalog(self, reference: str, tenant: str | None) -> AdapterRevision:
         if self._resolver is None:
             AdapterReference.parse(reference)
             raise _unavailable(reference)
         if found := self._resolver.lookup(reference):
             self._metrics.resolutions.labels("memory").inc()
             return found
-        outcome = await self._shared_lookup(reference)
-        if isinstance(outcome, AdapterError):
+        outcome = await self._shared_lookup(reference, tenant)
+        if isinstance(outcome, Exception):
             raise type(outcome)(*outcome.args)  # a copy, because other requests raise the same one
         self._metrics.resolutions.labels("database").inc()
         return outcome
 
-    async def _shared_lookup(self, reference: str) -> AdapterRevision | AdapterError:
-        """The catalog's answer, by one query for all requests that wait for it."""
-        lookup = self._lookups.get(reference)
+    async def _shared_lookup(self, reference: str, tenant: str | None) -> _Outcome:
+        """The catalog's answer, by one query for all requests of a tenant that wait for it."""
+        key = tenant, reference
+        lookup = self._lookups.get(key)
         if lookup is None:
             if len(self._lookups) >= _MAX_LOOKUPS:
                 raise CatalogUnavailable(f"{len(self._lookups)} other names are being looked up; try again")
-            lookup = asyncio.create_task(self._look_up(reference), name="look up")
-            self._lookups[reference] = lookup
-            lookup.add_done_callback(lambda done: self._forget(reference, done))
+            lookup = asyncio.create_task(self._look_up(reference, tenant), name="look up")
+            self._lookups[key] = lookup
+            lookup.add_done_callback(lambda done: self._forget(key, done))
         try:
             async with asyncio.timeout(self._resolve_timeout_s):
                 return await asyncio.shield(lookup)
         except TimeoutError:
             raise _unavailable(reference) from None
 
-    async def _look_up(self, reference: str) -> AdapterRevision | AdapterError:
+    async def _look_up(self, reference: str, tenant: str | None) -> _Outcome:
         assert self._resolver is not None
         loop = asyncio.get_running_loop()
         try:
-            return await loop.run_in_executor(self._lookup_threads, self._resolver.resolve, reference)
+            async with self._lookup_turns.turn(tenant):
+                return await loop.run_in_executor(self._lookup_threads, self._resolver.resolve, reference)
         except CatalogUnavailable as error:
             log.info("name not resolved", extra={"fields": {"reason": str(error)}})
             return _unavailable(reference)
-        except (AdapterNotFound, InvalidReference) as error:
+        except (AdapterNotFound, InvalidReference, TooManyCatalogCalls) as error:
             return error.with_traceback(None)
 
-    def _forget(self, reference: str, done: asyncio.Task[AdapterRevision | AdapterError]) -> None:
-        del self._lookups[reference]
+    def _forget(self, key: tuple[str | None, str], done: asyncio.Task[_Outcome]) -> None:
+        del self._lookups[key]
         if not done.cancelled():
             done.exception()  # marks it as retrieved; the waiting requests have raised it
 
     # ---- the library --------------------------------------------------------------------------------------------
 
-    async def with_catalog(self, work: Callable[[SqlCatalog], T], timeout_s: float = _RESOLVE_TIMEOUT_S) -> T:
-        """Run `work` on the catalog in a thread. Raises CatalogUnavailable, also after `timeout_s`."""
+    async def with_catalog(
+        self,
+        work: Callable[[SqlCatalog], T],
+        timeout_s: float = _RESOLVE_TIMEOUT_S,
+        *,
+        principal: Principal | None = None,
+    ) -> T:
+        """Run `work` on the catalog in a thread. `principal`: who asks, in whose tenant's turn; None: this router.
+
+        Raises CatalogUnavailable, also after `timeout_s`, and TooManyCatalogCalls.
+        """
         if self._catalog is None:
             raise CatalogUnavailable("the catalog has not been reached yet; try again")
-        return await self._in_thread(self._call_threads, partial(work, self._catalog), timeout_s)
+        tenant = None if principal is None else principal.confined_to
+        async with self._call_turns.turn(tenant):
+            return await self._in_thread(self._call_threads, partial(work, self._catalog), timeout_s)
 
     async def with_library(self, work: Callable[[AdapterLibrary], T], timeout_s: float) -> T:
         """Run `work`, which may take long, on the library in a thread. A timeout does not end the thread."""
