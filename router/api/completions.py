@@ -76,15 +76,15 @@ class CompletionsEndpoint:
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         headers = dict(scope["headers"])
         connection = scope.pop(SCOPE_KEY)  # it refers to the scope: together they would wait for the collector
+        principal = principal_of(scope)
         with (
             self._requests.record(scope["request_id"], self._endpoint.label, _client_request_id(headers)) as request,
             self._tracing.begin(self._span_name, headers) as request.span,
-            self._room.share() as share,
+            self._room.share(principal.confined_to) as share,
         ):
             client = ClientAnswer(connection, request, timeout_s=self._backends.config.event_gap_timeout_s)
             has_disconnected = False
             try:
-                principal = principal_of(scope)
                 if (deadline := headers.get(client_deadline.HEADER)) is None:
                     await self._serve(headers, receive, share, request, client, connection, principal)
                 else:
@@ -93,7 +93,7 @@ class CompletionsEndpoint:
             except ClientGone:
                 has_disconnected = True
             except (RouterError, AdapterError) as error:
-                self._audit.denied(scope, principal_of(scope), error)
+                self._audit.denied(scope, principal, error)
                 await client.fail(answer_of(error))
             except asyncio.CancelledError:  # by the server, at the drain timeout
                 await client.fail(answer_of(Stopping("the router is stopping")))

@@ -16,7 +16,7 @@ from router.generation.backends import Backends
 from router.generation.tokenizer_calls import DETOKENIZE, TOKENIZE, ask_tokenizer
 from router.identity.principal import principal_of
 from router.protocol.body_room import BodyRoom
-from router.protocol.field_values import MAX_TEXTS, Limits, boolean, check_token_ids, decoded, string
+from router.protocol.field_values import MAX_TEXTS, Limits, boolean, check_token_ids, decoded, reference
 from router.protocol.fields import ADAPTER, DETOKENIZE_FIELDS, REFUSED, TOKENIZE_FIELDS
 from router.protocol.request_body import ClientGone, Fields, split
 from router.protocol.rules import RULES
@@ -109,7 +109,8 @@ class TokenizationEndpoint:
         self, request: Request, path: str, known: frozenset[str], check: Callable[[Fields], None]
     ) -> Response:
         config, headers = self._backends.config, dict(request.scope["headers"])
-        with self._quotas.admission(principal_of(request.scope)) as admission, self._room.share() as share:
+        principal = principal_of(request.scope)
+        with self._quotas.admission(principal) as admission, self._room.share(principal.confined_to) as share:
             try:
                 body = await share.read(
                     headers,
@@ -122,8 +123,8 @@ class TokenizationEndpoint:
                 return Response()  # for nobody
             fields = await self._room.decode(self._decode, body, known, check, num_bytes=len(body))
             base = self._backends.model
-            named = _Named(string(fields, "model") or base, string(fields, ADAPTER))
-            await resolve(named, base, self._adapters, principal_of(request.scope))
+            named = _Named(reference(fields, "model") or base, reference(fields, ADAPTER))
+            await resolve(named, base, self._adapters, principal)
             answer = await self._ask(request, path, {name: value for name, value in fields.items() if name in known})
         if path == TOKENIZE:
             return Response(answer, media_type="application/json")

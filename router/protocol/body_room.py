@@ -1,4 +1,7 @@
-"""Room for requests' bodies: a bound on those in flight, and threads that decode large ones off the event loop."""
+"""Room for requests' bodies: a bound on those in flight, and threads that decode large ones off the event loop.
+
+One tenant has at most half of the room: bodies stay in it until their answers end, and others' must be read meanwhile.
+"""
 
 from __future__ import annotations
 
@@ -22,6 +25,7 @@ class BodyRoom:
     def __init__(self, most_bytes: int) -> None:
         self._most_bytes = most_bytes
         self._num_bytes = 0
+        self._held: dict[str, int] = {}  # bytes, by tenant
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="body")
 
     @property
@@ -29,9 +33,10 @@ class BodyRoom:
         """Of the bodies in flight."""
         return self._num_bytes
 
-    def share(self) -> BodyShare:
-        """One request's share, given back at the end of the block in which it is used."""
-        return BodyShare(self)
+    def share(self, tenant: str | None) -> BodyShare:
+        """One request's share, given back at the end of the block in which it is used. None: of nobody in particular,
+        who may take the whole room."""
+        return BodyShare(self, tenant)
 
     def take(self, share: BodyShare, num_bytes: int) -> None:
         """Raises TooManyBytes."""
@@ -40,13 +45,26 @@ class BodyRoom:
                 f"the requests in flight have {self._num_bytes} bytes of the {self._most_bytes} that are accepted; try "
                 "again soon"
             )
+        if (tenant := share.tenant) is not None and num_bytes:
+            held = self._held.get(tenant, 0)
+            if held + num_bytes > self._most_bytes // 2:
+                raise TooManyBytes(
+                    f"the requests of tenant {tenant} in flight have {held} bytes of the {self._most_bytes // 2} that "
+                    "are accepted of one tenant; try again soon"
+                )
+            self._held[tenant] = held + num_bytes
         self._num_bytes += num_bytes
         share.num_bytes += num_bytes
 
     def give_back(self, share: BodyShare) -> None:
         """Everything that the share has taken."""
-        self._num_bytes -= share.num_bytes
-        share.num_bytes = 0
+        num_bytes, share.num_bytes = share.num_bytes, 0
+        self._num_bytes -= num_bytes
+        if share.tenant is not None and num_bytes:
+            if left := self._held[share.tenant] - num_bytes:
+                self._held[share.tenant] = left
+            else:
+                del self._held[share.tenant]
 
     async def decode(self, decode: Callable[..., Result], *arguments: Any, num_bytes: int) -> Result:
         """`decode(*arguments)`, for a large body in a thread. Its steps are short, so the event loop runs between."""
@@ -62,10 +80,11 @@ class BodyRoom:
 class BodyShare:
     """What one request's body takes, until the end of the block."""
 
-    __slots__ = ("_room", "num_bytes")
+    __slots__ = ("_room", "num_bytes", "tenant")
 
-    def __init__(self, room: BodyRoom) -> None:
+    def __init__(self, room: BodyRoom, tenant: str | None) -> None:
         self.num_bytes = 0
+        self.tenant = tenant
         self._room = room
 
     def __enter__(self) -> Self:

@@ -16,6 +16,7 @@ DEFAULT_CONTEXT_LENGTH = 131_072  # where config.json has none
 TYPICAL_ANSWER_TOKENS = 256  # where the client sets no limit
 MAX_TEXTS = 1024  # strings or lists of token ids of one request to a tokenizer
 _MIN_PROMPT_BYTES = 16 * 1024
+_MAX_REFERENCE_BYTES = 1024  # of `model` and `adapter`, as JSON
 _ANSWER_LIMITS = ("max_completion_tokens", "max_tokens")
 
 
@@ -71,6 +72,13 @@ def string(fields: Fields, name: str) -> str | None:
     if value == "":
         raise InvalidField(f"{name} must not be empty", param=name)
     return value
+
+
+def reference(fields: Fields, name: str) -> str | None:
+    """The value of `model` or `adapter`, short enough to be quoted."""
+    if name in fields and len(memoryview(fields[name])) > _MAX_REFERENCE_BYTES:
+        raise InvalidField(f"{name} has over {_MAX_REFERENCE_BYTES} bytes", param=name)
+    return string(fields, name)
 
 
 def boolean(fields: Fields, name: str) -> bool:

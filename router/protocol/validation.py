@@ -16,8 +16,8 @@ from router.protocol.field_values import (
     decode_token_ids,
     decoded,
     integer,
+    reference,
     shown,
-    string,
 )
 from router.protocol.fields import (
     ADAPTER,
@@ -40,7 +40,6 @@ from router.protocol.rules import INT32_MAX, INTEGERS, MAX_TOP_LOGPROBS, RULES, 
 
 _NULL = msgspec.Raw(b"null")
 _NOT_OF_A_SEQUENCE = frozenset({"n", "best_of", "prompt"})
-_MAX_NAME_BYTES = 1024  # of `model` and `adapter`
 _NOT_ZERO = re.compile(rb"[1-9]")
 _GENERATION = USER_FACING | BOOKKEEPING | {"reasoning", ADAPTER}
 
@@ -129,12 +128,12 @@ _NOT_OFFERED = dict.fromkeys(Endpoint, NOT_OFFERED) | {Endpoint.RESPONSES: respo
 def validate(endpoint: Endpoint, body: bytes, limits: Limits) -> ValidatedRequest:
     """Validate a request. Raises RequestError, which names the field and the expected value."""
     fields = _known(endpoint, split(body, limits.request.nesting))
-    model = _name(fields, "model")
+    model = reference(fields, "model")
     if model is None:
         raise InvalidField(
             "model is required: the base model's name, an adapter's name, or base:adapter", param="model"
         )
-    adapter = _name(fields, ADAPTER)
+    adapter = reference(fields, ADAPTER)
     if endpoint is Endpoint.SCORE:
         labels = Labels.of(fields, limits)
         return _reading(endpoint, labels, score_prompts(fields, limits), model, adapter)
@@ -286,12 +285,6 @@ def _unknown(endpoint: Endpoint, name: str) -> InvalidField | RefusedField:
 
 
 _FEW_FIELDS = {Endpoint.SCORE: ", ".join(sorted(SCORE)), Endpoint.EMBEDDINGS: ", ".join(sorted(EMBEDDINGS))}
-
-
-def _name(fields: Fields, name: str) -> str | None:
-    if name in fields and len(memoryview(fields[name])) > _MAX_NAME_BYTES:
-        raise InvalidField(f"{name} has over {_MAX_NAME_BYTES} bytes", param=name)
-    return string(fields, name)
 
 
 def _check_choice_bytes(

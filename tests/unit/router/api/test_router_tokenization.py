@@ -70,6 +70,17 @@ def test_wrong(path: str, fields: dict[str, Any], status: int, param: str) -> No
     asyncio.run(scenario())
 
 
+@pytest.mark.parametrize("name", ["model", "adapter"])
+def test_a_name_is_too_short_to_fill_memory_with_errors_that_quote_it(name: str) -> None:
+    async def scenario() -> None:
+        async with running_cluster(0, 0) as cluster:
+            status, answer, _ = await cluster.post("/v1/tokenize", prompt="a", **{name: "x" * 1_000_000})
+            error = answer["error"]
+            assert (status, error["param"], error["message"]) == (400, name, f"{name} has over 1024 bytes")
+
+    asyncio.run(scenario())
+
+
 @pytest.mark.slow
 def test_as_much_as_is_accepted() -> None:
     """The answer is made in the threads for large bodies, and has the same text under both names."""

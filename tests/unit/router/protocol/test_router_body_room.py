@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
+from pathlib import Path
 
 import aiohttp
 import msgspec
 import pytest
 from support.router_stand_ins import after, eventually, running_cluster
+from support.routers.keyed_cluster import keyed_cluster
 
 from router.api import completions
 from router.errors import TooManyBytes
@@ -66,12 +68,49 @@ def test_bytes_count_as_they_arrive_and_not_as_they_are_announced() -> None:
 
 def test_a_share_is_given_back_whatever_happens() -> None:
     room = BodyRoom(100)
-    with room.share() as share:
+    with room.share(None) as share:
         room.take(share, 60)
         with pytest.raises(TooManyBytes):
             room.take(share, 60)
         assert room.num_bytes == 60
     assert room.num_bytes == 0
+
+
+def test_one_tenant_has_half_of_the_room() -> None:
+    room = BodyRoom(100)
+    with room.share("acme") as first, room.share("acme") as second:
+        room.take(first, 30)
+        room.take(second, 0)
+        room.take(second, 20)
+        with pytest.raises(TooManyBytes, match="of tenant acme in flight have 50 bytes of the 50"):
+            room.take(first, 1)
+        with room.share("beta") as other, room.share(None) as anybody:
+            room.take(other, 40)
+            room.take(anybody, 10)
+            with pytest.raises(TooManyBytes, match="have 100 bytes of the 100"):
+                room.take(other, 1)
+    with room.share("acme") as share:  # all was given back
+        room.take(share, 50)
+    assert (room.num_bytes, room._held) == (0, {})
+
+
+@pytest.mark.slow
+def test_bodies_of_one_tenant_do_not_keep_another_out(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with keyed_cluster(tmp_path, 0, 0, 1, limits={"in_flight_bytes": 500_000}) as keyed:
+            (worker,) = keyed.cluster.unified
+            worker.engine.behaviours = [after(60)]
+            acme, beta = await keyed.key("acme"), await keyed.key("beta")
+            first = asyncio.create_task(keyed.complete(acme, prompt=LONG))
+            await eventually(lambda: asyncio.sleep(0, worker.engine.num_running), bool)
+            status, answer = await keyed.complete(acme, prompt=LONG)
+            assert (status, answer["error"]["code"]) == (429, "too_many_bytes")
+            assert "of tenant acme" in answer["error"]["message"]
+            assert (await keyed.complete(beta, prompt=LONG))[0] == 200
+            first.cancel()
+            await asyncio.gather(first, return_exceptions=True)
+
+    asyncio.run(scenario())
 
 
 def test_large_bodies_are_decoded_in_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
