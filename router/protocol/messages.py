@@ -9,7 +9,7 @@ import msgspec
 from router.errors import InvalidField
 from router.protocol.field_values import Limits, bounded_list, decoded, shown
 from router.protocol.grammars import check_schema
-from router.protocol.request_body import Fields
+from router.protocol.request_body import Fields, nesting
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 PARTS = ("text", "thinking", "reasoning", "refusal", "tool_reference")
@@ -136,6 +136,7 @@ def check_messages(fields: Fields, limits: Limits) -> None:
                     )
         if message.tool_calls:
             num_calls += len(message.tool_calls)
+            _check_arguments(message.tool_calls, f"messages[{i}]", limits)
         if message.tools is not None:
             tools_bytes += len(memoryview(message.tools))
             check_tools({"messages": message.tools}, "messages", limits, becomes_grammar=False)
@@ -145,6 +146,17 @@ def check_messages(fields: Fields, limits: Limits) -> None:
             f"{most.content_parts}, {most.tool_calls} and {most.tools_bytes} are accepted",
             param="messages",
         )
+
+
+def _check_arguments(calls: list[_ToolCall], where: str, limits: Limits) -> None:
+    """Raises InvalidField for JSON, in a string, that templates cannot write: Python does so recursively."""
+    most = limits.request.nesting
+    for i, call in enumerate(calls):
+        arguments = call.function.arguments
+        if isinstance(arguments, str) and nesting(arguments.encode(), most) > most:
+            raise InvalidField(
+                f"{where}.tool_calls[{i}].function.arguments are nested deeper than {most} levels", param="messages"
+            )
 
 
 def check_size_of_tools(raw: msgspec.Raw, name: str, limits: Limits, where: str = "tools") -> None:

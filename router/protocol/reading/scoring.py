@@ -102,7 +102,8 @@ class Labels:
         if highest == -math.inf:  # none of them is possible at all
             return [1 / len(values)] * len(values)
         weights = [math.exp(value - highest) for value in values]
-        return [weight / sum(weights) for weight in weights]
+        total = sum(weights)
+        return [weight / total for weight in weights]
 
 
 def score_prompts(fields: Fields, limits: Limits) -> tuple[msgspec.Raw, ...]:

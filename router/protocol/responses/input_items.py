@@ -172,7 +172,7 @@ class _Conversation:
         arguments = item.arguments or "{}"
         try:
             _arguments.decode(arguments)  # templates read it
-        except msgspec.MsgspecError:
+        except (msgspec.MsgspecError, RecursionError):  # nesting bounds the body, and not a text in it
             raise InvalidField(
                 f"{where}.arguments must be a JSON object as a string (found {arguments[:40]!r}); leave out calls that "
                 "are incomplete",

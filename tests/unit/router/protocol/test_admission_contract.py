@@ -23,6 +23,7 @@ LIMITS = Limits(max_choices=128, vocabulary=1000, context_length=4096)
 USER = {"role": "user", "content": "Hi"}
 CHAT = {"model": "base", "messages": [USER]}
 COMPLETION = {"model": "base", "prompt": "Hi"}
+DEEP = f'{{"a": {"[" * 1000}{"]" * 1000}}}'  # engines could read it, and not write it again
 BAD_TEMPLATE = "{% for i in range(999999999) %}{% endfor %}"
 
 
@@ -101,6 +102,9 @@ TOO_MUCH = {
     "more than 1024 messages": {"messages": [{"role": "user"}] * 1025},
     "1025 parts": {"messages": [{"role": "user", "content": [{"type": "text", "text": ""}] * 1025}]},
     "513 tool calls": {"messages": [{"role": "assistant", "tool_calls": [{"function": {}}] * 513}]},
+    "tool_calls[0].function.arguments are nested": {
+        "messages": [{"role": "assistant", "tool_calls": [{"function": {"arguments": DEEP}}]}]
+    },
     "129 tools": {"tools": [tool()] * 129},
     "tools have": {"tools": [tool(description="x" * 2**17)]},
     "stop has 33": {"stop": ["x"] * 33},

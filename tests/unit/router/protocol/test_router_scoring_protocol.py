@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import time
 from typing import Any
 
 import pytest
@@ -115,6 +116,19 @@ def test_softmax_is_over_the_labels() -> None:
     answers = [generated((-1000.0, 5), (-1000.0 - math.log(3), 7)), generated((None, 5), (None, 7))]
     answer = json.loads(Labels((5, 7), True).merged(answers, answer_id="score-1", model="base"))
     assert answer["scores"] == [pytest.approx([0.75, 0.25]), [0.5, 0.5]]
+
+
+def test_most_labels_of_most_items_do_not_hold_up_the_event_loop() -> None:
+    ids = range(1000)
+    answers = [generated(*((-1.0 - n / 1000, n) for n in ids))] * 128
+    labels = Labels(tuple(ids), True)
+    took_s = []
+    for _ in range(3):
+        began_s = time.thread_time()
+        merged = labels.merged(answers, answer_id="score-1", model="base")
+        took_s.append(time.thread_time() - began_s)
+    assert sum(json.loads(merged)["scores"][127]) == pytest.approx(1)
+    assert min(took_s) < 0.25, "0.5 s and more while each label added all of them up, 0.05 s since"
 
 
 @pytest.mark.parametrize("answer", [generated(), b'{"text": "", "meta_info": {"finish_reason": {"type": "abort"}}}'])

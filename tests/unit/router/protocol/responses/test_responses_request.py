@@ -37,6 +37,11 @@ ANSWER = {
 REASONING = {"type": "reasoning", "id": "rs_1", "summary": [], "content": [{"type": "reasoning_text", "text": "Hm"}]}
 
 
+def nested(depth: int) -> str:
+    """A function call's arguments."""
+    return f'{{"a": {"[" * depth}{"]" * depth}}}'
+
+
 def admit(limits: Limits = LIMITS, **fields: Any) -> ValidatedRequest:
     return validate(Endpoint.RESPONSES, json.dumps({"model": "base", "input": "Hi", **fields}).encode(), limits)
 
@@ -175,6 +180,8 @@ REFUSED = {
     },
     "input[1].type must be one of": {"input": [USER, {"type": "web_search_call", "id": "w"}]},
     "input[1].arguments must be a JSON object": {"input": [USER, {**CALL, "arguments": '{"a": '}]},
+    "input[0].arguments must be a JSON object": {"input": [{**CALL, "arguments": nested(10_000)}]},
+    "input[0].tool_calls[0].arguments are nested": {"input": [{**CALL, "arguments": nested(200)}]},
     "input[1].encrypted_content": {"input": [USER, {**REASONING, "encrypted_content": "x"}]},
     "input[0]: ": {"input": ["Hi"]},
     "input has more than 1024 items": {"input": [USER] * 1025},
