@@ -27,6 +27,7 @@ async def ask_tokenizer(backends: Backends, path: str, body: bytes, rid: str) ->
         async with asyncio.timeout(backends.config.first_event_timeout_s):
             for worker in workers[: backends.config.max_attempts]:
                 call = backends.engines.call(worker, path, body, rid, backends.fleet.loads.hold(worker.name))
+                watch = backends.fleet.watch(worker, call.fail)  # one that hangs would take all the time
                 try:
                     return await call.answer()
                 except AttemptError as error:
@@ -34,6 +35,7 @@ async def ask_tokenizer(backends: Backends, path: str, body: bytes, rid: str) ->
                         raise
                     failure = error
                 finally:
+                    watch.end()
                     call.leave()
     except TimeoutError:
         raise DeadlineExceeded("no engine's tokenizer answered in time") from None

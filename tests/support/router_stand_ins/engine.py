@@ -26,6 +26,7 @@ class EngineStandIn:
     event_gap_s: float = 0.0
     num_hidden_tokens: int = 0  # generated, and counted, with no text and so without an event
     behaviours: list[Behaviour] = field(default_factory=list)
+    hangs_at_texts: bool = False  # when it is asked for token ids
     bodies: list[bytes] = field(default_factory=list)
     headers: list[dict[str, str]] = field(default_factory=list)
     aborted: list[str] = field(default_factory=list)
@@ -79,6 +80,8 @@ class EngineStandIn:
         """A number for each word."""
         self.bodies.append(await request.read())
         fields = await request.json()
+        if self.hangs_at_texts:
+            await asyncio.sleep(3600)
         prompt = fields.get("prompt")
         if prompt is None:
             prompt = " ".join(str(message.get("content")) for message in fields["messages"])

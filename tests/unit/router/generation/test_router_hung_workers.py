@@ -72,6 +72,21 @@ def test_before_the_first_event_of_a_pair(role: str):
     asyncio.run(scenario())
 
 
+def test_while_it_is_asked_for_token_ids():
+    async def scenario() -> None:
+        async with running_cluster(0, 0, 2) as cluster:
+            first, second = cluster.unified
+            first.engine.hangs_at_texts = True
+            asking = asyncio.create_task(cluster.post("/v1/tokenize", prompt="a b"))
+            await eventually(lambda: asyncio.sleep(0, first.engine.bodies), bool)
+            await hung(first)
+            status, answer, _ = await asyncio.wait_for(asking, WITHIN_S)
+            assert (status, answer["count"], len(second.engine.bodies)) == (200, 2, 1)
+            assert not any(load.num_sequences for load in cluster.fleet.loads.values())
+
+    asyncio.run(scenario())
+
+
 def test_while_the_adapter_is_loaded():
     async def scenario() -> None:
         async with running_cluster(0, 0, 2) as cluster:
