@@ -34,7 +34,9 @@ log = logging.getLogger(__name__)
 _POLL_S = 0.2
 _STOP_GRACE_S = 5.0
 _BACKOFF_S = (0.2, 1.0, 2.0, 5.0, 10.0, 30.0)
-_LOAD_REPORTS = "/dev/shm/sglang_loads_*"  # one for each start; SGLang removes none
+# Shared memory of its own that an engine leaves: reports of load, of which SGLang removes none, and, when it is killed,
+# the message queue of its tensor-parallel ranks, of megabytes. Others map what UCX shares, so that is not among it.
+_LEFT_BEHIND = ("/dev/shm/sglang_loads_*", "/dev/shm/sgl_shm_mq_*")
 _STABLE_S = 60.0  # an engine that ran this long resets the back-off
 
 
@@ -91,7 +93,7 @@ class EngineSupervisor:
         self._is_warm = is_warm
         self.progress = 0  # changes while the engine works on requests
         self._process: asyncio.subprocess.Process | None = None
-        self._load_reports: set[Path] = set()
+        self._left_behind: set[Path] = set()
         self._last_lines: deque[str] = deque(maxlen=30)
         self._output = EngineOutput()
         self._num_restarts = 0
@@ -129,7 +131,7 @@ class EngineSupervisor:
         self._output.has_clients = True
         self._set(EngineStatus.UP, incarnation=uuid.uuid4().hex[:12], reports=reports)
         pids = [report.pid for report in reports]
-        self._load_reports = {path for pid in pids for path in mapped_files(pid, _LOAD_REPORTS)}
+        self._left_behind = {path for pid in pids for kind in _LEFT_BEHIND for path in mapped_files(pid, kind)}
         hangs = asyncio.create_task(self._look_for_hangs(), name="hang-watch")
         try:
             while all(is_alive(pid) for pid in pids):  # grandchildren: only /proc shows their end
@@ -250,9 +252,9 @@ class EngineSupervisor:
         await self._process.wait()
         await self._reader
         self._process = None
-        for path in self._load_reports:
+        for path in self._left_behind:
             path.unlink(missing_ok=True)
-        self._load_reports = set()
+        self._left_behind = set()
 
     async def _stop(self) -> None:
         if self._process is not None:

@@ -44,7 +44,6 @@ class WorkerWatch:
         self.address = address
         self.description: pb.WorkerDescription | None = None
         self.state: pb.WorkerState | None = None
-        self.resident: frozenset[str] = frozenset()
         self._on_change = on_change
         self._transport = transport
         self._role = role
@@ -81,7 +80,7 @@ class WorkerWatch:
                 except (grpc.aio.AioRpcError, TimeoutError) as error:
                     log.debug("control stream lost", extra={"fields": {"worker": self.name, "error": repr(error)}})
                 if self.state is not None:
-                    self.state, self.resident = None, frozenset()
+                    self.state = None
                     self._on_change(self)
                 self.lost()
                 await asyncio.sleep(pause_s)
@@ -97,9 +96,7 @@ class WorkerWatch:
                 state = await next_state(call, HEARTBEAT_S)
                 if state is grpc.aio.EOF:
                     return
-                delta = state.residency
-                kept = frozenset() if delta.snapshot else self.resident
-                self.resident = (kept | frozenset(delta.resident)) - frozenset(delta.evicted)
+                state.ClearField("residency")  # of no use to peers; a worker may hold 100,000 adapters
                 self.state = state
                 self._on_change(self)
         finally:

@@ -1,7 +1,8 @@
 """Stands in for a prefill engine's processes: `python hangable_engine.py PORT FOLDER HOOK…`, or a part of it.
 
 Its server, its scheduler with a KV thread, and its detokenizer are processes with the vital signs of real ones. A file
-`kv-ends` in the folder ends the KV thread. The scheduler maps a load report in shared memory and leaves it there.
+`kv-ends` in the folder ends the KV thread. The scheduler maps a load report and a message queue in shared memory, and
+leaves them there.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ from engine.vital_signs import Vitals, read_vitals
 TICK_S = 0.05
 
 
-def load_report(pid: int) -> Path:
+def shared_memory(pid: int) -> list[Path]:
     """Of a scheduler, named as SGLang's."""
-    return Path(f"/dev/shm/sglang_loads_stand-in_{pid}.shm")
+    return [Path(f"/dev/shm/sglang_loads_stand-in_{pid}.shm"), Path(f"/dev/shm/sgl_shm_mq_{pid}_stand-in")]
 
 
 def server(port: int, folder: Path, hooks: list[str]) -> None:
@@ -50,12 +51,14 @@ def server(port: int, folder: Path, hooks: list[str]) -> None:
 
 def scheduler(folder: Path, hooks: list[str]) -> None:
     own, parts = Vitals(folder, "scheduler-0"), [Vitals(folder, "detokenizer"), Vitals(folder, "kv-0")]
-    with load_report(os.getpid()).open("w+b") as file:
-        file.truncate(mmap.PAGESIZE)
-        mapped = mmap.mmap(file.fileno(), mmap.PAGESIZE)
+    mapped = []
+    for path in shared_memory(os.getpid()):
+        with path.open("w+b") as file:
+            file.truncate(mmap.PAGESIZE)
+            mapped.append(mmap.mmap(file.fileno(), mmap.PAGESIZE))
     own.is_in_process(report(folder, "scheduler-0", hooks))
     threading.Thread(target=answer, args=(folder, "kv-0"), daemon=True).start()
-    while not mapped.closed:
+    while mapped:
         own.live()
         for part in parts:
             part.ask()

@@ -99,7 +99,7 @@ async def watched_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Asy
         await client.aclose()
     schedulers = {pid for each in engine.snapshots for pid in schedulers_of(each)}
     assert schedulers
-    assert not [pid for pid in schedulers if hangable_engine.load_report(pid).exists()]
+    assert not [path for pid in schedulers for path in hangable_engine.shared_memory(pid) if path.exists()]
 
 
 def schedulers_of(snapshot: EngineSnapshot) -> list[int]:
@@ -113,7 +113,7 @@ def test_a_stopped_process(tmp_path: Path, monkeypatch, part: str):
         async with watched_engine(tmp_path, monkeypatch) as engine:
             first, victim = engine.now.incarnation, engine.pid_of(part.partition("|")[0])
             [scheduler] = schedulers_of(engine.now)
-            assert hangable_engine.load_report(scheduler).exists()
+            assert all(path.exists() for path in hangable_engine.shared_memory(scheduler))
             os.kill(victim, signal.SIGSTOP)
             suspected = await engine.suspected()
             assert re.search(part, suspected.suspicion)
@@ -121,7 +121,7 @@ def test_a_stopped_process(tmp_path: Path, monkeypatch, part: str):
             await engine.until(lambda: engine.now.incarnation not in ("", first))
             assert engine.now.num_restarts == 1
             assert not engine.now.suspicion
-            assert not hangable_engine.load_report(scheduler).exists()  # its shared memory
+            assert not any(path.exists() for path in hangable_engine.shared_memory(scheduler))
             hung = next(each for each in engine.snapshots if each.status is EngineStatus.DOWN)
             assert re.search(rf"the engine's ({part}) has shown no progress", hung.reason)
             await engine.until(lambda: has_ended(victim))
