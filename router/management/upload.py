@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import logging
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -17,6 +18,8 @@ from router.errors import BodyTooLarge, BodyTooSlow, InvalidUpload
 from router.management.thread_work import run_to_end
 from router.management.upload_receiver import FILE_FIELDS, Upload, UploadReceiver
 from router.protocol.request_body import ClientGone
+
+logging.getLogger("python_multipart").setLevel(logging.ERROR)  # it warns of each upload that is not sound
 
 MIN_BYTES_PER_S = 64 * 1024  # of uploads and exports; slower ones would hold their slots for long
 

@@ -17,6 +17,7 @@ from router.errors import InvalidField, InvalidUpload
 FILE_FIELDS = ("file", "files")
 _MAX_FILES = 200
 _MAX_FIELD_BYTES = 1024
+_MAX_HEADER_BYTES = 8 * 1024  # of one header of a part; newer releases of the parser have a bound, too
 _WRITE_BYTES = 1024**2  # buffered before a write
 # No separators and no leading dot, so no name is a path. pyreft's names contain "#".
 _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.#+=@,()-]{0,199}")
@@ -66,8 +67,8 @@ class UploadReceiver:
     def callbacks(self) -> Any:
         return {
             "on_part_begin": self._part_begin,
-            "on_header_field": lambda data, start, end: self._header[0].extend(data[start:end]),
-            "on_header_value": lambda data, start, end: self._header[1].extend(data[start:end]),
+            "on_header_field": lambda data, start, end: self._header_part(0, data[start:end]),
+            "on_header_value": lambda data, start, end: self._header_part(1, data[start:end]),
             "on_header_end": self._header_end,
             "on_headers_finished": self._headers_finished,
             "on_part_data": self._part_data,
@@ -102,6 +103,11 @@ class UploadReceiver:
     def _part_begin(self) -> None:
         self._disposition = b""
         self._value.clear()
+
+    def _header_part(self, which: int, data: bytes) -> None:
+        self._header[which].extend(data)
+        if sum(map(len, self._header)) > _MAX_HEADER_BYTES:
+            raise InvalidUpload(f"a header of a part has over {_MAX_HEADER_BYTES} bytes")
 
     def _header_end(self) -> None:
         name, value = self._header
