@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
+from collections import Counter, deque
 from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -24,6 +24,7 @@ _FLUSH_S = 0.2
 _RETRY_S = 1.0
 _CHANGE_TIMEOUT_S = 5.0  # that the answer to a change waits for its event to be written
 _MAX_DENIALS_PER_S = 100  # further ones are counted: strangers can make up any number
+_MAX_REFUSED_PER_S = 100  # changes of one tenant; it could fill the table with changes of what is not there
 _OUTCOMES = {ClientGone: "client_left", asyncio.CancelledError: "router_stopping"}
 _NOTE_KEY = "prelude.change"  # in the ASGI scope
 
@@ -63,6 +64,7 @@ class AuditLog:
         self._written = asyncio.Condition()
         self._wanted = asyncio.Event()
         self._second, self._denials_in_second = 0, 0
+        self._refused_in_second: Counter[str] = Counter()  # changes, by tenant
         self._num_suppressed = 0
 
     @asynccontextmanager
@@ -82,9 +84,7 @@ class AuditLog:
         denial = denial_in(error)
         if denial is None or _NOTE_KEY in scope:
             return
-        second = int(asyncio.get_running_loop().time())
-        if second != self._second:
-            self._second, self._denials_in_second = second, 0
+        self._begin_second()
         self._denials_in_second += 1
         if self._denials_in_second > _MAX_DENIALS_PER_S:
             self._num_suppressed += 1
@@ -95,7 +95,16 @@ class AuditLog:
     async def changed(
         self, scope: MutableMapping[str, Any], principal: Principal, action: str, error: BaseException | None
     ) -> None:
-        """Note a change with its outcome, and wait until that is written, at most for a while."""
+        """Note a change with its outcome, and wait until that is written, at most for a while.
+
+        Of one tenant's changes that are refused, so many in a second; further ones are counted.
+        """
+        if isinstance(error, RouterError | AdapterError) and error.http_status < 500:
+            self._begin_second()
+            self._refused_in_second[principal.tenant] += 1
+            if self._refused_in_second[principal.tenant] > _MAX_REFUSED_PER_S:
+                self._num_suppressed += 1
+                return
         number = self._take(_event(scope, principal, action, error, note_of(scope)))
         self._wanted.set()
         try:
@@ -103,6 +112,12 @@ class AuditLog:
                 await self._written.wait_for(lambda: self._num_written >= number)
         except TimeoutError:
             log.error("audit event of a change not written yet", extra={"fields": {"request_id": scope["request_id"]}})
+
+    def _begin_second(self) -> None:
+        second = int(asyncio.get_running_loop().time())
+        if second != self._second:
+            self._second, self._denials_in_second = second, 0
+            self._refused_in_second.clear()
 
     def _take(self, event: AuditEvent) -> int:
         if self._num_suppressed:

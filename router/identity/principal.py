@@ -24,7 +24,7 @@ class Principal:
     name: str  # for logs, histories of aliases and the audit log; never a key
     scopes: frozenset[Scope]
     key_id: str | None = None  # None: a token, or nobody asks for keys
-    # The tenant that gets no more than its share of what all have together; None: it crosses tenants. Each request asks.
+    # The tenant that gets no more than its share of what all have together; None: it crosses tenants.
     confined_to: str | None = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:

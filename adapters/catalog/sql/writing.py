@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 
-from sqlalchemy import delete, insert, select, update
+from sqlalchemy import delete, func, insert, select, update
 
 from adapters.catalog.records import AdapterRevision, AliasMove
 from adapters.catalog.sql.database import Transaction
@@ -24,6 +24,8 @@ from adapters.catalog.sql.tenants import TenantRoom, check_room, ensure_tenant
 from adapters.errors import CatalogConflict, RevisionBeingRemoved
 from adapters.identity import LATEST, AdapterReference, full_name_of
 from adapters.model.manifest import Manifest
+
+MAX_ALIASES = 1000  # of one adapter; they cannot be removed
 
 
 def add_revision(
@@ -243,6 +245,17 @@ def _move(
     return _place(transaction, adapter_id, alias, number, by, sequence, before=None if at is None else at.move)
 
 
+def _check_room_for_alias(transaction: Transaction, adapter_id: int) -> None:
+    """Raise CatalogConflict: whoever may change an adapter could give it any number, which every page of it shows."""
+    num = transaction.connection.execute(
+        select(func.count()).select_from(aliases).where(aliases.c.adapter_id == adapter_id)
+    ).scalar_one()
+    if num >= MAX_ALIASES:
+        raise CatalogConflict(
+            f"the adapter has {num} aliases, which is the most; move one of them, or use the numbers of revisions"
+        )
+
+
 def _place(
     transaction: Transaction,
     adapter_id: int,
@@ -268,6 +281,7 @@ def _place(
         },
     )
     if at is None:
+        _check_room_for_alias(transaction, adapter_id)
         connection.execute(
             insert(aliases), {"adapter_id": adapter_id, "alias": alias, "number": number, "move": sequence}
         )

@@ -11,7 +11,7 @@ import pytest
 from sqlalchemy import Engine, event, text
 from support.adapters.catalog_databases import TOMORROW, add, content, manifest
 
-from adapters.catalog.sql import SqlCatalog, lookup
+from adapters.catalog.sql import SqlCatalog, lookup, writing
 from adapters.catalog.sql import database as database_module
 from adapters.errors import (
     AdapterNotFound,
@@ -32,6 +32,21 @@ def test_a_revision_by_every_reference(catalog):
     assert second.manifest == manifest(4)
     assert before <= second.created_at <= datetime.now(UTC)
     assert add(catalog, "bot", 1, tenant="acme").full_name == "acme/bot"
+
+
+def test_aliases_of_an_adapter_are_bounded(catalog, monkeypatch):
+    monkeypatch.setattr(writing, "MAX_ALIASES", 3)
+    add(catalog, "bot", 1)
+    add(catalog, "bot", 2)
+    for alias in ("a", "b"):
+        catalog.set_alias("default", "bot", alias, 1)
+    with pytest.raises(CatalogConflict, match="the adapter has 3 aliases, which is the most"):
+        catalog.set_alias("default", "bot", "c", 1)
+    catalog.set_alias("default", "bot", "b", 2)  # those that there are can be moved
+    assert catalog.show("default", "bot").aliases == {"a": 1, "b": 2, "latest": 2}
+    assert len(catalog.alias_history("default", "bot", "b")) == 2
+    add(catalog, "other", 1)
+    catalog.set_alias("default", "other", "c", 1)  # it has its own
 
 
 def test_a_manifest_survives_its_json():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,12 +18,12 @@ from support.routers.management_calls import form, lora
 from adapters.audit_file import AuditFile
 from adapters.catalog.records import AuditEvent
 from adapters.catalog.sql import SqlCatalog
-from adapters.errors import CatalogUnavailable
+from adapters.errors import AdapterNotFound, CatalogUnavailable
 from adapters.scopes import Scope
 from router.errors import Forbidden
 from router.identity import audit as audit_module
 from router.identity.audit import AuditLog
-from router.identity.principal import ANYBODY
+from router.identity.principal import ANYBODY, Principal
 
 SCOPE = {"method": "GET", "path": "/metrics", "request_id": "r1", "client": ("10.0.0.7", 1)}
 
@@ -159,6 +160,29 @@ def test_a_flood_of_denials_is_counted():
         suppressed = [int(str(each.object).partition(" ")[0]) for each in written if each.action == "denials"]
         assert sum(suppressed) + len(written) - len(suppressed) == 5001
         assert written[0].who == "unknown at 10.0.0.7"
+
+    asyncio.run(scenario())
+
+
+def test_a_flood_of_refused_changes_of_one_tenant_is_counted():
+    written: list[AuditEvent] = []
+
+    async def append(events: Sequence[AuditEvent]) -> None:
+        written.extend(events)
+
+    async def scenario() -> None:
+        acme, beta = (Principal(tenant, f"{tenant} key", frozenset()) for tenant in ("acme", "beta"))
+        log = AuditLog(append)
+        async with log.running():
+            changes = [log.changed(dict(SCOPE), acme, "adapter.delete", AdapterNotFound("no")) for _ in range(2000)]
+            changes += [log.changed(dict(SCOPE), acme, "adapter.delete", None) for _ in range(150)]
+            changes += [log.changed(dict(SCOPE), beta, "adapter.delete", AdapterNotFound("no")) for _ in range(50)]
+            await asyncio.gather(*changes)
+        found = Counter((each.tenant, each.outcome) for each in written if each.action != "denials")
+        assert found["acme", "adapter_not_found"] < 400  # 100 in each second that this takes
+        assert (found["acme", "done"], found["beta", "adapter_not_found"]) == (150, 50)
+        suppressed = [int(str(each.object).partition(" ")[0]) for each in written if each.action == "denials"]
+        assert sum(suppressed) + found.total() == 2200
 
     asyncio.run(scenario())
 
