@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from weakref import WeakValueDictionary
 
 import aiohttp
 import httptools
@@ -26,7 +27,7 @@ _IDLE_S = 2.0  # engines close idle connections after 5 s; a call on a closing o
 _MAX_HELD_BACK = 64 * 1024  # bytes of events that nobody has asked for yet; then the engine waits
 _ABORT_TIMEOUT_S = 5.0
 _ABORT_PAUSES_S = (0.0, 0.5)  # twice: an engine ignores the abort of a request that it has not read yet
-_MAX_ABORTS = 64  # concurrent; others queue
+_MAX_ABORTS = 16  # concurrent, of each engine; others queue: one that hangs keeps those of no other waiting
 _JSON = {"content-type": "application/json"}
 
 log = logging.getLogger(__name__)
@@ -41,13 +42,16 @@ class Engines:
         self._transport = transport
         self._session: aiohttp.ClientSession | None = None  # for aborts
         self._aborts: set[asyncio.Task[None]] = set()
-        self._abort_slots = asyncio.Semaphore(_MAX_ABORTS)
+        # By URL, as long as there are aborts.
+        self._abort_slots: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[Engines]:
         """Keep connections open inside the block. Its end waits, for a bounded time, for pending aborts."""
         timeout = aiohttp.ClientTimeout(total=_ABORT_TIMEOUT_S)
-        async with aiohttp.ClientSession(timeout=timeout, cookie_jar=aiohttp.DummyCookieJar()) as session:
+        connector = aiohttp.TCPConnector(limit=0)  # there are slots
+        cookies = aiohttp.DummyCookieJar()
+        async with aiohttp.ClientSession(timeout=timeout, cookie_jar=cookies, connector=connector) as session:
             self._session = session
             try:
                 yield self
@@ -76,6 +80,9 @@ class Engines:
         assert self._session is not None
         body = msgspec.json.encode({"rid": rid})
         headers = _JSON | ({"authorization": f"Bearer {worker.engine_key}"} if worker.engine_key else {})
+        slots = self._abort_slots.get(worker.engine_url)
+        if slots is None:
+            slots = self._abort_slots[worker.engine_url] = asyncio.Semaphore(_MAX_ABORTS)
         for pause_s in _ABORT_PAUSES_S:
             await asyncio.sleep(pause_s)
             try:
@@ -83,7 +90,7 @@ class Engines:
                 context, server = (True, None) if tls is None else tls()
                 async with (
                     asyncio.timeout(_ABORT_TIMEOUT_S),
-                    self._abort_slots,
+                    slots,
                     self._session.post(
                         f"{worker.engine_url}/abort_request",
                         data=body,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -10,12 +11,15 @@ from typing import Any
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from support.router_stand_ins import EngineStandIn, eventually
 
 from process.tracing.span import NO_SPAN
 from router.fleet.fleet_state import WorkerView
 from router.fleet.worker_loads import WorkerLoads
-from router.generation.engine_calls import EngineCall
+from router.generation import engine_calls
+from router.generation.engine_calls import EngineCall, Engines
 from router.http.engine_connections import EngineConnection, EngineConnections
+from router.metrics import Metrics
 
 HEAD = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
 DONE = b"data: [DONE]\n\n"
@@ -159,5 +163,38 @@ def test_an_error_that_nobody_foresaw_ends_the_call() -> None:
         with pytest.raises(ValueError, match="nobody foresaw this"):
             await asyncio.wait_for(call.answer(), 30)
         call.leave()
+
+    asyncio.run(scenario())
+
+
+def test_aborts_at_an_engine_that_hangs_keep_those_at_others_waiting_for_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """They had all slots for as long as an abort may take, and the others' time was over before their turn."""
+    monkeypatch.setattr(engine_calls, "_ABORT_TIMEOUT_S", 60.0)
+    silent: list[asyncio.StreamWriter] = []
+
+    async def hang(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        silent.append(writer)
+
+    async def scenario() -> None:
+        healthy = EngineStandIn("decode")
+        await healthy.start()
+        async with await asyncio.start_server(hang, "127.0.0.1", 0) as server:
+            url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+            async with Engines(Metrics(), connect_timeout_s=60).open() as engines:
+                for number in range(150):
+                    engines.abort(WorkerView("d0", "decode", engine_url=url), f"r{number}")
+                await eventually(lambda: asyncio.sleep(0, silent), bool)
+                engines.abort(WorkerView("d1", "decode", engine_url=healthy.url), "other")
+                await eventually(lambda: asyncio.sleep(0, healthy.aborted), bool)
+                server.close()
+                while engines._aborts:
+                    for writer in silent:
+                        writer.transport.abort()
+                    await asyncio.sleep(0.02)
+                gc.collect()  # tracebacks of the last ones
+                assert not engines._abort_slots
+        await healthy.stop()
 
     asyncio.run(scenario())
