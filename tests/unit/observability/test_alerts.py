@@ -123,8 +123,23 @@ CASES: dict[str, list[Case]] = {
         Case({router("workers_placeable", ',role="decode"'): "0x{n}"}, "15m"),
     ],
     "PreludeWorkerLost": [Case({router("workers", ',role="prefill",state="lost"'): "1x{n}"}, "6m", not_at="4m")],
-    "PreludeTargetDown": [Case({'up{namespace="n",job="n/prelude-router",instance="r0"}': "0x{n}"}, "6m", not_at="4m")],
-    "PreludeWorkerNotReady": [Case({worker("ready"): "0x{n}"}, "20m", not_at="10m")],
+    "PreludeTargetDown": [
+        Case({'up{namespace="n",job="n/prelude-router",instance="r0"}': "0x{n}"}, "6m", not_at="4m"),
+        Case({'up{namespace="n",job="prelude-engines",instance="10.0.0.7:9001"}': "0x{n}"}, "6m", not_at="4m"),
+    ],
+    "PreludeWorkerNotReady": [
+        Case({worker("ready"): "0x{n}"}, "20m", not_at="10m"),
+        # While its model is loaded, the engine's page answers 503.
+        Case(
+            {
+                'prelude_worker_ready{namespace="n",instance="10.0.0.7:9001",worker="p1",role="prefill"}': "0x{n}",
+                'up{namespace="n",job="prelude-workers",instance="10.0.0.7:9001"}': "1x{n}",
+                'up{namespace="n",job="prelude-engines",instance="10.0.0.7:9001"}': "0x{n}",
+            },
+            "20m",
+            not_at="10m",
+        ),
+    ],
     "PreludeWorkerHung": [Case({worker("hung"): "0x10 1x{n}"}, "13m", not_at="9m")],
     "PreludeWorkerFlaps": [
         Case({worker("engine_restarts"): "0x10 1x5 2x5 3x{n}"}, "25m", not_at="12m"),
