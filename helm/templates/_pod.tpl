@@ -1,13 +1,10 @@
-{{/* Of every container. Takes an optional list `capabilities`, to add. */}}
+{{/* Of every container. */}}
 {{- define "prelude.containerSecurityContext" -}}
 allowPrivilegeEscalation: false
 privileged: false
 readOnlyRootFilesystem: true
 capabilities:
   drop: [ALL]
-  {{- with .capabilities }}
-  add: {{ toJson . }}
-  {{- end }}
 {{- end -}}
 
 {{/* Of every pod. Takes root, and `discovers` for those that look for workers. */}}

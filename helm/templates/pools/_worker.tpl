@@ -104,7 +104,7 @@ spec:
           {{- end }}
           {{- end }}
       securityContext:
-        {{- include "prelude.containerSecurityContext" (dict "capabilities" (ternary (list "IPC_LOCK") list $settings.rdma.enabled)) | nindent 8 }}
+        {{- include "prelude.containerSecurityContext" dict | nindent 8 }}
       volumeMounts:
         {{- include "prelude.mounts" (dict "root" $root "readOnlyStore" true "withoutTls" $isOther) | nindent 8 }}
         - {name: shared-memory, mountPath: /dev/shm}
