@@ -37,7 +37,7 @@ ALERTS = (
         "A worker's agent does not answer",
         "{{ $value }} {{ $labels.role }} worker(s) of {{ $labels.namespace }} have been out of reach for five minutes.",
     ),
-    Alert(  # not for an engine whose agent, at the same address, says that it is not ready: that has an alert of its own
+    Alert(  # not for an engine whose agent, at the same address, says that it is not ready: that has its own alert
         "PreludeTargetDown",
         "warning",
         '(up{job=~".*prelude.*"} == 0) unless on (namespace, instance) (prelude_worker_ready == 0)',
