@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import re
 import shlex
 import textwrap
@@ -217,6 +218,18 @@ def test_an_example_of_another_tree_is_found():
 
 
 # ---- what pages say of the code -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_modules_imported_in_examples_exist(page: str):
+    """Of this repository; other packages are the reader's."""
+    for language, block in blocks_of(text_of(page)):
+        for module, names in re.findall(
+            r"^from ([\w.]+) import ([\w, ]+)", block if language == "python" else "", re.M
+        ):
+            if module.partition(".")[0] in TOPS:
+                found = vars(importlib.import_module(module))
+                assert not [name for name in names.split(", ") if name not in found], module
 
 
 @pytest.mark.parametrize("page", PAGES)
