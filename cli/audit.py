@@ -18,11 +18,11 @@ _MOST = 1_000_000
 
 def add_command(commands: Any) -> None:
     """Add `audit` to the command line."""
-    text = "Print the newest events of the audit log, a JSON object on each line, the oldest of them first."
+    text = "Print the newest events of the audit log as JSON lines, oldest first."
     command = commands.add_parser("audit", help=text, description=text)
     command.add_argument("--config", type=Path, default=Path("cluster.yaml"), help="default: ./cluster.yaml")
     command.add_argument("--limit", type=_limit, default=_LIMIT, help=f"number of events; default: {_LIMIT}")
-    command.add_argument("--tenant", help="only what this tenant's keys and tokens did")
+    command.add_argument("--tenant", help="only events caused by this tenant's keys and tokens")
     command.set_defaults(run=_audit, json=False)
 
 

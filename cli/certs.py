@@ -21,16 +21,16 @@ _DAY_S = 86400.0
 
 def add_commands(commands: Any) -> None:
     """Add `certs` and its subcommands to the command line."""
-    text = "Make, renew and list the certificates by which the processes of a cluster authenticate each other."
+    text = "Create, renew and list the certificates with which processes of a cluster authenticate each other."
     group = commands.add_parser("certs", help=text, description=text)
     subcommands = group.add_subparsers(required=True, metavar="command")
-    init = add_command(subcommands, "init", _init, "Make a certificate authority. Its key stays in the folder.")
+    init = add_command(subcommands, "init", _init, "Create a certificate authority. Its key stays in the folder.")
     init.add_argument("--trust-domain", metavar="NAME", help="of the SPIFFE IDs; default: prelude.local")
     _add_days(init, _CA_DAYS)
     issue = add_command(
         subcommands, "issue", _issue, "Issue certificates for `router`, `operator` and the workers of cluster.yaml."
     )
-    issue.add_argument("names", metavar="NAME", nargs="*", help="default: all that have none")
+    issue.add_argument("names", metavar="NAME", nargs="*", help="default: all that have no certificate yet")
     issue.add_argument(
         "--host", action="append", default=[], help="a name or address under which clients reach it; repeatable"
     )
@@ -40,9 +40,13 @@ def add_commands(commands: Any) -> None:
     )
     which = renew.add_mutually_exclusive_group()
     which.add_argument(
-        "--within", type=_days, default=_WITHIN_DAYS, metavar="DAYS", help=f"expire by then; default: {_WITHIN_DAYS:g}"
+        "--within",
+        type=_days,
+        default=_WITHIN_DAYS,
+        metavar="DAYS",
+        help=f"renew certificates that expire within DAYS; default: {_WITHIN_DAYS:g}",
     )
-    which.add_argument("--all", action="store_true", help="whenever they expire")
+    which.add_argument("--all", action="store_true", help="renew all, whenever they expire")
     _add_days(renew, _DAYS)
     show = add_command(subcommands, "show", _show, "List certificates and when they expire. Exits with 1 if one has.")
     for command in (init, issue, renew, show):

@@ -19,13 +19,13 @@ def add_command(commands) -> None:
         "--in-time",
         type=_share,
         default=0.95,
-        help="share of answers that must keep the times of router.slo; default: %(default)s",
+        help="share of answers that must meet router.slo; default: %(default)s",
     )
     command.add_argument(
         "--runbooks",
         metavar="URL",
         default="docs/operations",
-        help="where the pages that alerts link to are; default: %(default)s",
+        help="where alerts' links to runbooks begin; default: %(default)s",
     )
     command.set_defaults(run=_write)
 

@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 
 def add_command(commands: Any) -> None:
     """Add `doctor` to the command line."""
-    text = "Say what this host has and lacks: driver, GPUs, links, memory, limits, ports, SGLang and its hooks."
+    text = "Check this host: driver, GPUs, links, memory, resource limits, ports, SGLang and the hooks."
     command = commands.add_parser("doctor", help=text, description=f"{text} Exits with 1 if something is wrong.")
     command.set_defaults(run=_doctor)
     command.add_argument(
-        "--config", type=Path, help="compare the host with this cluster.yaml; default: ./cluster.yaml, if it is there"
+        "--config", type=Path, help="check against this cluster.yaml; default: ./cluster.yaml, if it exists"
     )
-    command.add_argument("--bandwidth", action="store_true", help="measure KV between two processes against a copy")
+    command.add_argument("--bandwidth", action="store_true", help="measure KV transfers between two processes")
     command.add_argument("--quick", action="store_true", help="do not import SGLang and NIXL")
     command.add_argument("--json", action="store_true", help="print JSON")
 

@@ -16,14 +16,14 @@ _TIMEOUT_S = 10.0
 
 def add_command(commands: Any) -> None:
     """Add `explain` to the router's subcommands."""
-    text = "Ask a running router where a request would go now, and why. Places and loads nothing."
+    text = "Ask a running router where it would place a request now, and why. Nothing is placed or loaded."
     explain = commands.add_parser("explain", help=text, description=text)
     explain.add_argument("--config", type=Path, default=Path("cluster.yaml"), help="default: ./cluster.yaml")
     explain.add_argument("--url", help="the router's admin listener; default: router.admin of the configuration")
-    explain.add_argument("--adapter", help="default: the base model")
+    explain.add_argument("--adapter", help="the adapter of the request; default: the base model")
     explain.add_argument("--prompt-tokens", type=_tokens, metavar="N", help="default: 500")
     explain.add_argument("--answer-tokens", type=_tokens, metavar="N", help="default: 256")
-    explain.add_argument("--json", action="store_true", help="print the router's answer as it is")
+    explain.add_argument("--json", action="store_true", help="print the router's JSON answer unchanged")
     explain.set_defaults(run=_explain, writes_log=False)
 
 

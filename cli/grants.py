@@ -20,11 +20,13 @@ def add_commands(commands: Any) -> None:
     group = commands.add_parser("grants", help=text, description=text)
     subcommands = group.add_subparsers(required=True, metavar="command")
     shown = add_command(subcommands, "list", _list, "List grants.")
-    shown.add_argument("--tenant", help="only those that it has given or received")
+    shown.add_argument("--tenant", help="only grants that this tenant has given or received")
     add = add_command(subcommands, "add", _add, "Add a grant.")
-    remove = add_command(subcommands, "remove", _remove, "Take a grant back.")
+    remove = add_command(subcommands, "remove", _remove, "Remove a grant.")
     for command in (add, remove):
-        command.add_argument("what", metavar="TENANT[/NAME]", help="one adapter, or all of a tenant's, future ones too")
+        command.add_argument(
+            "what", metavar="TENANT[/NAME]", help="one adapter, or all adapters of a tenant, including future ones"
+        )
         command.add_argument("--to", required=True, metavar="TENANT", help="who gets the grant")
         command.add_argument("--permission", type=Permission, choices=list(Permission), default=Permission.INFER)
 

@@ -13,7 +13,7 @@ from cluster.errors import ConfigError
 
 def add_commands(commands: Any) -> None:
     """Add `init` to the command line."""
-    text = "Write a cluster.yaml for a model and this host, with memory budgets worked out and explained."
+    text = "Write a cluster.yaml for a model and this host, with computed memory budgets and their arithmetic."
     command = commands.add_parser("init", help=text, description=text)
     command.set_defaults(run=_init)
     command.add_argument("--model", type=Path, required=True, metavar="DIR", help="a Hugging Face model directory")
@@ -27,8 +27,10 @@ def add_commands(commands: Any) -> None:
     command.add_argument("--prefill", type=_positive, metavar="N", help="number of prefill workers")
     command.add_argument("--decode", type=_positive, metavar="N", help="number of decode workers")
     command.add_argument("--unified", action="store_true", help="unified workers only, one per --tensor-parallel GPUs")
-    command.add_argument("--config", type=Path, default=Path("cluster.yaml"), help="written; default: ./cluster.yaml")
-    command.add_argument("--force", action="store_true", help="overwrite a file that exists")
+    command.add_argument(
+        "--config", type=Path, default=Path("cluster.yaml"), help="the file to write; default: ./cluster.yaml"
+    )
+    command.add_argument("--force", action="store_true", help="overwrite an existing file")
 
 
 def _positive(text: str) -> int:

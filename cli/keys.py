@@ -20,28 +20,28 @@ if TYPE_CHECKING:
 
 def add_commands(commands: Any) -> None:
     """Add `keys` and its subcommands to the command line."""
-    text = "Make, list and revoke the API keys of a cluster."
+    text = "Create, list and revoke API keys."
     group = commands.add_parser("keys", help=text, description=text)
     subcommands = group.add_subparsers(required=True, metavar="command")
 
-    text = "Make a key and print it, this once. The catalog keeps its digest only."
+    text = "Create a key and print it, once. The catalog stores only its digest."
     create = add_command(subcommands, "create", _create, text)
     create.add_argument("name", metavar="NAME", help="what the key is for; shown in lists and logs")
-    create.add_argument("--tenant", required=True, help="whose key it is; a tenant's first key makes the tenant")
+    create.add_argument("--tenant", required=True, help="the key's tenant; a tenant is created with its first key")
     create.add_argument(
         "--scopes",
         type=_scopes,
         default=frozenset({Scope.INFER}),
         metavar="SCOPE,…",
-        help=f"of {', '.join(Scope)}; default: {Scope.INFER}",
+        help=f"any of {', '.join(Scope)}; default: {Scope.INFER}",
     )
-    create.add_argument("--expires", type=age_s, metavar="AGE", help="such as 90d or 12h from now; default: never")
+    create.add_argument("--expires", type=age_s, metavar="AGE", help="lifetime, such as 90d or 12h; default: unlimited")
 
-    text = "List keys, without their secrets, the revoked and expired ones too."
+    text = "List keys without their secrets, including revoked and expired ones."
     shown = add_command(subcommands, "list", _list, text)
     shown.add_argument("--tenant", help="only this tenant's keys")
 
-    revoke = add_command(subcommands, "revoke", _revoke, "Revoke a key, for good.")
+    revoke = add_command(subcommands, "revoke", _revoke, "Revoke a key permanently.")
     revoke.add_argument("key_id", metavar="KEY_ID", help="as `list` shows it")
 
 

@@ -67,7 +67,7 @@ def _parser() -> argparse.ArgumentParser:
 
     from cli import explain
 
-    up = add("up", _up, "Start a whole cluster on this machine; Ctrl-C stops it.")
+    up = add("up", _up, "Start all processes of a cluster on this machine; Ctrl-C stops them.")
     add_config(up)
     up.add_argument("--logs", type=Path, help="folder for log files; default: `logs` beside the configuration")
 
@@ -86,13 +86,16 @@ def _parser() -> argparse.ArgumentParser:
         worker.add_argument(
             "--name",
             required=True,
-            help="the worker's name; one that `workers` does not list is for `discovery` to find",
+            help="the worker's name in `workers`, or a new one for `discovery` to find",
         )
         worker.add_argument(
-            "--host", help="of a worker that is not listed: the address of this host, where others reach it"
+            "--host", help="for a worker not listed in `workers`: the address at which others reach this host"
         )
         worker.add_argument(
-            "--control-port", type=int, metavar="PORT", help="of a worker that SRV records name: its agent's port there"
+            "--control-port",
+            type=int,
+            metavar="PORT",
+            help="for a worker found through SRV records: the port of its agent in them",
         )
         if role == "decode":
             worker.add_argument(
@@ -100,10 +103,12 @@ def _parser() -> argparse.ArgumentParser:
                 type=int,
                 default=0,
                 metavar="N",
-                help="of a worker whose engine spans several `nodes`: start the ranks of its Nth node, counted from 0, "
-                "the worker itself; `--host` is then this node's address",
+                help="for an engine that spans several `nodes`: start the ranks of node N (0: the first node, which "
+                "runs the worker itself); `--host` is then this node's address",
             )
-            worker.add_argument("--first-node", metavar="HOST", help="of another node: the host of the worker itself")
+            worker.add_argument(
+                "--first-node", metavar="HOST", help="with --node-rank from 1: the address of the first node"
+            )
         else:
             worker.set_defaults(node_rank=0)
         worker.add_argument("--scratch", type=Path, help="folder for temporary files; default: a temporary one")
@@ -130,13 +135,13 @@ def _parser() -> argparse.ArgumentParser:
     train.add_commands(commands)
 
     demo = add("demo", _demo, "Train a small model and adapters, and write a cluster.yaml, to try Prelude with.")
-    demo.add_argument("folder", type=Path, help="left as it is, if it has a cluster.yaml")
+    demo.add_argument("folder", type=Path, help="created; if it already has a cluster.yaml, nothing is changed")
     demo.add_argument(
         "--random",
         action="store_true",
-        help="random weights, in seconds instead of minutes; answers mean nothing. So far always on GPUs",
+        help="use random weights: ready in seconds instead of minutes, but answers mean nothing; always so on GPUs",
     )
-    demo.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="what its engines run on; default: cpu")
+    demo.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="device of its engines; default: cpu")
     return parser
 
 

@@ -27,14 +27,14 @@ def add_command(commands: Any) -> None:
     """Add `plan` to the command line."""
     text = "Plan a cluster for a workload: pools, GPUs, adapter slots, host memory, network, and their settings."
     command = commands.add_parser(
-        "plan", help=text, description=f"{text} docs/capacity.md has the formulas, and what they were compared with."
+        "plan", help=text, description=f"{text} See docs/capacity.md for the formulas and their validation."
     )
     command.set_defaults(run=_plan)
     model = command.add_argument_group("the model and the GPUs")
     model.add_argument(
         "--model", type=Path, required=True, metavar="DIR", help="a directory with a config.json, or that file"
     )
-    model.add_argument("--dtype", choices=("bfloat16", "float16"), help="to serve it in; default: the checkpoint's")
+    model.add_argument("--dtype", choices=("bfloat16", "float16"), help="serving dtype; default: the checkpoint's")
     model.add_argument(
         "--gpu", default="h100-sxm", metavar="NAME", help="a100-80g, l40s, h100-sxm, h200 or b200; default: h100-sxm"
     )
@@ -46,24 +46,28 @@ def add_command(commands: Any) -> None:
     )
     work = command.add_argument_group("the workload, at its busiest time")
     work.add_argument("--requests-per-s", type=_number, required=True, metavar="R")
-    work.add_argument("--prompt-tokens", type=_whole, required=True, metavar="N", help="in the mean")
-    work.add_argument("--generated-tokens", type=_whole, required=True, metavar="N", help="in the mean")
+    work.add_argument("--prompt-tokens", type=_whole, required=True, metavar="N", help="mean length of prompts")
+    work.add_argument("--generated-tokens", type=_whole, required=True, metavar="N", help="mean length of answers")
     work.add_argument(
         "--shared-prefix",
         type=_number,
         default=0.0,
         metavar="SHARE",
-        help="of a prompt, as its adapter's earlier ones; default: 0",
+        help="share of a prompt that earlier prompts of its adapter began with; default: 0",
     )
     work.add_argument(
         "--length-cv",
         type=_number,
         default=0.8,
         metavar="CV",
-        help="standard deviation of prompts' lengths over their mean; default: 0.8",
+        help="standard deviation of prompt lengths over their mean; default: 0.8",
     )
     work.add_argument(
-        "--working-set", type=_whole, required=True, metavar="N", help="adapters that are asked for again and again"
+        "--working-set",
+        type=_whole,
+        required=True,
+        metavar="N",
+        help="number of adapters that are requested repeatedly",
     )
     work.add_argument("--total-adapters", type=_whole, metavar="N", help="default: the working set")
     work.add_argument(
@@ -71,7 +75,7 @@ def add_command(commands: Any) -> None:
         type=_number,
         default=0.01,
         metavar="SHARE",
-        help="of requests, for adapters outside of the working set; default: 0.01",
+        help="share of requests for adapters outside of the working set; default: 0.01",
     )
     work.add_argument(
         "--adapter",
@@ -84,39 +88,48 @@ def add_command(commands: Any) -> None:
         type=_number,
         default=1000.0,
         metavar="MS",
-        help="to the first token, for 95 %% of the requests; default: 1000",
+        help="time to first token, for 95 %% of the requests; default: 1000",
     )
-    work.add_argument("--tpot", type=_number, default=50.0, metavar="MS", help="per further token; default: 50")
-    site = command.add_argument_group("what there is")
+    work.add_argument(
+        "--tpot", type=_number, default=50.0, metavar="MS", help="mean time per further token; default: 50"
+    )
+    site = command.add_argument_group("resources")
     site.add_argument(
         "--host-memory-gib",
         type=_number,
         metavar="GIB",
-        help="for adapters, per worker; default: what the working set takes",
+        help="host memory for adapters, per worker; default: what the working set takes",
     )
     site.add_argument(
-        "--disk-gib", type=_number, default=1024.0, metavar="GIB", help="for adapters, per worker; default: 1024"
+        "--disk-gib", type=_number, default=1024.0, metavar="GIB", help="disk for adapters, per worker; default: 1024"
     )
     site.add_argument(
         "--store-gbit",
         type=_number,
         default=10.0,
         metavar="GBIT",
-        help="from the adapter store to a worker; default: 10",
+        help="bandwidth from the adapter store to a worker; default: 10",
     )
     site.add_argument(
-        "--kv-gbit", type=_number, metavar="GBIT", help="between workers, each; default: say what is needed"
+        "--kv-gbit",
+        type=_number,
+        metavar="GBIT",
+        help="bandwidth of each worker to the others, for KV; default: print what is needed",
     )
-    facts = command.add_argument_group("other facts about the GPU than the table's")
+    facts = command.add_argument_group("GPU, in place of the table's values")
     facts.add_argument("--gpu-memory-gib", type=_number, metavar="GIB")
-    facts.add_argument("--gpu-tflops", type=_number, metavar="TFLOPS", help="dense, of 16-bit floats")
+    facts.add_argument("--gpu-tflops", type=_number, metavar="TFLOPS", help="dense 16-bit floating point")
     facts.add_argument("--gpu-memory-tb-s", type=_number, metavar="TB/S")
     facts.add_argument(
         "--gpu-link-gb-s", type=_number, metavar="GB/S", help="between the GPUs of a host, both directions"
     )
-    facts.add_argument("--compute-share", type=_number, metavar="SHARE", help="of the peak, in prefill")
-    facts.add_argument("--bandwidth-share", type=_number, metavar="SHARE", help="of the peak, in decode")
-    facts.add_argument("--step-ms", type=_number, metavar="MS", help="of every batch, whatever is in it")
+    facts.add_argument(
+        "--compute-share", type=_number, metavar="SHARE", help="share of peak compute reached in prefill"
+    )
+    facts.add_argument(
+        "--bandwidth-share", type=_number, metavar="SHARE", help="share of peak bandwidth reached in decode"
+    )
+    facts.add_argument("--step-ms", type=_number, metavar="MS", help="fixed time per batch")
     output = command.add_argument_group("output")
     kinds = output.add_mutually_exclusive_group()
     kinds.add_argument("--json", action="store_true", help="print JSON")

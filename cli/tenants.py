@@ -27,7 +27,7 @@ _WAIT_S = 60.0
 
 def add_commands(commands: Any) -> None:
     """Add `tenants` and its subcommands to the command line."""
-    text = "List tenants, and delete one with all that it has."
+    text = "List tenants, or delete one with all its adapters, keys and grants."
     group = commands.add_parser("tenants", help=text, description=text)
     subcommands = group.add_subparsers(required=True, metavar="command")
     add_command(subcommands, "list", _list, "List tenants with the numbers of their adapters, keys and grants.")
@@ -37,11 +37,13 @@ def add_commands(commands: Any) -> None:
     )
     delete = add_command(subcommands, "delete", _delete, text)
     delete.add_argument("tenant", metavar="TENANT")
-    delete.add_argument("--yes", action="store_true", help="needed, because this cannot be undone")
-    delete.add_argument("--without-workers", action="store_true", help="leave workers out: none is running")
+    delete.add_argument("--yes", action="store_true", help="required, because this cannot be undone")
+    delete.add_argument(
+        "--without-workers", action="store_true", help="do not contact workers; only if none is running"
+    )
     delete.add_argument(
         "--wait", type=float, default=_WAIT_S, metavar="SECONDS",
-        help=f"for requests in flight that use its adapters; default: {_WAIT_S:g}",
+        help=f"how long to wait for requests that use its adapters; default: {_WAIT_S:g}",
     )  # fmt: skip
 
 

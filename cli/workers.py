@@ -24,7 +24,7 @@ _Call = Callable[["WorkerControlStub", str], Awaitable[dict[str, Any]]]
 
 def add_commands(commands: Any) -> None:
     """Add `workers` and its subcommands to the command line."""
-    text = "List the workers of a running cluster, drain them, and let them take requests again."
+    text = "List the workers of a running cluster, drain and undrain them."
     group = commands.add_parser("workers", help=text, description=text)
     subcommands = group.add_subparsers(required=True, metavar="command")
     add_command(subcommands, "list", _list, "Show the state and load of every worker.")
@@ -36,7 +36,7 @@ def add_commands(commands: Any) -> None:
         "`undrain`, or until their agent is started again.",
     )
     drain.add_argument("--deadline", type=_seconds, metavar="SECONDS", help="default: the worker's drain_timeout_s")
-    undrain = add_command(subcommands, "undrain", _undrain, "Have drained workers take requests again.")
+    undrain = add_command(subcommands, "undrain", _undrain, "Let drained workers take requests again.")
     for command in (drain, undrain):
         command.add_argument("names", metavar="NAME", nargs="+", help="a worker")
 

@@ -57,7 +57,7 @@ def add_commands(commands: Any) -> None:
     command.add_argument("alias", metavar="NAME@ALIAS")
     command.add_argument("revision", metavar="rN", help="a revision's number; or an alias or sha256:…")
 
-    command = add_command(commands, "rollback", _rollback, "Point an alias back at the revision before its last move.")
+    command = add_command(commands, "rollback", _rollback, "Point an alias back at its previous revision.")
     command.add_argument("alias", metavar="NAME[@ALIAS]", help=f"default: the alias {LATEST!r}")
 
     text = "Show when an alias moved, from which revision to which, and by whom; newest first."
@@ -72,12 +72,14 @@ def add_commands(commands: Any) -> None:
     command = add_command(commands, "restore", _restore, "Restore a deleted adapter and its aliases.")
     _add_name(command)
 
-    text = "Have all tenants that use an adapter share one prefix cache, or each have its own."
+    text = "Let all tenants that use an adapter share a prefix cache, or give each its own."
     command = add_command(commands, "prefixes", _prefixes, text)
     _add_name(command)
     choice = command.add_mutually_exclusive_group(required=True)
-    choice.add_argument("--shared", action="store_true", help="response times can reveal other tenants' prompts")
-    choice.add_argument("--own", action="store_true", help="one per tenant, the default")
+    choice.add_argument(
+        "--shared", action="store_true", help="share it; response times can then reveal other tenants' prompts"
+    )
+    choice.add_argument("--own", action="store_true", help="one prefix cache per tenant, the default")
 
     text = "Write a revision to a new directory, in Prelude's own layout and in the serving dtype."
     command = add_command(commands, "export", _export, text)

@@ -15,8 +15,8 @@ def add_commands(commands: Any) -> None:
     group = commands.add_parser("catalog", help=text, description=text)
     subcommands = group.add_subparsers(required=True, metavar="command")
     text = (
-        "Create the catalog's tables, or bring those of an earlier release up to date. Routers and commands do the "
-        "same at their start; a deployment may want it done, or refused, before."
+        "Create the catalog's tables, or migrate those of an earlier release. Routers and commands do the same at "
+        "their start; this lets a deployment do it, or fail, before."
     )
     add_command(subcommands, "migrate", _migrate, text)
 

@@ -29,7 +29,7 @@ def add_commands(commands: Any) -> None:
         type=age_s,
         default="7d",
         metavar="AGE",
-        help="least time since the deletion, such as 7d or 12h; default: 7d",
+        help="minimum time since the deletion, such as 7d or 12h; default: 7d",
     )
 
     text = "Compare the store with the catalog: find missing, damaged, unreferenced and left-over objects."
@@ -43,7 +43,7 @@ def add_commands(commands: Any) -> None:
         help="ignore younger objects, whose import may still run; default: 1h",
     )  # fmt: skip
 
-    text = "Sign the store's objects that lack this cluster's signature. Trusts what the store has."
+    text = "Sign all objects in the store that lack this cluster's signature. Trusts the store's content."
     add_command(commands, "sign", _sign, text)
 
 

@@ -41,7 +41,7 @@ def add_commands(commands: Any) -> None:
     tax.add_argument("--prompt-tokens", type=positive, default=128, help="default: 128")
     tax.add_argument("--generated-tokens", type=positive, default=32, help="default: 32")
     tax.add_argument("--slots", type=positive, default=8, help="adapter slots of each engine; default: 8")
-    tax.add_argument("--model", choices=MODELS, default="tiny", help="sizes of the model; default: tiny")
+    tax.add_argument("--model", choices=MODELS, default="tiny", help="model dimensions; default: tiny")
     tax.add_argument("--lora-rank", type=positive, default=16, help="default: 16")
     tax.add_argument("--reft-rank", type=positive, default=8, help="default: 8")
     tax.add_argument(
@@ -76,11 +76,11 @@ def add_commands(commands: Any) -> None:
     _add_json(cold)
     cold.set_defaults(run=_cold_load)
     text = (
-        "More adapters than host memory: requests/s and TTFT beside a load whose adapters fit, unified and as a pair."
+        "More adapters than host memory: requests/s and TTFT against a load whose adapters fit, unified and as a pair."
     )
     memory = benchmarks.add_parser("host-memory", help=text, description=text)
     memory.add_argument("--layouts", type=_words, help="default: unified,pair")
-    memory.add_argument("--adapters", type=positive, help="in use, in turn; default: 32")
+    memory.add_argument("--adapters", type=positive, help="number of adapters that requests rotate over; default: 32")
     memory.add_argument("--room", type=positive, help="adapters that fit in host memory; default: 8")
     memory.add_argument("--fitting", type=positive, help="adapters of the load that fits; default: 6")
     memory.add_argument("--num-requests", type=positive, metavar="N", help="per load; default: 96")
@@ -90,14 +90,14 @@ def add_commands(commands: Any) -> None:
     _add_json(memory)
     memory.set_defaults(run=_host_memory)
     text = (
-        "What the router costs per streamed event and per request, and the delay it adds; beside SGLang's Rust gateway."
+        "CPU time of the router per streamed event and per request, and added latency, next to SGLang's Rust gateway."
     )
     router = benchmarks.add_parser("router", help=text, description=text)
     router.add_argument("--concurrency", type=_numbers, help="connections of each load; default: 32,128")
     router.add_argument("--repeats", type=positive, help="default: 3")
-    router.add_argument("--events", type=positive, help="of a stream; default: 64")
-    router.add_argument("--event-gap-ms", type=float, metavar="MS", help="between two of them; default: 10")
-    router.add_argument("--processes", type=positive, help="of Prelude's router; default: 1")
+    router.add_argument("--events", type=positive, help="events per stream; default: 64")
+    router.add_argument("--event-gap-ms", type=float, metavar="MS", help="gap between events; default: 10")
+    router.add_argument("--processes", type=positive, help="processes of Prelude's router; default: 1")
     router.add_argument(
         "--trace-ratio",
         type=float,
@@ -112,14 +112,16 @@ def add_commands(commands: Any) -> None:
     router.add_argument("--quotas", action="store_true", help="also measure a router with quotas")
     router.add_argument("--keys", action="store_true", help="also measure a router that asks for API keys")
     router.add_argument(
-        "--protected", action="store_true", help="also one with keys, quotas and TLS together, and its ratios"
+        "--protected", action="store_true", help="also measure a router with keys, quotas and TLS together"
     )
-    router.add_argument("--tls", action="store_true", help="also one with TLS for clients and, mutual, to workers")
+    router.add_argument(
+        "--tls", action="store_true", help="also measure a router with TLS for clients and mutual TLS to workers"
+    )
     router.add_argument("--quick", action="store_true", help="a smoke test: 8 connections, few requests, one repeat")
     _add_json(router)
     router.set_defaults(run=_router)
 
-    text = "How long the costliest bodies keep the event loops of the router and of an engine from other requests."
+    text = "How long the most expensive request bodies block the event loops of the router and of an engine."
     admission = benchmarks.add_parser("admission", help=text, description=text)
     admission.add_argument("--repeats", type=positive, help="default: 3")
     admission.add_argument("--no-engine", action="store_true", help="the router only, with mock workers behind it")
@@ -135,14 +137,14 @@ def add_commands(commands: Any) -> None:
     _add_engine_options(affinity)
     _add_json(affinity)
     affinity.set_defaults(run=_affinity)
-    text = "Kill and stop processes of a real cluster: what clients see, within what time, and what is left behind."
+    text = "Kill and stop processes of a real cluster: what clients see, how fast it recovers, what is left behind."
     chaos = benchmarks.add_parser("chaos", help=text, description=text)
     chaos.add_argument(
         "--layout",
         type=_words,
         dest="layouts",
         metavar="LAYOUTS",
-        help="of pair, pairs (two of each role) and unified (two workers), separated by commas; default: pair",
+        help="pair, pairs (two of each role) or unified (two workers), or several, separated by commas; default: pair",
     )
     chaos.add_argument("--in-flight", type=_counts, help="requests at the time of the signal; default: 0,32")
     chaos.add_argument("--signals", type=_words, help="default: kill,stop")
@@ -150,9 +152,11 @@ def add_commands(commands: Any) -> None:
     chaos.add_argument("--quick", action="store_true", help="a smoke test: one kill of one scheduler")
     _add_json(chaos)
     chaos.set_defaults(run=_chaos)
-    text = "A long load with clients that leave and a kill a minute: memory, descriptors, and p99 after each kill."
+    text = (
+        "A long load with disconnecting clients and a kill per minute: memory, file descriptors, p99 after each kill."
+    )
     soak = benchmarks.add_parser("soak", help=text, description=text)
-    soak.add_argument("--minutes", type=float, help="of load; default: 30")
+    soak.add_argument("--minutes", type=float, help="duration of the load; default: 30")
     soak.add_argument("--load", type=float, help="share of the measured capacity; default: 0.8")
     soak.add_argument("--adapters", type=positive, help="default: 200")
     soak.add_argument("--kill-every", type=float, metavar="S", dest="kill_every_s", help="default: 60")
@@ -162,9 +166,9 @@ def add_commands(commands: Any) -> None:
     soak.add_argument("--quick", action="store_true", help="a smoke test: 2 minutes, 20 adapters")
     _add_json(soak)
     soak.set_defaults(run=_soak)
-    text = "Placement by itself: simulated fleets under several policies, and what one placement costs."
+    text = "Placement alone: simulated fleets under several policies, and the CPU time of one placement."
     placement = benchmarks.add_parser("placement", help=text, description=text)
-    placement.add_argument("--placements", type=positive, help="whose cost is measured; default: 20000")
+    placement.add_argument("--placements", type=positive, help="number of placements to time; default: 20000")
     placement.add_argument("--quick", action="store_true", help="a smoke test: one small scenario")
     _add_json(placement)
     placement.set_defaults(run=_placement)
@@ -190,7 +194,7 @@ def _add_slots_and_load(benchmark: argparse.ArgumentParser) -> None:
     benchmark.add_argument("--concurrency", type=positive, help="concurrent requests; default: 8")
     benchmark.add_argument("--prompt-tokens", type=positive, help="default: 128")
     benchmark.add_argument("--generated-tokens", type=positive, help="default: 16")
-    benchmark.add_argument("--model", choices=MODELS, help="sizes of the model; default: tiny")
+    benchmark.add_argument("--model", choices=MODELS, help="model dimensions; default: tiny")
 
 
 def _add_json(benchmark: argparse.ArgumentParser) -> None:

@@ -37,46 +37,54 @@ _ADAPTER_PREFIX = "a"
 
 def add_command(benchmarks: Any) -> None:
     """Add `load` to the benchmarks."""
-    text = "Send a workload to any OpenAI-compatible endpoint: latencies from the intended times, goodput, errors."
+    text = "Send a workload to any OpenAI-compatible endpoint: latencies from the intended send times, goodput, errors."
     load = benchmarks.add_parser("load", help=text, description=text)
-    load.add_argument("--url", "--base-url", "--target", help="of the server, such as http://127.0.0.1:8000")
+    load.add_argument("--url", "--base-url", "--target", help="the server, such as http://127.0.0.1:8000")
     load.add_argument("--model", help="default: the first one of /v1/models")
     load.add_argument("--header", action="append", default=[], metavar="NAME=VALUE", help="sent with every request")
     load.add_argument(
         "--api-key-env",
         default="OPENAI_API_KEY",
         metavar="VARIABLE",
-        help="the environment variable with an API key, if it is set; default: OPENAI_API_KEY",
+        help="the environment variable that has the API key; default: OPENAI_API_KEY",
     )
-    load.add_argument("--extra-request-body", type=_json_object, default={}, metavar="JSON", help="fields to add")
-    load.add_argument("--disable-ignore-eos", action="store_true", help="answers may end before their length")
+    load.add_argument(
+        "--extra-request-body", type=_json_object, default={}, metavar="JSON", help="fields to add to every request"
+    )
+    load.add_argument("--disable-ignore-eos", action="store_true", help="let answers end before the requested length")
     load.add_argument(
         "--ready-timeout-s", type=_seconds, default=0.0, metavar="S", help="wait until the server generates; default: 0"
     )
-    load.add_argument("--timeout-s", type=positive_float, default=300.0, metavar="S", help="of a request; default: 300")
+    load.add_argument(
+        "--timeout-s", type=positive_float, default=300.0, metavar="S", help="timeout of a request; default: 300"
+    )
 
-    what = load.add_argument_group("what is sent")
+    what = load.add_argument_group("workload")
     what.add_argument("--workload", choices=WORKLOADS, default="random", help="default: random")
     what.add_argument(
-        "--list-workloads", action="store_true", help="describe the workloads with their sources, and end"
+        "--list-workloads", action="store_true", help="describe the workloads with their sources, and exit"
     )
     what.add_argument("--seed", "--random-seed", type=_count, default=1, help="default: 1")
-    what.add_argument("--random-input-len", type=positive, metavar="TOKENS", help="of `random`; default: 1024")
-    what.add_argument("--random-output-len", type=positive, metavar="TOKENS", help="of `random`; default: 128")
+    what.add_argument(
+        "--random-input-len", type=positive, metavar="TOKENS", help="prompt length of `random`; default: 1024"
+    )
+    what.add_argument(
+        "--random-output-len", type=positive, metavar="TOKENS", help="answer length of `random`; default: 128"
+    )
     what.add_argument(
         "--random-range-ratio",
         type=positive_float,
         metavar="RATIO",
-        help="of `random`: lengths uniform from RATIO times these on; default: 1",
+        help="for `random`: lengths are uniform from RATIO times these; default: 1",
     )
-    what.add_argument("--vocabulary", type=positive, help="token ids of random prompts are below it; default: 500")
-    what.add_argument("--trace", type=Path, metavar="FILE", help="replay a trace, JSON lines as of Mooncake")
-    what.add_argument("--trace-speed", type=positive_float, help="times as fast; default: 1")
+    what.add_argument("--vocabulary", type=positive, help="random prompts use token ids below this; default: 500")
+    what.add_argument("--trace", type=Path, metavar="FILE", help="replay a trace, JSON lines in Mooncake's format")
+    what.add_argument("--trace-speed", type=positive_float, help="speed-up of the trace; default: 1")
     what.add_argument(
         "--adapters",
         type=_adapters,
         metavar="N|NAME,…",
-        help="their names, or how many; default: the workload's number",
+        help="names of adapters, or their number; default: the workload's number",
     )
     what.add_argument("--lora-name", nargs="+", metavar="NAME", help="adapters, as sglang.bench_serving takes them")
     what.add_argument(
@@ -85,38 +93,42 @@ def add_command(benchmarks: Any) -> None:
     what.add_argument(
         "--adapter-field",
         choices=ADAPTER_FIELDS,
-        help="how a request names its adapter; `none`: the same requests without it; default: as the server does it",
+        help="how a request names its adapter; `none`: send no adapter; default: detected from the server",
     )
     what.add_argument(
         "--lora-request-distribution",
         "--adapter-distribution",
         choices=DISTRIBUTIONS,
-        help="of the adapters; default: the workload's, `round-robin` of `random`",
+        help="popularity of the adapters; default: the workload's, for `random` round-robin",
     )
-    what.add_argument("--lora-zipf-alpha", type=positive_float, help="of `zipf` and `skewed`; default: the workload's")
+    what.add_argument(
+        "--lora-zipf-alpha", type=positive_float, help="exponent for `zipf` and `skewed`; default: the workload's"
+    )
 
-    pace = load.add_argument_group("how fast, and how much")
+    pace = load.add_argument_group("rate and amount")
     pace.add_argument(
         "--rate", "--request-rate", type=positive_float, help="open loop: requests/s, sent without waiting for answers"
     )
     pace.add_argument("--rate-type", choices=ARRIVALS, help="arrivals of the open loop; default: poisson")
-    pace.add_argument("--burst-period-s", type=positive_float, metavar="S", help="of `bursts`; default: 10")
-    pace.add_argument("--burst-length-s", type=positive_float, metavar="S", help="of `bursts`; default: 1")
-    pace.add_argument("--burst-factor", type=positive_float, help="of `bursts`: times the mean rate; default: 5")
+    pace.add_argument("--burst-period-s", type=positive_float, metavar="S", help="for `bursts`; default: 10")
+    pace.add_argument("--burst-length-s", type=positive_float, metavar="S", help="for `bursts`; default: 1")
+    pace.add_argument("--burst-factor", type=positive_float, help="for `bursts`: multiple of the mean rate; default: 5")
     pace.add_argument(
-        "--concurrency", "--max-concurrency", type=positive, help="closed loop; with a rate, the most in flight"
+        "--concurrency", "--max-concurrency", type=positive, help="closed loop; with --rate, the maximum in flight"
     )
     pace.add_argument(
         "--num-requests", "--num-prompts", "--max-requests", type=positive, help="default: the workload's"
     )
     pace.add_argument(
         "--duration-s", "--max-seconds", type=positive_float, metavar="S",
-        help="send for so long; of a sweep, for each rate, by default at least 30",
+        help="duration of the load; in a sweep, of each rate (default: at least 30)",
     )  # fmt: skip
     pace.add_argument("--warmup-requests", type=_count, help="sent first and discarded; default: the workload's")
-    pace.add_argument("--processes", type=positive, help="of the generator; default: as many as the rate needs")
+    pace.add_argument(
+        "--processes", type=positive, help="processes of the generator; default: as many as the rate needs"
+    )
 
-    found = load.add_argument_group("what is found")
+    found = load.add_argument_group("results")
     found.add_argument(
         "--goodput", nargs="+", type=objective, default=[], metavar="KEY:MS",
         help=f"objectives: {', '.join(SLO_KEYS)} in ms, such as ttft:500 tpot:50",
@@ -129,22 +141,22 @@ def add_command(benchmarks: Any) -> None:
         nargs=2,
         type=Path,
         metavar=("A.json", "B.json"),
-        help="the ratios of two results, instead of a load",
+        help="instead of sending a load, print the ratios of two results",
     )
     found.add_argument(
-        "--sweep", action="store_true", help="find the highest rate that holds --goodput, from --rate on"
+        "--sweep", action="store_true", help="find the highest rate that meets --goodput, starting at --rate"
     )
     found.add_argument(
         "--sweep-share", type=positive_float, default=0.99, metavar="SHARE",
-        help="of the requests that must meet every objective; default: 0.99",
+        help="share of requests that must meet every objective; default: 0.99",
     )  # fmt: skip
     found.add_argument(
         "--sweep-precision", type=positive_float, default=0.05, metavar="SHARE",
-        help="how near the result is to a rate that failed; default: 0.05",
+        help="stop when a failing rate is within this share of the result; default: 0.05",
     )  # fmt: skip
     load.set_defaults(run=partial(_run, load))
 
-    text = "How many streamed events the load generator takes per second of CPU time, from a mock worker."
+    text = "How many streamed events from a mock worker the load generator handles per second of CPU time."
     capacity = benchmarks.add_parser("load-capacity", help=text, description=text)
     capacity.add_argument("--repeats", type=positive, help="default: 5")
     capacity.add_argument("--concurrency", type=positive, help="streams at a time; default: 64")

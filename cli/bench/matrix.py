@@ -21,39 +21,43 @@ MATRICES = ("pioneer-sweep", "published")
 
 def add_command(benchmarks: Any) -> None:
     """Add `matrix` to the benchmarks."""
-    text = "Start stock SGLang and Prelude beside each other and run workloads on them in turn: ratios, goodput."
+    text = "Start stock SGLang and Prelude side by side and run workloads on them in turn: ratios, goodput."
     matrix = benchmarks.add_parser("matrix", help=text, description=text)
     matrix.add_argument(
         "names", nargs="*", default=["pioneer-sweep"], metavar="NAME",
         help=f"a workload of `prelude bench load`, or {' or '.join(MATRICES)}; default: pioneer-sweep",
     )  # fmt: skip
-    matrix.add_argument("--list", action="store_true", help="describe the matrices and the systems, and end")
-    matrix.add_argument("--systems", type=_systems, help=f"of {','.join(SYSTEMS)}; default: the matrix's")
+    matrix.add_argument("--list", action="store_true", help="describe the matrices and the systems, and exit")
+    matrix.add_argument("--systems", type=_systems, help=f"any of {','.join(SYSTEMS)}; default: the matrix's")
     matrix.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="default: cpu")
-    matrix.add_argument("--gpus", type=positive, default=1, metavar="N", help="of each system; default: 1")
-    matrix.add_argument("--model", choices=MODELS, default="tiny", help="sizes of the model; default: tiny")
+    matrix.add_argument("--gpus", type=positive, default=1, metavar="N", help="GPUs per system; default: 1")
+    matrix.add_argument("--model", choices=MODELS, default="tiny", help="model dimensions; default: tiny")
     matrix.add_argument("--lora-rank", type=positive, default=16, help="default: 16")
     matrix.add_argument("--slots", type=positive, help="adapter slots of each engine; default: the matrix's, 32")
     matrix.add_argument(
         "--through", choices=("engines", "router"), default="engines",
-        help="call our engines directly, as stock SGLang's, or run whole clusters behind a router; default: engines",
+        help="send requests to Prelude's engines directly, or to whole clusters behind a router; default: engines",
     )  # fmt: skip
     matrix.add_argument(
         "--engine-arguments", type=shlex.split, default=(), metavar="TEXT",
         help="additional SGLang arguments for every engine",
     )  # fmt: skip
-    matrix.add_argument("--adapters", type=_numbers, metavar="N,…", help="numbers in use; default: the workload's")
+    matrix.add_argument(
+        "--adapters", type=_numbers, metavar="N,…", help="numbers of adapters in use; default: the workload's"
+    )
     matrix.add_argument(
         "--concurrency", type=positive, help="closed loop; default: the workload's, on a CPU at most 16"
     )
     matrix.add_argument("--rate", type=positive_float, help="open loop: requests/s; default: the workload's")
     matrix.add_argument(
-        "--scale", type=positive_float, help="of prompts' and answers' lengths; default: 1, on a CPU 0.125"
+        "--scale", type=positive_float, help="factor for prompt and answer lengths; default: 1, on a CPU 0.125"
     )
     matrix.add_argument(
-        "--duration-s", type=positive_float, metavar="S", help="of each load, at least; default: 60, on a CPU 4"
+        "--duration-s", type=positive_float, metavar="S", help="minimum duration of each load; default: 60, on a CPU 4"
     )
-    matrix.add_argument("--repeats", type=positive, default=2, help="every second one in reverse order; default: 2")
+    matrix.add_argument(
+        "--repeats", type=positive, default=2, help="repeats, every second one in reverse order; default: 2"
+    )
     matrix.add_argument("--seed", type=int, default=1, help="default: 1")
     matrix.add_argument(
         "--goodput", nargs="+", type=objective, default=[], metavar="KEY:MS",

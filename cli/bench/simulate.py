@@ -18,8 +18,8 @@ QUESTIONS = ("gpus", "slots", "rack", "ratios", "decode-reads", "roles", "scale"
 def add_command(benchmarks: Any) -> None:
     """Add `simulate` to the benchmarks."""
     text = (
-        "Simulate clusters from measured curves, under the router's own placement: numbers of GPUs and slots, losses "
-        "of racks, pairs and unified workers."
+        "Simulate clusters from measured engine speeds with the router's own placement: numbers of GPUs and slots, "
+        "lost racks, pairs against unified workers."
     )
     simulate = benchmarks.add_parser("simulate", help=text, description=text)
     simulate.add_argument(
@@ -30,37 +30,43 @@ def add_command(benchmarks: Any) -> None:
     )
     traffic = simulate.add_argument_group("traffic")
     traffic.add_argument("--rate", type=float, dest="requests_per_s", help="requests per second; default: 100")
-    traffic.add_argument("--prompt-tokens", type=int, help="mean; default: 2048")
-    traffic.add_argument("--output-tokens", type=int, help="mean; default: 128")
+    traffic.add_argument("--prompt-tokens", type=int, help="mean prompt length; default: 2048")
+    traffic.add_argument("--output-tokens", type=int, help="mean answer length; default: 128")
     traffic.add_argument("--length-cv", type=float, help="standard deviation over mean; default: 0.5")
     traffic.add_argument("--adapters", type=int, dest="num_adapters", help="default: 2000")
     traffic.add_argument("--zipf", type=float, help="exponent of their popularity; default: 1")
-    traffic.add_argument("--base-share", type=float, help="of the requests, without an adapter; default: 0.1")
-    traffic.add_argument("--seconds", type=float, help="of arrivals that count; default: 20")
+    traffic.add_argument("--base-share", type=float, help="share of requests without an adapter; default: 0.1")
+    traffic.add_argument("--seconds", type=float, help="measured duration; default: 20")
     traffic.add_argument("--seed", type=int, help="default: 1")
     cluster = simulate.add_argument_group("cluster")
-    cluster.add_argument("--gpus", type=int, help="where layouts of equal size are compared; default: 8")
-    cluster.add_argument("--host-adapters", type=int, help="that fit in a worker's host memory; default: 500")
-    cluster.add_argument("--slots", type=int, help="adapter slots; default: as the curves say")
-    cluster.add_argument("--routers", type=int, help="each knows its own requests; default: 2")
+    cluster.add_argument("--gpus", type=int, help="GPUs per layout in comparisons; default: 8")
+    cluster.add_argument("--host-adapters", type=int, help="adapters that fit in a worker's host memory; default: 500")
+    cluster.add_argument("--slots", type=int, help="adapter slots; default: those of the curves")
+    cluster.add_argument(
+        "--routers", type=int, help="number of routers, each of which knows its own requests; default: 2"
+    )
     slo = simulate.add_argument_group("objectives")
     slo.add_argument("--ttft", type=float, dest="ttft_ms", metavar="MS", help="default: 1000")
     slo.add_argument("--tpot", type=float, dest="tpot_ms", metavar="MS", help="default: 30")
-    slo.add_argument("--share", type=float, help="of the requests, within both; default: 0.99")
+    slo.add_argument("--share", type=float, help="share of requests that must meet both; default: 0.99")
     simulate.add_argument(
         "--validate",
         action="store_true",
-        help="instead: start a cluster here, measure its curves, and compare a load with its simulation",
+        help="instead, start a cluster here, measure its curves, and compare a load with its simulation",
     )
-    simulate.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="of --validate; default: cpu")
-    simulate.add_argument("--model", default="tiny", help="of --validate: tiny, qwen2.5-0.5b or llama-3.1-8b")
+    simulate.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="for --validate; default: cpu")
+    simulate.add_argument("--model", default="tiny", help="for --validate: tiny, qwen2.5-0.5b or llama-3.1-8b")
     simulate.add_argument(
-        "--engine-arguments", type=shlex.split, default=(), metavar="TEXT", help="of --validate: for every engine"
+        "--engine-arguments",
+        type=shlex.split,
+        default=(),
+        metavar="TEXT",
+        help="for --validate: additional SGLang arguments",
     )
-    simulate.add_argument("--write-curves", type=Path, metavar="FILE", help="of --validate: keep what was measured")
+    simulate.add_argument("--write-curves", type=Path, metavar="FILE", help="for --validate: write the measured curves")
     simulate.add_argument("--quick", action="store_true", help="a smoke test: few requests")
     simulate.add_argument("--json", type=Path, metavar="FILE", help="write the figures")
-    simulate.add_argument("--plots", type=Path, metavar="FOLDER", help="draw the answers as SVG files")
+    simulate.add_argument("--plots", type=Path, metavar="FOLDER", help="draw the results as SVG files")
     simulate.set_defaults(run=_simulate)
 
 

@@ -18,37 +18,43 @@ def add_commands(benchmarks: Any) -> None:
     training = benchmarks.add_parser("training", help=text, description=text)
     training.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="default: cpu")
     training.add_argument("--model", help="small, qwen2.5-0.5b or llama-3.1-8b; default: small, on a GPU llama-3.1-8b")
-    training.add_argument("--profiles", type=_words, help="lengths of which data sets; default: all six")
+    training.add_argument("--profiles", type=_words, help="data sets whose lengths to use; default: all six")
     training.add_argument("--layouts", type=_words, help="default: shared,paired,padded")
     training.add_argument("--row-tokens", type=positive, metavar="N", help="default: 4096, on a GPU 8192")
     training.add_argument(
-        "--rows", type=positive, dest="num_rows", metavar="N", help="of a measurement; default: 1, on a GPU 2"
+        "--rows", type=positive, dest="num_rows", metavar="N", help="rows per measurement; default: 1, on a GPU 2"
     )
     training.add_argument("--repeats", type=positive, metavar="N", help="default: 3")
-    training.add_argument("--rank", type=positive, metavar="N", help="of LoRA; default: 16")
-    training.add_argument("--limit-s", type=positive, metavar="S", help="skip measurements that have not begun by then")
+    training.add_argument("--rank", type=positive, metavar="N", help="LoRA rank; default: 16")
+    training.add_argument(
+        "--limit-s", type=positive, metavar="S", help="skip measurements that have not started after S seconds"
+    )
     training.add_argument("--quick", action="store_true", help="a smoke test: one profile, one row, one repeat")
     training.add_argument("--json", type=Path, metavar="FILE", help="write the numbers")
     training.set_defaults(run=_training)
     text = "Does the best learning rate stay the same from rank 1 to 32? Trains many small adapters."
     transfer = benchmarks.add_parser("rank-transfer", help=text, description=text)
     transfer.add_argument("--kinds", type=_words, help="default: lora,direft,loreft")
-    transfer.add_argument("--steps", type=positive, dest="num_steps", metavar="N", help="of each adapter; default: 60")
-    transfer.add_argument("--seeds", type=positive, metavar="N", help="runs of each adapter; default: 1")
-    transfer.add_argument("--processes", type=positive, metavar="N", help="default: one for each core")
-    transfer.add_argument("--device", choices=("cpu", "cuda"), help="for pretraining the model; default: cpu")
+    transfer.add_argument(
+        "--steps", type=positive, dest="num_steps", metavar="N", help="training steps per adapter; default: 60"
+    )
+    transfer.add_argument("--seeds", type=positive, metavar="N", help="runs per adapter; default: 1")
+    transfer.add_argument("--processes", type=positive, metavar="N", help="default: one per core")
+    transfer.add_argument("--device", choices=("cpu", "cuda"), help="device for pretraining the model; default: cpu")
     transfer.add_argument("--quick", action="store_true", help="a smoke test: four adapters, three steps each")
     transfer.add_argument("--json", type=Path, metavar="FILE", help="write the numbers")
     transfer.add_argument("--plot", type=Path, metavar="FILE", help="draw a plot, .png or .svg")
     transfer.set_defaults(run=_rank_transfer)
-    text = "Compare prompt-only adapters with adapters of all positions, on the demo's tasks, by kind and rank."
+    text = "Compare prompt-only adapters with adapters for all positions, on the demo's tasks, by kind and rank."
     positions = benchmarks.add_parser("positions", help=text, description=text)
     positions.add_argument("--demo", type=Path, metavar="DIR", help="a folder of `prelude demo`; default: make one")
     positions.add_argument("--kinds", type=_words, help="default: lora,direft")
     positions.add_argument("--ranks", type=_numbers, help="default: 8,16,32")
     positions.add_argument("--styles", type=_words, help="default: all five")
-    positions.add_argument("--steps", type=positive, dest="num_steps", metavar="N", help="of each; default: 120")
-    positions.add_argument("--processes", type=positive, metavar="N", help="default: one for each core")
+    positions.add_argument(
+        "--steps", type=positive, dest="num_steps", metavar="N", help="training steps per adapter; default: 120"
+    )
+    positions.add_argument("--processes", type=positive, metavar="N", help="default: one per core")
     positions.add_argument("--json", type=Path, metavar="FILE", help="write the numbers")
     positions.set_defaults(run=_positions)
 

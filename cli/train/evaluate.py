@@ -51,12 +51,14 @@ def add_command(commands: Any) -> None:
         metavar="DIR|NAME",
         help="directories, in a format of docs/adapter-formats.md; with --url the names of served adapters",
     )
-    command.add_argument("--positions", choices=("prefill", "all"), help="in place of the adapters' own")
-    command.add_argument("--rows", type=int, metavar="N", help="the first N rows; default: all")
-    command.add_argument("--max-tokens", type=int, default=2048, metavar="N", help="of a prompt with its answer")
+    command.add_argument("--positions", choices=("prefill", "all"), help="override the adapters' own positions")
+    command.add_argument("--rows", type=int, metavar="N", help="use the first N rows; default: all")
+    command.add_argument(
+        "--max-tokens", type=int, default=2048, metavar="N", help="limit of a prompt with its answer; default: 2048"
+    )
     command.add_argument("--json", action="store_true", help="print JSON, with every answer")
     cluster = command.add_argument_group("through a cluster")
-    cluster.add_argument("--url", help="of the router, such as http://127.0.0.1:8000")
+    cluster.add_argument("--url", help="the router, such as http://127.0.0.1:8000")
     cluster.add_argument(
         "--compare",
         type=Path,
@@ -65,9 +67,9 @@ def add_command(commands: Any) -> None:
         help="also evaluate offline the base model and these directories, one for each --adapter, and list the prompts "
         "that are answered differently",
     )
-    cluster.add_argument("--concurrency", type=int, default=8, metavar="N", help="prompts at once; default: 8")
+    cluster.add_argument("--concurrency", type=int, default=8, metavar="N", help="concurrent prompts; default: 8")
     cluster.add_argument(
-        "--timeout-s", type=float, default=120.0, metavar="S", help="for the answer to a prompt; default: 120"
+        "--timeout-s", type=float, default=120.0, metavar="S", help="timeout of one prompt; default: 120"
     )
 
 

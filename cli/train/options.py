@@ -37,7 +37,7 @@ def add_options(command: argparse.ArgumentParser, *, is_preference: bool) -> Non
     columns = "prompt, chosen and rejected" if is_preference else "prompt and completion, or messages"
     files = command.add_argument_group("what is trained on what")
     files.add_argument(
-        "--model", type=Path, required=True, metavar="DIR", help="the base model, as Hugging Face has it"
+        "--model", type=Path, required=True, metavar="DIR", help="the base model, a Hugging Face model directory"
     )
     files.add_argument(
         "--data", type=Path, required=True, nargs="+", metavar="FILE", help=f"JSONL with trl's columns: {columns}"
@@ -46,7 +46,7 @@ def add_options(command: argparse.ArgumentParser, *, is_preference: bool) -> Non
     files.add_argument(
         "--output", type=Path, required=True, action=_OfOneAdapter, metavar="DIR", help="the run's folder"
     )
-    files.add_argument("--resume", action="store_true", help="continue the run in the folder, or begin one")
+    files.add_argument("--resume", action="store_true", help="continue the run in --output, or start a new one")
 
     adapter = command.add_argument_group("the adapter")
     adapter.add_argument("--kind", choices=_KINDS, default="lora", help="default: lora")
@@ -56,7 +56,7 @@ def add_options(command: argparse.ArgumentParser, *, is_preference: bool) -> Non
         "--positions",
         choices=("prefill", "all"),
         default="prefill",
-        help="adapt the prompt only, or answers, too; default: prefill",
+        help="adapt the prompt only, or also the answers; default: prefill",
     )
     adapter.add_argument("--modules", nargs="+", metavar="NAME", help="projections that LoRA changes; default: all")
     adapter.add_argument("--layers", nargs="+", type=int, metavar="N", help="default: all")
@@ -65,18 +65,20 @@ def add_options(command: argparse.ArgumentParser, *, is_preference: bool) -> Non
         loss = command.add_argument_group("the loss")
         loss.add_argument("--loss", choices=("dpo", "simpo"), default="dpo", help="default: dpo")
         loss.add_argument("--beta", type=float, help="default: 0.1, with simpo 2")
-        loss.add_argument("--label-smoothing", type=float, help="of dpo; default: 0")
+        loss.add_argument("--label-smoothing", type=float, help="for dpo; default: 0")
         loss.add_argument("--gamma", type=float, help="the margin of simpo; default: 1")
 
     steps = command.add_argument_group("steps")
     steps.add_argument("--learning-rate", type=float, help="default: by kind and loss, 2e-4 for SFT with LoRA")
     steps.add_argument("--epochs", type=float, default=1.0, help="default: 1")
-    steps.add_argument("--max-steps", type=int, metavar="N", help="in place of --epochs")
-    steps.add_argument("--batch-size", type=int, default=16, metavar="N", help="examples a step; default: 16")
-    steps.add_argument("--warmup-ratio", type=float, default=0.03, help="of all steps; default: 0.03")
+    steps.add_argument("--max-steps", type=int, metavar="N", help="instead of --epochs")
+    steps.add_argument("--batch-size", type=int, default=16, metavar="N", help="examples per step; default: 16")
+    steps.add_argument("--warmup-ratio", type=float, default=0.03, help="share of all steps; default: 0.03")
     steps.add_argument("--decay", choices=("linear", "cosine", "constant"), default="linear", help="default: linear")
     steps.add_argument("--weight-decay", type=float, default=0.0, help="default: 0")
-    steps.add_argument("--max-grad-norm", type=float, default=1.0, help="0: gradients are not clipped; default: 1")
+    steps.add_argument(
+        "--max-grad-norm", type=float, default=1.0, help="clip gradients to this norm, 0: no clipping; default: 1"
+    )
     steps.add_argument("--seed", type=int, default=0, help="default: 0")
 
     memory = command.add_argument_group("lengths and memory")
@@ -84,35 +86,41 @@ def add_options(command: argparse.ArgumentParser, *, is_preference: bool) -> Non
         "--max-tokens",
         type=int,
         metavar="N",
-        help="of a prompt with its answer; default: 2048, or what the model reads",
+        help="limit of a prompt with its answer; default: 2048, at most the model's context length",
     )
-    memory.add_argument("--leave-out-long", action="store_true", help="leave longer rows out instead of refusing them")
+    memory.add_argument("--leave-out-long", action="store_true", help="skip longer rows instead of refusing them")
     memory.add_argument(
-        "--row-tokens", type=int, default=4096, metavar="N", help="read at once, a multiple of 128; default: 4096"
+        "--row-tokens",
+        type=int,
+        default=4096,
+        metavar="N",
+        help="tokens per packed row, a multiple of 128; default: 4096",
     )
     memory.add_argument(
-        "--gradient-checkpointing", action="store_true", help="keep less and compute it again: slower, less memory"
+        "--gradient-checkpointing", action="store_true", help="recompute activations: slower, less memory"
     )
-    memory.add_argument("--dtype", choices=_DTYPES, help="of serving; default: float32 on CPUs, bfloat16 on GPUs")
+    memory.add_argument(
+        "--dtype", choices=_DTYPES, help="the serving dtype; default: float32 on CPUs, bfloat16 on GPUs"
+    )
     memory.add_argument("--device", help="default: cuda if there is one, else cpu")
 
     told = command.add_argument_group("logs, checkpoints and pushes")
-    told.add_argument("--log-every", type=int, default=10, metavar="N", help="steps; default: 10")
-    told.add_argument("--eval-every", type=int, metavar="N", help="steps; default: ten times a run")
-    told.add_argument("--save-every", type=int, metavar="N", help="steps; default: ten times a run")
-    told.add_argument("--tensorboard", action="store_true", help="write for TensorBoard, too")
+    told.add_argument("--log-every", type=int, default=10, metavar="N", help="log every N steps; default: 10")
+    told.add_argument("--eval-every", type=int, metavar="N", help="evaluate every N steps; default: ten times a run")
+    told.add_argument("--save-every", type=int, metavar="N", help="save every N steps; default: ten times a run")
+    told.add_argument("--tensorboard", action="store_true", help="also write TensorBoard logs")
     told.add_argument(
         "--push",
         action=_OfOneAdapter,
         metavar="NAME",
-        help="after each evaluation (without --eval-data: at the end) make the checkpoint a revision of this adapter",
+        help="push the checkpoint as a revision of this adapter: after each evaluation, without --eval-data at the end",
     )
-    told.add_argument("--push-alias", metavar="ALIAS", help="that moves to it; default: latest")
+    told.add_argument("--push-alias", metavar="ALIAS", help="the alias that a push moves; default: latest")
     told.add_argument(
         "--router",
         default="http://127.0.0.1:8000",
         metavar="URL",
-        help=f"of the cluster for --push; {KEY_VARIABLE} has the API key, if it asks for one. Default: %(default)s",
+        help=f"the router for --push; {KEY_VARIABLE} has the API key, if it needs one. Default: %(default)s",
     )
 
 
