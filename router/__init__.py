@@ -1,1 +1,1 @@
-"""The HTTP front of a cluster: validates requests, places them, runs them on workers, relays their output."""
+"""The HTTP front end of a cluster: validates requests, places them on workers, and relays the workers' output."""

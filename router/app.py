@@ -258,7 +258,7 @@ def _tokens(config: RouterConfig) -> OidcTokens | None:
 
 
 def _guard(route: Any, more: Mapping[tuple[str, str], Scope | None] = MappingProxyType({})) -> None:
-    """Make a route check the caller's scope. Raises KeyError for a route that is in neither table of scopes."""
+    """Make a route check the caller's scope. Raises KeyError for a route without an entry in the tables of scopes."""
     scope_of = {**SCOPE_OF, **more}
     needed = {method: scope_of[method, path] for method, path in openapi.operations_of([route])}
     if "GET" in needed:

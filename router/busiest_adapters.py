@@ -1,4 +1,4 @@
-"""Which adapters get the most requests, as a metric with a bounded number of label values."""
+"""Request rates of the busiest adapters, as a metric with a bounded number of label values."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ _MAX_SHOWN = 20
 class BusiestAdapters(Collector):
     """Requests per second over about the last minute, for the busiest adapters by name and for all others together.
 
-    Two windows bound the memory: the one that fills, and the one before, which counts as far as it is in the minute.
-    A counter per adapter would be simpler, but its label values would grow with the number of adapters ever asked for.
+    Memory is bounded by two windows: the current one, and the previous one, which counts in proportion to its overlap
+    with the last minute. A counter per adapter would be simpler, but would have a label value for every adapter ever
+    requested.
     """
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
@@ -36,7 +37,7 @@ class BusiestAdapters(Collector):
         self._filling[adapter if is_known else OTHER] += 1
 
     def rates(self) -> dict[str, float]:
-        """Requests per second: of at most twenty adapters, and of `OTHER` if there are more."""
+        """Requests per second of at most twenty adapters, and of `OTHER` if there are more."""
         self._turn()
         share = 1 - (self._now() - self._began_at) / _WINDOW_S  # of the full window
         rates: dict[str, float] = {name: number / _WINDOW_S for name, number in self._filling.items()}

@@ -3,7 +3,7 @@
     RouterError
     ├── RequestError                 the client's mistake, or a request that this cluster cannot serve
     │   ├── InvalidBody              not a JSON object in UTF-8
-    │   ├── InvalidField             a field that routes has a wrong type or value
+    │   ├── InvalidField             a field has a wrong type or value
     │   ├── RefusedField             a field that only Prelude may give an engine
     │   ├── InvalidUpload            an adapter's files in an unsupported form
     │   ├── BodyTooLarge, BodyTooSlow

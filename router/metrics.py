@@ -29,7 +29,7 @@ WORKER_STATES = ("placeable", "blocked", "draining", "hung", "not_ready", "lost"
 
 
 class QuotaUse(Collector):
-    """How much of their quotas tenants use, read at every scrape."""
+    """Tenants' use of their quotas, read at every scrape."""
 
     def __init__(self) -> None:
         self.read: Callable[[], Mapping[tuple[str, str], float]] = dict  # by (tenant, limit)
@@ -273,7 +273,7 @@ class Metrics:
         self.body_bytes.set_function(num_bytes)
 
     def set_workers(self, states: Mapping[tuple[str, str], int]) -> None:
-        """Take over the number of workers by (role, state). Others have none."""
+        """Set the numbers of workers by (role, state), and drop all other combinations."""
         self.workers.clear()
         for (role, state), number in states.items():
             self.workers.labels(role, state).set(number)
@@ -289,7 +289,7 @@ class Metrics:
         decode_queue: float,
         decode_load: float,
     ) -> None:
-        """Take over how busy the fleet is: workers by role, two values by worker (others have none), and of pools."""
+        """Set the fleet's saturation: workers by role, two values per worker, and the pools' values."""
         for role, number in num_placeable.items():
             self.placeable_workers.labels(role).set(number)
         for gauge, values in ((self.worker_queue, queue_s), (self.worker_kv_used, kv_used)):

@@ -35,12 +35,12 @@ def redact_addresses(error: AdapterError) -> AdapterError:
 
 
 def without_path(error: AdapterError, path: Path, shown: str) -> AdapterError:
-    """The error, or one of the same class with `shown` in place of a path of the router's machine."""
+    """The error, or one of the same class with `shown` instead of a path on the router's machine."""
     message = str(error)
     public = message.replace(str(path), shown)
     return error if public == message else type(error)(public)
 
 
 def public_message(code: str, message: str) -> str:
-    """The message for clients of a worker's error with this code."""
+    """The public message for a worker's error with this code."""
     return _PUBLIC_MESSAGES.get(code, message)

@@ -122,10 +122,11 @@ def _allow_open_files(max_connections: int) -> None:
 
 
 def spare_garbage_collection() -> None:
-    """Never look again at what was made before the first request, and look less often at what requests make.
+    """Exempt all objects that exist now from garbage collection, and collect less often.
 
-    Requests leave few circles. A full collection over all modules would stop every stream for tens of milliseconds,
-    and one over what a burst of requests has just made, for milliseconds: at 10,000 objects, of 128 at once.
+    Requests leave few reference cycles. A full collection over all modules would stop every stream for tens of
+    milliseconds, and a collection of the objects of a burst of 128 requests, with a threshold of 10,000 objects, for
+    milliseconds.
     """
     gc.collect()
     gc.freeze()
@@ -133,9 +134,9 @@ def spare_garbage_collection() -> None:
 
 
 def _exit() -> NoReturn:
-    """End the process without waiting for threads: an import or a query to a database that hangs may take minutes.
+    """End the process without waiting for threads, which may take minutes in an import or a hanging database query.
 
-    Their work is recovered as after a kill.
+    Unfinished work is recovered as after a kill.
     """
     logging.shutdown()
     sys.stdout.flush()
@@ -144,7 +145,7 @@ def _exit() -> NoReturn:
 
 
 def _context_length(config: ClusterConfig, base: BaseModel) -> int:
-    """The longest of all engines; of those that are discovered, as `engine` says."""
+    """The longest context length of all engines. Discovered engines count with `engine.context_length`."""
     lengths = {config.engine_of(worker).context_length for worker in config.workers}
     if config.discovery.by_role:
         lengths.add(config.engine.context_length)
@@ -153,7 +154,7 @@ def _context_length(config: ClusterConfig, base: BaseModel) -> int:
 
 
 def _max_running_requests(config: ClusterConfig) -> int:
-    """The fewest of all engines."""
+    """The smallest `max_running_requests` of all engines."""
     engines = [config.engine_of(worker) for worker in config.workers]
     return min((engine.max_running_requests for engine in engines), default=config.engine.max_running_requests)
 

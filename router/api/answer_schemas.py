@@ -1,4 +1,4 @@
-"""JSON Schemas of answers. They name what clients may rely on; engines may add to it."""
+"""JSON Schemas of answers. They list the fields that clients may rely on; engines may add others."""
 
 from __future__ import annotations
 

@@ -16,10 +16,10 @@ _MAX_S = 86_400.0
 
 @asynccontextmanager
 async def client_deadline(given: bytes, age_s: float) -> AsyncIterator[None]:
-    """End what runs inside, its engine calls too, when the deadline has passed. `age_s`: of the request.
+    """Cancel the block, including its engine calls, when the client's deadline has passed.
 
-    `given`: the header's value. Raises DeadlineExceeded then, and InvalidField for a value that is no number of
-    seconds.
+    `given`: the header's value; `age_s`: the request's age. Raises DeadlineExceeded at the deadline, and InvalidField
+    if the value is not a number of seconds.
     """
     timeout_s = _seconds(given)
     try:

@@ -1,4 +1,4 @@
-"""POST /v1/chat/completions, /v1/completions and their kin: one request from its first byte to its log line."""
+"""POST /v1/chat/completions and the other inference endpoints: one request from its first byte to its log line."""
 
 from __future__ import annotations
 
@@ -230,7 +230,7 @@ class CompletionsEndpoint:
 
 
 def keeps_slo(slo: SloConfig, num_gaps: int, first_event_s: float | None, duration_s: float) -> bool:
-    """Whether an answer was as fast as `router.slo` says; without a first event, it is in one piece."""
+    """Whether an answer met `router.slo`. Without a first event, it was not streamed."""
     rest_s = slo.event_gap_s * max(0, num_gaps)
     if first_event_s is None:
         return duration_s <= slo.first_token_s + rest_s
@@ -246,7 +246,7 @@ async def _run_in_turn(
 
 
 def _target_headers(target: Target, request: RequestState) -> dict[str, str]:
-    """The headers that name the adapter. Records it in the request's state, too."""
+    """The headers that name the adapter. Also records the adapter in the request's state."""
     if target.revision is None:
         return {}
     request.adapter, request.revision_id = target.revision.full_name, target.revision.revision_id
@@ -276,7 +276,7 @@ def _describe(span: Span, request: RequestState, route: str, client: ClientAnswe
 
 @lru_cache(maxsize=1024)
 def _signature(fingerprint: str, engine_model: str, requested_model: str, hides_cached_tokens: bool) -> Signature:
-    """Shared by all requests for a target, as it has no state."""
+    """The Signature for a target. It is stateless, so all requests for the target share it."""
     return Signature(
         fingerprint,
         engine_model=engine_model,

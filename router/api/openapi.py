@@ -26,7 +26,7 @@ _STREAM = "text/event-stream"
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """What a route takes and gives. A name is that of a schema; a type of content has a slash."""
+    """The inputs and outputs of a route. A value with a slash is a content type, any other the name of a schema."""
 
     summary: str
     answer: str = ""  # empty: it only refuses
@@ -138,7 +138,7 @@ def _paths(operations: Mapping[tuple[str, str], Operation]) -> dict[str, dict[st
 
 
 def error_codes() -> dict[str, list[int]]:
-    """Every code of this router's errors with its HTTP statuses. Workers add codes that begin with `adapter_`."""
+    """All error codes of the router with their HTTP statuses. Workers add further codes that begin with `adapter_`."""
     found: dict[str, set[int]] = {"context_length_exceeded": {400}, "engine_busy": {503}}  # set on instances
     kinds: list[type[RouterError] | type[AdapterError]] = [RouterError, AdapterError]
     while kinds:

@@ -30,7 +30,7 @@ class PlacementPage:
         return [Route("/debug/placement", self.placement)]
 
     async def placement(self, request: Request) -> Response:
-        """For `adapter` (none: the base model) and a prompt of `prompt_tokens`, with room for `answer_tokens` more."""
+        """Query: `adapter` (default: the base model), `prompt_tokens`, and `answer_tokens` to reserve room for."""
         prompt_tokens, answer_tokens = (_number(request, name, default) for name, default in _TOKENS.items())
         revision, adapter = None, request.query_params.get("adapter")
         reference = reference_in(self._backends.model, adapter, self._backends.model)

@@ -1,4 +1,4 @@
-"""Paths of other servers that this one does not have, with the reason. Any other path is unknown."""
+"""Paths that other servers offer and this one does not, with the reason. All other unknown paths are a plain 404."""
 
 from __future__ import annotations
 

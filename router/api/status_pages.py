@@ -124,7 +124,7 @@ class Pages:
         return json_answer({**self._adapter_card(revision), "id": name})
 
     async def health(self, _: Request) -> Response:
-        """200 while this process serves."""
+        """200 while this process runs."""
         return json_answer({"status": "alive"})
 
     async def ready(self, _: Request) -> Response:
@@ -136,7 +136,7 @@ class Pages:
         return json_answer({"ready": body["ready"], "reason": body["reason"]}, 200 if body["ready"] else 503)
 
     async def ready_in_detail(self, _: Request) -> Response:
-        """As `ready`, with the placements, and the reason for each worker that is not placeable."""
+        """As `ready`, with the usable placements, and the reason for each worker that gets no requests."""
         body = await self._readiness_of_all()
         return json_answer(body, 200 if body["ready"] else 503)
 
@@ -152,7 +152,7 @@ class Pages:
         return body
 
     async def metrics(self, _: Request) -> Response:
-        """This router's metrics, those of all its processes added up."""
+        """This router's metrics, summed over all of its processes."""
         page = self._own_metrics()
         if self._siblings is not None:
             page = merged_metrics([page, *(await self._siblings.ask("metrics")).values()])
@@ -168,7 +168,7 @@ class Pages:
 
     @asynccontextmanager
     async def shared(self) -> AsyncIterator[None]:
-        """Inside, this process answers for itself when another one is asked for all."""
+        """Inside the block, this process serves its own part to the process that was asked for all."""
         if self._siblings is None:
             yield
             return

@@ -33,7 +33,7 @@ class _Text(msgspec.Struct):
 
 
 def _under_both_names(answer: bytes) -> bytes:
-    """Takes time with the size of the answer, little of it."""
+    """Add the answer's fields under both servers' names. Takes little time, linear in the answer's size."""
     text = msgspec.json.decode(answer, type=_Text).text
     return msgspec.json.encode({"text": text, "prompt": text})
 
@@ -50,7 +50,7 @@ class _Named:
 
 
 class TokenizationEndpoint:
-    """Adapters change no tokenizer, so a model's name only has to exist."""
+    """The two endpoints. Adapters do not change the tokenizer, so `model` only has to exist."""
 
     def __init__(
         self, backends: Backends, adapters: AdapterService, room: BodyRoom, quotas: Quotas, limits: Limits
@@ -132,7 +132,7 @@ class TokenizationEndpoint:
         return Response(twice, media_type="application/json")
 
     def _decode(self, body: bytes, known: frozenset[str], check: Callable[[Fields], None]) -> Fields:
-        """The fields without nulls. Raises RequestError."""
+        """The request's fields, without those that are null. Raises RequestError."""
         fields = {}
         for name, value in split(body, self._limits.request.nesting).items():
             is_null = value == _NULL

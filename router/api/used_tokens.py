@@ -1,4 +1,4 @@
-"""How many tokens a request has used, for quotas and turns; an estimate where no engine got to say."""
+"""How many tokens a request has used, for quotas and fair queueing; an estimate if no engine has reported it."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ _WEIGHT_OF_FASTER, _WEIGHT_OF_SLOWER = 0.3, 0.03  # slow readers must not make i
 
 
 class UsedTokens:
-    """Tokens of ended requests. Learns from streams that were counted how fast the others have generated."""
+    """Tokens of ended requests. Learns the generation speed from streams with counts, to estimate streams without."""
 
     def __init__(self) -> None:
         self._tokens_per_s: float | None = None  # of one sequence
 
     def of(self, request: RequestState, status: int | None) -> tuple[int | None, int | None]:
-        """Tokens of the prompts and of the output, None where unknown. `status`: of the answer, if there is one."""
+        """Tokens of the prompts and of the output, None if unknown. `status`: the answer's, if there is one."""
         if not any(sequence.num_attempts for sequence in request.sequences):
             return 0, 0
         output = request.num_completion_tokens
@@ -39,9 +39,10 @@ class UsedTokens:
             self._tokens_per_s = known + (_WEIGHT_OF_FASTER if found > known else _WEIGHT_OF_SLOWER) * (found - known)
 
     def _estimate(self, request: RequestState) -> int:
-        """Events seen, or more: engines send none for tokens without text, and parsers hold others back.
+        """The number of events seen, or more: engines send no event for some tokens, and parsers hold others back.
 
-        Until it is known how fast engines generate, all that it allows, as for an answer in one piece.
+        Until the generation speed is known, the estimate is all tokens that the request allows, as for an answer that
+        is not streamed.
         """
         counts = [each.num_completion_tokens for each in request.sequences if each.num_attempts]
         num_counted, num_unknown = sum([count or 0 for count in counts]), counts.count(None)

@@ -1,4 +1,4 @@
-"""The console's routes on the admin listener, and on the listener of clients where `router.console` asks for it."""
+"""The console's routes on the admin listener and, with `router.console`, on the clients' listener."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _EXPORT = "/export"
 
 
 def client_routes(config: RouterConfig, state: ConsoleState, model: str) -> list[Route]:
-    """The page at `/`. Its state shows all tenants' requests, so with keys only administrators get it."""
+    """The page at `/`. Its state shows the requests of all tenants, so with `auth` only administrators get it."""
     if not config.console:
         return []
     needs_key = config.auth is not None
@@ -35,8 +35,10 @@ def client_routes(config: RouterConfig, state: ConsoleState, model: str) -> list
 
 
 def admin_routes(config: RouterConfig, state: ConsoleState, model: str, clients: Any) -> list[Route]:
-    """The page at `/console`, and beneath it the calls that it makes, which `clients`, the clients' ASGI
-    application, answers as it would on its own listener: with its keys, scopes, quotas and log.
+    """The page at `/console`, and below it the API calls that the page makes.
+
+    `clients`, the clients' ASGI application, answers these calls as on its own listener, with the same keys, scopes,
+    quotas and log.
     """
     guard = _Guard(config, config.admin.host)
 
@@ -72,7 +74,7 @@ def _state_route(guard: _Guard, state: ConsoleState) -> Route:
 
 
 class _Asgi:
-    """An ASGI application as an object: Starlette would take a function for a request handler."""
+    """Wraps an ASGI application in an object, because Starlette would take a function for a request handler."""
 
     def __init__(self, app: Any) -> None:
         self._app = app
@@ -82,7 +84,7 @@ class _Asgi:
 
 
 class _Guard:
-    """Rejects calls from other sites' pages where the router asks for no key: a browser would send those, too."""
+    """Rejects calls made by pages of other sites. Without keys, a browser could send them on the user's behalf."""
 
     def __init__(self, config: RouterConfig, listens_at: str) -> None:
         self._asks_for_keys = config.auth is not None
@@ -90,7 +92,7 @@ class _Guard:
         self._is_insecure = config.insecure
 
     def check_host(self, headers: Headers) -> None:
-        """Raise ConsoleRefused for a name that a foreign site may have pointed at this machine."""
+        """Raise ConsoleRefused for a host name that a foreign site may have pointed at this machine."""
         host = _split(f"//{headers.get('host', '')}").hostname or ""
         if self._is_local and not self._asks_for_keys and not is_loopback(host):
             raise ConsoleRefused(
@@ -98,7 +100,7 @@ class _Guard:
             )
 
     def check_call(self, headers: Headers) -> None:
-        """As `check_host`, and for calls from another site, or from beyond this machine without a key."""
+        """As `check_host`; also for calls by pages of another site, and for calls from other machines without a key."""
         self.check_host(headers)
         origin = headers.get("origin")
         if origin is not None and _split(origin).netloc != headers.get("host"):

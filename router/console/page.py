@@ -1,4 +1,4 @@
-"""The console's files, read once, with the headers that keep them harmless in a browser."""
+"""The console's static files, read once and served with a Content-Security-Policy."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ HEADERS = {
 def page_routes(
     path: str, *, calls: str, model: str, needs_key: bool, state_needs_key: bool, is_managed: bool
 ) -> list[Route]:
-    """The page at `path`, and its files in FOLDER. `calls`: the path before `/v1/…` in the page's calls."""
+    """Routes for the page at `path` and its files in FOLDER. `calls`: the prefix of `/v1/…` in the page's API calls."""
     values = {
         "calls": calls,
         "model": model,

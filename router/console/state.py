@@ -1,4 +1,4 @@
-"""What the console shows of the fleet and of the requests in flight, made at most every half second."""
+"""The fleet and the requests in flight, as the console shows them; computed at most every half second."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Own = dict[str, Any]
 
 
 class ConsoleState:
-    """GET /console/state. With several processes, one answers for all of them."""
+    """GET /console/state. With several processes, the one that is asked answers for all."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class ConsoleState:
         self._router = secrets.token_hex(6) if siblings is None else siblings.router_id
 
     async def state(self, _: Request) -> Response:
-        """The newest state. Counters are since the start of each process, so that the page can take differences."""
+        """The newest state. Counters count from the start of each process, and the page takes differences."""
         async with self._making:
             now = self._clock()
             if self._made is None or now - self._made_at >= _MIN_AGE_S:
@@ -58,7 +58,7 @@ class ConsoleState:
             return Response(self._made, headers=HEADERS, media_type="application/json")
 
     def own(self) -> bytes:
-        """This process's part of the state, for the sibling that answers."""
+        """This process's part of the state, for the process that answers the request."""
         return msgspec.json.encode(self._own())
 
     async def _state(self) -> dict[str, Any]:
@@ -129,13 +129,13 @@ def _bounded(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def _bounds(families: Iterable[Any]) -> list[float | None]:
-    """Upper bounds of a histogram's buckets, in seconds; the last one, which has none, is None."""
+    """Upper bounds of a histogram's buckets, in seconds. None for the last one, which is unbounded."""
     bounds = {float(s.labels["le"]) for f in families for s in f.samples if s.name.endswith("_bucket")}
     return [None if bound == float("inf") else bound for bound in sorted(bounds)]
 
 
 def _counts(families: Iterable[Any]) -> list[int]:
-    """Cumulative counts of a histogram's buckets, in the order of their bounds, all other labels added up."""
+    """Cumulative counts of a histogram's buckets, in the order of their bounds, summed over all other labels."""
     counts: dict[float, int] = {}
     for family in families:
         for sample in family.samples:

@@ -1,4 +1,4 @@
-"""A circuit breaker per worker: after failures in a row it gets no requests, then one at a time until one succeeds."""
+"""A circuit breaker per worker: after consecutive failures the worker gets no requests, then one probe at a time."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ log = logging.getLogger(__name__)
 
 
 class Breaker:
-    """Counts what this router itself sees of one worker's engine: broken connections, and no progress.
+    """Counts failures that this router sees at one worker's engine: broken connections, and no progress.
 
-    Answers of every status count as successes, since a client can ask for something that fails. Closed: requests pass.
-    Open: none does, for a rest. Half open: one passes, the probe, and decides.
+    An answer with any status counts as a success, since a bad request can fail at a healthy engine. Closed: requests
+    pass. Open: no request passes for some time. Half open: one request passes as a probe, and its outcome closes or
+    opens the breaker.
     """
 
     def __init__(self, worker: str, on_change: Callable[[], None]) -> None:
@@ -48,14 +49,14 @@ class Breaker:
             self.reset()
 
     def placed(self) -> None:
-        """Note a request that was sent there. After the probe, none follows before its outcome or the next rest."""
+        """Note a request that was sent to the worker. A probe holds others off until its outcome or the next one."""
         if self._is_half_open:
             self._is_half_open, self._is_probed = False, True
             self._timer = asyncio.get_running_loop().call_later(self._rest_s, self._half_open)
             self._set(True)
 
     def reset(self) -> None:
-        """Forget everything: the worker has another engine."""
+        """Forget all failures, because the worker has a new engine."""
         self._num_failures, self._rest_s = 0, _FIRST_REST_S
         self._is_half_open = self._is_probed = False
         self._stop_timer()

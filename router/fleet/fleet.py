@@ -31,7 +31,7 @@ _MAX_NAMED = 100  # workers of a revision and tier
 
 
 class Watch:
-    """Reports the loss of one engine to its user, once. Lasts until `end`."""
+    """Calls back once if one engine is lost. Active until `end`."""
 
     def __init__(self, watches: set[Watch], view: WorkerView, on_loss: Loss) -> None:
         self.needs_contact = True  # losing contact with the agent counts as a loss, too
@@ -42,15 +42,15 @@ class Watch:
         watches.add(self)
 
     def end(self) -> None:
-        """Idempotent. Drops the callback: with it, a reference cycle would wait for the garbage collector."""
+        """Idempotent. Drops the callback, so that no reference cycle is left for the garbage collector."""
         self._watches.discard(self)
         self._on_loss = None
 
     def check(self, view: WorkerView) -> None:
         """Report a loss if the engine is down or has another incarnation.
 
-        A running stream does not need the agent, and waits until a hanging engine is back or is restarted: set
-        `needs_contact` and `needs_progress` to False for it.
+        A running stream needs neither contact with the agent nor progress of the engine: it waits until a hanging
+        engine recovers or is restarted. So set `needs_contact` and `needs_progress` to False for it.
         """
         if view.is_connected:
             is_lost = not (view.is_engine_up and view.incarnation == self._incarnation)
@@ -66,7 +66,7 @@ class Watch:
 
 
 class Fleet:
-    """All workers that are known: those of cluster.yaml, and those that its sources find while the router runs."""
+    """All known workers: those listed in cluster.yaml, and those that discovery finds while the router runs."""
 
     def __init__(
         self,
@@ -103,7 +103,7 @@ class Fleet:
 
     @asynccontextmanager
     async def following(self):
-        """Keep every control stream open inside the block, also to workers that come meanwhile."""
+        """Keep a control stream open to every worker inside the block, including workers that join later."""
         following = asyncio.create_task(self._roster.run(), name="follow workers")
         try:
             yield self
@@ -158,11 +158,11 @@ class Fleet:
     def check_progress(
         self, workers: Sequence[WorkerView], timeout_s: float, on_stall: Callable[[WorkerStalled], None]
     ) -> ProgressCheck:
-        """Call `on_stall` when none of the workers has reported progress for so long, until the check's `end`."""
+        """Call `on_stall` once none of the workers has reported progress for `timeout_s`, unless ended before."""
         return ProgressCheck(lambda: tuple(map(self._observed, workers)), self.loads.clock, timeout_s, on_stall)
 
     def breaker(self, worker: str) -> Breaker:
-        """What this router's calls to the worker's engine have shown. Of a worker that has left nothing is kept."""
+        """The circuit breaker of a worker. A worker that has left gets a new one, which is not kept."""
         breaker = self._breakers.get(worker)
         if breaker is None:
             breaker = Breaker(worker, partial(self._breaker_changed, worker))
@@ -178,7 +178,7 @@ class Fleet:
         return self._links[view.contact]
 
     def link_of(self, view: WorkerView) -> WorkerLink:
-        """As `link`, also for a worker that has left since. Raises WorkerLost if nothing was in flight there."""
+        """As `link`, but also for a worker that has left with requests in flight. Raises WorkerLost for any other."""
         link = self._links.get(view.contact)
         if link is None:
             raise WorkerLost(f"worker {view.name} has left", worker=view.name)
@@ -195,7 +195,7 @@ class Fleet:
     def holders_of(self, revision_ids: Sequence[str]) -> list[dict[str, Any]]:
         """For each revision and each tier (host, disk, memory_only), the connected workers that have it.
 
-        A list under the tier's name has the first 100 of them, and `num_…` says how many there are.
+        The list under a tier's name has at most 100 workers; `num_…` is their total number.
         """
         wanted = frozenset(revision_ids)
         found: dict[str, dict[str, list[str]]] = {
@@ -222,7 +222,7 @@ class Fleet:
         return found
 
     async def wait_until(self, condition: Callable[[], bool], timeout_s: float) -> bool:
-        """Wait until `condition` holds; False after `timeout_s`. Evaluated at every change but of a worker's load."""
+        """Wait until `condition` holds; False after `timeout_s`. Evaluated at every change except of loads."""
         try:
             async with asyncio.timeout(timeout_s):
                 while not condition():
@@ -236,7 +236,7 @@ class Fleet:
         return await self.wait_until(lambda: set(workers) <= set(self.workers_with(revision_id)), timeout_s)
 
     def _connected(self, has_revision: Callable[[WorkerResidency], bool]) -> tuple[str, ...]:
-        """Names of the connected workers whose residency fulfils the condition."""
+        """Names of the connected workers whose residency satisfies the condition."""
         names = (name for name, view in self._views.items() if view.is_connected and has_revision(view.residency))
         return tuple(sorted(names))
 
@@ -246,7 +246,7 @@ class Fleet:
         return Observed(view.name, load, link is not None and link.view.is_connected)
 
     def _is_member(self, view: WorkerView) -> bool:
-        """False for a worker that has left, or whose name another worker has."""
+        """False if the worker has left, or if another worker has its name now."""
         member = self._views.get(view.name)
         return member is not None and member.contact == view.contact
 
@@ -255,7 +255,7 @@ class Fleet:
             self._update(self._views[worker])
 
     def _update(self, view: WorkerView, state: control.WorkerState | None = None) -> None:
-        """A link reports, or a breaker."""
+        """Take a report of a link, or a change of a breaker."""
         is_member = self._is_member(view)
         if state is not None:
             loads = [self.loads[view.name]] if is_member else []
@@ -293,7 +293,7 @@ class Fleet:
     # ---- what the roster tells --------------------------------------------------------------------------------------
 
     def start(self, contact: Contact) -> WorkerLink:
-        """Make the link to a new endpoint."""
+        """Create the link to a new endpoint."""
         self._watches[contact.number] = set()
         link = self._links[contact.number] = WorkerLink(
             contact,
@@ -306,12 +306,12 @@ class Fleet:
         return link
 
     def joined(self, name: str, link: WorkerLink) -> None:
-        """A worker takes part from now on."""
+        """Add a worker to the fleet."""
         self._views[name] = link.view
         self.changed()
 
     def left(self, name: str, link: WorkerLink) -> None:
-        """A worker gets no more requests. The link stays until those in flight have ended."""
+        """Remove a worker from the fleet. Its link is kept until its requests in flight have ended."""
         self._views.pop(name).residency.leave()
         link.begin_use()
         self._leaving[link.contact.number] = self.loads.forget(name, on_idle=link.end_use)
@@ -321,13 +321,13 @@ class Fleet:
         self.changed()
 
     def ended(self, link: WorkerLink) -> None:
-        """Nothing needs this link any more."""
+        """Drop a link that is no longer needed."""
         link.view.residency.leave()
         del self._links[link.contact.number]
         del self._watches[link.contact.number]
         self._leaving.pop(link.contact.number, None)
 
     def changed(self) -> None:
-        """What the fleet is has changed."""
+        """The fleet's membership may have settled: update the state."""
         self._state = None
         self._wake_waiters()

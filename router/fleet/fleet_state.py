@@ -14,7 +14,7 @@ from router.fleet.worker_residency import WorkerResidency
 
 @dataclass(frozen=True, slots=True)
 class WorkerView:
-    """The last known state of one worker, its load aside."""
+    """The last known state of one worker, without its load."""
 
     name: str
     role: str  # "prefill", "decode" or "unified"; from cluster.yaml until the first Describe
@@ -50,7 +50,7 @@ class WorkerView:
 
     @property
     def condition(self) -> str:
-        """Its state in one word, one of `router.metrics.WORKER_STATES`."""
+        """The worker's state, one of `router.metrics.WORKER_STATES`."""
         if not self.is_connected:
             return "lost"
         if self.is_hung:
@@ -74,7 +74,7 @@ class WorkerView:
 
 
 class FleetState:
-    """All workers and their loads. What is derived from the workers is computed once."""
+    """All workers and their loads. Properties derived from the workers are computed once."""
 
     def __init__(
         self,
@@ -132,7 +132,7 @@ class FleetState:
 
     @cached_property
     def _decode_keys(self) -> Set[tuple[str, str]]:
-        """What `warm_pairs` has of the workers in `decodes`."""
+        """The keys under which `warm_pairs` lists the workers in `decodes`."""
         return frozenset((decode.name, decode.incarnation) for decode in self.decodes)
 
     def warm_decodes(self, prefill: WorkerView) -> tuple[WorkerView, ...]:
@@ -149,7 +149,7 @@ class FleetState:
         return found
 
     def warm_decodes_in_domain(self, prefill: WorkerView) -> tuple[WorkerView, ...]:
-        """Those of `warm_decodes` that are in the prefill worker's NVLink or RDMA domain."""
+        """The workers of `warm_decodes` in the prefill worker's NVLink or RDMA domain."""
         found = self._near_decodes.get(prefill.name)
         if found is None:
             found = tuple(decode for decode in self.warm_decodes(prefill) if decode.domain == prefill.domain)
@@ -157,7 +157,7 @@ class FleetState:
         return found
 
     def with_late_workers(self, except_for: Set[str]) -> FleetState:
-        """The state after a return of all late workers but `except_for`, unchanged since contact was lost."""
+        """The state as if all late workers except `except_for` were back, unchanged since contact was lost."""
         workers = {
             name: replace(view, is_connected=True, is_ready=True) if view.is_late and name not in except_for else view
             for name, view in self.workers.items()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class Holders:
-    """By revision id, the WorkerResidency objects that have it in host memory. They keep it current themselves."""
+    """Maps a revision id to the WorkerResidency objects that have it in host memory, which keep this index current."""
 
     def __init__(self) -> None:
         self._holders: dict[str, tuple[object, ...]] = {}  # few each, of very many revisions

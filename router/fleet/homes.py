@@ -1,7 +1,7 @@
-"""Rendezvous hashing: every revision orders the workers in its own way, the same at every router.
+"""Rendezvous hashing: each revision has its own order of the workers, which is the same at every router.
 
-When a worker leaves, only the revisions that had it first get another first worker. (Thaler and Ravishankar, "Using
-name-based mappings to increase hit rates", 1998.)
+When a worker leaves, only the revisions that had it as their first home get a new first home. (Thaler and Ravishankar,
+"Using name-based mappings to increase hit rates", 1998.)
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Homes:
 
 @lru_cache(maxsize=2)  # each may know the orders of very many keys
 def homes_of(workers: tuple[str, ...]) -> Homes:
-    """Cached with the orders computed so far, since most changes of a fleet leave its prompt readers as they are."""
+    """The Homes of these workers, cached with the orders computed so far: most fleet changes do not affect them."""
     return Homes(workers)
 
 

@@ -14,7 +14,7 @@ _CHECKS = 4  # per timeout
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """One worker that is waited for, now. It may have left since the request came."""
+    """The current state of one worker that a request waits for. It may have left since the request began."""
 
     name: str
     load: WorkerLoad
@@ -22,11 +22,11 @@ class Observed:
 
 
 class ProgressCheck:
-    """Calls `on_stall`, once, when none of the workers has progressed for so long. Lasts until `end`.
+    """Calls `on_stall`, once, when none of the workers has made progress for `timeout_s`. Active until `end`.
 
-    Without contact to one of them nothing is known, so that time does not count. Nor does a check count that comes
-    late: this process stood still, and what workers have reported since is yet to be read. `observe`: the workers,
-    asked for at each check; nearly all requests end before the first.
+    Time without contact to one of the workers does not count, because its progress is unknown then. A check that runs
+    late does not count either: this process was stalled, and must first read what workers have reported meanwhile.
+    `observe` returns the workers and is called at each check; nearly all requests end before the first one.
     """
 
     def __init__(

@@ -1,8 +1,8 @@
-"""What an engine reports of its requests: which of the two workers of a pair each of them waits for.
+"""Engines' queue lengths, attributed to the pool that causes the wait: prefill or decode.
 
-A prompt is not read before its decode worker has room for it. So a queue before a prefill engine may be decode's: the
-engine says how much of it is. And room at a decode worker may be taken by sequences whose prompts wait at prefill
-workers: then what waits for that room waits for prefill.
+A prompt is not read before its decode worker has reserved room for it. So prompts queued at a prefill engine may in
+fact wait for decode; the engine reports how many do. Conversely, room at a decode worker may be reserved for sequences
+whose prompts still wait at prefill workers; sequences that wait for such room in fact wait for prefill.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from cluster.control import control_pb2 as control
 
 
 class Queues(msgspec.Struct, frozen=True):
-    """Numbers of requests at one engine, of all routers."""
+    """Numbers of requests at one engine, from all routers."""
 
     requests: int = 0  # all that it has
     awaiting_room: int = 0  # prefill: prompts whose decode worker has no room; decode: sequences that have none here
@@ -37,7 +37,7 @@ class Queues(msgspec.Struct, frozen=True):
 
     @property
     def blocked_share(self) -> float:
-        """Of the prompts that are not read, those that wait for room at a decode worker."""
+        """The share of unread prompts that wait for room at a decode worker."""
         num_unread = self.requests - self.awaiting_kv
         return min(1.0, self.awaiting_room / num_unread) if num_unread > 0 else 0.0
 
@@ -50,12 +50,12 @@ class Queues(msgspec.Struct, frozen=True):
 
     @property
     def waiting_for_decode(self) -> float:
-        """Of the sequences without room, as many as generating ones have of the room that is taken."""
+        """How many sequences without room wait for decode: the share that generate, of those that have room."""
         num_inside = self.generating + self.awaiting_kv
         return self.awaiting_room * (self.generating / num_inside if num_inside else 1.0)
 
     def load_ratio(self, max_kv_tokens: int) -> float:
-        """The share of the engine's room that generating sequences have, and above 1 with those that wait for it."""
+        """The share of the engine's room that generating sequences use. Above 1 if others wait for room."""
         kv_share = self.active_kv_tokens / max_kv_tokens if max_kv_tokens else 0.0
         share = max(kv_share, self.generating / self.max_running if self.max_running else 0.0)
         num_inside = self.generating + self.awaiting_kv
@@ -69,6 +69,6 @@ NO_QUEUES = Queues()
 
 
 def decode_share(decodes: Iterable[Queues]) -> float:
-    """Of the sequences without room at decode workers, those that wait for decode; 1 if there are none."""
+    """The share of the sequences without room at decode workers that wait for decode; 1 if there are none."""
     found = [(each.waiting_for_decode, each.awaiting_room) for each in decodes if each.awaiting_room]
     return sum(own for own, _ in found) / sum(every for _, every in found) if found else 1.0

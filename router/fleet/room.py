@@ -8,11 +8,11 @@ from router.fleet.fleet_state import FleetState
 def has_room(
     fleet: FleetState, *, queue_s: float, worker_sequences: int, coming_tokens: float, coming_sequences: float
 ) -> bool:
-    """True also without any worker: such requests fail at once instead of waiting.
+    """Whether some worker has room. True without any worker, so that requests fail immediately instead of waiting.
 
-    A worker has room that would read its prompts within `queue_s` and has fewer than `worker_sequences` of this
-    router's. Prompts that are on their way to no worker yet fill the room of the first ones. Ends at the first worker
-    with room beyond them.
+    A worker has room if it would read its queued prompts within `queue_s` and runs fewer than `worker_sequences`
+    sequences of this router. Admitted requests that are not placed yet are counted against the first workers with room.
+    Stops at the first worker with room beyond them.
     """
     readers, decodes = fleet.readers, fleet.decodes
     if not readers:

@@ -1,4 +1,4 @@
-"""How busy each part of the fleet is, as numbers that an autoscaler can act on."""
+"""How busy each pool of the fleet is, as numbers for an autoscaler."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ROLES = ("prefill", "decode", "unified")
 
 @dataclass(frozen=True, slots=True)
 class Saturation:
-    """One router's view of its placeable workers. `decode_…` is what engines report, so routers agree on it."""
+    """One router's view of its placeable workers. `decode_…` comes from engines' reports: all routers agree on it."""
 
     num_placeable: dict[str, int]  # by role
     queue_s: dict[str, float]  # by worker that reads prompts: seconds until what this router has placed there is read
@@ -43,13 +43,13 @@ class Saturation:
 
 
 def prefill_queue_s(fleet: FleetState) -> float:
-    """Expected seconds until this router's prompts are read, in the mean, without the wait for decode workers."""
+    """Mean expected seconds until this router's queued prompts are read, without waits for decode workers."""
     share = decode_share(fleet.loads[worker.name].queues for worker in fleet.decodes)
     return mean([load.queue_s * (1 - share * load.queues.blocked_share) for load in fleet.reader_loads])
 
 
 def decode_load(fleet: FleetState) -> float:
-    """Of the decode workers' room, what generating sequences have, in the mean; above 1 with what waits to."""
+    """Mean share of the decode workers' room that generating sequences use; above 1 if others wait for room."""
     return mean([_load_ratio(fleet.loads[worker.name]) for worker in fleet.decodes])
 
 
@@ -60,5 +60,5 @@ def _load_ratio(load: WorkerLoad) -> float:
 
 
 def mean(values: Collection[float]) -> float:
-    """0 of none."""
+    """The mean of the values, 0 if there are none."""
     return sum(values) / len(values) if values else 0.0

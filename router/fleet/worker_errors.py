@@ -95,7 +95,7 @@ _TOO_LONG = re.compile(
 def engine_error(status: int, body: bytes, worker: str) -> AttemptError:
     """The error for an engine's answer that is not a 200. `body` is the answer, or the data of an error event.
 
-    The texts of 5xx answers are not passed on: they are internal to the engine and may quote anything.
+    The texts of 5xx answers are not passed on, because they are internal to the engine and may quote anything.
     """
     try:
         parsed = msgspec.json.decode(body, type=_EngineErrorBody)

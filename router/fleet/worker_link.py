@@ -40,7 +40,7 @@ log = logging.getLogger(__name__)
 
 
 class Report(Protocol):
-    """Takes every new view, with the state that it comes from, if the worker has just sent one."""
+    """Receives every new view, and the state message that caused it, if any."""
 
     def __call__(self, view: WorkerView, state: control.WorkerState | None = None) -> None: ...
 
@@ -74,7 +74,7 @@ class WorkerLink:
         self._is_unused.set()
 
     async def run(self) -> None:
-        """Connect, follow the control stream, publish the loss of contact, reconnect. Ends only by cancellation."""
+        """Connect, follow the control stream, publish losses of contact, reconnect. Runs until cancelled."""
         num_failures = 0
         try:
             while True:
@@ -104,7 +104,7 @@ class WorkerLink:
             await self._channel.aclose()
 
     def begin_use(self) -> None:
-        """Keep the link after its worker has left, until `end_use`."""
+        """Keep the link, even if its worker leaves, until `end_use`."""
         self._num_uses += 1
         self._is_unused.clear()
 
@@ -129,8 +129,8 @@ class WorkerLink:
     ) -> float:
         """Make a revision resident, or fetch it to the tier. Returns the seconds that loading took.
 
-        A prewarm has a lower priority than loads that requests wait for. `not_in_engine`: the engine has just reported
-        that it does not have the revision. Raises RouterError.
+        A prewarm has lower priority than loads that requests wait for. `not_in_engine`: the engine has just reported
+        that it lacks the revision. Raises RouterError.
         """
         request = control.EnsureAdapterRequest(
             revision_id=revision_id,
@@ -157,7 +157,7 @@ class WorkerLink:
         await self._call("PinAdapter", request, revision_id, timeout_s)
 
     async def evict_adapter(self, revision_id: str, from_disk: bool, timeout_s: float) -> bool:
-        """Remove a revision from host memory and, with `from_disk`, from the disk. False if it was in neither.
+        """Remove a revision from host memory and, with `from_disk`, from disk. False if it was in neither.
 
         Raises RouterError, also while the revision is in use or pinned.
         """
@@ -165,7 +165,7 @@ class WorkerLink:
         return (await self._call("EvictAdapter", request, revision_id, timeout_s)).evicted
 
     async def _call(self, method: str, request: Any, revision_id: str, timeout_s: float, span: Span = NO_SPAN) -> Any:
-        """The response to a call. Waits past the deadline for the agent's error at the deadline. Raises RouterError."""
+        """Call the agent. Waits past the deadline for the error that the agent reports at it. Raises RouterError."""
         if self._stub is None:
             raise WorkerLost(f"worker {self.view.name} has no control stream", worker=self.view.name)
         self.begin_use()  # closing the channel would cancel who waits here
@@ -224,7 +224,7 @@ class WorkerLink:
             stream.cancel()
 
     def _log_once(self, details: str) -> None:
-        """Log why the agent cannot be reached (a certificate, say), again only when that changes."""
+        """Log why the agent cannot be reached (for example its certificate), again only when the reason changes."""
         if details != self._logged:
             self._logged = details
             fields = {"worker": self.view.name, "address": self._address, "details": details[:500]}

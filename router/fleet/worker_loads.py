@@ -1,4 +1,4 @@
-"""The load of each worker: what this router has placed there, what its engine reports, how fast it reads prompts."""
+"""The load of each worker: this router's own sequences there, the engine's reports, and its measured prefill speed."""
 
 from __future__ import annotations
 
@@ -61,13 +61,16 @@ class WorkerLoad:
 
     @property
     def used_kv_tokens(self) -> int:
-        """What is occupied or promised. Reports lag; promises ignore other routers and the prefix cache."""
+        """KV tokens in use or promised, whichever are more.
+
+        Reports lag; promises ignore other routers and the prefix cache.
+        """
         return max(self.reported_kv_tokens, self.placed_kv_tokens)
 
     def report(
         self, now: float, *, used_kv_tokens: int, max_kv_tokens: int, progress: int, queues: Queues = NO_QUEUES
     ) -> None:
-        """Take over what the engine reports. Another use of its memory is progress, too."""
+        """Take over an engine's report. A changed KV use counts as progress."""
         if (progress, used_kv_tokens) != (self.reported_progress, self.reported_kv_tokens):
             self.reported_progress, self.progressed_at = progress, now
         self.reported_kv_tokens, self.max_kv_tokens, self.queues = used_kv_tokens, max_kv_tokens, queues
@@ -138,9 +141,9 @@ class WorkerLoads(Mapping[str, WorkerLoad]):
         )
 
     def forget(self, worker: str, on_idle: Callable[[], None] = lambda: None) -> WorkerLoad:
-        """Drop a worker that has left, and return its load. One that comes back under its name starts anew.
+        """Drop a worker that has left, and return its load. One that comes back under its name gets a new load.
 
-        `on_idle` is called once the last sequence that was held there has ended, at once if there is none.
+        `on_idle` is called once the last sequence held there has ended; immediately if there is none.
         """
         load = self._loads.pop(worker, None) or WorkerLoad()
         if load.num_sequences:
@@ -193,7 +196,7 @@ class Hold:
 
     @property
     def expected_read_s(self) -> float:
-        """Seconds until the worker has read this prompt, and those that it had before."""
+        """Expected seconds until the worker has read this prompt and those queued before it."""
         return self._load.queue_s
 
     def release(self) -> None:

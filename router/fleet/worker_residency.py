@@ -11,8 +11,9 @@ from router.fleet.holders import Holders
 class WorkerResidency:
     """Revision ids in a worker's host memory and on its disk, and those that only its memory has.
 
-    There is one per control stream. Only its WorkerLink updates it. All WorkerViews of that stream share it, because
-    copying 100,000 ids for each view would cost too much. It is the only mutable part of a view: do not keep its sets.
+    There is one per control stream, and only its WorkerLink updates it. All WorkerViews of the stream share it, because
+    copying 100,000 ids for each view would cost too much. It is the only mutable part of a view, so do not keep
+    references to its sets.
     """
 
     def __init__(self, holders: Holders | None = None) -> None:
@@ -24,7 +25,7 @@ class WorkerResidency:
 
     @property
     def num_ids(self) -> int:
-        """In all of its sets."""
+        """Number of ids in all sets together."""
         return len(self._host) + len(self._disk) + len(self._memory_only)
 
     @property
@@ -63,7 +64,7 @@ class WorkerResidency:
         self._memory_only.difference_update(delta.not_in_memory_only)
 
     def leave(self) -> None:
-        """The control stream has ended and another one has taken over. What was reported stays readable."""
+        """Leave the fleet's index, because another control stream has taken over. What was reported stays readable."""
         if self._holders is not None:
             for revision_id in self._host:
                 self._holders.discard(revision_id, self)

@@ -18,7 +18,7 @@ _END_S = 1.0  # from a stream's last event to the end of the engine's answer
 
 
 class _Gap:
-    """Calls `fail` when nothing has happened for too long: one timer per stream and gap, not one per event."""
+    """Calls `fail` if nothing happens for too long. Uses one timer per stream, not one per event."""
 
     __slots__ = ("_fail", "_gap_s", "_loop", "_timer", "last_at", "now")
 
@@ -31,7 +31,7 @@ class _Gap:
         self._timer: asyncio.TimerHandle | None = None
 
     def expect(self, gap_s: float) -> None:
-        """Require something to happen within `gap_s` of `last_at`, again and again until `end`."""
+        """Require that `last_at` advances at least every `gap_s`, until `end`."""
         self._gap_s = gap_s
         self.end()
         self._check()
@@ -51,9 +51,9 @@ class _Gap:
 
 
 class Attempt:
-    """Owns the engine call whose output the client gets. `PairAttempt` adds the call to a prefill worker.
+    """Owns the engine call whose output goes to the client. `PairAttempt` adds the call to a prefill worker.
 
-    The owner of an attempt must await `end`, whatever happened before.
+    The owner of an attempt must always await `end`.
     """
 
     def __init__(self, fleet: Fleet, call: EngineCall, *, is_streaming: bool, progress_timeout_s: float) -> None:
@@ -80,10 +80,10 @@ class Attempt:
         event_gap_timeout_s: float,
         take_usage: Callable[[bytes], bytes],
     ) -> bytes:
-        """Hand `first` and all further events to `write`, except the last ones, with [DONE], which it returns.
+        """Pass `first` and all further events to `write`, except the last ones, with [DONE], which are returned.
 
-        `take_usage` gets the events that the usage event may be among, and returns those for the client, if any.
-        While the client does not read, the engine waits. Raises AttemptError or DeadlineExceeded.
+        `take_usage` gets the events that may include the usage event, and returns those for the client, if any. While
+        the client does not read, the engine's transport is paused. Raises AttemptError or DeadlineExceeded.
         """
         gap = _Gap(self._call.fail)
         now, (error_word, abort_word) = gap.now, FAILURE_WORDS
@@ -118,13 +118,13 @@ class Attempt:
         return last
 
     async def end(self) -> None:
-        """Stop what is left. Closes connections and starts aborts before it first waits. Idempotent."""
+        """Stop everything that still runs. Closes connections and starts aborts before its first await. Idempotent."""
         self._watch.end()
         self._progress.end()
         self._call.leave()
 
     def _workers(self) -> tuple[WorkerView, ...]:
-        """The workers whose progress the output waits for; it has stalled when none of them makes any."""
+        """The workers that the output depends on. The attempt has stalled if none of them makes progress."""
         return (self._call.worker,)
 
     async def _output(self) -> bytes:
@@ -136,7 +136,7 @@ class Attempt:
                 self._deadline = None
 
     def _expect_output(self, timeout_s: float) -> None:
-        """Fail the call if its output has not arrived by then. Replaces an earlier deadline."""
+        """Fail the call if its output has not arrived within this time. Replaces an earlier deadline."""
         if self._deadline is not None:
             self._deadline.cancel()
         # Not `asyncio.timeout`, which costs a request several times as much.
@@ -151,7 +151,7 @@ class Attempt:
         return "the first token" if self._is_streaming else "the answer"
 
     def _begun(self, first: bytes) -> bytes:
-        """Check the first output. From now on neither lost contact nor a suspected hang ends the attempt."""
+        """Check the first output. From then on, neither lost contact nor a suspected hang ends the attempt."""
         self._is_complete = not self._is_streaming
         self._check(first)
         self._watch.needs_contact = self._watch.needs_progress = False

@@ -1,4 +1,4 @@
-"""The HTTP answer to the client: either whole, or a stream that begins with its first event."""
+"""The HTTP answer to the client: either one body, or a stream that starts with the first event."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _MAX_EXPLANATION = 4096  # characters of a header
 
 
 class ClientAnswer:
-    """Sends one answer. Sends nothing before the first output, so an earlier failure gets its own HTTP status."""
+    """Sends one answer. Sends nothing before the first output, so an earlier failure still gets its own HTTP status."""
 
     def __init__(self, connection: ClientConnection, request: RequestState, *, timeout_s: float) -> None:
         self.headers: dict[str, str] = {}  # name the adapter and its revision; sent with errors too
@@ -28,7 +28,7 @@ class ClientAnswer:
         self.is_complete = False  # the last byte was handed to the transport
 
     def write(self, events: bytes) -> None:
-        """Send events, after the stream's head when they are the first. Never waits: sources do, see `fed_by`."""
+        """Send events; before the first ones, the stream's head. Never waits; `fed_by` pauses sources instead."""
         self._request.num_events += events.count(b"data: ")
         if self._is_streaming:
             self._connection.write(events)
@@ -36,7 +36,7 @@ class ClientAnswer:
             self._begin_stream(events)
 
     def writer(self, sign: Callable[[bytes], bytes]) -> Callable[[bytes], None]:
-        """`write`, for signed events. Without a call in between, since every event of most streams passes it."""
+        """A function that signs and writes events, without inner calls: every event of most streams passes it."""
         request, connection, write = self._request, self._connection, self._connection.transport.write
 
         def write_signed(events: bytes) -> None:
@@ -51,7 +51,7 @@ class ClientAnswer:
         return write_signed
 
     def sparse_writer(self, translate: Callable[[bytes], bytes]) -> Callable[[bytes], None]:
-        """As `writer`, for a translation that gives nothing for some events, and several for others."""
+        """As `writer`, for a translation that turns an event into none, one or several."""
 
         def write_translated(events: bytes) -> None:
             self._request.num_events += events.count(b"data: ")  # the engine's
@@ -64,7 +64,7 @@ class ClientAnswer:
         return write_translated
 
     def fed_by(self, source: Source) -> AbstractContextManager[None]:
-        """Inside, the source is paused while the client reads more slowly than it writes."""
+        """Inside the block, the source is paused while the client reads more slowly than the source writes."""
         return self._connection.fed_by(source)
 
     async def end_stream(self, last: bytes, sign: Callable[[bytes], bytes]) -> None:
@@ -99,7 +99,7 @@ class ClientAnswer:
         self._connection.start(self._all_headers(200, headers), events)
 
     async def _finish(self, timeout_s: float) -> None:
-        """Wait for the client to read. One that does not do so in time loses the rest."""
+        """Wait until the client has read the answer. If it does not in time, the rest is dropped."""
         self.is_complete = True
         if not await self._connection.is_drained(timeout_s):
             self.stream_error = self.stream_error or "client_too_slow"

@@ -40,7 +40,7 @@ class KvHandoff(msgspec.Struct, frozen=True):
 
     @classmethod
     def to_nobody(cls, prefill: WorkerView, rid: str) -> KvHandoff:
-        """For a request that ends at the prefill worker."""
+        """The handoff of a prefill-only request: the KV cache goes nowhere."""
         return cls(rid, _new_room(), NOBODY, prefill.kv_bootstrap_port)
 
 
@@ -95,7 +95,7 @@ def scoring_body(
     revision_id: str | None,
     wants_prompt_logprobs: bool = False,
 ) -> Body:
-    """A call that only reads its prompt, at a prefill or a unified worker. Its one generated token is for nobody."""
+    """A call that only reads its prompt, at a prefill or a unified worker. Its one generated token is discarded."""
     fields = _common_fields(sequence, model, rid, wants_prompt_logprobs) | _adapter_fields(namespace, revision_id)
     if "prompt" in fields:  # a completion; a score has its own sampling parameters
         fields["max_tokens"] = 1
@@ -114,7 +114,7 @@ def _common_fields(sequence: Sequence, model: str, rid: str, wants_prompt_logpro
 
 
 def _with_usage(fields: _Fields) -> _Fields:
-    """Ask for the usage event, if it is a stream. Its other events do not say how many tokens were generated."""
+    """Ask for the usage event of a stream, because its other events do not say how many tokens were generated."""
     if bytes(fields.get("stream", b"")) == b"true":
         options = fields.get("stream_options")
         own = {} if options is None else msgspec.json.decode(options, type=dict[str, msgspec.Raw])

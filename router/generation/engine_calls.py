@@ -1,4 +1,4 @@
-"""HTTP calls to the engines, and aborts of those that are left before their end."""
+"""HTTP calls to the engines, and aborts of unfinished ones."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Engines:
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[Engines]:
-        """Keep connections open inside the block. Its end waits, for a bounded time, for pending aborts."""
+        """Keep connections open inside the block. At its end, wait for pending aborts, for a bounded time."""
         timeout = aiohttp.ClientTimeout(total=_ABORT_TIMEOUT_S)
         connector = aiohttp.TCPConnector(limit=0)  # there are slots
         cookies = aiohttp.DummyCookieJar()
@@ -61,11 +61,11 @@ class Engines:
                     await asyncio.wait(self._aborts, timeout=_ABORT_TIMEOUT_S)
 
     def call(self, worker: WorkerView, path: str, body: Body, rid: str, hold: Hold, span: Span = NO_SPAN) -> EngineCall:
-        """Make a call to one engine without sending it. The call releases `hold` and ends `span` at its end."""
+        """Create a call to one engine without sending it. At its end, the call releases `hold` and ends `span`."""
         return EngineCall(self, worker, path, body, rid, hold, span)
 
     def tls(self, worker: WorkerView) -> Tls | None:
-        """How connections to a worker's engine are made, if it serves HTTPS and this router has a certificate."""
+        """The TLS context for a worker's engine, if it serves HTTPS and this router has a certificate."""
         is_https = worker.engine_url.startswith("https:")
         return self._transport.engine_tls(worker.role, worker.name) if is_https else None
 
@@ -109,7 +109,7 @@ class Engines:
 class EngineCall:
     """One request to one engine. `leave` closes the connection and aborts the request if it is not complete.
 
-    It is the exchange of its connection: the engine's bytes arrive in its callbacks, and events leave in the same one.
+    It is the Exchange of its connection: callbacks receive the engine's bytes and pass the events on without a task.
     """
 
     def __init__(
@@ -140,7 +140,7 @@ class EngineCall:
         self._is_left = False
 
     def start(self, *, wants_stream: bool = False) -> None:
-        """Send the request. What comes of it is in `output`."""
+        """Send the request. `output` is its result."""
         self._is_sent, self._wants_stream = True, wants_stream
         self._hold.read_begins()
         connection = self._engines.connections.take(self.worker.engine_url, self.worker.engine_key)
@@ -155,9 +155,9 @@ class EngineCall:
         return await self.output
 
     def relay(self, deliver: Callable[[bytes], None]) -> asyncio.Future[None]:
-        """Hand all events after the first ones to `deliver` as they arrive; its errors end the call.
+        """Pass all events after the first ones to `deliver` as they arrive; an error in `deliver` ends the call.
 
-        The future is done at the stream's end. It fails with RouterError, or what `deliver` raises.
+        The future is done at the stream's end. It fails with RouterError, or with what `deliver` raises.
         """
         self._ended = asyncio.get_running_loop().create_future()
         for events in self._held_back:
@@ -177,7 +177,7 @@ class EngineCall:
         self._hold.read_ended()
 
     def fail(self, error: BaseException) -> None:
-        """Make the reader of this call fail with `error`, if it still waits for something."""
+        """Make the reader of this call fail with `error`, if it is still waiting."""
         if isinstance(error, RouterError):
             self.span.fail(error.code)
         waiting = self.output if self._ended is None else self._ended
@@ -210,7 +210,7 @@ class EngineCall:
         self._engines.abort(self.worker, self.rid)
 
     def pause_reading(self) -> None:
-        """Let the engine wait."""
+        """Stop reading from the engine."""
         if self._connection is not None and not self._is_complete:
             self._connection.pause_reading()
 

@@ -20,7 +20,7 @@ _COMPLETION_TOKENS = re.compile(rb'"completion_tokens":(\d+)')
 
 
 class Wording(Protocol):
-    """What makes an engine's answer the client's: a `Signature`, or that of another API."""
+    """Converts an engine's answer to the client's: a `Signature`, or the translation of another API."""
 
     @property
     def may_drop_events(self) -> bool: ...  # `on_events` may give nothing
@@ -84,7 +84,7 @@ class Generation:
             return await run.answer()
 
     async def _stream_one(self) -> None:
-        """The path of most tokens: it parses no event."""
+        """The hot path of most tokens: it parses no event."""
         client, sign = self._client, self._wording.on_events
 
         write = client.sparse_writer(sign) if self._wording.may_drop_events else client.writer(sign)
@@ -120,7 +120,7 @@ class Generation:
 async def _gather(run: Callable[[Sequence], Coroutine[Any, Any, Any]], sequences: Iterable[Sequence]) -> list:
     """All results in order. The first failure cancels the others and is raised without its group.
 
-    Other requests have their turns between two starts: 128 at once would hold the event loop for 0.1 s.
+    Yields to other requests between two starts, since starting 128 at once would block the event loop for 0.1 s.
     """
     tasks = []
     try:

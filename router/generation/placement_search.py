@@ -53,7 +53,7 @@ class PlacementSearch:
     async def first(self, on_wait: Callable[[], None] | None = None) -> Placement:
         """A placement that can serve the sequence now. Raises RouterError.
 
-        `on_wait`: called if there is none yet, before waiting for one. Meanwhile the sequence needs no worker's room.
+        `on_wait` is called before waiting, if there is none yet. While it waits, the sequence takes no worker's room.
         """
         if (found := self._best_placement(self._backends.fleet.state)) is not None:
             return found
@@ -70,7 +70,7 @@ class PlacementSearch:
         return placement
 
     async def after(self, error: AdapterRefused | AttemptError, placement: Placement) -> Placement:
-        """The placement for the attempt after one at `placement` that failed. Raises `error` if there is none."""
+        """The placement for the next attempt, after one at `placement` failed. Raises `error` if there is none."""
         self._num_failed_attempts += 1
         if isinstance(error, AdapterRefused):
             if not self._may_be_elsewhere(error):
@@ -89,7 +89,7 @@ class PlacementSearch:
         return found
 
     def _may_be_elsewhere(self, error: AdapterRefused) -> bool:
-        """True if a worker has lost a revision that is in no store: another one may still have it."""
+        """True if a worker has lost a memory-only revision: another worker may still have it."""
         return self._revision is not None and not self._revision.stored and error.code == RevisionNotStored.code
 
     def _note(self, error: AttemptError, placement: Placement) -> None:
@@ -101,7 +101,7 @@ class PlacementSearch:
             self._failed = self._failed.with_placement(placement)
 
     async def _retry_placement(self) -> Placement | None:
-        """Waits for a worker that has just lost contact, as long as the first event is not overdue."""
+        """A placement for a retry. May wait for a worker that has just lost contact, until the first event is due."""
 
         def would_have_one() -> bool:
             fleet = self._backends.fleet.state.with_late_workers(except_for=self._failed.workers)

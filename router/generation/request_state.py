@@ -85,11 +85,11 @@ class RequestState:
 
     @property
     def num_output_tokens(self) -> int:
-        """So far. Of a stream, its events, of which one ends it, until an engine has counted more tokens."""
+        """Output tokens so far: the engine's count or, if more, a stream's events except the last one."""
         return max(self.num_completion_tokens or 0, self.num_events - 1, 0)
 
     def sum_usages(self) -> None:
-        """Record what engines have counted in streams, if they have counted all of them."""
+        """Sum up the engines' token counts of all sequences, if every sequence has one."""
         output = prompt = 0
         if not self.sequences:
             return
@@ -129,11 +129,11 @@ class Requests:
         return _Recorded(self, RequestState(request_id, endpoint, time.monotonic(), client_request_id))
 
     def add(self, state: RequestState) -> None:
-        """A request has begun."""
+        """Add a request."""
         self._by_id[state.request_id] = state
 
     def remove(self, state: RequestState) -> None:
-        """It has ended."""
+        """Remove a request that has ended."""
         del self._by_id[state.request_id]
         self._num_tokens_before += state.num_output_tokens
         if not self._by_id:
@@ -149,16 +149,16 @@ class Requests:
 
     @property
     def num_output_tokens(self) -> int:
-        """Of all requests since the start, those in flight included."""
+        """Output tokens of all requests since the start, including those in flight."""
         return self._num_tokens_before + sum(state.num_output_tokens for state in self._by_id.values())
 
     def described(self, limit: int | None = None) -> list[dict[str, Any]]:
-        """The records for the debug page, oldest first; all of them, or so many."""
+        """The records for the debug page, oldest first; all of them, or at most `limit`."""
         return [state.described() for state in islice(self._by_id.values(), limit)]
 
 
 class _Recorded:
-    """The block in which a request is recorded. A class, since a generator costs every request several times this."""
+    """The block in which a request is recorded. A class, because a generator would cost several times more."""
 
     __slots__ = ("_requests", "_state")
 

@@ -1,4 +1,4 @@
-"""Questions to a tokenizer: any engine that is up answers them, because all have the same one."""
+"""Tokenizer calls. Any engine that is up can answer them, because all have the same tokenizer."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class _Text(msgspec.Struct):
 
 
 async def ask_tokenizer(backends: Backends, path: str, body: bytes, rid: str) -> bytes:
-    """The answer of the least busy engine; if that fails, of the next one. Raises RouterError."""
+    """The answer of the least busy engine or, if it fails, of the next one. Raises RouterError."""
     fleet = backends.fleet.state
     workers = [worker for worker in fleet.workers.values() if worker.is_placeable]
     workers.sort(key=lambda worker: (fleet.loads[worker.name].num_sequences, worker.name))

@@ -1,7 +1,7 @@
 """Writes answers straight to a client's transport; uvicorn's protocol reads the requests.
 
-ASGI would cost a message, several coroutines and a task's step per event. What uvicorn's code relies on is kept: its
-`RequestResponseCycle` knows whether the response has begun and ended, so keep-alive, pipelining and shutdown work.
+ASGI would cost a message, several coroutines and a task step per event. The state that uvicorn relies on is maintained:
+its `RequestResponseCycle` knows whether the response has begun and ended, so keep-alive, pipelining and shutdown work.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _LEAST_READ_BYTES = 64 * 1024  # of an answer, within read_timeout_s
 
 
 class Source(Protocol):
-    """What feeds an answer, and waits while its client does not read."""
+    """The source of an answer's events, which can be paused while the client does not read."""
 
     def pause_reading(self) -> None: ...
     def resume_reading(self) -> None: ...
@@ -62,7 +62,7 @@ class ClientConnection:
 
     @contextmanager
     def fed_by(self, source: Source) -> Iterator[None]:
-        """Inside, the source pauses while more is buffered for the client than the transport's high-water mark."""
+        """Inside the block, the source is paused while the client's buffer is above the transport's high-water mark."""
         self._sources.append(source)
         if self._protocol.flow.write_paused:
             source.pause_reading()
@@ -72,16 +72,16 @@ class ClientConnection:
             self._sources.remove(source)
 
     def start(self, headers: Mapping[str, str], data: bytes) -> None:
-        """Begin an answer without a known length: its head, for a 200, and its first part."""
+        """Begin an answer of unknown length: send the head of a 200 and the first part."""
         self._write(self._head(200, headers, None) + b"%x\r\n%b\r\n" % (len(data), data))
 
     def write(self, data: bytes) -> None:
-        """Send a part of an answer without a known length."""
+        """Send a part of an answer of unknown length."""
         if not self.is_lost:
             self.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
 
     def end(self, data: bytes = b"") -> None:
-        """Send the last part of an answer without a known length."""
+        """Send the last part of an answer of unknown length."""
         self._end(b"%x\r\n%b\r\n0\r\n\r\n" % (len(data), data) if data else b"0\r\n\r\n")
 
     def whole(self, status: int, body: bytes, headers: Mapping[str, str]) -> None:
@@ -179,7 +179,7 @@ class ClientProtocol(HttpToolsProtocol):
 
     @property
     def can_make_way(self) -> bool:
-        """True if no request is complete enough to be answered, and all before are answered."""
+        """True if the connection is idle: all requests are answered, and no other one is complete enough to be."""
         return not self._num_unanswered and not self._in_body and not self.transport.get_write_buffer_size()
 
     # ---- asyncio's callbacks ------------------------------------------------------------------------------------
@@ -295,7 +295,7 @@ class ClientProtocol(HttpToolsProtocol):
         super().on_message_complete()
 
     def on_response_complete(self) -> None:
-        """In place of uvicorn's, which has a timer for each idle connection; here the sweep ends them."""
+        """Replaces uvicorn's method, which starts a timer per idle connection. Here, a periodic sweep closes them."""
         self.server_state.total_requests += 1
         if not self.transport.is_closing():
             self.flow.resume_reading()
@@ -337,7 +337,7 @@ class ClientProtocol(HttpToolsProtocol):
             self.transport.close()
 
     def make_way(self) -> None:
-        """Close the connection for another one. With TLS, `close` would wait for the client to close it, too."""
+        """Close this connection in favour of a new one. With TLS, `close` would wait for the client's own close."""
         self.transport.abort()
 
     def _set_deadline(self) -> None:
@@ -358,7 +358,7 @@ class ClientProtocol(HttpToolsProtocol):
             self.deadline = self._idle_at + limits.idle_timeout_s
 
     def _refuse(self, why: Refusal) -> None:
-        """Read no more. Answers that were begun are finished; if there are none, the client is told why."""
+        """Stop reading. Answers that have begun are finished; if there are none, the client gets an error answer."""
         self._is_refused, self._refused_at = True, math.inf
         self.deadline = math.inf
         self._connections.refused(why)

@@ -1,4 +1,4 @@
-"""All connections of clients to one listener: how many there may be, and how long one may make no progress."""
+"""All client connections to one listener: limits on their number, and on the time without progress."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _BEYOND_STREAMS_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class ConnectionLimits:
-    """What one connection, and all of them, may take."""
+    """Limits of one connection, and of all together."""
 
     max_connections: int = 10_000
     max_connections_per_address: int = 4_096
@@ -34,12 +34,12 @@ class ConnectionLimits:
 
     @classmethod
     def of(cls, config: RouterConfig) -> ConnectionLimits:
-        """Those of cluster.yaml. A stream has its own deadline for a client that does not read; this one is for all."""
+        """The limits of cluster.yaml. `read_timeout_s` covers all answers; streams also have a shorter deadline."""
         return cls(**config.http.model_dump(), read_timeout_s=config.event_gap_timeout_s + _BEYOND_STREAMS_S)
 
     @property
     def sweep_s(self) -> float:
-        """How often deadlines are looked at."""
+        """How often deadlines are checked."""
         shortest = min(self.header_timeout_s, self.body_gap_timeout_s, self.idle_timeout_s, self.read_timeout_s)
         return min(_MOST_SWEEP_S, shortest / 4)
 

@@ -1,6 +1,6 @@
-"""Connections to engines' HTTP servers. What arrives is parsed in the read's own callback, without a task or a queue.
+"""Connections to engines' HTTP servers. Bytes are parsed in the callback that receives them, without a task or a queue.
 
-One connection carries one exchange at a time, a request and its response, and waits idle for the next one.
+A connection carries one exchange (a request and its response) at a time, and is idle in between.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Tls = Callable[[], tuple[ssl.SSLContext, str]]  # for a handshake now: the conte
 
 
 class Exchange(Protocol):
-    """What happens to one request; httptools calls the methods but the last. Their errors break the connection."""
+    """Callbacks for one request. httptools calls all but the last one; an error in them breaks the connection."""
 
     # Set while the parser is between two chunks, it takes the content of one that arrives in a piece of its own.
     on_chunk: Callable[[bytes], None] | None
@@ -40,7 +40,7 @@ class Exchange(Protocol):
 
 
 class EngineConnections:
-    """Connections to all engines, by base URL: those that wait for a request. A busy one belongs to its exchange."""
+    """The idle connections to all engines, by base URL. A busy connection belongs to its exchange."""
 
     def __init__(self, *, connect_timeout_s: float, idle_s: float) -> None:
         self._connect_timeout_s = connect_timeout_s
@@ -50,7 +50,7 @@ class EngineConnections:
         self._is_closed = False
 
     def take(self, url: str, key: str = "") -> EngineConnection | None:
-        """A connection that has not been idle for too long, None if there is none. `key`: the engine's."""
+        """An idle connection that is recent enough to reuse, or None. `key`: the engine's."""
         idle = self._idle.get(url)
         while idle:
             connection = idle.pop()
@@ -99,7 +99,7 @@ class EngineConnections:
             idle.remove(connection)
 
     def close(self) -> None:
-        """Close what is idle, and what becomes idle from now on."""
+        """Close all idle connections, and others as soon as they become idle."""
         self._is_closed = True
         if self._sweep is not None:
             self._sweep.cancel()
@@ -143,7 +143,7 @@ class EngineConnection(asyncio.Protocol):
     ) -> None:
         """Send a request with more headers; its response goes to the exchange, which calls `finish` or `close`.
 
-        A body in parts is not joined: uvloop keeps references to what the socket does not take at once.
+        A body in parts is not joined: uvloop keeps references to parts that the socket does not accept immediately.
         """
         self._exchange = exchange
         self._parser = httptools.HttpResponseParser(exchange)
@@ -161,7 +161,7 @@ class EngineConnection(asyncio.Protocol):
 
     @property
     def status(self) -> int:
-        """Of the response, once its head is there."""
+        """The response's status, once its head has arrived."""
         return self._parser.get_status_code()
 
     def finish(self) -> None:
@@ -177,12 +177,12 @@ class EngineConnection(asyncio.Protocol):
             self.close()
 
     def close(self) -> None:
-        """Close at once, in any state. The exchange hears nothing more."""
+        """Close immediately, in any state. The exchange gets no more callbacks."""
         self._exchange = None
         self._transport.abort()
 
     def pause_reading(self) -> None:
-        """Let the engine wait: TCP tells it to. Idempotent."""
+        """Stop reading, so that TCP flow control holds the engine back. Idempotent."""
         if self._transport.is_reading():
             self._transport.pause_reading()
 
@@ -234,9 +234,9 @@ class EngineConnection(asyncio.Protocol):
 
 
 def _chunk_content(data: bytes) -> bytes:
-    """What a chunk contains if `data` is one with whole events and nothing else, else nothing.
+    """The content of `data` if it is exactly one chunk with whole events, else empty.
 
-    Its size must be written as engines write it, so what is not a chunk to the parser is none here.
+    The chunk's size must be written as engines write it, so nothing is accepted here that the parser would reject.
     """
     size_end = data.find(b"\r\n")
     content = data[size_end + 2 : -2]
@@ -246,7 +246,7 @@ def _chunk_content(data: bytes) -> bytes:
 
 @lru_cache(maxsize=4096)
 def _address(url: str) -> tuple[bool, str, int]:
-    """Whether it is HTTPS, host and port. Raises ConnectionError."""
+    """Whether the URL is HTTPS, its host and its port. Raises ConnectionError."""
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ConnectionError(f"{url} is not an address of an engine, http://host:port or https://host:port")

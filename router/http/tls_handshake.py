@@ -1,7 +1,7 @@
 """A client's connection from accept to the end of its TLS handshake, within the limits of all connections.
 
-With `ssl=`, an event loop's server shows its protocol a connection when the handshake is done: one that says nothing
-would be in no count. So the server listens without, and this protocol starts TLS on what it has counted.
+With `ssl=`, an event loop's server creates the protocol only after the handshake, so silent connections would not be
+counted. So the server listens without TLS, and this protocol counts each connection before it starts TLS on it.
 """
 
 from __future__ import annotations
@@ -71,13 +71,13 @@ class TlsHandshake(asyncio.Protocol):
         self._end()
 
     def _end(self) -> None:
-        """Leave the place, to the client's protocol if the handshake is done. Idempotent."""
+        """Give the connection's place up, or to the client's protocol if the handshake is done. Idempotent."""
         self._connections.remove(self)
         self._in_server.discard(self)  # type: ignore[arg-type]
 
 
 def tls_client_protocol(connections: ClientConnections, context: ssl.SSLContext) -> Any:
-    """As `client_protocol`, with TLS. The server itself must be given none."""
+    """As `client_protocol`, with TLS. The server itself must be started without TLS."""
 
     def make(*arguments: Any, **named: Any) -> TlsHandshake:
         return TlsHandshake(ClientProtocol(*arguments, connections=connections, **named), context, connections)
@@ -86,5 +86,5 @@ def tls_client_protocol(connections: ClientConnections, context: ssl.SSLContext)
 
 
 def _ssl_protocol(loop: asyncio.AbstractEventLoop) -> Any:
-    """What the loop's own servers and `start_tls` use; the latter misses what arrives before its task's first step."""
+    """The event loop's TLS protocol. `start_tls` would lose bytes that arrive before its task's first step."""
     return uvloop.loop.SSLProtocol if isinstance(loop, uvloop.Loop) else asyncio.sslproto.SSLProtocol  # type: ignore[attr-defined]

@@ -12,7 +12,7 @@ _VERBS = {Permission.INFER: "use", Permission.READ: "see", None: "change"}
 
 
 class AccessDenied(AdapterNotFound):
-    """The adapter is another tenant's. To the client it is one that does not exist."""
+    """The adapter belongs to another tenant. The client gets the same answer as for one that does not exist."""
 
     def __init__(self, message: str, adapter: str = "") -> None:
         super().__init__(message)
@@ -22,10 +22,9 @@ class AccessDenied(AdapterNotFound):
 def check_access(
     directory: Directory, principal: Principal, tenant: str, name: str, permission: Permission | None
 ) -> None:
-    """Raise AccessDenied unless the principal may do that with this adapter. None: change it.
+    """Raise AccessDenied unless the principal has this permission for the adapter. None: permission to change it.
 
-    Called before anything is looked up: a name that exists and one that does not take the same time and have the same
-    answer.
+    Called before any lookup, so that existing and unknown names get the same answer in the same time.
     """
     if principal.crosses_tenants or principal.tenant == tenant:
         return
@@ -46,5 +45,5 @@ def check_reference(directory: Directory, principal: Principal, reference: str, 
 
 
 def viewer_of(principal: Principal, permission: Permission) -> tuple[str, Permission | None] | None:
-    """For `SqlCatalog.list`: whose adapters to list; None: everybody's."""
+    """For `SqlCatalog.list`: the tenant whose adapters to list; None: all tenants."""
     return None if principal.crosses_tenants else (principal.tenant, permission)

@@ -43,12 +43,12 @@ class ChangeNote:
 
 
 def begin_note(scope: MutableMapping[str, Any]) -> None:
-    """Mark a request as a change: at its end its guard writes the note, with the outcome, to the log."""
+    """Mark a request as a change. At its end, the guard writes the note with the outcome to the log."""
     scope[_NOTE_KEY] = ChangeNote()
 
 
 def note_of(scope: MutableMapping[str, Any]) -> ChangeNote:
-    """The note on a request's change. A request that changes nothing gets one that is never written."""
+    """The note of a request's change. For a request that changes nothing, a note that is never written."""
     return scope.get(_NOTE_KEY) or ChangeNote()
 
 
@@ -69,7 +69,7 @@ class AuditLog:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Write events inside the block. At its end, what is still queued is tried once more."""
+        """Write events inside the block. At its end, try once more to write what is still queued."""
         task = asyncio.create_task(self._run(), name="audit log")
         try:
             yield
@@ -80,7 +80,7 @@ class AuditLog:
                 pass
 
     def denied(self, scope: MutableMapping[str, Any], principal: Principal | None, error: Exception) -> None:
-        """Note a denial, if the error is one; a change's guard notes its own."""
+        """Record the error if it is a denial. Denied changes are recorded by their guard."""
         denial = denial_in(error)
         if denial is None or _NOTE_KEY in scope:
             return
@@ -95,9 +95,9 @@ class AuditLog:
     async def changed(
         self, scope: MutableMapping[str, Any], principal: Principal, action: str, error: BaseException | None
     ) -> None:
-        """Note a change with its outcome, and wait until that is written, at most for a while.
+        """Record a change with its outcome, and wait for a bounded time until it is written.
 
-        Of one tenant's changes that are refused, so many in a second; further ones are counted.
+        Refused changes of one tenant are limited per second; further ones are only counted.
         """
         if isinstance(error, RouterError | AdapterError) and error.http_status < 500:
             self._begin_second()
@@ -163,7 +163,7 @@ class AuditLog:
 
 
 def denial_in(error: BaseException | None) -> RouterError | AccessDenied | None:
-    """The denial that an error is or was made from; None for another error."""
+    """The denial in an error or its causes; None if there is none."""
     if isinstance(error, (Unauthenticated, Forbidden, CredentialInQuery, AccessDenied)):
         return error
     return denial_in(error.__cause__) if error is not None and error.__cause__ is not None else None

@@ -1,6 +1,6 @@
 """All keys and grants of the catalog, and names of deleted tenants, in memory.
 
-No request waits for the catalog to learn who makes it.
+So no request waits for the catalog to be authenticated.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class AccessCatalog(Protocol):
 
 
 class Directory:
-    """Keys and grants as of the catalog's last change that is known. While the catalog is unreachable, they stay."""
+    """Keys and grants as of the last known change. They stay in force while the catalog is unreachable."""
 
     def __init__(self, now: Callable[[], datetime] = lambda: datetime.now(UTC)) -> None:
         self.is_loaded = False
@@ -65,7 +65,10 @@ class Directory:
         self._lock = threading.Lock()
 
     def follow(self, catalog: AccessCatalog, changes: Sequence[Change] | None) -> None:
-        """Read what changes concern; all if they are None. Blocking. Raises CatalogUnavailable; then call it again."""
+        """Read what the changes affect, or everything if they are None. Blocking.
+
+        Raises CatalogUnavailable; then call it again with the same changes.
+        """
         with self._lock:
             if changes is None:
                 self._to_reload = True
@@ -89,7 +92,7 @@ class Directory:
             self.is_loaded = True
 
     def principal_of_key(self, key: str) -> Principal | None:
-        """Whose key it is; None for an unknown, expired or revoked one. Takes microseconds."""
+        """The holder of a key; None if it is unknown, expired or revoked. Takes microseconds."""
         key_id = key_id_of(key)
         if key_id is None:
             return None
@@ -100,10 +103,10 @@ class Directory:
         return found[1]
 
     def cache_namespace(self, tenant: str, *, is_shared: bool) -> str:
-        """What the prefix-cache key of a tenant's request begins with. Only equal namespaces share KV.
+        """The prefix-cache namespace of a tenant's request. KV is shared only within a namespace.
 
-        It names the tenant, and how many tenants of that name were deleted. Before the catalog was read that is
-        unknown; then nothing is shared with other times.
+        It contains the tenant's name and how many tenants of that name were deleted. Until the catalog has been read,
+        that number is unknown, and the namespace is one that is never used again.
         """
         if is_shared:
             return SHARED_NAMESPACE
@@ -115,7 +118,7 @@ class Directory:
     def may(self, principal: Principal, owner: str, name: str, permission: Permission) -> bool:
         """Whether a principal may use this adapter, as far as tenants go.
 
-        Decided by the names alone, so it says and takes the same for adapters that exist and for others.
+        Decided by the names alone, so result and time are the same whether or not the adapter exists.
         """
         if principal.tenant == owner or principal.crosses_tenants:
             return True

@@ -1,4 +1,4 @@
-"""Authenticates requests: every one before it is routed, by its headers alone."""
+"""Authenticates every request before it is routed, by its headers alone."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Tokens(Protocol):
 
 
 class Gate:
-    """Authenticates requests. Without `auth`, every request has a principal that may do everything."""
+    """Authenticates requests. Without `auth`, every request gets a principal that may do everything."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""One OIDC issuer: its public keys, read in a thread and kept, also while it cannot be reached."""
+"""The public keys of one OIDC issuer, read in a thread and kept while the issuer is unreachable."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class _KeySet(msgspec.Struct):
 
 
 class _SameScheme(urllib.request.HTTPRedirectHandler):
-    """Follows redirects, but none from https to http."""
+    """Follows redirects, except from https to http."""
 
     def redirect_request(self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> Any:
         if req.type != newurl.partition(":")[0]:
@@ -55,7 +55,7 @@ class _SameScheme(urllib.request.HTTPRedirectHandler):
 
 
 def read_keys(config: OidcConfig) -> PublicKeys:
-    """An issuer's public keys, those that sign tokens and are strong enough. Blocking. Raises IssuerError."""
+    """Read the issuer's public keys that sign tokens and are strong enough. Blocking. Raises IssuerError."""
     url = config.jwks_url
     if url is None:
         place = f"{config.issuer.rstrip('/')}/.well-known/openid-configuration"
@@ -86,7 +86,7 @@ def read_keys(config: OidcConfig) -> PublicKeys:
 
 
 class Issuer:
-    """An issuer's keys as last read, for the event loop."""
+    """An issuer's keys as last read. Used from the event loop."""
 
     def __init__(self, config: OidcConfig, on_change: Callable[[], None]) -> None:
         """`on_change` is called when the keys have changed: tokens verified by the old ones must be verified again."""
@@ -109,7 +109,7 @@ class Issuer:
             self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def key(self, key_id: str | None) -> jwt.PyJWK | None:
-        """The key with that id; None if the issuer has no such key. Raises IssuerError if that cannot be known now."""
+        """The key with this id; None if the issuer has no such key. Raises IssuerError if that is unknown now."""
         found = self._keys.get(key_id)
         if found is None and time.monotonic() - self._read_at > _MIN_GAP_S:
             await self._read_once()
@@ -119,7 +119,7 @@ class Issuer:
         return found
 
     async def _read_once(self) -> None:
-        """Read the keys, once for all callers that wait."""
+        """Read the keys, once for all concurrent callers."""
         if self._reading is None:
             self._reading = asyncio.create_task(self._read(), name="read issuer's keys")
             self._reading.add_done_callback(self._forget_reading)

@@ -1,4 +1,4 @@
-"""JSON Web Tokens of OIDC issuers in place of API keys. A token is verified once, then known until it expires."""
+"""JSON Web Tokens of OIDC issuers, instead of API keys. A token is verified once and then cached until it expires."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class OidcTokens:
 
     @asynccontextmanager
     async def following(self) -> AsyncIterator[None]:
-        """Inside, the issuers' keys are kept up to date."""
+        """Keep the issuers' keys up to date inside the block."""
         tasks = [asyncio.create_task(each.run(), name=f"keys of {url}") for url, each in self._issuers.items()]
         try:
             yield
@@ -71,7 +71,7 @@ class OidcTokens:
         return None
 
     async def verified(self, token: str) -> Principal:
-        """The holder of a token. Raises Unauthenticated, and IdentityUnavailable if its key cannot be had now."""
+        """The holder of a token. Raises Unauthenticated, and IdentityUnavailable while its key cannot be read."""
         digest = hashlib.sha256(token.encode()).digest()
         try:
             known = await self._verified(token)
@@ -114,7 +114,7 @@ class OidcTokens:
         return _Known(_principal_of(claims, config), expires_at)
 
     def _forget(self) -> None:
-        """An issuer has other keys."""
+        """Forget an issuer's tokens, because its keys have changed."""
         self._known.clear()
         self._refused.clear()
 

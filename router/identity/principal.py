@@ -1,4 +1,4 @@
-"""The principal of a request: the holder of its key or token. Every handler finds it in the ASGI scope."""
+"""The principal of a request: the holder of its key or token. Handlers read it from the ASGI scope."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ _SCOPE_KEY = "prelude.principal"  # in the ASGI scope
 class Principal:
     """The holder of a key or a token.
 
-    Quotas are counted here: by `tenant`, and by `key_id` where one key has a quota of its own. `principal_of(scope)` is
-    there before a request's body is read; objects are shared between requests, so keep no state in them.
+    Quotas count by `tenant`, and by `key_id` if a key has its own quota. `principal_of(scope)` is available before a
+    request's body is read. Requests share these objects, so keep no state in them.
     """
 
     tenant: str
@@ -31,12 +31,12 @@ class Principal:
         object.__setattr__(self, "confined_to", None if self.crosses_tenants else self.tenant)
 
     def has(self, scope: Scope) -> bool:
-        """Whether it may do what needs this scope."""
+        """Whether the principal has this scope; `admin` includes all."""
         return scope in self.scopes or Scope.ADMIN in self.scopes
 
     @property
     def crosses_tenants(self) -> bool:
-        """Whether it may act on every tenant's adapters."""
+        """Whether the principal may act on all tenants' adapters."""
         return Scope.ADMIN in self.scopes
 
 
@@ -52,5 +52,5 @@ def set_principal(scope: dict[str, Any], principal: Principal) -> None:
 
 
 def principal_of(scope: Mapping[str, Any]) -> Principal:
-    """Who makes a request. The principal, which authentication has set before any handler runs."""
+    """The principal of a request, which authentication has set before any handler runs."""
     return scope[_SCOPE_KEY]

@@ -1,4 +1,4 @@
-"""The scope that each route needs. A route that is not here cannot be served."""
+"""The scope that each route needs. A route without an entry cannot be served."""
 
 from __future__ import annotations
 

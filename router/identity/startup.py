@@ -12,9 +12,9 @@ from cluster.errors import ConfigError
 
 
 def check_identity(config: ClusterConfig) -> str:
-    """What to tell the operator about who may use the router; may be empty.
+    """Check who may use the router. Returns a notice for the operator, which may be empty.
 
-    Blocking: it asks the catalog and the issuers. Raises ConfigError, with its location.
+    Blocking: reads the catalog and the issuers' keys. Raises ConfigError, with its location.
     """
     router = config.router
     if router.auth is None:

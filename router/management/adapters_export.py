@@ -1,4 +1,4 @@
-"""GET /v1/adapters/{name}/export: what `prelude adapters export` writes, as a tar archive."""
+"""GET /v1/adapters/{name}/export: the files that `prelude adapters export` writes, as a tar archive."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class ExportEndpoint:
 
 
 class _ExportRoute(Route):
-    """Does not match `acme%2Fexport`, which is the path of an adapter named `acme/export`."""
+    """Matches export paths, but not `acme%2Fexport`, the path of an adapter named `acme/export`."""
 
     def matches(self, scope: Any) -> tuple[Match, Any]:
         if not scope["raw_path"].endswith(b"/export"):
@@ -72,7 +72,7 @@ class _ExportRoute(Route):
 
 
 class _Export:
-    """One archive, made in a thread. It is closed once, also if the request has ended before the thread."""
+    """One archive, made in a thread. It is closed exactly once, even if the request ends before the thread does."""
 
     def __init__(self, revision: AdapterRevision) -> None:
         self._revision = revision
@@ -81,7 +81,7 @@ class _Export:
         self._is_closed = False
 
     def prepare(self, library: AdapterLibrary) -> TarArchive:
-        """Make the archive. Its files stay open; their folder is removed already. Blocking."""
+        """Make the archive. Its folder is removed already; its files stay open until it is closed. Blocking."""
         with work_folder("export") as folder:
             library.export_revision(self._revision, folder / "adapter")
             archive = TarArchive(folder / "adapter", _plain_name(self._revision), self._revision.created_at)

@@ -80,7 +80,7 @@ class AdaptersEndpoint:
         return json_answer({**body, "last_id": found[-1].full_name if found else None})
 
     async def show(self, request: Request) -> Response:
-        """One adapter with its aliases, its newest revisions, and the workers that have each of the first of these."""
+        """One adapter: aliases, newest revisions and, for the first of these, the workers that have them."""
         check_known(request.query_params, ("limit",))
         tenant, name = self._management.readable(request)
         limit = _limit(request.query_params.get("limit"))

@@ -129,7 +129,7 @@ class ImportEndpoint:
     ) -> tuple[AdapterRevision, Outcomes]:
         """Send a memory-only revision to every worker that can hold it, then commit its row and its alias at once.
 
-        In this order, so that the catalog names no revision that no worker has. Raises PushFailed, NoWorkerAvailable.
+        The order ensures that the catalog names no revision that no worker has. Raises PushFailed, NoWorkerAvailable.
         """
         fleet, memory_only = self._management.backends.fleet, self._management.memory_only
         packed = await self._packed(name, folder)

@@ -1,4 +1,4 @@
-"""Bounds how many requests of a kind run at a time, in all and of one tenant."""
+"""Bounds how many requests of a kind run concurrently, in total and per tenant."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from router.identity.principal import Principal
 class ConcurrencyLimit:
     """Refuses requests beyond the limit. It does not queue them, since each takes disk space and a thread.
 
-    One tenant has at most half of the slots, and at least one. Principals that cross tenants can have all.
+    A tenant can hold at most half of the slots, but at least one. Principals that cross tenants can hold all.
     """
 
     def __init__(self, max_requests: int, what: str, error: type[RouterError]) -> None:

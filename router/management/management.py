@@ -1,4 +1,4 @@
-"""What the handlers of management requests share: the guard, their context, and how they resolve names."""
+"""Shared by all management handlers: the guard, their context, and the resolution of names."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Management:
     quotas: Quotas
 
     def guarded(self, handler: Handler, change: AdapterChange | None) -> Handler:
-        """Wrap a handler: refuse its requests before reading them if management is off, and count them as `change`.
+        """Wrap a handler: refuse requests unread if management is off, and count them under `change`.
 
         `change` is None for a handler that changes nothing.
         """
@@ -114,7 +114,7 @@ class Management:
             self.backends.metrics.changed_adapters(change, result, time.monotonic() - began_at)
 
     async def changed(self) -> None:
-        """Apply a change of the catalog to this router's names and to the workers' memory-only pins."""
+        """Apply a catalog change to this router's cached names and to the workers' memory-only pins."""
         await self.adapters.refresh()
         await self.memory_only.reconcile()
 
@@ -165,9 +165,9 @@ class Management:
         return await self.ask(request, lambda catalog: catalog.resolve(reference))
 
     def holders(self, names: Collection[str] | None, positions: str) -> list[WorkerView]:
-        """The workers named, or all connected ones that can apply an adapter of these positions.
+        """The named workers, or all connected ones that can apply an adapter with these positions.
 
-        Raises UnknownWorker for a name, and NoWorkerAvailable if none is connected.
+        Raises UnknownWorker for an unknown name, and NoWorkerAvailable if no worker is connected.
         """
         fleet = self.backends.fleet.state.workers
         roles = ("unified",) if positions == "all" else ("prefill", "unified")

@@ -14,7 +14,7 @@ _PIECE_BYTES = 256 * 1024  # small, because a slow client has a deadline for eac
 
 
 class TarArchive:
-    """Not compressed. Opens the files at once, so the directory may be removed; keeps them open until `close`."""
+    """An uncompressed archive. Keeps the files open from the start until `close`, so the directory may be removed."""
 
     def __init__(self, directory: Path, folder: str, modified_at: datetime) -> None:
         """Archive the files of `directory` below `folder`. Blocking."""

@@ -38,10 +38,10 @@ async def received_upload(
 ) -> AsyncIterator[Upload]:
     """Receive a whole upload and keep it inside the block. `fields` are allowed besides files.
 
-    `on_field` gets each field and its value when it is complete; its errors end the upload. The client may let
-    `gap_timeout_s` pass in all, and a second more for every `MIN_BYTES_PER_S` that it has sent.
+    `on_field` is called with each complete field and its value; an error in it ends the upload. Waiting for the client
+    may take `gap_timeout_s` in all, plus a second for every `MIN_BYTES_PER_S` bytes received.
 
-    If the field `memory_field`, which must precede the files, is "true", the files are in shared memory and on no disk.
+    If the field `memory_field`, which must precede the files, is "true", files are kept in shared memory, not on disk.
 
     Raises InvalidUpload, InvalidField, BodyTooLarge, BodyTooSlow, StoreFull and ClientGone. Removes all files at the
     end, also after an error.

@@ -26,7 +26,7 @@ _SUFFIXES = (".safetensors", ".json")
 
 @dataclass(slots=True)
 class Upload:
-    """What has been received. The folder is made for the first file and removed at the end of `received_upload`."""
+    """The received fields and files. The folder is created for the first file; `received_upload` removes it."""
 
     work_folder: WorkFolder | None = None
     fields: dict[str, str] = field(default_factory=dict)

@@ -15,7 +15,7 @@ _MAX_CALLS = 64  # concurrent, for each request
 
 @dataclass(frozen=True, slots=True)
 class Outcomes:
-    """Of calls to several workers, by worker."""
+    """The outcomes of calls to several workers, by worker."""
 
     seconds: Mapping[str, float]  # of the calls that succeeded
     errors: Mapping[str, RouterError]
@@ -25,13 +25,13 @@ class Outcomes:
         return bool(self.errors) and not self.seconds
 
     def described(self) -> dict[str, Any]:
-        """For an answer: seconds, or the error, by worker."""
+        """For an HTTP answer: seconds or the error, by worker."""
         errors = {name: {"error": {"code": each.code, "message": str(each)}} for name, each in self.errors.items()}
         return dict(sorted({**{name: round(s, 4) for name, s in self.seconds.items()}, **errors}.items()))
 
 
 async def on_each(workers: Collection[str], call: Callable[[str], Awaitable[object]]) -> Outcomes:
-    """Call workers concurrently. A call that fails cancels no other. `call` brings its own deadline."""
+    """Call workers concurrently. A failing call does not cancel the others. `call` must have its own deadline."""
     seconds: dict[str, float] = {}
     errors: dict[str, RouterError] = {}
     slots = asyncio.Semaphore(_MAX_CALLS)

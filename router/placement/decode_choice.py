@@ -1,4 +1,4 @@
-"""The decode worker of a pair: the one with more free KV memory of two random ones, in the prefill worker's domain."""
+"""Picks a pair's decode worker: of two random ones, the one with more free KV memory; the same domain is preferred."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def choose_decode(
     fleet: FleetState,
     may_serve: Callable[[WorkerView], bool] | None = None,
 ) -> WorkerView | None:
-    """The decode worker for a prompt that `prefill` reads; None if no warm one fulfils `may_serve`."""
+    """The decode worker for a prompt that `prefill` reads; None if no warm one satisfies `may_serve`."""
     decodes: Sequence[WorkerView] = fleet.warm_decodes(prefill)
     if may_serve is not None:
         decodes = [decode for decode in decodes if may_serve(decode)]

@@ -10,7 +10,7 @@ _DECAY_S = 10.0
 
 
 class Demand:
-    """Moving averages by revision. Those without requests for longest are forgotten first."""
+    """Moving averages by revision. Revisions whose last request is the oldest are forgotten first."""
 
     def __init__(self) -> None:
         self._seconds: OrderedDict[str, tuple[float, float]] = OrderedDict()  # decayed seconds, when

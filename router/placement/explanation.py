@@ -1,4 +1,4 @@
-"""Says why a request goes where it goes."""
+"""Explains placements."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from router.placement.request import Placement, PlacementRequest
 
 
 def explained(request: PlacementRequest, fleet: FleetState, policy: Policy) -> dict[str, Any]:
-    """Every worker that could read the prompt, the best first, with what each scorer says, in milliseconds."""
+    """Every worker that could read the prompt, best first, with each scorer's cost in milliseconds."""
     placement = place(request, fleet, policy)
     return {
         "placement": placement and str(placement),
@@ -27,7 +27,7 @@ def explained(request: PlacementRequest, fleet: FleetState, policy: Policy) -> d
 
 
 def summary(request: PlacementRequest, fleet: FleetState, policy: Policy, placement: Placement) -> str:
-    """One line for a placement that was just made: its workers, and the costs of the one that reads the prompt."""
+    """One line about a placement that was just made: its workers, and the costs of the worker that reads the prompt."""
     found = next((each for each in rank(request, fleet, policy) if each.worker.name == placement.prefill.name), None)
     if found is None:
         return str(placement)

@@ -33,8 +33,8 @@ def place(
 ) -> Placement | None:
     """The best placement that can take the request now, None if there is none.
 
-    First the worker that reads the prompt, by expected time to the first token; then, for a prefill worker, the decode
-    worker by free KV memory. Placements without a failed worker come first.
+    Picks the worker that reads the prompt by expected time to first token; then, for a prefill worker, the decode
+    worker by free KV memory. Placements without a failed worker are preferred.
     """
     nobody: Set[str] = frozenset()
     distrusted = failed.workers
@@ -48,7 +48,7 @@ def place(
 
 
 def rank(request: PlacementRequest, fleet: FleetState, policy: Policy) -> list[Ranked]:
-    """Every worker that can read the prompt, the best first, with the costs that `place` compares."""
+    """Every worker that can read the prompt, best first, with the costs that `place` compares."""
     readers = Readers(request, fleet, policy)
     ranked = []
     for index in readers.ranked():

@@ -1,4 +1,4 @@
-"""Placement with its memory: what it has learnt from requests, and what it observes of new ones."""
+"""Placement with state: learns demand, load times and cached prefixes from requests."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Placer:
         self._random = random or Random()
 
     def observe(self, request: PlacementRequest) -> PlacementRequest:
-        """The request with what placement knows of its revision's demand. Once for each sequence."""
+        """Add the revision's current demand and a random number to the request. Call once per sequence."""
         nonce = self._random.getrandbits(32)
         if request.revision_id is None:
             return request.with_observations(0.0, nonce)
@@ -68,25 +68,25 @@ class Placer:
         return Placed(request, placement, holds, expected_tokens)
 
     def forget(self, worker: str) -> None:
-        """The worker has left. One that comes back under its name is a new one."""
+        """Forget a worker that has left. One that comes back under its name is treated as new."""
         self.policy.prefixes.forget(worker)
 
     def loaded(self, placed: Placed, seconds: float) -> None:
-        """The reader took so long to load the revision: seconds as its agent measured them; 0: it was resident."""
+        """Learn how long the reader took to load the revision, as its agent measured it; 0: it was resident."""
         revision_id = placed.request.revision_id
         if seconds and revision_id is not None:
             was_on_disk = revision_id in placed.placement.prefill.residency.disk
             self.policy.load_times.observe("disk" if was_on_disk else "store", seconds)
 
     def found_cached(self, placed: Placed, tokens: int) -> None:
-        """The reader's engine found so many tokens of the prompt in its prefix cache."""
+        """Learn how many tokens of the prompt the reader's engine found in its prefix cache."""
         self.policy.prefixes.observe(
             placed.placement.prefill.name, expected_tokens=placed.expected_cached_tokens, cached_tokens=tokens
         )
 
 
 class Placed(msgspec.Struct, frozen=True):
-    """A sequence at its workers."""
+    """A sequence that is counted at its workers."""
 
     request: PlacementRequest
     placement: Placement

@@ -1,4 +1,4 @@
-"""The policy of placement: scorers with their weights, and how many homes a revision has."""
+"""The placement policy: scorers with their weights, and how many homes a revision has."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from router.placement.scorers.scorer import Choice, Scorer
 
 @dataclass(frozen=True)
 class Policy:
-    """What placement goes by. The scorers read the observations in `load_times` and `prefixes`."""
+    """The parameters of placement. Scorers read the observations in `load_times` and `prefixes`."""
 
     scorers: tuple[tuple[float, Scorer], ...]  # weight, scorer
     load_times: LoadTimes
@@ -51,7 +51,7 @@ class Policy:
         )
 
     def least_s(self, choice: Choice) -> float:
-        """What an ordinary worker costs at least, its queue aside; see `Scorer.least_s`."""
+        """A lower bound of an ordinary worker's cost without its queue; see `Scorer.least_s`."""
         least_s = 0.0
         for weight, scorer in self.scorers:
             least_s += weight * scorer.least_s(choice)

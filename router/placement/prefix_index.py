@@ -1,4 +1,4 @@
-"""Which beginnings of prompts each worker's engine is believed to have in its prefix cache."""
+"""An estimate of which prompt prefixes each worker's engine has in its prefix cache."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ class _Worker:
 
 
 class PrefixIndex:
-    """Learns from placements what engines have read, and from their answers how much of it they keep.
+    """Learns from placements which prompts engines have read, and from answers how much of them they keep.
 
-    An engine evicts what was used least recently, as this index does. Its answers count the tokens that it found in
-    its cache: fewer than expected, and the index believes in fewer blocks.
+    Like the engines, the index evicts in LRU order. Answers report how many tokens the engine found in its cache; if
+    they are fewer than expected, the index shrinks its estimate of that cache's size.
     """
 
     def __init__(self) -> None:
@@ -35,7 +35,7 @@ class PrefixIndex:
         self._by_first_block: OrderedDict[int, set[str]] = OrderedDict()
 
     def add(self, request: PlacementRequest, worker: str, incarnation: str) -> None:
-        """The worker's engine reads this prompt."""
+        """Note that the worker's engine reads this prompt."""
         if not request.size.blocks:
             return
         known = self._workers.get(worker)
@@ -54,7 +54,7 @@ class PrefixIndex:
             self._no_longer_at(worker, known.blocks.popitem(last=False)[0])
 
     def observe(self, worker: str, *, expected_tokens: float, cached_tokens: int) -> None:
-        """The worker's engine found so many tokens of a prompt in its cache."""
+        """Learn how many tokens of a prompt the worker's engine found in its cache."""
         known = self._workers.get(worker)
         if known is not None and expected_tokens > 0:
             if cached_tokens < expected_tokens / 2:
@@ -63,7 +63,7 @@ class PrefixIndex:
                 known.max_blocks = min(_MAX_BLOCKS, _GROW * known.max_blocks)
 
     def cached_tokens(self, request: PlacementRequest, worker: str, incarnation: str) -> float:
-        """How many of the prompt's first tokens the worker's engine is believed to have."""
+        """How many of the prompt's first tokens are probably in the worker's prefix cache."""
         if worker not in self.workers(request):
             return 0.0
         known = self._workers.get(worker)
@@ -77,13 +77,13 @@ class PrefixIndex:
         return min(num_blocks * request.size.tokens_per_block, request.size.prompt_tokens)
 
     def workers(self, request: PlacementRequest) -> Set[str]:
-        """The workers that are believed to have the prompt's first block."""
+        """The workers that probably have the prompt's first block."""
         if not request.size.blocks:
             return _NOBODY
         return self._by_first_block.get(hash((request.namespace, request.revision_id, request.size.blocks[0])), _NOBODY)
 
     def forget(self, worker: str) -> None:
-        """The worker has left, or its engine was replaced."""
+        """Forget a worker that has left, or whose engine was replaced."""
         known = self._workers.pop(worker, None)
         for key in known.blocks if known is not None else ():
             self._no_longer_at(worker, key)
@@ -97,6 +97,6 @@ class PrefixIndex:
 
 
 def _keys(request: PlacementRequest) -> list[int]:
-    """Hashes that are equal only in one namespace and revision, as the engines' prefix-cache keys are."""
+    """Hashes that are equal only within one namespace and revision, like the engines' prefix-cache keys."""
     namespace, revision_id = request.namespace, request.revision_id
     return [hash((namespace, revision_id, block)) for block in request.size.blocks]

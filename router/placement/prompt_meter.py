@@ -18,13 +18,13 @@ _PROMPT_FIELDS = ("tools", "chat_template_kwargs", "messages", "prompt", "input_
 
 
 class PromptMeter:
-    """Estimates tokens from bytes of JSON. Corrected by the numbers of tokens that engines count."""
+    """Estimates tokens from bytes of JSON. The ratio is corrected by engines' token counts."""
 
     def __init__(self) -> None:
         self._bytes_per_token = _INITIAL_BYTES_PER_TOKEN
 
     def estimate(self, fields: Fields, prompts: Sequence[msgspec.Raw]) -> int:
-        """The tokens of all prompts of a validated request: of `prompts`, or of its messages."""
+        """Estimated tokens of all prompts of a validated request: of `prompts`, or of its messages."""
         texts = [fields[name] for name in _PROMPT_FIELDS if name in fields and name != "prompt"]
         tokens = 0
         for text in (*prompts, *texts):
@@ -55,7 +55,7 @@ class PromptMeter:
         return PromptSize(prompt_tokens, prompt_tokens + answer_tokens, blocks, tokens_per_block, text_bytes)
 
     def observe(self, size: PromptSize, prompt_tokens: int) -> None:
-        """An engine has counted the tokens of a prompt that was measured."""
+        """Learn from an engine's token count of a prompt that was measured."""
         if prompt_tokens > 0 and size.text_bytes:
             found = size.text_bytes / prompt_tokens
             self._bytes_per_token += _WEIGHT_OF_NEWEST * (min(max(found, 0.5), 64.0) - self._bytes_per_token)
@@ -66,7 +66,7 @@ def _is_token_ids(text: bytes) -> bool:
 
 
 def _chained_hashes(texts: Sequence[bytes]) -> tuple[int, ...]:
-    """One hash for each whole block of the beginning, of all bytes up to the block's end."""
+    """One hash for each whole block of the prompt's beginning, over all bytes up to the block's end."""
     text = b"".join([each[: _BLOCK_BYTES * _MAX_BLOCKS] for each in texts])
     hashes, chained = [], 0
     for end in range(_BLOCK_BYTES, min(len(text), _BLOCK_BYTES * _MAX_BLOCKS) + 1, _BLOCK_BYTES):

@@ -1,4 +1,4 @@
-"""The workers that can read one prompt, and what each of them costs."""
+"""The workers that can read one prompt, and their costs."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Readers:
         self._homes = homes
 
     def best_first(self) -> Iterator[int]:
-        """The indices of all readers in the order of their costs. Scores them only as far as needed."""
+        """The indices of all readers, cheapest first. Scores readers lazily."""
         if len(self.workers) <= 1:  # nothing to compare
             yield from range(len(self.workers))
             return
@@ -60,7 +60,7 @@ class Readers:
         yield from (index for index in self._ranked() if index != first)
 
     def ranked(self) -> list[int]:
-        """The indices of all readers in the order of their costs. `candidate` and `choice` say why."""
+        """The indices of all readers, cheapest first, all of them scored. `candidate` and `choice` explain why."""
         if not self.workers:
             return []
         self._prepare()
@@ -78,7 +78,7 @@ class Readers:
         return Candidate(self.workers[index], self._loads[index], rank, index in self._copies)
 
     def _prepare(self) -> None:
-        """Find out what scoring needs: how long queues are, and the revision's homes and copies."""
+        """Compute what scoring needs: queue lengths, and the revision's homes and copies."""
         request, policy, loads = self._request, self._policy, self._loads
         self._queues_s = list(map(_queue_s, loads))
         revision_id = request.revision_id
@@ -97,7 +97,7 @@ class Readers:
         return [index for *_, index in sorted(map(self.score, range(len(self.workers))))]
 
     def _choice(self) -> Choice:
-        """What the candidates have in common: how long queues are, and how far the revision's homes reach."""
+        """What all candidates share: the queue statistics, and how far the revision's homes reach."""
         request, policy, queues_s = self._request, self._policy, self._queues_s
         mean_queue_s = sum(queues_s) / len(queues_s)
         read_s = request.size.prompt_tokens * self._loads[self._order[0]].s_per_token
@@ -112,10 +112,10 @@ class Readers:
         return Choice(request, read_s, full_queue_s, num_homes, num_wanted, len(self._copies))
 
     def _contenders(self) -> list[Scored]:
-        """The scores of some readers, the best of all among them, or of those that have a decode worker.
+        """Scores of a subset of the readers that contains the best one, or the best with a warm decode worker.
 
-        First those that something speaks for. Of the others each costs its queue and at least what the scorers say, so
-        only those are scored whose queue is short enough to win.
+        Likely readers are scored first. Any other reader costs at least its queue plus the scorers' lower bound, so it
+        is scored only if its queue is short enough to win.
         """
         likely = self._likely() - self._cold or set(range(len(self.workers)))
         scored = list(map(self.score, likely))
@@ -137,7 +137,7 @@ class Readers:
         return scored
 
     def _likely(self) -> set[int]:
-        """Indices of those with the revision or the prompt's beginning, and of where else it may go if that is none."""
+        """Indices of readers with the revision or the prompt's prefix, and of candidates for a further copy."""
         choice, revision_id = self.choice, self._request.revision_id
         likely = set(self._copies)
         if not choice.has_enough_copies:  # it will be loaded, or there is nothing to load
@@ -151,5 +151,5 @@ class Readers:
 
 
 def can_read(worker: WorkerView, request: PlacementRequest) -> bool:
-    """Whether the worker, which reads prompts, can read this one."""
+    """Whether a worker that reads prompts can read this one."""
     return (request.positions != "all" or worker.role == "unified") and request.can_be_read_by(worker)

@@ -1,6 +1,6 @@
-"""What placement may know of a request, and what it decides.
+"""The inputs and results of placement.
 
-What every request makes is a struct of msgspec, which takes a tenth of the time of a frozen dataclass to make.
+Objects that every request creates are msgspec structs, which take a tenth of the time of frozen dataclasses to create.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _NO_SIZE = PromptSize()
 
 
 class PlacementRequest(msgspec.Struct, frozen=True):
-    """What placement may know of a request."""
+    """The properties of a request that placement may use."""
 
     revision_id: str | None  # None: the base model
     positions: str = "prefill"  # of the tokens that the revision acts on; "all" needs a unified worker
@@ -80,9 +80,9 @@ PlacementKey = tuple[str, str, str, str]
 
 
 class Placement(msgspec.Struct, frozen=True):
-    """A pair, whose prefill worker sends KV to its decode worker, or one worker in both places.
+    """A pair, whose prefill worker sends KV to its decode worker, or a single worker, which is then both.
 
-    One worker is a unified one, or a prefill worker where nothing is generated.
+    A single worker is a unified worker, or a prefill worker if nothing is generated.
     """
 
     prefill: WorkerView
@@ -99,7 +99,7 @@ class Placement(msgspec.Struct, frozen=True):
 
     @property
     def key(self) -> PlacementKey:
-        """Equal for the same two engines only: a restarted engine has another incarnation."""
+        """Identifies the two engines: a restarted engine has another incarnation, so another key."""
         return self.prefill.name, self.prefill.incarnation, self.decode.name, self.decode.incarnation
 
     def __str__(self) -> str:
@@ -108,7 +108,7 @@ class Placement(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class FailedAttempts:
-    """What failed for one sequence so far."""
+    """The workers and placements that have failed for one sequence so far."""
 
     placements: frozenset[PlacementKey] = frozenset()  # never tried again
     workers: frozenset[str] = frozenset()  # the last resort

@@ -1,4 +1,4 @@
-"""Says why no placement can take a request: never in this cluster, its revision is lost, or not at this moment."""
+"""Why no placement can take a request: never in this cluster, its revision is lost, or not at this moment."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from router.placement.request import PlacementRequest
 
 
 def unplaceable_error(revision: AdapterRevision | None, fleet: FleetState) -> RouterError:
-    """The error for a request that `place` finds nothing for."""
+    """The error for a request for which `place` finds no placement."""
     request = PlacementRequest.of(revision)
     if revision is not None and lacks_unified_worker(request, fleet):
         return NeedsUnifiedWorker(
@@ -29,7 +29,7 @@ def unplaceable_error(revision: AdapterRevision | None, fleet: FleetState) -> Ro
 
 
 def is_gone(request: PlacementRequest, fleet: FleetState) -> bool:
-    """True if a revision that is in no store is in no worker's memory either: all that could hold it are connected."""
+    """True if a memory-only revision is lost: all workers that could hold it are connected, and none has it."""
     if request.is_stored:
         return False
     roles = ("unified",) if request.positions == "all" else ("prefill", "unified")
@@ -38,6 +38,6 @@ def is_gone(request: PlacementRequest, fleet: FleetState) -> bool:
 
 
 def lacks_unified_worker(request: PlacementRequest, fleet: FleetState) -> bool:
-    """True if this cluster can never serve the request: no worker has the role that it needs, or may come with it."""
+    """True if this cluster can never serve the request: no worker has the role that it needs, or may join with it."""
     is_absent = all(worker.role != "unified" for worker in fleet.workers.values())
     return request.positions == "all" and is_absent and "unified" not in fleet.open_roles

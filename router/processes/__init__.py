@@ -1,1 +1,1 @@
-"""Several processes of one router on one port: their supervisor, and what they tell each other."""
+"""Several processes of one router on one port: their supervisor, and the pages that they ask each other for."""

@@ -1,7 +1,7 @@
-"""Adds up the metrics of several processes.
+"""Sums the metrics of several processes.
 
-prometheus_client's own way, files that all processes map, cannot read a gauge at the time of the scrape, and needs a
-folder that is empty at each start. Pages of text need neither.
+prometheus_client's own multi-process mode, with memory-mapped files, cannot read gauges at the time of the scrape and
+needs a folder that is empty at each start. Merging text pages avoids both.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _FIRST = "_created"  # such a sample is the time at which its counter began
 
 
 class _Page:
-    """What `generate_latest` takes for a registry."""
+    """Stands in for a registry in `generate_latest`."""
 
     def __init__(self, families: Iterable[Metric]) -> None:
         self._families = families
@@ -39,7 +39,7 @@ class _Page:
 
 
 def merged_metrics(pages: Sequence[bytes]) -> bytes:
-    """One page for those of several processes, in Prometheus' text format."""
+    """The pages of several processes as one, in Prometheus' text format."""
     families: dict[str, Metric] = {}
     values: dict[str, dict[tuple[str, tuple[tuple[str, str], ...]], float]] = {}
     for page in pages:

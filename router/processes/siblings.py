@@ -1,6 +1,6 @@
 """The other processes of this router. Each serves a few pages on a Unix socket, in a folder that only they can read.
 
-Any of them may get a scrape or an operator's question, and answers it for all.
+Whichever process gets a scrape or an operator's request asks the others and answers for all.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _ASK_TIMEOUT_S = 1.0  # for all of them together: they are on this machine
 
 @dataclass(frozen=True, slots=True)
 class Siblings:
-    """All processes of this router, as one of them sees them."""
+    """This process's access to all processes of its router."""
 
     number: int  # of this process, from 0
     count: int
@@ -35,7 +35,7 @@ class Siblings:
 
     @asynccontextmanager
     async def serving(self, pages: Mapping[str, Callable[[], bytes]]) -> AsyncIterator[None]:
-        """Answer the others' questions inside the block, by the page's name."""
+        """Serve these pages to the other processes inside the block. `pages`: by name."""
         app = web.Application()
         for name, page in pages.items():
             app.router.add_get(f"/{name}", _handler(page))
@@ -48,7 +48,7 @@ class Siblings:
             await runner.cleanup()
 
     async def ask(self, page: str) -> dict[int, bytes]:
-        """The page of every other process, by its number. One that does not answer in time is left out."""
+        """The page of every other process, by process number. Processes that do not answer in time are left out."""
         others = [number for number in range(self.count) if number != self.number]
         answers = await asyncio.gather(*(self._ask(number, page) for number in others))
         return {number: answer for number, answer in zip(others, answers, strict=True) if answer is not None}
@@ -72,7 +72,7 @@ class Siblings:
 def bound_listener(field: str, host: str, port: int, *, share: bool) -> socket.socket:
     """A socket bound to the port that a field of cluster.yaml names. Raises ConfigError.
 
-    Listeners with `share` have the port together, and the kernel spreads connections over them.
+    Listeners with `share` share the port, and the kernel spreads connections over them.
     """
     try:
         return _bound(host, port, share=share)

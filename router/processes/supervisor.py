@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 def run_processes(config: ClusterConfig, path: Path) -> int:
     """Run `router.processes` processes on one port until SIGTERM or SIGINT. Returns the exit code. Raises ConfigError.
 
-    `path`: the file that the configuration comes from.
+    `path`: the configuration's file.
     """
     router = config.router
     ports = (("router.port", router.host, router.port), ("router.admin.port", router.admin.host, router.admin_port))
@@ -71,7 +71,7 @@ class _Processes:
             await self._stop()
 
     async def _keep(self, number: int) -> int:
-        """Run one process, again and again. Returns the exit code of one that cannot run."""
+        """Run one process, restarting it when it ends. Returns the exit code if it cannot run."""
         while True:
             try:
                 process = self._running[number] = await self._launch(number)

@@ -1,1 +1,1 @@
-"""OpenAI's protocol: reads and validates requests, edits answers and events."""
+"""OpenAI's API as a protocol: reads and validates requests, edits answers and events."""

@@ -1,6 +1,7 @@
-"""Room for requests' bodies: a bound on those in flight, and threads that decode large ones off the event loop.
+"""Bounds the bytes of all request bodies in flight, and decodes large bodies in threads, off the event loop.
 
-One tenant has at most half of the room: bodies stay in it until their answers end, and others' must be read meanwhile.
+One tenant's bodies may take at most half of the room: bodies count until their answers end, and other tenants' must
+still be read.
 """
 
 from __future__ import annotations
@@ -30,12 +31,14 @@ class BodyRoom:
 
     @property
     def num_bytes(self) -> int:
-        """Of the bodies in flight."""
+        """Bytes of all bodies in flight."""
         return self._num_bytes
 
     def share(self, tenant: str | None) -> BodyShare:
-        """One request's share, given back at the end of the block in which it is used. None: of nobody in particular,
-        who may take the whole room."""
+        """A share for one request, which is released at the end of its block.
+
+        `tenant`: may take half of the room; None: the share counts for no tenant and may take the whole room.
+        """
         return BodyShare(self, tenant)
 
     def take(self, share: BodyShare, num_bytes: int) -> None:
@@ -57,7 +60,7 @@ class BodyRoom:
         share.num_bytes += num_bytes
 
     def give_back(self, share: BodyShare) -> None:
-        """Everything that the share has taken."""
+        """Release all bytes that a share has taken."""
         num_bytes, share.num_bytes = share.num_bytes, 0
         self._num_bytes -= num_bytes
         if share.tenant is not None and num_bytes:
@@ -67,18 +70,18 @@ class BodyRoom:
                 del self._held[share.tenant]
 
     async def decode(self, decode: Callable[..., Result], *arguments: Any, num_bytes: int) -> Result:
-        """`decode(*arguments)`, for a large body in a thread. Its steps are short, so the event loop runs between."""
+        """Call `decode(*arguments)`, for a large body in a thread. It works in short steps: the event loop runs on."""
         if num_bytes <= LARGE_BYTES:
             return decode(*arguments)
         return await asyncio.get_running_loop().run_in_executor(self._threads, decode, *arguments)
 
     def close(self) -> None:
-        """Start no more decoding."""
+        """Stop accepting work."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
 
 class BodyShare:
-    """What one request's body takes, until the end of the block."""
+    """The bytes that one request's body takes, until the end of the block."""
 
     __slots__ = ("_room", "num_bytes", "tenant")
 
@@ -105,7 +108,7 @@ class BodyShare:
         on_bytes: Callable[[int], None],
         arrived: bytes | None = None,
     ) -> bytes:
-        """As `read_body`. Bytes are counted as they arrive. Raises TooManyBytes, and what `on_bytes` raises, too."""
+        """As `read_body`, counting bytes as they arrive. Also raises TooManyBytes, and what `on_bytes` raises."""
 
         def take(num_bytes: int) -> None:
             self._room.take(self, num_bytes)

@@ -37,7 +37,7 @@ def merged_usage(usages: dict[int, Usage], num_per_prompt: int) -> Usage:
 
 
 def merged_answer(answers: Sequence[bytes], *, answer_id: str, num_per_prompt: int) -> bytes:
-    """One answer with a choice of each. `answers` are in the order of their sequences."""
+    """One answer with a choice per sequence. `answers` are in the order of their sequences."""
     parsed = [_object.decode(answer) for answer in answers]
     choices = [
         {**choice, "index": encoded(index)}
@@ -66,7 +66,7 @@ class ChoiceStreams:
         self._last: Fields = {}
 
     def events(self, index: int, events: bytes) -> bytes:
-        """The events of the merged stream for those of sequence `index`; may be empty."""
+        """The merged stream's events for some events of sequence `index`; may be empty."""
         return b"".join(
             self._event(index, event.removeprefix(b"data:").strip()) for event in events.split(b"\n\n") if event.strip()
         )

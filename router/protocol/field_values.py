@@ -21,9 +21,9 @@ _ANSWER_LIMITS = ("max_completion_tokens", "max_tokens")
 
 
 def answer_limit(fields: Fields) -> int | None:
-    """Tokens that an answer may have; None: the client sets no limit. Of a validated request.
+    """The client's limit of answer tokens in a validated request; None if it sets none.
 
-    The larger of the two, as engines heed the first in chats and the second in completions.
+    The larger of the two fields, because engines use the first in chats and the second in completions.
     """
     return max([int(bytes(fields[name])) for name in _ANSWER_LIMITS if name in fields], default=None)
 
@@ -39,7 +39,7 @@ class Limits:
 
     @property
     def prompt_bytes(self) -> int:
-        """Of a prompt's JSON text. Longer ones hold more tokens than the context, or are mostly escapes."""
+        """The most bytes of a prompt's JSON text. Longer ones exceed the context length, or are mostly escapes."""
         return max(_MIN_PROMPT_BYTES, self.context_length * self.request.prompt_bytes_per_token)
 
     def check_prompt_size(self, name: str, num_bytes: int) -> None:
@@ -149,7 +149,7 @@ _SMALL_BYTES = 4096
 def bounded_list(raw: msgspec.Raw, most: int) -> list[msgspec.Raw] | None:
     """The items of a list, None if there are more than `most`. Raises MsgspecError if it is no list.
 
-    A long list is not decoded beyond the bound, since a million items would hold the interpreter for long.
+    A long list is not decoded beyond the bound, since a million items would hold the interpreter's lock for long.
     """
     if len(memoryview(raw)) <= _SMALL_BYTES:
         items = _items.decode(raw)
@@ -171,6 +171,6 @@ def _row_decoder(most: int) -> msgspec.json.Decoder[Any]:
 
 
 def shown(raw: msgspec.Raw) -> str:
-    """A value for an error message, shortened, because it may be a prompt."""
+    """A value for an error message, shortened because it may be a prompt."""
     text = bytes(memoryview(raw)[:200]).decode("utf-8", "replace")
     return text if len(text) <= 40 else f"{text[:37]}..."

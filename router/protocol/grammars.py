@@ -1,7 +1,7 @@
 """Bounds what output must match: JSON schemas, regular expressions, EBNF grammars, structural tags.
 
-Engines compile them beside the scheduler and match them inside its loop, for every token of the vocabulary. Costs are
-bounded by what was measured to be expensive: optional properties, counted repeats, ambiguous expressions.
+Engines compile grammars beside the scheduler and match them inside its loop, against every token of the vocabulary. The
+limits cover what was measured to be expensive: optional properties, counted repeats, ambiguous expressions.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Checks what a chat's prompt is made of: messages and their parts, tools, variables of the chat template."""
+"""Checks the parts of a chat's prompt: messages and their content, tools, variables of the chat template."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ def _check_arguments(calls: list[_ToolCall], where: str, limits: Limits) -> None
 
 
 def check_size_of_tools(raw: msgspec.Raw, name: str, limits: Limits, where: str = "tools") -> None:
-    """Before they are decoded. Raises InvalidField."""
+    """Check the size of tools before they are decoded. Raises InvalidField."""
     size, most = len(memoryview(raw)), limits.request.tools_bytes
     if size > most:
         raise InvalidField(f"{where} have {size} bytes; at most {most} are accepted", param=name)

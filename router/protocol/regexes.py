@@ -1,9 +1,9 @@
-"""Refuses regular expressions that could occupy an engine.
+"""Refuses regular expressions that could stall an engine.
 
 Engines match them byte by byte against every token of the vocabulary, in the loop that also runs all other requests.
-The matcher keeps every way in which the text so far can match, and `([a-z]+)+` has a new one for each letter: the loop
-stood still for good. So a group that repeats and has repeats inside must be unambiguous: at each place, the next
-character tells which part comes next. Elsewhere a few ambiguous places are accepted, as in `.*foo`.
+The matcher keeps every way in which the text so far can match. `([a-z]+)+` adds one for each letter, which stalled the
+loop for good. So a group that repeats and contains repeats must be unambiguous: at each place, the next character
+determines which part comes next. Elsewhere, a few ambiguous places are accepted, as in `.*foo`.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def check_regex(pattern: str) -> None:
 
 @dataclass(slots=True)
 class _Part:
-    """A part of an expression: what it can begin and end with. Positions are numbers of characters."""
+    """A part of an expression, with the positions at which it can begin and end: indices of its characters."""
 
     is_nullable: bool
     first: list[int]

@@ -42,8 +42,8 @@ async def read_body(
 ) -> bytes:
     """Read the whole body. Raises RequestError, for a declared length over the limit before reading, or ClientGone.
 
-    `on_bytes` gets the size of each part that arrives; its errors end the reading. `arrived`: all of it, if it has
-    come with the headers, as most do; then nothing is received, and no timer is needed.
+    `on_bytes` is called with the size of each part that arrives; an error in it ends the reading. `arrived`: the whole
+    body if it came with the headers, as most do; then nothing is awaited and no timer is needed.
     """
     given_type = headers.get(b"content-type", b"")
     if given_type != b"application/json":
@@ -103,7 +103,7 @@ def split(body: bytes, max_nesting: int = MAX_NESTING) -> Fields:
 def _check_density(body: bytes) -> None:
     """Raises InvalidBody if a large body consists of too many small values to be a prompt.
 
-    In steps, between which other threads run, and which end with the first that shows it.
+    Counts in steps, so that other threads can run in between, and stops at the first step that exceeds a limit.
     """
     quotes = escaped = containers = commas = 0
     for start in range(0, len(body), _STEP_BYTES):

@@ -119,7 +119,7 @@ def request_schemas(limits: Limits) -> dict[str, Schema]:
 
 
 def _response(rules: Mapping[str, Schema], limits: Limits) -> dict[str, Schema]:
-    """The fields of /v1/responses. What they hold further down is in docs/api.md."""
+    """The fields of /v1/responses. docs/api.md describes nested ones."""
     item = {
         "type": "object",
         "properties": {"type": {"enum": [*ITEMS, None]}, "role": {"enum": [*ITEM_ROLES]}},
@@ -178,7 +178,7 @@ def _response(rules: Mapping[str, Schema], limits: Limits) -> dict[str, Schema]:
 
 
 def _object(properties: Mapping[str, Schema], required: Collection[str], not_offered: Collection[str] = ()) -> Schema:
-    """An object whose fields may be null, as clients send for what they leave out."""
+    """An object whose fields may be null, since clients send null for fields that they leave out."""
     values = {name: each if name in required else _nullable(each) for name, each in sorted(properties.items())}
     values |= dict.fromkeys(sorted(REFUSED), _REFUSED) | {key: {"type": "null"} for key in sorted(not_offered)}
     return {"type": "object", "properties": values, "required": [*required], "additionalProperties": False}
@@ -193,7 +193,7 @@ def _range(least: int, most: int) -> Schema:
 
 
 def _any_case(words: Collection[str]) -> str:
-    """A regular expression that every dialect knows."""
+    """A case-insensitive regular expression in syntax that every dialect supports."""
     either = ["".join(f"[{letter}{letter.upper()}]" for letter in word) for word in words]
     return f"^({'|'.join(either)})$"
 

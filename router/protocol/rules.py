@@ -1,6 +1,6 @@
-"""The admission contract: every field that a generation may have, and what its value may be.
+"""The admission contract: every field that a generation request may have, and the values that it may take.
 
-Anything else is a 400 that names it. The OpenAPI document and the table in docs/api.md are made from the same rules.
+Any other field is a 400 that names it. The OpenAPI document and the table in docs/api.md are made from these rules.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ Check = Callable[[Fields, str, Limits], Any]
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """What one field may be."""
+    """The rule of one field."""
 
     check: Check  # raises InvalidField
     schema: Callable[[Limits], Schema]
@@ -176,7 +176,7 @@ def includes_usage(fields: Fields, is_streaming: bool) -> bool:
 
 
 def stream_options(fields: Fields, kind: Any, expected: str, is_streaming: bool) -> Any:
-    """They, decoded; None if they are absent. Raises InvalidField."""
+    """The decoded stream options; None if they are absent. Raises InvalidField."""
     if "stream_options" in fields and not is_streaming:
         raise InvalidField("stream_options needs stream: true; remove it or set stream", param="stream_options")
     return decoded(fields, "stream_options", kind, expected)
@@ -192,7 +192,7 @@ def _tools(fields: Fields, name: str, limits: Limits) -> None:
 
 
 def _is_checked_elsewhere(_fields: Fields, _name: str, _limits: Limits) -> None:
-    """By the endpoint, which needs the value."""
+    """No check here: the endpoint checks the field, because it needs the value."""
 
 
 _BOOLEAN: Schema = {"type": "boolean"}

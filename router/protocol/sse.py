@@ -1,7 +1,7 @@
-"""Relays decode's events to the client: whole events, unchanged except for two insertions.
+"""Relays the engine's events to the client: whole events, unchanged except for two fields that are set.
 
-Nothing is parsed. The insertions search for bytes with unescaped quotes, which cannot occur inside a JSON string, so
-they match JSON's structure only, never generated text.
+Events are not parsed. The code searches for bytes with unescaped quotes, which cannot occur inside a JSON string, so it
+matches only JSON structure, never generated text.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Signature:
     def __init__(
         self, fingerprint: str, *, engine_model: str, requested_model: str, hides_cached_tokens: bool = False
     ) -> None:
-        """`hides_cached_tokens`: in a prefix cache that others share, the counts tell what they have asked."""
+        """`hides_cached_tokens`: in a prefix cache shared between tenants, the counts would reveal others' prompts."""
         inserted = b'"system_fingerprint":' + msgspec.json.encode(fingerprint) + b","
         self._event_head = b"data: {" + inserted + b'"id":'
         self._answer_head = b"{" + inserted + b'"id":'
@@ -74,7 +74,7 @@ class Signature:
 
 
 def without_cached_tokens(data: bytes) -> bytes:
-    """Whole events or a whole answer, without the numbers of prompt tokens that were found in the prefix cache."""
+    """Whole events or a whole answer, without the counts of cached prompt tokens."""
     if data.find(b'"cached_tokens') < 0:
         return data
     return _CACHED_DETAILS.sub(rb'"\1":null', data)

@@ -1,4 +1,4 @@
-"""The usage event: a stream's last before [DONE], where it is asked for, with the engine's counts of tokens."""
+"""The usage event: the last event of a stream before [DONE], if requested, with the engine's token counts."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _event = msgspec.json.Decoder(_Event)
 
 
 def take_usage(events: bytes, *, keeps: bool) -> tuple[bytes, Usage | None]:
-    """Whole events without their usage event, or with it if `keeps`, and its counts; None if there is none."""
+    """The events, without the usage event unless `keeps`, and the usage event's counts; None if there is none."""
     found = events.rfind(_NO_CHOICES)
     if found < 0:
         return events, None

@@ -1,4 +1,4 @@
-"""Validates a request: its fields are those of the admission contract, and their values stay the client's bytes."""
+"""Validates a request against the admission contract. Values stay the client's bytes."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Endpoint(Enum):
 
 
 class Sequence(msgspec.Struct, frozen=True):
-    """One prompt and one continuation of it: what one placement serves."""
+    """One prompt with one continuation: the unit of placement."""
 
     index: int  # of its choice in the answer: prompt index x n + j
     fields: Fields  # without `model`, `adapter` and `n`; `prompt` (`text` or `input_ids` at /generate) is its own
@@ -211,7 +211,7 @@ def _generation(
 
 
 def _check_choice_biases(fields: Fields, num_choices: int, limits: Limits) -> None:
-    """Engines write them one by one into a tensor of the batch."""
+    """Bound n x prompts x biases, because engines write them one by one into a tensor of the batch."""
     num_biases = len(msgspec.json.decode(fields["logit_bias"], type=dict[str, float]))
     if (total := num_choices * num_biases) > limits.request.choice_biases:
         raise InvalidField(
@@ -221,7 +221,7 @@ def _check_choice_biases(fields: Fields, num_choices: int, limits: Limits) -> No
 
 
 def _check_prompt_logprobs(prompts: tuple[msgspec.Raw, ...], num_logprobs: int, limits: Limits) -> None:
-    """Engines make a text of each, on the event loop. A prompt has at most as many tokens as bytes."""
+    """Bound a prompt's log-probabilities by its bytes, since engines convert each one to text on the event loop."""
     longest = max(len(memoryview(prompt)) for prompt in prompts)
     if (total := longest * (1 + num_logprobs)) > limits.request.prompt_logprobs:
         raise InvalidField(
@@ -232,9 +232,9 @@ def _check_prompt_logprobs(prompts: tuple[msgspec.Raw, ...], num_logprobs: int, 
 
 
 def _most_tokens(endpoint: Endpoint, fields: Fields, num_choices: int, limits: Limits) -> int | None:
-    """How many tokens a choice may have for the sake of its log-probabilities; None where the client's limit will do.
+    """The limit of a choice's tokens that bounds its log-probabilities; None if the client's limit suffices.
 
-    Streams need none: an answer that is not streamed is made, merged and sent as a whole. Raises InvalidField.
+    Streams need none, but an answer that is not streamed is built, merged and sent as a whole. Raises InvalidField.
     """
     if endpoint is Endpoint.CHAT:
         alternatives = (integer(fields, "top_logprobs", 0, INT32_MAX) or 0) if boolean(fields, "logprobs") else None
@@ -260,7 +260,7 @@ _OURS = BOOKKEEPING | {"model", ADAPTER}
 
 
 def _known(endpoint: Endpoint, given: Fields) -> Fields:
-    """The fields without nulls, which OpenAI's clients may send for absent ones. Raises RequestError for any other."""
+    """The fields without nulls, which OpenAI's clients send for absent ones. Raises RequestError for unknown ones."""
     fields, known, not_offered = {}, FIELDS[endpoint], _NOT_OFFERED[endpoint]
     for name, value in given.items():
         is_null = value == _NULL
@@ -290,7 +290,7 @@ _FEW_FIELDS = {Endpoint.SCORE: ", ".join(sorted(SCORE)), Endpoint.EMBEDDINGS: ",
 def _check_choice_bytes(
     fields: Fields, prompts: tuple[msgspec.Raw, ...], n: int, limits: Limits, name: str = "prompt"
 ) -> None:
-    """Each sequence is a request to one or two engines, which all need its text."""
+    """Bound n x prompts x bytes, because each sequence's text is sent to one or two engines."""
     shared = sum(len(memoryview(value)) for name, value in fields.items() if name != "prompt")
     total = n * (sum(len(memoryview(prompt)) for prompt in prompts) + max(1, len(prompts)) * shared)
     if total > limits.request.choice_bytes:
@@ -307,7 +307,7 @@ def _reading(
     model: str,
     adapter: str | None,
 ) -> ValidatedRequest:
-    """A request for which prompts are only read."""
+    """Validate a request whose prompts are only read."""
     return ValidatedRequest(
         endpoint=endpoint,
         fields=wanted.engine_fields,
@@ -326,7 +326,7 @@ def _reading(
 
 
 def _response(fields: Fields, model: str, adapter: str | None, limits: Limits) -> ValidatedRequest:
-    """As the chat that it is, whose rules it has to keep."""
+    """Validate a Responses request as the chat that it is translated to."""
     chat, form = as_chat(fields, limits)
     num_bytes = sum(len(memoryview(value)) for value in chat.values())
     try:
@@ -382,6 +382,9 @@ def _checked_prompt(raw: msgspec.Raw, name: str, limits: Limits) -> msgspec.Raw:
 
 
 def _for_completions(prompt: msgspec.Raw) -> msgspec.Raw:
-    """Engines take a list of nothing but 0 for an empty prompt, but not as one prompt of several."""
+    """A prompt as engines' completions endpoint takes it.
+
+    Engines treat a list of only zeros as an empty prompt, but not when it is one of several prompts.
+    """
     is_zeros = memoryview(prompt)[:1] == b"[" and not _NOT_ZERO.search(prompt)
     return msgspec.Raw(b"[" + bytes(prompt) + b"]") if is_zeros else prompt

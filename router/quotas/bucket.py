@@ -6,11 +6,12 @@
 So a request larger than the bucket is admitted when the bucket is full, and leaves a debt. Over any time t, admitted
 requests take at most capacity + rate x t, and the excess of the last one.
 
-A steady stream of small requests would starve a large one. So once a request is refused, half of what is added is
-reserved for requests of its size (`due`), until one is admitted or its client does not retry in time.
+A steady stream of small requests would starve a large one. So once a request is refused, half of the refill is reserved
+for requests of its size (`due`), until one is admitted or its client does not retry in time.
 
-While one limit reserves for such a request, the others hold what they permit it: else small requests would use that up
-meanwhile. All that is added beside it is for others, for which the level may exceed the capacity by a little.
+While one limit reserves for such a request, the other limits hold the amount that they would permit it, because small
+requests would otherwise use it up. The rest of the refill is for others; for them, the level may exceed the capacity by
+a little.
 """
 
 from __future__ import annotations
@@ -27,9 +28,8 @@ _SAVING_S = 120.0  # the most that a gauge saves at a time: what is missing may 
 class Bucket:
     """One limit of one subject, at one router. Times are seconds of any one clock.
 
-    Where routers share the limit, `level` is what this router has leased from the common pool. It grows by leases, at
-    no rate of its own, and `elsewhere` is what the pool has left: what it had when this router last looked, and the
-    rate since then.
+    If routers share the limit, `level` is what this router has leased from the common pool; it grows by leases only.
+    `elsewhere` estimates what is left in the pool: the amount when this router last looked, plus the rate since then.
     """
 
     __slots__ = (
@@ -67,7 +67,7 @@ class Bucket:
     def wait_s(self, amount: float) -> float:
         """Seconds until `amount` can be taken; 0: now. Call `refill` before.
 
-        For a request that was refused before, an upper bound: others may take all that is not reserved for it.
+        For a request that was refused before, this is an upper bound: others may take everything that is not reserved.
         """
         level = self.level - self.saved if amount < self.due else self.level
         if level + self.elsewhere * self.part >= amount:
@@ -87,18 +87,18 @@ class Bucket:
             self.due, self.due_until = amount, self.at + wait_s + _KEPT_S
 
     def hold(self, amount: float, wait_s: float) -> None:
-        """Another limit refuses a request for `amount` for so long; this one permits it, and reserves all of that."""
+        """Reserve `amount` for a request that this limit permits, while another limit refuses it for `wait_s`."""
         amount = min(amount, self.capacity)
         if amount >= self.due:
             self.saved = max(self.saved, min(amount, self.level))
             self.due, self.due_until = amount, max(self.due_until, self.at + wait_s + _KEPT_S)
 
     def is_for(self, amount: float) -> bool:
-        """Whether the reservation is for a request for so much, and not for a larger one."""
+        """Whether the reservation is for a request of this size, not for a larger one."""
         return self.due == min(amount, self.capacity)
 
     def save(self, added: float) -> None:
-        """Note that the level has grown, and reserve the large request's part of it."""
+        """Note that the level has grown, and reserve the large request's share of the growth."""
         self.saved = min(self.due, self.saved + added * _SAVED)
 
     def serve(self, amount: float) -> None:
@@ -113,12 +113,12 @@ class Bucket:
 
     @property
     def _room(self) -> float:
-        """The highest level. Beside a reservation of nearly all, others need room."""
+        """The highest level. It leaves others some room beside a reservation of nearly everything."""
         return max(self.capacity, self.saved + _SPARE * self.capacity) if self.saved else self.capacity
 
     @property
     def remaining(self) -> float:
-        """What could be taken now, at this router or another."""
+        """The amount that could be taken now, at this router or another."""
         return max(0.0, min(self.capacity, self.level + self.elsewhere))
 
     @property
@@ -133,7 +133,7 @@ class Bucket:
 
 
 class Gauge:
-    """A limit of concurrent use. Here too, half of what becomes free is reserved for the largest refused request."""
+    """A limit of concurrent use. Half of what becomes free is reserved for the largest refused request."""
 
     __slots__ = (
         "allowed", "due", "due_since", "due_until", "kept", "kept_until", "limit", "peak", "refused", "rests_until",
@@ -175,7 +175,7 @@ class Gauge:
         return False
 
     def wanted(self, now: float) -> float:
-        """The use if nothing had been refused since the last call: what a lease should ask for."""
+        """The use as if nothing had been refused since the last call: the amount that a lease should ask for."""
         if now >= self.kept_until:
             self.kept = self.unit = 0.0
         if self.refused and self.peak >= self.kept:

@@ -14,7 +14,7 @@ SEQUENCES, BYTES = "sequences", "in_flight_bytes"
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """What a request asks for, before it runs."""
+    """What a request will use, estimated before it runs."""
 
     prompt_tokens: int = 0
     output_tokens: int = 0  # at most, as far as it says
@@ -34,12 +34,12 @@ class Shortage:
 
     @property
     def is_for_ever(self) -> bool:
-        """Waiting does not help. (Of a rate, a request may ask for more than the bucket holds.)"""
+        """True if waiting does not help. (At a rate limit it does, even for more than the bucket holds.)"""
         return self.wait_s is None and self.asked > self.most
 
 
 class Budget:
-    """The limits that are set, and what is left of them at this router."""
+    """The configured limits of a subject, and what is left of them at this router."""
 
     __slots__ = ("buckets", "gauges", "label", "num_running", "subject", "used_at")
 
@@ -76,7 +76,7 @@ class Budget:
             gauge.refill(now)
 
     def never(self, use: Use) -> Shortage | None:
-        """The limit that the request exceeds even with nothing else in use; None if there is none."""
+        """The limit that the request would exceed even if nothing else were in use; None if there is none."""
         sequences = self.gauges.get(SEQUENCES)
         if sequences is None or use.sequences <= sequences.limit:
             return None
@@ -85,9 +85,9 @@ class Budget:
     def shortage(self, use: Use) -> Shortage | None:
         """The limit with the longest wait; None if all permit the use. Takes nothing, but reserves for the request.
 
-        Others cannot use what is reserved. So only tokens that are missing now are reserved, sequences only if no
-        tokens are missing, and nothing if a narrower budget refuses the request: ask that first. Call `refill` before.
-        A narrower budget, which permits it, is to `hold` that: `is_saved_for` says so.
+        Others cannot use what is reserved, so little is: only tokens that are missing now, sequences only if no tokens
+        are missing, and nothing if a narrower budget refuses the request, so ask that one first. Call `refill` before.
+        If `is_saved_for`, narrower budgets, which permit the request, must `hold` its use.
         """
         worst, longest_s = None, 0.0
         missing: list[tuple[Bucket, float]] = []
@@ -118,7 +118,7 @@ class Budget:
         return worst
 
     def hold(self, use: Use, wait_s: float) -> None:
-        """Reserve what this budget permits a request, while a broader one refuses it for so long."""
+        """Reserve the use that this budget permits a request, while a broader budget refuses it for `wait_s`."""
         for name, bucket in self.buckets.items():
             if name not in (REQUESTS, PUSHES) and (amount := getattr(use, name)):
                 bucket.hold(amount, wait_s)
@@ -134,7 +134,7 @@ class Budget:
             sequences.serve(use.sequences)
 
     def request_shortage(self, name: str = REQUESTS) -> Shortage | None:
-        """As `shortage`, for the number of requests, or of PUSHES."""
+        """As `shortage`, for the limit of requests or of PUSHES."""
         if (bucket := self.buckets.get(name)) is None:
             return None
         bucket.wanted += 1
@@ -161,15 +161,18 @@ class Budget:
 
     @property
     def is_idle(self) -> bool:
-        """As new: forgetting it loses nothing. Call `refill` before."""
+        """Whether the budget is as good as new, so that it can be forgotten. Call `refill` before."""
         return not self.num_running and all(each.is_idle for each in self.buckets.values())
 
     def is_unused_since(self, at: float) -> bool:
-        """No request ran since then, and none is owed for: what is left may be given back."""
+        """Whether no request ran since then and there is no debt, so that leases may be given back."""
         return not self.num_running and self.used_at < at and all(each.level >= 0 for each in self.buckets.values())
 
 
 def _reserved(name: str, bucket: Bucket, use: Use) -> float:
-    """What a request takes on admission. Few generate all the tokens that they ask for, so this creates no debt."""
+    """The amount that a request takes on admission.
+
+    At most a full bucket of output tokens: few requests generate all that they ask for, so admission makes no debt.
+    """
     amount = getattr(use, name)
     return min(amount, bucket.capacity) if name == OUTPUT else amount

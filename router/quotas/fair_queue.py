@@ -1,10 +1,10 @@
-"""Deficit round robin between tenants, by tokens: who is next when there is not room for all.
+"""Deficit round robin between tenants, by tokens: whose request runs next while there is not room for all.
 
-A tenant with a positive deficit is served, and pays what its request costs; one without gets a quantum, by its weight,
-and goes to the end of the line. So of two tenants that always wait, each gets tokens in proportion to its weight,
-however large their requests. A tenant that begins to wait goes first, with one quantum (as flows do in FQ-CoDel,
-RFC 8290), so that one with few requests waits for a request of another tenant at most, not for a round. What a request
-turns out to have cost is settled afterwards.
+A tenant with a positive deficit is served, and its deficit is reduced by the cost of its request. A tenant without gets
+a quantum, by its weight, and goes to the end of the line. So two tenants that always have waiting requests get tokens
+in proportion to their weights, whatever the sizes of their requests. A tenant that begins to wait goes first, with one
+quantum (as flows do in FQ-CoDel, RFC 8290), so a tenant with few requests waits for at most one request of another
+tenant, not for a round. The actual cost of a request is settled afterwards.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class FairQueue(Generic[T]):
         return waiting
 
     def remove(self, waiting: Waiting[T]) -> None:
-        """Take a request out that is no longer wanted. Idempotent."""
+        """Remove a request that no longer waits. Idempotent."""
         flow = self._flows.get(waiting.tenant)
         if flow is not None and waiting in flow.queues[waiting.priority]:
             self._leave(flow, waiting)

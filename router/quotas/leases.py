@@ -1,4 +1,4 @@
-"""A router's side of shared limits: what it asks for, and what it does with the answers. Knows no database."""
+"""A router's side of shared limits: computes what to ask for and applies the answers. Knows no database."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _FORGET_S = 60.0  # after which an unused budget is given back
 
 
 def share_out(budget: Budget, num_sharing: int) -> None:
-    """Begin with a small part of each limit, which the others do not know of yet."""
+    """Start with a small part of each limit, of which other routers do not know yet."""
     for bucket in budget.buckets.values():
         bucket.local_rate = 0.0
         bucket.level = bucket.advance = bucket.capacity / (_STOCK * num_sharing)
@@ -27,7 +27,7 @@ def share_out(budget: Budget, num_sharing: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What was asked, and the limits that the answers are for."""
+    """The requests for leases, and the limits that the answers belong to."""
 
     rates: Sequence[tuple[Bucket, RateAsk]]
     gauges: Sequence[tuple[Gauge, GaugeAsk]]
@@ -38,7 +38,7 @@ class Asked:
 
 
 def ask(budgets: Mapping[str, Budget | None], num_sharing: int, now: float, *, gives_back: bool = False) -> Asked:
-    """The asks of all budgets that have changed. With `gives_back` this router keeps nothing."""
+    """The requests for leases of all budgets that have changed. With `gives_back`, everything is given back."""
     rates, gauges, unused = [], [], []
     for subject, budget in budgets.items():
         if budget is None:
@@ -70,7 +70,7 @@ def ask(budgets: Mapping[str, Budget | None], num_sharing: int, now: float, *, g
 
 
 def answered(asked: Asked, leases: Leases) -> None:
-    """Take over the answers. What was used meanwhile stays used."""
+    """Apply the answers. Use since the request stays counted."""
     for (bucket, _), (granted, level) in zip(asked.rates, leases.rates, strict=True):
         bucket.local_rate = 0.0
         bucket.level += granted
@@ -81,14 +81,14 @@ def answered(asked: Asked, leases: Leases) -> None:
 
 
 def not_answered(asked: Asked) -> None:
-    """The asks did not arrive: make them again."""
+    """The requests did not arrive: repeat them next time."""
     for bucket, each in asked.rates:
         bucket.advance += each.advance
         bucket.wanted = max(bucket.wanted, each.wanted / _AHEAD)
 
 
 def alone(budgets: Iterable[Budget | None], num_sharing: int) -> None:
-    """Take an equal part of every limit while the database does not answer."""
+    """Use an equal part of every limit, while the database does not answer."""
     for budget in budgets:
         if budget is None:
             continue

@@ -1,4 +1,4 @@
-"""Counts what requests use against the quotas of their tenants, keys and adapters."""
+"""Counts requests' use against the quotas of their tenants, keys and adapters."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ OTHERS = "other"  # label of tenants that cluster.yaml does not name
 
 
 class Quotas:
-    """One router's. Owns all budgets. Without a configuration nothing is counted."""
+    """The quotas of one router. Owns all budgets. Without a configuration, nothing is counted."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class Quotas:
         has_room: HasRoom | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`has_room`: for requests that are about to be placed; None: nothing ever waits for its turn."""
+        """`has_room`: whether the fleet has room for what is about to be placed; None: requests never queue."""
         self._config = config
         fair_queue = None if config is None or has_room is None else config.fair_queue
         self.turns: Turns | None = None
@@ -64,7 +64,7 @@ class Quotas:
         metrics.quota_use.read = self.used_shares
 
     def used_shares(self) -> dict[tuple[str, str], float]:
-        """The used share of each tenant's limits, by (label, limit); 1 is exhausted. `OTHERS` has the largest."""
+        """The used share of each tenant's limits, by (label, limit); 1: exhausted. `OTHERS`: the rest's largest."""
         now, shares = self._clock(), dict[tuple[str, str], float]()
         for subject, budget in self.budgets.items():
             if budget is None or not subject.startswith(_TENANT):
@@ -135,7 +135,7 @@ class Quotas:
         budget.take_request(PUSHES)
 
     def room_of(self, tenant: str) -> TenantRoom | None:
-        """What the tenant may have in the catalog; None: anything."""
+        """The tenant's limits in the catalog; None: unlimited."""
         if self._config is None:
             return None
         quota = self._config.of_tenant(tenant)
@@ -143,14 +143,14 @@ class Quotas:
         return None if room == TenantRoom() else room
 
     def is_new_grammar(self, tenant: str, grammar: int) -> bool:
-        """Whether the tenant has not used this grammar recently; then engines have to compile it.
+        """Whether the tenant has not used this grammar recently, so that engines may have to compile it.
 
-        Counted by tenant: a shared count would reveal other tenants' grammars.
+        Tracked per tenant, because a shared record would reveal other tenants' grammars.
         """
         return grammar not in self._grammars.get(tenant, ())
 
     def use_grammar(self, tenant: str, grammar: int) -> None:
-        """Engines compile the grammar, or have done so."""
+        """Note that the tenant uses this grammar now."""
         known = self._grammars.setdefault(tenant, OrderedDict())
         known[grammar] = None
         known.move_to_end(grammar)
@@ -248,17 +248,17 @@ class Admission:
         """
 
     async def turn(self, headers: Mapping[bytes, bytes]) -> AbstractContextManager[Turn | None]:
-        """Wait for the request's turn, which it is to enter and run in. None: nothing waits for its turn.
+        """Wait for the request's turn. The caller enters it as a context and runs inside. None: requests never queue.
 
         Raises QueueFull, QueuedTooLong, and InvalidField for the header `x-prelude-priority`.
         """
         return nullcontext()
 
     def settle(self, prompt_tokens: int | None, output_tokens: int | None) -> None:
-        """Note what it has really used; None: unknown."""
+        """Settle the request's actual use; None: unknown."""
 
     def headers(self) -> dict[str, str]:
-        """What is left of its limits."""
+        """The headers that say how much of the limits is left."""
         return {}
 
 
@@ -375,7 +375,7 @@ class _Counted(Admission):
             budget.take_request()
 
     def _add_bytes(self, budgets: list[Budget]) -> None:
-        """Of an adapter's requests, bytes are counted once they are there, to be refused with the next request."""
+        """Count bytes against the adapter's limits once they have arrived; an excess refuses the next request."""
         for budget in budgets:
             if (gauge := budget.gauges.get(BYTES)) is not None:
                 gauge.take(self._num_bytes)

@@ -9,7 +9,7 @@ from router.quotas.budget import OUTPUT, PROMPT, REQUESTS, Budget
 
 
 def rate_headers(budgets: Iterable[Budget]) -> dict[str, str]:
-    """For requests, and for tokens, those of the limit of which the least share is left."""
+    """For requests and for tokens: the values of the limit with the smallest share left."""
     requests: Bucket | None = None
     tokens: Bucket | None = None
     requests_left = tokens_left = 2.0  # shares
@@ -30,7 +30,7 @@ def rate_headers(budgets: Iterable[Budget]) -> dict[str, str]:
 
 
 def duration(seconds: float) -> str:
-    """As OpenAI writes it: 17ms, 1.5s, 6m0s."""
+    """A duration in OpenAI's format: 17ms, 1.5s, 6m0s."""
     if seconds < 1:
         return f"{round(seconds * 1000)}ms"
     if seconds < 60:

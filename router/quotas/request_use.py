@@ -1,4 +1,4 @@
-"""What a validated request asks for."""
+"""The use of a validated request, for quotas."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _STRICT = re.compile(b'"%b"' % b"".join(rb"(?:%c|\\u%04x)" % (each, each) for ea
 
 
 def use_of(validated: ValidatedRequest, prompt_tokens: int) -> Use:
-    """All but its grammars. `prompt_tokens`: of all its prompts, estimated."""
+    """The request's use, except of grammars. `prompt_tokens`: the estimate for all of its prompts."""
     sequences = validated.num_choices
     limit = answer_limit(validated.fields)
     each = TYPICAL_ANSWER_TOKENS if limit is None else limit
@@ -26,7 +26,7 @@ def use_of(validated: ValidatedRequest, prompt_tokens: int) -> Use:
 
 
 def most_output_tokens(validated: ValidatedRequest) -> int | None:
-    """That its answer can have; None: as many as there is room for."""
+    """The most tokens that the answer can have; None: as many as the context has room for."""
     limit = answer_limit(validated.fields)
     each = validated.most_tokens if limit is None else limit
     return None if each is None else validated.num_choices * each

@@ -1,4 +1,4 @@
-"""Keeps a router's leases of shared limits: by a task beside the requests, which never wait for the database."""
+"""Renews a router's leases of shared limits in a background task, so that requests never wait for the database."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Lease = Callable[[str, Sequence[RateAsk], Sequence[GaugeAsk]], Awaitable[Leases]
 
 
 class Sharing:
-    """One router's part in limits that several share."""
+    """One router's part of limits that several routers share."""
 
     def __init__(
         self,
@@ -61,7 +61,7 @@ class Sharing:
             await self.renew(gives_back=True)
 
     async def renew(self, *, gives_back: bool = False) -> None:
-        """Ask for what is needed now."""
+        """Ask for the leases that are needed now."""
         quotas, now = self._quotas, self._clock()
         assert quotas.num_sharing is not None
         asked = ask(quotas.budgets, quotas.num_sharing, now, gives_back=gives_back)

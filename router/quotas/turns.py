@@ -1,4 +1,4 @@
-"""Requests wait here for their turn while the fleet is saturated, and only then."""
+"""The queue in which requests wait for their turn while the fleet is saturated, and only then."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Turns:
     async def take(
         self, tenant: str, *, prompt_tokens: int, output_tokens: int, num_sequences: int, priority: int
     ) -> Turn:
-        """A turn, at once if nobody waits and there is room. End it, whatever happens, with `with`.
+        """Wait for a turn, unless nobody waits and there is room. Use it with `with`, so that it ends.
 
         `priority`: an index of PRIORITIES, among the tenant's own requests. Raises QueueFull and QueuedTooLong.
         """
@@ -50,7 +50,7 @@ class Turns:
         return turn
 
     def look(self) -> None:
-        """The fleet may have room. Cheap while nobody waits."""
+        """Check whether the fleet has room now. Cheap while nobody waits."""
         if self._queue:
             self._dispatch()
 
@@ -102,7 +102,7 @@ class Turns:
         self._sequences_coming += turn.num_sequences
 
     def _came(self, turn: Turn, num_sequences: int) -> None:
-        """Note that this many of its sequences were placed, or have ended without being placed."""
+        """Note that this many of the turn's sequences were placed, or ended without being placed."""
         turn.num_coming -= num_sequences
         self._sequences_coming -= num_sequences
         self._tokens_coming -= turn.prompt_tokens * num_sequences / turn.num_sequences
@@ -155,7 +155,7 @@ class Turn:
 
 
 def priority_of(text: bytes | None) -> int:
-    """The index in PRIORITIES that the header's value means. Raises InvalidField."""
+    """The index in PRIORITIES for the header's value. Raises InvalidField."""
     name = "normal" if text is None else text[:16].decode("latin-1").strip().lower()
     if name not in PRIORITIES:
         expected = ", ".join(PRIORITIES)

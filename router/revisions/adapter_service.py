@@ -50,7 +50,7 @@ log = logging.getLogger(__name__)
 class AdapterService:
     """Resolves references and gives endpoints access to the catalog and the library.
 
-    Retries to open an unreachable catalog or store. Until then the base model is served without them.
+    If the catalog or the store is unreachable, opening it is retried, and the base model is served meanwhile.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class AdapterService:
         metrics.read_catalog_staleness(lambda: self.staleness_s)
 
     def open(self) -> bool:
-        """Open what can be reached. True if all is open. Blocking.
+        """Open the catalog and the store, as far as reachable. True if both are open. Blocking.
 
         Raises permanent errors: CatalogTooNew, BaseModelInvalid, and ValueError for an invalid URL.
         """
@@ -119,7 +119,7 @@ class AdapterService:
             await asyncio.to_thread(closing.join, _CLOSE_TIMEOUT_S)
 
     def close(self) -> None:
-        """Stop the threads, those in a database query after its answer or timeout. Blocking."""
+        """Stop the threads. Waits for running database queries or their timeouts. Blocking."""
         for threads in (self._lookup_threads, self._call_threads, self._import_threads, self._export_threads):
             threads.shutdown(wait=False, cancel_futures=True)
         if self._resolver is not None:
@@ -130,7 +130,7 @@ class AdapterService:
     # ---- names --------------------------------------------------------------------------------------------------
 
     async def resolve_for(self, principal: Principal, reference: str) -> AdapterRevision:
-        """As `resolve`, for a principal who wants to use the adapter. Raises AccessDenied, too."""
+        """As `resolve`, for a principal who wants to use the adapter. Also raises AccessDenied."""
         try:
             check_reference(self.directory, principal, reference, Permission.INFER)
         except AdapterError as error:
@@ -139,7 +139,9 @@ class AdapterService:
         return await self.resolve(reference, principal.confined_to)
 
     async def resolve(self, reference: str, tenant: str | None = None) -> AdapterRevision:
-        """The revision that a reference means. `tenant`: who asks, in whose turn the catalog is asked; None: at once.
+        """The revision that a reference resolves to.
+
+        `tenant`: whose turn it is if the catalog must be asked; None: ask it immediately.
 
         Raises InvalidReference, AdapterNotFound, CatalogUnavailable, TooManyCatalogCalls, or why a directory of
         cluster.yaml is unusable.
@@ -257,7 +259,7 @@ class AdapterService:
         )
 
     async def refresh(self) -> None:
-        """Read the catalog's changes now, so that this router sees its own at once."""
+        """Read the catalog's changes now, so that this router sees its own change immediately."""
         if self._resolver is not None:
             with suppress(CatalogUnavailable):  # the periodic refresh catches up
                 await self._in_thread(self._call_threads, self._resolver.refresh, _RESOLVE_TIMEOUT_S)

@@ -53,7 +53,7 @@ class ConfiguredAdapters:
         return True
 
     def error_of(self, key: AdapterKey) -> AdapterError | None:
-        """Why an adapter's directory is not in the catalog, in a public message. A new object for each caller."""
+        """Why an adapter's directory could not be imported, with a public message. A new object for each caller."""
         error = self._errors.get(key)
         return None if error is None else type(error)(*error.args)
 
@@ -88,7 +88,7 @@ class ConfiguredAdapters:
 
 
 def import_if_new(library: AdapterLibrary, name: str, directory: Path) -> AdapterRevision:
-    """Import a directory as the latest revision. If the adapter has the revision already, no alias moves. Blocking."""
+    """Import a directory as the latest revision. If the adapter already has that revision, no alias moves. Blocking."""
     adapter = read_adapter(directory, library.base, library.limits)
     revision_id = revision_id_of(adapter)
     try:

@@ -41,7 +41,7 @@ class MemoryOnlyRevisions:
 
     @asynccontextmanager
     async def pushing(self, revision_id: str) -> AsyncIterator[None]:
-        """Inside the block the revision stays pinned, whatever the catalog says."""
+        """Keep the revision pinned inside the block, whatever the catalog says."""
         async with self._lock:  # not while it is being unpinned
             self._pushing[revision_id] += 1
         try:

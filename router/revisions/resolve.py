@@ -39,7 +39,7 @@ def reference_in(model: str, adapter: str | None, base: str) -> str | None:
 
 
 class NamesModel(Protocol):
-    """A request, as far as it says what is to answer it."""
+    """The fields of a request that name its target."""
 
     @property
     def model(self) -> str: ...

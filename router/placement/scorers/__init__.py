@@ -1,1 +1,1 @@
-"""What a choice of a prefill worker costs: one scorer per module, each in expected seconds to the first token."""
+"""Scorers: the cost of choosing a worker for a prompt, in expected seconds to the first token. One per module."""

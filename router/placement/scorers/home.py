@@ -1,4 +1,4 @@
-"""Affinity: a revision stays with its homes until they are full."""
+"""Affinity: a revision's requests stay on its homes until these are full."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sequences in flight: off by default, for comparison with routers that go by it."""
+"""Sequences in flight: off by default, for comparison with routers that place by it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from router.placement.scorers.scorer import Candidate, Choice
 
 
 class InFlightScorer:
-    """A second for each of this router's sequences in flight at the worker, whatever they still cost it."""
+    """One second for each of this router's sequences in flight at the worker, however far they are."""
 
     name = "in_flight"
 

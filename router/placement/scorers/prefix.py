@@ -1,4 +1,4 @@
-"""Prompts whose beginning a worker has read before."""
+"""Prefix-cache affinity."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from router.placement.scorers.scorer import Candidate, Choice
 
 
 class PrefixScorer:
-    """The time saved by the prompt's beginning that the worker has in its prefix cache: negative."""
+    """Minus the time to read the prefix of the prompt that is in the worker's prefix cache."""
 
     name = "prefix"
 

@@ -1,4 +1,4 @@
-"""The prompts that a worker has to read first."""
+"""The queue of prompts at a worker."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ _WEIGHT_OF_NEWEST = 0.1
 
 
 class LoadTimes:
-    """The measured seconds of cold loads, by the tier where they began: moving averages."""
+    """Moving averages of the measured seconds of cold loads, by the tier that they load from."""
 
     def __init__(self) -> None:
         self._seconds = dict(_INITIAL_S)
@@ -26,7 +26,7 @@ class LoadTimes:
 
 
 class ResidencyScorer:
-    """Nothing where the revision is resident or being loaded; otherwise what a load from its nearest tier takes."""
+    """0 if the revision is resident or being loaded, else the time of a load from the nearest tier that has it."""
 
     name = "residency"
 

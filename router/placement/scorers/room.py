@@ -1,4 +1,4 @@
-"""KV memory of unified workers, whose prompts wait for the answers in progress when it is full."""
+"""KV memory of unified workers: when it is full, prompts wait until answers in progress end."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ _FULL_S = 1.0  # per KV memory's worth of tokens that do not fit
 
 
 class RoomScorer:
-    """0 where the sequence fits, and for pairs, whose KV memory is that of the decode worker (`choose_decode`)."""
+    """0 if the sequence fits, and for prefill workers: their decode worker is chosen by KV memory (`choose_decode`)."""
 
     name = "room"
 

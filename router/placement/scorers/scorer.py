@@ -1,4 +1,4 @@
-"""What scorers get, and what they are."""
+"""The interface of scorers, and their inputs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Candidate:
 
 @dataclass(slots=True)
 class Choice:
-    """What the candidates of one choice have in common."""
+    """Inputs that all candidates of one choice share."""
 
     request: PlacementRequest
     read_s: float  # expected seconds to read this prompt
@@ -37,18 +37,18 @@ class Choice:
 
 
 class Scorer(Protocol):
-    """Adds to a candidate's cost. Reads only what it gets and its own observations: no clock, no random number."""
+    """One part of a candidate's cost. Reads only its arguments and own observations: no clock, no random number."""
 
     name: str
 
     def cost_s(self, candidate: Candidate, choice: Choice) -> float:
-        """Expected seconds until the first token, as far as this scorer is concerned. May be negative."""
+        """This scorer's contribution to the expected seconds to the first token. May be negative."""
         ...
 
     def least_s(self, choice: Choice) -> float:
-        """No more than what any ordinary worker costs. Spares scoring them all.
+        """A lower bound of the cost of any ordinary worker, so that not all of them need to be scored.
 
-        An ordinary worker has neither the revision nor the prompt's beginning. Where the revision has to be loaded,
-        it does not have it on disk either, and is none of the homes.
+        An ordinary worker has neither the revision nor the prompt's prefix. If the revision has to be loaded, an
+        ordinary worker does not have it on disk either, and is not one of its homes.
         """
         ...

@@ -1,1 +1,1 @@
-"""Requests that only read prompts: what engines are asked, and what their answers become."""
+"""Prefill-only requests: the engine requests for them, and the conversion of engines' answers."""

@@ -1,7 +1,7 @@
-"""`/v1/embeddings`: prompts as vectors. What engines are asked, and how their answers become one.
+"""`/v1/embeddings`: prompts as vectors. Builds the engine requests and merges the answers.
 
-A vector is the last hidden state of a prompt, after the model's final norm, scaled to length 1: what SGLang's
-`--is-embedding` engines answer for causal models, read here from engines that generate, under an adapter.
+A vector is the last hidden state of a prompt, after the model's final norm, scaled to length 1. SGLang's
+`--is-embedding` engines answer the same for causal models; here it comes from engines that generate, under an adapter.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class _Generated(msgspec.Struct):
 
 
 class _Taken(msgspec.Struct):
-    """What is kept of an engine's answer."""
+    """The part of an engine's answer that is kept."""
 
     prompt_tokens: int
     embedding: msgspec.Raw  # a list of numbers, or base64
@@ -53,7 +53,7 @@ _taken = msgspec.json.Decoder(_Taken)
 
 @dataclass(frozen=True, slots=True)
 class Vectors:
-    """How the vectors are written."""
+    """The encoding of the vectors."""
 
     is_base64: bool  # of float32, little-endian, as OpenAI's client asks for by default
 
@@ -80,7 +80,7 @@ class Vectors:
         return dict(_ASKED)
 
     def taken(self, answer: bytes, worker: str) -> bytes:
-        """What is needed of an engine's answer. Raises BrokenAnswer if it has no vector, as an aborted request's."""
+        """The needed part of an engine's answer. Raises BrokenAnswer if it has no vector, as after an abort."""
         try:
             found = _generated.decode(answer).meta_info
         except msgspec.MsgspecError:
@@ -93,7 +93,7 @@ class Vectors:
         return msgspec.json.encode(_Taken(found.prompt_tokens, msgspec.Raw(written)))
 
     def merged(self, taken: Sequence[bytes], *, answer_id: str, model: str) -> bytes:
-        """One answer from what was taken of the engines', in the order of the inputs. Decodes no vector."""
+        """One answer from the kept parts of the engines' answers, in the order of the inputs. Decodes no vector."""
         parts = [_taken.decode(each) for each in taken]
         prompt_tokens = sum(part.prompt_tokens for part in parts)
         return msgspec.json.encode({

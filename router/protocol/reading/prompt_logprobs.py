@@ -1,7 +1,7 @@
 """Log-probabilities of prompts: `echo` with `logprobs`, and `max_tokens` = 0.
 
-The answer of a pair's decode worker lacks those of the prompt, so they are taken from the prefill answer. A unified
-worker's answer has both already.
+A decode worker's answer lacks the prompt's log-probabilities, so they are taken from the prefill worker's answer. A
+unified worker's answer has both.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def without_alternatives(answer: bytes) -> bytes:
 
 
 def without_generated_token(answer: bytes, echoed: str) -> bytes:
-    """The answer for `max_tokens` = 0, made from that for 1, of which engines of all roles do the same work.
+    """The answer for `max_tokens` = 0, made from an answer for 1, which is what engines are asked for.
 
     `echoed` is the choice's text: the prompt's, or empty.
     """

@@ -1,7 +1,7 @@
-"""`/v1/score`: how likely each of some tokens is after a prompt. Requests, engine fields, and answers.
+"""`/v1/score`: the probability of each label token after a prompt. Requests, engine fields, and answers.
 
-Same fields and results as SGLang's endpoint, which takes no adapter and runs on no prefill engine: engines are asked
-through `/generate`, once per item, for the log-probabilities of the labels as the first generated token.
+Same fields and results as SGLang's endpoint. That one takes no adapter and does not run on prefill engines, so the
+router asks `/generate`, once per item, for the log-probabilities of the labels as the first generated token.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Labels:
         return {name: encoded(value) for name, value in asked.items()}
 
     def taken(self, answer: bytes, worker: str) -> bytes:
-        """What is needed of an engine's answer: all of it. Raises BrokenAnswer."""
+        """The needed part of an engine's answer, which is all of it. Raises BrokenAnswer."""
         try:
             if _generated.decode(answer).meta_info.output_token_ids_logprobs:
                 return answer

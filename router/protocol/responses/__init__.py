@@ -1,1 +1,1 @@
-"""OpenAI's Responses API as a translation: requests to those of chats, and chats' answers back. Nothing is stored."""
+"""OpenAI's Responses API, translated to chat requests, and chat answers translated back. Nothing is stored."""

@@ -1,4 +1,4 @@
-"""The fields of /v1/responses, and what to do instead of those of OpenAI's that are not among them."""
+"""The fields of /v1/responses, and the hints for OpenAI's fields that are not accepted."""
 
 from __future__ import annotations
 

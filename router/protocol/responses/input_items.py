@@ -1,6 +1,6 @@
 """Translates `input`, a text or a list of items, to the messages of a chat.
 
-What one answer consisted of (reasoning, a message, function calls) becomes one message again, as the model wrote it.
+The items of one answer (reasoning, a message, function calls) become one assistant message again.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ _arguments = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
 def messages_of(fields: Fields, limits: Limits) -> msgspec.Raw:
-    """The messages that `instructions` and `input` are. Raises InvalidField."""
+    """The messages made of `instructions` and `input`. Raises InvalidField."""
     messages: list[bytes] = []
     if instructions := decoded(fields, "instructions", str, "a string"):
         limits.check_prompt_size("instructions", len(memoryview(fields["instructions"])))
@@ -128,7 +128,7 @@ def _messages_of_items(raw: msgspec.Raw, limits: Limits) -> list[bytes]:
 
 
 class _Conversation:
-    """Messages, as items are added. Items of one answer wait until something else follows."""
+    """Collects items as messages. Items of one answer are held back until another kind of item follows."""
 
     def __init__(self) -> None:
         self._messages: list[bytes] = []
@@ -201,7 +201,7 @@ class _Conversation:
 
 
 def _content(found: str | list[msgspec.Raw], where: str) -> str | list[dict[str, str]]:
-    """A single text stays one: templates may put something between parts."""
+    """The content of a message. A single text stays a string, since templates may put separators between parts."""
     if isinstance(found, str):
         return found
     parts = [_part(part, f"{where}[{j}]") for j, part in enumerate(found)]

@@ -64,7 +64,10 @@ _kind = msgspec.json.Decoder(_Kind)
 
 
 def as_chat(fields: Fields, limits: Limits) -> tuple[Fields, ResponseForm]:
-    """The chat that a request is, without `model` and `adapter`, and what its answer repeats. Raises InvalidField."""
+    """The request as a chat, without `model` and `adapter`, and the fields that the response repeats.
+
+    Raises InvalidField.
+    """
     for name, (value, remedy) in FIXED.items():
         if name in fields and decoded(fields, name, Any, "") != value:
             expected = msgspec.json.encode(value).decode()
@@ -126,7 +129,7 @@ def as_chat(fields: Fields, limits: Limits) -> tuple[Fields, ResponseForm]:
 
 
 def named_as_here(error: InvalidField) -> InvalidField:
-    """An error of a chat's rules, with the field's name in /v1/responses."""
+    """An error of the chat's rules, with the field's name replaced by that in /v1/responses."""
     message, param = str(error), error.param or ""
     for name, here in NAME_OF.items():
         message = message.replace(name, here)

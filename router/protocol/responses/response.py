@@ -1,4 +1,4 @@
-"""A response as an object: its identity, what it repeats of its request, its output items and its end."""
+"""The response object: its identity, the fields that it repeats from the request, its output items and its status."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _REASONS = {"length": "max_output_tokens", "content_filter": "content_filter"}  
 
 @dataclass(frozen=True, slots=True)
 class ResponseForm:
-    """What a response repeats of its request, or says for all of them."""
+    """The fields of a response that come from its request, or are the same for all."""
 
     repeated: dict[str, Any]
 
@@ -37,7 +37,7 @@ class MessageItem:
 
 @dataclass(slots=True)
 class ReasoningItem:
-    """What the model has thought before."""
+    """The model's reasoning before the answer."""
 
     id: str
     text: list[str] = field(default_factory=list)
@@ -53,7 +53,7 @@ class ReasoningItem:
 
 @dataclass(slots=True)
 class CallItem:
-    """A function call, which the client makes."""
+    """A function call for the client to make."""
 
     id: str
     call_id: str
@@ -98,11 +98,11 @@ class Response:
         return self._added(CallItem(item_id, call_id or item_id.replace("fc", "call", 1), name or ""))
 
     def begun(self) -> dict[str, Any]:
-        """Before any output."""
+        """The response object before any output."""
         return self._shown("in_progress", [], None)
 
     def ended(self, finish_reason: str, usage: Usage | None) -> dict[str, Any]:
-        """After all output. `finish_reason` as chats have it."""
+        """The response object after all output. `finish_reason`: the chat's."""
         reason = _REASONS.get(finish_reason)
         status: Status = "completed" if reason is None else "incomplete"
         return self._shown(status, self._output(status), usage) | {
@@ -110,11 +110,11 @@ class Response:
         }
 
     def failed(self, error: dict[str, Any]) -> dict[str, Any]:
-        """After a failure. What there was until then is incomplete."""
+        """The response object after a failure. The output so far is marked incomplete."""
         return self._shown("failed", self._output("incomplete"), None) | {"error": error}
 
     def last_status(self, finish_reason: str) -> Status:
-        """Of the last item; all before it are complete."""
+        """The status of the last item; all before it are complete."""
         return "completed" if _REASONS.get(finish_reason) is None else "incomplete"
 
     def _output(self, last: Status) -> list[dict[str, Any]]:

@@ -1,6 +1,6 @@
-"""Words an engine's answer to a chat as a response: a whole one, or the documented events of a stream.
+"""Translates an engine's chat answer to a response: a whole one, or the documented events of a stream.
 
-One per request. Each event of a stream is parsed, unlike those of chats, since nearly nothing of it stays.
+One object per request. Unlike for chats, each event of a stream is parsed, since almost nothing of it stays the same.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ _error = msgspec.json.Decoder(_ErrorBody)
 
 
 class ResponseWording:
-    """The words of one response. `on_events` may give nothing for some events."""
+    """The translation of one response. `on_events` may return nothing for some events."""
 
     may_drop_events = True
 
@@ -77,7 +77,7 @@ class ResponseWording:
         self._usage: Usage | None = None
 
     def on_answer(self, answer: bytes) -> bytes:
-        """A whole answer. Raises BrokenAnswer."""
+        """Translate a whole answer. Raises BrokenAnswer."""
         chat = self._decoded(answer)
         message = chat.choices[0].message if chat.choices else None
         if message is None:
@@ -92,7 +92,7 @@ class ResponseWording:
         return msgspec.json.encode(response.ended(chat.choices[0].finish_reason or "stop", chat.usage))
 
     def on_events(self, events: bytes) -> bytes:
-        """What whole events of the chat's stream are here; perhaps nothing. Raises BrokenAnswer."""
+        """Translate whole events of the chat's stream; may return nothing. Raises BrokenAnswer."""
         return b"".join(
             part
             for event in events.split(b"\n\n")
