@@ -1,1 +1,1 @@
-"""What Prelude's processes share: configuration, control protocol, agent core, local supervisor."""
+"""Code that Prelude's processes share: configuration, control protocol, agent core, local supervisor."""

@@ -21,7 +21,7 @@ class ClusterError(Exception):
 class ConfigError(ClusterError):
     """`cluster.yaml` is invalid. The message has a line per problem, each with file and line.
 
-    `location`: the path of the field at fault, where the one who raises it does not know the file.
+    `location`: the path of the field at fault, if the raising code does not know the file.
     """
 
     def __init__(self, message: str, *, location: tuple[str | int, ...] = ()) -> None:
@@ -42,7 +42,7 @@ class SourceUnavailable(ClusterError):
 
 
 class WatchExpired(SourceUnavailable):
-    """A source no longer knows the state from which it was to report changes, so it must be asked for all of it."""
+    """A source no longer has the version from which it should report changes, so everything must be listed again."""
 
 
 class DescriptionRefused(ClusterError):

@@ -13,7 +13,7 @@ SHARED_MEMORY = Path("/dev/shm")
 
 
 def with_fitted_default(settings: ResidencyConfig, num_workers: int, folder: Path = SHARED_MEMORY) -> ResidencyConfig:
-    """The settings with a `host_bytes` that cluster.yaml does not give lowered to a worker's share of the memory."""
+    """The settings, with a `host_bytes` that cluster.yaml does not set lowered to a worker's share of the memory."""
     share = shutil.disk_usage(folder).total // max(1, num_workers)
     if "host_bytes" in settings.model_fields_set or settings.host_bytes <= share:
         return settings
@@ -36,5 +36,5 @@ def check_host_bytes(config: ClusterConfig, folder: Path = SHARED_MEMORY) -> Non
 
 
 def gib(num_bytes: float) -> str:
-    """Such as `1.5 GiB`; below a tenth of that in MiB."""
+    """Bytes as text, such as `1.5 GiB`; small numbers in MiB."""
     return f"{num_bytes / GIB:.1f} GiB" if abs(num_bytes) >= GIB / 10 else f"{num_bytes / 1024**2:.1f} MiB"

@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 
 def signer_of(config: ClusterConfig, is_store_empty: Callable[[], bool]) -> Signer | None:
-    """What signs imports, None for a cluster that has no key. Makes the pair of a cluster on one machine.
+    """The signer of imports; None if the cluster has no key. Generates the key pair of a cluster on one machine.
 
     Raises ConfigError.
     """
@@ -48,7 +48,7 @@ def signer_of(config: ClusterConfig, is_store_empty: Callable[[], bool]) -> Sign
 
 
 def trust_of(config: ClusterConfig) -> Trust:
-    """Which adapters the workers take. Raises ConfigError."""
+    """The keys that workers trust, and whether they accept unsigned adapters. Raises ConfigError."""
     integrity, folder = config.integrity, config.integrity.key_directory
     given = tuple(_read(path, public_key_from_pem, "integrity.trusted_keys") for path in integrity.trusted_keys)
     accepts = integrity.accept_unverified
@@ -65,7 +65,7 @@ def trust_of(config: ClusterConfig) -> Trust:
 
 
 def all_is_signed(config: ClusterConfig) -> None:
-    """From now on, workers need not take what is not signed."""
+    """Record that everything is signed, so that workers refuse unsigned objects from now on."""
     if config.integrity.key_directory is not None:
         (config.integrity.key_directory / _OLD_STORE).unlink(missing_ok=True)
 
@@ -78,7 +78,7 @@ def _has_old_store(config: ClusterConfig) -> bool:
 
 
 class _OwnKey:
-    """The public key of a cluster on one machine. Until the router has made it, nobody is trusted."""
+    """The public key of a cluster on one machine. Until it has been generated, no signature is trusted."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -92,7 +92,7 @@ class _OwnKey:
 
 
 def _make_pair(folder: Path, is_store_empty: Callable[[], bool]) -> None:
-    """Make the folder with both keys, at once or not at all; another process may be first."""
+    """Create the folder with both keys atomically; another process may be first."""
     signer = Signer.generate()
     temporary = folder.with_name(f".{folder.name}.{uuid.uuid4().hex}")
     try:

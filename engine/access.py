@@ -1,4 +1,4 @@
-"""What opens an engine's HTTP server: keys, new at each start of its agent, and mutual TLS where others reach it."""
+"""Access control of an engine's HTTP server: keys, new at each start of its agent, and mutual TLS beyond loopback."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Tls = Callable[[], tuple[ssl.SSLContext, str]]
 
 @dataclass(frozen=True, slots=True)
 class EngineKeys:
-    """Bearer tokens. Neither opens what the other one is for."""
+    """Bearer tokens for requests and for administration. Neither can be used in place of the other."""
 
     requests: str = field(repr=False)  # for routers and peers: to generate and to abort
     admin: str = field(repr=False)  # for the agent alone: to load adapters, and the rest

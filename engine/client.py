@@ -83,7 +83,7 @@ class EngineClient:
     async def unload_adapter(self, revision_id: str, timeout_s: float) -> bool:
         """Unload a revision; does nothing if the engine does not hold it. True if the engine confirms that it has.
 
-        Without that, a load of the revision may still be on its way in the engine. Raises EngineRefused with the
+        If not confirmed, a load of the revision may still be in progress in the engine. Raises EngineRefused with the
         engine's reason, which contains IN_USE if requests use the adapter.
         """
         answer = await self._call("POST", "/unload_lora_adapter", {"lora_name": revision_id}, timeout_s)
@@ -156,7 +156,7 @@ class EngineClient:
 
 
 def _load_of(rank: dict[str, Any]) -> EngineLoad:
-    """Of one data-parallel rank. A disaggregated engine says more, and none says it before its first batch."""
+    """The load of one data-parallel rank. Disaggregated engines report more fields, and none before the first batch."""
     pair, queues = rank.get("disaggregation") or {}, rank.get("queues") or {}
     awaiting_room, awaiting_kv = pair.get("prefill_bootstrap_queue_reqs", 0), pair.get("prefill_inflight_queue_reqs", 0)
     if pair.get("mode") == "decode":

@@ -1,10 +1,13 @@
-"""Tells whether an engine hangs, by the progress of its parts.
+"""Detects whether an engine hangs, by the progress of its parts.
 
-A part is *silent* while it shows no progress, and *still* while its thread uses no processor time either. A scheduler
-is *stuck* while it computes without a pass of its loop, a step of a batch (on CPUs, a layer of the model) or a compiler
-that it has started. Before the engine is warm it may compile in its own thread, too, so there nothing is stuck. A
-machine that stalls or is overloaded makes nobody hang: only time in which this process was scheduled counts, none in
-which the part waits for a processor, and of a part that computes what it computes, at least a quarter of the time.
+A part is *silent* while it makes no progress, and *still* while its thread also uses no processor time. A scheduler is
+*stuck* while it uses processor time, but finishes no iteration of its loop and no step of a batch (on CPUs, a layer of
+the model), and no compiler runs for it. Before the engine is warm, a scheduler may compile in its own thread, so it is
+never stuck then.
+
+A stalled or overloaded machine is no hang. Time counts only while this process was scheduled and while the part was not
+waiting for a processor. For a part that uses processor time, that time counts, but at least a quarter of the elapsed
+time.
 
 | part | suspected after | hung after |
 |---|---|---|
@@ -13,7 +16,7 @@ which the part waits for a processor, and of a part that computes what it comput
 | scheduler that computes one long batch | `batch_timeout_s` | `batch_timeout_s` |
 | HTTP server, detokenizer, KV thread | `hang_timeout_s` silent | twice that if still, four times if it computes |
 
-A suspected engine gets no requests; it is taken back when it shows progress. A hung one is started again.
+A suspected engine gets no requests until it shows progress. A hung one is restarted.
 """
 
 from __future__ import annotations
@@ -88,7 +91,7 @@ class HangWatch:
         self.num_signs = 0  # of a scheduler that computes, without progress yet
 
     def observe(self, now_s: float, parts: Mapping[str, PartState]) -> None:
-        """Take the state of all parts at a time."""
+        """Add an observation of all parts."""
         passed_s = 0.0 if self._observed_at is None else min(now_s - self._observed_at, _MAX_COUNTED_S)
         self._observed_at = now_s
         self.suspicion, self.is_hung = "", False
@@ -196,10 +199,10 @@ def _descendant(pid: int, word: str) -> int:
 
 
 def processor_of(pid: int, *, with_children: bool = False) -> Processor | None:
-    """Of a process's main thread; None if it cannot be read.
+    """The processor use of a process's main thread; None if it cannot be read.
 
-    `with_children`: and of the processes that it has started, which may compile kernels for it. Its other threads do
-    not count: an engine's threads for KV transfers never rest.
+    `with_children`: includes processes that it has started, which may compile kernels for it. Its other threads do not
+    count, because an engine's threads for KV transfers are always busy.
     """
     try:
         with open(f"/proc/{pid}/task/{pid}/stat") as stat:

@@ -1,7 +1,7 @@
 """Which addresses may reach the KV ports of an engine: its peers.
 
-Those of cluster.yaml are known by name, address or network. Those that come and go are in a file of the agent, which
-finds them.
+Peers of cluster.yaml are known by name, address or network. Discovered peers are listed in a file that the agent
+writes.
 """
 
 from __future__ import annotations

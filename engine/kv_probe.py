@@ -1,4 +1,4 @@
-"""Moves bytes between two NIXL agents in two processes, as a prefill and a decode engine do, and a plain copy beside.
+"""Measures transfers between two NIXL agents in two processes, like those of a pair, and a plain copy for comparison.
 
 `python -m engine.kv_probe` prints a line, PROBE and JSON, among those of UCX, from which `transports_in` reads the
 transports. It is a process of its own because UCX reads its settings

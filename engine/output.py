@@ -1,4 +1,4 @@
-"""What an engine prints, without what clients wrote: SGLang prints grammars that it cannot compile, and more."""
+"""Removes clients' text from an engine's output: SGLang prints grammars that it cannot compile, and more."""
 
 from __future__ import annotations
 

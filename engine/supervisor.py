@@ -1,6 +1,6 @@
 """Keeps one SGLang server running: start, hook verification, watch, restart with back-off, stop.
 
-An engine is started again when one of its processes has ended, and when one of its parts hangs.
+An engine is restarted when one of its processes has ended, or one of its parts hangs.
 """
 
 from __future__ import annotations

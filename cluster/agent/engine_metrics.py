@@ -1,4 +1,4 @@
-"""The engine's own metrics, read through its agent: Prometheus needs neither its port nor a certificate."""
+"""The engine's own metrics, read through its agent, so that Prometheus needs neither its port nor a certificate."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ FRESH_S = 1.0  # an answer, or its lack, serves all who ask within this time: an
 
 
 class EngineMetrics:
-    """Asks the engine once at a time, and not again before FRESH_S have passed."""
+    """Caches the engine's metrics for FRESH_S; concurrent callers share one request."""
 
     def __init__(self, ask: Callable[[], Awaitable[bytes]], clock: Callable[[], float] = time.monotonic) -> None:
         """`ask` has a deadline of its own, and raises EngineError."""

@@ -1,7 +1,7 @@
-"""A node of a decode engine that spans several, but the first: its ranks, without requests, control or adapters.
+"""A node, other than the first, of a decode engine that spans several: runs ranks only, no agent and no HTTP server.
 
-The first node's agent is the worker. Ranks that have lost each other do not meet again, so the end of any ends this
-process and, over their connections, the others; whoever started them starts all anew.
+The first node's agent represents the worker. Ranks that lose each other cannot reconnect, so when any of them ends,
+this process ends, and through the broken connections the other nodes do, too. Whoever started them must restart all.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _STOP_LIMIT_S = 12.0
 
 
 class EngineNode:
-    """The ranks of one node. Serves `/health`, and `/ready` once its ranks have met the others and are up."""
+    """The ranks of one node. Serves `/health`, and `/ready` once its ranks have joined the others and are up."""
 
     def __init__(self, config: ClusterConfig, name: str, scratch: Path, rank: int, first: str) -> None:
         """`first`: the host of the first node. Raises ConfigError if the worker has no such node."""
@@ -54,7 +54,7 @@ class EngineNode:
         self._supervisor = EngineSupervisor(self.spec, config.engine_of(name).start_timeout_s, self._engine_changed)
 
     async def engine_metrics(self) -> bytes:
-        """The first node has the engine's metrics."""
+        """Not available here: the first node has the engine's metrics."""
         raise EngineUnreachable(f"this is a node of the engine at {self._first}, which has the metrics")
 
     async def run(self) -> None:

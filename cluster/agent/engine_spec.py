@@ -31,7 +31,7 @@ def base_model_of(config: ClusterConfig) -> BaseModel:
 
 
 def guarded(spec: EngineSpec, transport: Transport, name: str) -> EngineSpec:
-    """The spec with keys of its own, and with mutual TLS if the engine listens beyond this host and there is `tls`."""
+    """The spec with new keys, and with mutual TLS if `tls` is configured and the engine listens beyond this host."""
     tls, files = transport.engine_tls(spec.role, name), transport.files
     is_alone = is_loopback(spec.host)
     engine_tls = None if tls is None or files is None or is_alone else EngineTls(files, tls)
@@ -94,7 +94,7 @@ def first_node(worker: WorkerConfig) -> EngineNodes | None:
 def other_node(spec: EngineSpec, worker: WorkerConfig, rank: int, first: str) -> EngineSpec:
     """The spec of the ranks on another node, at the host of `worker`; `first`: the host of the first node.
 
-    SGLang has no server there, only a page that says they are up, which nobody else needs.
+    SGLang runs no server there, only a page that says that the ranks are up, which only this process reads.
     """
     nodes = EngineNodes(worker.nodes, rank, host_and_port(first, worker.rendezvous_port), worker.host)
     if spec.kv_found_peers is not None:  # nobody finds them here
@@ -138,7 +138,7 @@ def _kv_peers(config: ClusterConfig, name: str) -> tuple[str, ...] | None:
 
 
 def _finds_kv_peers(config: ClusterConfig, name: str) -> bool:
-    """Whether no name has the addresses of all its peers, so that its agent has to tell the engine who they are."""
+    """Whether no DNS name has the addresses of all peers, so that the agent has to pass them to the engine."""
     role = _PEERS.get(config.workers[name].role)
     found = config.discovery.by_role.get(role) if role else None
     if found is None or config.engine_of(name).kv_peers is not None:

@@ -8,12 +8,12 @@ from cluster.errors import ConfigError
 
 
 def check_kv_transfers(config: ClusterConfig, base: BaseModel) -> None:
-    """Raise ConfigError for sizes between which KV would be refused, or cut wrongly without an error.
+    """Raise ConfigError for tensor parallel sizes between which KV would be refused, or split wrongly without an error.
 
-    Each rank holds the KV of its heads. Between equal sizes rank n sends to rank n; else the larger size must be a
-    multiple of the smaller one, so that a rank's heads go to, or come from, whole ranks. A prefill engine prepares such
-    cuts once, for the first decode engine that needs them (`NixlKVManager.prep_handle_slice_src`), so the others must
-    need the same.
+    Each rank holds the KV of its heads. Between equal sizes, rank n sends to rank n. Otherwise the larger size must be
+    a multiple of the smaller one, so that a rank's heads go to, or come from, whole ranks. A prefill engine prepares
+    such a split once, for the first decode engine that needs one (`NixlKVManager.prep_handle_slice_src`), so all others
+    must need the same split.
     """
     sizes = {name: config.engine_of(name).tensor_parallel for name in config.workers}
     for prefill in config.workers_of("prefill"):
@@ -35,7 +35,7 @@ def check_kv_transfers(config: ClusterConfig, base: BaseModel) -> None:
 
 
 def cuts_between(prefill: int, decode: int, base: BaseModel) -> int | None:
-    """Into how many parts a prefill rank's heads are cut; None between equal sizes. Raises ValueError."""
+    """Into how many parts a prefill rank's heads are split; None between equal sizes. Raises ValueError."""
     if prefill == decode:
         return None
     if max(prefill, decode) % min(prefill, decode):

@@ -1,4 +1,4 @@
-"""The workers at the other end of a worker's KV transfers: those of cluster.yaml, and those that sources find."""
+"""A worker's peers, the other ends of its KV transfers: those of cluster.yaml, and those that discovery finds."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Peer(WorkerWatch):
 
     @property
     def found_host(self) -> str:
-        """Its IP address if a source has found it and its description was accepted, else empty."""
+        """The peer's IP address if discovery found it and its description was accepted, else empty."""
         if self._contact.is_listed or not self._contact.name:
             return ""
         try:
@@ -45,7 +45,7 @@ class Peer(WorkerWatch):
 
 
 class Peers(Mapping[str, Peer]):
-    """The peers by name. A worker that comes back at another address is another one."""
+    """The peers by name. A worker that comes back at another address is a new peer."""
 
     def __init__(
         self,

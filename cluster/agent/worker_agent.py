@@ -117,24 +117,24 @@ class WorkerAgent:
     # Extended by roles.
 
     def why_not_warm(self) -> str:
-        """Why the engine, which is up, is not warm yet; empty once one of its pairs is, or, without peers, itself."""
+        """Why the running engine is not warm yet; empty once one of its pairs is warm or, without peers, itself."""
         raise NotImplementedError
 
     def not_warm_with(self) -> list[str]:
-        """The peers whose engine is up, and with which this one is not warm, by name."""
+        """Names of the peers whose engine is up but with which this one is not warm."""
         return []
 
     def peer_left(self, name: str) -> None:
         """Called when a peer is no longer one of `peers`."""
 
     def engine_gone(self) -> None:
-        """Called when the engine has ended, and again when the next is about to start. Adapters and KV are lost."""
+        """Called when the engine has ended, and again before the next one starts. Adapters and KV are lost."""
 
     def engine_up(self) -> None:
-        """Called when a new engine is up. It holds the adapters that were loaded since it was about to start."""
+        """Called when a new engine is up. It holds the adapters that were loaded since its start."""
 
     def engine_suspected(self) -> None:
-        """Called when the engine that is up shows no sign of life: it has to prove itself again, by a small request."""
+        """Called when the running engine is suspected to hang. It must answer a small request before it gets others."""
 
     async def run_role(self) -> None:
         """The role's own background work; runs until cancelled."""
@@ -325,7 +325,7 @@ class WorkerAgent:
     async def _follow_readiness(self) -> None:
         """Become ready once the engine is up and warm, and stay ready for that engine's lifetime.
 
-        A peer that starts later does not affect this worker: the peer is not ready before its pairs are warm.
+        A peer that starts later does not affect this worker: the peer becomes ready once one of its pairs is warm.
         """
         while True:
             await self._changed.wait()
@@ -346,7 +346,7 @@ class WorkerAgent:
             self.metrics.draining.set(self.hub.state.draining)
 
     async def _poll_load(self, progress: Callable[[], int]) -> None:
-        """Publish the engine's load. These calls are also what shows that its HTTP server lives."""
+        """Publish the engine's load. These calls also check that its HTTP server answers."""
         while True:
             busy = False
             if self.hub.state.engine_state == pb.ENGINE_STATE_UP:

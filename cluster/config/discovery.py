@@ -44,9 +44,9 @@ def _check_nameserver(text: str) -> str:
 
 
 class FoundWorkerConfig(Section):
-    """What the workers of one role that are not among `workers` have in common. For their own processes.
+    """Settings shared by all discovered workers of one role. Used by the workers' own processes.
 
-    `prelude prefill-worker --name NAME --host HOST` and the like take them. The fields are those of `WorkerConfig`.
+    `prelude prefill-worker --name NAME --host HOST` and the like read them. The fields are those of `WorkerConfig`.
     """
 
     metrics_port: Port = 0
@@ -116,7 +116,7 @@ class RoleDiscovery(Section):
 
 
 class DiscoveryConfig(Section):
-    """Sources of workers that come and go while the cluster runs, beside those in `workers`."""
+    """Sources of workers that come and go while the cluster runs, in addition to `workers`."""
 
     prefill: RoleDiscovery | None = None
     decode: RoleDiscovery | None = None
@@ -129,6 +129,6 @@ class DiscoveryConfig(Section):
 
     @property
     def by_role(self) -> dict[str, RoleDiscovery]:
-        """The roles of which workers are found."""
+        """The configured sources by role."""
         found = {"prefill": self.prefill, "decode": self.decode, "unified": self.unified}
         return {role: discovery for role, discovery in found.items() if discovery is not None}

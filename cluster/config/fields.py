@@ -1,4 +1,4 @@
-"""What sections of `cluster.yaml` share: types of fields, and how paths are resolved."""
+"""Shared by the sections of `cluster.yaml`: field types, and the resolution of paths."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstra
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches a server at this address."""
+    """Whether a server at this address can only be reached from this machine."""
     if host == "localhost":
         return True
     try:
@@ -20,12 +20,12 @@ def is_loopback(host: str) -> bool:
 
 
 def host_and_port(host: str, port: int) -> str:
-    """As they stand in a URL: an IPv6 address has brackets."""
+    """Host and port as in a URL: an IPv6 address has brackets."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def host_of(address: str) -> str:
-    """Of HOST:PORT; an IPv6 address without its brackets."""
+    """The host of HOST:PORT; an IPv6 address without its brackets."""
     return address.rpartition(":")[0].strip("[]")
 
 

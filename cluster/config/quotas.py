@@ -46,7 +46,7 @@ class UseLimits(_Section):
 
 
 class TenantQuota(UseLimits):
-    """Limits of one tenant, and of what it has."""
+    """Limits of one tenant's requests and of its adapters."""
 
     weight: Annotated[float, Field(gt=0, le=1000)] = 1.0  # its share of a saturated fleet, beside other tenants'
     each_key: UseLimits = UseLimits()  # each of its keys has these limits, too
@@ -58,7 +58,7 @@ class TenantQuota(UseLimits):
     pushes_per_hour: _Count | None = None  # imports and pushes
 
     def over(self, default: TenantQuota) -> TenantQuota:
-        """This quota, with the default's limits where it sets none. One that is null is no limit."""
+        """This quota, with the default's limits for fields that it does not set. A field set to null is no limit."""
         return default.model_copy(update={name: getattr(self, name) for name in self.model_fields_set})
 
 
@@ -73,7 +73,7 @@ class FairQueueConfig(_Section):
 
 
 class QuotasConfig(_Section):
-    """What tenants may use. Tenants, keys and adapters that are not named have the limits of `default`."""
+    """Limits of tenants, keys and adapters. Tenants that are not named have the limits of `default`."""
 
     # Whether several routers have these limits together, through the catalog's database. None: if the catalog is in
     # PostgreSQL, or the router has several processes.

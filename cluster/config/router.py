@@ -22,7 +22,7 @@ class ClientTlsConfig(Section):
 
 
 class ScorerWeights(Section):
-    """Weights of what placement adds up, each in expected seconds to the first token. 0 switches a scorer off."""
+    """Weights of the scorers, whose costs are expected seconds to the first token. 0 switches a scorer off."""
 
     queue: Annotated[float, Field(ge=0)] = 1.0  # prompts to be read before this one
     residency: Annotated[float, Field(ge=0)] = 1.0  # a cold load
@@ -43,7 +43,7 @@ class PlacementConfig(Section):
 
 
 class OidcConfig(Section):
-    """An issuer whose JSON Web Tokens the router takes in place of API keys."""
+    """An OIDC issuer whose JSON Web Tokens the router accepts instead of API keys."""
 
     issuer: str  # its URL, as in the tokens' `iss`; https, except on this machine
     audience: Annotated[str, Field(min_length=1)]  # what the tokens' `aud` must have
@@ -86,7 +86,7 @@ class AuthConfig(Section):
 class AdminConfig(Section):
     """The router's admin listener: /console, /metrics, /debug/…, /ready in detail. It asks for no key: keep it private.
 
-    What the console calls beneath /console/v1/ asks for keys as the router does.
+    The console's API calls below /console/v1/ need keys as at the router.
     """
 
     host: str = "127.0.0.1"
@@ -110,9 +110,9 @@ class HttpConfig(Section):
 
 
 class SloConfig(Section):
-    """What an answer has to keep to count as good in the metrics. It changes no answer.
+    """The times that an answer must meet to count as good in the metrics. They do not change any answer.
 
-    A stream has both times; an answer in one piece may take as long as a stream with an event per token.
+    A stream must meet both times. An answer that is not streamed may take as long as a stream with an event per token.
     """
 
     first_token_s: Seconds = 2.0  # from a request's head to its first event

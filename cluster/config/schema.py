@@ -85,9 +85,9 @@ class AuditConfig(Section):
 
 
 class IntegrityConfig(Section):
-    """Signatures of adapters: who imports signs, and workers load what a key that they trust has signed.
+    """Signatures of adapters: imports sign, and workers load only what a trusted key has signed.
 
-    A cluster whose workers are all on this machine makes keys for itself.
+    A cluster whose workers are all on this machine generates its own keys.
     """
 
     signing_key: ConfigPath | None = None  # Ed25519 in PEM, of routers and commands; None: as in PRELUDE_SIGNING_KEY
@@ -223,14 +223,17 @@ class ClusterConfig(Section):
         return self
 
     def with_found_worker(self, name: str, role: str, host: str, control_port: int) -> ClusterConfig:
-        """With a worker that `workers` does not list, as `discovery` describes those of its role. Raises ValueError."""
+        """The configuration plus a worker that `workers` does not list, with `discovery`'s settings for its role.
+
+        Raises ValueError.
+        """
         template = self.discovery.by_role[role].worker
         fields = template.model_dump(exclude_unset=True)
         worker = WorkerConfig.model_validate({**fields, "role": role, "host": host, "control_port": control_port})
         return self.model_copy(update={"workers": {**self.workers, name: worker.with_resolved_gpus(self.engine)}})
 
     def with_worker_at(self, name: str, host: str) -> ClusterConfig:
-        """With one of `workers` at another host."""
+        """The configuration with one of `workers` at another host."""
         moved = self.workers[name].model_copy(update={"host": host, "engine_host": None})
         return self.model_copy(update={"workers": {**self.workers, name: moved}})
 
@@ -241,7 +244,7 @@ class ClusterConfig(Section):
     def drain_timeout_of(self, worker: str) -> float:
         """Seconds that a worker has to finish requests in flight before it stops.
 
-        For one that is not among `workers`: the longest that one of its kind may have.
+        For a worker that is not among `workers`: the longest of the router's time and those of discovered roles.
         """
         if worker in self.workers:
             return self.workers[worker].drain_timeout_s or self.router.drain_timeout_s
@@ -253,7 +256,7 @@ class ClusterConfig(Section):
         return {name: worker for name, worker in self.workers.items() if worker.role == role}
 
     def with_default_places(self, folder: Path) -> ClusterConfig:
-        """With catalog, store, disk cache and keys in `folder`, except those that the configuration names."""
+        """The configuration with catalog, store, disk cache and keys in `folder`, unless it names other places."""
         url = self.catalog.url or os.environ.get(CATALOG_VARIABLE) or f"sqlite:///{folder / 'catalog.db'}"
         catalog = self.catalog.model_copy(update={"url": url})
         store = self.store.model_copy(update={"url": self.store.url or f"file://{folder / 'store'}"})
@@ -270,7 +273,7 @@ class ClusterConfig(Section):
 
 
 def _check_ports_differ(workers: dict[str, WorkerConfig]) -> None:
-    """Raise ValueError if ports that count up meet each other."""
+    """Raise ValueError if two workers get the same port, for example by replicas' ports that count up."""
     taken: dict[tuple[str, int], str] = {}
     for name, worker in workers.items():
         for field in ("control_port", "metrics_port", "engine_port", "bootstrap_port"):

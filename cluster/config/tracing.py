@@ -20,7 +20,7 @@ _PACKAGES = (
 
 
 def trace_settings(config: TracingConfig, environment: Mapping[str, str] = os.environ) -> TraceSettings | None:
-    """What the processes of a cluster need to trace requests; None if they are not to. Raises ConfigError."""
+    """The settings with which processes trace requests; None if tracing is off. Raises ConfigError."""
     if environment.get("OTEL_SDK_DISABLED", "").lower() == "true" or environment.get("OTEL_TRACES_EXPORTER") == "none":
         return None
     protocol = _protocol(config, environment)

@@ -84,7 +84,7 @@ class WorkerConfig(Section):
         return self.role != "decode"
 
     def with_resolved_gpus(self, cluster_engine: EngineConfig) -> WorkerConfig:
-        """With the tensor parallel size that its GPUs imply, and GPUs for its replicas. Raises ValueError."""
+        """The worker with the tensor parallel size that its GPUs imply, and its replicas' GPUs. Raises ValueError."""
         engine, own = self.engine_in(cluster_engine), self.tensor_parallel
         if self.nodes > 1:
             self._check_nodes(engine)

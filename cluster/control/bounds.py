@@ -1,4 +1,4 @@
-"""Bounds on every field of every request to an agent. What is outside them is refused with INVALID_ARGUMENT."""
+"""Bounds on every field of every request to an agent. Requests outside of them are refused with INVALID_ARGUMENT."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ _BY_TYPE: Mapping[int, tuple[str, Check]] = {
 
 
 def out_of_bounds(message: Message) -> str | None:
-    """What is wrong with a request: the first field outside its bounds, its value, and what would be right."""
+    """The error of a request: the first field outside its bounds, its value, and what would be right. None: none."""
     for field in message.DESCRIPTOR.fields:
         value = getattr(message, field.name)
         values = list(value) if field.is_repeated else [value]
@@ -117,7 +117,7 @@ class BoundedRequests(grpc.aio.ServerInterceptor):
 
 
 def _decoded_by(decode: Callable[[bytes], Message]) -> Callable[[bytes], Message | None]:
-    """Decodes what is no message to None: gRPC would log a traceback for each, and answer UNKNOWN."""
+    """Decodes malformed messages to None, for which gRPC itself would log a traceback and answer UNKNOWN."""
 
     def decoded(data: bytes) -> Message | None:
         try:

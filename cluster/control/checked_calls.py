@@ -11,7 +11,7 @@ import grpc
 
 
 async def _accept(*_: Any) -> None:
-    """The check of a call or a request that nothing is asked of."""
+    """A check that accepts everything."""
 
 
 def checked_handler(

@@ -21,7 +21,7 @@ _SWEEP_S = 1.0
 
 
 class Served(Protocol):
-    """What these pages tell of."""
+    """The process that these pages describe."""
 
     name: str
     worker: WorkerConfig
@@ -90,7 +90,7 @@ async def serve_worker_http(worker: Served) -> AsyncIterator[None]:
 
 
 async def _close_after(_request: web.Request, response: web.StreamResponse) -> None:
-    """One answer per connection, so that its age says whether it is late."""
+    """Allow one answer per connection, so that a connection's age shows whether its request is late."""
     response.force_close()
 
 

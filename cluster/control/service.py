@@ -126,7 +126,7 @@ async def _chunks(parts: AsyncIterable[pb.PutAdapterRequest], context) -> AsyncI
 
 
 async def _discard(parts: AsyncIterable[pb.PutAdapterRequest]) -> None:
-    """Read what the caller still sends: a call that ends before that may tell its caller an internal error instead."""
+    """Read what the caller still sends: if a call ends before that, its caller may see an internal error instead."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(_DISCARD_S):
             async for _ in parts:

@@ -24,10 +24,10 @@ _HANDSHAKE_S = 5.0
 
 
 class Transport:
-    """How one process reaches the others and is reached by them."""
+    """Creates one process's channels to others, and its own ports."""
 
     def __init__(self, files: CertificateFiles | None = None, *, allows_plain: bool = True) -> None:
-        """Raises CertificateError. Without files all is plain text; `allows_plain`: also beyond loopback."""
+        """Raises CertificateError. Without files, everything is plain text; `allows_plain`: also beyond loopback."""
         self.files = files
         self._allows_plain = allows_plain
         self._pem = None if files is None else Following(files, _read)
@@ -63,7 +63,7 @@ class Transport:
         return {"cluster": found.validity} | ({} if found.ca_validity is None else {"ca": found.ca_validity})
 
     def channel(self, address: str, role: str, name: str, options: Sequence[_Option] = ()) -> grpc.aio.Channel:
-        """A channel to a worker's agent. With TLS only the holder of that worker's certificate is talked to."""
+        """A channel to a worker's agent. With TLS, it connects only to the holder of that worker's certificate."""
         if self._pem is None or self.identity is None:
             return grpc.aio.insecure_channel(address, options=options)
         certificate, key, ca = self._pem.current()
@@ -73,14 +73,14 @@ class Transport:
 
     @property
     def version(self) -> int:
-        """Changes when the files do. Channels keep what they were made with."""
+        """Changes when the certificate files change. Existing channels keep the old certificate."""
         if self._pem is None:
             return 0
         self._pem.current()
         return self._pem.version
 
     async def identity_at(self, address: str, role: str) -> Identity:
-        """Who proves to be at an address: a worker of this role, by a certificate of our authorities.
+        """The worker of this role at an address, as its certificate by our authorities proves.
 
         Raises DescriptionRefused for anybody else, and TimeoutError if nobody answers.
         """
@@ -119,7 +119,7 @@ class Transport:
         return lambda: (following.current(), server)
 
     def add_port(self, server: grpc.aio.Server, address: str) -> int:
-        """Have a server listen; its handshakes follow the files. Returns the port."""
+        """Let a server listen, with the newest certificate at each handshake. Returns the port."""
         if self._pem is None:
             return server.add_insecure_port(address)
         pem = self._pem
@@ -138,7 +138,7 @@ PLAIN = Transport()
 
 
 class AgentChannel:
-    """A channel to one agent, made anew when this process's certificate has changed."""
+    """A channel to one agent, which is replaced when this process's certificate changes."""
 
     def __init__(
         self, transport: Transport, address: str, role: str, name: str, options: Sequence[_Option] = ()

@@ -14,15 +14,16 @@ ALL_ROLES = ("prefill", "decode", "unified")
 def configured_sources(
     config: DiscoveryConfig, roles: Collection[str] = ALL_ROLES, *, only_ready: bool = False
 ) -> list[WorkerSource]:
-    """A source for each of these roles that has one.
+    """The source of each of these roles that has one.
 
-    `only_ready`: leave out workers that Kubernetes knows not to be ready. Peers must find them, or none becomes ready.
+    `only_ready`: leave out workers that Kubernetes reports as not ready. Peers must find these, or none would become
+    ready.
     """
     return [_source(role, discovery, config, only_ready) for role, discovery in config.by_role.items() if role in roles]
 
 
 def nodes_source(config: DiscoveryConfig, role: str) -> WorkerSource | None:
-    """The other nodes of this role's workers, which have no agents; None where the machine's resolver knows them."""
+    """A source of the other nodes of this role's workers, which have no agents. None: the system resolver is enough."""
     found = config.by_role.get(role)
     if found is None or found.nodes_dns is None or not config.nameservers:
         return None

@@ -1,4 +1,4 @@
-"""Checks how a worker describes itself, before anything is done with it."""
+"""Checks a worker's description of itself before the worker is used."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MAX_SHOWN = 80
 
 
 def check_description(description: pb.WorkerDescription, *, role: str, model: str) -> None:
-    """Raise DescriptionRefused, with the reason, for a worker that a source of `role` must not bring."""
+    """Raise DescriptionRefused, with the reason, for a worker that a source of `role` must not provide."""
     if not _NAME.fullmatch(description.name):
         raise DescriptionRefused(
             f"its name is {_shown(description.name)}; a name has up to 63 letters, digits, dots, dashes and underscores"

@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 class DnsSource:
     """The endpoints of one role behind one DNS name. A name that starts with an underscore has SRV records.
 
-    An answer that there is no such name counts as an answer without endpoints; any other failure changes nothing.
+    "No such name" counts as an answer without endpoints; any other failure changes nothing.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class DnsSource:
             await asyncio.sleep(pause_s * self._random.uniform(1 - _JITTER, 1 + _JITTER))
 
     async def _by_address(self) -> tuple[frozenset[Endpoint], bool]:
-        """The endpoints, and whether these are all: not if one of the questions failed."""
+        """The endpoints, and whether they are complete: not if one of the queries failed."""
         assert self._port is not None
         hosts, is_whole = await self._hosts(self._name)
         return frozenset(Endpoint(host_and_port(host, self._port), self._role) for host in hosts), is_whole
@@ -168,7 +168,7 @@ def _end_if_cancelled() -> None:
 
 
 def _added_hosts(answer: dns.resolver.Answer | None) -> dict[str, set[str]]:
-    """IP addresses by target, as far as the server has added them to its answer, as that of Kubernetes does."""
+    """IP addresses by target, if the server has added them to its answer, as Kubernetes' server does."""
     found: dict[str, set[str]] = {}
     for rrset in answer.response.additional if answer is not None else ():
         if rrset.rdtype in (dns.rdatatype.A, dns.rdatatype.AAAA):
@@ -178,7 +178,7 @@ def _added_hosts(answer: dns.resolver.Answer | None) -> dict[str, set[str]]:
 
 
 def _usable(host: str) -> str:
-    """The address in its usual form; empty for one that no agent can have."""
+    """The address in canonical form; empty for one that no agent can have."""
     address = ipaddress.ip_address(host)
     return "" if address.is_unspecified or address.is_multicast else str(address)
 

@@ -122,7 +122,7 @@ class KubernetesApi:
 
 
 def load_client() -> None:
-    """Import the parts of the client that are used, which it does late: most of a second of processor time."""
+    """Import the used parts of the client, which it would do on first use. Takes most of a second of processor time."""
     client.DiscoveryV1Api, client.CoreV1Api, client.ApiClient  # noqa: B018
 
 

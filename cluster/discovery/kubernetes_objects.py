@@ -1,6 +1,6 @@
-"""What objects of the Kubernetes API say about the agents of workers: EndpointSlices and Pods, as parsed JSON.
+"""Finds the agents of workers in objects of the Kubernetes API: EndpointSlices and Pods, as parsed JSON.
 
-An object may be anything: what it lacks, or has in another type, is an agent less.
+Objects are not trusted to be well-formed: an agent whose fields are missing or have another type is skipped.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Agent(NamedTuple):
 
 
 class Standing(enum.IntEnum):
-    """What Kubernetes says of an agent. Of several statements about one Pod the highest is right."""
+    """The state of an agent according to Kubernetes. Of several statements about one Pod, the highest wins."""
 
     READY = 0
     UNREADY = 1  # peers find it, so that it can become ready

@@ -29,9 +29,9 @@ log = logging.getLogger(__name__)
 
 
 class KubernetesSource:
-    """The endpoints of one role. What is known stays while the API server does not answer, however long that is.
+    """The endpoints of one role. Known endpoints stay while the API server does not answer, for however long.
 
-    Holds a few bytes for each agent, and no object. An agent leaves at once when its Pod ends.
+    Keeps a few bytes per agent and no API objects. An agent leaves immediately when its Pod ends.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class KubernetesSource:
             await self._list(api)
 
     async def follow(self, on_change: Callable[[], None]) -> None:
-        """List, then watch, until cancelled. What has failed is begun anew after a pause that grows."""
+        """List, then watch, until cancelled. Failures are retried after growing pauses."""
         await asyncio.to_thread(_load_client)
         from cluster.discovery.kubernetes_api import connected
 
@@ -154,7 +154,7 @@ class KubernetesSource:
         self._objects[name] = (agents_of_slice if self._by_service else agents_of_pod)(found, self._port)
 
     def _settle(self, is_first: bool) -> None:
-        """Work out who is there. A Pod may be in two slices, and an address may pass from one Pod to another."""
+        """Derive the endpoints. A Pod may be in two slices, and an address may move from one Pod to another."""
         standings: dict[Agent, Standing] = {}
         for agents in self._objects.values():
             for agent, standing in agents.items():
@@ -198,7 +198,7 @@ def _load_client() -> None:
 
 
 class _Failures:
-    """Failures in a row: how long to wait, and what the log has been told."""
+    """Consecutive failures: determines the pause, and avoids repeated log lines."""
 
     def __init__(self, source: KubernetesSource) -> None:
         self.count = 0
@@ -210,7 +210,7 @@ class _Failures:
         return min(_MAX_PAUSE_S, _FIRST_PAUSE_S * 2 ** max(0, min(self.count - 1, 16)))
 
     def add(self, error: SourceUnavailable) -> None:
-        """One more. The log hears of an outage once, and again if its reason changes; of an expired watch at info."""
+        """Count a failure. An outage is logged once, and again if its reason changes; expired watches at level info."""
         self.count += 1
         fields = {"source": self._source.label, "kept": len(self._source.endpoints), "reason": str(error)}
         if isinstance(error, WatchExpired):
@@ -220,7 +220,7 @@ class _Failures:
             log.warning("workers cannot be looked up; keeping those that are known", extra={"fields": fields})
 
     def over(self) -> None:
-        """The API server has answered."""
+        """The API server has answered: reset the failures."""
         self.count = 0
         if self._told:
             log.info("workers are looked up again", extra={"fields": {"source": self._source.label}})

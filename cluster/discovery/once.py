@@ -21,14 +21,14 @@ _MAX_CALLS = 64  # concurrent
 
 @dataclass(frozen=True, slots=True)
 class FoundWorkers:
-    """Workers that are not among `workers` of cluster.yaml."""
+    """The workers that discovery has found."""
 
     endpoints: dict[str, Endpoint]  # by name; of several with one name that with the lowest address, as for routers
     problems: dict[str, str]  # what cannot be used, by source or address: why
 
 
 async def found_workers(config: ClusterConfig, transport: Transport) -> FoundWorkers:
-    """Look all sources up, and ask who is there."""
+    """Query all sources, and ask the workers that they name for their descriptions."""
     problems: dict[str, str] = {}
     endpoints: set[Endpoint] = set()
     for source in configured_sources(config.discovery):

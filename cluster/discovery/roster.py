@@ -1,8 +1,8 @@
 """The set of workers: those that a source names and whose description is accepted.
 
-A worker is known by its name. Two at different addresses with one name: the reachable one with the lower address is
-the member, the other one waits, so that all routers choose the same one whatever they saw first. Workers of
-cluster.yaml are members from the start, and their names are theirs.
+Workers are identified by name. If two workers at different addresses have the same name, the reachable one with the
+lower address is the member and the other one waits, so that all routers choose the same one, whichever they saw first.
+Workers of cluster.yaml are members from the start, and no other worker can take their names.
 """
 
 from __future__ import annotations
@@ -26,26 +26,26 @@ class Follower(Protocol):
     """Follows the worker at one endpoint."""
 
     async def run(self) -> None:
-        """Until cancelled. Tells the contact how the worker describes itself, and when it loses it."""
+        """Follow the worker until cancelled. Reports its description, and losses of contact, to the Contact."""
 
     async def until_unused(self) -> None:
-        """Wait until nobody needs a worker that has left."""
+        """Wait until a worker that has left is no longer used."""
 
 
 F = TypeVar("F", bound=Follower)
 
 
 class Owner(Protocol[F]):
-    """What a roster tells its owner. Synchronous, so that no two calls interleave."""
+    """The owner of a roster, with the roster's callbacks. They are synchronous, so that no two interleave."""
 
     def start(self, contact: Contact) -> F:
-        """Make the follower of a new contact; the roster runs it."""
+        """Create the follower of a new contact; the roster runs it."""
 
     def joined(self, name: str, follower: F) -> None:
         """The contact is now the member `name`."""
 
     def left(self, name: str, follower: F) -> None:
-        """The contact is no member any more, but may finish what it has begun."""
+        """The contact is no longer a member, but its requests in flight may finish."""
 
     def ended(self, follower: F) -> None:
         """The follower has stopped."""
@@ -55,7 +55,7 @@ class Owner(Protocol[F]):
 
 
 class Contact:
-    """One endpoint, and who was found there."""
+    """One endpoint, and the worker that was found there."""
 
     def __init__(self, roster: Roster, endpoint: Endpoint, number: int) -> None:
         self.endpoint = endpoint
@@ -125,7 +125,7 @@ class Roster(Generic[F]):
 
     @property
     def is_settled(self) -> bool:
-        """False while there may be a worker that nothing is known of yet."""
+        """False while there may be workers that have not described themselves yet."""
         is_known = all(contact.name or contact.refusal for contact in self._contacts.values())
         return is_known and all(source.has_answered for source in self._sources)
 
@@ -145,7 +145,7 @@ class Roster(Generic[F]):
             await asyncio.sleep(_RETRY_S)
 
     def _update(self) -> None:
-        """Take over what the sources know."""
+        """Add and remove contacts, so that they are those that the sources name."""
         wanted = self._wanted()
         for endpoint in sorted(self._contacts.keys() - wanted):
             contact = self._contacts.pop(endpoint)
@@ -265,7 +265,7 @@ class Roster(Generic[F]):
             self._settle(name)
 
     def _settle(self, name: str) -> None:
-        """Make the right one of those with this name the member."""
+        """Choose the member among the contacts with this name."""
         rivals = self._by_name[name]
         before, after = self._members.get(name), min(rivals, key=lambda contact: contact.rank, default=None)
         if after is None:
@@ -283,7 +283,7 @@ class Roster(Generic[F]):
         self._warn(name, after, rivals)
 
     def _warn(self, name: str, member: Contact | None, rivals: set[Contact]) -> None:
-        """Log different live workers with one name, once. One agent may have several addresses."""
+        """Log several live workers with the same name, once. One agent may have several addresses."""
         others = {
             each.endpoint.address
             for each in rivals

@@ -24,11 +24,11 @@ class Endpoint:
 
 
 class WorkerSource(Protocol):
-    """Knows endpoints of workers. Workers behind them may be down: whoever follows them finds out."""
+    """Provides endpoints of workers. Workers behind them may be down; the roster finds that out."""
 
     @property
     def label(self) -> str:
-        """What it is, for logs."""
+        """The source's name for logs."""
 
     @property
     def roles(self) -> frozenset[str]:
@@ -36,14 +36,14 @@ class WorkerSource(Protocol):
 
     @property
     def endpoints(self) -> frozenset[Endpoint]:
-        """What is known now. An outage changes nothing."""
+        """The endpoints known now. An outage of the source changes nothing."""
 
     @property
     def has_answered(self) -> bool:
-        """True once `endpoints` is more than the lack of an answer."""
+        """True once `endpoints` is based on an answer."""
 
     async def refresh(self) -> None:
-        """Ask once. Raises SourceUnavailable."""
+        """Query the source once. Raises SourceUnavailable."""
 
     async def follow(self, on_change: Callable[[], None]) -> None:
         """Keep `endpoints` current until cancelled; `on_change` is called after every change, and the first answer."""

@@ -16,7 +16,10 @@ from cluster.local.ports import with_ports
 def with_found_worker(
     config: ClusterConfig, name: str, role: str, host: str | None, control_port: int | None
 ) -> ClusterConfig:
-    """With this worker as `discovery` describes those of its role; ports of 0 are chosen. Raises ConfigError."""
+    """The configuration plus this worker, with `discovery`'s settings for its role; ports of 0 are chosen.
+
+    Raises ConfigError.
+    """
     discovery = config.discovery.by_role[role]
     if not re.fullmatch(NAME_PATTERN, name) or not name.isprintable():
         raise ConfigError(f"--name: {name!r} has other characters than letters, digits, . _ -, or more than 63")

@@ -1,6 +1,6 @@
 """Lays workers over the GPUs of this host.
 
-`nvidia-smi` lists them: it comes with the driver, and a driver that hangs leaves this process alone.
+GPUs are listed by `nvidia-smi`, which comes with the driver; if the driver hangs, this process does not.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def with_host_gpus(config: ClusterConfig, host: str | None = None) -> ClusterCon
 
 
 def lay_out(config: ClusterConfig, available: HostGpus, host: str | None = None) -> ClusterConfig:
-    """Give every worker its own GPUs: those that it names, else the next free ones. Raises StartError."""
+    """Give every worker its own GPUs: those that it lists, else the next free ones. Raises StartError."""
     workers = _workers_on_gpus(config, host)
     sizes = {name: config.engine_of(name).tensor_parallel for name in workers}
     if (total := sum(sizes.values())) > len(available.gpus):
@@ -117,7 +117,7 @@ def _gpu_of(line: str) -> Gpu | None:
 
 
 def _visible(gpus: tuple[Gpu, ...], restriction: str | None) -> HostGpus:
-    """What CUDA_VISIBLE_DEVICES leaves, in its order. As CUDA does, it ends at the first entry that names no GPU."""
+    """The GPUs that CUDA_VISIBLE_DEVICES permits, in its order. Like CUDA, ends at the first entry that is no GPU."""
     if restriction is None:
         return HostGpus(gpus)
     kept: list[Gpu] = []
@@ -138,7 +138,7 @@ def _find(name: int | str, gpus: tuple[Gpu, ...]) -> Gpu | None:
 
 
 def _named(worker: str, names: int | tuple[int | str, ...] | None, available: HostGpus) -> tuple[Gpu, ...]:
-    """The GPUs that a worker names; none if it asks for a number."""
+    """The GPUs that a worker lists; none if it asks for a number of GPUs."""
     found = []
     for name in names if isinstance(names, tuple) else ():
         gpu = _find(name, available.gpus)

@@ -163,7 +163,7 @@ def initial_config(model: Path, sizes: ModelSizes, host: Host, pools: Pools) -> 
 
 
 def _tokens(sizes: ModelSizes, host: Host, pools: Pools, slots: int) -> tuple[int, str] | None:
-    """KV tokens of an engine with such slots, and how they come about; None on GPUs of unknown memory."""
+    """KV tokens of an engine with such slots, and the arithmetic; None on GPUs of unknown memory."""
     tp = pools.tensor_parallel
     if host.num_gpus == 0:
         usable = int(host.free_bytes * CPU_SHARE / pools.num_workers)

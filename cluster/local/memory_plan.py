@@ -1,4 +1,4 @@
-"""Works out from a model's sizes how many tokens of KV and how many adapters fit in memory. Pure arithmetic."""
+"""Computes from a model's sizes how many KV tokens and adapters fit in memory. Pure arithmetic."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _SERVED = ("F64", "F32", "F16", "BF16")  # converted to the serving dtype
 
 @dataclass(frozen=True, slots=True)
 class ModelSizes:
-    """What a model takes, without tensor parallelism."""
+    """The memory that a model takes, without tensor parallelism."""
 
     base: BaseModel
     dtype: EngineDtype  # the checkpoint's, in which it is served
@@ -58,7 +58,7 @@ class ModelSizes:
         return 2 * self.base.num_layers * self.base.kv_heads * self.base.head_dim * ITEM_BYTES[self.dtype]
 
     def kv_bytes_per_token_and_rank(self, tensor_parallel: int) -> int:
-        """What one rank keeps of it. Ranks beyond the number of KV heads keep copies."""
+        """One rank's part of it. Ranks beyond the number of KV heads keep copies."""
         return self.kv_bytes_per_token // min(tensor_parallel, self.base.kv_heads)
 
     def adapter_bytes(self, rank: int) -> int:
@@ -86,7 +86,7 @@ class EngineMemory:
 
     @property
     def arithmetic(self) -> str:
-        """How `max_tokens` comes about, in words."""
+        """The arithmetic behind `max_tokens`, as text."""
         slots = f" - {gib(self.slot_bytes)} of adapter slots" if self.slot_bytes else ""
         return (
             f"({gib(self.usable_bytes)} usable - {gib(self.weight_bytes)} of weights{slots}) / "
@@ -95,7 +95,7 @@ class EngineMemory:
 
 
 def engine_memory(sizes: ModelSizes, usable_bytes: int, tensor_parallel: int, adapter_slot_bytes: int) -> EngineMemory:
-    """One rank's memory. Slots are counted whole: ranks share some of their buffers only."""
+    """One rank's memory. Slots are counted in full, because ranks split only some of their buffers."""
     return EngineMemory(
         usable_bytes,
         sizes.weight_bytes // tensor_parallel,

@@ -1,7 +1,7 @@
-"""Ends processes of a local cluster that hang, so that their keeper starts them again: routers and agents.
+"""Ends routers and agents of a local cluster that hang, so that the supervisor restarts them.
 
-The rules are those for the HTTP server of an engine (`engine/hang_watch.py`). A process is watched from its first
-answer on, since it may start for long.
+The rules are those for an engine's HTTP server (`engine/hang_watch.py`). A process is watched from its first answer on,
+since its start may take long.
 """
 
 from __future__ import annotations

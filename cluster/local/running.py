@@ -12,13 +12,13 @@ from cluster.errors import ConfigError
 
 
 def record_of(config_path: Path) -> Path:
-    """Where the configuration of a cluster that runs this file is recorded."""
+    """The path at which `prelude up` records the configuration that it runs from this file."""
     return config_path.resolve().parent / ".prelude" / f"running-{config_path.name}"
 
 
 @contextlib.contextmanager
 def recorded(config: ClusterConfig, record: Path | None) -> Iterator[None]:
-    """Inside, the configuration is in the file, unless that cannot be written. Then commands need fixed ports."""
+    """Record the configuration in the file inside the block. If it cannot be written, commands need fixed ports."""
     written = b""
     if record is not None:
         with contextlib.suppress(OSError):

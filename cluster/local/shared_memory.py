@@ -19,7 +19,7 @@ def segments() -> set[Path]:
 
 
 def abandoned(paths: Collection[Path]) -> set[Path]:
-    """Those of this user that no live process maps."""
+    """Segments of this user that no live process maps."""
     mapped, found = _mapped() if paths else set(), set()
     for path in paths:
         with contextlib.suppress(OSError):
@@ -30,7 +30,7 @@ def abandoned(paths: Collection[Path]) -> set[Path]:
 
 
 def remove_abandoned(paths: Collection[Path]) -> None:
-    """Remove those that are abandoned."""
+    """Remove abandoned segments."""
     for path in abandoned(paths):
         with contextlib.suppress(OSError):
             path.unlink()
@@ -39,7 +39,8 @@ def remove_abandoned(paths: Collection[Path]) -> None:
 def _mapped() -> set[tuple[str, str]]:
     """Device and inode of every file of shared memory that a live process maps.
 
-    Not its name: whoever creates a semaphore has mapped it before it has its name, and keeps the other one in `maps`.
+    Names do not identify files here: a process maps a new semaphore before it gets its final name, and `maps` keeps
+    showing the first one.
     """
     found = set()
     for maps in Path("/proc").glob("[0-9]*/maps"):

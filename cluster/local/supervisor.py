@@ -182,7 +182,7 @@ class LocalCluster:
 
 
 def ready_timeout_s(config: ClusterConfig) -> float:
-    """Seconds that a cluster may take to become ready: no less than its slowest engine may take to start."""
+    """Seconds that a cluster may take to become ready: at least as long as its slowest engine may take to start."""
     starts_s = (config.engine_of(name).start_timeout_s for name in config.workers)
     return max(_READY_TIMEOUT_S, max(starts_s, default=0.0) + _WARM_TIMEOUT_S)
 
@@ -220,7 +220,7 @@ async def run_until_stopped(
 ) -> None:
     """Start a cluster, report its URL, and stop it at SIGINT or SIGTERM, even while it starts.
 
-    `record`: where commands find the ports that were chosen, while it runs.
+    `record`: the file in which commands find the chosen ports while it runs.
     """
     stop = stop_signal()  # before there is anything to clean up
     cluster = LocalCluster(config, logs, report)

@@ -1,4 +1,4 @@
-"""Where a workload's adapters are: slots of the engine, host memory, disk; and how often one is loaded."""
+"""Where a workload's adapters reside (engine slots, host memory, disk), and how often one is loaded."""
 
 from __future__ import annotations
 

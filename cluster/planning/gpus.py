@@ -1,4 +1,4 @@
-"""What data sheets say of GPUs."""
+"""GPUs according to their data sheets."""
 
 from __future__ import annotations
 

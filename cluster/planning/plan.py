@@ -32,7 +32,7 @@ _PREFIX_PART = 0.5  # of the KV memory of workers that read prompts, for cached 
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """What there is to run on."""
+    """The available hardware."""
 
     gpu: Gpu
     tensor_parallel: tuple[int, ...] = TENSOR_PARALLEL  # sizes to choose from
@@ -93,7 +93,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Considered:
-    """A layout and what became of it."""
+    """A layout, and why it was chosen or rejected."""
 
     layout: Layout
     plan: Plan | None

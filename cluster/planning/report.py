@@ -1,4 +1,4 @@
-"""A plan for people, and for programs."""
+"""Prints a plan as text or JSON."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def document(
 
 
 def notes(plan: Plan, workload: Workload, sizes: ModelSizes, site: Site, speeds: Coefficients) -> list[str]:
-    """What the numbers rest on."""
+    """The assumptions behind the numbers."""
     found = []
     if speeds != Coefficients():
         found.append("Shares of the GPU's peaks are as given.")

@@ -1,4 +1,4 @@
-"""What clients ask for: rates, lengths, adapters, and how fast answers must come."""
+"""The workload: rates, lengths, adapters, and latency objectives."""
 
 from __future__ import annotations
 

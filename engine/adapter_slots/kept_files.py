@@ -1,9 +1,9 @@
 """Mapped files of unloaded adapters, for the next adapters of the same size.
 
-To map and page-lock a file of 80 MB takes tens of milliseconds, most of it for its 20,000 pages. While more adapters
-are in demand than fit in host memory, every load would pay that. Instead the worker's agent writes the next adapter
-into the file of the one that it has evicted (`prefill_worker/residency/tiers/spare_folders.py`), and the engine, which
-has kept it mapped, recognises the file by its inode.
+Mapping and page-locking a file of 80 MB takes tens of milliseconds, most of it for its 20,000 pages. While more
+adapters are in demand than fit in host memory, every load would pay that. Instead, the worker's agent writes the next
+adapter into the file of an evicted one (`prefill_worker/residency/tiers/spare_folders.py`), and the engine, which has
+kept the file mapped, recognises it by its inode.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from adapters.store.signing import Trust
 
 @dataclass(frozen=True, slots=True)
 class Acceptance:
-    """The adapters that one worker can serve."""
+    """Decides which adapters one worker can serve."""
 
     base: BaseModel
     dtype: EngineDtype

@@ -1,1 +1,1 @@
-"""`prelude doctor`: what this host has and lacks for serving."""
+"""`prelude doctor`: checks whether this host can serve."""

@@ -67,7 +67,7 @@ def gpus(host: Host, *, needed: bool) -> Iterator[Finding]:
 
 
 def compilers(host: Host) -> Iterator[Finding]:
-    """What compiles kernels at the first start: Triton needs a C compiler and Python's headers, others nvcc."""
+    """The compilers for kernels at the first start: Triton needs a C compiler and Python's headers, others nvcc."""
     include = sysconfig.get_path("include")
     missing = [] if _has(host, "gcc") or _has(host, "cc") else ["a C compiler"]
     if not host.path(f"{include}/Python.h").exists():
@@ -84,7 +84,7 @@ def compilers(host: Host) -> Iterator[Finding]:
 
 
 def topology(host: Host) -> Iterator[Finding]:
-    """Which GPUs NVLink joins: KV between others goes over PCIe or the CPUs' link."""
+    """Which GPUs NVLink connects. KV between others goes over PCIe or the link between CPUs."""
     status, output = host.run("nvidia-smi", "topo", "-m", timeout_s=_QUERY_S)
     if status != 0:
         return

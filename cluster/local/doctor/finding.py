@@ -1,4 +1,4 @@
-"""What a probe finds, and how probes are run: each with a deadline, and none can fail the others."""
+"""Findings, and how probes run: each with a deadline, so that none can block or fail the others."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """Looks at one thing. `look` may raise and may hang: both become a warning."""
+    """One check. If `look` raises or hangs, the finding is a warning."""
 
     topic: str
     look: Callable[[], Iterable[Finding]]
@@ -47,7 +47,7 @@ def error(text: str, remedy: str) -> Finding:
 
 
 def run_probes(probes: Sequence[Probe]) -> list[Finding]:
-    """Run all at once; the findings in the order of the probes. Returns when the last deadline is over."""
+    """Run all probes concurrently; the findings in the order of the probes. Returns at the last deadline at the latest."""
     found: dict[int, list[Finding]] = {}
 
     def look(number: int, probe: Probe) -> None:

@@ -1,4 +1,4 @@
-"""This host as probes see it: files below a root, and the output of programs."""
+"""The host that probes examine: files below a root, and the output of programs."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Host:
             return ""
 
     def names(self, folder: str) -> list[str]:
-        """What is in a folder; nothing if there is none."""
+        """The names in a folder; none if it does not exist."""
         try:
             return sorted(os.listdir(self.path(folder)))
         except OSError:

@@ -84,7 +84,7 @@ def hooks(host: Host, *, device: str) -> Iterator[Finding]:
 
 
 def transfer(host: Host, *, bandwidth: bool, device: str) -> Iterator[Finding]:
-    """The transports that two NIXL agents choose here, and on request what they move in a second."""
+    """The transports that two NIXL agents choose here and, on request, their bandwidth."""
     mebibytes = 64 if bandwidth else 1
     status, output = host.run(
         sys.executable, "-m", "engine.kv_probe", "--mebibytes", str(mebibytes), "--device", device,

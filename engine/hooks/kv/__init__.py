@@ -1,1 +1,1 @@
-"""Bodies of hooks into what a pair does with KV: room for it, and its way from engine to engine."""
+"""Bodies of hooks into KV handling of pairs: reserved room, and transfers between engines."""

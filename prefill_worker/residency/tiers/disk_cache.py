@@ -1,7 +1,7 @@
 """The disk tier: one object per revision in a folder that outlives the agent.
 
-A file is an object as in the store and carries its own digest. So nothing is fsynced: damage from a crash, a bad disk
-or a stray edit is found on the next read. The LRU order persists over restarts in the files' modification times.
+A file is an object as in the store and contains its own digest. So nothing is fsynced: damage by a crash, a bad disk or
+a stray edit is detected on the next read. The LRU order survives restarts in the files' modification times.
 """
 
 from __future__ import annotations

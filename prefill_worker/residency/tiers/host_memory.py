@@ -39,9 +39,9 @@ _RETRY_AFTER_S = 1.0
 
 
 class HostMemory:
-    """Owns the folders. `unload` unloads a revision from the engine, and returns whether the engine has confirmed that.
+    """Owns the folders. `unload` unloads a revision from the engine and returns whether the engine has confirmed it.
 
-    It raises EngineError.
+    `unload` raises EngineError.
     """
 
     def __init__(
@@ -186,7 +186,7 @@ class HostMemory:
             await asyncio.wait([self._ahead_task])
 
     async def shrink(self) -> None:
-        """Evict one adapter, if any can be: the machine has less memory than the budget."""
+        """Evict one adapter, if any can be evicted, because the machine has less memory than the budget."""
         if self._spares.num_bytes:
             await self._drop_spares(0)
             return

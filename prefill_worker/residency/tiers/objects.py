@@ -1,4 +1,4 @@
-"""Copies a revision from tier to tier and verifies it on the way, so each byte is read once. Everything here blocks.
+"""Copies a revision between tiers and verifies it during the copy, so each byte is read once. Everything here blocks.
 
 In the store and on the worker's disk a revision is an object: an envelope with its digest, then the packed file. In
 host memory it is the packed file alone.
@@ -46,10 +46,10 @@ def _read(path: Path) -> Iterator[bytes]:
 def write_content(
     parts: Iterable[Part | Envelope], file: FileIO, num_bytes: int, stop: Stop, *, as_object: bool
 ) -> Envelope:
-    """Write what `content_of` yields to a file, as packed file or as object, and close it. What it had before is lost.
+    """Write what `content_of` yields to a file, as packed file or as object, and close it. Its old content is lost.
 
-    Raises StoreCorrupt if there is more of it than `num_bytes`, OSError, Stopped, and what `parts` raises; the caller
-    then deletes the file.
+    Raises StoreCorrupt if it yields more than `num_bytes`, OSError, Stopped, and what `parts` raises; the caller then
+    deletes the file.
     """
     written, envelope = 0, None
     with file:

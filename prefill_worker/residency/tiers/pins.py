@@ -73,7 +73,7 @@ class Pins(Mapping[str, frozenset[Hashable]]):
 
     @contextmanager
     def pinning(self, revision_id: str, num_bytes: int, owner: Hashable) -> Iterator[None]:
-        """Pin for a call that makes the revision resident: inside for the call, then, unless it raises, for `owner`.
+        """Pin for a call that makes the revision resident: in the block for the call, then, on success, for `owner`.
 
         Raises PinsExceedBudget on entry.
         """

@@ -15,16 +15,16 @@ _PREFIX = "prelude-adapters-"  # other programs use shared memory too
 
 
 class SharedFolder(LockedFolder):
-    """Created at once, removed by `close`. `reserved_bytes`: what the agent was told to use at most; 0: it was not."""
+    """Created immediately, removed by `close`. `reserved_bytes`: the agent's budget; 0: none is set."""
 
     def __init__(self, worker: str, parent: Path = SHARED_MEMORY, reserved_bytes: int = 0) -> None:
         super().__init__(_PREFIX, worker, parent, note=str(reserved_bytes))
         self._reserved_bytes = reserved_bytes
 
     def check_room(self) -> None:
-        """Raise StartError if what agents on this host reserved before this one leaves too little shared memory for it.
+        """Raise StartError if earlier agents' reservations on this host leave too little shared memory for this one.
 
-        So of agents that start at once, one stays.
+        If agents start simultaneously, at least one of them starts successfully.
         """
         total, taken = shutil.disk_usage(self.path.parent).total, {}
         for path, note in locked_folder.living(_PREFIX, self.path.parent).items():  # the oldest first

@@ -1,8 +1,9 @@
 """Folders of evicted adapters, kept for the next adapters of the same size.
 
-Memory that is freed and taken again costs more than the copy into it: the kernel clears its pages, and the engine maps
+To free memory and allocate it again costs more than the copy into it: the kernel clears the pages, and the engine maps
 and page-locks them again (`engine/adapter_slots/kept_files.py`). So while loads wait for room, the folder of an evicted
-adapter of their size is kept, and the next one is written over it. Spare folders lie in what is free of the budget.
+adapter of their size is kept, and the next adapter is written over it. Spare folders count as free memory of the
+budget.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from pathlib import Path
 
 
 class SpareFolders:
-    """Which folders are spare, and which sizes are in demand."""
+    """Tracks spare folders, and the sizes that are in demand."""
 
     def __init__(self) -> None:
         self.num_bytes = 0
