@@ -47,7 +47,7 @@ def error(text: str, remedy: str) -> Finding:
 
 
 def run_probes(probes: Sequence[Probe]) -> list[Finding]:
-    """Run all probes concurrently; the findings in the order of the probes. Returns at the last deadline at the latest."""
+    """Run all probes concurrently; the findings in the order of the probes. Takes at most the longest deadline."""
     found: dict[int, list[Finding]] = {}
 
     def look(number: int, probe: Probe) -> None:
