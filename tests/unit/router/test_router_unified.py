@@ -281,10 +281,15 @@ class TestFailures:
                 engine.behaviours = [hangs]
                 status, answer, _ = await cluster.post(prompt="Hi", stream=stream)
                 assert (status, answer["error"]["message"]) == (504, f"{waited_for} did not come in time")
-                await eventually(lambda: asyncio.sleep(0, engine.aborted), lambda a: engine.requests[0]["rid"] in a, 10)
-                if not stream:  # only the whole answer has a deadline
-                    engine.behaviours = [after(0.25)]
-                    assert (await cluster.post(prompt="Hi"))[0] == 200
+                await eventually(lambda: asyncio.sleep(0, engine.aborted), lambda a: engine.requests[0]["rid"] in a)
+
+        asyncio.run(scenario())
+
+    def test_only_the_whole_answer_has_a_deadline_where_there_is_no_stream(self) -> None:
+        async def scenario() -> None:
+            async with unified_cluster(first_event_timeout_s=0.1, answer_timeout_s=60.0) as cluster:
+                cluster.unified[0].engine.behaviours = [after(0.25)]
+                assert (await cluster.post(prompt="Hi"))[0] == 200
 
         asyncio.run(scenario())
 

@@ -208,7 +208,7 @@ class TestOutages:
                     await context.__aexit__(None, None, None)
                     raise
             try:
-                await eventually(lambda: code_of(adapters.resolve("a0")), lambda code: code == "found", within_s=10)
+                await eventually(lambda: code_of(adapters.resolve("a0")), lambda code: code == "found")
                 assert await code_of(adapters.resolve("broken")) == "adapter_malformed"
             finally:
                 await context.__aexit__(None, None, None)
@@ -228,9 +228,10 @@ class TestOutages:
 
         async def scenario() -> None:
             nonlocal is_down
-            adapters = AdapterService(lambda: seeded.catalog, library, DIRECTORIES, Metrics(), resolve_timeout_s=0.2)
+            adapters = AdapterService(lambda: seeded.catalog, library, DIRECTORIES, Metrics())
             async with following(adapters):
                 assert (await adapters.resolve("bot")).number == 1
+                adapters._resolve_timeout_s = 0.2  # until then, the import of a0 is waited for
                 assert await code_of(adapters.resolve("a0")) == "catalog_unavailable"
                 with pytest.raises(StoreUnavailable):
                     await adapters.with_library(lambda library: library, 1)
@@ -271,7 +272,7 @@ class TestTheAdaptersOfTheConfiguration:
                     assert not any(word in said for word in (str(tmp_path), str(TEMPLATE), "file://")), said
                 (tmp_path / "store").unlink()
                 (tmp_path / "away").rename(tmp_path / "store")
-                await eventually(lambda: code_of(adapters.resolve("a0")), lambda code: code == "found", within_s=10)
+                await eventually(lambda: code_of(adapters.resolve("a0")), lambda code: code == "found")
 
         asyncio.run(scenario())
 
