@@ -330,9 +330,9 @@ class TestFailures:
                 await eventually(lambda: asyncio.sleep(0, engine.num_running), bool)
                 asking.cancel()
                 rid = engine.requests[0]["rid"]
-                await eventually(lambda: asyncio.sleep(0, engine.aborted), lambda aborted: rid in aborted, 10)
-                await eventually(lambda: asyncio.sleep(0, engine.num_running), lambda n: n == 0, 10)
-                await eventually(lambda: cluster.admin("/debug/requests"), lambda page: page[1] == {"requests": []}, 10)
+                await eventually(lambda: asyncio.sleep(0, engine.aborted), lambda aborted: rid in aborted)
+                await eventually(lambda: asyncio.sleep(0, engine.num_running), lambda n: n == 0)
+                await eventually(lambda: cluster.admin("/debug/requests"), lambda page: page[1] == {"requests": []})
                 async with cluster.http.get(f"{cluster.admin_url}/metrics") as response:
                     page = await response.text()
                 assert 'prelude_router_aborts_total{role="unified"} 1.0' in page

@@ -32,9 +32,9 @@ class TestClientsThatLeave:
                 asking.cancel()
                 for worker in cluster.workers:
                     rid = worker.engine.requests[0]["rid"]
-                    await eventually(lambda w=worker: asyncio.sleep(0, w.engine.aborted), lambda a, r=rid: r in a, 10)
-                    await eventually(lambda w=worker: asyncio.sleep(0, w.engine.num_running), lambda n: n == 0, 10)
-                await eventually(lambda: cluster.admin("/debug/requests"), lambda page: page[1] == {"requests": []}, 10)
+                    await eventually(lambda w=worker: asyncio.sleep(0, w.engine.aborted), lambda a, r=rid: r in a)
+                    await eventually(lambda w=worker: asyncio.sleep(0, w.engine.num_running), lambda n: n == 0)
+                await eventually(lambda: cluster.admin("/debug/requests"), lambda page: page[1] == {"requests": []})
                 async with cluster.http.get(f"{cluster.admin_url}/metrics") as response:
                     page = await response.text()
                 assert 'prelude_router_requests_total{endpoint="completions",status="499"} 1.0' in page
@@ -49,8 +49,8 @@ class TestClientsThatLeave:
                 asking = asyncio.create_task(cluster.post(prompt="Hi"))
                 await eventually(lambda: cluster.admin("/debug/requests"), has_phase("done"))
                 asking.cancel()
-                await eventually(lambda: cluster.admin("/debug/requests"), _is_empty, 10)
-                await eventually(lambda: asyncio.sleep(0, cluster.prefill[0].engine.aborted), bool, 10)
+                await eventually(lambda: cluster.admin("/debug/requests"), _is_empty)
+                await eventually(lambda: asyncio.sleep(0, cluster.prefill[0].engine.aborted), bool)
                 async with cluster.http.get(f"{cluster.admin_url}/metrics") as response:
                     page = await response.text()
                 for worker in ("p0", "d0"):

@@ -136,7 +136,7 @@ class TestFailuresBeforeTheFirstEvent:
                 assert (status, answer["error"]["code"]) == (504, "deadline_exceeded")
                 for worker in cluster.workers:
                     rid = worker.engine.requests[0]["rid"]
-                    await eventually(lambda w=worker: asyncio.sleep(0, w.engine.aborted), lambda a, r=rid: r in a, 10)
+                    await eventually(lambda w=worker: asyncio.sleep(0, w.engine.aborted), lambda a, r=rid: r in a)
 
         asyncio.run(scenario())
 
