@@ -65,7 +65,12 @@ def sweep_document(
     for name in ("requests", "summary"):
         del content[name]
     probes = [
-        {"requests_per_s": each.rate, "share": each.share, "summary": {**each.summary, "windows": []}}
+        {
+            "requests_per_s": each.rate,
+            "came_per_s": each.came_per_s,
+            "share": each.share,
+            "summary": {**each.summary, "windows": []},
+        }
         for each in found.probes
     ]
     return {

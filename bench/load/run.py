@@ -157,11 +157,12 @@ def run_sweep(
 
         async def probe(rate: float) -> Probe:
             nonlocal warm_up, num_probes
+            duration_s = ready.duration_s or sweep.probe_s(rate)
             tried = msgspec.structs.replace(
                 ready,
                 requests_per_s=rate,
                 seed=ready.seed + _PROBE_SEED * num_probes,
-                duration_s=ready.duration_s or sweep.probe_s(rate),
+                duration_s=duration_s,
             )
             num_probes += 1
             if not ready.processes:
@@ -173,15 +174,17 @@ def run_sweep(
                 raise Ended("stopped by Ctrl-C before the highest rate was found")
             if (count := len(outcome.records)) < sweep.min_requests:
                 raise Ended(
-                    f"{rate:.4g} requests/s made {count} requests in {tried.duration_s:g} s, too few to judge it by "
+                    f"{rate:.4g} requests/s made {count} requests in {duration_s:g} s, too few to judge it by "
                     f"--sweep-share {sweep.share:g}: {sweep.min_requests} are needed; give a longer --duration-s"
                 )
             last[:] = [(tried, outcome)]
             figures = summary(outcome.records, slo_ms)
             share = figures["goodput"]["share"]
             warning = busy_warning(generator_of(outcome))
-            print(f"  {rate:.4g} requests/s: {share:.1%} within the objectives{warning}", file=out, flush=True)
-            return Probe(rate, share, figures)
+            came = round(count / duration_s, 4) if tried.workload.conversation else None
+            told = "" if came is None else f" ({came:.4g} came)"
+            print(f"  {rate:.4g} requests/s{told}: {share:.1%} within the objectives{warning}", file=out, flush=True)
+            return Probe(rate, share, figures, came)
 
         return await search(sweep, probe)
 

@@ -16,6 +16,7 @@ _MAX_DEFAULT_PROBE_S = 600.0
 _MARGIN = 1.5  # of requests: the number that comes in a given time varies
 _MIN_REQUESTS = 10
 _MANY_REQUESTS = 1000
+_MOST_CAME = 0.9
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +58,12 @@ class Probe:
     rate: float
     share: float  # of the requests that met every objective
     summary: dict[str, Any]
+    came_per_s: float | None = None  # of conversations, whose later turns may be due after the probe's end
+
+    @property
+    def is_short(self) -> bool:
+        """Clearly fewer requests came than the rate says."""
+        return self.came_per_s is not None and self.came_per_s < _MOST_CAME * self.rate
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +74,10 @@ class Found:
     is_bounded: bool  # whether a rate above failed; otherwise the best is only the highest that was tried
     probes: tuple[Probe, ...]
     ended: str = ""  # why the search ended before the best rate was known as precisely as asked for
+
+    @property
+    def best_probe(self) -> Probe | None:
+        return next((each for each in self.probes if each.rate == self.best), None)
 
 
 async def search(sweep: Sweep, probe: Callable[[float], Awaitable[Probe]]) -> Found:

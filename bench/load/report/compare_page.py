@@ -116,7 +116,17 @@ def sweep_page(document: dict[str, Any], found: Found) -> str:
 
 
 def verdict(found: Found) -> str:
-    """The result in a sentence."""
+    """The result in a sentence, and where the best rate was not reached, that."""
+    best = found.best_probe
+    if best is None or not best.is_short:
+        return _outcome(found)
+    return (
+        f"{_outcome(found)}; but {best.came_per_s:.4g} came per second, since conversations that began late were not "
+        "over: give a longer --duration-s"
+    )
+
+
+def _outcome(found: Found) -> str:
     if found.ended:
         known = "none is known to hold" if found.best is None else f"{found.best:.4g} requests/s held the objectives"
         return f"{known}; the search ended early: {found.ended}"

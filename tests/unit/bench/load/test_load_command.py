@@ -298,6 +298,19 @@ def test_a_sweep_ends_with_what_it_knows_where_a_probe_has_too_few_requests(serv
         main([*words, "--rate", "1"])
 
 
+def test_a_sweep_of_conversations_tells_how_many_requests_came(server: MockServer, tmp_path: Path, capsys, monkeypatch):
+    """A second is over long before a user has thought about the first answer."""
+    monkeypatch.setattr("cli.bench.load.MAX_SWEPT_RATE", 100.0)
+    words = [
+        *("bench", "load", "--url", server.url, "--sweep", "--rate", "100", "--duration-s", "1", "--workload", "chat"),
+        *("--goodput", "e2e:60000", "--sweep-share", "0.9", "--json", str(tmp_path / "s.json")),
+    ]
+    main(words)
+    (probe,) = json.loads((tmp_path / "s.json").read_text())["probes"]
+    assert probe["came_per_s"] == probe["summary"]["num_requests"] < 90
+    assert f"{probe['came_per_s']:g} came per second" in capsys.readouterr().out
+
+
 def test_a_file_without_a_folder_is_refused_before_the_load(tmp_path: Path):
     with pytest.raises(SystemExit, match="there is no folder"):
         main(["bench", "load", "--url", "http://127.0.0.1:9", "--json", str(tmp_path / "no" / "a.json")])

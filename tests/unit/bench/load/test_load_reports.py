@@ -368,6 +368,14 @@ def test_an_early_end_keeps_what_was_found():
         asyncio.run(search(Sweep(first_rate=3.0), probe))
 
 
+def test_a_rate_that_conversations_did_not_reach_is_told():
+    def told(came_per_s: float | None) -> str:
+        return verdict(Found(40.0, True, (Probe(40.0, 1.0, {}, came_per_s), Probe(80.0, 0.5, {}, 20.0))))
+
+    assert told(None) == told(38.0) == "40 requests/s hold the objectives"
+    assert told(26.3).startswith("40 requests/s hold the objectives; but 26.3 came per second")
+
+
 @pytest.mark.parametrize("sweep", [Sweep(first_rate=0.0), Sweep(share=1.5), Sweep(precision=0.0)])
 def test_a_sweep_that_makes_no_sense(sweep: Sweep):
     with pytest.raises(BenchError, match="--"):
