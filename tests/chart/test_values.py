@@ -156,3 +156,20 @@ def test_the_runbooks_ask_where_processes_listen():
     assert {"prelude-router", "prelude-toolbox"} <= {
         each["metadata"]["name"] for each in of_kind(objects, "Deployment")
     }
+
+
+def test_the_page_makes_every_secret_of_its_example():
+    page = (CHART.parent / "docs" / "kubernetes.md").read_text()
+    made = dict(re.findall(r"create secret generic (\S+) (--from-\S+)", page))
+    used: dict[str, set[str]] = {}
+    for _, spec, _ in pods(rendered("h100-node")):
+        for each in containers(spec):
+            for source in each.get("envFrom", ()):
+                used.setdefault(source["secretRef"]["name"], set()).add("AWS_ACCESS_KEY_ID")
+            for variable in each.get("env", ()):
+                if found := variable.get("valueFrom", {}).get("secretKeyRef"):
+                    used.setdefault(found["name"], set()).add(found["key"])
+    assert used.keys() == made.keys()
+    for name, keys in used.items():
+        for key in keys:
+            assert made[name].startswith((f"--from-literal={key}=", f"--from-file={key}")), name
