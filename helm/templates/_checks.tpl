@@ -71,7 +71,7 @@
 {{- if gt (len $whole) 47 -}}{{- fail (printf "%s: %s has over 47 characters, and each of its groups needs a StatefulSet with a longer name; shorten fullnameOverride or the pool's name" $where $whole) -}}{{- end -}}
 {{- end -}}
 {{- if and (eq $v.tls.mode "secret") (eq $pool.kind "Deployment") -}}{{- fail (printf "%s.kind: certificates of a Secret need names that are known, those of a StatefulSet" $where) -}}{{- end -}}
-{{- if and $pool.diskCache.persistent (ne $pool.kind "StatefulSet") -}}{{- fail (printf "%s.diskCache.persistent: needs kind StatefulSet" $where) -}}{{- end -}}
+{{- if and $pool.diskCache.persistent (ne $role "decode") (ne $pool.kind "StatefulSet") -}}{{- fail (printf "%s.diskCache.persistent: needs kind StatefulSet" $where) -}}{{- end -}}
 {{- if and $pool.hostNetwork $v.networkPolicy.enabled (not $v.networkPolicy.hostNetworkNodes) -}}{{- fail (printf "networkPolicy.hostNetworkNodes: give the CIDRs of the nodes of %s, which has hostNetwork: no selector matches its pods" $where) -}}{{- end -}}
 {{- if ne $pool.autoscaling.kind "none" -}}{{- include "prelude.checkScaling" (dict "where" $where "scaling" $pool.autoscaling) -}}{{- end -}}
 {{- if and (eq $pool.autoscaling.kind "keda") (not $v.keda.prometheusAddress) -}}{{- fail "keda.prometheusAddress: give the URL of Prometheus" -}}{{- end -}}

@@ -179,7 +179,11 @@ BY_TEMPLATE: list[tuple[str, dict[str, Any], str]] = [
     ),
     ("h100-node", {"cluster": {"router": {"auth": None}}}, "cluster.router.auth"),
     ("h100-node", {"pools": {"prefill": {"main": {"autoscaling": {"kind": "keda"}}}}}, "keda.prometheusAddress"),
-    ("h100-node", {"pools": {"decode": {"main": {"diskCache": {"persistent": True}}}}}, "needs kind StatefulSet"),
+    (
+        "h100-node",
+        {"pools": {"prefill": {"main": {"kind": "Deployment", "diskCache": {"persistent": True}}}}},
+        "needs kind StatefulSet",
+    ),
     ("h100-node", {"router": {"resources": {"limits": {"memory": "2G"}}}}, "router.resources: give memory in Mi or Gi"),
     ("h100-node", {"pools": {"prefill": {"main": {"nodes": 2}}}}, "prefill.main.nodes: only workers of decode pools"),
     ("two-node-decode", {"pools": {"decode": {"main": {"kind": "StatefulSet"}}}}, "decode.main.kind: leave it out"),

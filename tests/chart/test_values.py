@@ -111,6 +111,25 @@ def test_the_stores_port_is_that_of_its_url(endpoint: str, given: int | None, po
     assert policy["spec"]["egress"][-1] == {"ports": [{"port": port, "protocol": "TCP"}]}
 
 
+def test_whatever_reads_the_store_reaches_who_issues_its_credentials():
+    issuer = {"to": [{"ipBlock": {"cidr": "10.9.9.9/32"}}], "ports": [{"port": 443, "protocol": "TCP"}]}
+    objects = changed("h100-node", {"networkPolicy": {"extraEgress": [issuer]}})
+    reaching = {
+        each["metadata"]["name"]
+        for each in of_kind(objects, "NetworkPolicy")
+        if issuer in each["spec"].get("egress", ())
+    }
+    assert reaching == {f"r-prelude-{each}" for each in ("router", "toolbox", "prefill", "decode")}
+
+
+def test_a_disk_cache_of_all_pools_is_one_of_those_that_have_adapters():
+    objects = changed("h100-node", {"poolDefaults": {"diskCache": {"persistent": True}}})
+    (prefill,) = of_kind(objects, "StatefulSet")
+    assert prefill["spec"]["volumeClaimTemplates"][0]["metadata"]["name"] == "cache"
+    decode = named(objects, "Deployment", "r-prelude-decode-main")["spec"]["template"]["spec"]
+    assert "cache" not in {each["name"] for each in decode["volumes"]}
+
+
 def test_jobs_have_names_that_alerts_and_dashboards_know():
     """Whatever the release is called: without `job`, the operator names it after the monitor."""
     objects = changed("h100-node", {"fullnameOverride": "llm", "nameOverride": "llm"})
