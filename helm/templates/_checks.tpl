@@ -10,9 +10,16 @@
 {{- fail (printf "pools.%s: there is none for the pools in pools.%s" (last $pair) (first $pair)) -}}
 {{- end -}}
 {{- end -}}
+{{- $fullname := include "prelude.fullname" . -}}
+{{- if not (regexMatch "^[a-z]([-a-z0-9]*[a-z0-9])?$" $fullname) -}}
+{{- fail (printf "fullnameOverride: Services would be called %s, and their names begin with a letter and have letters, digits and - only; give such a name" $fullname) -}}
+{{- end -}}
 {{- if not $v.model.name -}}{{- fail "model.name: give the base model's name in requests" -}}{{- end -}}
 {{- if and (not $v.model.volume) (not $v.demo.enabled) -}}
 {{- fail "model.volume: give the volume that has the base model, such as {persistentVolumeClaim: {claimName: models, readOnly: true}}" -}}
+{{- end -}}
+{{- if not (hasPrefix (printf "%s/" (trimSuffix "/" $v.model.mountPath)) (printf "%s/" $v.model.path)) -}}
+{{- fail (printf "model.path: %s is not below model.mountPath, %s, where containers have the volume" $v.model.path $v.model.mountPath) -}}
 {{- end -}}
 {{- if not $v.store.url -}}{{- fail "store.url: give the adapter store, such as s3://bucket/prefix" -}}{{- end -}}
 {{- if and (hasPrefix "file:" $v.store.url) (not $v.store.claim.enabled) -}}
