@@ -6,6 +6,7 @@ import argparse
 import shlex
 import sys
 from dataclasses import fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from cli.bench.recorded import recorded_command
 
 # A copy, since `prelude --help` should not import the simulator; a test compares them.
 QUESTIONS = ("gpus", "slots", "rack", "ratios", "decode-reads", "roles", "scale", "measured")
+_OF_VALIDATION = ("device", "model", "engine_arguments", "write_curves")
 
 
 def add_command(benchmarks: Any) -> None:
@@ -67,10 +69,31 @@ def add_command(benchmarks: Any) -> None:
     simulate.add_argument("--quick", action="store_true", help="a smoke test: few requests")
     simulate.add_argument("--json", type=Path, metavar="FILE", help="write the figures")
     simulate.add_argument("--plots", type=Path, metavar="FOLDER", help="draw the results as SVG files")
-    simulate.set_defaults(run=_simulate)
+    simulate.set_defaults(run=partial(_simulate, simulate))
 
 
-def _simulate(arguments: argparse.Namespace) -> None:
+def _refuse_unused(arguments: argparse.Namespace, defaults: dict[str, Any]) -> None:
+    """Raises BenchError for options of the other one of the two things that this command does."""
+    from bench.errors import BenchError
+
+    given = [name for name, value in vars(arguments).items() if name in defaults and value != defaults[name]]
+    if arguments.validate:
+        unused, why = (
+            set(given) - {"validate", *_OF_VALIDATION, "quick", "json"},
+            "with --validate: it asks no question",
+        )
+    else:
+        unused, why = set(given) & set(_OF_VALIDATION), "without --validate: nothing is started here"
+    if unused:
+        raise BenchError(f"{', '.join(_option(name) for name in given if name in unused)} {why}")
+
+
+def _option(name: str) -> str:
+    named = {"requests_per_s": "rate", "num_adapters": "adapters", "ttft_ms": "ttft", "tpot_ms": "tpot"}
+    return f"--{named.get(name, name).replace('_', '-')}"
+
+
+def _simulate(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
     from bench.errors import BenchError
     from bench.simulator.questions import report
     from bench.simulator.questions.options import Options
@@ -81,6 +104,7 @@ def _simulate(arguments: argparse.Namespace) -> None:
         print(line, flush=True)
 
     try:
+        _refuse_unused(arguments, vars(parser.parse_args([])))
         if arguments.validate:
             _validate(arguments, command, say)
             return

@@ -19,6 +19,7 @@ from bench.simulator.questions.plots import PLOTS, redraw
 from bench.simulator.questions.search import bound_per_s, fewest_pairs, fewest_unified, highest_rate, request_s
 from bench.simulator.scenario import Pools
 from cli.bench import simulate as command
+from cli.main import main
 
 SMALL = Options(
     requests_per_s=30.0, prompt_tokens=512, output_tokens=32, num_adapters=50, seconds=3.0, warm_up_s=0.5, gpus=4
@@ -167,3 +168,16 @@ def test_questions_and_folders_that_are_not_there() -> None:
 def test_the_command_line_knows_the_questions_and_the_defaults() -> None:
     assert tuple(report.QUESTIONS) == command.QUESTIONS
     assert msgspec.to_builtins(Options())["requests_per_s"] == 100
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("--validate", "--rate", "5", "--questions", "gpus"), "--questions, --rate with --validate"),
+        (("--write-curves", "c.json"), "--write-curves without --validate"),
+        (("--questions", "gpus", "--device", "cuda"), "--device without --validate"),
+    ],
+)
+def test_options_of_the_other_thing_that_the_command_does_are_refused(words: tuple[str, ...], says: str) -> None:
+    with pytest.raises(SystemExit, match=says):
+        main(["bench", "simulate", *words])
