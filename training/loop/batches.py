@@ -11,6 +11,8 @@ from training.tree.documents import merge
 from training.tree.packing import pack
 from training.tree.rows import ROW_MULTIPLE, Row
 
+_SHOWN = 4  # examples
+
 
 class Batches:
     """The rows of any choice of examples, for one adapter. Raises DataInvalid for an example longer than a row."""
@@ -46,3 +48,10 @@ class Batches:
         except DocumentInvalid as error:
             where = self._examples[numbers[0]].where
             raise DocumentInvalid(f"the batch that begins with {where}: {error}") from error
+
+    def named(self, rows: Sequence[Row]) -> str:
+        """File and row of the examples whose answers are in these rows, the first ones of many."""
+        numbers = sorted({branch.example for row in rows for branch in row.answers})
+        shown = [self._examples[number].where for number in numbers[:_SHOWN]]
+        more = f" and {len(numbers) - _SHOWN} more" if len(numbers) > _SHOWN else ""
+        return "; ".join(shown) + more

@@ -121,20 +121,20 @@ class Training:
     def _train_step(self) -> None:
         """One update from the rows of one batch, whose loss is averaged over all of its tokens or pairs."""
         step = self.step
-        numbers = self._order.at(step)
-        rows = self._batches.rows(numbers)
+        rows = self._batches.rows(self._order.at(step))
         losses = []
         for row in rows:
             loss = self._objective(self._trained.model, row)
             loss.total.backward()
             losses.append(loss)
             self._num_tokens += int((row.documents != NONE).sum())
-        total = sum(self._window.add_loss(loss) for loss in losses)
+        totals = [self._window.add_loss(loss) for loss in losses]
         weight = sum(loss.weight for loss in losses)
-        if not math.isfinite(total):
+        if not math.isfinite(total := sum(totals)):
+            bad = [row for row, each in zip(rows, totals, strict=True) if not math.isfinite(each)]
             raise LossNotFinite(
                 f"step {step + 1}: the loss is {total}; the last checkpoint is as it was. Lower the learning rate, or "
-                f"look at examples {numbers[:4]}"
+                f"look at {self._batches.named(bad or rows)}"
             )
         for parameter in self._trained.parameters.values():
             if parameter.grad is not None:
@@ -143,7 +143,9 @@ class Training:
         try:
             norm = self._optimiser.step(learning_rate)
         except LossNotFinite as error:
-            raise LossNotFinite(f"step {step + 1}: {error}; the last checkpoint is as it was") from error
+            raise LossNotFinite(
+                f"step {step + 1}: {error}, which are {self._batches.named(rows)}; the last checkpoint is as it was"
+            ) from error
         self.step += 1
         self._window.add("grad_norm", norm, 1)
         self._learning_rate = learning_rate
@@ -166,15 +168,13 @@ class Training:
 
     def _evaluate(self, held_out: Batches) -> dict[str, float]:
         """Log the metrics of the held-out examples, and keep the best checkpoint."""
-        averages = evaluate(self._trained.model, self._objective, held_out)
+        try:
+            averages = evaluate(self._trained.model, self._objective, held_out)
+        except LossNotFinite as error:
+            raise LossNotFinite(f"step {self.step}: {error}; the last checkpoint is as it was") from error
         metrics = {f"eval_{name}": value for name, value in averages.items()}
         self._log(metrics)
         loss = metrics["eval_loss"]
-        if not math.isfinite(loss):
-            raise LossNotFinite(
-                f"step {self.step}: the evaluation loss is {loss}; the last checkpoint is as it was. Lower the "
-                "learning rate"
-            )
         if self._best_loss is None or loss < self._best_loss:
             self._best_loss, self._best_step = loss, self.step
             self._folder.save_best(self.step, loss, self._trained.write_adapter)
@@ -205,10 +205,13 @@ class Training:
 
 
 def evaluate(model: Scorer, objective: Objective, batches: Batches) -> dict[str, float]:
-    """Means over all examples, with the loss first, without gradients."""
+    """Means over all examples, with the loss first, without gradients. Raises LossNotFinite, naming examples."""
     averages = Averages()
     with torch.no_grad():
         for first in range(0, len(batches), _EVALUATED_AT_ONCE):
             for row in batches.rows(range(first, min(first + _EVALUATED_AT_ONCE, len(batches)))):
-                averages.add_loss(objective(model, row))
+                if not math.isfinite(total := averages.add_loss(objective(model, row))):
+                    raise LossNotFinite(
+                        f"the evaluation loss is {total}; lower the learning rate, or look at {batches.named([row])}"
+                    )
     return averages.means()

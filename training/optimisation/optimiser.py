@@ -52,7 +52,7 @@ class Optimiser:
         norm = torch.nn.utils.get_total_norm(gradients)
         if not torch.isfinite(norm):
             raise LossNotFinite(
-                f"the gradient's norm is {norm.item()}; lower the learning rate, or look at the data of this step"
+                f"the gradient's norm is {norm.item()}; lower the learning rate, or look at the step's examples"
             )
         if self._max_grad_norm:
             torch.nn.utils.clip_grads_with_norm_(self._parameters.values(), self._max_grad_norm, norm)

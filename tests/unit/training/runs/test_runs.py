@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -189,6 +189,34 @@ def test_a_loss_that_is_not_finite_keeps_the_last_good_checkpoint(setting, tmp_p
     assert json.loads((output / "last" / "training" / "state.json").read_text())["step"] == 3
     adapter = read_adapter(output / "last", BaseModel.read(setting.model), LIMITS)  # which refuses NaN
     assert adapter.max_rank == 4
+
+
+@dataclass(frozen=True)
+class PoisonedExample(Sft):
+    """NaN wherever the third example of a file is, while training or in evaluations."""
+
+    has_gradients: bool = True
+
+    def __call__(self, model, row):
+        loss = super().__call__(model, row)
+        is_bad = 2 in {branch.example for branch in row.answers}
+        is_bad &= loss.total.requires_grad == self.has_gradients
+        return replace(loss, total=loss.total * float("nan")) if is_bad else loss
+
+
+@pytest.mark.parametrize("has_gradients", [True, False])
+def test_a_loss_that_is_not_finite_is_told_with_file_and_row(setting, tmp_path: Path, has_gradients: bool):
+    """The examples of the packed row that it comes from; and in `log.jsonl` is nothing that is no JSON."""
+    output, held_out = tmp_path / "run", setting.held_out
+    poisoned = PoisonedExample(has_gradients)
+    chosen = options(setting.model, setting.sft, output, objective=poisoned, held_out=held_out, row_tokens=128)
+    with pytest.raises(LossNotFinite) as failed:
+        run(chosen)
+    told = str(failed.value)
+    path = setting.sft if has_gradients else setting.held_out
+    assert "the last checkpoint is as it was" in told
+    assert f"{path}, row 3" in told
+    assert all(json.loads(line, parse_constant=pytest.fail) for line in (output / "log.jsonl").read_text().splitlines())
 
 
 def test_parameters_that_are_not_finite_are_not_kept(setting, tmp_path: Path, monkeypatch):
