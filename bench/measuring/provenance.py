@@ -29,15 +29,24 @@ def head(benchmark: str, command: str, settings: Mapping[str, Any], device: str 
 
 
 def commit() -> str:
-    """The commit checked out, with `+changes` when files differ from it; outside of a checkout, $PRELUDE_COMMIT."""
+    """The commit checked out, with `+changes` when files differ from it; outside of a checkout, $PRELUDE_COMMIT.
+
+    An installed copy may be inside of someone else's checkout, in its virtual environment.
+    """
     try:
-        head, changes = (
+        top, head, changes = (
             subprocess.run(
                 ["git", "-C", str(_ROOT), *words], check=True, capture_output=True, text=True, timeout=30
             ).stdout.strip()
-            for words in (["rev-parse", "HEAD"], ["status", "--porcelain", "--untracked-files=no"])
+            for words in (
+                ["rev-parse", "--show-toplevel"],
+                ["rev-parse", "HEAD"],
+                ["status", "--porcelain", "--untracked-files=no"],
+            )
         )
     except (OSError, subprocess.SubprocessError):
+        top = ""
+    if not top or Path(top).resolve() != _ROOT.resolve():
         return os.environ.get(COMMIT_VARIABLE, "unknown")
     return head + ("+changes" if changes else "")
 

@@ -17,7 +17,7 @@ from bench.simulator.traffic import ClosedLoop
 
 RESULTS = Path(__file__).parents[2] / "results"
 SAMPLES = ((0.01, 5.0), (0.1, 3.0))  # of the fleet, with seconds of traffic
-_MEASURED = "adapter-tax-h200-llama-3.1-8b-rank16-unified.json"
+MEASURED = "adapter-tax-h200-llama-3.1-8b-rank16-unified.json"
 
 
 def scale(options: Options, say: Say) -> list[Row]:
@@ -54,7 +54,7 @@ def scale(options: Options, say: Say) -> list[Row]:
 
 def measured(options: Options, say: Say) -> list[Row]:
     """The closed loop of `prelude bench adapter-tax` on one H200, simulated."""
-    document = json.loads((RESULTS / _MEASURED).read_text())
+    document = json.loads((RESULTS / MEASURED).read_text())
     shape = document["settings"]["shape"]
     curves = replace(options, curves="h200-llama-3.1-8b", slots=document["settings"]["num_slots"]).worker
     rows = []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 from bench.measuring import provenance
 from bench.measuring.contention import CpuUse, cpu_use, foreign_cores
@@ -34,3 +35,19 @@ def test_provenance_names_machine_and_versions():
     assert len(provenance.commit().removesuffix("+changes")) in (40, len("unknown"))
     assert provenance.hardware("cpu")["cores"] >= 1
     assert provenance.versions()["sglang"] == "0.5.17"
+
+
+def test_the_commit_of_an_enclosing_checkout_is_not_ours(tmp_path: Path, monkeypatch):
+    """As where the package is installed into the virtual environment of somebody's project."""
+    installed = tmp_path / ".venv" / "site-packages"
+    installed.mkdir(parents=True)
+    author = ("-c", "user.name=a", "-c", "user.email=a@b")
+    for words in (("init", "-q"), (*author, "commit", "-q", "--allow-empty", "-m", "theirs")):
+        subprocess.run(["git", "-C", str(tmp_path), *words], check=True)
+    monkeypatch.delenv(provenance.COMMIT_VARIABLE, raising=False)
+    monkeypatch.setattr(provenance, "_ROOT", installed)
+    assert provenance.commit() == "unknown"
+    monkeypatch.setenv(provenance.COMMIT_VARIABLE, "0123")
+    assert provenance.commit() == "0123"
+    monkeypatch.setattr(provenance, "_ROOT", tmp_path)
+    assert len(provenance.commit()) == 40

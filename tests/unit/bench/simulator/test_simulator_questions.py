@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tomllib
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from bench.simulator.questions import report
 from bench.simulator.questions.layouts import layouts
 from bench.simulator.questions.options import Options
 from bench.simulator.questions.plots import PLOTS, redraw
+from bench.simulator.questions.scale import MEASURED, RESULTS
 from bench.simulator.questions.search import bound_per_s, fewest_pairs, fewest_unified, highest_rate, request_s
 from bench.simulator.scenario import Pools
 from cli.bench import simulate as command
@@ -181,3 +183,12 @@ def test_the_command_line_knows_the_questions_and_the_defaults() -> None:
 def test_options_of_the_other_thing_that_the_command_does_are_refused(words: tuple[str, ...], says: str) -> None:
     with pytest.raises(SystemExit, match=says):
         main(["bench", "simulate", *words])
+
+
+def test_what_questions_read_is_installed() -> None:
+    project = tomllib.loads((Path(__file__).parents[4] / "pyproject.toml").read_text())
+    data = project["tool"]["setuptools"]["package-data"]
+    bench = FOLDER.parents[1]
+    found = {path for name in ("bench", "bench.simulator") for pattern in data[name]
+             for path in (bench.parent / name.replace(".", "/")).glob(pattern)}  # fmt: skip
+    assert {RESULTS / MEASURED, *FOLDER.glob("*.json")} <= found
