@@ -256,6 +256,7 @@ async def _generate_one(session: aiohttp.ClientSession, url: str, model: str) ->
 def _first_model(url: str, text: bytes) -> Served:
     try:
         first = msgspec.json.decode(text)["data"][0]
-        return Served(str(first["id"]), str(first.get("owned_by", "")))
+        # Whoever may not use the base model sees adapters only.
+        return Served(str(first.get("parent") or first["id"]), str(first.get("owned_by", "")))
     except (msgspec.DecodeError, LookupError, TypeError, AttributeError) as error:
         raise BenchError(f"{url}/v1/models is no list of models: {text[:200]!r}; name one with --model") from error

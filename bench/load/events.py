@@ -126,7 +126,12 @@ class EventStream:
 
 
 def error_text(error: Any) -> str:
-    """An error's code, or else its message, of whatever shape it is; shortened."""
+    """An error's code, or else its message, of whatever shape it is; shortened.
+
+    SGLang and vLLM have the status for a code, which says nothing more.
+    """
     if isinstance(error, dict):
-        error = error.get("code") or error.get("type") or error.get("message") or error
+        code = error.get("code")
+        is_word = isinstance(code, str) and not code.isdecimal()
+        error = (code if is_word else None) or error.get("message") or error.get("type") or code or error
     return str(error)[:_MAX_SHOWN]

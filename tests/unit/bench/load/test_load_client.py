@@ -122,6 +122,14 @@ BAD = {
     "refused": (respond(429, data={"error": {"code": "full", "message": "later"}}), ERROR_ANSWER, 429, "full"),
     "error in words": (respond(500, text="no"), ERROR_ANSWER, 500, "no"),
     "error of another shape": (respond(400, data={"object": "error", "message": "bad"}), ERROR_ANSWER, 400, "bad"),
+    "error of SGLang": (
+        respond(400, data={"object": "error", "message": "too long", "type": "BadRequestError", "code": 400}),
+        ERROR_ANSWER, 400, "too long",
+    ),
+    "error of vLLM": (
+        respond(404, data={"error": {"message": "no such model", "type": "NotFoundError", "code": "404"}}),
+        ERROR_ANSWER, 404, "no such model",
+    ),
     "error event": (
         streaming(event(), b'data: {"error": {"code": "worker_lost"}}\n\n'), ERROR_EVENT, 200, "worker_lost"
     ),
@@ -299,6 +307,19 @@ def test_the_model_is_asked_for():
 
     served = asyncio.run(main())
     assert (served.model, served.server) == ("mock", "vllm")
+
+
+def test_the_model_of_an_adapter_is_its_base(monkeypatch):
+    async def listed(_server: MockServer, _request: web.Request) -> web.Response:
+        return web.json_response({"data": [{"id": "acme/legal", "parent": "base", "owned_by": "prelude"}]})
+
+    monkeypatch.setattr(MockServer, "_models", listed)
+
+    async def main() -> Any:
+        async with MockServer().running() as server:
+            return await ask_models(server.url, {}, 0.0)
+
+    assert asyncio.run(main()).model == "base"
 
 
 def ask_pair(prefill: MockServer, decode: MockServer, session: int = 0, **fields: Any) -> Record:
