@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from bench.errors import BenchError
 from bench.workloads.catalog import WORKLOADS, workload_named
-from bench.workloads.workload import Workload
+from bench.workloads.workload import LORA_RANK, Workload
 
 CPU_SCALE = 1 / 8  # of prompts and answers: two cores run a small model
 _CPU_MAX_ADAPTERS = 128
@@ -91,6 +91,12 @@ def cells_of(
                 cell = Cell(replace(workload, num_adapters=count))
                 cells[cell.name] = cell
     return tuple(cells.values())
+
+
+def lora_rank_of(cells: Sequence[Cell]) -> int:
+    """Of the adapters, which all cells share: the workloads' rank, or if they differ the usual one."""
+    ranks = {cell.workload.lora_rank for cell in cells}
+    return ranks.pop() if len(ranks) == 1 else LORA_RANK
 
 
 def _edition(workload: Workload, device: str, scale: float | None) -> Workload:

@@ -15,6 +15,7 @@ from bench.measuring.report import QUIET_CORES
 
 _HEAD = ("system", "requests/s", "/ {to}", "goodput/s", "TTFT p50", "TTFT p99", "TPOT p50", "TPOT p99", "failed")
 _EVEN_HEAD = ("workload", "system", "slowest n / fastest n", "slowest at n", "fastest at n")
+_FEW_REQUESTS = 30  # in a load
 _MAX_TONES = 4  # colours of lines
 
 
@@ -98,6 +99,12 @@ def notes(found: dict[str, Any]) -> list[str]:
     ]
     if settings["device"] == "cpu":
         lines.append("on a CPU all engines share the same cores, both of a pair, too")
+    few = dict.fromkeys(each["cell"] for each in found["loads"] if each["summary"]["num_requests"] < _FEW_REQUESTS)
+    if few:
+        lines.append(
+            f"FEW: less than {_FEW_REQUESTS} requests in loads of {'; '.join(few)}, so percentiles say little there; a "
+            "longer --duration-s has more"
+        )
     noisy = [each["foreign_cores"] for each in found["loads"] if each["foreign_cores"] > QUIET_CORES]
     if noisy:
         lines.append(

@@ -15,6 +15,7 @@ from bench.workloads.popularity import Pick, Popularity
 from bench.workloads.session import COMPLETIONS, Request, Session, canonical_bytes
 from bench.workloads.trace import Arrival
 
+LORA_RANK = 16  # where a source has none
 _FIRST_TOKEN = 16  # smaller ids are often special tokens
 CONVERSATIONS: dict[str, Callable[[int, int, int | None, float], list[Request]]] = {"chat": chat, "agent": agent}
 
@@ -37,6 +38,7 @@ class Workload:
     turns: float = 1.0  # requests per session, on average
     warm_up: int = 0  # requests of the same shape, discarded
     vocabulary: int = 500  # token ids of prompts are below it
+    lora_rank: int = LORA_RANK  # of its adapters, where a benchmark makes them
     scale: float = 1.0  # of a conversation's words and tokens; `lengths` have theirs in them
 
     def scaled(self, factor: float) -> Workload:

@@ -32,7 +32,7 @@ def add_command(benchmarks: Any) -> None:
     matrix.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="default: cpu")
     matrix.add_argument("--gpus", type=positive, default=1, metavar="N", help="GPUs per system; default: 1")
     matrix.add_argument("--model", choices=MODELS, default="tiny", help="model dimensions; default: tiny")
-    matrix.add_argument("--lora-rank", type=positive, default=16, help="default: 16")
+    matrix.add_argument("--lora-rank", type=positive, help="default: the workload's; 16 where several differ")
     matrix.add_argument("--slots", type=positive, help="adapter slots of each engine; default: the matrix's, 32")
     matrix.add_argument(
         "--through", choices=("engines", "router"), default="engines",
@@ -75,26 +75,27 @@ def add_command(benchmarks: Any) -> None:
 def options_of(arguments: argparse.Namespace) -> Options:
     """What the command line asks for. Raises BenchError."""
     from bench.matrix.options import DURATION_S, SLO_MS, Options
-    from bench.matrix.plan import cells_of, matrix_named
+    from bench.matrix.plan import cells_of, lora_rank_of, matrix_named
 
     matrices = [matrix_named(name) for name in dict.fromkeys(arguments.names)]
     device = arguments.device
     systems = arguments.systems or {name for matrix in matrices for name in matrix.systems}
+    cells = cells_of(
+        matrices,
+        device=device,
+        adapters=arguments.adapters or (),
+        concurrency=arguments.concurrency,
+        requests_per_s=arguments.rate,
+        scale=arguments.scale,
+    )
     return Options(
-        cells=cells_of(
-            matrices,
-            device=device,
-            adapters=arguments.adapters or (),
-            concurrency=arguments.concurrency,
-            requests_per_s=arguments.rate,
-            scale=arguments.scale,
-        ),
+        cells=cells,
         systems=tuple(name for name in SYSTEMS if name in systems),
         slo_ms=dict(arguments.goodput) or SLO_MS[device],
         duration_s=arguments.duration_s or DURATION_S[device],
         repeats=arguments.repeats,
         num_slots=arguments.slots or max(matrix.num_slots for matrix in matrices),
-        lora_rank=arguments.lora_rank,
+        lora_rank=arguments.lora_rank or lora_rank_of(cells),
         model=arguments.model,
         device=device,
         num_gpus=arguments.gpus,

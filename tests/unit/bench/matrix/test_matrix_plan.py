@@ -71,6 +71,12 @@ def test_the_command_line_changes_cells():
     assert (open_loop.concurrency, open_loop.requests_per_s) == (None, 5.0)
 
 
+def test_adapters_have_the_rank_of_the_workloads_source():
+    assert options_of("databricks-prefill", "databricks-decode").lora_rank == 32
+    assert options_of("published").lora_rank == options_of("punica").lora_rank == 16
+    assert options_of("databricks-decode", "--lora-rank", "8").lora_rank == 8
+
+
 def test_systems_take_turns_there_and_back():
     cells = options_of("pioneer", "--adapters", "1,2").cells
     order = [(repeat, cell.num_adapters, system) for repeat, cell, system in in_turn(cells, ("a", "b"), 2)]

@@ -17,7 +17,7 @@ from bench.load.document import read
 from bench.load.generator import Outcome, generate
 from bench.load.options import Endpoint, Load
 from bench.matrix import run as matrix_run
-from bench.matrix.report import published
+from bench.matrix.report import notes, published
 from bench.matrix.results import FORMAT
 from bench.matrix.systems import Started, Starter
 from cli.main import main
@@ -138,6 +138,14 @@ def test_failed_requests_are_counted_and_a_system_without_any_answer_ends_the_ru
     kept = json.loads((tmp_path / "m.json").read_text())
     assert [each["system"] for each in kept["loads"]] == ["none", "stock"]  # what was measured before
     assert {each["system"] for each in kept["figures"]} == {"none", "stock"}
+
+
+def test_few_requests_are_told_with_the_tables(servers, tmp_path, monkeypatch):
+    found = run(tmp_path, monkeypatch, "--systems", "stock", "--repeats", "1", "--adapters", "1")
+    told = "FEW: less than 30 requests in loads of pioneer, n = 1, so percentiles say little there"
+    assert told in (tmp_path / "m.md").read_text()
+    monkeypatch.setattr("bench.matrix.report._FEW_REQUESTS", NUM_REQUESTS)
+    assert not any(each.startswith("FEW") for each in notes(found))
 
 
 def test_ctrl_c_in_a_warm_up_ends_the_run(servers, tmp_path, monkeypatch):
