@@ -72,7 +72,7 @@ class KubernetesDiscovery(Section):
         None  # label selector: app=prelude
     )
     namespace: Annotated[str, StringConstraints(pattern=_KUBERNETES_NAME)] | None = None  # None: this process's own
-    port_name: Annotated[str, StringConstraints(pattern=_KUBERNETES_NAME)] = "control"  # if `control_port` is not given
+    port_name: Annotated[str, StringConstraints(pattern=_KUBERNETES_NAME)] = "control"  # if `control_port` is not set
 
     @model_validator(mode="after")
     def _has_one_kind(self) -> KubernetesDiscovery:
@@ -84,12 +84,12 @@ class KubernetesDiscovery(Section):
 class RoleDiscovery(Section):
     """Where workers of one role are found: by `dns` or by `kubernetes`."""
 
-    # Its A and AAAA records, or its SRV records if it starts with an underscore: _control._tcp.prefill.example.org
+    # A name with A and AAAA records, or with SRV records if it starts with an underscore: _control._tcp.prefill.x.org
     dns: Annotated[str, AfterValidator(_check_dns_name)] | None = None
     kubernetes: KubernetesDiscovery | None = None
-    # Has the addresses of the other nodes of workers that span several, which exchange KV, too.
+    # A DNS name with the addresses of the other nodes of workers that span several, which exchange KV, too.
     nodes_dns: Annotated[str, AfterValidator(_check_dns_name)] | None = None
-    # Of their agents. SRV records have it; Kubernetes has it by `port_name`.
+    # Of the agents. SRV records contain it; Kubernetes finds it by `port_name`.
     control_port: Annotated[int, Field(ge=1, le=65535)] | None = None
     worker: FoundWorkerConfig = FoundWorkerConfig()
 
@@ -123,9 +123,9 @@ class DiscoveryConfig(Section):
     unified: RoleDiscovery | None = None
     interval_s: Annotated[float, Field(ge=0.05, le=3600)] = 5.0  # between two lookups by DNS, give or take a fifth
     nameservers: tuple[Annotated[str, AfterValidator(_check_nameserver)], ...] = ()  # IP or IP:port; (): the machine's
-    kubeconfig: ConfigPath | None = None  # how to reach the API server; None: as a Pod does, by its service account
-    max_workers: Annotated[int, Field(ge=1, le=4096)] = 1024  # found; more are ignored
-    forget_after_s: Seconds = 60.0  # a found worker that is silent for so long is no longer listed
+    kubeconfig: ConfigPath | None = None  # how to reach the API server; None: with the Pod's service account
+    max_workers: Annotated[int, Field(ge=1, le=4096)] = 1024  # discovered ones; more are ignored
+    forget_after_s: Seconds = 60.0  # a discovered worker that is silent for this long is no longer listed
 
     @property
     def by_role(self) -> dict[str, RoleDiscovery]:

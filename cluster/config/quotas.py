@@ -35,9 +35,9 @@ class UseLimits(_Section):
     requests_per_s: Annotated[float, Field(gt=0, le=1e6)] | None = None
     prompt_tokens_per_min: _Count | None = None
     output_tokens_per_min: _Count | None = None
-    sequences: _Count | None = None  # at a time; a request has prompts x n of them
-    in_flight_bytes: Annotated[int, Field(ge=1024)] | None = None  # bodies of requests at a time
-    grammars_per_min: _Count | None = None  # JSON schemas, expressions and grammars that are compiled
+    sequences: _Count | None = None  # concurrent; a request has prompts x n of them
+    in_flight_bytes: Annotated[int, Field(ge=1024)] | None = None  # request bodies, until their answers end
+    grammars_per_min: _Count | None = None  # JSON schemas, regular expressions and grammars that engines must compile
 
     @property
     def are_set(self) -> bool:
@@ -48,13 +48,13 @@ class UseLimits(_Section):
 class TenantQuota(UseLimits):
     """Limits of one tenant's requests and of its adapters."""
 
-    weight: Annotated[float, Field(gt=0, le=1000)] = 1.0  # its share of a saturated fleet, beside other tenants'
+    weight: Annotated[float, Field(gt=0, le=1000)] = 1.0  # its share of a saturated fleet, relative to other tenants
     each_key: UseLimits = UseLimits()  # each of its keys has these limits, too
     each_adapter: UseLimits = UseLimits()  # its requests for any one adapter have these, too
     adapters: Annotated[int, Field(ge=0)] | None = None
     revisions: Annotated[int, Field(ge=0)] | None = None  # of all its adapters
     adapter_bytes: Annotated[int, Field(ge=0)] | None = None  # of all its revisions; equal ones count once
-    pins: Annotated[int, Field(ge=0)] | None = None  # of revisions in memory only, which workers keep for its aliases
+    pins: Annotated[int, Field(ge=0)] | None = None  # memory-only revisions that its aliases refer to
     pushes_per_hour: _Count | None = None  # imports and pushes
 
     def over(self, default: TenantQuota) -> TenantQuota:
@@ -65,20 +65,20 @@ class TenantQuota(UseLimits):
 class FairQueueConfig(_Section):
     """When requests wait in the router for their tenant's turn, and for how long."""
 
-    queue_s: Annotated[float, Field(gt=0)] = 0.05  # a worker whose prompts take so long to read gets no more of them
-    # Of this router at a worker that generates; such a worker gets no more. None: the engine's max_running_requests.
+    queue_s: Annotated[float, Field(gt=0)] = 0.05  # a worker with this much queued prefill gets no more prompts
+    # A worker that runs this many of this router's sequences gets no more. None: the engine's max_running_requests.
     worker_sequences: _Count | None = None
-    max_requests: _Count = 1000  # of one tenant that wait
-    timeout_s: Annotated[float, Field(gt=0)] = 30.0  # for a turn
+    max_requests: _Count = 1000  # waiting requests of one tenant
+    timeout_s: Annotated[float, Field(gt=0)] = 30.0  # waiting time
 
 
 class QuotasConfig(_Section):
     """Limits of tenants, keys and adapters. Tenants that are not named have the limits of `default`."""
 
-    # Whether several routers have these limits together, through the catalog's database. None: if the catalog is in
-    # PostgreSQL, or the router has several processes.
+    # Whether routers share these limits, through the catalog's database. None: if the catalog is in PostgreSQL, or the
+    # router has several processes.
     shared: bool | None = None
-    fair_queue: FairQueueConfig | None = FairQueueConfig()  # None: requests go to workers as they come
+    fair_queue: FairQueueConfig | None = FairQueueConfig()  # None: requests never queue in the router
     default: TenantQuota = TenantQuota()
     tenants: dict[TenantName, TenantQuota] = Field(default_factory=dict)
     keys: dict[KeyId, UseLimits] = Field(default_factory=dict)  # by id; in place of the tenant's `each_key`

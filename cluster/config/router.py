@@ -17,7 +17,7 @@ from cluster.config.quotas import QuotasConfig
 class ClientTlsConfig(Section):
     """TLS for clients of the router. Files are PEM, and are read again when they change."""
 
-    certificate: ConfigPath  # with the chain that leads to its authority
+    certificate: ConfigPath  # with the chain up to its authority
     key: ConfigPath
 
 
@@ -26,8 +26,8 @@ class ScorerWeights(Section):
 
     queue: Annotated[float, Field(ge=0)] = 1.0  # prompts to be read before this one
     residency: Annotated[float, Field(ge=0)] = 1.0  # a cold load
-    home: Annotated[float, Field(ge=0)] = 1.0  # leaving the adapter's homes, crowding one, a copy too many
-    prefix: Annotated[float, Field(ge=0)] = 1.0  # the part of the prompt that is in the prefix cache
+    home: Annotated[float, Field(ge=0)] = 1.0  # leaving the adapter's homes, overloading one, an extra copy
+    prefix: Annotated[float, Field(ge=0)] = 1.0  # the part of the prompt in the prefix cache
     room: Annotated[float, Field(ge=0)] = 1.0  # KV memory that a unified worker lacks
     in_flight: Annotated[float, Field(ge=0)] = 0.0  # sequences in flight, a second each; for comparisons
 
@@ -39,18 +39,18 @@ class PlacementConfig(Section):
     load_bound: Annotated[float, Field(ge=1)] = 1.25  # a home is full at this multiple of the workers' mean queue
     slack_prompts: Annotated[float, Field(ge=0)] = 2.0  # plus this many prompts
     max_homes: Annotated[int, Field(ge=1, le=16)] = 8  # of one adapter
-    home_share: Annotated[float, Field(gt=0, le=1)] = 0.25  # of a worker's time for one adapter, before it gets a home
+    home_share: Annotated[float, Field(gt=0, le=1)] = 0.25  # of a worker's time, per home of an adapter
 
 
 class OidcConfig(Section):
     """An OIDC issuer whose JSON Web Tokens the router accepts instead of API keys."""
 
-    issuer: str  # its URL, as in the tokens' `iss`; https, except on this machine
-    audience: Annotated[str, Field(min_length=1)]  # what the tokens' `aud` must have
-    jwks_url: str | None = None  # of its public keys; None: as its /.well-known/openid-configuration says
+    issuer: str  # URL, as in the tokens' `iss`; https, except on loopback
+    audience: Annotated[str, Field(min_length=1)]  # must be in the tokens' `aud`
+    jwks_url: str | None = None  # of its public keys; None: from its /.well-known/openid-configuration
     tenant_claim: Annotated[str, Field(min_length=1)] = "tenant"  # the claim with the tenant's name; "a.b": nested
     scope_claim: Annotated[str, Field(min_length=1)] = "scope"  # a list, or words in one string
-    # What values of the scope claim permit. None: those that are scopes, as they are.
+    # The scopes that values of the scope claim give. None: values that are names of scopes give these.
     scopes: dict[str, tuple[Scope, ...]] | None = None
     refresh_s: Seconds = 300.0  # between two reads of the public keys
 
@@ -91,7 +91,7 @@ class AdminConfig(Section):
 
     host: str = "127.0.0.1"
     port: Port | None = None  # None: the one after router.port; `prelude up` takes another one if that is in use
-    # Serve beyond this machine, in plain text: where the network lets in operators and scrapers only.
+    # Serve beyond this machine, in plain text. Only for networks that admit nobody but operators and scrapers.
     insecure: bool = False
 
 
@@ -103,9 +103,9 @@ class HttpConfig(Section):
     max_header_bytes: Annotated[int, Field(ge=1024)] = 64 * 1024  # of a request, its first line included
     max_headers: Annotated[int, Field(ge=8)] = 128  # of a request
     max_target_bytes: Annotated[int, Field(ge=256)] = 8 * 1024  # path and query
-    max_pipelined: Annotated[int, Field(ge=1)] = 16  # requests that wait for the one before on their connection
+    max_pipelined: Annotated[int, Field(ge=1)] = 16  # requests that wait for the one before on a connection
     header_timeout_s: Seconds = 20.0  # from a request's first byte, or a new connection, to the end of its headers
-    body_gap_timeout_s: Seconds = 30.0  # without any of a request's body
+    body_gap_timeout_s: Seconds = 30.0  # without receiving any part of a request's body
     idle_timeout_s: Seconds = 75.0  # of a connection, between requests
 
 
@@ -116,7 +116,7 @@ class SloConfig(Section):
     """
 
     first_token_s: Seconds = 2.0  # from a request's head to its first event
-    event_gap_s: Seconds = 0.1  # mean time between its events after that: tokens, or several at once
+    event_gap_s: Seconds = 0.1  # mean time between later events; an event has one or more tokens
 
 
 class RouterConfig(Section):
@@ -124,7 +124,7 @@ class RouterConfig(Section):
 
     host: str = "127.0.0.1"
     port: Port = 8000
-    auth: AuthConfig | None = None  # None: no authentication, on this machine only
+    auth: AuthConfig | None = None  # None: no authentication, loopback only
     # Serve beyond this machine without authentication, and let the router and the workers use plain text there.
     insecure: bool = False
     share_base_prefixes: bool = False  # one prefix cache for the base model's prompts of all tenants
@@ -132,15 +132,15 @@ class RouterConfig(Section):
     admin: AdminConfig = AdminConfig()
     console: bool = False  # the admin listener's /console also at / of this port; with `auth`, for administrators
     http: HttpConfig = HttpConfig()
-    processes: Annotated[int, Field(ge=1, le=64)] = 1  # that share the port, each with its own view of the workers
+    processes: Annotated[int, Field(ge=1, le=64)] = 1  # sharing the port, each with its own view of the workers
     max_body_bytes: Annotated[int, Field(ge=1024)] = 16 * 1024**2
     max_choices: Annotated[int, Field(ge=1)] = 128  # sequences of one request: prompts x n
     limits: RequestLimits = RequestLimits()  # cluster/config/limits.py documents them
-    quotas: QuotasConfig | None = None  # of tenants: cluster/config/quotas.py; None: no tenant has any
+    quotas: QuotasConfig | None = None  # cluster/config/quotas.py documents them; None: none
     connect_timeout_s: Seconds = 5.0
     adapter_timeout_s: Seconds = 60.0  # to load a cold adapter
     first_event_timeout_s: Seconds = 300.0  # queueing, prefill and KV transfer
-    # A request that waits for its first event, or its answer, at workers that report no progress is tried elsewhere.
+    # A request is retried elsewhere if its workers report no progress for this long before its first event or answer.
     progress_timeout_s: Seconds = 60.0
     event_gap_timeout_s: Seconds = 120.0  # between two events of a stream
     answer_timeout_s: Seconds = 1800.0  # a complete answer without streaming; on unified workers including prefill
@@ -150,7 +150,7 @@ class RouterConfig(Section):
     )
     max_attempts: Annotated[int, Field(ge=1)] = 3  # placements tried per sequence
     placement: PlacementConfig = PlacementConfig()
-    debug_header: bool = False  # answer `x-prelude-debug: placement` with why the request went where it went
+    debug_header: bool = False  # answer the header `x-prelude-debug: placement` with an explanation
     slo: SloConfig = SloConfig()
     drain_timeout_s: Seconds = 30.0  # to finish requests in flight at shutdown
     management: bool = False  # serve /v1/adapters; anyone who reaches the router can then change adapters

@@ -59,7 +59,7 @@ class AdapterConfig(Section):
 class CatalogConfig(Section):
     """The database of adapters. All routers must use the same one."""
 
-    # sqlite:////absolute/file or postgresql://…; None: as in PRELUDE_CATALOG_URL, else .prelude/catalog.db beside
+    # sqlite:////absolute/file or postgresql://…; None: PRELUDE_CATALOG_URL if set, else .prelude/catalog.db beside
     # cluster.yaml.
     url: str | None = None
 
@@ -74,14 +74,14 @@ class StoreConfig(Section):
     url: str | None = None  # file:///folder or s3://bucket/prefix; None: .prelude/store beside cluster.yaml
     s3_endpoint_url: str | None = None  # None: AWS
     s3_region: str | None = None
-    s3_profile: str | None = None  # of routers and commands; None: the environment's credentials
-    s3_worker_profile: str | None = None  # of workers; None: as `s3_profile`
+    s3_profile: str | None = None  # profile of routers and commands; None: the environment's
+    s3_worker_profile: str | None = None  # profile of workers; None: the same as `s3_profile`
 
 
 class AuditConfig(Section):
     """The append-only log of changes and denials."""
 
-    file: ConfigPath | None = None  # of JSON lines, on each router's machine; None: in the catalog's database
+    file: ConfigPath | None = None  # JSON lines, on each router's machine; None: the catalog's database
 
 
 class IntegrityConfig(Section):
@@ -90,11 +90,10 @@ class IntegrityConfig(Section):
     A cluster whose workers are all on this machine generates its own keys.
     """
 
-    signing_key: ConfigPath | None = None  # Ed25519 in PEM, of routers and commands; None: as in PRELUDE_SIGNING_KEY
-    trusted_keys: tuple[ConfigPath, ...] = ()  # public ones in PEM, of workers; two while a key is replaced
-    key_directory: ConfigPath | None = None  # of the pair that is made; None: .prelude/signing beside cluster.yaml
-    # Take adapters without such a signature. None: not those that routers push; and from the store only where it is
-    # not the one beside the keys, which others may use, or is older than they are.
+    signing_key: ConfigPath | None = None  # Ed25519 PEM, for routers and commands; None: PRELUDE_SIGNING_KEY
+    trusted_keys: tuple[ConfigPath, ...] = ()  # public keys in PEM, for workers; two during a key change
+    key_directory: ConfigPath | None = None  # of the generated pair; None: .prelude/signing beside cluster.yaml
+    # Accept adapters without a trusted signature. None: never if pushed; from the store as docs/adapters.md says.
     accept_unverified: bool | None = None
 
 
@@ -107,12 +106,12 @@ class ResidencyConfig(Section):
 
     disk_bytes: Annotated[int, Field(ge=0)] = 64 * 1024**3  # size of the disk cache
     disk_directory: ConfigPath | None = None  # has a folder per worker; None: .prelude/cache beside cluster.yaml
-    # Size of the cache in host memory: /dev/shm, in which all workers of a host must fit. Not given: 8 GiB, or less
-    # where there is less.
+    # Size of the cache in host memory, /dev/shm, which all workers of a host share. Default: 8 GiB, or less if there
+    # is less.
     host_bytes: Annotated[int, Field(ge=1)] = 8 * 1024**3
-    # Concurrent loads. Not given: as many as this machine has processor cores, at least 8 and at most 32.
+    # Concurrent loads. Default: the number of processor cores, at least 8 and at most 32.
     parallel_loads: Annotated[int, Field(ge=1)] = Field(default_factory=_parallel_loads)
-    queued_loads: Annotated[int, Field(ge=1)] = 256  # loads waiting for them; more are refused with a retry-after
+    queued_loads: Annotated[int, Field(ge=1)] = 256  # loads that wait for a slot; more are refused with retry-after
     lease_s: Seconds = 0.1  # no eviction for this long after a request ensured a revision, until the engine counts it
 
 
@@ -123,7 +122,7 @@ class TlsConfig(Section):
     `prelude certs` makes such files; docs/security.md says what others must contain.
     """
 
-    ca: ConfigPath  # the authorities that processes believe
+    ca: ConfigPath  # the authorities that processes trust
     certificate: ConfigPath
     key: ConfigPath
 
@@ -135,9 +134,9 @@ class TracingConfig(Section):
     # OTEL_EXPORTER_OTLP_ENDPOINT, if one is set.
     endpoint: Annotated[str, AfterValidator(check_trace_endpoint)] | None = None
     protocol: OtlpProtocol | None = None  # None: OTEL_EXPORTER_OTLP_(TRACES_)PROTOCOL, else http/protobuf
-    # Share of the requests that come without a traceparent; None: as OTEL_TRACES_SAMPLER says, else all.
+    # Share of traced requests, of those without a traceparent; None: OTEL_TRACES_SAMPLER if set, else all.
     sample_ratio: Annotated[float, Field(ge=0, le=1)] | None = None
-    continue_client_traces: bool = True  # a client's traceparent says which trace, and whether it is sampled
+    continue_client_traces: bool = True  # a client's traceparent decides trace id and sampling
     engine_level: Annotated[int, Field(ge=0, le=4)] = 2  # SGLang's detail; 3: a span per decoded token; 0: no spans
 
 
@@ -174,7 +173,7 @@ class ClusterConfig(Section):
     def _replicas_as_workers(cls, workers: dict[str, WorkerConfig], info: ValidationInfo) -> dict[str, WorkerConfig]:
         """Put X-0, X-1, … in the place of a worker X with replicas, so that every reader sees the same workers."""
         engine = info.data.get("engine")
-        if engine is None:  # it is invalid, which has an error of its own
+        if engine is None:  # it is invalid, which is reported separately
             return workers
         found: dict[str, WorkerConfig] = {}
         for name, worker in workers.items():

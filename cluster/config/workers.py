@@ -36,21 +36,21 @@ class EngineConfig(Section):
     max_running_requests: Annotated[int, Field(ge=1)] = 64
     chunked_prefill_tokens: Annotated[int, Field(ge=1)] = 2048
     context_length: Annotated[int, Field(ge=8)] | None = None  # None: the model's maximum
-    tensor_parallel: Annotated[int, Field(ge=1)] = 1  # GPUs of one engine, among which it divides the model
+    tensor_parallel: Annotated[int, Field(ge=1)] = 1  # number of GPUs that share the model of one engine
     start_timeout_s: Seconds = 600.0
     # Who may reach the ports over which KV transfers are arranged: names, addresses or networks such as 10.2.0.0/16.
-    # None: the hosts of the peers, also of those that are found. Needed where peers call from other addresses.
+    # None: the hosts of the peers, including discovered ones. Needed if peers connect from other addresses.
     kv_peers: tuple[Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9._:/-]{1,253}$")], ...] | None = None
-    # A part of the engine that shows no sign of life for so long: no requests, and a restart after twice or four times
-    # that (docs/workers.md). None: nothing looks for hangs.
+    # If a part of the engine makes no progress for this long, the engine gets no requests; after twice or four times
+    # this, it is restarted (docs/workers.md). None: hangs are not detected.
     hang_timeout_s: Annotated[float, Field(ge=1)] | None = 10.0
-    # A scheduler that computes for so long without a pass of its loop, a layer (on CPUs) or a compiler that it has
-    # started: no requests, and a restart after four times that. None: 10 s on GPUs, 30 s on CPUs.
+    # The same for a scheduler that computes, but finishes no iteration of its loop and (on CPUs) no layer, and runs no
+    # compiler; it is restarted after four times this. None: 10 s on GPUs, 30 s on CPUs.
     compute_timeout_s: Annotated[float, Field(ge=1)] | None = None
-    # One that computes for so long without a pass of its loop hangs in any case; the only bound before it is warm.
+    # A scheduler that computes one batch for longer hangs in any case; the only bound before the engine is warm.
     batch_timeout_s: Annotated[float, Field(ge=1)] = 300.0
     extra_arguments: tuple[str, ...] = ()  # appended to SGLang's command line; a worker's replace the cluster's
-    more_arguments: tuple[str, ...] = ()  # appended after them; a worker's are added to the cluster's
+    more_arguments: tuple[str, ...] = ()  # appended after these; a worker's are added to the cluster's
 
 
 class WorkerConfig(Section):
@@ -58,24 +58,24 @@ class WorkerConfig(Section):
 
     role: Literal["prefill", "decode", "unified"]  # unified: prefill and decode in one engine
     host: str = "127.0.0.1"
-    # Where the engine listens, with SGLang's KV bootstrap; None: `host`. 127.0.0.1 if the router and, for a pair, the
-    # peers are on this host.
+    # Where the engine and SGLang's KV bootstrap server listen; None: `host`. Use 127.0.0.1 if the router and the peers
+    # are on this host.
     engine_host: str | None = None
     control_port: Port = 0  # the agent's gRPC
     metrics_port: Port = 0  # the agent's HTTP: /metrics, /health, /ready
     engine_port: Port = 0  # SGLang's HTTP
     bootstrap_port: Port = 0  # prefill only: where decode engines request KV
-    # Equal workers X-0, X-1, … instead of one X. Ports that are given count up from X-0's.
+    # Creates equal workers X-0, X-1, … instead of X. Given ports count up from X-0's.
     replicas: Annotated[int, Field(ge=1, le=1024)] = 1
-    # The engine's GPUs: by index or UUID (those of all replicas, in order), or so many of those that
-    # are free (for each replica). None: as many as tensor_parallel if any worker has `gpus`, else the first ones.
+    # The engine's GPUs: a list of indices or UUIDs (for all replicas, in order), or a number of free ones (per
+    # replica). None: as many as tensor_parallel if any worker has `gpus`, else the first ones.
     gpus: Gpus | None = None
     tensor_parallel: Annotated[int, Field(ge=1)] | None = None  # None: the engine's; if that is not set, one per GPU
-    # Nodes over which the engine's GPUs are spread, evenly; only for decode workers. This process starts the first
-    # node's, `--node-rank` those of another one (docs/workers.md).
+    # Number of nodes over which the engine's GPUs are spread evenly; decode workers only. This process starts the ranks
+    # of the first node; `--node-rank` starts those of another one (docs/workers.md).
     nodes: Annotated[int, Field(ge=1, le=64)] = 1
-    rendezvous_port: Port = 0  # at the first node, where the others find it; needed with `nodes`
-    domain: str = ""  # of NVLink or RDMA: the router prefers pairs of one domain; empty: unknown
+    rendezvous_port: Port = 0  # port of the first node at which the others join; required with `nodes`
+    domain: str = ""  # NVLink or RDMA domain: the router prefers pairs within one; empty: unknown
     drain_timeout_s: Seconds | None = None  # to finish requests in flight before it stops; None: router.drain_timeout_s
     engine: dict[str, object] = Field(default_factory=dict)  # overrides of the cluster's `engine` section
 
