@@ -1,4 +1,4 @@
-"""Benchmark of what adapters cost: requests/s over the number of adapters in use, for Prelude and for stock SGLang.
+"""Benchmark of the cost of adapters: requests/s over the number of adapters in use, for Prelude and stock SGLang.
 
 Every engine starts once and stays up; idle ones sleep. In each repeat and for each number of adapters every system
 gets the same requests, one system after the other. Every second repeat runs in reverse order, so that drift of the

@@ -1,4 +1,4 @@
-"""Benchmark of admission: how long the costliest bodies keep an event loop from everyone else's requests.
+"""Benchmark of admission: how long the most expensive request bodies block an event loop for other requests.
 
 While one body after the other is sent, a probe asks for a page that costs nothing, every few milliseconds. Its longest
 wait is how long the loop stood still, and what the machine's other processes add. Behind the router stand mock workers

@@ -1,4 +1,4 @@
-"""What clients see while one process of a real cluster is killed or stopped: outcomes, times, what is left behind.
+"""Kills or stops one process of a real cluster: what clients see, how fast it recovers, and what is left behind.
 
 Each case has requests in flight, in every phase that the router tells apart: half of them stream already when the
 others arrive, some for adapters that no worker has. Then comes the signal, and until every process is ready again, one

@@ -1,4 +1,4 @@
-"""More adapters than host memory: what requests pay when adapters are loaded from the worker's disk again and again.
+"""Benchmark with more adapters than host memory: the cost of repeatedly loading adapters from the worker's disk.
 
 A cluster behind its router, with one worker that holds adapters: unified, or the prefill worker of a pair. The adapters
 are taken in turn, so that under LRU every request finds its adapter evicted: the worst case. Loads with adapters that

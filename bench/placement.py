@@ -1,4 +1,4 @@
-"""Placement by itself: simulated fleets under several policies, and what one placement costs.
+"""Benchmark of placement alone: simulated fleets under several policies, and the CPU time of one placement.
 
 The simulation runs the router's own placement and bookkeeping; workers and time are simulated, so equal seeds give
 equal numbers on every machine. The cost is measured on this one.

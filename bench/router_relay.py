@@ -1,4 +1,4 @@
-"""Benchmark of the request path: what a router costs per streamed event and per request, and the delay that it adds.
+"""Benchmark of the request path: a router's CPU time per streamed event and per request, and its added latency.
 
 Mock workers answer as SGLang does, an event every few milliseconds. A closed-loop client drives Prelude's router and,
 where it is installed, SGLang's Rust gateway; without a router it calls the decode worker, which gives the latency that

@@ -1,4 +1,4 @@
-"""More adapters than slots: what an engine pays to swap adapters into the slots of its prefill batches.
+"""Benchmark with more adapters than slots: the cost of swapping adapters into the slots of prefill batches.
 
 One engine, every adapter resident in host memory. Loads with as many adapters as slots, where no slot changes, and
 with more, taken in turn, so that under LRU every request finds its adapter in no slot: the worst case. The loads take

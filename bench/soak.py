@@ -1,4 +1,4 @@
-"""A long steady load on a real cluster while clients leave and processes are killed: memory, descriptors, latencies.
+"""A long steady load on a real cluster with disconnecting clients and killed processes: memory, descriptors, latencies.
 
 First the capacity is measured, with a fixed number of clients. Then requests arrive at random at a share of it, under
 many adapters of Zipf popularity, whatever becomes of the ones before; some clients leave early; and now and then one

@@ -1,6 +1,6 @@
-"""Made-up questions, each answered in several styles, of which a control word before the question chooses one.
+"""Synthetic questions with answers in several styles. A control word before the question selects the style.
 
-A question names topics; the answer has a sentence for each of them, so that it can be long. Nothing is read from disk,
+A question names topics, and the answer has a sentence for each of them, so it can be long. Nothing is read from disk,
 and a seed always gives the same questions.
 """
 

@@ -1,4 +1,4 @@
-"""Sends requests to an OpenAI-compatible endpoint and records what became of them. No failure is an exception."""
+"""Sends requests to an OpenAI-compatible endpoint and records their outcomes. Failures are recorded, not raised."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a load is made of. Passed to each process of the generator as JSON."""
+"""The options of a load. Passed to each process of the generator as JSON."""
 
 from __future__ import annotations
 

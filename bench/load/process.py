@@ -1,4 +1,4 @@
-"""One process of the generator: sends every n-th session. Alone, or as `python -m bench.load.process` beside others.
+"""One process of the generator, which sends every n-th session. Used alone, or as `python -m bench.load.process`.
 
 The parent writes a Job as one line of JSON, reads `ready`, writes the start as a line, and reads Progress until the
 Share comes.

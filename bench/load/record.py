@@ -1,4 +1,4 @@
-"""What is known about one request that was sent, or should have been."""
+"""The record of one request that was sent, or should have been."""
 
 from __future__ import annotations
 

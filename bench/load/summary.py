@@ -1,4 +1,4 @@
-"""Figures of a load. Latencies count from the intended times; what failed is counted and is in none of them."""
+"""The summary of a load. Latencies count from the intended send times; failures are counted, but not in latencies."""
 
 from __future__ import annotations
 

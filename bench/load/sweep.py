@@ -1,4 +1,4 @@
-"""Finds the highest rate that still holds an objective: doubles it until it fails, then halves the gap."""
+"""Finds the highest rate that meets an objective: doubles it until it fails, then bisects."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Systems beside each other: starts them, runs workloads on them in turn, compares them."""
+"""Compares systems side by side: starts them and runs workloads on them in turn."""

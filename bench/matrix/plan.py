@@ -1,4 +1,4 @@
-"""What is run on every system: cells, each a workload at one number of adapters, and the matrices that have a name."""
+"""The cells that run on every system, each a workload with one number of adapters, and the named matrices."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A matrix for reading: Markdown and one HTML page, both from the content of its file."""
+"""Reports of a matrix: Markdown and one HTML page, both made from its results file."""
 
 from __future__ import annotations
 

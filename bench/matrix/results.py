@@ -1,4 +1,4 @@
-"""What a matrix found: figures of each system in each cell, ratios to the others, and the file."""
+"""The results of a matrix: figures of each system in each cell, ratios to the others, and the results file."""
 
 from __future__ import annotations
 

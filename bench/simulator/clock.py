@@ -1,4 +1,4 @@
-"""Simulated time: what happens when, in the order of time, and of the calls at equal times."""
+"""Simulated time: an event queue in order of time and, at equal times, of scheduling."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What was measured of a worker: how long batches, steps, transfers and loads take, in small JSON files.
+"""Measured curves of a worker, in small JSON files: how long batches, steps, transfers and loads take.
 
 Lines between the measured points, the last line's slope beyond them. bench/simulator/curves/ has those that are kept.
 """

@@ -1,4 +1,4 @@
-"""What became of the requests of a simulation, and the figures made of it."""
+"""The outcomes of the requests of a simulation, and the figures derived from them."""
 
 from __future__ import annotations
 

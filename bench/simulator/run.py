@@ -1,4 +1,4 @@
-"""Runs a scenario: requests come, are placed, loaded for, read, handed over and answered; workers end and return."""
+"""Runs a scenario: requests arrive, are placed, wait for adapters, are read and answered; workers fail and return."""
 
 from __future__ import annotations
 

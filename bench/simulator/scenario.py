@@ -1,4 +1,4 @@
-"""What is simulated: a cluster, its traffic, and what happens to it."""
+"""A scenario: a cluster, its traffic, and its failures."""
 
 from __future__ import annotations
 

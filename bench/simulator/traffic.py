@@ -1,4 +1,4 @@
-"""What clients of a simulated cluster send: made from rates and distributions, or replayed."""
+"""The requests of a simulated cluster's clients: generated from rates and distributions, or replayed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The request bodies that were found to be most costly: those that are refused, and the largest that are admitted."""
+"""The most expensive request bodies that were found: refused ones, and the largest that are admitted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What reads the rows of each layout: our trees, FlashAttention over packed sequences, padded batches, peft."""
+"""The model passes of each layout: Prelude's trees, FlashAttention over packed sequences, padded batches, peft."""
 
 from __future__ import annotations
 

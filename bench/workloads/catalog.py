@@ -1,4 +1,4 @@
-"""The workloads that have a name. What a source leaves open and we chose is said in the text."""
+"""The named workloads. Their texts say which parameters the source leaves open and we have chosen."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is sent: sessions of one or more requests, as bytes that depend on nothing but the seed."""
+"""Sessions of one or more requests, as bytes that depend only on the seed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A workload: sessions by number, so that several processes make the same stream without each other."""
+"""A workload: sessions by number, so that several processes generate the same stream independently."""
 
 from __future__ import annotations
 

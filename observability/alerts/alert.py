@@ -1,4 +1,4 @@
-"""What an alert and a recording rule are."""
+"""The data types of alerts and recording rules."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where adapters are, and what it takes to have them there."""
+"""Adapter residency: which tiers hold adapters, loads and evictions."""
 
 from __future__ import annotations
 

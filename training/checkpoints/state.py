@@ -1,4 +1,4 @@
-"""Everything of a run that a later process needs to continue it bit by bit, as safetensors and JSON: no pickles."""
+"""The state that a later process needs to continue a run bit-identically, as safetensors and JSON: no pickles."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Folders that are replaced whole or not at all, whatever kills the process.
+"""Folders that are replaced atomically, even if the process is killed.
 
 A new folder is written as `.NAME.partial`, made durable, and renamed to `.NAME.new`, by which it is whole. Then NAME
 becomes `.NAME.old`, `.NAME.new` becomes NAME, and `.NAME.old` is removed. `settle` finishes that after a kill.

@@ -1,4 +1,4 @@
-"""What a row asks to train, by trl's columns.
+"""Derives from a row's columns, which are trl's, what it trains.
 
 SFT: `prompt` and `completion`, both texts or both lists of messages; or `messages`.
 Preferences: `prompt`, `chosen` and `rejected`, all texts or all lists of messages; or `chosen` and `rejected`, two

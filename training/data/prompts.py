@@ -1,4 +1,4 @@
-"""The prompts of rows as clients send them to a server, beside the ids that training reads for them."""
+"""The prompts of rows as clients send them to a server, and the token ids that training uses for them."""
 
 from __future__ import annotations
 

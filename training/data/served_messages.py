@@ -1,4 +1,4 @@
-"""Messages and tools as a chat template gets them from SGLang's chat endpoint, for content that is text.
+"""Converts messages and tools to what SGLang's chat endpoint passes to a chat template. Text content only.
 
 What `_process_messages` makes of a request (sglang/srt/entrypoints/openai/serving_chat.py, 0.5.17): known fields in
 its order without null, arguments of tool calls as objects, tools with all of their fields. Training has no SGLang, so

@@ -1,4 +1,4 @@
-"""Logs of a run: a JSONL file, TensorBoard, lines for people."""
+"""Logs of a run: a JSONL file, TensorBoard, lines on the terminal."""
 
 from __future__ import annotations
 

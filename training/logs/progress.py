@@ -1,4 +1,4 @@
-"""A progress bar for people; a line for each log where nobody watches."""
+"""A progress bar on terminals; elsewhere, a line per log entry."""
 
 from __future__ import annotations
 

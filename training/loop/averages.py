@@ -1,4 +1,4 @@
-"""Averages of metrics over tokens or pairs, of which a checkpoint keeps the sums."""
+"""Averages of metrics over tokens or pairs. Checkpoints keep the sums."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Examples as rows: contexts that are equal, or begin with each other, are read once."""
+"""Turns examples into rows. Contexts that are equal, or prefixes of each other, are read once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is minimised, from a row's scores."""
+"""The training objectives, computed from a row's scores."""
 
 from __future__ import annotations
 

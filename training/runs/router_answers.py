@@ -1,4 +1,4 @@
-"""Where a cluster's router answers, and what its errors say."""
+"""The URL of a cluster's router, and the reading of its errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An adapter that is trained: its factors by place."""
+"""An adapter in training: its factors by module and layer."""
 
 from __future__ import annotations
 

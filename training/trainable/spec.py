@@ -1,4 +1,4 @@
-"""What is to be trained: kind, rank, scale, places, positions."""
+"""The specification of an adapter to train: kind, rank, scale, modules and layers, positions."""
 
 from __future__ import annotations
 

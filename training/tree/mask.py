@@ -1,4 +1,4 @@
-"""Which tokens of a row a token attends to: itself and what comes before it in its document's tree.
+"""The attention mask of a row: a token attends to itself and to its ancestors in its document's tree.
 
 Padding is a document of its own, whose tokens see each other: a token that sees nothing would become NaN.
 """

@@ -1,4 +1,4 @@
-"""A row: packed documents as tensors, which is what the model reads at once."""
+"""A row: packed documents as tensors, the input of one forward pass."""
 
 from __future__ import annotations
 

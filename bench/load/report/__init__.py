@@ -1,1 +1,1 @@
-"""What is shown of a load: the terminal, a page, a comparison."""
+"""Reports of a load: on the terminal, as a page, as a comparison."""

@@ -1,4 +1,4 @@
-"""What the terminal shows: a line while the load runs, then the figures, errors before anything else."""
+"""Terminal output: a line while the load runs, then the results, errors first."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""One router's placement beside the usual policies, over simple workers: `prelude bench placement`."""
+"""Compares one router's placement with common policies, over simple workers: `prelude bench placement`."""

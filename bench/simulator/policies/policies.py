@@ -1,4 +1,4 @@
-"""The placements that a simulation compares: ours, and the usual ones."""
+"""The placement policies that a simulation compares: Prelude's, and common ones."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What a simulated cluster is asked: each question is a function of the options that returns rows of figures."""
+"""The questions that the simulator answers. Each is a function of the options that returns rows of figures."""

@@ -1,4 +1,4 @@
-"""What happens when a rack dies."""
+"""The loss of a rack."""
 
 from __future__ import annotations
 

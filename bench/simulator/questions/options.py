@@ -1,4 +1,4 @@
-"""What all questions share: the traffic, the objectives, the worker."""
+"""Options shared by all questions: the traffic, the objectives, the worker."""
 
 from __future__ import annotations
 

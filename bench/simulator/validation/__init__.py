@@ -1,1 +1,1 @@
-"""The simulator against a real cluster: its curves measured from outside, and a load beside its simulation."""
+"""Validates the simulator against a real cluster: measures its curves, and compares a load with its simulation."""
