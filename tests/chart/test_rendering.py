@@ -245,6 +245,10 @@ def test_notes_warn_of_what_is_open():
         assert ("allowAnonymous is set" in notes[scenario]) == values.get("allowAnonymous", False)
         assert ("allowPlainText is set" in notes[scenario]) == values.get("allowPlainText", False)
     assert "exec deploy/r-prelude-toolbox -- prelude keys create" in notes["h100-node"]
+    blocked = merged(scenario_values("rdma-2p6d"), {"networkPolicy": {"extraEgress": []}})
+    notes["no-collector"] = texts(blocked)["prelude/templates/NOTES.txt"]
+    warned = {name for name, text in notes.items() if "no network policy lets pods reach http" in text}
+    assert warned == {"no-collector"}
     assert "helm -n ns test r" in notes["cpu-demo"]
 
 
