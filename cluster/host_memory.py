@@ -1,15 +1,60 @@
-"""How much shared memory the workers of a host may use: `residency.host_bytes` of each that holds adapters."""
+"""How much memory a host has for its processes, and how much shared memory for its workers' adapters."""
 
 from __future__ import annotations
 
 import shutil
-from pathlib import Path
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
 
 from cluster.config.schema import ClusterConfig, ResidencyConfig
 from cluster.errors import StartError
 
 GIB = 1024**3
 SHARED_MEMORY = Path("/dev/shm")
+
+
+def available_bytes(root: Path = Path("/")) -> int | None:
+    """What new processes can use: the kernel's estimate, or less where a control group (a container) allows less.
+
+    None: /proc does not say. `root`: of another host's files, for tests.
+    """
+    meminfo = _numbers(root / "proc/meminfo")
+    if "MemAvailable:" not in meminfo:
+        return None
+    return max(0, min([meminfo["MemAvailable:"] * 1024, *_left_in_groups(root)]))
+
+
+def _left_in_groups(root: Path) -> Iterator[int]:
+    """What the limit of each control group that this process is in leaves. What can be dropped counts as free."""
+    try:
+        lines = (root / "proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return
+    for line in lines:
+        _, controllers, group = line.split(":", 2)
+        if not controllers:
+            top, names, dropped = root / "sys/fs/cgroup", ("memory.max", "memory.current"), "inactive_file"
+        elif "memory" in controllers.split(","):
+            top, names = root / "sys/fs/cgroup/memory", ("memory.limit_in_bytes", "memory.usage_in_bytes")
+            dropped = "total_inactive_file"
+        else:
+            continue
+        for path in (PurePosixPath(group), *PurePosixPath(group).parents):
+            folder = top / str(path).lstrip("/")
+            try:
+                limit, used = (int((folder / name).read_text()) for name in names)
+            except (OSError, ValueError):  # it has no limit, or is not seen from inside of the container
+                continue
+            yield limit - used + _numbers(folder / "memory.stat").get(dropped, 0)
+
+
+def _numbers(path: Path) -> dict[str, int]:
+    """Lines of a name and a number; none if the file cannot be read."""
+    try:
+        rows = (line.split() for line in path.read_text().splitlines())
+    except OSError:
+        return {}
+    return {row[0]: int(row[1]) for row in rows if len(row) > 1 and row[1].isdecimal()}
 
 
 def with_fitted_default(settings: ResidencyConfig, num_workers: int, folder: Path = SHARED_MEMORY) -> ResidencyConfig:

@@ -13,7 +13,7 @@ import yaml
 from adapters.model.footprint import ITEM_BYTES
 from cluster.config.schema import AdapterLimits
 from cluster.errors import ConfigError
-from cluster.host_memory import gib
+from cluster.host_memory import available_bytes, gib
 from cluster.local.memory_plan import CPU_SHARE, GPU_SHARE, MIN_TOKENS, ModelSizes, can_divide, engine_memory
 
 _TYPICAL_RANK = 16
@@ -35,12 +35,9 @@ class Host:
     @classmethod
     def this(cls, num_gpus: int, gpu_bytes: int | None) -> Host:
         """This machine, with these GPUs."""
-        page = os.sysconf("SC_PAGE_SIZE")
-        free = page * os.sysconf("SC_AVPHYS_PAGES")
-        with open("/proc/meminfo") as meminfo:
-            for line in meminfo:
-                if line.startswith("MemAvailable:"):
-                    free = 1024 * int(line.split()[1])
+        free = available_bytes()
+        if free is None:
+            free = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
         shared = os.statvfs("/dev/shm")
         return cls(num_gpus, gpu_bytes, free, shared.f_bavail * shared.f_frsize)
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from cluster.config.schema import ClusterConfig
 from cluster.errors import StartError
-from cluster.host_memory import check_host_bytes, gib
+from cluster.host_memory import available_bytes, check_host_bytes, gib
 from cluster.local.doctor.finding import Finding, error, ok, warning
 from cluster.local.doctor.host import Host
 from cluster.local.ports import check_free
@@ -53,11 +53,11 @@ def shared_memory(host: Host, config: ClusterConfig | None) -> Iterator[Finding]
 def memory(host: Host, config: ClusterConfig | None) -> Iterator[Finding]:
     """What is available, against residency.host_bytes of all workers: shared memory is memory, too."""
     fields = dict(line.split(":", 1) for line in host.read("/proc/meminfo").splitlines() if ":" in line)
-    available = fields.get("MemAvailable", "").split()
-    if not available:
+    free = available_bytes(host.root)
+    if free is None:
         yield warning("/proc/meminfo cannot be read", "mount /proc")
         return
-    total, free = fields.get("MemTotal", "0").split(), int(available[0]) * 1024
+    total = fields.get("MemTotal", "0").split()
     text = f"host memory: {gib(free)} available of {gib(int(total[0]) * 1024)}"
     given = config is not None and "host_bytes" in config.residency.model_fields_set
     adapters = config.residency.host_bytes * len(_holders(config)) if config is not None and given else 0

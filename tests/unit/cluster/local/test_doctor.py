@@ -178,6 +178,28 @@ def test_memory_against_the_budgets(tmp_path: Path):
     ]
 
 
+def test_memory_of_a_container(tmp_path: Path):
+    """Which has less than its host: in its own group, or in one above it."""
+    host = FakeHost(tmp_path)
+    host.write("/proc/meminfo", f"MemTotal: {64 << 20} kB\nMemAvailable: {48 << 20} kB\n")
+
+    def available(groups: str, files: dict[str, str]) -> str:
+        host.write("/proc/self/cgroup", groups)
+        for name, text in files.items():
+            host.write(f"/sys/fs/cgroup/{name}", text)
+        (found,) = resources.memory(host, None)
+        return found.text.removeprefix("host memory: ").removesuffix(" available of 64.0 GiB")
+
+    assert available("0::/\n", {}) == "48.0 GiB"  # a host's own group has no limit
+    assert available("0::/\n", {"memory.max": "max\n", "memory.current": "1\n"}) == "48.0 GiB"
+    assert available("0::/\n", {"memory.max": f"{16 << 30}\n", "memory.current": f"{6 << 30}\n"}) == "10.0 GiB"
+    dropped = {"memory.stat": f"anon 3\ninactive_file {2 << 30}\n"}  # when memory is short
+    assert available("0::/\n", dropped) == "12.0 GiB"
+    assert available("0::/pod/worker\n", {"pod/memory.max": f"{4 << 30}", "pod/memory.current": "0"}) == "4.0 GiB"
+    old = {"memory/memory.limit_in_bytes": f"{8 << 30}", "memory/memory.usage_in_bytes": f"{9 << 30}"}
+    assert available("3:cpu:/\n4:memory:/docker/1\n", old) == "0.0 MiB"
+
+
 def test_the_disk_against_the_budgets(tmp_path: Path):
     free = shutil.disk_usage(tmp_path).free
     assert list(resources.disk(None)) == []
