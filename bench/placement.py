@@ -15,7 +15,7 @@ from random import Random
 from typing import Any
 
 from bench.measuring import provenance
-from bench.measuring.output import write_json
+from bench.measuring.output import require_folders, write_json
 from bench.measuring.quantile import quantile
 from bench.simulator.policies.fleet import WorkerModel
 from bench.simulator.policies.simulation import Scenario, simulate
@@ -52,7 +52,8 @@ def run(
     json_file: Path | None,
     report: Callable[[str], None],
 ) -> None:
-    """Simulate, measure, print a line each, and write the numbers."""
+    """Simulate, measure, print a line each, and write the numbers. Raises BenchError."""
+    require_folders(json_file)
     rows = []
     for scenario_name, scenario in scenarios.items():
         for policy in policies:

@@ -25,7 +25,7 @@ from bench.load.options import Endpoint
 from bench.load.record import Record
 from bench.load.strict import closed_load, requests_per_s
 from bench.measuring import provenance
-from bench.measuring.output import write_json
+from bench.measuring.output import require_folders, write_json
 from bench.measuring.quantile import quantile
 from bench.options import DTYPE, Shape
 from bench.options import Options as EngineOptions
@@ -62,6 +62,7 @@ QUICK = Options(repeats=1, num_requests=16, slots=2, adapters=(2, 4), concurrenc
 
 def run(options: Options, command: str, json_path: Path | None, progress: Callable[[str], None]) -> None:
     """Measure, print a line per load and the ratios, write the numbers. Raises BenchError."""
+    require_folders(json_path)
     with tempfile.TemporaryDirectory(prefix="prelude-bench-") as folder:
         rows = asyncio.run(_measure_all(options, Path(folder), progress))
     medians = [_median(rows, count) for count in options.adapters]

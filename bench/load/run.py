@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import sys
 from collections.abc import Coroutine
 from dataclasses import dataclass, replace
@@ -24,7 +25,7 @@ from bench.load.report.page import load_page
 from bench.load.report.terminal import LiveLine, busy_warning, table
 from bench.load.summary import SLO_KEYS, summary
 from bench.load.sweep import Ended, Found, Probe, Sweep, search
-from bench.measuring.output import require_folders, write_json
+from bench.measuring.output import require_folders, write_json, write_text
 from bench.workloads.lengths import ChosenLengths
 
 T = TypeVar("T")
@@ -194,7 +195,7 @@ def run_sweep(
     if files.json is not None:
         write_json(content, files.json)
     if files.html is not None:
-        files.html.write_text(sweep_page(content, found))
+        write_text(sweep_page(content, found), files.html)
     return found
 
 
@@ -224,19 +225,19 @@ def run_compare(paths: tuple[Path, Path], html: Path | None, out: TextIO | None 
     print(table_of_ratios(ratios), file=out)
     if html is not None:
         names = (paths[0].name, paths[1].name)
-        html.write_text(compare_page(names, (records_a, records_b), ratios, notes))
+        write_text(compare_page(names, (records_a, records_b), ratios, notes), html)
     return ratios
 
 
 def write(found: dict[str, Any], outcome: Outcome, files: Files) -> None:
-    """Write what was asked for."""
-    if files.html is not None:
-        files.html.write_text(load_page(found, outcome.records))
-    if files.json is not None:
-        write_json(found, files.json)
+    """Write what was asked for, first the file that has everything. Raises BenchError."""
+    write_json(found, files.json)
     if files.csv is not None:
-        with files.csv.open("w", newline="") as file:
-            write_csv(outcome.records, file)
+        text = io.StringIO(newline="")
+        write_csv(outcome.records, text)
+        write_text(text.getvalue(), files.csv)
+    if files.html is not None:
+        write_text(load_page(found, outcome.records), files.html)
 
 
 def introduction(load: Load) -> str:

@@ -28,7 +28,7 @@ from bench.matrix.results import Measured
 from bench.matrix.systems import Started, Starter
 from bench.measuring import provenance
 from bench.measuring.contention import cpu_use, foreign_cores
-from bench.measuring.output import require_folders, write_json
+from bench.measuring.output import make_folder, require_folders, write_json, write_text
 from bench.options import DTYPE
 from bench.systems.models import MODELS
 
@@ -48,9 +48,9 @@ class Files:
 
     def check(self) -> None:
         """Raises BenchError before anything is measured."""
-        require_folders(self.json, self.html, self.markdown, self.loads)
+        require_folders(self.json, self.html, self.markdown)
         if self.loads is not None:
-            self.loads.mkdir(exist_ok=True)
+            make_folder(self.loads)
 
 
 def run(options: Options, command: str, files: Files, progress: Callable[[str], None]) -> dict[str, Any]:
@@ -177,9 +177,9 @@ def write(found: dict[str, Any], files: Files) -> None:
     if files.json is not None:
         write_json(found, files.json)
     if files.html is not None:
-        files.html.write_text(matrix_page(found))
+        write_text(matrix_page(found), files.html)
     if files.markdown is not None:
-        files.markdown.write_text(markdown(found) + "\n")
+        write_text(markdown(found) + "\n", files.markdown)
 
 
 def write_load(one: Measured, files: Files) -> None:
@@ -187,4 +187,4 @@ def write_load(one: Measured, files: Files) -> None:
     if files.loads is not None:
         name = "-".join(re.findall(r"[a-z0-9_]+", f"{one.cell} {one.system} {one.repeat}"))
         write_json(one.document, files.loads / f"{name}.json")
-        (files.loads / f"{name}.html").write_text(load_page(one.document, one.records))
+        write_text(load_page(one.document, one.records), files.loads / f"{name}.html")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,13 +12,40 @@ from bench.errors import BenchError
 
 
 def require_folders(*paths: Path | None) -> None:
-    """Before anything is measured: every path's folder is there. Raises BenchError."""
+    """Before anything is measured: every path can be that of a file. Raises BenchError."""
     for path in paths:
-        if path is not None and not path.absolute().parent.is_dir():
+        if path is None:
+            continue
+        folder = path.absolute().parent
+        if not folder.is_dir():
             raise BenchError(f"{path}: there is no folder {path.parent}")
+        if path.is_dir():
+            raise BenchError(f"{path} is a folder; name a file")
+        if not os.access(path if path.exists() else folder, os.W_OK):
+            raise BenchError(f"{path} cannot be written to; name another file")
+
+
+def make_folder(path: Path) -> None:
+    """Make the folder, whose parent is there, unless it is there itself. Raises BenchError."""
+    try:
+        path.mkdir(exist_ok=True)
+    except FileExistsError:
+        raise BenchError(f"{path} is a file; name a folder") from None
+    except FileNotFoundError:
+        raise BenchError(f"{path}: there is no folder {path.parent}") from None
+    except OSError as error:
+        raise BenchError(f"{path}: {error.strerror}") from error
 
 
 def write_json(document: Mapping[str, Any], path: Path | None) -> None:
-    """Write a result, if it is wanted; over an earlier state of it."""
+    """Write a result, if it is wanted; over an earlier state of it. Raises BenchError."""
     if path is not None:
-        path.write_text(json.dumps(document, indent=1) + "\n")
+        write_text(json.dumps(document, indent=1) + "\n", path)
+
+
+def write_text(text: str, path: Path) -> None:
+    """Write a report, in UTF-8. Raises BenchError, as of a full disk."""
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise BenchError(f"{path} cannot be written: {error.strerror or error}") from error

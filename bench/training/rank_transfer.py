@@ -29,6 +29,7 @@ import torch
 
 from adapters.model.base_model import BaseModel
 from bench.measuring import provenance
+from bench.measuring.output import require_folders, write_text
 from training.adapted_model import AdaptedModel, attach
 from training.errors import LossNotFinite
 from training.losses import sft
@@ -83,6 +84,7 @@ class Task:
 def run(options: Options, command: str, json_path: Path | None, progress: Callable[[str], None]) -> dict[str, Any]:
     """Pretrain, train every adapter, print the best learning rates, write the numbers."""
     begin = time.monotonic()
+    require_folders(json_path)
     with tempfile.TemporaryDirectory(prefix="prelude-bench-") as folder:
         pretrained = pretrain(options, Path(folder))
         pretrained["loss_without_adapter"] = loss_without_adapter(Path(folder))
@@ -106,7 +108,7 @@ def run(options: Options, command: str, json_path: Path | None, progress: Callab
     for line in document["best"]:
         progress(json.dumps(line))
     if json_path is not None:
-        json_path.write_text(json.dumps(document) + "\n")
+        write_text(json.dumps(document) + "\n", json_path)
     return document
 
 

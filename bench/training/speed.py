@@ -25,7 +25,7 @@ import torch
 from adapters.model.base_model import BaseModel
 from bench.errors import BenchError, WrongAnswer
 from bench.measuring import provenance
-from bench.measuring.output import write_json
+from bench.measuring.output import require_folders, write_json
 from bench.systems.models import MODELS
 from bench.training import attention_check, layouts
 from bench.training.profiles import PROFILES, Pair, draw_pairs, median_ratio
@@ -77,6 +77,7 @@ QUICK = Options(profiles=("capybara",), row_tokens=1024, num_rows=1, repeats=1)
 def run(options: Options, command: str, json_path: Path | None, progress: Callable[[str], None]) -> dict[str, Any]:
     """Measure, print a line for each measurement and the ratios, write the numbers. Raises BenchError."""
     begin = time.monotonic()
+    require_folders(json_path)
     if options.device == "cuda" and not torch.cuda.is_available():
         raise BenchError("there is no GPU that torch can use; --device cpu works")
     if options.model not in (_SMALL_MODEL, *MODELS):

@@ -75,11 +75,13 @@ def _training(arguments: argparse.Namespace) -> None:
 
 def _rank_transfer(arguments: argparse.Namespace) -> None:
     from bench.errors import BenchError
+    from bench.measuring.output import require_folders
     from bench.measuring.report import require_plotting
     from bench.training import rank_transfer
 
     base = rank_transfer.QUICK if arguments.quick else rank_transfer.Options()
     try:
+        require_folders(arguments.plot)
         if arguments.plot:
             require_plotting()
         names = ("kinds", "num_steps", "seeds", "processes", "device")

@@ -311,9 +311,20 @@ def test_a_sweep_of_conversations_tells_how_many_requests_came(server: MockServe
     assert f"{probe['came_per_s']:g} came per second" in capsys.readouterr().out
 
 
-def test_a_file_without_a_folder_is_refused_before_the_load(tmp_path: Path):
+@pytest.mark.parametrize(
+    "benchmark",
+    [
+        "load",
+        "placement",
+        *(pytest.param(each, marks=pytest.mark.slow) for each in ("training", "rank-transfer", "slots")),
+    ],
+)
+def test_a_file_that_cannot_be_is_refused_before_anything_is_measured(benchmark: str, tmp_path: Path):
+    words = ["bench", benchmark, *(("--url", "http://127.0.0.1:9") if benchmark == "load" else ()), "--json"]
     with pytest.raises(SystemExit, match="there is no folder"):
-        main(["bench", "load", "--url", "http://127.0.0.1:9", "--json", str(tmp_path / "no" / "a.json")])
+        main([*words, str(tmp_path / "no" / "a.json")])
+    with pytest.raises(SystemExit, match="is a folder; name a file"):
+        main([*words, str(tmp_path)])
 
 
 def test_workloads_are_listed(capsys):

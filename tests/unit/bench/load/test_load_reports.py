@@ -25,6 +25,7 @@ from bench.load.report.compare import compare, differences, failures, figures_of
 from bench.load.report.compare_page import compare_page, sweep_page, verdict
 from bench.load.report.page import load_page
 from bench.load.report.terminal import busy_warning
+from bench.load.run import Files, write
 from bench.load.summary import summary
 from bench.load.sweep import Ended, Found, Probe, Sweep, next_rate, search
 from bench.workloads.lengths import FixedLengths
@@ -312,6 +313,15 @@ def test_hostile_names_stay_text():
     page = compare_page((HOSTILE, "b"), (load(5), load(5)), compare(load(5), load(5)), [HOSTILE])
     checked(page)
     assert HOSTILE not in page
+
+
+@pytest.mark.parametrize("kind", ["json", "csv", "html"])
+def test_a_full_disk_is_told_and_the_file_with_everything_comes_first(tmp_path: Path, kind: str):
+    records = load(3)
+    files = {"json": tmp_path / "a.json"} | {kind: Path("/dev/full")}
+    with pytest.raises(BenchError, match="/dev/full cannot be written: No space left on device"):
+        write(document(records), Outcome(tuple(records), 0.1, 1), Files(**files))
+    assert (tmp_path / "a.json").exists() == (kind != "json")
 
 
 # ---- sweeps ---------------------------------------------------------------------------------------------------------
