@@ -5,6 +5,7 @@ from __future__ import annotations
 from bench.evidence.cells import (
     GPU_COUNTS,
     columns,
+    fixed,
     latency_ratios,
     markdown,
     rates,
@@ -130,7 +131,11 @@ def cpu_ratios() -> str:
     )
     measurements = _TINY.measurements
     rows = [
-        (text, *texts(value for n in _CPU_COUNTS if (value := ratio.at(measurements, n)) is not None), goal)
+        (
+            text,
+            *("" if value is None else fixed(value, 2) for value in (ratio.at(measurements, n) for n in _CPU_COUNTS)),
+            goal,
+        )
         for text, ratio, goal in lines
     ]
     return markdown(("median of the repeats' ratios", *columns(_CPU_COUNTS), "goal"), rows)

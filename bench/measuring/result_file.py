@@ -39,7 +39,7 @@ class ResultFile:
     @property
     def command(self) -> str:
         """As a shell takes it, without the files that it wrote."""
-        command = re.sub(r" --(json|plots?|html|markdown|loads) \S+", "", self.document["command"])
+        command = re.sub(r" --(json|plots?|html|markdown|loads)[ =]\S+", "", self.document["command"])
         arguments = " ".join(self.document.get("settings", {}).get("engine_arguments", ()))
         return command.replace(arguments, f"'{arguments}'") if arguments else command
 

@@ -6,11 +6,14 @@ import json
 import shlex
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from bench import evidence
+from bench.evidence import adapter_tax
 from bench.evidence.cells import fixed
+from bench.measuring.report import Measurement
 from bench.measuring.result_file import ResultFile
 from cli.main import _parser
 
@@ -56,6 +59,21 @@ def test_numbers_are_rounded_half_up():
     assert fixed(18.63, 0) == "19"
 
 
+def test_what_was_not_measured_leaves_its_cell_empty(monkeypatch):
+    """And does not move the others one column to the left."""
+    numbers = {"adapters": 0, "repeat": 0, "num_requests": 1, "foreign_cores": 0.0, "num_cached_tokens": 0}
+    measured = [
+        Measurement(**numbers | {"system": system, "adapters": n, "duration_s": 1.0, "median_latency_s": 1.0})
+        for system, counts in (("none", (0, 1, 8, 32, 64)), ("unified_lora", (1, 32, 64)))
+        for n in counts
+    ]
+    file = SimpleNamespace(measurements=measured)
+    monkeypatch.setattr(adapter_tax, "_TINY", file)
+    head, _, *rows = adapter_tax.cpu_ratios().splitlines()
+    assert {row.count("|") for row in rows} == {head.count("|")}
+    assert rows[0] == "| LoRA / no adapters | 1.00 |  | 1.00 | 1.00 | 0.90 |"
+
+
 @pytest.mark.parametrize("path", sorted(evidence.RESULTS.glob("*.json")), ids=lambda path: path.stem)
 def test_a_result_names_its_machine_commit_and_a_command_that_parses(path: Path):
     file = ResultFile(path)
@@ -76,7 +94,7 @@ class TestResultFile:
                 for repeat, seconds in enumerate((0.5, 0.3, 0.4))
             ],
             "commit": "0123456789abcdef+changes",
-            "command": "prelude bench adapter-tax --engine-arguments=--a b --json tax.json --plot tax.png",
+            "command": "prelude bench adapter-tax --engine-arguments=--a b --json tax.json --plot=tax.png",
             "settings": {"engine_arguments": ["--a", "b"]},
             "hardware": {"cores": 2, "gpu": "none used"},
         }
