@@ -46,6 +46,7 @@ class PlacementSearch:
         self.request = backends.placer.observe(request)
         self._request_id = request_id
         self._failed = FailedAttempts()
+        self._in_failures: frozenset[str] = frozenset()  # workers of the placements that have failed
         self._num_failed_attempts = 0
         config = backends.config
         self._retry_deadline = asyncio.get_running_loop().time() + config.first_event_timeout_s
@@ -95,8 +96,12 @@ class PlacementSearch:
     def _note(self, error: AttemptError, placement: Placement) -> None:
         if isinstance(error, AdapterNotResident):  # the same worker only has to load it again
             return
-        for name in error.workers if isinstance(error, WorkerStalled) else (error.worker,):
+        blamed = set(error.workers if isinstance(error, WorkerStalled) else (error.worker,))
+        # A pair's transfer may be reported by the one engine and be the other's fault: nobody fails twice unblamed.
+        workers = {worker.name for worker in placement.workers}
+        for name in blamed | (workers & self._in_failures):
             self._failed = self._failed.with_worker(name)
+        self._in_failures |= workers
         if not isinstance(error, WorkerLost) or error.was_reached:
             self._failed = self._failed.with_placement(placement)
 

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from support.routers.fleets import DECODES, PREFILLS, fleet_of, warm_with
 
-from router.errors import AdapterRevisionGone
+from cluster.config.router import PlacementConfig
+from router.errors import AdapterRevisionGone, EngineFailure
 from router.generation import placement_search as module
 from router.generation.placement_search import PlacementSearch
+from router.metrics import Metrics
+from router.placement.placer import Placer
 from router.placement.request import PromptSize
 
 
@@ -36,3 +41,31 @@ def test_a_sequence_that_waits_for_its_revision_takes_no_room_meanwhile(monkeypa
 
     asyncio.run(scenario())
     assert said == ["needs no room", "waits"]
+
+
+def test_who_took_part_in_two_failures_is_avoided_whoever_has_reported_them():
+    """A prefill worker that sends no KV: each decode worker says that the transfer failed."""
+    third = replace(DECODES[0], name="d2", incarnation="d2-1")
+    fleet = fleet_of(*(warm_with(prefill, "d0", "d1", "d2") for prefill in PREFILLS), *DECODES, third)
+    placer = Placer(PlacementConfig(), fleet.loads)
+    backends: Any = SimpleNamespace(
+        placer=placer,
+        fleet=SimpleNamespace(state=fleet),
+        config=SimpleNamespace(first_event_timeout_s=1, max_attempts=5),
+        metrics=Metrics(),
+    )
+
+    async def scenario() -> list[str]:
+        revision: Any = SimpleNamespace(
+            revision_id="sha256:a", manifest=SimpleNamespace(positions="prefill"), stored=True
+        )
+        searched = PlacementSearch(backends, revision, PromptSize(1, 1), "request", namespace="")
+        placement, readers = await searched.first(), []
+        for _ in range(3):
+            readers.append(placement.prefill.name)
+            error = EngineFailure("the transfer failed", worker=placement.decode.name)
+            placement = await searched.after(error, placement)
+        return readers
+
+    readers = asyncio.run(scenario())
+    assert readers[0] == readers[1] != readers[2]
