@@ -39,15 +39,15 @@ from router.placement.explanation import summary
 from router.placement.placer import Placed
 from router.placement.request import Placement, PlacementRequest
 from router.protocol.reading.prompt_logprobs import with_prompt_logprobs, without_alternatives, without_generated_token
-from router.protocol.usage import take_usage
+from router.protocol.usage import Usage, take_usage
 from router.protocol.validation import Sequence, ValidatedRequest
 
-_PROMPT_TOKENS = re.compile(rb'"prompt_tokens":(\d{1,9})')
-_CACHED_TOKENS = re.compile(rb'"cached_tokens":(\d{1,9})')
+_PROMPT_TOKENS, _CACHED_TOKENS = b'"prompt_tokens":', b'"cached_tokens":'
+_PROMPT_NUMBER, _CACHED_NUMBER = (re.compile(each + rb"(\d{1,9})") for each in (_PROMPT_TOKENS, _CACHED_TOKENS))
 
 
 class GenerationRequest(msgspec.Struct, frozen=True):
-    """The part of a request that all of its sequences share."""
+    """What all sequences of a request have in common."""
 
     validated: ValidatedRequest
     revision: AdapterRevision | None  # None: the base model
@@ -97,7 +97,7 @@ class SequenceRun:
         search = PlacementSearch(
             self._backends,
             self._generation_request.revision,
-            self._backends.prompts.measure(self._sequence.fields),
+            self._backends.prompts.measure(self._sequence.fields, generates=self._validated.generates),
             self._request.request_id,
             needs_decode=self._validated.generates,
             namespace=self._generation_request.namespace,
@@ -123,7 +123,7 @@ class SequenceRun:
                     span.set(_described(placement))
 
     async def relay(self, first: bytes, write: Callable[[bytes], None], client: ClientAnswer) -> bytes:
-        """Pass `first` and all further events to `write`, at the client's pace; returns the last ones, with [DONE].
+        """Hand `first` and all events after it to `write`, at the client's pace; returns the last ones, with [DONE].
 
         Raises RouterError.
         """
@@ -134,7 +134,7 @@ class SequenceRun:
     async def answer(self) -> bytes:
         """The whole answer of a sequence that is not streamed, with prompt log-probabilities. Raises RouterError.
 
-        For scores and embeddings, only the needed part of the engine's answer.
+        For scores and embeddings it is what was taken of the engine's.
         """
         answer = await self.begin()
         if self._validated.wanted is not None:
@@ -150,19 +150,30 @@ class SequenceRun:
         return answer if wants_alternatives else without_alternatives(answer)
 
     def _take_usage(self, events: bytes) -> bytes:
-        """Record the engine's token counts. Returns the client's events, without usage if it did not ask for it."""
+        """Record what the engine has counted. Returns the events for the client, which may not have asked for it."""
         validated, state = self._validated, self._state
         events, usage = take_usage(events, keeps=validated.includes_usage)
         if usage is not None:
             continues_first = self._sequence.index % validated.num_per_prompt == 0  # a prompt counts once
             state.num_prompt_tokens = usage.prompt_tokens if continues_first else 0
             state.num_completion_tokens = usage.completion_tokens
+            if not isinstance(self._attempt, PairAttempt):  # else it is the decode engine's
+                self._observe_usage(usage)
         return events
+
+    def _observe_usage(self, usage: Usage) -> None:
+        """As `_observe_prompt`, of a stream."""
+        if (placed := self._placed) is None or not usage.prompt_tokens:
+            return
+        self._backends.prompts.observe(placed.request.size, usage.prompt_tokens)
+        if placed.expected_cached_tokens:
+            cached = (usage.prompt_tokens_details or {}).get("cached_tokens")
+            self._backends.placer.found_cached(placed, cached or 0)
 
     # ---- the steps ----------------------------------------------------------------------------------------------
 
     def _enter(self, phase: Phase) -> None:
-        """Begin a phase, and record the duration of the previous one."""
+        """Begin a phase, and record how long the one before took."""
         now, is_adapted = time.monotonic(), self._generation_request.revision is not None
         timed = self._backends.metrics.phase_seconds.get((self._state.phase, is_adapted))
         if timed is not None:
@@ -194,7 +205,7 @@ class SequenceRun:
         return placed
 
     def _note_for_breakers(self, error: AdapterRefused | AttemptError) -> None:
-        """Tell breakers of failures that this router has seen. Engines that end are reported by their agents."""
+        """Count what this router has seen itself. Ends of engines come from their agents, which start them again."""
         fleet = self._backends.fleet
         if isinstance(error, WorkerStalled):
             for name in error.workers:
@@ -245,6 +256,8 @@ class SequenceRun:
         first = await self._attempt.begin(
             first_event_timeout_s=config.first_event_timeout_s, answer_timeout_s=config.answer_timeout_s
         )
+        if not self._validated.is_streaming and placed.placement.is_single:  # others are observed when they say so
+            self._observe_prompt(placed, first)
         if self._validated.wanted is not None:
             first = self._validated.wanted.taken(first, placed.placement.prefill.name)
         self._enter(Phase.RELAYING)
@@ -325,12 +338,18 @@ class SequenceRun:
         return await detokenized(self._backends, prompt, self._request.next_rid("detok-"))
 
     def _observe_prompt(self, placed: Placed, answer: bytes) -> None:
-        """Learn from the engine's counts: tokens of the prompt, and how many were found in its prefix cache."""
-        counted, cached = _PROMPT_TOKENS.search(answer), _CACHED_TOKENS.search(answer)
-        if counted is not None:
-            self._backends.prompts.observe(placed.request.size, int(counted[1]))
-        if cached is not None:
-            self._backends.placer.found_cached(placed, int(cached[1]))
+        """Learn from an answer of the engine that has read the prompt. `find` is faster than a search: it may be long.
+
+        Engines leave the number of cached tokens out if there are none.
+        """
+        start = answer.find(_PROMPT_TOKENS)
+        if start < 0 or (counted := _PROMPT_NUMBER.match(answer, start)) is None:
+            return
+        start = answer.find(_CACHED_TOKENS)
+        cached = _CACHED_NUMBER.match(answer, start) if start >= 0 else None
+        self._backends.prompts.observe(placed.request.size, int(counted[1]))
+        if placed.expected_cached_tokens:
+            self._backends.placer.found_cached(placed, int(cached[1]) if cached else 0)
 
     def _call(self, worker: WorkerView, body: Body, rid: str, hold: Hold) -> EngineCall:
         path = self._validated.endpoint.engine_path

@@ -14,7 +14,8 @@ _BLOCK_BYTES = 512
 _MAX_BLOCKS = 32  # 16 KiB of a prompt
 _INITIAL_BYTES_PER_TOKEN = 4.0
 _WEIGHT_OF_NEWEST = 0.05
-_PROMPT_FIELDS = ("tools", "chat_template_kwargs", "messages", "prompt", "input_ids")  # roughly a template's order
+# Roughly in a template's order. Scores and embeddings have `text` or `input_ids`.
+_PROMPT_FIELDS = ("tools", "chat_template_kwargs", "messages", "prompt", "text", "input_ids")
 
 
 class PromptMeter:
@@ -35,8 +36,8 @@ class PromptMeter:
                 tokens += int(len(view) / self._bytes_per_token) + 1
         return tokens
 
-    def measure(self, fields: Fields) -> PromptSize:
-        """The size of one sequence of a validated request."""
+    def measure(self, fields: Fields, *, generates: bool = True) -> PromptSize:
+        """The size of one sequence of a validated request. `generates`: its prompt is not only read."""
         texts, text_bytes, ids = [], 0, None
         for name in _PROMPT_FIELDS:
             if (raw := fields.get(name)) is not None:
@@ -49,7 +50,7 @@ class PromptMeter:
         else:
             prompt_tokens = int(text_bytes / self._bytes_per_token) + 1
         limit = answer_limit(fields)
-        answer_tokens = TYPICAL_ANSWER_TOKENS if limit is None else limit
+        answer_tokens = (TYPICAL_ANSWER_TOKENS if limit is None else limit) if generates else 0
         blocks = _chained_hashes(texts) if text_bytes >= _BLOCK_BYTES or ids is not None else ()
         tokens_per_block = _BLOCK_BYTES / self._bytes_per_token
         return PromptSize(prompt_tokens, prompt_tokens + answer_tokens, blocks, tokens_per_block, text_bytes)

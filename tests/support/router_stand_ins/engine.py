@@ -25,6 +25,7 @@ class EngineStandIn:
     words: tuple[str, ...] = WORDS
     event_gap_s: float = 0.0
     num_hidden_tokens: int = 0  # generated, and counted, with no text and so without an event
+    num_cached_tokens: int = 0  # of each prompt, that its answer says were in the prefix cache
     behaviours: list[Behaviour] = field(default_factory=list)
     hangs_at_texts: bool = False  # when it is asked for token ids
     bodies: list[bytes] = field(default_factory=list)
@@ -118,9 +119,9 @@ class EngineStandIn:
         words = self.words[:1] if self.role == "prefill" else self.words
         if "token_ids_logprob" in fields:  # of /generate; label i has the probability 1 / (i + 2)
             labels = [[-math.log(i + 2), token_id, None] for i, token_id in enumerate(fields["token_ids_logprob"])]
-            return {"text": words[0], "meta_info": {"prompt_tokens": 7, "output_token_ids_logprobs": [labels]}}
+            return {"text": words[0], "meta_info": {**self._meta_info, "output_token_ids_logprobs": [labels]}}
         if "return_hidden_states" in fields:
-            return {"text": words[0], "meta_info": {"prompt_tokens": 7, "hidden_states": [3.0, 0.0, -4.0]}}
+            return {"text": words[0], "meta_info": {**self._meta_info, "hidden_states": [3.0, 0.0, -4.0]}}
         choice = {"index": 0, "finish_reason": "stop", "matched_stop": None, "logprobs": None, **choice}
         if "messages" in fields:
             choice["message"] = {"role": "assistant", "content": "".join(words)}
@@ -132,9 +133,17 @@ class EngineStandIn:
             "created": 1,
             "model": fields["model"],
             "choices": [choice],
-            "usage": usage(len(words)),
+            "usage": usage(len(words), self.num_cached_tokens),
             "metadata": {"weight_version": "default"},
         }
+
+    @property
+    def _meta_info(self) -> dict[str, Any]:
+        return {"prompt_tokens": 7, "cached_tokens": self.num_cached_tokens}
+
+    @property
+    def _streamed_usage(self) -> dict[str, Any]:
+        return usage(len(self.words) + self.num_hidden_tokens, self.num_cached_tokens)
 
     def events(self, fields: dict[str, Any]) -> list[bytes]:
         kind = "chat.completion.chunk" if "messages" in fields else "text_completion"
@@ -152,7 +161,7 @@ class EngineStandIn:
             parts += [choice(text=self.words[-1], finish_reason="stop")]
         chunks = [{**head, "choices": part, "usage": None} for part in parts]
         if (fields.get("stream_options") or {}).get("include_usage"):
-            chunks.append({**head, "choices": [], "usage": usage(len(self.words) + self.num_hidden_tokens)})
+            chunks.append({**head, "choices": [], "usage": self._streamed_usage})
         return [b"data: " + _dumps(chunk).encode() + b"\n\n" for chunk in chunks]
 
     async def stream(self, fields: dict[str, Any], request: web.Request, num_events: int = 10**9) -> web.StreamResponse:
@@ -169,12 +178,13 @@ class EngineStandIn:
         return response
 
 
-def usage(num_completion_tokens: int) -> dict[str, Any]:
+def usage(num_completion_tokens: int, num_cached_tokens: int = 0) -> dict[str, Any]:
+    """As SGLang's, which leaves the details out where nothing was cached."""
     return {
         "prompt_tokens": 7,
         "total_tokens": 7 + num_completion_tokens,
         "completion_tokens": num_completion_tokens,
-        "prompt_tokens_details": None,
+        "prompt_tokens_details": {"cached_tokens": num_cached_tokens} if num_cached_tokens else None,
         "reasoning_tokens": 0,
     }
 

@@ -24,6 +24,18 @@ def test_token_ids_are_counted() -> None:
     assert PromptMeter().measure(spaced).prompt_tokens == 3
 
 
+@pytest.mark.parametrize("name", ["prompt", "text", "messages"])
+def test_text_is_measured_under_every_name_that_engines_know_it_by(name: str) -> None:
+    size = PromptMeter().measure(fields(**{name: "x" * 4000}))
+    assert size.prompt_tokens == pytest.approx(1000, rel=0.01)
+    assert len(size.blocks) == 7
+
+
+def test_a_prompt_that_is_only_read_needs_no_room_for_an_answer() -> None:
+    size = PromptMeter().measure(fields(text="x" * 4000, sampling_params={"max_new_tokens": 1}), generates=False)
+    assert size.kv_tokens == size.prompt_tokens
+
+
 def test_text_is_estimated_and_the_estimate_learns() -> None:
     meter = PromptMeter()
     text = fields(prompt="x" * 4000)

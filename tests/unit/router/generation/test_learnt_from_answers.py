@@ -1,0 +1,68 @@
+"""What the router learns from the answers of every kind of request: the sizes of prompts, and of prefix caches."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from support.router_stand_ins import ClusterStandIn, running_cluster
+
+from router.placement.placer import Placed, Placer
+from router.placement.prompt_meter import PromptMeter
+
+TEXT = "The sea is wide. " * 100
+SCORE = {"query": TEXT, "items": ["a"], "label_token_ids": [1, 2]}
+PAIR, PREFILL, UNIFIED = (1, 1, 0), (1, 0, 0), (0, 0, 1)
+GENERATIONS = [("/v1/completions", {"prompt": TEXT}), ("/v1/completions", {"prompt": TEXT, "stream": True})]
+READINGS = [
+    ("/v1/completions", {"prompt": TEXT, "max_tokens": 0}),
+    ("/v1/score", SCORE),
+    ("/v1/embeddings", {"input": TEXT}),
+]
+CASES = [(shape, *each) for shape in (PAIR, UNIFIED) for each in GENERATIONS]
+CASES += [(shape, *each) for shape in (PREFILL, UNIFIED) for each in READINGS]
+
+
+class Learnt:
+    """Records what placement is told of prompts."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.expected_tokens: list[int] = []
+        self.prompt_tokens: list[int] = []
+        self.cached_tokens: list[int] = []
+
+        def observe(_: PromptMeter, size: Any, prompt_tokens: int) -> None:
+            self.expected_tokens.append(size.prompt_tokens)
+            self.prompt_tokens.append(prompt_tokens)
+
+        def found_cached(_: Placer, placed: Placed, tokens: int) -> None:
+            self.cached_tokens.append(tokens)
+
+        monkeypatch.setattr(PromptMeter, "observe", observe)
+        monkeypatch.setattr(Placer, "found_cached", found_cached)
+
+
+async def ask(cluster: ClusterStandIn, path: str, fields: dict[str, Any]) -> None:
+    if fields.get("stream"):
+        assert (await cluster.stream(path, **{name: value for name, value in fields.items() if name != "stream"}))[-1]
+    else:
+        assert (await cluster.post(path, **fields))[0] == 200
+
+
+@pytest.mark.parametrize(("shape", "path", "fields"), CASES)
+def test_prompts_and_prefix_caches_are_learnt(
+    shape: tuple[int, int, int], path: str, fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    learnt = Learnt(monkeypatch)
+
+    async def scenario() -> None:
+        async with running_cluster(*shape) as cluster:
+            for tokens in (1, 5, 0):  # of the first prompt none are expected
+                for worker in cluster.workers:
+                    worker.engine.num_cached_tokens = tokens if worker.role != "decode" else 99
+                await ask(cluster, path, fields)
+
+    asyncio.run(scenario())
+    assert (learnt.prompt_tokens, learnt.cached_tokens) == ([7, 7, 7], [5, 0])
+    assert all(400 < tokens < 500 for tokens in learnt.expected_tokens)
