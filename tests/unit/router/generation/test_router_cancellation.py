@@ -1,0 +1,97 @@
+"""Clients that leave at any moment leave nothing behind: no load, no turn, no watch, no engine call."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from random import Random
+from typing import Any
+
+import pytest
+from support.router_stand_ins import (
+    MODEL,
+    ClusterStandIn,
+    after,
+    answers,
+    breaks_after,
+    drops,
+    eventually,
+    hangs,
+    running_cluster,
+    stops_after,
+)
+
+NUM_REQUESTS = 60
+TEXT = "The sea is wide. " * 50
+REQUESTS: list[tuple[str, dict[str, Any]]] = [
+    ("/v1/completions", {"prompt": TEXT, "stream": True}),
+    ("/v1/completions", {"prompt": TEXT, "stream": True, "n": 3}),
+    ("/v1/completions", {"prompt": [TEXT, "Hi"]}),
+    ("/v1/completions", {"prompt": TEXT, "max_tokens": 0}),
+    ("/v1/score", {"query": TEXT, "items": ["a", "b"], "label_token_ids": [1]}),
+    ("/v1/embeddings", {"input": TEXT}),
+    ("/v1/tokenize", {"prompt": TEXT}),
+]
+FAILURES = [hangs, drops, answers(500), answers(503), answers(424), after(0.02), breaks_after(1), stops_after(1)]
+
+
+async def ask_and_leave(cluster: ClusterStandIn, path: str, fields: dict[str, Any], stays_s: float) -> None:
+    """Send a request and break the connection after a while, whatever has come by then."""
+    host, _, port = cluster.url.removeprefix("http://").partition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    body = json.dumps({"model": MODEL, **fields}).encode()
+    head = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+    writer.write(head.encode() + body)
+    try:
+        async with asyncio.timeout(stays_s):
+            await reader.read()
+    except (TimeoutError, ConnectionError):
+        pass
+    finally:
+        writer.transport.abort()
+
+
+def left_behind(cluster: ClusterStandIn) -> dict[str, Any]:
+    """All that counts requests in flight, where it is not zero."""
+    fleet, found = cluster.fleet, dict[str, Any]()
+    for name, load in fleet.loads.items():
+        counts = load.num_sequences, load.prompt_tokens, load.placed_kv_tokens, load._num_reading, load.revisions
+        found[name] = counts if any(counts) else None
+    turns = fleet.loads.on_change.__self__  # type: ignore[union-attr]
+    found["turns"] = turns._tokens_coming or turns._sequences_coming or len(turns._queue)
+    found["watches"] = sum(map(len, fleet._watches.values()))
+    found["calls"] = sum(link._num_uses for link in fleet._links.values())
+    found["engines"] = sum(worker.engine.num_running for worker in cluster.workers)
+    return {name: value for name, value in found.items() if value}
+
+
+@pytest.mark.slow
+def test_clients_that_leave_at_any_moment_leave_nothing_behind() -> None:
+    seed = 11
+    random = Random(seed)
+    print(f"seed {seed}")
+
+    async def scenario() -> None:
+        async with running_cluster(2, 2, 1, quotas={}, max_attempts=3) as cluster:
+            asking = []
+            for _ in range(NUM_REQUESTS):
+                worker = random.choice(cluster.workers)
+                worker.ensure_delay_s = random.choice([0.0, 0.0, 0.01, 0.05])
+                worker.engine.event_gap_s = random.choice([0.0, 0.003])
+                worker.engine.behaviours.append(random.choice(FAILURES))
+                path, fields = random.choice(REQUESTS)
+                if random.random() < 0.6 and path != "/v1/tokenize":
+                    fields = {**fields, "adapter": "a0"}
+                stays_s = random.choice([0.0, random.uniform(0, 0.02), random.uniform(0, 0.2)])
+                asking.append(asyncio.create_task(ask_and_leave(cluster, path, fields, stays_s)))
+                await asyncio.sleep(0.002)
+            await asyncio.gather(*asking)
+            await eventually(lambda: asyncio.sleep(0, left_behind(cluster)), lambda found: not found, within_s=60)
+            assert (await cluster.admin("/debug/requests"))[1] == {"requests": []}
+            for worker in cluster.workers:  # none of them stays blocked, and all serve
+                worker.engine.behaviours.clear()
+                worker.ensure_delay_s = 0.0
+            await cluster.is_ready()
+            assert (await cluster.post(prompt="Hi", adapter="a0"))[0] == 200
+
+    asyncio.run(scenario())
