@@ -13,7 +13,7 @@ from bench.simulator.attempt import Attempt
 from bench.simulator.clock import Clock
 from bench.simulator.curves import EngineTimes
 from bench.simulator.decode_batch import DecodeBatch
-from router.fleet.queues import NO_QUEUES, Queues
+from router.fleet.queues import Queues
 
 _LOOK_AHEAD = 64  # prompts behind those whose adapters find no slot in this batch
 OnAttempt = Callable[[Attempt], None]
@@ -61,7 +61,7 @@ class Engine:
         if role == "prefill":
             return Queues(self.num_awaiting_room + self.num_unread, self.num_awaiting_room)
         if role == "unified":
-            return NO_QUEUES
+            return Queues(queued=self.num_awaiting_room + self.num_unread)
         return Queues(
             self.num_awaiting_room + self.num_admitted,
             self.num_awaiting_room,

@@ -288,6 +288,8 @@ class Run:
                         used_kv_tokens=worker.engine.used_kv_tokens,
                         max_kv_tokens=max_kv_tokens if worker.role != "prefill" else 0,
                         queues=queues,
+                        num_routers=len(self.routers),
+                        num_unread=queues.num_unread(worker.role),
                     )
         if not self._has_arrivals and self._num_open and self.clock.num_pending <= self._num_recurring:
             raise RuntimeError(f"{self._num_open} requests wait for an event that never comes")

@@ -77,13 +77,15 @@ class WorkerDescription(_message.Message):
     def __init__(self, name: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ..., engine_url: _Optional[str] = ..., kv_host: _Optional[str] = ..., kv_bootstrap_port: _Optional[int] = ..., model: _Optional[str] = ..., engine_version: _Optional[str] = ..., hooks: _Optional[_Iterable[str]] = ..., max_adapter_rank: _Optional[int] = ..., target_modules: _Optional[_Iterable[str]] = ..., domain: _Optional[str] = ..., agent_id: _Optional[str] = ..., tensor_parallel: _Optional[int] = ..., engine_key: _Optional[str] = ...) -> None: ...
 
 class WatchStateRequest(_message.Message):
-    __slots__ = ("heartbeat_s",)
+    __slots__ = ("heartbeat_s", "places_requests")
     HEARTBEAT_S_FIELD_NUMBER: _ClassVar[int]
+    PLACES_REQUESTS_FIELD_NUMBER: _ClassVar[int]
     heartbeat_s: float
-    def __init__(self, heartbeat_s: _Optional[float] = ...) -> None: ...
+    places_requests: bool
+    def __init__(self, heartbeat_s: _Optional[float] = ..., places_requests: _Optional[bool] = ...) -> None: ...
 
 class WorkerState(_message.Message):
-    __slots__ = ("incarnation", "engine_state", "ready", "draining", "load", "warm_pairs", "residency", "reason", "not_warm_with", "hung", "progress")
+    __slots__ = ("incarnation", "engine_state", "ready", "draining", "load", "warm_pairs", "residency", "reason", "not_warm_with", "hung", "progress", "routers")
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     ENGINE_STATE_FIELD_NUMBER: _ClassVar[int]
     READY_FIELD_NUMBER: _ClassVar[int]
@@ -95,6 +97,7 @@ class WorkerState(_message.Message):
     NOT_WARM_WITH_FIELD_NUMBER: _ClassVar[int]
     HUNG_FIELD_NUMBER: _ClassVar[int]
     PROGRESS_FIELD_NUMBER: _ClassVar[int]
+    ROUTERS_FIELD_NUMBER: _ClassVar[int]
     incarnation: str
     engine_state: EngineState
     ready: bool
@@ -106,7 +109,8 @@ class WorkerState(_message.Message):
     not_warm_with: _containers.RepeatedScalarFieldContainer[str]
     hung: bool
     progress: int
-    def __init__(self, incarnation: _Optional[str] = ..., engine_state: _Optional[_Union[EngineState, str]] = ..., ready: _Optional[bool] = ..., draining: _Optional[bool] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., warm_pairs: _Optional[_Iterable[_Union[WarmPair, _Mapping]]] = ..., residency: _Optional[_Union[ResidencyDelta, _Mapping]] = ..., reason: _Optional[str] = ..., not_warm_with: _Optional[_Iterable[str]] = ..., hung: _Optional[bool] = ..., progress: _Optional[int] = ...) -> None: ...
+    routers: int
+    def __init__(self, incarnation: _Optional[str] = ..., engine_state: _Optional[_Union[EngineState, str]] = ..., ready: _Optional[bool] = ..., draining: _Optional[bool] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., warm_pairs: _Optional[_Iterable[_Union[WarmPair, _Mapping]]] = ..., residency: _Optional[_Union[ResidencyDelta, _Mapping]] = ..., reason: _Optional[str] = ..., not_warm_with: _Optional[_Iterable[str]] = ..., hung: _Optional[bool] = ..., progress: _Optional[int] = ..., routers: _Optional[int] = ...) -> None: ...
 
 class Load(_message.Message):
     __slots__ = ("running_requests", "queued_requests", "used_kv_tokens", "max_kv_tokens", "awaiting_room_requests", "awaiting_kv_requests", "max_running_requests", "active_kv_tokens")

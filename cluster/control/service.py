@@ -41,7 +41,7 @@ class ControlService(WorkerControlServicer):
         return description
 
     async def WatchState(self, request, context) -> AsyncIterator[pb.WorkerState]:
-        async for state in self._worker.hub.watch(request.heartbeat_s or 5.0):
+        async for state in self._worker.hub.watch(request.heartbeat_s or 5.0, by_router=request.places_requests):
             yield state
 
     async def EnsureAdapter(self, request, context) -> pb.EnsureAdapterResponse:

@@ -22,6 +22,7 @@ class WorkerStateHub:
         self.on_disk: set[str] = set()
         self.in_memory_only: set[str] = set()  # in host memory and in no store, whether the engine holds them or not
         self._watchers: set[asyncio.Queue[pb.WorkerState]] = set()
+        self._num_routers = 0  # of the watchers
 
     def update(self, **fields) -> None:
         """Set fields of the state; publishes it if any value changed."""
@@ -78,8 +79,9 @@ class WorkerStateHub:
             self.in_memory_only.remove(revision_id)
             self._publish(pb.ResidencyDelta(not_in_memory_only=[revision_id]))
 
-    async def watch(self, heartbeat_s: float) -> AsyncIterator[pb.WorkerState]:
+    async def watch(self, heartbeat_s: float, *, by_router: bool = False) -> AsyncIterator[pb.WorkerState]:
         """Yield a snapshot, then every change, and the state again whenever `heartbeat_s` pass without one."""
+        self._count_routers(by_router)  # before there is a queue, which must begin with the snapshot
         queue: asyncio.Queue[pb.WorkerState] = asyncio.Queue(_MAX_QUEUED_STATES)
         self._watchers.add(queue)
         try:
@@ -97,6 +99,11 @@ class WorkerStateHub:
                     yield self._with(pb.ResidencyDelta())
         finally:
             self._watchers.discard(queue)
+            self._count_routers(-by_router)
+
+    def _count_routers(self, more: int) -> None:
+        self._num_routers += more
+        self.update(routers=self._num_routers)
 
     def _with(self, residency: pb.ResidencyDelta) -> pb.WorkerState:
         state = pb.WorkerState()

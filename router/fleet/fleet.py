@@ -268,6 +268,8 @@ class Fleet:
                     max_kv_tokens=state.load.max_kv_tokens,
                     progress=state.progress,
                     queues=queues,
+                    num_routers=state.routers,
+                    num_unread=queues.num_unread(view.role),
                 )
         if is_member:
             before = self._views[view.name]

@@ -22,6 +22,7 @@ class Queues(msgspec.Struct, frozen=True):
     awaiting_kv: int = 0  # prefill: read, KV being sent; decode: with room, their KV is not here
     max_running: int = 0  # that it takes at a time; 0: nothing is reported
     active_kv_tokens: int = 0  # KV in use, without what is kept for KV that is not here
+    queued: int = 0  # of `requests`, those that the engine does not work on
 
     @classmethod
     def of(cls, load: control.Load) -> Queues:
@@ -31,7 +32,12 @@ class Queues(msgspec.Struct, frozen=True):
             load.awaiting_kv_requests,
             load.max_running_requests,
             load.active_kv_tokens,
+            load.queued_requests,
         )
+
+    def num_unread(self, role: str) -> int:
+        """Prompts that the engine has and has not read; of a unified one, without those that it reads now."""
+        return self.queued if role == "unified" else max(0, self.requests - self.awaiting_kv)
 
     # ---- of a prefill engine ----
 

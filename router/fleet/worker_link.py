@@ -209,7 +209,8 @@ class WorkerLink:
         # A new object: users of earlier views still read the old one.
         self.view.residency.leave()
         self.view = replace(self.view, residency=WorkerResidency(self._holders))
-        stream = self._stub.WatchState(control.WatchStateRequest(heartbeat_s=self._heartbeat_s))
+        asked = control.WatchStateRequest(heartbeat_s=self._heartbeat_s, places_requests=True)
+        stream = self._stub.WatchState(asked)
         try:
             while True:
                 state = await next_state(stream, self._heartbeat_s)

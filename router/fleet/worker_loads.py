@@ -9,6 +9,11 @@ from router.fleet.queues import NO_QUEUES, Queues
 
 _INITIAL_TOKENS_PER_S = 5000.0
 _INITIAL_BUSY_S = 0.5  # weight of the initial rate, as seconds of observation
+_MAX_ROUTERS = 256
+_WEIGHT_OF_NEWEST = 0.1  # of prompts' sizes
+# What reports say of other routers' prompts is up to 0.2 s old, and all routers act on it at once: counted in full, the
+# simulator's routers leave busy workers together, and some wait longer than without it.
+_OTHERS_WEIGHT = 0.5
 _MAX_BUSY_S = 20.0  # observations are halved at this age, so that a rate follows its worker
 
 
@@ -18,12 +23,15 @@ class WorkerLoad:
     __slots__ = (
         "_busy_s",
         "_busy_since",
+        "_mean_prompt_tokens",
         "_num_reading",
         "_tokens_read",
         "max_kv_tokens",
+        "num_routers",
         "num_sequences",
         "on_change",
         "on_idle",
+        "others_tokens",
         "placed_kv_tokens",
         "progressed_at",
         "prompt_tokens",
@@ -33,6 +41,8 @@ class WorkerLoad:
         "reported_progress",
         "revisions",
         "s_per_token",
+        "unread_tokens",
+        "wait_s",
     )
 
     def __init__(self, on_change: Callable[[], None] | None = None) -> None:
@@ -48,7 +58,12 @@ class WorkerLoad:
         self.revisions: dict[str, int] = {}  # revision id -> this router's sequences that use it
         self.on_idle: Callable[[], None] | None = None  # called when no sequence is left
         self.s_per_token = 1 / _INITIAL_TOKENS_PER_S  # while it has prompts to read
-        self.queue_s = 0.0  # expected until it has read `prompt_tokens`; kept, since placement reads every worker's
+        self.queue_s = 0.0  # expected until it has read `prompt_tokens`
+        self.num_routers = 1  # that place requests there, this one included
+        self.others_tokens = 0.0  # of other routers' prompts that the worker has not read: an estimate
+        self.unread_tokens = 0.0  # both together
+        self.wait_s = 0.0  # expected until it has read them; kept, since placement reads every worker's
+        self._mean_prompt_tokens = 0.0  # of this router's
         self._num_reading = 0
         self._busy_since = 0.0
         self._busy_s = _INITIAL_BUSY_S
@@ -68,12 +83,28 @@ class WorkerLoad:
         return max(self.reported_kv_tokens, self.placed_kv_tokens)
 
     def report(
-        self, now: float, *, used_kv_tokens: int, max_kv_tokens: int, progress: int, queues: Queues = NO_QUEUES
+        self,
+        now: float,
+        *,
+        used_kv_tokens: int,
+        max_kv_tokens: int,
+        progress: int,
+        queues: Queues = NO_QUEUES,
+        num_routers: int = 1,
+        num_unread: int = 0,
     ) -> None:
-        """Take over an engine's report. A changed KV use counts as progress."""
+        """Take over an engine's report. A changed KV use counts as progress.
+
+        Unread prompts that this router has not sent are other routers', and are taken to be as long as this router's.
+        """
         if (progress, used_kv_tokens) != (self.reported_progress, self.reported_kv_tokens):
             self.reported_progress, self.progressed_at = progress, now
         self.reported_kv_tokens, self.max_kv_tokens, self.queues = used_kv_tokens, max_kv_tokens, queues
+        self.num_routers = min(max(1, num_routers), _MAX_ROUTERS)
+        # A router alone knows it all, and sooner: reports are late.
+        num_others = max(0, num_unread - self._num_reading) if self.num_routers > 1 else 0
+        self.others_tokens = _OTHERS_WEIGHT * num_others * self._mean_prompt_tokens
+        self._count()
 
     def began_reading(self, now: float) -> None:
         if not self._num_reading:
@@ -94,12 +125,20 @@ class WorkerLoad:
         # A worker that has read next to nothing must not look infinitely slow.
         self._tokens_read = max(self._tokens_read, self._busy_s)
         self.s_per_token = self._busy_s / self._tokens_read
-        self.queue_s = self.prompt_tokens * self.s_per_token
+        self._count()
 
     def add_prompt(self, tokens: int) -> None:
         """Count a prompt that the worker is to read; a negative number for one that it has read."""
         self.prompt_tokens += tokens
+        if tokens > 0:
+            mean = self._mean_prompt_tokens or tokens
+            self._mean_prompt_tokens = mean + _WEIGHT_OF_NEWEST * (tokens - mean)
+        self._count()
+
+    def _count(self) -> None:
+        self.unread_tokens = self.prompt_tokens + self.others_tokens
         self.queue_s = self.prompt_tokens * self.s_per_token
+        self.wait_s = self.unread_tokens * self.s_per_token
 
 
 class WorkerLoads(Mapping[str, WorkerLoad]):
@@ -130,14 +169,18 @@ class WorkerLoads(Mapping[str, WorkerLoad]):
         max_kv_tokens: int,
         progress: int = 0,
         queues: Queues = NO_QUEUES,
+        num_routers: int = 1,
+        num_unread: int = 0,
     ) -> None:
-        """Take over what an engine reports."""
+        """Take over what an engine reports: see `WorkerLoad.report`."""
         self[worker].report(
             self.clock(),
             used_kv_tokens=used_kv_tokens,
             max_kv_tokens=max_kv_tokens,
             progress=progress,
             queues=queues,
+            num_routers=num_routers,
+            num_unread=num_unread,
         )
 
     def forget(self, worker: str, on_idle: Callable[[], None] = lambda: None) -> WorkerLoad:
@@ -197,7 +240,7 @@ class Hold:
     @property
     def expected_read_s(self) -> float:
         """Expected seconds until the worker has read this prompt and those queued before it."""
-        return self._load.queue_s
+        return self._load.wait_s
 
     def release(self) -> None:
         """End the count. Idempotent, because several paths notice the end of a sequence."""

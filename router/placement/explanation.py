@@ -47,7 +47,7 @@ def _reader(ranked: Ranked, request: PlacementRequest, fleet: FleetState, policy
         "costs_ms": _costs_ms(ranked, policy),
         "home": ranked.candidate.rank + 1 if request.revision_id else None,
         "has_adapter": ranked.candidate.has_revision if request.revision_id else None,
-        "queued_prompt_tokens": load.prompt_tokens,
+        "queued_prompt_tokens": round(load.unread_tokens),
         "tokens_per_s": round(load.tokens_per_s, 1),
     }
 

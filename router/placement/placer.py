@@ -51,7 +51,9 @@ class Placer:
         """Count the sequence at the placement's workers."""
         size, reader, index = request.size, placement.prefill, self.policy.prefixes
         if request.revision_id is not None:
-            read_s = size.prompt_tokens * self._loads[reader.name].s_per_token
+            load = self._loads[reader.name]
+            # Each router sees a part of the demand, and takes it that the others see as much: so all want equal homes.
+            read_s = size.prompt_tokens * load.s_per_token * load.num_routers
             self._demand.observe(request.revision_id, read_s, self._clock())
         expected_tokens = index.cached_tokens(request, reader.name, reader.incarnation)
         index.add(request, reader.name, reader.incarnation)

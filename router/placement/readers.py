@@ -16,7 +16,7 @@ from router.placement.scorers.scorer import Candidate, Choice
 _NUM_SPARE_HOMES = 2  # for homes that are full
 _FEW = 8  # readers that are all scored; of more, those that can win
 _ROUNDING_S = 1e-9  # sums of the same costs in another order
-_queue_s = attrgetter("queue_s")
+_wait_s = attrgetter("wait_s")
 
 Scored = tuple[float, int, str, int]  # cost in seconds, rank among the homes, name, index; the least is the best
 
@@ -80,7 +80,7 @@ class Readers:
     def _prepare(self) -> None:
         """Compute what scoring needs: queue lengths, and the revision's homes and copies."""
         request, policy, loads = self._request, self._policy, self._loads
-        self._queues_s = list(map(_queue_s, loads))
+        self._queues_s = list(map(_wait_s, loads))
         revision_id = request.revision_id
         if revision_id is not None and policy.uses_homes:
             self._order: Sequence[int] = self._homes.order(revision_id)
@@ -131,7 +131,7 @@ class Readers:
         for index, queue_s in enumerate(self._queues_s):
             if weight * queue_s <= limit_s and index not in likely and index not in self._cold:
                 load = self._loads[index]
-                cost_s = weight * ((load.prompt_tokens + prompt_tokens) * load.s_per_token)
+                cost_s = weight * ((load.unread_tokens + prompt_tokens) * load.s_per_token)
                 if cost_s < limit_s or (wins_ties and cost_s == limit_s):
                     scored.append(self.score(index))
         return scored

@@ -28,7 +28,7 @@ class HomeScorer:
             is_home = candidate.rank < max(choice.num_homes, FIRST_HOMES)
             return 0.0 if is_home else _FIRST_COPY * choice.read_s
         if candidate.rank < max(choice.num_homes, FIRST_HOMES):
-            return max(0.0, candidate.load.queue_s - choice.full_queue_s)
+            return max(0.0, candidate.load.wait_s - choice.full_queue_s)
         return _STRAY_COPY * choice.read_s
 
     def least_s(self, choice: Choice) -> float:

@@ -6,13 +6,13 @@ from router.placement.scorers.scorer import Candidate, Choice
 
 
 class QueueScorer:
-    """The time to read all prompts placed at the worker, the batch in progress included, and this one."""
+    """The time to read all prompts at the worker, the batch in progress included, and this one."""
 
     name = "queue"
 
     def cost_s(self, candidate: Candidate, choice: Choice) -> float:
         load = candidate.load
-        return (load.prompt_tokens + choice.request.size.prompt_tokens) * load.s_per_token
+        return (load.unread_tokens + choice.request.size.prompt_tokens) * load.s_per_token
 
     def least_s(self, choice: Choice) -> float:
         return 0.0

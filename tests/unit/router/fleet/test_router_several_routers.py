@@ -1,0 +1,98 @@
+"""What a router makes of the other routers of its workers: their number, and the prompts that it has not sent."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+from support.routers.fleets import PREFILLS
+
+from cluster.config.router import PlacementConfig
+from cluster.control import control_pb2 as pb
+from cluster.control.worker_state import WorkerStateHub
+from router.fleet.fleet_state import FleetState
+from router.fleet.queues import Queues
+from router.fleet.worker_loads import WorkerLoads
+from router.placement.placer import Placer
+from router.placement.readers import Readers
+from router.placement.request import Placement, PlacementRequest, PromptSize
+
+UNIFIED_LOAD = pb.Load(running_requests=7, queued_requests=2, awaiting_kv_requests=0)
+PREFILL_LOAD = pb.Load(running_requests=1, queued_requests=6, awaiting_kv_requests=3, awaiting_room_requests=2)
+SIZE = PromptSize(1000, 1100)
+
+
+def loads_with(num_routers: int, num_unread: int = 0) -> WorkerLoads:
+    """Loads of a router that has one prompt of 1000 tokens at p0."""
+    loads = WorkerLoads(lambda: 0.0)
+    loads.hold("p0", prompt_tokens=1000).read_begins()
+    loads.report("p0", used_kv_tokens=0, max_kv_tokens=0, num_routers=num_routers, num_unread=num_unread)
+    return loads
+
+
+def test_an_agent_says_how_many_routers_follow_it() -> None:
+    @asynccontextmanager
+    async def watching(hub: WorkerStateHub, *, by_router: bool) -> AsyncIterator[pb.WorkerState]:
+        states = hub.watch(5.0, by_router=by_router)
+        try:
+            yield await anext(states)
+        finally:
+            await states.aclose()
+
+    async def scenario() -> list[int]:
+        hub, numbers = WorkerStateHub(), []
+        async with watching(hub, by_router=False) as first:  # a peer, or an operator
+            numbers.append(first.routers)
+            async with watching(hub, by_router=True) as first:
+                assert first.residency.snapshot
+                numbers.append(first.routers)
+                async with watching(hub, by_router=True) as first:
+                    numbers.append(first.routers)
+                numbers.append(hub.state.routers)
+        return [*numbers, hub.state.routers]
+
+    assert asyncio.run(scenario()) == [0, 1, 2, 1, 0]
+
+
+@pytest.mark.parametrize(("role", "load", "expected"), [("prefill", PREFILL_LOAD, 4), ("unified", UNIFIED_LOAD, 2)])
+def test_unread_prompts_of_an_engine(role: str, load: pb.Load, expected: int) -> None:
+    assert Queues.of(load).num_unread(role) == expected
+
+
+def test_other_routers_prompts_are_half_counted_as_long_as_this_one_s() -> None:
+    load = loads_with(num_routers=2, num_unread=5)["p0"]
+    assert (load.prompt_tokens, load.others_tokens, load.unread_tokens) == (1000, 2000, 3000)
+    assert load.wait_s == pytest.approx(3 * load.queue_s)
+
+
+@pytest.mark.parametrize("num_routers", [0, 1])  # 0: an agent of an earlier release
+def test_a_router_alone_goes_by_its_own_count(num_routers: int) -> None:
+    load = loads_with(num_routers, num_unread=5)["p0"]
+    assert load.unread_tokens == load.prompt_tokens == 1000
+    assert load.wait_s == load.queue_s
+
+
+def test_a_worker_that_others_keep_busy_costs_more() -> None:
+    def best(num_routers: int) -> str:
+        loads = WorkerLoads(lambda: 0.0)
+        loads.hold("p0", prompt_tokens=1000).release()  # says how long prompts are
+        loads.report("p0", used_kv_tokens=0, max_kv_tokens=0, num_routers=num_routers, num_unread=9)
+        fleet = FleetState({worker.name: worker for worker in PREFILLS}, loads)
+        readers = Readers(PlacementRequest(None, size=SIZE), fleet, Placer(PlacementConfig(), loads).policy)
+        return readers.workers[next(readers.best_first())].name
+
+    assert (best(1), best(4)) == ("p0", "p1")
+
+
+@pytest.mark.parametrize(("num_routers", "expected"), [(1, 1), (4, 4)])
+def test_each_router_wants_as_many_homes_as_all_requests_need(num_routers: int, expected: int) -> None:
+    """Four routers with a quarter of the demand each want what one with all of it wants."""
+    loads = WorkerLoads(lambda: 0.0)
+    placer = Placer(PlacementConfig(), loads, clock=lambda: 0.0)
+    loads.report("p0", used_kv_tokens=0, max_kv_tokens=0, num_routers=num_routers)
+    request = PlacementRequest("sha256:a", size=SIZE)
+    for _ in range(10):  # 0.2 s each, within ten seconds: 0.2 of a worker's time
+        placer.take(request, Placement(PREFILLS[0], PREFILLS[0])).release()
+    assert placer.policy.num_homes(placer.observe(request)) == expected
