@@ -47,7 +47,7 @@ _PROMPT_NUMBER, _CACHED_NUMBER = (re.compile(each + rb"(\d{1,9})") for each in (
 
 
 class GenerationRequest(msgspec.Struct, frozen=True):
-    """What all sequences of a request have in common."""
+    """The part of a request that all of its sequences share."""
 
     validated: ValidatedRequest
     revision: AdapterRevision | None  # None: the base model
@@ -123,7 +123,7 @@ class SequenceRun:
                     span.set(_described(placement))
 
     async def relay(self, first: bytes, write: Callable[[bytes], None], client: ClientAnswer) -> bytes:
-        """Hand `first` and all events after it to `write`, at the client's pace; returns the last ones, with [DONE].
+        """Pass `first` and all further events to `write`, at the client's pace; returns the last ones, with [DONE].
 
         Raises RouterError.
         """
@@ -134,7 +134,7 @@ class SequenceRun:
     async def answer(self) -> bytes:
         """The whole answer of a sequence that is not streamed, with prompt log-probabilities. Raises RouterError.
 
-        For scores and embeddings it is what was taken of the engine's.
+        For scores and embeddings, only the needed part of the engine's answer.
         """
         answer = await self.begin()
         if self._validated.wanted is not None:
@@ -150,7 +150,7 @@ class SequenceRun:
         return answer if wants_alternatives else without_alternatives(answer)
 
     def _take_usage(self, events: bytes) -> bytes:
-        """Record what the engine has counted. Returns the events for the client, which may not have asked for it."""
+        """Record the engine's token counts. Returns the client's events, without usage if it did not ask for it."""
         validated, state = self._validated, self._state
         events, usage = take_usage(events, keeps=validated.includes_usage)
         if usage is not None:
@@ -166,14 +166,14 @@ class SequenceRun:
         if (placed := self._placed) is None or not usage.prompt_tokens:
             return
         self._backends.prompts.observe(placed.request.size, usage.prompt_tokens)
-        if placed.expected_cached_tokens:
+        if placed.request.size.blocks:
             cached = (usage.prompt_tokens_details or {}).get("cached_tokens")
             self._backends.placer.found_cached(placed, cached or 0)
 
     # ---- the steps ----------------------------------------------------------------------------------------------
 
     def _enter(self, phase: Phase) -> None:
-        """Begin a phase, and record how long the one before took."""
+        """Begin a phase, and record the duration of the previous one."""
         now, is_adapted = time.monotonic(), self._generation_request.revision is not None
         timed = self._backends.metrics.phase_seconds.get((self._state.phase, is_adapted))
         if timed is not None:
@@ -205,7 +205,7 @@ class SequenceRun:
         return placed
 
     def _note_for_breakers(self, error: AdapterRefused | AttemptError) -> None:
-        """Count what this router has seen itself. Ends of engines come from their agents, which start them again."""
+        """Tell breakers of failures that this router has seen. Engines that end are reported by their agents."""
         fleet = self._backends.fleet
         if isinstance(error, WorkerStalled):
             for name in error.workers:
@@ -348,7 +348,7 @@ class SequenceRun:
         start = answer.find(_CACHED_TOKENS)
         cached = _CACHED_NUMBER.match(answer, start) if start >= 0 else None
         self._backends.prompts.observe(placed.request.size, int(counted[1]))
-        if placed.expected_cached_tokens:
+        if placed.request.size.blocks:
             self._backends.placer.found_cached(placed, int(cached[1]) if cached else 0)
 
     def _call(self, worker: WorkerView, body: Body, rid: str, hold: Hold) -> EngineCall:

@@ -55,8 +55,10 @@ class Placer:
             # Each router sees a part of the demand, and takes it that the others see as much: so all want equal homes.
             read_s = size.prompt_tokens * load.s_per_token * load.num_routers
             self._demand.observe(request.revision_id, read_s, self._clock())
-        expected_tokens = index.cached_tokens(request, reader.name, reader.incarnation)
-        index.add(request, reader.name, reader.incarnation)
+        expected_tokens = 0.0
+        if size.blocks:
+            expected_tokens = index.read_tokens(request, reader.name, reader.incarnation)
+            index.add(request, reader.name, reader.incarnation)
         holds = [
             self._loads.hold(
                 reader.name,
@@ -81,10 +83,10 @@ class Placer:
             self.policy.load_times.observe("disk" if was_on_disk else "store", seconds)
 
     def found_cached(self, placed: Placed, tokens: int) -> None:
-        """Learn how many tokens of the prompt the reader's engine found in its prefix cache."""
-        self.policy.prefixes.observe(
-            placed.placement.prefill.name, expected_tokens=placed.expected_cached_tokens, cached_tokens=tokens
-        )
+        """The reader's engine has read the prompt, and found so many tokens of it in its prefix cache."""
+        reader, prefixes = placed.placement.prefill, self.policy.prefixes
+        prefixes.was_read(placed.request, reader.name, reader.incarnation)
+        prefixes.observe(reader.name, expected_tokens=placed.expected_cached_tokens, cached_tokens=tokens)
 
 
 class Placed(msgspec.Struct, frozen=True):

@@ -19,7 +19,7 @@ class _Worker:
 
     def __init__(self, incarnation: str) -> None:
         self.incarnation = incarnation
-        self.blocks: OrderedDict[int, None] = OrderedDict()
+        self.blocks: OrderedDict[int, bool] = OrderedDict()  # True: it has answered for a prompt with this block
         self.max_blocks = float(_MAX_BLOCKS)
 
 
@@ -44,7 +44,7 @@ class PrefixIndex:
             known = self._workers[worker] = _Worker(incarnation)
         keys = _keys(request)
         for key in keys:
-            known.blocks[key] = None
+            known.blocks.setdefault(key, False)
             known.blocks.move_to_end(key)
         self._by_first_block.setdefault(keys[0], set()).add(worker)
         self._by_first_block.move_to_end(keys[0])
@@ -52,6 +52,14 @@ class PrefixIndex:
             self._by_first_block.popitem(last=False)
         while len(known.blocks) > known.max_blocks:
             self._no_longer_at(worker, known.blocks.popitem(last=False)[0])
+
+    def was_read(self, request: PlacementRequest, worker: str, incarnation: str) -> None:
+        """The worker's engine has read this prompt."""
+        known = self._workers.get(worker)
+        if known is not None and known.incarnation == incarnation:
+            for key in _keys(request):
+                if key in known.blocks:
+                    known.blocks[key] = True
 
     def observe(self, worker: str, *, expected_tokens: float, cached_tokens: int) -> None:
         """Learn how many tokens of a prompt the worker's engine found in its cache."""
@@ -63,7 +71,14 @@ class PrefixIndex:
                 known.max_blocks = min(_MAX_BLOCKS, _GROW * known.max_blocks)
 
     def cached_tokens(self, request: PlacementRequest, worker: str, incarnation: str) -> float:
-        """How many of the prompt's first tokens are probably in the worker's prefix cache."""
+        """How many of the prompt's first tokens are probably in the worker's prefix cache once its queue is read."""
+        return self._tokens_of(request, worker, incarnation, is_sure=False)
+
+    def read_tokens(self, request: PlacementRequest, worker: str, incarnation: str) -> float:
+        """As `cached_tokens`, without what the engine may still be reading: it finds none of that in its cache."""
+        return self._tokens_of(request, worker, incarnation, is_sure=True)
+
+    def _tokens_of(self, request: PlacementRequest, worker: str, incarnation: str, *, is_sure: bool) -> float:
         if worker not in self.workers(request):
             return 0.0
         known = self._workers.get(worker)
@@ -71,7 +86,8 @@ class PrefixIndex:
             return 0.0
         num_blocks = 0
         for block in request.size.blocks:
-            if hash((request.namespace, request.revision_id, block)) not in known.blocks:
+            was_read = known.blocks.get(hash((request.namespace, request.revision_id, block)))
+            if was_read is None or (is_sure and not was_read):
                 break
             num_blocks += 1
         return min(num_blocks * request.size.tokens_per_block, request.size.prompt_tokens)

@@ -45,14 +45,16 @@ class PromptMeter:
                 text_bytes += len(text)
                 if ids is None and _is_token_ids(text):
                     ids = text
+        bytes_per_token = self._bytes_per_token
         if ids is not None:
             text_bytes, prompt_tokens = 0, ids.count(b",") + 1
+            bytes_per_token = len(ids) / prompt_tokens
         else:
-            prompt_tokens = int(text_bytes / self._bytes_per_token) + 1
+            prompt_tokens = int(text_bytes / bytes_per_token) + 1
         limit = answer_limit(fields)
         answer_tokens = (TYPICAL_ANSWER_TOKENS if limit is None else limit) if generates else 0
         blocks = _chained_hashes(texts) if text_bytes >= _BLOCK_BYTES or ids is not None else ()
-        tokens_per_block = _BLOCK_BYTES / self._bytes_per_token
+        tokens_per_block = _BLOCK_BYTES / bytes_per_token
         return PromptSize(prompt_tokens, prompt_tokens + answer_tokens, blocks, tokens_per_block, text_bytes)
 
     def observe(self, size: PromptSize, prompt_tokens: int) -> None:

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-import pytest
+from dataclasses import replace
 
+import pytest
+from support.routers.fleets import DECODES, PREFILLS
+
+from cluster.config.router import PlacementConfig
+from router.fleet.worker_loads import WorkerLoads
 from router.placement import prefix_index
+from router.placement.placer import Placer
 from router.placement.prefix_index import PrefixIndex
-from router.placement.request import PlacementRequest, PromptSize
+from router.placement.request import Placement, PlacementRequest, PromptSize
 
 
 def request(*blocks: int, revision: str | None = "r", namespace: str = "") -> PlacementRequest:
@@ -99,3 +105,22 @@ def test_answers_teach_it_how_much_an_engine_keeps() -> None:
     assert len(index._workers["p0"].blocks) > 2 * shrunk
     index.observe("p9", expected_tokens=100, cached_tokens=0)
     index.observe("p0", expected_tokens=0, cached_tokens=0)
+
+
+def test_what_an_engine_is_still_reading_is_not_expected_in_its_cache() -> None:
+    """A burst of equal prompts finds nothing there, which says nothing of how much the engine keeps."""
+    loads = WorkerLoads(lambda: 0.0)
+    placer = Placer(PlacementConfig(), loads, clock=lambda: 0.0)
+    worker = Placement(PREFILLS[0], DECODES[0])
+    index, prompt = placer.policy.prefixes, request(1, 2)
+    burst = [placer.take(prompt, worker) for _ in range(10)]
+    assert index.cached_tokens(prompt, "p0", "p0-1") == 200  # the next one goes there, too
+    for placed in burst:
+        placer.found_cached(placed, 0)
+    assert index._workers["p0"].max_blocks == prefix_index._MAX_BLOCKS
+    placer.found_cached(placer.take(prompt, worker), 0)  # now it had read them
+    assert index._workers["p0"].max_blocks < prefix_index._MAX_BLOCKS
+    restarted = replace(PREFILLS[0], incarnation="p0-2")
+    placer.take(prompt, Placement(restarted, DECODES[0]))
+    placer.found_cached(burst[0], 0)  # of the engine before
+    assert placer.take(prompt, Placement(restarted, DECODES[0])).expected_cached_tokens == 0

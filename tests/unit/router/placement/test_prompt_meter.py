@@ -20,6 +20,8 @@ def chat(text: str, **more: object) -> Fields:
 def test_token_ids_are_counted() -> None:
     size = PromptMeter().measure(fields(prompt=list(range(300)), max_tokens=20))
     assert (size.prompt_tokens, size.kv_tokens) == (300, 320)
+    long = PromptMeter().measure(fields(prompt=[100_000 + i for i in range(1024)]))
+    assert len(long.blocks) * long.tokens_per_block == pytest.approx(1024, rel=0.1)
     spaced = {"prompt": msgspec.Raw(b"[ 1, 2 ,3]")}
     assert PromptMeter().measure(spaced).prompt_tokens == 3
 
