@@ -185,6 +185,9 @@ def environment(spec: EngineSpec, inherited: dict[str, str]) -> dict[str, str]:
         "TOKENIZERS_PARALLELISM": "false",
         # A failed scheduler ends the engine at once, and the agent starts a new one.
         "SGLANG_CUDA_COREDUMP_BEFORE_CRASH": "0",
+        # A row of logits that are NaN or all infinite ends the engine in sampling, for every request of the batch. An
+        # adapter whose finite weights overflow makes one; so does a grammar that allows only what min_tokens forbids.
+        "SGLANG_SANITIZE_NAN_LOGITS": "1",
         # Detect a dead peer and fail its KV rooms within seconds. The router's deadlines bound how long a
         # request waits; these only free resources in the engine.
         "SGLANG_DISAGGREGATION_HEARTBEAT_INTERVAL": "2",  # the least that SGLang takes

@@ -47,7 +47,7 @@ NUMBERS = {  # (least, most, must be above the least)
     "min_p": (0.0, 1.0, False),
     "frequency_penalty": (-2.0, 2.0, False),
     "presence_penalty": (-2.0, 2.0, False),
-    "repetition_penalty": (0.0, 2.0, True),
+    "repetition_penalty": (0.01, 2.0, False),  # logits are divided by it; by 1e-40 they would be infinite
 }
 BOOLEANS = (
     "stream", "echo", "ignore_eos", "no_stop_trim", "skip_special_tokens", "separate_reasoning", "stream_reasoning",

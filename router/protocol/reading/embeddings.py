@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from router.errors import BrokenAnswer, InvalidField
+from router.errors import BrokenAnswer, EngineRefusal, InvalidField
 from router.protocol.field_values import shown, string
 from router.protocol.request_body import Fields
 from router.protocol.usage import Usage
@@ -33,7 +33,7 @@ _ASKED = {
 
 class _MetaInfo(msgspec.Struct):
     prompt_tokens: int
-    hidden_states: list[float]  # [hidden_size]
+    hidden_states: list[float | None]  # [hidden_size]; None for NaN and infinity, which JSON has not
 
 
 class _Generated(msgspec.Struct):
@@ -80,15 +80,26 @@ class Vectors:
         return dict(_ASKED)
 
     def taken(self, answer: bytes, worker: str) -> bytes:
-        """The needed part of an engine's answer. Raises BrokenAnswer if it has no vector, as after an abort."""
+        """The needed part of an engine's answer.
+
+        Raises BrokenAnswer if it has no vector, as after an abort; EngineRefusal if its numbers are not finite.
+        """
         try:
             found = _generated.decode(answer).meta_info
         except msgspec.MsgspecError:
             found = None
         if found is None or not found.hidden_states:
             raise BrokenAnswer(f"worker {worker} gave no hidden states", worker=worker)
-        norm = max(math.hypot(*found.hidden_states), _LEAST_NORM)
-        vector = [value / norm for value in found.hidden_states]
+        states = [value for value in found.hidden_states if value is not None]
+        if len(states) < len(found.hidden_states):  # no other worker would answer differently
+            raise EngineRefusal(
+                "the vector has numbers that are not finite: under this adapter the model's numbers overflow; "
+                "use another revision, with smaller weights",
+                worker=worker,
+                http_status=422,
+            )
+        norm = max(math.hypot(*states), _LEAST_NORM)
+        vector = [value / norm for value in states]
         written = msgspec.json.encode(_base64(vector) if self.is_base64 else vector)
         return msgspec.json.encode(_Taken(found.prompt_tokens, msgspec.Raw(written)))
 

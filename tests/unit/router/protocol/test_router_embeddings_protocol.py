@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from cluster.config.limits import RequestLimits
-from router.errors import BrokenAnswer, InvalidField, RefusedField, RequestError
+from router.errors import BrokenAnswer, EngineRefusal, InvalidField, RefusedField, RequestError
 from router.protocol.field_values import Limits
 from router.protocol.reading.embeddings import Vectors
 from router.protocol.validation import Endpoint, ValidatedRequest, validate
@@ -121,8 +121,14 @@ def test_base64_is_of_little_endian_float32() -> None:
 
 @pytest.mark.parametrize(
     "answer",
-    [generated([]), generated(None), generated([1.0, None]), b'{"text": "", "meta_info": {"prompt_tokens": 3}}'],
+    [generated([]), generated(None), generated(["1"]), b'{"text": "", "meta_info": {"prompt_tokens": 3}}'],
 )
 def test_an_answer_without_a_vector_is_broken(answer: bytes) -> None:
     with pytest.raises(BrokenAnswer, match="p0"):
         Vectors(is_base64=False).taken(answer, "p0")
+
+
+def test_numbers_that_are_not_finite_are_no_reason_to_ask_another_worker() -> None:
+    with pytest.raises(EngineRefusal, match="not finite") as refused:
+        Vectors(is_base64=True).taken(generated([1.0, None]), "p0")
+    assert (refused.value.http_status, refused.value.retryable) == (422, False)

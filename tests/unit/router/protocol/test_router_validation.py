@@ -86,6 +86,7 @@ class TestWrong:
             ({"temperature": "hot"}, "temperature"),
             ({"temperature": -0.1}, "temperature"),
             ({"temperature": 1e300}, "temperature"),
+            ({"repetition_penalty": 1e-40}, "repetition_penalty"),
             ({"logit_bias": {"5": 1e300}}, "logit_bias"),
             ({"logit_bias": [1]}, "logit_bias"),
             ({"response_format": "json"}, "response_format"),
