@@ -13,9 +13,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadScopeScheduling
 
 ROOT = Path(__file__).parent
+
+# Examples have no deadline, as a machine may stand still for seconds; those of one test share its fixtures, knowingly.
+settings.register_profile(
+    "prelude", deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
+)
+settings.load_profile("prelude")
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -1,6 +1,6 @@
 import hypothesis.strategies as st
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from adapters.errors import InvalidReference
 from adapters.identity import AdapterReference, check_adapter_name, folder_of, is_revision_id
@@ -93,7 +93,6 @@ def test_only_strings_are_references(value):
         AdapterReference.parse(value)
 
 
-@settings(deadline=None)
 @given(st.text(max_size=80))
 def test_no_text_crashes(text):
     try:
@@ -103,7 +102,6 @@ def test_no_text_crashes(text):
     assert AdapterReference.parse(str(reference)) == reference
 
 
-@settings(deadline=None)
 @given(PARTS, PARTS, st.one_of(PARTS, st.just(DIGEST), st.integers(1, 999).map("r{}".format)))
 def test_references_survive_their_own_spelling(tenant, name, pin):
     reference = AdapterReference.parse(f"{tenant}/{name}@{pin}")

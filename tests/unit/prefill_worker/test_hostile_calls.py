@@ -146,7 +146,6 @@ def _run_fuzz(num_examples: int, stored: StoredAdapters, tmp_path: Path) -> None
 
             @settings(
                 max_examples=num_examples,
-                deadline=None,
                 database=None,
                 phases=[Phase.generate],
                 suppress_health_check=list(HealthCheck),

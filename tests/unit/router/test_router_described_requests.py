@@ -52,7 +52,7 @@ def _generate(operation: Any, mode: Any, count: int, sender: Sender) -> None:
     names = cycle(_NAMES)
 
     @settings(
-        max_examples=count, deadline=None, database=None, phases=[Phase.generate],
+        max_examples=count, database=None, phases=[Phase.generate],
         suppress_health_check=list(HealthCheck),
     )  # fmt: skip
     @given(case=operation.as_strategy(generation_mode=mode))

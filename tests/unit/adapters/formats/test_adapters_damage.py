@@ -6,7 +6,7 @@ import shutil
 
 import hypothesis.strategies as st
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from support.adapters.damaged_adapters import DAMAGES, edit_config, read_raw
 
 from adapters.errors import (
@@ -122,7 +122,7 @@ def sound(base, tmp_path_factory):
 
 
 @pytest.mark.slow
-@settings(max_examples=250, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=250)
 @given(fields=st.dictionaries(st.sampled_from(FIELDS), CONFIG_VALUES, min_size=1, max_size=3))
 def test_no_configuration_crashes(base, limits, sound, tmp_path, fields):
     directory = tmp_path / "lora"
@@ -187,7 +187,7 @@ def places(value, path=()):
 
 
 @pytest.mark.parametrize("file", WRITERS)
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150)
 @given(data=st.data())
 def test_no_value_anywhere_in_a_configuration_crashes(file, base, limits, tmp_path, data):
     directory = tmp_path / "adapter"
@@ -208,7 +208,7 @@ def test_no_value_anywhere_in_a_configuration_crashes(file, base, limits, tmp_pa
         assert str(error)  # noqa: PT017
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150)
 @given(data=st.data())
 def test_no_flipped_byte_goes_unnoticed(base, limits, sound, tmp_path, data):
     """A damaged file is refused, or it is another revision: never the same one with other values."""

@@ -368,7 +368,7 @@ def test_every_expert_counts_for_the_revision(moe_base, tmp_path):
         assert revision_id_of(changed) != revision_id_of(adapter), change
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(data=st.data())
 def test_any_key_is_read_or_refused(data, tmp_path_factory):
     """Never a crash, whatever a key or a field is changed to."""

@@ -189,7 +189,7 @@ EXPRESSIONS = st.sampled_from(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(
     modules=st.lists(NAMES, min_size=1, max_size=3) | EXPRESSIONS.filter(bool),
     excluded=st.none() | st.lists(NAMES, max_size=2) | EXPRESSIONS,
@@ -221,7 +221,7 @@ NAMES_WITH_ANCHORS = st.tuples(
 ).map("".join)
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=500)
 @given(
     st.dictionaries(
         NAMES | EXPRESSIONS | NAMES_WITH_ANCHORS | st.sampled_from(["q_proj|k_proj", "0.*", r"\d+\..*"]),

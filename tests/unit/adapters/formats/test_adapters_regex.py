@@ -78,7 +78,7 @@ PATTERNS = st.recursive(
 )
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=600)
 @given(PATTERNS, st.lists(st.text("ab1._-", max_size=6), min_size=1, max_size=4), st.sampled_from(sorted(AS_PEFT)))
 @pytest.mark.slow
 def test_it_matches_as_re_does_on_random_expressions(pattern, texts, field):
@@ -86,7 +86,7 @@ def test_it_matches_as_re_does_on_random_expressions(pattern, texts, field):
         assert matches(pattern, text, field) == (AS_PEFT[field](pattern, text) is not None)
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=500)
 @given(st.text("ab.*+?()[]{}|\\^$-,0123=!<:&~", max_size=25))
 def test_any_text_matches_as_in_re_or_is_refused(pattern):
     try:

@@ -5,7 +5,7 @@ import hypothesis.strategies as st
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from safetensors.numpy import load_file
 from safetensors.torch import load_file as load_torch
 from safetensors.torch import save_file as save_torch
@@ -54,7 +54,6 @@ def test_the_safetensors_library_reads_ours(tmp_path, dtype):
         assert load_file(tmp_path / "t.safetensors")["x"].shape == (3, 5)
 
 
-@settings(deadline=None)
 @given(st.lists(FINITE, min_size=1))
 def test_bfloat16_rounds_as_torch_does(values):
     array = np.array(values, np.float32)
@@ -76,7 +75,7 @@ def test_the_size_is_checked_before_anything_is_read(tmp_path):
         read_all(tmp_path, limits=Limits(max_bytes=799))
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=300)
 @given(data=st.data())
 @pytest.mark.slow
 def test_no_damage_to_a_file_crashes_or_allocates_what_it_claims(tmp_path, data):
@@ -114,7 +113,7 @@ JSON = st.recursive(
 )
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=200)
 @given(entry=JSON, body=st.binary(max_size=32))
 def test_no_header_crashes(tmp_path, entry, body):
     write_raw(tmp_path / "t.safetensors", json.dumps({"x": entry}).encode(), body)
@@ -122,7 +121,7 @@ def test_no_header_crashes(tmp_path, entry, body):
         read_all(tmp_path)
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=200)
 @given(
     shape=st.lists(st.integers(-1, 2**62), max_size=9), begin=st.integers(-1, 2**63), size=st.integers(-1, 2**63),
     dtype=st.sampled_from(["F32", "BF16", "F8_E4M3", "I64"]),

@@ -152,7 +152,7 @@ def test_values_cannot_move_between_tensors(base):
     assert revision_id_of(adapter(1)) != revision_id_of(adapter(2))
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(
     st.lists(
         st.tuples(

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from adapters.errors import AdapterIncompatible
@@ -138,7 +138,7 @@ def adapters(draw, base: BaseModel) -> Adapter:
     )
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60)
 @given(data=st.data(), dtype=st.sampled_from(DTYPES))
 def test_any_adapter_is_held(data, dtype, base):
     adapter = data.draw(adapters(base))

@@ -126,7 +126,7 @@ def expert_adapters(draw, base: BaseModel) -> Adapter:
     )
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(data=st.data(), dtype=st.sampled_from(DTYPES))
 @pytest.mark.slow
 def test_any_adapter_on_experts_is_held_and_comes_back(data, dtype):

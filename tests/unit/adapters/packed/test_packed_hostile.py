@@ -5,7 +5,7 @@ import os
 import struct
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.adapters.packed_parts import joined, parts_of
 
@@ -164,7 +164,7 @@ def test_what_is_no_regular_file(tmp_path, sound):
         read_packed(tmp_path / "link")
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=300)
 @given(data=st.data())
 def test_any_damage_is_refused_or_leaves_a_file_that_reads_to_its_end(data, sound, tmp_path):
     damaged = bytearray(sound)

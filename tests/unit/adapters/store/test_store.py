@@ -303,7 +303,7 @@ def test_secrets_are_not_shown():
     assert "hidden" not in repr(S3Access(secret_key="hidden"))
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(content=st.binary(max_size=300), sizes=st.lists(st.integers(1, 100), min_size=1), data=st.data())
 def test_any_change_of_an_object_is_found(content, sizes, data):
     envelope = Envelope(revision(1), hashlib.sha256(content).hexdigest(), len(content))

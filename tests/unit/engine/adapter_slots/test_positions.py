@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.adapter_slots.positions import Segment, Span, segments_of
@@ -46,7 +46,6 @@ SPANS = st.builds(
 )
 
 
-@settings(deadline=None)
 @given(st.lists(SPANS, max_size=6))
 def test_every_token_is_where_it_belongs(spans):
     """Compare with the rule, applied token by token."""

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from support.router_stand_ins import EngineStandIn, eventually
 
@@ -100,7 +100,6 @@ def pieces(draw: Callable) -> tuple[bytes, list[bytes]]:
     return b"".join(events), found
 
 
-@settings(deadline=None)
 @given(pieces())
 @example((TWO + b"\n\n" + DONE, [HEAD, *map(chunk, [ONE, ONE, b"\n", b"\n" + DONE]), b"0\r\n\r\n"]))
 @example((TWO + ONE + DONE, [HEAD, *map(chunk, [ONE, ONE, ONE]), chunk(DONE) + b"0\r\n\r\n"]))

@@ -68,7 +68,7 @@ def check(count: int, folder: Path) -> Counter[int]:
     with sending(folder) as sender:
 
         @settings(
-            max_examples=count, deadline=None, database=None, phases=[Phase.generate],
+            max_examples=count, database=None, phases=[Phase.generate],
             suppress_health_check=list(HealthCheck),
         )  # fmt: skip
         @given(st.sampled_from(sorted(PATHS)), _bodies(), KINDS, ENCODINGS)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from itertools import pairwise
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from router.protocol.sse import DONE, FAILURE_WORDS, EventSplitter, Signature, error_in, is_aborted
@@ -20,7 +20,6 @@ def events_of(contents: list[str]) -> list[bytes]:
     return [EVENT % json.dumps(content, ensure_ascii=False).encode() for content in contents]
 
 
-@settings(deadline=None)
 @given(st.lists(texts, min_size=1, max_size=6), st.lists(st.integers(0, 2000), max_size=12))
 def test_any_cut_gives_the_same_events(contents: list[str], cuts: list[int]) -> None:
     data = b"".join(events_of(contents)) + DONE
@@ -31,7 +30,6 @@ def test_any_cut_gives_the_same_events(contents: list[str], cuts: list[int]) -> 
     assert all(piece == b"" or (piece.startswith(b"data: ") and piece.endswith(b"\n\n")) for piece in out)
 
 
-@settings(deadline=None)
 @given(st.lists(texts, min_size=1, max_size=6))
 def test_signature_changes_only_what_it_should(contents: list[str]) -> None:
     signature = Signature("f-1", engine_model="base", requested_model='base:"é"')
@@ -60,7 +58,6 @@ def test_model_stays_when_the_client_named_the_base() -> None:
     assert signature.on_events(event) == event.replace(b'{"id"', b'{"system_fingerprint":"f","id"')
 
 
-@settings(deadline=None)
 @given(texts)
 def test_what_a_model_writes_is_no_abort_and_no_error(content: str) -> None:
     (event,) = events_of([content])

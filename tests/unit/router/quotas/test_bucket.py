@@ -54,7 +54,7 @@ def test_a_clock_that_goes_back_takes_nothing_away():
     st.floats(0.5, 100),
     st.floats(1, 200),
 )
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_over_any_time_no_more_than_capacity_and_rate(steps, rate, capacity):
     """But for the excess of requests that are larger than the bucket, which is owed."""
     bucket, now = Bucket(rate, capacity, 0.0), 0.0
@@ -74,7 +74,7 @@ def test_over_any_time_no_more_than_capacity_and_rate(steps, rate, capacity):
 
 
 @given(st.floats(0.01, 100), st.floats(1, 1000), st.floats(0, 2000), st.floats(0.01, 2000))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_after_the_wait_the_request_is_admitted(rate, capacity, taken, amount):
     bucket = Bucket(rate, capacity, 0.0)
     bucket.take(taken)

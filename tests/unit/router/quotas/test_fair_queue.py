@@ -129,7 +129,7 @@ steps = st.lists(st.one_of(requests, st.just("pop"), st.just("remove"), st.float
 
 
 @given(steps)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_every_request_is_served_once_or_removed(steps):
     queue: FairQueue[int] = FairQueue()
     waiting = {}

@@ -278,7 +278,7 @@ asks = st.tuples(st.integers(0, 2), st.floats(0, 3), st.floats(0, 50), st.floats
 
 
 @given(st.lists(asks, max_size=60), st.floats(0.1, 20), st.floats(1, 100))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_leases_neither_make_nor_lose_anything(steps, rate, capacity):
     """Three routers, which use part of what they have."""
     pool, now, held, used = None, 0.0, [0.0, 0.0, 0.0], 0.0
@@ -293,7 +293,7 @@ def test_leases_neither_make_nor_lose_anything(steps, rate, capacity):
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.floats(0, 200), st.floats(0, 100)), max_size=40))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_holdings_never_exceed_the_limit(steps):
     held, wants = [0.0] * 4, [0.0] * 4
     for number, wanted, unit in steps:

@@ -239,7 +239,7 @@ VALUES = st.recursive(
 
 
 @pytest.mark.slow
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=500)
 @given(st.dictionaries(NAMES, VALUES, max_size=5), st.lists(st.dictionaries(NAMES, VALUES, max_size=6), max_size=3))
 def test_any_body_is_admitted_or_refused_and_nothing_else(fields: dict[str, Any], items: list[Any]) -> None:
     for body in (fields, {**fields, "model": "base"}, {"model": "base", "input": items}):
