@@ -67,9 +67,14 @@ def with_fitted_default(settings: ResidencyConfig, num_workers: int, folder: Pat
     return fitted
 
 
+def holders_of(config: ClusterConfig) -> list[str]:
+    """The names of the workers that hold adapters."""
+    return [name for name, worker in config.workers.items() if worker.holds_adapters]
+
+
 def check_host_bytes(config: ClusterConfig, folder: Path = SHARED_MEMORY) -> None:
     """Raise StartError if all workers of the cluster, on one host, were given more shared memory than it has."""
-    names = [name for name, worker in config.workers.items() if worker.holds_adapters]
+    names = holders_of(config)
     each, total = config.residency.host_bytes, shutil.disk_usage(folder).total
     if "host_bytes" not in config.residency.model_fields_set or each * len(names) <= total:
         return

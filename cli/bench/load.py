@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from cli.bench.given_options import given_options
 from cli.bench.recorded import recorded_command
 
 if TYPE_CHECKING:
@@ -176,7 +177,7 @@ def _run(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None
             print(f"{workload.name}\n  {workload.text}\n  Source: {workload.source}")
         return
     try:
-        _refuse_unused(arguments, vars(parser.parse_args([])))
+        _refuse_unused(arguments, given_options(parser, arguments))
         if arguments.compare:
             run_compare(tuple(arguments.compare), arguments.html)
             return
@@ -330,11 +331,9 @@ def _objectives(given: list[tuple[str, float]]) -> dict[str, float]:
     return found
 
 
-def _refuse_unused(arguments: argparse.Namespace, defaults: dict[str, Any]) -> None:
+def _refuse_unused(arguments: argparse.Namespace, given: list[str]) -> None:
     """Raises BenchError for options that another one, or its absence, leaves without effect."""
     from bench.errors import BenchError
-
-    given = [name for name, value in vars(arguments).items() if name in defaults and value != defaults[name]]
 
     def refuse(names: tuple[str, ...], way: str, why: str) -> None:
         if unused := [f"--{name.replace('_', '-')}" for name in given if name in names]:

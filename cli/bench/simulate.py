@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from cli.bench.given_options import given_options
 from cli.bench.recorded import recorded_command
 
 # A copy, since `prelude --help` should not import the simulator; a test compares them.
@@ -72,11 +73,10 @@ def add_command(benchmarks: Any) -> None:
     simulate.set_defaults(run=partial(_simulate, simulate))
 
 
-def _refuse_unused(arguments: argparse.Namespace, defaults: dict[str, Any]) -> None:
+def _refuse_unused(arguments: argparse.Namespace, given: list[str]) -> None:
     """Raises BenchError for options of the other one of the two things that this command does."""
     from bench.errors import BenchError
 
-    given = [name for name, value in vars(arguments).items() if name in defaults and value != defaults[name]]
     if arguments.validate:
         unused, why = (
             set(given) - {"validate", *_OF_VALIDATION, "quick", "json"},
@@ -104,7 +104,7 @@ def _simulate(parser: argparse.ArgumentParser, arguments: argparse.Namespace) ->
         print(line, flush=True)
 
     try:
-        _refuse_unused(arguments, vars(parser.parse_args([])))
+        _refuse_unused(arguments, given_options(parser, arguments))
         if arguments.validate:
             _validate(arguments, command, say)
             return

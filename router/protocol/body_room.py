@@ -50,7 +50,7 @@ class BodyRoom:
             )
         if (tenant := share.tenant) is not None and num_bytes:
             held = self._held.get(tenant, 0)
-            if held + num_bytes > self._most_bytes // 2:
+            if held > share.num_bytes and held + num_bytes > self._most_bytes // 2:  # its only body may be larger
                 raise TooManyBytes(
                     f"the requests of tenant {tenant} in flight have {held} bytes of the {self._most_bytes // 2} that "
                     "are accepted of one tenant; try again soon"

@@ -175,11 +175,7 @@ def test_the_environments_check_finds_what_is_wrong(monkeypatch: pytest.MonkeyPa
 
 def schema_of_compose() -> dict[str, Any]:
     """The Compose Specification's own, which check-jsonschema carries. Nothing of that package is imported."""
-    try:
-        package = distribution("check-jsonschema")
-    except PackageNotFoundError:
-        pytest.skip("check-jsonschema is not installed, so compose.yaml is NOT VALIDATED: `make setup-dev` installs it")
-    path = package.locate_file("check_jsonschema/builtin_schemas/vendor/compose-spec.json")
+    path = distribution("check-jsonschema").locate_file("check_jsonschema/builtin_schemas/vendor/compose-spec.json")
     return json.loads(Path(str(path)).read_text())
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from cluster.config.schema import ClusterConfig
 from cluster.errors import StartError
-from cluster.host_memory import available_bytes, check_host_bytes, gib
+from cluster.host_memory import available_bytes, check_host_bytes, gib, holders_of
 from cluster.local.doctor.finding import Finding, error, ok, warning
 from cluster.local.doctor.host import Host
 from cluster.local.ports import check_free
@@ -39,7 +39,7 @@ def shared_memory(host: Host, config: ClusterConfig | None) -> Iterator[Finding]
                 str(failure), "lower residency.host_bytes, or docker --shm-size, or a larger emptyDir of memory"
             )
             return
-        holders = _holders(config)
+        holders = holders_of(config)
         given = "host_bytes" in config.residency.model_fields_set
         each = config.residency.host_bytes if given else min(config.residency.host_bytes, total // max(1, len(holders)))
         least = each * len(holders) + _ENGINE_SHARED_BYTES
@@ -60,7 +60,7 @@ def memory(host: Host, config: ClusterConfig | None) -> Iterator[Finding]:
     total = fields.get("MemTotal", "0").split()
     text = f"host memory: {gib(free)} available of {gib(int(total[0]) * 1024)}"
     given = config is not None and "host_bytes" in config.residency.model_fields_set
-    adapters = config.residency.host_bytes * len(_holders(config)) if config is not None and given else 0
+    adapters = config.residency.host_bytes * len(holders_of(config)) if config is not None and given else 0
     if adapters > free:
         yield warning(
             f"{text}; adapters may take {gib(adapters)} of it",
@@ -72,7 +72,7 @@ def memory(host: Host, config: ClusterConfig | None) -> Iterator[Finding]:
 
 def disk(config: ClusterConfig | None) -> Iterator[Finding]:
     """The disk of the workers' caches, against residency.disk_bytes of each."""
-    if config is None or config.residency.disk_directory is None or not (holders := _holders(config)):
+    if config is None or config.residency.disk_directory is None or not (holders := holders_of(config)):
         return
     folder, each = config.residency.disk_directory, config.residency.disk_bytes
     there = next(path for path in (folder, *folder.parents) if path.exists())
@@ -115,10 +115,6 @@ def ports(config: ClusterConfig | None) -> Iterator[Finding]:
         yield warning(str(failure), "another process has it, or this cluster runs already: `ss -ltnp` shows which")
     else:
         yield ok(f"the ports of cluster.yaml are free (router: {config.router.host}:{config.router.port})")
-
-
-def _holders(config: ClusterConfig) -> list[str]:
-    return [name for name, worker in config.workers.items() if worker.holds_adapters]
 
 
 def _limit(host: Host, name: str, kind: int) -> tuple[int, int]:

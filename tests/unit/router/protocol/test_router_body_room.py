@@ -94,6 +94,17 @@ def test_one_tenant_has_half_of_the_room() -> None:
     assert (room.num_bytes, room._held) == (0, {})
 
 
+def test_the_only_body_of_a_tenant_may_have_more_than_half() -> None:
+    """Else one that `max_body_bytes` allows would be refused for ever where the room is small."""
+    room = BodyRoom(100)
+    with room.share("acme") as first, room.share("acme") as second:
+        room.take(first, 40)
+        room.take(first, 40)
+        with pytest.raises(TooManyBytes, match="of tenant acme in flight have 80 bytes of the 50"):
+            room.take(second, 1)
+    assert (room.num_bytes, room._held) == (0, {})
+
+
 @pytest.mark.slow
 def test_bodies_of_one_tenant_do_not_keep_another_out(tmp_path: Path) -> None:
     async def scenario() -> None:
