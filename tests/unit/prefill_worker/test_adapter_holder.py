@@ -38,8 +38,9 @@ def test_adapters_over_grpc(stored: StoredAdapters, tmp_path: Path):
             assert (await running.ensure(a)).load_s == 0
             await running.ensure(b, tier=pb.TIER_DISK)
             assert set(running.engine.held) == {a}
-            states = running.control.WatchState(pb.WatchStateRequest())
+            # The call starts at once; its snapshot must not be older than what it is compared with.
             await eventually(lambda: running.agent.hub.on_disk == {a, b})
+            states = running.control.WatchState(pb.WatchStateRequest())
             first = (await states.read()).residency
             assert (first.snapshot, list(first.resident), list(first.on_disk)) == (True, [a], sorted([a, b]))
 
