@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import Any, cast
 
 from engine.hooks.guards.prefix_cache import check_prefix_cache
-from engine.hooks.report import REPORT_DIR_VARIABLE
+from engine.hooks.report import REPORT_DIR_VARIABLE, ROLE_VARIABLE
 from engine.hooks.state import report
-from engine.plugin import ROLE_VARIABLE
 from engine.vital_signs import Vitals
 
 log = logging.getLogger(__name__)

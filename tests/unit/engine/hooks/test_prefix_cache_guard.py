@@ -11,7 +11,7 @@ from engine.hooks.guards.prefix_cache import check_prefix_cache
 
 
 class RadixCache:
-    """SGLang's, by its name; `tests/engine/test_prefix_cache_settings.py` has the real ones."""
+    """SGLang's, by its name; `tests/engine/test_prefix_cache_probing.py` has the real ones."""
 
     disable = False
 
