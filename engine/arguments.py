@@ -11,8 +11,8 @@ from pathlib import Path
 from engine.access import EngineKeys, EngineTls
 from engine.hooks.guards.http import ADMIN_KEY_VARIABLE, IN_ENVIRONMENT, KEY_VARIABLE
 from engine.hooks.guards.kv import FOUND_PEERS_VARIABLE, PEERS_VARIABLE
-from engine.hooks.report import REPORT_DIR_VARIABLE
-from engine.plugin import DEVICE_VARIABLE, ROLE_VARIABLE
+from engine.hooks.report import REPORT_DIR_VARIABLE, ROLE_VARIABLE
+from engine.plugin import DEVICE_VARIABLE
 from process.tracing.settings import TraceSettings
 
 

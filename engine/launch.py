@@ -9,7 +9,8 @@ from __future__ import annotations
 import os
 import sys
 
-from engine.plugin import DEVICE_VARIABLE, ROLE_VARIABLE
+from engine.hooks.report import ROLE_VARIABLE
+from engine.plugin import DEVICE_VARIABLE
 from process.lifetime import die_with_parent
 
 if os.environ.get(DEVICE_VARIABLE) == "cpu":

@@ -6,7 +6,8 @@ import logging
 import os
 import sys
 
-ROLE_VARIABLE = "PRELUDE_ENGINE_ROLE"
+from engine.hooks.report import ROLE_VARIABLE
+
 DEVICE_VARIABLE = "PRELUDE_ENGINE_DEVICE"
 
 logger = logging.getLogger(__name__)

@@ -19,7 +19,7 @@ from engine.arguments import AdapterSlots, EngineNodes, EngineSpec, EngineTraces
 from engine.base_models import fitted_to
 from engine.errors import BaseModelNotRun
 
-_PEERS = {"prefill": "decode", "decode": "prefill"}
+PEER_ROLES = {"prefill": "decode", "decode": "prefill"}  # the other ends of KV transfers
 
 
 def base_model_of(config: ClusterConfig) -> BaseModel:
@@ -97,8 +97,6 @@ def other_node(spec: EngineSpec, worker: WorkerConfig, rank: int, first: str) ->
     SGLang runs no server there, only a page that says that the ranks are up, which only this process reads.
     """
     nodes = EngineNodes(worker.nodes, rank, host_and_port(first, worker.rendezvous_port), worker.host)
-    if spec.kv_found_peers is not None:  # nobody finds them here
-        spec = replace(spec, kv_peers=None, kv_found_peers=None)
     return replace(spec, host="127.0.0.1", nodes=nodes)
 
 
@@ -114,7 +112,7 @@ def _visible_gpus(config: ClusterConfig, name: str) -> tuple[int, ...]:
     `--base-gpu-id`, which takes only consecutive GPUs. Workers without peers see their own only.
     """
     worker = config.workers[name]
-    peers = config.workers_of(_PEERS[worker.role]).values() if worker.role in _PEERS else ()
+    peers = config.workers_of(PEER_ROLES[worker.role]).values() if worker.role in PEER_ROLES else ()
     own = _indices(worker)
     theirs = {index for peer in peers if peer.host == worker.host for index in _indices(peer)}
     return (*own, *sorted(theirs - set(own))) if own else ()
@@ -122,12 +120,13 @@ def _visible_gpus(config: ClusterConfig, name: str) -> tuple[int, ...]:
 
 def _kv_peers(config: ClusterConfig, name: str) -> tuple[str, ...] | None:
     worker = config.workers[name]
-    if worker.role not in _PEERS:
+    if worker.role not in PEER_ROLES:
         return None
     given = config.engine_of(name).kv_peers
     if given is not None:
         return given
-    peers, found = config.workers_of(_PEERS[worker.role]).values(), config.discovery.by_role.get(_PEERS[worker.role])
+    peer_role = PEER_ROLES[worker.role]
+    peers, found = config.workers_of(peer_role).values(), config.discovery.by_role.get(peer_role)
     names = {each.engine_host or each.host for each in (worker, *peers)}
     if found is not None and not config.discovery.nameservers:  # names of this host's resolver
         if found.dns is not None and not found.is_srv:
@@ -138,8 +137,8 @@ def _kv_peers(config: ClusterConfig, name: str) -> tuple[str, ...] | None:
 
 
 def _finds_kv_peers(config: ClusterConfig, name: str) -> bool:
-    """Whether no DNS name has the addresses of all peers, so that the agent has to pass them to the engine."""
-    role = _PEERS.get(config.workers[name].role)
+    """Whether no DNS name has the addresses of all peers, so that its process has to pass them to the engine."""
+    role = PEER_ROLES.get(config.workers[name].role)
     found = config.discovery.by_role.get(role) if role else None
     if found is None or config.engine_of(name).kv_peers is not None:
         return False

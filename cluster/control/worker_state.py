@@ -20,7 +20,8 @@ class WorkerStateHub:
         )
         self.resident: set[str] = set()
         self.on_disk: set[str] = set()
-        self.in_memory_only: set[str] = set()  # in host memory and in no store, whether the engine holds them or not
+        # In host memory and, as the router that pushed them knew, in no store; whether the engine holds them or not.
+        self.in_memory_only: set[str] = set()
         self._watchers: set[asyncio.Queue[pb.WorkerState]] = set()
         self._num_routers = 0  # of the watchers
 

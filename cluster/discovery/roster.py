@@ -14,12 +14,12 @@ from typing import Generic, Protocol, TypeVar
 
 from cluster.control import control_pb2 as pb
 from cluster.discovery.descriptions import check_description
-from cluster.discovery.source import Endpoint, WorkerSource
+from cluster.discovery.source import Endpoint, WorkerSource, keep_following
 from cluster.errors import DescriptionRefused
 
 log = logging.getLogger(__name__)
 
-_RETRY_S = 5.0  # after a source or a follower that broke
+_RETRY_S = 5.0  # after a follower that broke
 
 
 class Follower(Protocol):
@@ -116,7 +116,7 @@ class Roster(Generic[F]):
                 for contact in tuple(self._contacts.values()):
                     self._begin(contact)
                 for source in self._sources:
-                    group.create_task(self._follow_source(source), name=f"source {source.label}")
+                    group.create_task(keep_following(source, self._update), name=f"source {source.label}")
                 await asyncio.Event().wait()
         finally:
             self._group = None
@@ -135,14 +135,6 @@ class Roster(Generic[F]):
         return frozenset().union(*(source.roles for source in self._sources))
 
     # ---- endpoints --------------------------------------------------------------------------------------------------
-
-    async def _follow_source(self, source: WorkerSource) -> None:
-        while True:
-            try:
-                await source.follow(self._update)
-            except Exception:  # the edge of this source's task; the workers that are known must be kept
-                log.exception("worker discovery failed", extra={"fields": {"source": source.label}})
-            await asyncio.sleep(_RETRY_S)
 
     def _update(self) -> None:
         """Add and remove contacts, so that they are those that the sources name."""

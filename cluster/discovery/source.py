@@ -1,12 +1,18 @@
-"""The interface of a source of workers."""
+"""The interface of a source of workers, and what keeps one going."""
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
 from cluster.config.fields import host_of
+
+log = logging.getLogger(__name__)
+
+_RETRY_S = 5.0  # after a source that broke
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -47,3 +53,13 @@ class WorkerSource(Protocol):
 
     async def follow(self, on_change: Callable[[], None]) -> None:
         """Keep `endpoints` current until cancelled; `on_change` is called after every change, and the first answer."""
+
+
+async def keep_following(source: WorkerSource, on_change: Callable[[], None]) -> None:
+    """Follow the source until cancelled, again whenever that fails unexpectedly."""
+    while True:
+        try:
+            await source.follow(on_change)
+        except Exception:  # the edge of this source's task; the workers that are known must be kept
+            log.exception("worker discovery failed", extra={"fields": {"source": source.label}})
+        await asyncio.sleep(_RETRY_S)

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 REPORT_DIR_VARIABLE = "PRELUDE_ENGINE_REPORTS"
+ROLE_VARIABLE = "PRELUDE_ENGINE_ROLE"
 
 
 @dataclass(slots=True)

@@ -244,6 +244,8 @@ class Residency:
                         entry = await self._receiver.receive(envelope, content, on_blocked)
                         self._hub.add_in_memory_only(revision_id)
                     await self._loader.into_engine(entry)
+                    # Also one that came from a store: routers release the pins of what is reported.
+                    self._hub.add_in_memory_only(revision_id)
             except (AdapterError, EngineError) as error:
                 self._metrics.count_load("router", error.code if isinstance(error, AdapterError) else "engine")
                 raise

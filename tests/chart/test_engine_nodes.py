@@ -148,6 +148,21 @@ def test_other_nodes_are_kv_peers_where_the_api_server_finds_leaders(tmp_path: P
     assert spec.kv_found_peers is not None
 
 
+def test_another_node_looks_for_kv_peers_where_the_api_server_knows_them(tmp_path: Path):
+    values = merged(scenario_values(SCENARIO), {"router": {"discovery": "kubernetes"}})
+    objects = render(values)
+    path = tmp_path / "cluster.yaml"
+    path.write_text(named(objects, "ConfigMap", DECODE)["data"]["cluster.yaml"])
+    config = load_cluster_config(path).with_found_worker("d", "decode", "10.1.2.3", 9000)
+    spec = other_node(engine_spec(config, "d", tmp_path), config.workers["d"], 1, "10.1.2.2")
+    assert spec.kv_peers == ("10.1.2.3",)  # of listed ones none: the API server has them
+    assert spec.kv_found_peers is not None
+    policy = named(objects, "NetworkPolicy", f"{FULLNAME}-decode-node")
+    to_api_server = {"ports": [{"port": 443, "protocol": "TCP"}, {"port": 6443, "protocol": "TCP"}]}
+    assert to_api_server in policy["spec"]["egress"]
+    assert to_api_server not in named(rendered(SCENARIO), "NetworkPolicy", f"{FULLNAME}-decode-node")["spec"]["egress"]
+
+
 def test_another_node_has_no_more_than_it_needs():
     leader, other = (each["spec"] for each in templates())
     assert [each["name"] for each in other["containers"][0]["ports"]] == ["metrics"]
@@ -161,7 +176,7 @@ def test_another_node_has_no_more_than_it_needs():
         labels["app.kubernetes.io/component"]: spec["automountServiceAccountToken"]
         for _, spec, labels in pods(render(values))
     }
-    assert (tokens["decode"], tokens["decode-node"]) == (True, False)
+    assert (tokens["decode"], tokens["decode-node"]) == (True, True)  # both look for their KV peers
 
 
 def test_pools_of_one_node_are_as_before():

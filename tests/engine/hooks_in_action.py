@@ -103,6 +103,8 @@ def observe() -> dict:
         max_req_input_len=1,
         startup_time=0,
         ps=types.SimpleNamespace(tp_rank=0),
+        tree_cache=types.SimpleNamespace(is_chunk_cache=lambda: True),
+        server_args=types.SimpleNamespace(),
         tp_worker=types.SimpleNamespace(
             model_runner=types.SimpleNamespace(model=torch.nn.Linear(1, 1), lora_manager=None)
         ),

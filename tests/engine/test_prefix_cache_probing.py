@@ -57,3 +57,18 @@ def test_only_the_same_tenant_and_revision_find_a_prompt():
     assert with_adapter == [NUM_SECRET, [0] * (len(of_others) + 3)]
     assert without == [NUM_SECRET, [0] * (len(of_others) + 2)]
     assert together == [NUM_SECRET, [NUM_SECRET, 0]]
+
+
+@pytest.mark.slow
+def test_caches_that_the_hooks_do_not_change_are_refused():
+    """Which of SGLang's own prefix caches the engines of each role accept, and its settings that they refuse."""
+    command = [sys.executable, Path(__file__).with_name("prefix_cache_kinds.py")]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=500, cwd=ROOT)
+    assert json.loads(done.stdout.splitlines()[-1]) == {
+        "ChunkCache": ["decode", "prefill", "unified"],
+        "RadixCache": ["prefill", "unified"],
+        "HiRadixCache": ["prefill", "unified"],
+        "UnifiedRadixCache": ["prefill"],
+        "PureSWARadixCache": ["prefill"],
+        "settings": ["enable_flexkv", "enable_lmcache", "hicache_storage_backend", "radix_cache_backend"],
+    }

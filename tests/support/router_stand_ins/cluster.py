@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import socket
 import ssl
 import tempfile
@@ -82,6 +83,12 @@ class ClusterStandIn:
             media_type, body = response.headers.get("content-type", ""), await response.read()
             self.described.admin.check("GET", path.partition("?")[0], response.status, media_type, body)
             return response.status, await response.json()
+
+    async def num_queued(self) -> int:
+        """Requests that wait for their turn, by the router's metric."""
+        async with self.http.get(f"{self.admin_url}/metrics") as response:
+            (found,) = re.findall(r"^prelude_router_queued_requests (\S+)", await response.text(), re.MULTILINE)
+            return int(float(found))
 
     def _check(self, method: str, path: str, response: aiohttp.ClientResponse, body: bytes, fields: Any = None) -> None:
         """Whatever a test is about, what it asks and gets must be as the OpenAPI document says."""

@@ -14,6 +14,7 @@ from typing import Any
 import httpx
 import psutil
 import pytest
+from support.clusters.dns_server import dns_server
 
 from cluster.agent import engine_node
 from cluster.agent.engine_node import EngineNode
@@ -22,7 +23,9 @@ from cluster.config.schema import ClusterConfig
 from cluster.errors import ConfigError
 from engine import supervisor
 from engine.arguments import EngineNodes, command, environment
+from engine.hooks.guards.kv import FOUND_PEERS_VARIABLE, PEERS_VARIABLE
 from engine.hooks.ledger import hooks_for
+from engine.kv_peers import KvPeers
 from process.free_ports import free_port
 
 WITHIN_S = 60.0  # on a machine that stalls
@@ -93,6 +96,53 @@ class TestConfig:
     def test_there_is_no_such_node(self, tmp_path: Path, rank: int):
         with pytest.raises(ConfigError, match=rf"--node-rank: d has nodes: 2, so expected 1 to 1 .*found {rank}"):
             EngineNode(config(tmp_path), "d", tmp_path, rank, "127.0.0.1")
+
+
+PREFILL = "_control._tcp.prefill.example.org"
+
+
+class TestKvPeers:
+    """The ranks of another node exchange KV with the same prefill workers as those of the first one."""
+
+    def node(self, folder: Path, prefill: dict[str, Any], **discovery: Any) -> EngineNode:
+        data = config(folder).model_dump(exclude_unset=True) | {"discovery": {"prefill": prefill} | discovery}
+        return EngineNode(ClusterConfig.model_validate(data), "d", folder / "scratch", 1, "127.0.0.1")
+
+    @pytest.mark.parametrize(
+        "prefill",
+        [
+            {"dns": "prefill.example.org", "control_port": 9000},
+            {"dns": PREFILL},
+            {"kubernetes": {"service": "prefill"}},
+            {"kubernetes": {"pods": "app=prelude"}, "control_port": 9000},
+        ],
+    )
+    def test_its_kv_ports_refuse_strangers_however_peers_are_found(self, tmp_path: Path, prefill: dict[str, Any]):
+        spec = self.node(tmp_path, prefill).spec
+        names = environment(spec, {})[PEERS_VARIABLE].split(",")
+        assert not KvPeers(names, lambda _name: set(), found=spec.kv_found_peers).include("10.9.9.9")
+
+    def test_it_finds_them_itself(self, tmp_path: Path):
+        async def scenario() -> None:
+            async with dns_server() as dns:
+                dns.set_services(PREFILL, ["10.9.0.1:9000"])
+                here = {"interval_s": 0.05, "nameservers": [f"127.0.0.1:{dns.port}"]}
+                node = self.node(tmp_path, {"dns": PREFILL}, **here)
+                found = node.spec.kv_found_peers
+                assert found is not None
+                assert environment(node.spec, {})[FOUND_PEERS_VARIABLE] == str(found)
+                peers = KvPeers(node.spec.kv_peers or (), found=found)
+                assert not peers.include("10.9.0.1")
+                async with node._finding_kv_peers():
+                    await until(lambda: peers.include("10.9.0.1"))
+                    assert not peers.include("10.9.0.2")
+                    dns.set_services(PREFILL, ["10.9.0.2:9000", "10.9.0.3:9000"])
+                    await until(lambda: peers.include("10.9.0.2") and not peers.include("10.9.0.1"))
+                assert peers.include("10.9.0.3")
+                self.node(tmp_path, {"dns": PREFILL}, **here)  # of the next start: those of before may be gone
+                assert not peers.include("10.9.0.3")
+
+        asyncio.run(scenario())
 
 
 @dataclass

@@ -114,6 +114,29 @@ def test_a_new_engine_gets_it_from_memory(stored: StoredAdapters, tmp_path: Path
     asyncio.run(scenario())
 
 
+def test_one_that_came_from_the_store_is_reported_too(stored: StoredAdapters, tmp_path: Path):
+    """Routers find it by the report: they release the pin, and do not take the revision for lost after a restart."""
+
+    async def scenario() -> None:
+        a = stored.ids[0]
+        async with running_worker(stored, tmp_path) as worker:
+            await worker.residency.ensure(a, Tier.HOST, 5)
+            assert not worker.hub.in_memory_only
+            envelope, _ = unstored(stored, a)  # its adapter was deleted, and collected
+            await worker.residency.put(envelope, nothing(), 5)
+            assert worker.hub.in_memory_only == {a}
+            await worker.engine_ends()
+            assert (worker.hub.resident, worker.hub.in_memory_only) == (set(), {a})
+            await worker.engine.start()
+            worker.residency.engine_up()
+            await eventually(lambda: worker.hub.resident == {a})
+            worker.residency.unpin(a, memory_only=True)
+            assert await worker.residency.evict(a, from_disk=True)
+            assert is_empty(worker)
+
+    asyncio.run(scenario())
+
+
 def test_once_unpinned_and_evicted_it_is_lost(stored: StoredAdapters, tmp_path: Path):
     async def scenario() -> None:
         a, b, c = stored.ids[:3]
@@ -333,7 +356,7 @@ def test_a_revision_is_received_or_loaded_but_not_both_at_once(stored: StoredAda
             assert worker.engine.calls[2:] == [("load", a)]  # after the first load and the eviction
             assert set(worker.residency._host.pins) == {a}
             assert len(worker.residency._host) == 1
-            assert worker.hub.in_memory_only == set()  # it came from the store, where it is still
+            assert worker.hub.in_memory_only == {a}  # it came from the store, and its pin is one of a push
 
     asyncio.run(scenario())
 

@@ -21,6 +21,10 @@ from support.router_stand_ins import (
     stops_after,
 )
 
+from router import app
+from router.fleet.fleet_state import FleetState
+from router.fleet.room import has_room
+
 NUM_REQUESTS = 60
 TEXT = "The sea is wide. " * 50
 REQUESTS: list[tuple[str, dict[str, Any]]] = [
@@ -57,16 +61,27 @@ def left_behind(cluster: ClusterStandIn) -> dict[str, Any]:
     for name, load in fleet.loads.items():
         counts = load.num_sequences, load.prompt_tokens, load.placed_kv_tokens, load._num_reading, load.revisions
         found[name] = counts if any(counts) else None
-    turns = fleet.loads.on_change.__self__  # type: ignore[union-attr]
-    found["turns"] = turns._tokens_coming or turns._sequences_coming or len(turns._queue)
     found["watches"] = sum(map(len, fleet._watches.values()))
     found["calls"] = sum(link._num_uses for link in fleet._links.values())
     found["engines"] = sum(worker.engine.num_running for worker in cluster.workers)
     return {name: value for name, value in found.items() if value}
 
 
+@pytest.fixture
+def coming(monkeypatch: pytest.MonkeyPatch) -> list[tuple[float, float]]:
+    """What is on its way, tokens and sequences, whenever the fair queue asks whether the fleet has room beyond that."""
+    asked: list[tuple[float, float]] = []
+
+    def noted(fleet: FleetState, *, coming_tokens: float, coming_sequences: float, **limits: Any) -> bool:
+        asked.append((coming_tokens, coming_sequences))
+        return has_room(fleet, coming_tokens=coming_tokens, coming_sequences=coming_sequences, **limits)
+
+    monkeypatch.setattr(app, "has_room", noted)
+    return asked
+
+
 @pytest.mark.slow
-def test_clients_that_leave_at_any_moment_leave_nothing_behind() -> None:
+def test_clients_that_leave_at_any_moment_leave_nothing_behind(coming: list[tuple[float, float]]) -> None:
     seed = 11
     random = Random(seed)
     print(f"seed {seed}")
@@ -87,11 +102,14 @@ def test_clients_that_leave_at_any_moment_leave_nothing_behind() -> None:
                 await asyncio.sleep(0.002)
             await asyncio.gather(*asking)
             await eventually(lambda: asyncio.sleep(0, left_behind(cluster)), lambda found: not found, within_s=60)
+            await eventually(cluster.num_queued, lambda number: not number, within_s=60)
             assert (await cluster.admin("/debug/requests"))[1] == {"requests": []}
             for worker in cluster.workers:  # none of them stays blocked, and all serve
                 worker.engine.behaviours.clear()
                 worker.ensure_delay_s = 0.0
             await cluster.is_ready()
+            coming.clear()
             assert (await cluster.post(prompt="Hi", adapter="a0"))[0] == 200
+            assert coming[0] == (0, 0)  # no turn is left that never ends
 
     asyncio.run(scenario())

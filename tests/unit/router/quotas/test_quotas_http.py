@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
 import time
 from collections import Counter
 from functools import partial
@@ -143,12 +142,8 @@ def test_tenants_take_turns_at_a_saturated_worker(tmp_path: Path) -> None:
             await eventually(lambda: asyncio.sleep(0, worker.engine.num_running), bool)
             many = [asyncio.create_task(cluster.complete(acme, prompt=f"acme {n}", max_tokens=1000)) for n in range(3)]
 
-            async def num_waiting() -> int:
-                async with cluster.cluster.http.get(f"{cluster.cluster.admin_url}/metrics") as response:
-                    (line,) = re.findall(r"^prelude_router_queued_requests (\S+)", await response.text(), re.MULTILINE)
-                    return int(float(line))
-
-            await eventually(num_waiting, lambda count: count == 3)
+            num_queued = cluster.cluster.num_queued
+            await eventually(num_queued, lambda count: count == 3)
             status, body = await cluster.complete(acme)
             assert (status, body["error"]["code"]) == (429, "queue_full")
             status, body = await cluster.ask(
@@ -160,13 +155,13 @@ def test_tenants_take_turns_at_a_saturated_worker(tmp_path: Path) -> None:
             )
             assert (status, body["error"]["code"]) == (400, "invalid_field")
             one = asyncio.create_task(cluster.complete(beta, prompt="beta"))
-            await eventually(num_waiting, lambda count: count == 4)
+            await eventually(num_queued, lambda count: count == 4)
             first.cancel()
             answers = await asyncio.gather(*many, one)
             assert [status for status, _ in answers] == [200] * 4
             prompts = [each["prompt"] for each in worker.engine.requests]
             assert prompts.index("beta") <= 4
-            assert await num_waiting() == 0
+            assert await num_queued() == 0
 
     asyncio.run(scenario())
 
