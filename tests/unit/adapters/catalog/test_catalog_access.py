@@ -105,6 +105,19 @@ def test_shared_prefixes(catalog: SqlCatalog):
     assert (catalog.changes_since(0)[-1].kind, catalog.changes_since(0)[-1].name) == ("sharing", "legal")
 
 
+def test_a_new_adapter_shares_no_prefixes_because_an_earlier_one_of_its_name_did(catalog: SqlCatalog):
+    add(catalog, "legal", 1, tenant="acme")
+    catalog.grants.set_shared_prefixes("acme", "legal", True)
+    catalog.delete("acme", "legal")
+    catalog.restore("acme", "legal")
+    assert catalog.resolve("acme/legal").shares_prefixes  # it is the same adapter
+    catalog.delete("acme", "legal")
+    catalog.collect_garbage(catalog.now())
+    catalog.confirm_removed([content(1)])
+    assert not add(catalog, "legal", 2, tenant="acme").shares_prefixes
+    assert not catalog.resolve("acme/legal").shares_prefixes
+
+
 def test_a_tenant_is_removed_whole(database: CatalogDatabase, catalog: SqlCatalog):
     add(catalog, "legal", 1, tenant="acme")
     add(catalog, "legal", 2, tenant="acme")
