@@ -31,7 +31,7 @@ def test_a_key_is_kept_as_a_digest_only(database: CatalogDatabase, catalog: SqlC
     assert key_id_of(key) == record.key_id
     assert record.digest == digest_of(key)
     (row,) = database.query("SELECT * FROM api_keys")
-    assert key.rpartition("_")[2] not in str(row)
+    assert key.split("_", 2)[2] not in str(row)  # its secret, which may contain underscores
     assert catalog.keys.list("acme") == [record] == catalog.keys.list()
     assert catalog.keys.list("beta") == []
     assert record.is_usable(catalog.now())
