@@ -134,7 +134,7 @@ class LoadQueue:
             while (load := self._loads.get(key)) is not None and load.is_abandoned:
                 await load.ended.wait()
         if load is None:
-            load = self._add(key, goal, is_prewarm)
+            load = self._add(key, goal, is_prewarm, tenant)
         if load.span is NO_SPAN:
             load.span = span
         else:
@@ -181,19 +181,23 @@ class LoadQueue:
         await asyncio.gather(*tasks, return_exceptions=True)
         await asyncio.sleep(0)  # lets the tasks' callbacks run
 
-    def _add(self, key: str, goal: int, is_prewarm: bool) -> Load:
+    def _add(self, key: str, goal: int, is_prewarm: bool, tenant: str) -> Load:
         if self._is_closed:
             raise _stopping()
         if len(self._loads) >= self._capacity:
-            prewarms = [load for load in self._loads.values() if load.is_prewarm and load.task is None]
-            if is_prewarm or not prewarms:
+            displaced = None if is_prewarm else self._latest_prewarm() or self._turns.excess(tenant)
+            if displaced is None:
                 raise self._full()
-            self._finish(max(prewarms, key=lambda load: load.number), self._full())
+            self._finish(displaced, self._full())
         load = Load(key, goal, is_prewarm, next(self._numbers), asyncio.get_running_loop().time())
         self._loads[key] = load
         self._is_idle.clear()
         self._turns.add(load)
         return load
+
+    def _latest_prewarm(self) -> Load | None:
+        prewarms = [load for load in self._loads.values() if load.is_prewarm and load.task is None]
+        return max(prewarms, key=lambda load: load.number, default=None)
 
     def _full(self) -> LoadQueueFull:
         return LoadQueueFull(

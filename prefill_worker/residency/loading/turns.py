@@ -78,6 +78,17 @@ class Turns(Generic[Load]):
                 return load
         return None
 
+    def excess(self, tenant: str) -> Load | None:
+        """The load to give up for a tenant's request when there is no room: the latest in the longest line.
+
+        None if that line would get shorter than the tenant's own, or if others wait for all its loads, too.
+        """
+        requests, _ = self._lines
+        longest = max(requests.values(), key=len, default=[])
+        if len(longest) < len(requests.get(tenant, [])) + 2:
+            return None
+        return next((load for load in reversed(longest) if len(load.tenants) == 1), None)
+
     def _enter(self, load: Load, tenant: str) -> None:
         insort(self._lines[load.is_prewarm].setdefault(tenant, []), load, key=_number)
 

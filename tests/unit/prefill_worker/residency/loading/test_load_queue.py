@@ -175,6 +175,26 @@ def test_a_retried_load_keeps_its_place_among_its_tenants_own():
     assert run(scenario, parallel=1, queued=9).started == ["a0", "a1", "b1", "a0", "b2", "a2"]
 
 
+def test_a_full_queue_has_room_for_tenants_with_shorter_lines():
+    async def scenario(queue: LoadQueue, _: Loader) -> None:
+        many = [asyncio.create_task(queue.wait(f"many{n}", 99, tenant="many")) for n in range(4)]
+        await asyncio.sleep(0.1)
+        with pytest.raises(LoadQueueFull):
+            await queue.wait("many4", 99, tenant="many")
+        shared = asyncio.create_task(queue.wait("many3", 99, tenant="other"))
+        await asyncio.sleep(0.1)
+        one = asyncio.create_task(queue.wait("one1", 99, tenant="one"))
+        with pytest.raises(LoadQueueFull):
+            await many[2]  # not many3, which the other tenant waits for, too
+        with pytest.raises(LoadQueueFull):
+            await queue.wait("one2", 99, tenant="one")  # the longest line is no longer by two
+        with pytest.raises(LoadQueueFull):
+            await queue.wait("prewarm", 99, tenant="third", is_prewarm=True)
+        await asyncio.gather(many[0], many[1], many[3], shared, one)
+
+    assert run(scenario, parallel=1, queued=3).started == ["many0", "many1", "many3", "one1"]
+
+
 def test_a_load_ends_with_its_last_waiter():
     async def scenario(queue: LoadQueue, loader: Loader) -> None:
         first, second = (asyncio.create_task(queue.wait("a", 5)) for _ in range(2))
