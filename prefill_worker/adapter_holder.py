@@ -88,11 +88,18 @@ class AdapterHolder(WorkerAgent):
         *,
         is_prewarm: bool,
         not_in_engine: bool,
+        tenant: str = "",
         span: Span = NO_SPAN,
     ) -> pb.EnsureAdapterResponse:
         goal = Tier.DISK if tier == pb.TIER_DISK else Tier.HOST
         ensured = await self._residency_for(goal).ensure(
-            revision_id, goal, deadline_s, is_prewarm=is_prewarm, not_in_engine=not_in_engine, span=span
+            revision_id,
+            goal,
+            deadline_s,
+            is_prewarm=is_prewarm,
+            not_in_engine=not_in_engine,
+            tenant=tenant,
+            span=span,
         )
         return pb.EnsureAdapterResponse(load_s=ensured.load_s, lease_s=ensured.lease_s)
 

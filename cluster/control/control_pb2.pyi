@@ -159,18 +159,20 @@ class ResidencyDelta(_message.Message):
     def __init__(self, snapshot: _Optional[bool] = ..., resident: _Optional[_Iterable[str]] = ..., evicted: _Optional[_Iterable[str]] = ..., on_disk: _Optional[_Iterable[str]] = ..., off_disk: _Optional[_Iterable[str]] = ..., in_memory_only: _Optional[_Iterable[str]] = ..., not_in_memory_only: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class EnsureAdapterRequest(_message.Message):
-    __slots__ = ("revision_id", "deadline_s", "tier", "prewarm", "not_in_engine")
+    __slots__ = ("revision_id", "deadline_s", "tier", "prewarm", "not_in_engine", "tenant")
     REVISION_ID_FIELD_NUMBER: _ClassVar[int]
     DEADLINE_S_FIELD_NUMBER: _ClassVar[int]
     TIER_FIELD_NUMBER: _ClassVar[int]
     PREWARM_FIELD_NUMBER: _ClassVar[int]
     NOT_IN_ENGINE_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
     revision_id: str
     deadline_s: float
     tier: Tier
     prewarm: bool
     not_in_engine: bool
-    def __init__(self, revision_id: _Optional[str] = ..., deadline_s: _Optional[float] = ..., tier: _Optional[_Union[Tier, str]] = ..., prewarm: _Optional[bool] = ..., not_in_engine: _Optional[bool] = ...) -> None: ...
+    tenant: str
+    def __init__(self, revision_id: _Optional[str] = ..., deadline_s: _Optional[float] = ..., tier: _Optional[_Union[Tier, str]] = ..., prewarm: _Optional[bool] = ..., not_in_engine: _Optional[bool] = ..., tenant: _Optional[str] = ...) -> None: ...
 
 class EnsureAdapterResponse(_message.Message):
     __slots__ = ("load_s", "lease_s")

@@ -56,6 +56,7 @@ class ControlService(WorkerControlServicer):
                     deadline_s,
                     is_prewarm=request.prewarm,
                     not_in_engine=request.not_in_engine,
+                    tenant=request.tenant,
                     span=span,
                 )
                 span.set({"prelude.load_s": response.load_s})

@@ -26,9 +26,12 @@ class AdapterOperations(Protocol):
         *,
         is_prewarm: bool,
         not_in_engine: bool,
+        tenant: str = "",
         span: Span = NO_SPAN,
     ) -> pb.EnsureAdapterResponse:
-        """Load a revision into a tier; into the engine again if `not_in_engine`. The load is a step of `span`.
+        """Load a revision into a tier, in the turn of `tenant`; into the engine again if `not_in_engine`.
+
+        The load is a step of `span`.
 
         Raises AdapterError, EngineError or TimeoutError.
         """

@@ -180,11 +180,13 @@ class Residency:
         *,
         is_prewarm: bool = False,
         not_in_engine: bool = False,
+        tenant: str = "",
         span: Span = NO_SPAN,
     ) -> Ensured:
         """Bring a revision to a tier.
 
         `not_in_engine`: the engine has just reported that it does not hold it; the request gets a longer lease.
+        `tenant`: who waits for it; loads that wait start in turns of tenants.
 
         A load is a step of `span`, the first waiter's; the others' are linked to it.
 
@@ -206,7 +208,12 @@ class Residency:
         while not self._is_on(revision_id, tier):
             try:
                 await self._queue.wait(
-                    revision_id, started_at + deadline_s - loop.time(), goal=tier, is_prewarm=is_prewarm, span=span
+                    revision_id,
+                    started_at + deadline_s - loop.time(),
+                    goal=tier,
+                    is_prewarm=is_prewarm,
+                    tenant=tenant,
+                    span=span,
                 )
             except AdapterError:
                 if tier is Tier.HOST or revision_id not in self._disk:  # another waiter's higher goal failed

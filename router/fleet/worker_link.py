@@ -125,12 +125,14 @@ class WorkerLink:
         prewarm: bool = False,
         not_in_engine: bool = False,
         tier: Tier = "host",
+        tenant: str,
         span: Span = NO_SPAN,
     ) -> float:
         """Make a revision resident, or fetch it to the tier. Returns the seconds that loading took.
 
         A prewarm has lower priority than loads that requests wait for. `not_in_engine`: the engine has just reported
-        that it lacks the revision. Raises RouterError.
+        that it lacks the revision. `tenant`: who waits for it; a worker's waiting loads start in turns of tenants.
+        Raises RouterError.
         """
         request = control.EnsureAdapterRequest(
             revision_id=revision_id,
@@ -138,6 +140,7 @@ class WorkerLink:
             tier=_TIERS[tier],
             prewarm=prewarm,
             not_in_engine=not_in_engine,
+            tenant=tenant,
         )
         return (await self._call("EnsureAdapter", request, revision_id, timeout_s, span)).load_s
 

@@ -41,13 +41,14 @@ class Generation:
         client: ClientAnswer,
         wording: Wording,
         namespace: str,
+        tenant: str,
     ) -> None:
         self._backends = backends
         self._validated = validated
         self._request = request
         self._client = client
         self._wording = wording
-        self._generation_request = GenerationRequest(validated, target.revision, namespace)
+        self._generation_request = GenerationRequest(validated, target.revision, namespace, tenant)
         self._answer_id = (
             f"{validated.endpoint.id_prefix}{request.request_id}"  # of an answer that several sequences share
         )

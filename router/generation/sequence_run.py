@@ -52,6 +52,7 @@ class GenerationRequest(msgspec.Struct, frozen=True):
     validated: ValidatedRequest
     revision: AdapterRevision | None  # None: the base model
     namespace: str  # of the prefix cache
+    tenant: str  # who makes it
 
     @property
     def revision_id(self) -> str | None:
@@ -231,6 +232,7 @@ class SequenceRun:
                     revision_id,
                     timeout_s,
                     not_in_engine=name in self._not_in_engine,
+                    tenant=self._generation_request.tenant,
                     span=span,
                 )
                 load_s = await self._backends.fleet.unless_lost(worker, ensured)

@@ -114,7 +114,8 @@ class ImportEndpoint:
         fleet = self._management.backends.fleet
         holders = () if current is None else fleet.workers_with(current.revision_id)
         outcomes = await on_each(
-            holders, lambda worker: fleet.link(worker).ensure_adapter(revision.revision_id, wait_s)
+            holders,
+            lambda worker: fleet.link(worker).ensure_adapter(revision.revision_id, wait_s, tenant=revision.tenant),
         )
         if outcomes.all_failed:
             first = next(iter(outcomes.errors.values()))

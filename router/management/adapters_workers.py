@@ -9,6 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from adapters.catalog.records import AdapterRevision
 from router.errors import InvalidField
 from router.fleet.worker_link import Tier, WorkerLink
 from router.identity.audit import note_of
@@ -51,27 +52,33 @@ class WorkersEndpoint:
         return await self._on_each(
             request,
             fields,
-            lambda link, revision: link.ensure_adapter(revision, timeout_s, prewarm=True, tier=tier),
+            lambda link, revision: link.ensure_adapter(
+                revision.revision_id, timeout_s, prewarm=True, tier=tier, tenant=revision.tenant
+            ),
         )
 
     async def pin(self, request: Request) -> Response:
         """Make a revision resident and pin it."""
         timeout_s = self._timeout_s
         fields = await self._management.fields(request, *_FIELDS)
-        return await self._on_each(request, fields, lambda link, revision: link.pin_adapter(revision, True, timeout_s))
+        return await self._on_each(
+            request, fields, lambda link, revision: link.pin_adapter(revision.revision_id, True, timeout_s)
+        )
 
     async def unpin(self, request: Request) -> Response:
         """Unpin a revision."""
         timeout_s = self._timeout_s
         fields = await self._management.fields(request, *_FIELDS)
-        return await self._on_each(request, fields, lambda link, revision: link.pin_adapter(revision, False, timeout_s))
+        return await self._on_each(
+            request, fields, lambda link, revision: link.pin_adapter(revision.revision_id, False, timeout_s)
+        )
 
     async def evict(self, request: Request) -> Response:
         """Remove a revision from host memory and disk, unless it is in use or pinned."""
         timeout_s = self._timeout_s
         fields = await self._management.fields(request, *_FIELDS)
         return await self._on_each(
-            request, fields, lambda link, revision: link.evict_adapter(revision, True, timeout_s)
+            request, fields, lambda link, revision: link.evict_adapter(revision.revision_id, True, timeout_s)
         )
 
     @property
@@ -79,7 +86,7 @@ class WorkersEndpoint:
         return self._management.backends.config.adapter_timeout_s
 
     async def _on_each(
-        self, request: Request, fields: Fields, call: Callable[[WorkerLink, str], Awaitable[object]]
+        self, request: Request, fields: Fields, call: Callable[[WorkerLink, AdapterRevision], Awaitable[object]]
     ) -> Response:
         names = field(fields, "workers", list[str], "a list of workers' names, or null for all")
         pin = field(fields, "reference", str, "an alias, 'r' and a number, or a revision id")
@@ -87,7 +94,7 @@ class WorkersEndpoint:
         note_of(request.scope).new = f"r{revision.number} {revision.revision_id}"
         workers = [view.name for view in self._management.holders(names, revision.manifest.positions)]
         fleet = self._management.backends.fleet
-        outcomes = await on_each(workers, lambda worker: call(fleet.link(worker), revision.revision_id))
+        outcomes = await on_each(workers, lambda worker: call(fleet.link(worker), revision))
         if outcomes.all_failed:
             raise next(iter(outcomes.errors.values()))
         answer = {"name": revision.full_name, "number": revision.number, "revision": revision.revision_id}

@@ -10,10 +10,11 @@ from typing import Any
 import kubernetes_validate
 import pytest
 import yaml
-from support.chart.custom_resources import complaints, pod_templates
+from support.chart.custom_resources import strictly_valid
 from support.chart.helm_chart import (
     FULLNAME,
     Object,
+    config_in,
     merged,
     named,
     needs_helm,
@@ -28,8 +29,6 @@ from support.chart.helm_chart import (
 
 from cli.main import _parser, _with_this_worker
 from cluster.agent.engine_spec import engine_spec, other_node
-from cluster.config.load import load_cluster_config
-from cluster.config.schema import ClusterConfig
 from engine.arguments import EngineSpec, command, environment
 
 pytestmark = needs_helm
@@ -64,13 +63,7 @@ def test_validation_is_strict(place: tuple[str, ...], key: str):
         target = target[each]
     target[key] = 1
     with pytest.raises((AssertionError, kubernetes_validate.ValidationError), match=key):
-        strictly_valid(wrong)
-
-
-def strictly_valid(obj: Object) -> None:
-    assert complaints(obj) == []
-    for template in pod_templates(obj):
-        kubernetes_validate.validate(template, "1.29", strict=True)
+        strictly_valid(wrong, "1.29")
 
 
 def test_a_group_lives_and_dies_together():
@@ -85,12 +78,6 @@ def test_a_group_lives_and_dies_together():
     assert all(selects(budget, each["metadata"]["labels"]) for each in templates())
 
 
-def config_of(folder: Path, name: str) -> ClusterConfig:
-    path = folder / "cluster.yaml"
-    path.write_text(named(rendered(SCENARIO), "ConfigMap", name)["data"]["cluster.yaml"])
-    return load_cluster_config(path)
-
-
 def specs(folder: Path) -> tuple[EngineSpec, EngineSpec]:
     """What the containers' commands start, by the processes' own code."""
     found = []
@@ -99,7 +86,7 @@ def specs(folder: Path) -> tuple[EngineSpec, EngineSpec]:
         for variable, value in INJECTED.items():
             args = [each.replace(variable, value) for each in args]
         arguments = _parser().parse_args(args)
-        config = _with_this_worker(config_of(folder, DECODE), arguments)
+        config = _with_this_worker(config_in(rendered(SCENARIO), DECODE, folder), arguments)
         spec = engine_spec(config, arguments.name, folder)
         if arguments.node_rank:
             spec = other_node(spec, config.workers[arguments.name], arguments.node_rank, arguments.first_node)
@@ -133,16 +120,17 @@ def test_routers_find_leaders_only_and_kv_peers_all(tmp_path: Path):
         f"{FULLNAME}-decode-node": (False, True),
     }
     assert by_name[f"{FULLNAME}-decode-node"]["publishNotReadyAddresses"]
-    config = config_of(tmp_path, f"{FULLNAME}-prefill-main").with_found_worker("p", "prefill", "10.1.2.9", 9000)
+    config = config_in(rendered(SCENARIO), f"{FULLNAME}-prefill-main", tmp_path).with_found_worker(
+        "p", "prefill", "10.1.2.9", 9000
+    )
     peers = engine_spec(config, "p", tmp_path).kv_peers
     assert {f"{name}.ns.svc.cluster.local" for name, found in matched.items() if any(found)} <= set(peers or ())
 
 
 def test_other_nodes_are_kv_peers_where_the_api_server_finds_leaders(tmp_path: Path):
     values = merged(scenario_values(SCENARIO), {"router": {"discovery": "kubernetes"}})
-    path = tmp_path / "cluster.yaml"
-    path.write_text(named(render(values), "ConfigMap", f"{FULLNAME}-prefill-main")["data"]["cluster.yaml"])
-    config = load_cluster_config(path).with_found_worker("p", "prefill", "10.1.2.9", 9000)
+    config = config_in(render(values), f"{FULLNAME}-prefill-main", tmp_path)
+    config = config.with_found_worker("p", "prefill", "10.1.2.9", 9000)
     spec = engine_spec(config, "p", tmp_path)
     assert spec.kv_peers == ("10.1.2.9", f"{FULLNAME}-decode-node.ns.svc.cluster.local")
     assert spec.kv_found_peers is not None
@@ -151,9 +139,7 @@ def test_other_nodes_are_kv_peers_where_the_api_server_finds_leaders(tmp_path: P
 def test_another_node_looks_for_kv_peers_where_the_api_server_knows_them(tmp_path: Path):
     values = merged(scenario_values(SCENARIO), {"router": {"discovery": "kubernetes"}})
     objects = render(values)
-    path = tmp_path / "cluster.yaml"
-    path.write_text(named(objects, "ConfigMap", DECODE)["data"]["cluster.yaml"])
-    config = load_cluster_config(path).with_found_worker("d", "decode", "10.1.2.3", 9000)
+    config = config_in(objects, DECODE, tmp_path).with_found_worker("d", "decode", "10.1.2.3", 9000)
     spec = other_node(engine_spec(config, "d", tmp_path), config.workers["d"], 1, "10.1.2.2")
     assert spec.kv_peers == ("10.1.2.3",)  # of listed ones none: the API server has them
     assert spec.kv_found_peers is not None

@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 import yaml
-from support.chart.helm_chart import containers, merged, named, needs_helm, pods, render, scenario_values
+from support.chart.helm_chart import config_in, containers, merged, named, needs_helm, pods, render, scenario_values
 
 from cli.main import main
-from cluster.config.load import load_cluster_config
 
 pytestmark = needs_helm
 MODEL = {
@@ -43,9 +42,7 @@ def test_planned_values(layout: str, tmp_path: Path, capsys: pytest.CaptureFixtu
         mib = int(shared["sizeLimit"].removesuffix("Mi"))
         assert 0 <= mib * 1024**2 - adapters < 2 * 1024**2
         (volume,) = [each for each in spec["volumes"] if "configMap" in each and "trusted" not in each["name"]]
-        path = tmp_path / "cluster.yaml"
-        path.write_text(named(objects, "ConfigMap", volume["configMap"]["name"])["data"]["cluster.yaml"])
-        config = load_cluster_config(path)
+        config = config_in(objects, volume["configMap"]["name"], tmp_path)
         engine = config.with_found_worker("w", pool["role"], "127.0.0.2", 9000).engine_of("w")
         assert (engine.max_total_tokens, engine.tensor_parallel) == (pool["max_tokens"], pool["tensor_parallel"])
         assert engine.max_running_requests == pool["max_running"]

@@ -14,6 +14,7 @@ from support.chart.helm_chart import (
     NAMESPACE,
     SCENARIOS,
     Object,
+    config_in,
     merged,
     named,
     needs_helm,
@@ -28,7 +29,6 @@ from support.chart.helm_chart import (
 from adapters.files.locked_folder import SHARED_MEMORY
 from cli.main import _parser, _with_this_worker
 from cluster.config.certificates import cluster_files
-from cluster.config.load import load_cluster_config
 from cluster.config.schema import CATALOG_VARIABLE, ClusterConfig
 from cluster.config.workers import WorkerConfig
 from cluster.integrity import KEY_VARIABLE
@@ -50,10 +50,7 @@ def config_of(objects: list[Object], spec: dict[str, Any], folder: Path) -> Clus
     mounts = {each["name"]: each for each in container(spec)["volumeMounts"]}
     assert mounts["config"]["mountPath"] == "/etc/prelude/cluster.yaml"
     (volume,) = [each for each in spec["volumes"] if each["name"] == "config"]
-    text = named(objects, "ConfigMap", volume["configMap"]["name"])["data"]["cluster.yaml"]
-    path = folder / "cluster.yaml"
-    path.write_text(text)
-    return load_cluster_config(path)
+    return config_in(objects, volume["configMap"]["name"], folder)
 
 
 def workers_of(

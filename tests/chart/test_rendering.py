@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 import yaml
-from support.chart.custom_resources import SPECS, complaints, pod_templates
+from support.chart.custom_resources import SPECS, complaints, strictly_valid
 from support.chart.helm_chart import (
     SCENARIOS,
-    Object,
     Refused,
     lint,
     merged,
@@ -39,17 +38,6 @@ def test_lint(scenario: str, kube_version: str):
     report = lint(scenario_values(scenario), kube_version)
     assert not report["errors"]
     assert [each for each in report["messages"] if each["severity"] > 1] == []
-
-
-def strictly_valid(obj: Object, version: str) -> None:
-    import kubernetes_validate
-
-    if (obj["apiVersion"], obj["kind"]) in SPECS:
-        assert complaints(obj) == []
-        for template in pod_templates(obj):
-            kubernetes_validate.validate(template, version, strict=True)
-        return
-    kubernetes_validate.validate(obj, version, strict=True)
 
 
 @pytest.mark.parametrize("version", KUBERNETES)

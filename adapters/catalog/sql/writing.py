@@ -212,8 +212,9 @@ def _adapter(transaction: Transaction, tenant: str, name: str) -> int:
                 f"the adapter {full_name_of(tenant, name)!r} was deleted on {row.deleted_at:%Y-%m-%d %H:%M} UTC and is "
                 "still kept; restore it first, or choose another name"
             )
-        if row.deleted_at is not None:
-            connection.execute(update(adapters).where(adapters.c.id == row.id).values(deleted_at=None, purged_at=None))
+        if row.deleted_at is not None:  # a new adapter, but for its numbers
+            anew = {"deleted_at": None, "purged_at": None, "shares_prefixes": False}
+            connection.execute(update(adapters).where(adapters.c.id == row.id).values(anew))
         return row.id
     ensure_tenant(transaction, tenant)
     return connection.execute(

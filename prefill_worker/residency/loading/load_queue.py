@@ -9,14 +9,15 @@ from __future__ import annotations
 import asyncio
 import copy
 import functools
-import heapq
 import itertools
 import random
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 from adapters.errors import AdapterError
 from prefill_worker.residency.errors import LoadQueueFull
+from prefill_worker.residency.loading.turns import Turns
 from process.tracing.span import NO_SPAN, Span
 
 _INITIAL_MEAN_S = 1.0  # assumed duration of a load before the first one
@@ -48,19 +49,17 @@ class Load:
     attempts: int = 0
     pending_error: AdapterError | None = None  # why it is blocked or retried; raised to waiters at their deadline
     waiters: dict[asyncio.Future[None], float] = field(default_factory=dict)  # and their deadlines
+    tenants: Counter[str] = field(default_factory=Counter)  # of the waiters
+    is_in_line: bool = False  # it waits for a slot
     task: asyncio.Task[None] | None = None  # of the running attempt
     retry: asyncio.TimerHandle | None = None
     span: Span = NO_SPAN  # of the first waiter whose request is traced
     is_abandoned: bool = False  # its last waiter has left; new waiters need a new load
     ended: asyncio.Event = field(default_factory=asyncio.Event)
 
-    @property
-    def rank(self) -> tuple[bool, int]:
-        return self.is_prewarm, self.number
-
 
 class LoadQueue:
-    """Runs `load` for each key with a waiter. Requests take priority over prewarms, then first come, first served."""
+    """Runs `load` for each key with a waiter. Requests take priority over prewarms; then tenants take turns."""
 
     def __init__(
         self,
@@ -77,7 +76,7 @@ class LoadQueue:
         self._backoff = backoff or Backoff()
         self._jitter = random.Random(seed)
         self._loads: dict[str, Load] = {}
-        self._ready: list[tuple[tuple[bool, int], Load]] = []  # a heap; entries with an outdated rank are stale
+        self._turns: Turns[Load] = Turns()
         self._num_running = 0
         self._mean_s = _INITIAL_MEAN_S
         self._numbers = itertools.count()
@@ -113,9 +112,18 @@ class LoadQueue:
         return min(max(self._mean_s * len(self._loads) / self._parallel, least), most)
 
     async def wait(
-        self, key: str, deadline_s: float, *, goal: int = 0, is_prewarm: bool = False, span: Span = NO_SPAN
+        self,
+        key: str,
+        deadline_s: float,
+        *,
+        goal: int = 0,
+        is_prewarm: bool = False,
+        tenant: str = "",
+        span: Span = NO_SPAN,
     ) -> None:
         """Join or start the load of a key and wait until it ends. A goal that is raised too late may not be reached.
+
+        `tenant`: who waits; the load starts in the tenant's turn.
 
         Raises a copy of the load's error; LoadQueueFull; at the deadline the load's pending error, else TimeoutError.
         Cancellation and the deadline abandon the load if it has no other waiter.
@@ -126,15 +134,13 @@ class LoadQueue:
             while (load := self._loads.get(key)) is not None and load.is_abandoned:
                 await load.ended.wait()
         if load is None:
-            load = self._add(key, goal, is_prewarm)
+            load = self._add(key, goal, is_prewarm, tenant)
         if load.span is NO_SPAN:
             load.span = span
         else:
             span.link(load.span)
         load.goal = max(load.goal, goal)
-        if load.is_prewarm and not is_prewarm:
-            load.is_prewarm = False
-            self._requeue(load)
+        self._turns.join(load, tenant, is_prewarm=is_prewarm)
         done: asyncio.Future[None] = loop.create_future()
         load.waiters[done] = deadline
         self._start_ready()
@@ -147,6 +153,7 @@ class LoadQueue:
             raise
         finally:
             load.waiters.pop(done, None)
+            self._turns.leave(load, tenant)
             if done.done() and not done.cancelled():
                 done.exception()  # marks it as retrieved, even if this waiter was cancelled at the same moment
             if not load.waiters and not load.ended.is_set():
@@ -174,19 +181,23 @@ class LoadQueue:
         await asyncio.gather(*tasks, return_exceptions=True)
         await asyncio.sleep(0)  # lets the tasks' callbacks run
 
-    def _add(self, key: str, goal: int, is_prewarm: bool) -> Load:
+    def _add(self, key: str, goal: int, is_prewarm: bool, tenant: str) -> Load:
         if self._is_closed:
             raise _stopping()
         if len(self._loads) >= self._capacity:
-            prewarms = [load for load in self._loads.values() if load.is_prewarm and load.task is None]
-            if is_prewarm or not prewarms:
+            displaced = None if is_prewarm else self._latest_prewarm() or self._turns.excess(tenant)
+            if displaced is None:
                 raise self._full()
-            self._finish(max(prewarms, key=lambda load: load.number), self._full())
+            self._finish(displaced, self._full())
         load = Load(key, goal, is_prewarm, next(self._numbers), asyncio.get_running_loop().time())
         self._loads[key] = load
         self._is_idle.clear()
-        heapq.heappush(self._ready, (load.rank, load))
+        self._turns.add(load)
         return load
+
+    def _latest_prewarm(self) -> Load | None:
+        prewarms = [load for load in self._loads.values() if load.is_prewarm and load.task is None]
+        return max(prewarms, key=lambda load: load.number, default=None)
 
     def _full(self) -> LoadQueueFull:
         return LoadQueueFull(
@@ -195,16 +206,8 @@ class LoadQueue:
             self.retry_after_s,
         )
 
-    def _requeue(self, load: Load) -> None:
-        """Give a queued load the place of its new rank."""
-        if load.task is None and load.retry is None:
-            heapq.heappush(self._ready, (load.rank, load))
-
     def _start_ready(self) -> None:
-        while self._ready and self._num_running < self._parallel:
-            rank, load = heapq.heappop(self._ready)
-            if rank != load.rank or load.ended.is_set() or load.task is not None or load.retry is not None:
-                continue
+        while self._num_running < self._parallel and (load := self._turns.take()) is not None:
             self._num_running += 1
             load.attempts += 1
             started_at = asyncio.get_running_loop().time()
@@ -246,7 +249,7 @@ class LoadQueue:
 
     def _retry(self, load: Load) -> None:
         load.retry = None
-        heapq.heappush(self._ready, (load.rank, load))
+        self._turns.add(load)
         self._start_ready()
 
     def _abandon(self, load: Load) -> None:
@@ -257,6 +260,7 @@ class LoadQueue:
             self._finish(load, None)
 
     def _finish(self, load: Load, error: BaseException | None) -> None:
+        self._turns.remove(load)
         if load.retry is not None:
             load.retry.cancel()
             load.retry = None

@@ -100,6 +100,19 @@ def pod_templates(obj: dict[str, Any]) -> list[dict[str, Any]]:
     ]
 
 
+def strictly_valid(obj: dict[str, Any], version: str) -> None:
+    """Fails if this version of Kubernetes, or the definition of a custom resource, has no such field or value."""
+    import kubernetes_validate
+
+    if (obj["apiVersion"], obj["kind"]) in SPECS:
+        found = complaints(obj)
+        assert not found, found
+        for template in pod_templates(obj):
+            kubernetes_validate.validate(template, version, strict=True)
+        return
+    kubernetes_validate.validate(obj, version, strict=True)
+
+
 def _wrong(shape: Shape, value: Any, place: str) -> Iterator[str]:
     if isinstance(shape, set):
         if value not in shape:

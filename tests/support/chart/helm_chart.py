@@ -14,6 +14,9 @@ from typing import Any
 import pytest
 import yaml
 
+from cluster.config.load import load_cluster_config
+from cluster.config.schema import ClusterConfig
+
 ROOT = Path(__file__).parents[3]
 CHART = ROOT / "helm"
 SCENARIOS = sorted(path.name.removesuffix("-values.yaml") for path in (CHART / "ci").glob("*-values.yaml"))
@@ -110,6 +113,13 @@ def of_kind(objects: list[Object], *kinds: str) -> list[Object]:
 def named(objects: list[Object], kind: str, name: str) -> Object:
     (found,) = [each for each in of_kind(objects, kind) if each["metadata"]["name"] == name]
     return found
+
+
+def config_in(objects: list[Object], config_map: str, folder: Path) -> ClusterConfig:
+    """The `cluster.yaml` of a ConfigMap, as a process reads it; written into the folder."""
+    path = folder / "cluster.yaml"
+    path.write_text(named(objects, "ConfigMap", config_map)["data"]["cluster.yaml"])
+    return load_cluster_config(path)
 
 
 def pods(objects: list[Object]) -> Iterator[tuple[str, dict[str, Any], dict[str, str]]]:

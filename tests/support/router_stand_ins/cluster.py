@@ -84,11 +84,14 @@ class ClusterStandIn:
             self.described.admin.check("GET", path.partition("?")[0], response.status, media_type, body)
             return response.status, await response.json()
 
+    async def metrics_page(self) -> str:
+        async with self.http.get(f"{self.admin_url}/metrics") as response:
+            return await response.text()
+
     async def num_queued(self) -> int:
         """Requests that wait for their turn, by the router's metric."""
-        async with self.http.get(f"{self.admin_url}/metrics") as response:
-            (found,) = re.findall(r"^prelude_router_queued_requests (\S+)", await response.text(), re.MULTILINE)
-            return int(float(found))
+        (found,) = re.findall(r"^prelude_router_queued_requests (\S+)", await self.metrics_page(), re.MULTILINE)
+        return int(float(found))
 
     def _check(self, method: str, path: str, response: aiohttp.ClientResponse, body: bytes, fields: Any = None) -> None:
         """Whatever a test is about, what it asks and gets must be as the OpenAPI document says."""

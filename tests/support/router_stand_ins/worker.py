@@ -48,6 +48,7 @@ class WorkerStandIn(WorkerControlServicer):
         self.prewarmed: list[str] = []  # those of `ensured` that were prewarms
         self.on_disk: set[str] = set()  # fetched for the disk tier
         self.not_in_engine: list[bool] = []  # the flag of each EnsureAdapter
+        self.tenants: list[str] = []  # of each EnsureAdapter
         self.ensure_errors: list[AdapterError | grpc.StatusCode] = []  # one per call
         self.retry_after_s: float | None = None  # sent with every gRPC status of `ensure_errors`
         self.ensure_delay_s = 0.0
@@ -133,6 +134,7 @@ class WorkerStandIn(WorkerControlServicer):
         self.metadata.append(dict(context.invocation_metadata()))
         self.prewarmed += [request.revision_id] if request.prewarm else []
         self.not_in_engine.append(request.not_in_engine)
+        self.tenants.append(request.tenant)
         is_late = await self._sleep(self.ensure_delay_s, request.deadline_s)
         if self.ensure_errors:
             error = self.ensure_errors.pop(0)

@@ -48,8 +48,7 @@ class Following:
 
     async def series(self) -> set[str]:
         """The workers that the metrics name."""
-        async with self.cluster.http.get(f"{self.cluster.admin_url}/metrics") as response:
-            page = await response.text()
+        page = await self.cluster.metrics_page()
         return {line.split('worker="')[1].split('"')[0] for line in page.splitlines() if 'worker="' in line}
 
 

@@ -5,18 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from support.routers.callers import ACME
+
 from adapters.catalog.quota_leases import Claim, GaugeAsk, Leases, Pool, RateAsk, lease_in_turn, lease_rate
 from adapters.errors import CatalogUnavailable
-from adapters.scopes import Scope
 from cluster.config.quotas import QuotasConfig
 from router.errors import QuotaExceeded
-from router.identity.principal import Principal
 from router.metrics import Metrics
 from router.quotas.budget import Use
 from router.quotas.quotas import Quotas
 from router.quotas.sharing import Sharing
 
-ACME = Principal("acme", "acme", frozenset({Scope.INFER}))
 STEP_S = 0.1
 
 

@@ -319,6 +319,24 @@ def test_prewarms_come_after_requests(stored: StoredAdapters, tmp_path: Path):
     asyncio.run(scenario())
 
 
+def test_loads_of_tenants_take_turns(stored: StoredAdapters, tmp_path: Path):
+    async def scenario() -> None:
+        a, b, c, d = stored.ids[:4]
+        async with running_agent(stored, tmp_path, parallel_loads=1) as running:
+            running.engine.may_answer.clear()
+            queue = running.agent._residency._queue  # type: ignore[union-attr]
+            calls = []
+            for revision_id, tenant in ((a, "many"), (b, "many"), (c, "many"), (d, "one")):
+                request = pb.EnsureAdapterRequest(revision_id=revision_id, tenant=tenant)
+                calls.append(asyncio.ensure_future(running.control.EnsureAdapter(request)))
+                await eventually(lambda: len(queue.keys) == len(calls))
+            running.engine.may_answer.set()
+            await asyncio.gather(*calls)
+            assert running.engine.calls == [("load", each) for each in (a, b, d, c)]
+
+    asyncio.run(scenario())
+
+
 def test_a_load_into_an_engine_that_is_about_to_be_up_is_kept(stored: StoredAdapters, tmp_path: Path):
     """It answers before its supervisor has seen that. A load that the engine before it has answered is lost."""
 

@@ -66,8 +66,7 @@ class TestOneSequence:
                 assert {chunk.model for chunk in chunks} == {f"{MODEL}:a0"}
                 assert {chunk.system_fingerprint for chunk in chunks} == {f"{FINGERPRINT}-{REVISION_ID[7:19]}"}
                 await eventually(lambda: cluster.admin("/debug/requests"), lambda page: page[1] == {"requests": []})
-                async with cluster.http.get(f"{cluster.admin_url}/metrics") as response:
-                    page = await response.text()
+                page = await cluster.metrics_page()
                 assert 'prelude_router_requests_total{endpoint="chat",status="200"} 1.0' in page
                 assert 'prelude_router_time_to_first_token_seconds_count{endpoint="chat"} 1.0' in page
                 assert "stream_options" not in cluster.prefill[0].engine.requests[0]

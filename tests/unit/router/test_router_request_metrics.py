@@ -21,8 +21,7 @@ Samples = dict[str, dict[tuple[str, ...], float]]
 async def samples_of(cluster: ClusterStandIn) -> Samples:
     """The metrics page, when no request is in flight: values by name and by the values of their labels."""
     await eventually(lambda: cluster.admin("/debug/requests"), lambda page: page[1] == {"requests": []})
-    async with cluster.http.get(f"{cluster.admin_url}/metrics") as response:
-        page = await response.text()
+    page = await cluster.metrics_page()
     found: Samples = {}
     for family in text_string_to_metric_families(page):
         for sample in family.samples:

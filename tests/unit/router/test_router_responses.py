@@ -166,8 +166,7 @@ def test_a_failure_in_the_middle_is_the_last_event(failure: Any, code: str) -> N
             )  # fmt: skip
             assert failed["output"][0]["content"][0]["text"] == "Hello"
             await eventually(lambda: cluster.admin("/debug/requests"), lambda page: page[1] == {"requests": []})
-            async with cluster.http.get(f"{cluster.admin_url}/metrics") as response:
-                page = await response.text()
+            page = await cluster.metrics_page()
             assert f'prelude_router_stream_errors_total{{code="{code}",endpoint="responses"}} 1.0' in page
 
     asyncio.run(scenario())
@@ -210,8 +209,7 @@ def test_requests_and_their_events_are_counted_as_those_of_chats() -> None:
             await cluster.stream("/v1/chat/completions", messages=[{"role": "user", "content": "Hi"}])
             await cluster.post(PATH, input="Hi", store=True)
             await eventually(lambda: cluster.admin("/debug/requests"), lambda page: page[1] == {"requests": []})
-            async with cluster.http.get(f"{cluster.admin_url}/metrics") as response:
-                page = await response.text()
+            page = await cluster.metrics_page()
             assert 'prelude_router_requests_total{endpoint="responses",status="200"} 1.0' in page
             assert 'prelude_router_requests_total{endpoint="responses",status="400"} 1.0' in page
             for endpoint in ("responses", "chat"):
@@ -239,8 +237,7 @@ def test_quotas_count_the_tokens_of_a_response(tmp_path: Path, stream: bool) -> 
                 assert response.headers["x-ratelimit-remaining-tokens"] == "100"  # 900 are reserved
                 await response.read()
             await eventually(lambda: cluster.admin("/debug/requests"), lambda page: page[1] == {"requests": []})
-            async with cluster.http.get(f"{cluster.admin_url}/metrics") as response:
-                page = await response.text()
+            page = await cluster.metrics_page()
             assert 'prelude_router_tenant_tokens_total{kind="prompt",tenant="acme"} 7.0' in page
             assert 'prelude_router_tenant_tokens_total{kind="output",tenant="acme"} 3.0' in page
 

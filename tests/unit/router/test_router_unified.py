@@ -157,11 +157,9 @@ class TestOneEngineCall:
                 _, page = await eventually(lambda: cluster.admin("/debug/requests"), has_phase("waiting_first_event"))
                 (sequence,) = page["requests"][0]["sequences"]
                 assert (sequence["prefill"], sequence["decode"]) == ("u0", "u0")
-                async with cluster.http.get(f"{cluster.admin_url}/metrics") as response:
-                    assert 'prelude_router_worker_legs_in_flight{worker="u0"} 1.0' in await response.text()
+                assert 'prelude_router_worker_legs_in_flight{worker="u0"} 1.0' in await cluster.metrics_page()
                 await asking
-                async with cluster.http.get(f"{cluster.admin_url}/metrics") as response:
-                    assert 'prelude_router_worker_legs_in_flight{worker="u0"} 0.0' in await response.text()
+                assert 'prelude_router_worker_legs_in_flight{worker="u0"} 0.0' in await cluster.metrics_page()
                 (line,) = [record.__dict__["fields"] for record in caplog.records if record.getMessage() == "request"]
                 assert (line["placements"], line["attempts"]) == (["u0"], 1)
 
@@ -333,8 +331,7 @@ class TestFailures:
                 await eventually(lambda: asyncio.sleep(0, engine.aborted), lambda aborted: rid in aborted)
                 await eventually(lambda: asyncio.sleep(0, engine.num_running), lambda n: n == 0)
                 await eventually(lambda: cluster.admin("/debug/requests"), lambda page: page[1] == {"requests": []})
-                async with cluster.http.get(f"{cluster.admin_url}/metrics") as response:
-                    page = await response.text()
+                page = await cluster.metrics_page()
                 assert 'prelude_router_aborts_total{role="unified"} 1.0' in page
                 assert 'prelude_router_worker_legs_in_flight{worker="u0"} 0.0' in page
 

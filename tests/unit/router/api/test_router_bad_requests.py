@@ -35,8 +35,7 @@ class TestClientsThatLeave:
                     await eventually(lambda w=worker: asyncio.sleep(0, w.engine.aborted), lambda a, r=rid: r in a)
                     await eventually(lambda w=worker: asyncio.sleep(0, w.engine.num_running), lambda n: n == 0)
                 await eventually(lambda: cluster.admin("/debug/requests"), lambda page: page[1] == {"requests": []})
-                async with cluster.http.get(f"{cluster.admin_url}/metrics") as response:
-                    page = await response.text()
+                page = await cluster.metrics_page()
                 assert 'prelude_router_requests_total{endpoint="completions",status="499"} 1.0' in page
                 assert 'prelude_router_worker_legs_in_flight{worker="d0"} 0.0' in page
 
@@ -51,8 +50,7 @@ class TestClientsThatLeave:
                 asking.cancel()
                 await eventually(lambda: cluster.admin("/debug/requests"), _is_empty)
                 await eventually(lambda: asyncio.sleep(0, cluster.prefill[0].engine.aborted), bool)
-                async with cluster.http.get(f"{cluster.admin_url}/metrics") as response:
-                    page = await response.text()
+                page = await cluster.metrics_page()
                 for worker in ("p0", "d0"):
                     assert f'prelude_router_worker_legs_in_flight{{worker="{worker}"}} 0.0' in page
 

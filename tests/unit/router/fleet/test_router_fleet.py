@@ -52,7 +52,7 @@ def test_wait_until_has_an_end(timeout_s: float) -> None:
 def test_a_link_for_each_worker() -> None:
     async def scenario() -> None:
         async with running_cluster() as cluster:
-            assert await cluster.fleet.link("p0").ensure_adapter(REVISION, 5) > 0
+            assert await cluster.fleet.link("p0").ensure_adapter(REVISION, 5, tenant="acme") > 0
             assert cluster.prefill[0].ensured == [REVISION]
             with pytest.raises(WorkerLost, match="no worker p9"):
                 cluster.fleet.link("p9")

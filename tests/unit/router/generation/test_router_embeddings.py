@@ -35,8 +35,7 @@ def test_embeddings(shape: tuple[int, int, int]) -> None:
             assert [decode.engine.bodies for decode in cluster.decode] == [[]] * shape[1]
             _, named, _ = await cluster.post("/v1/embeddings", model="a0", input=["one", "two"])
             assert (named["model"], named["data"]) == ("a0", answer["data"])
-            async with cluster.http.get(f"{cluster.admin_url}/metrics") as answered:
-                metrics = await answered.text()
+            metrics = await cluster.metrics_page()
             assert 'prelude_router_requests_total{endpoint="embeddings",status="200"} 2.0' in metrics
 
     asyncio.run(scenario())

@@ -223,7 +223,7 @@ class TestWorkers:
                 assert (status, answer["revision"], set(answer["workers"])) == (200, REVISION_ID, {"p0", "p1"})
                 assert all(isinstance(seconds, float) for seconds in answer["workers"].values())
                 assert first.resident == second.resident == {REVISION_ID}
-                assert first.prewarmed == [REVISION_ID]
+                assert (first.prewarmed, first.tenants) == ([REVISION_ID], ["default"])
                 only_first = {"workers": ["p0"], "reference": "r1"}
                 status, answer = await ask(cluster, "POST", "/v1/adapters/default/a0/pin", json=only_first)
                 assert (status, list(answer["workers"])) == (200, ["p0"])

@@ -30,8 +30,7 @@ class TestMetrics:
                 await ask(cluster, "POST", "/v1/adapters/bot/push", data=form(lora(tmp_path, 2)))
                 await answered_by(cluster, "bot")
                 await answered_by(cluster, "bot")
-                async with cluster.http.get(f"{cluster.admin_url}/metrics") as response:
-                    page = await response.text()
+                page = await cluster.metrics_page()
                 for line in (
                     'prelude_router_adapter_changes_total{kind="import",result="done"} 1.0',
                     'prelude_router_adapter_changes_total{kind="import",result="refused"} 1.0',
@@ -80,8 +79,7 @@ class TestMetrics:
                 await ask(cluster, "GET", "/v1/adapters")
                 await ask(cluster, "GET", one)
                 assert await changes_of(cluster) == expected
-                async with cluster.http.get(f"{cluster.admin_url}/metrics") as response:
-                    page = await response.text()
+                page = await cluster.metrics_page()
                 for kind, *_ in done:
                     assert f'adapter_change_seconds_count{{kind="{kind}"}} 1.0' in page, kind
 
@@ -123,8 +121,7 @@ class TestMetrics:
 
 async def changes_of(cluster: ClusterStandIn) -> dict[tuple[str, str], int]:
     """Changes of adapters that the router has counted, by kind and result."""
-    async with cluster.http.get(f"{cluster.admin_url}/metrics") as response:
-        page = await response.text()
+    page = await cluster.metrics_page()
     [family] = [each for each in text_string_to_metric_families(page) if each.name == "prelude_router_adapter_changes"]
     samples = [sample for sample in family.samples if sample.name.endswith("_total")]
     return {(sample.labels["kind"], sample.labels["result"]): int(sample.value) for sample in samples}

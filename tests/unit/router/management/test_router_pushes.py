@@ -35,6 +35,8 @@ class TestPush:
                 assert await answered_by(cluster, "acme/bot") == id_of(tmp_path, 2)
                 assert await answered_by(cluster, "acme/bot@r1") == id_of(tmp_path, 1)
                 assert not any(worker.prewarmed for worker in cluster.prefill)
+                tenants = [tenant for worker in cluster.prefill for tenant in worker.tenants]
+                assert sorted(tenants) == ["acme"] * 2 + ["default"] * 2  # the pushed adapter's, and who asked for it
 
         asyncio.run(scenario())
 

@@ -37,12 +37,7 @@ def test_bodies_in_flight_are_bounded() -> None:
             assert (await cluster.post(prompt="Hi"))[0] == 200
             first.cancel()
             await asyncio.gather(first, return_exceptions=True)
-
-            async def page() -> str:
-                async with cluster.http.get(f"{cluster.admin_url}/metrics") as response:
-                    return await response.text()
-
-            await eventually(page, lambda text: "prelude_router_body_bytes 0.0" in text)
+            await eventually(cluster.metrics_page, lambda text: "prelude_router_body_bytes 0.0" in text)
             assert (await cluster.post(prompt=LONG))[0] == 200
 
     asyncio.run(scenario())

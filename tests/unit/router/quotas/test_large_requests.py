@@ -8,7 +8,8 @@ from collections import deque
 from collections.abc import Sequence
 
 import pytest
-from support.routers.sharing_routers import ACME, STEP_S, Database, Router
+from support.routers.callers import ACME
+from support.routers.sharing_routers import STEP_S, Database, Router
 
 from adapters.catalog.quota_leases import Claim, GaugeAsk, lease_in_turn
 from cluster.config.quotas import QuotasConfig

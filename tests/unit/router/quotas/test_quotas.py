@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from support.routers.callers import ACME, BETA, caller
 
-from adapters.scopes import Scope
 from cluster.config.quotas import QuotasConfig
 from router.errors import QuotaExceeded, answer_of
 from router.identity.principal import Principal
@@ -21,13 +21,6 @@ class Clock:
 
     def __call__(self) -> float:
         return self.now
-
-
-def holder(tenant: str, key_id: str | None = None) -> Principal:
-    return Principal(tenant, tenant, frozenset({Scope.INFER}), key_id)
-
-
-ACME, BETA = holder("acme"), holder("beta")
 
 
 def made(clock: Clock | None = None, metrics: Metrics | None = None, **config: Any) -> Quotas:
@@ -157,7 +150,7 @@ def test_keys_have_their_own_limits_and_the_tenants():
     quotas = made(
         default={"requests_per_s": 3, "each_key": {"requests_per_s": 2}}, keys={"b" * 12: {"requests_per_s": 1}}
     )
-    one, two = holder("acme", "a" * 12), holder("acme", "b" * 12)
+    one, two = caller("acme", "a" * 12), caller("acme", "b" * 12)
     used(quotas, two)
     assert "key bbbbbbbbbbbb" in str(refused(quotas, two))
     used(quotas, one)
@@ -198,7 +191,7 @@ def test_idle_budgets_are_forgotten_and_busy_ones_kept(monkeypatch: pytest.Monke
         admission.take(Use(sequences=1), None, None)
         for number in range(30):
             clock.now += 2
-            used(quotas, holder(f"t{number}"))
+            used(quotas, caller(f"t{number}"))
         assert len(quotas.budgets) < 20
         assert quotas.budgets["tenant:acme"].gauges["sequences"].used == 1
     assert quotas.budgets["tenant:acme"].gauges["sequences"].used == 0
@@ -212,7 +205,7 @@ def test_a_budget_is_not_forgotten_while_a_request_runs_that_will_settle(monkeyp
         admission.take(Use(output_tokens=1), None, None)
         clock.now = 60
         for number in range(30):
-            used(quotas, holder(f"t{number}"))
+            used(quotas, caller(f"t{number}"))
         admission.settle(0, 600)
     assert quotas.budgets["tenant:acme"].buckets["output_tokens"].level == -539
 
@@ -220,7 +213,7 @@ def test_a_budget_is_not_forgotten_while_a_request_runs_that_will_settle(monkeyp
 def test_metrics_name_only_the_tenants_of_the_configuration():
     metrics = Metrics()
     quotas = made(metrics=metrics, default={"requests_per_s": 1}, tenants={"acme": {}})
-    for who in (ACME, BETA, holder("gamma")):
+    for who in (ACME, BETA, caller("gamma")):
         used(quotas, who, prompt_tokens=7)
         refused(quotas, who)
     page = metrics.page().decode()
@@ -236,7 +229,7 @@ def test_the_metrics_say_how_much_of_each_limit_is_used():
     quotas = made(clock, metrics, default=limits, tenants={"acme": {"sequences": 8}})
     used(quotas, ACME, prompt_tokens=80)
     used(quotas, BETA, prompt_tokens=30)
-    used(quotas, holder("gamma"), prompt_tokens=60)
+    used(quotas, caller("gamma"), prompt_tokens=60)
     with quotas.admission(ACME) as admission:
         admission.take(Use(sequences=2), None, None)
         assert metrics.quota_use.read() == {

@@ -5,22 +5,16 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.router_stand_ins import ClusterStandIn, after, eventually, running_cluster
+from support.router_stand_ins import after, eventually, running_cluster
 from support.routers.keyed_cluster import KeyedCluster, keyed_cluster
 from support.routers.management_calls import ask, form, lora, upload
 
 from cluster.config.load import load_cluster_config
 from cluster.errors import ConfigError
-
-
-async def page_of(cluster: ClusterStandIn) -> str:
-    async with cluster.http.get(f"{cluster.admin_url}/metrics") as response:
-        return await response.text()
 
 
 async def answer(cluster: KeyedCluster, key: str, path: str = "/v1/completions", **fields: Any) -> Any:
@@ -50,8 +44,7 @@ def test_a_tenant_over_its_limit_gets_429_and_the_others_do_not(tmp_path: Path) 
             status, _, headers = await answer(cluster, beta)
             assert status == 200
             assert not [name for name in headers if name.startswith("x-ratelimit")]
-            async with cluster.cluster.http.get(f"{cluster.cluster.admin_url}/metrics") as response:
-                page = await response.text()
+            page = await cluster.cluster.metrics_page()
             assert 'prelude_router_quota_refusals_total{limit="requests",tenant="acme"} 3.0' in page
             assert 'prelude_router_requests_total{endpoint="completions",status="429"} 2.0' in page
 
@@ -179,7 +172,7 @@ def test_two_routers_have_one_limit(tmp_path: Path) -> None:
             running_cluster(0, 0, 1, folder=tmp_path / "two", **options) as two,
         ):
             for router in (one, two):
-                await eventually(partial(page_of, router), lambda page: "prelude_router_quota_routers 2.0" in page)
+                await eventually(router.metrics_page, lambda page: "prelude_router_quota_routers 2.0" in page)
             began_at = time.monotonic()
             counts: Counter[int] = Counter()
             while counts[429] < 10:

@@ -7,9 +7,9 @@ from collections import deque
 from typing import Any
 
 import pytest
+from support.routers.callers import ACME, BETA, caller
 from support.routers.sharing_routers import Database, Router
 
-from adapters.scopes import Scope
 from cluster.config.quotas import QuotasConfig
 from router.errors import QuotaExceeded, answer_of
 from router.identity.principal import Principal
@@ -53,13 +53,6 @@ class Clients:
         return True
 
 
-def holder(tenant: str, key_id: str | None = None) -> Principal:
-    return Principal(tenant, tenant, frozenset({Scope.INFER}), key_id)
-
-
-ACME, BETA = holder("acme"), holder("beta")
-
-
 @pytest.mark.parametrize("num_sequences", [16, 17])
 def test_tokens_are_for_others_while_sequences_refuse_the_large_request(num_sequences: int):
     """It can never be admitted, or not while one long stream runs. The rate permits ten small requests a second."""
@@ -96,7 +89,7 @@ def test_sequences_are_for_others_half_of_the_time_while_a_long_stream_runs():
 
 def test_a_tenants_sequences_are_not_saved_for_what_its_key_never_permits():
     clients = Clients(default={"sequences": 16, "each_key": {"sequences": 1}})
-    keys = [holder("acme", f"{number:012}") for number in range(31)]
+    keys = [caller("acme", f"{number:012}") for number in range(31)]
     num_small = 0
     for number in range(1200):
         clients.step()
@@ -116,7 +109,7 @@ def test_of_several_routers_none_claims_sequences_for_what_its_key_never_permits
             database.now += STEP_S
             await routers[number % 2].sharing.renew()
             if number >= 50 and len(streams) < 16:
-                admission = routers[number % 2].quotas.admission(holder("acme", f"{number:012}")).__enter__()
+                admission = routers[number % 2].quotas.admission(caller("acme", f"{number:012}")).__enter__()
                 try:
                     admission.take(Use(sequences=1), None, None)
                 except QuotaExceeded:
@@ -124,7 +117,7 @@ def test_of_several_routers_none_claims_sequences_for_what_its_key_never_permits
                 else:
                     streams.append(admission)
             if number % 10 == 0:
-                with routers[0].quotas.admission(holder("acme", "a" * 12)) as admission, pytest.raises(QuotaExceeded):
+                with routers[0].quotas.admission(caller("acme", "a" * 12)) as admission, pytest.raises(QuotaExceeded):
                     admission.take(Use(sequences=16), None, None)
             assert all(claim.units == 1 for claims in database.claims.values() for claim in claims.values())
         assert len(streams) == 16
@@ -159,7 +152,7 @@ def test_an_adapters_sequences_are_not_saved_for_what_the_tenants_own_limit_refu
 )
 def test_a_request_that_can_never_be_admitted_is_told_so(limits: dict[str, Any], use: Use, message: str):
     clients = Clients(default=limits)
-    who = holder("acme", "a" * 12)
+    who = caller("acme", "a" * 12)
     clients.is_admitted(who, Use(output_tokens=60, sequences=1))  # what it has taken is not the reason
     with pytest.raises(QuotaExceeded, match=message) as caught:
         clients.begin(who, use)

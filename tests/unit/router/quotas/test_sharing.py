@@ -8,7 +8,8 @@ import math
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.routers.sharing_routers import ACME, STEP_S, Database, Router, routers, run
+from support.routers.callers import ACME
+from support.routers.sharing_routers import STEP_S, Database, Router, routers, run
 
 from adapters.catalog.quota_leases import GaugeAsk, RateAsk, lease_gauge, lease_rate
 from adapters.errors import CatalogUnavailable

@@ -22,8 +22,7 @@ PAIR, UNIFIED = (1, 1, 0), (0, 0, 1)
 
 async def used(cluster: ClusterStandIn) -> tuple[int, int]:
     """Tokens of prompts and of output that the tenant was charged for."""
-    async with cluster.http.get(f"{cluster.admin_url}/metrics") as response:
-        page = await response.text()
+    page = await cluster.metrics_page()
     found = dict(re.findall(r'^prelude_router_tenant_tokens_total{kind="(\w+)",tenant="other"} (\S+)', page, re.M))
     return int(float(found.get("prompt", 0))), int(float(found.get("output", 0)))
 

@@ -9,8 +9,8 @@ from random import Random
 from typing import Any
 
 import pytest
+from support.routers.callers import caller
 
-from adapters.scopes import Scope
 from cluster.config.quotas import QuotasConfig
 from router.errors import QuotaExceeded
 from router.identity.principal import Principal
@@ -23,13 +23,9 @@ STEP_S = 0.25
 ADAPTER = "acme/bot"
 
 
-def holder(tenant: str, key: str) -> Principal:
-    return Principal(tenant, tenant, frozenset({Scope.INFER}), key * 12)
-
-
-ACME = holder("acme", "k")
-OTHER_KEYS = [holder("acme", key) for key in "opq"]
-OTHER_TENANTS = [holder(tenant, "x") for tenant in ("beta", "gamma", "delta")]
+ACME = caller("acme", "k" * 12)
+OTHER_KEYS = [caller("acme", key * 12) for key in "opq"]
+OTHER_TENANTS = [caller(tenant, "x" * 12) for tenant in ("beta", "gamma", "delta")]
 
 # Limits, the large request, the small ones of its own key, and those of others who share the broader limit only.
 SMALL = Use(prompt_tokens=50, output_tokens=50, sequences=1)

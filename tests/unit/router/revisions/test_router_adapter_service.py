@@ -388,8 +388,7 @@ class TestOverHttp:
                     assert (status, headers["x-prelude-revision"]) == (200, REVISION_ID)
                     assert (await cluster.get("/v1/models"))[0] == 503
                 await eventually(lambda: cluster.post(prompt="Hi", adapter="late"), lambda answer: answer[0] == 200)
-                async with cluster.http.get(f"{cluster.admin_url}/metrics") as response:
-                    page = await response.text()
+                page = await cluster.metrics_page()
                 assert 'prelude_router_resolutions_total{outcome="unavailable"}' in page
                 assert "prelude_router_catalog_staleness_seconds" in page
 

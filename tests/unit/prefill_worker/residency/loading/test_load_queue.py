@@ -56,6 +56,7 @@ def run(scenario: Callable[[LoadQueue, Loader], Awaitable[None]], parallel: int 
         await scenario(queue, loader)
         await asyncio.sleep(0.001)  # abandoned loads end
         assert (queue.num_running, queue.num_queued, queue.num_waiters, queue.keys) == (0, 0, 0, [])
+        assert not any(queue._turns._lines)
         await queue.aclose()
         assert len(asyncio.all_tasks()) == 1
 
@@ -124,6 +125,74 @@ def test_a_request_displaces_the_latest_prewarm():
         await asyncio.gather(request, *prewarms[:2])
 
     assert run(scenario, parallel=1, queued=2).started == ["w1", "request", "w2"]
+
+
+def test_tenants_take_turns():
+    async def scenario(queue: LoadQueue, _: Loader) -> None:
+        many = [asyncio.create_task(queue.wait(f"many{n}", 99, tenant="many")) for n in range(6)]
+        await asyncio.sleep(0.1)
+        few = [asyncio.create_task(queue.wait(key, 99, tenant=key[:3])) for key in ("one1", "one2", "two1")]
+        await asyncio.gather(*many, *few)
+
+    expected = ["many0", "many1", "one1", "two1", "many2", "one2", "many3", "many4", "many5"]
+    assert run(scenario, parallel=1, queued=9).started == expected
+
+
+def test_a_shared_load_starts_in_the_first_turn_of_those_who_wait():
+    async def scenario(queue: LoadQueue, _: Loader) -> None:
+        tasks = [asyncio.create_task(queue.wait(key, 99, tenant="many")) for key in ("m0", "m1", "m2", "shared", "m3")]
+        await asyncio.sleep(0.1)
+        tasks += [asyncio.create_task(queue.wait(key, 99, tenant="one")) for key in ("shared", "last")]
+        gone = asyncio.create_task(queue.wait("m3", 99, tenant="gone"))
+        await asyncio.sleep(0.1)
+        gone.cancel()  # its turn goes with it
+        await asyncio.gather(*tasks)
+
+    assert run(scenario, parallel=1, queued=9).started == ["m0", "m1", "shared", "m2", "last", "m3"]
+
+
+def test_prewarms_of_tenants_take_turns_after_all_requests():
+    async def scenario(queue: LoadQueue, _: Loader) -> None:
+        tasks = [asyncio.create_task(queue.wait("running", 99))]
+        await asyncio.sleep(0)
+        asked = [("p1", "a"), ("p2", "a"), ("p3", "a"), ("p4", "b")]
+        tasks += [asyncio.create_task(queue.wait(key, 99, tenant=each, is_prewarm=True)) for key, each in asked]
+        await asyncio.sleep(0)
+        tasks += [asyncio.create_task(queue.wait(key, 99, tenant="b")) for key in ("p3", "r1")]
+        await asyncio.gather(*tasks)
+
+    assert run(scenario, parallel=1, queued=9).started == ["running", "p3", "r1", "p1", "p4", "p2"]
+
+
+def test_a_retried_load_keeps_its_place_among_its_tenants_own():
+    async def scenario(queue: LoadQueue, loader: Loader) -> None:
+        loader.outcomes["a0"] = StoreUnavailable("away")
+        tasks = [asyncio.create_task(queue.wait(key, 99, tenant=key[0])) for key in ("a0", "a1", "a2", "b1", "b2")]
+        await asyncio.sleep(1.5)
+        loader.outcomes.clear()
+        await asyncio.gather(*tasks)
+
+    assert run(scenario, parallel=1, queued=9).started == ["a0", "a1", "b1", "a0", "b2", "a2"]
+
+
+def test_a_full_queue_has_room_for_tenants_with_shorter_lines():
+    async def scenario(queue: LoadQueue, _: Loader) -> None:
+        many = [asyncio.create_task(queue.wait(f"many{n}", 99, tenant="many")) for n in range(4)]
+        await asyncio.sleep(0.1)
+        with pytest.raises(LoadQueueFull):
+            await queue.wait("many4", 99, tenant="many")
+        shared = asyncio.create_task(queue.wait("many3", 99, tenant="other"))
+        await asyncio.sleep(0.1)
+        one = asyncio.create_task(queue.wait("one1", 99, tenant="one"))
+        with pytest.raises(LoadQueueFull):
+            await many[2]  # not many3, which the other tenant waits for, too
+        with pytest.raises(LoadQueueFull):
+            await queue.wait("one2", 99, tenant="one")  # the longest line is no longer by two
+        with pytest.raises(LoadQueueFull):
+            await queue.wait("prewarm", 99, tenant="third", is_prewarm=True)
+        await asyncio.gather(many[0], many[1], many[3], shared, one)
+
+    assert run(scenario, parallel=1, queued=3).started == ["many0", "many1", "many3", "one1"]
 
 
 def test_a_load_ends_with_its_last_waiter():
@@ -305,7 +374,7 @@ def test_random_requests_keep_the_bounds(seed: int):
             key, deadline_s = chance.choice("abcdefghijklmnop"), chance.choice([0.0, 0.5, 3.0, 15.0])
             begun = now()
             try:
-                await queue.wait(key, deadline_s, is_prewarm=chance.random() < 0.3)
+                await queue.wait(key, deadline_s, is_prewarm=chance.random() < 0.3, tenant=chance.choice("xyz"))
             except (LoadQueueFull, AdapterMalformed, StoreUnavailable, TimeoutError) as error:
                 answers[type(error).__name__] += 1
             else:
