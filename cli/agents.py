@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cluster.errors import ConfigError
+from process.addresses import host_and_port
 
 if TYPE_CHECKING:
     import grpc
@@ -86,5 +87,5 @@ def _addresses(config: ClusterConfig, path: Path, names: Collection[str]) -> dic
                 f"{path}: workers.{name}.control_port is 0, and no `prelude up` runs this file that would have chosen "
                 "one; start it, or give the worker a fixed port"
             )
-        addresses[name] = worker.role, f"{worker.host}:{worker.control_port}"
+        addresses[name] = worker.role, host_and_port(worker.host, worker.control_port)
     return addresses

@@ -11,6 +11,8 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
+from process.addresses import host_and_port
+
 _TIMEOUT_S = 10.0
 
 
@@ -52,7 +54,7 @@ def _url(config: Path) -> str:
     from cluster.local.running import with_running_ports
 
     router = with_running_ports(load_cluster_config(config), config).router
-    return f"http://{router.admin.host}:{router.admin_port}"
+    return f"http://{host_and_port(router.admin.host, router.admin_port)}"
 
 
 def _message_in(body: bytes) -> str | None:

@@ -13,6 +13,7 @@ from engine.hooks.guards.http import ADMIN_KEY_VARIABLE, IN_ENVIRONMENT, KEY_VAR
 from engine.hooks.guards.kv import FOUND_PEERS_VARIABLE, PEERS_VARIABLE
 from engine.hooks.report import REPORT_DIR_VARIABLE, ROLE_VARIABLE
 from engine.plugin import DEVICE_VARIABLE
+from process.addresses import host_and_port
 from process.tracing.settings import TraceSettings
 
 
@@ -78,7 +79,7 @@ class EngineSpec:
     @property
     def url(self) -> str:
         """Base URL of the server."""
-        return f"{'http' if self.tls is None else 'https'}://{self.host}:{self.port}"
+        return f"{'http' if self.tls is None else 'https'}://{host_and_port(self.host, self.port)}"
 
     @property
     def local_ranks(self) -> range:

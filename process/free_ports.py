@@ -10,13 +10,19 @@ _FIRST = 10240  # below are the ports of well-known services
 _RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 
+def unbound_socket(host: str) -> socket.socket:
+    """A TCP socket for an address of `host`, of IPv4 if it has one. Raises OSError."""
+    families = {found[0] for found in socket.getaddrinfo(host or None, 0, type=socket.SOCK_STREAM)}
+    return socket.socket(socket.AF_INET if socket.AF_INET in families else socket.AF_INET6)
+
+
 def bound_socket(host: str = "127.0.0.1") -> socket.socket:
     """A socket bound to a free port of `host`, which holds the port until it is closed.
 
     The kernel gives ports from a range of its own to outgoing connections. One of those may be free now and taken when
     a process that is still starting wants it, so the port is from outside of that range where there is room.
     """
-    listener = socket.socket()
+    listener = unbound_socket(host)
     try:
         first_given = int(_RANGE.read_text().split()[0])
     except (OSError, ValueError, IndexError):  # not Linux

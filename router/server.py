@@ -25,6 +25,7 @@ from cluster.control.transport import Transport
 from cluster.discovery.configured import configured_sources
 from cluster.errors import ConfigError
 from cluster.open_library import open_configured_catalog, open_library
+from process.addresses import host_and_port
 from process.certificates.contexts import Following, make_server_context, server_context
 from process.certificates.expiry import export_expiry
 from process.certificates.identity import ROUTER
@@ -95,7 +96,7 @@ def run(config: ClusterConfig, siblings: Siblings | None = None) -> NoReturn:
     _allow_open_files(router.http.max_connections)
     server = RouterServer(uvicorn_config(app, config, connections, clients))
     spare_garbage_collection()
-    admin = f"{router.admin.host}:{router.admin_port}"
+    admin = host_and_port(router.admin.host, router.admin_port)
     log.info("router starting", extra={"fields": {"host": router.host, "port": router.port, "admin": admin}})
     server.run(sockets=[bound_listener("router.port", router.host, router.port, share=share)])
     tracing.stop()
@@ -170,7 +171,9 @@ def _shares_quotas(config: ClusterConfig) -> bool:
 
 def worker_addresses(config: ClusterConfig) -> Mapping[str, tuple[str, str]]:
     """Role and agent address of every worker of cluster.yaml."""
-    return {name: (worker.role, f"{worker.host}:{worker.control_port}") for name, worker in config.workers.items()}
+    return {
+        name: (worker.role, host_and_port(worker.host, worker.control_port)) for name, worker in config.workers.items()
+    }
 
 
 def client_tls(config: ClusterConfig) -> Following[ssl.SSLContext] | None:

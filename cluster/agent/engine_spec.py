@@ -8,7 +8,7 @@ from pathlib import Path
 from adapters.errors import BaseModelInvalid
 from adapters.model.base_model import BaseModel
 from cluster.agent.kv_transfer import check_kv_transfers
-from cluster.config.fields import host_and_port, is_loopback
+from cluster.config.fields import is_loopback
 from cluster.config.schema import ClusterConfig
 from cluster.config.tracing import trace_settings
 from cluster.config.workers import WorkerConfig
@@ -18,6 +18,7 @@ from engine.access import EngineKeys, EngineTls
 from engine.arguments import AdapterSlots, EngineNodes, EngineSpec, EngineTraces
 from engine.base_models import fitted_to
 from engine.errors import BaseModelNotRun
+from process.addresses import host_and_port
 
 PEER_ROLES = {"prefill": "decode", "decode": "prefill"}  # the other ends of KV transfers
 

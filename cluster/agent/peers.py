@@ -13,6 +13,7 @@ from cluster.control.worker_watch import WorkerWatch
 from cluster.discovery.configured import configured_sources, nodes_source
 from cluster.discovery.roster import Contact, Roster
 from cluster.discovery.static_list import StaticList
+from process.addresses import host_and_port
 
 
 class Peer(WorkerWatch):
@@ -67,7 +68,9 @@ class Peers(Mapping[str, Peer]):
         self._members: dict[str, Peer] = {}
         self._changed = asyncio.Event()  # set and replaced whenever somebody comes or leaves
         listed = config.workers_of(role) if role else {}
-        addresses = {name: (worker.role, f"{worker.host}:{worker.control_port}") for name, worker in listed.items()}
+        addresses = {
+            name: (worker.role, host_and_port(worker.host, worker.control_port)) for name, worker in listed.items()
+        }
         self._roster: Roster[Peer] = Roster(
             [StaticList(addresses), *configured_sources(config.discovery, (role,) if role else ())],
             self,

@@ -19,11 +19,6 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def host_and_port(host: str, port: int) -> str:
-    """Host and port as in a URL: an IPv6 address has brackets."""
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
 def host_of(address: str) -> str:
     """The host of HOST:PORT; an IPv6 address without its brackets."""
     return address.rpartition(":")[0].strip("[]")

@@ -18,6 +18,7 @@ from cluster.control.control_pb2_grpc import WorkerControlServicer, add_WorkerCo
 from cluster.control.worker import AdapterOperations, Worker
 from cluster.errors import ERROR_CODE_KEY, HTTP_STATUS_KEY, RETRY_AFTER_KEY, AdapterHolderBusy, WorkerStopping
 from engine.errors import EngineError
+from process.addresses import host_and_port
 
 SERVICE = "prelude.control.v1.WorkerControl"
 _STOP_GRACE_S = 1.0
@@ -169,7 +170,7 @@ async def serve_control(worker: Worker) -> AsyncIterator[None]:
     add_WorkerControlServicer_to_server(ControlService(worker), server)
     health_service = health.aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(health_service, server)
-    worker.transport.add_port(server, f"{worker.worker.host}:{worker.worker.control_port}")
+    worker.transport.add_port(server, host_and_port(worker.worker.host, worker.worker.control_port))
     await server.start()
     follow = asyncio.create_task(_follow_health(worker, health_service), name="health")
     try:

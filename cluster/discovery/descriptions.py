@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from urllib.parse import urlsplit
 
-from cluster.config.fields import NAME_PATTERN, host_and_port
+from cluster.config.fields import NAME_PATTERN
 from cluster.control import control_pb2 as pb
 from cluster.errors import DescriptionRefused
+from process.addresses import host_and_port
 
 ROLES = {pb.ROLE_PREFILL: "prefill", pb.ROLE_DECODE: "decode", pb.ROLE_UNIFIED: "unified"}
 

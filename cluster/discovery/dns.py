@@ -14,9 +14,9 @@ import dns.nameserver
 import dns.rdatatype
 import dns.resolver
 
-from cluster.config.fields import host_and_port
 from cluster.discovery.source import Endpoint
 from cluster.errors import SourceUnavailable
+from process.addresses import host_and_port
 
 _LOOKUP_S = 10.0  # for all questions of one refresh
 _QUESTION_S = 5.0

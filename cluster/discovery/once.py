@@ -14,6 +14,7 @@ from cluster.discovery.configured import configured_sources
 from cluster.discovery.descriptions import check_description
 from cluster.discovery.source import Endpoint
 from cluster.errors import DescriptionRefused, SourceUnavailable
+from process.addresses import host_and_port
 
 _DESCRIBE_TIMEOUT_S = 5.0
 _MAX_CALLS = 64  # concurrent
@@ -37,7 +38,7 @@ async def found_workers(config: ClusterConfig, transport: Transport) -> FoundWor
         except SourceUnavailable as error:
             problems[source.label] = str(error)
         endpoints |= source.endpoints
-    listed = {f"{worker.host}:{worker.control_port}" for worker in config.workers.values()}
+    listed = {host_and_port(worker.host, worker.control_port) for worker in config.workers.values()}
     asked = sorted(endpoint for endpoint in endpoints if endpoint.address not in listed)[: config.discovery.max_workers]
     slots = asyncio.Semaphore(_MAX_CALLS)
 

@@ -10,7 +10,8 @@ from typing import Any
 from cluster.config.schema import ClusterConfig
 from cluster.config.workers import WorkerConfig
 from cluster.errors import StartError
-from process.free_ports import bound_socket
+from process.addresses import host_and_port
+from process.free_ports import bound_socket, unbound_socket
 
 _PORT_FIELDS = ("control_port", "metrics_port", "engine_port")
 
@@ -43,12 +44,12 @@ def _is_free(host: str, port: int, workers: Iterable[WorkerConfig]) -> bool:
     """True if no worker of the configuration and no process of this machine has the port."""
     if any(port == getattr(worker, field) for worker in workers for field in (*_PORT_FIELDS, "bootstrap_port")):
         return False
-    with socket.socket() as listener:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
+    try:
+        with unbound_socket(host) as listener:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listener.bind((host, port))
-        except OSError:
-            return False
+    except OSError:
+        return False
     return True
 
 
@@ -63,11 +64,11 @@ def check_free(config: ClusterConfig) -> None:
             if getattr(worker, field)
         ]
     for field, host, port in wanted:
-        with socket.socket() as listener:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as servers do
-            try:
+        try:
+            with unbound_socket(host) as listener:
+                listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as servers do
                 listener.bind((host, port))
-            except OSError as error:
-                raise StartError(
-                    f"{field}: {host}:{port} is not available ({error.strerror}); choose another"
-                ) from error
+        except OSError as error:
+            raise StartError(
+                f"{field}: {host_and_port(host, port)} is not available ({error.strerror}); choose another"
+            ) from error

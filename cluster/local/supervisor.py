@@ -26,6 +26,7 @@ from cluster.local.gpus import with_host_gpus
 from cluster.local.ports import check_free, with_ports
 from cluster.local.process_watch import ProcessWatch
 from cluster.local.running import recorded
+from process.addresses import host_and_port
 from process.certificates.contexts import make_pinned_context
 from process.lifetime import end_processes, kill_group, stop_signal
 
@@ -61,12 +62,12 @@ class LocalCluster:
     def url(self) -> str:
         """The router's base URL."""
         scheme = "http" if self.config.router.tls is None else "https"
-        return f"{scheme}://{self.config.router.host}:{self.config.router.port}"
+        return f"{scheme}://{host_and_port(self.config.router.host, self.config.router.port)}"
 
     @property
     def admin_url(self) -> str:
         """Base URL of the router's metrics and debug pages."""
-        return f"http://{self.config.router.admin.host}:{self.config.router.admin_port}"
+        return f"http://{host_and_port(self.config.router.admin.host, self.config.router.admin_port)}"
 
     async def start(self) -> None:
         """Start every process and wait until the router can serve requests. Raises StartError and ConfigError."""
@@ -178,7 +179,7 @@ class LocalCluster:
         if name == "router":
             return self.url
         worker = self.config.workers[name]
-        return f"http://{worker.host}:{worker.metrics_port}"
+        return f"http://{host_and_port(worker.host, worker.metrics_port)}"
 
 
 def ready_timeout_s(config: ClusterConfig) -> float:

@@ -4,9 +4,9 @@
 {{- $v := $root.Values -}}
 {{- $config := deepCopy $v.cluster -}}
 {{- $_ := set $config "model" (mergeOverwrite (default dict $config.model) (dict "name" $v.model.name "path" $v.model.path)) -}}
-{{- $router := dict "host" "0.0.0.0" "port" (int $v.ports.router.http) "drain_timeout_s" (int $v.router.drainSeconds) -}}
+{{- $router := dict "host" $v.router.listenHost "port" (int $v.ports.router.http) "drain_timeout_s" (int $v.router.drainSeconds) -}}
 {{- /* Who reaches the admin listener is up to the router's NetworkPolicy. */ -}}
-{{- $_ := set $router "admin" (dict "host" "0.0.0.0" "port" (int $v.ports.router.admin) "insecure" true) -}}
+{{- $_ := set $router "admin" (dict "host" $v.router.listenHost "port" (int $v.ports.router.admin) "insecure" true) -}}
 {{- if $v.router.tls.secretName -}}
 {{- $_ := set $router "tls" (dict "certificate" "/etc/prelude/client-tls/tls.crt" "key" "/etc/prelude/client-tls/tls.key") -}}
 {{- end -}}

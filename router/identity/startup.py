@@ -9,6 +9,7 @@ from cluster.config.fields import is_loopback
 from cluster.config.router import AuthConfig
 from cluster.config.schema import ClusterConfig
 from cluster.errors import ConfigError
+from process.addresses import host_and_port
 
 
 def check_identity(config: ClusterConfig) -> str:
@@ -53,7 +54,7 @@ def _check_open(config: ClusterConfig) -> str:
             "{}}` and make a key with `prelude keys create`, or host to 127.0.0.1; `insecure: true` serves openly",
             location=("router", "host"),
         )
-    return f"There is no authentication: whoever reaches {router.host}:{router.port} can use the router."
+    return f"There is no authentication: whoever reaches {host_and_port(router.host, router.port)} can use the router."
 
 
 def _check_keys(config: ClusterConfig) -> str:

@@ -16,6 +16,7 @@ import aiohttp
 from aiohttp import web
 
 from cluster.errors import ConfigError
+from process.addresses import host_and_port
 
 _ASK_TIMEOUT_S = 1.0  # for all of them together: they are on this machine
 
@@ -77,7 +78,8 @@ def bound_listener(field: str, host: str, port: int, *, share: bool) -> socket.s
     try:
         return _bound(host, port, share=share)
     except OSError as error:
-        raise ConfigError(f"{field}: {host}:{port} is not available ({error.strerror}); choose another") from error
+        where = host_and_port(host, port)
+        raise ConfigError(f"{field}: {where} is not available ({error.strerror}); choose another") from error
 
 
 def _bound(host: str, port: int, *, share: bool) -> socket.socket:

@@ -55,6 +55,13 @@ def test_variables_of_the_chart_are_not_given_twice(name: str):
     assert name in used
 
 
+@pytest.mark.parametrize("change", [{}, {"listenHost": "::"}])
+def test_routers_listen_on_the_given_addresses(change: dict[str, str]):
+    objects = changed("h100-node", {"router": change})
+    router = yaml.safe_load(named(objects, "ConfigMap", "r-prelude-router")["data"]["cluster.yaml"])["router"]
+    assert {router["host"], router["admin"]["host"]} == {change.get("listenHost", "0.0.0.0")}
+
+
 def test_what_is_named_with_false_is_not_used():
     objects = changed("h100-node", {"image": {"pullSecrets": {"yes": True, "no": False}}})
     assert {str(spec["imagePullSecrets"]) for _, spec, _ in pods(objects)} == {"[{'name': 'yes'}]"}

@@ -13,6 +13,7 @@ from cluster.host_memory import available_bytes, check_host_bytes, gib, holders_
 from cluster.local.doctor.finding import Finding, error, ok, warning
 from cluster.local.doctor.host import Host
 from cluster.local.ports import check_free
+from process.addresses import host_and_port
 
 _MIN_FILES = 65536  # connections of clients, engines and agents, with room
 _ENGINE_SHARED_BYTES = 1 << 30  # of one engine and its ranks: queues, UCX segments
@@ -114,7 +115,9 @@ def ports(config: ClusterConfig | None) -> Iterator[Finding]:
     except StartError as failure:
         yield warning(str(failure), "another process has it, or this cluster runs already: `ss -ltnp` shows which")
     else:
-        yield ok(f"the ports of cluster.yaml are free (router: {config.router.host}:{config.router.port})")
+        yield ok(
+            f"the ports of cluster.yaml are free (router: {host_and_port(config.router.host, config.router.port)})"
+        )
 
 
 def _limit(host: Host, name: str, kind: int) -> tuple[int, int]:

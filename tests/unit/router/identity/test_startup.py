@@ -12,6 +12,7 @@ from adapters.catalog.sql import SqlCatalog
 from adapters.scopes import Scope
 from cluster.config.load import load_cluster_config, located
 from cluster.errors import ConfigError
+from process.addresses import host_and_port
 from router.identity.startup import check_identity
 
 HEAD = "model: {path: ., name: demo}\nworkers:\n  u: {role: unified}\nrouter:\n"  # the next line is the fifth
@@ -42,7 +43,7 @@ def test_an_open_router_beyond_it_must_be_wanted(tmp_path: Path, host: str):
     assert "prelude keys create" in found
     assert "insecure: true" in found
     wanted = outcome(tmp_path, f"  port: 1\n  host: '{host}'\n  insecure: true\n")
-    assert wanted == f"There is no authentication: whoever reaches {host}:1 can use the router."
+    assert wanted == f"There is no authentication: whoever reaches {host_and_port(host, 1)} can use the router."
 
 
 def test_keys_that_nobody_has(tmp_path: Path):

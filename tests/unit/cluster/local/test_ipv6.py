@@ -1,0 +1,86 @@
+"""A cluster on IPv6 addresses: in URLs they have brackets, and ports are looked for and opened on them."""
+
+from __future__ import annotations
+
+import json
+import socket
+from pathlib import Path
+
+import pytest
+
+from cli.explain import _url
+from cluster.agent.engine_spec import engine_spec
+from cluster.config.schema import ClusterConfig
+from cluster.control import control_pb2 as pb
+from cluster.discovery.descriptions import check_description
+from cluster.errors import StartError
+from cluster.local.ports import check_free, with_ports
+from cluster.local.supervisor import LocalCluster
+from router.processes.siblings import bound_listener
+from router.server import worker_addresses
+
+try:
+    with socket.socket(socket.AF_INET6) as looked:
+        looked.bind(("::1", 0))
+except OSError:  # of containers without IPv6
+    pytestmark = pytest.mark.skip(reason="this machine has no IPv6 loopback address")
+
+
+def config(folder: Path, port: int = 0) -> ClusterConfig:
+    (folder / "cluster.yaml").write_text(
+        json.dumps(
+            {
+                "model": {"path": str(folder), "name": "demo"},
+                "router": {"host": "::1", "port": port, "admin": {"host": "::1", "port": 9}},
+                "workers": {"u": {"role": "unified", "host": "::1", "control_port": 5000, "engine_port": 5001}},
+            }
+        )
+    )
+    return ClusterConfig.model_validate(json.loads((folder / "cluster.yaml").read_text()))
+
+
+def test_addresses_have_brackets(tmp_path: Path):
+    found = config(tmp_path, 8000)
+    assert worker_addresses(found) == {"u": ("unified", "[::1]:5000")}
+    url = engine_spec(found, "u", tmp_path).url
+    assert url == "http://[::1]:5001"
+    cluster = LocalCluster(found, tmp_path)
+    assert (cluster.url, cluster.admin_url) == ("http://[::1]:8000", "http://[::1]:9")
+    check_description(
+        pb.WorkerDescription(
+            name="p", role=pb.ROLE_PREFILL, model="demo", engine_url=url, kv_host="::1", kv_bootstrap_port=9
+        ),
+        role="prefill",
+        model="demo",
+    )
+
+
+def test_the_admin_listeners_address_has_brackets(tmp_path: Path):
+    config(tmp_path)
+    assert _url(tmp_path / "cluster.yaml") == "http://[::1]:9"
+
+
+def test_ports_are_chosen_there(tmp_path: Path):
+    chosen = with_ports(config(tmp_path))
+    assert chosen.router.port
+    assert chosen.workers["u"].metrics_port
+
+
+@pytest.mark.parametrize("host", ["::1", "::"])
+def test_a_port_that_is_taken_there_is_named(tmp_path: Path, host: str):
+    with bound_listener("router.port", host, 0, share=False) as taken:
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(StartError) as caught:
+            check_free(config(tmp_path, port))
+    assert f"router.port: [::1]:{port} is not available" in str(caught.value)
+
+
+def test_the_unspecified_address_is_of_both_families():
+    """A router at `::` serves clients of either, unless the system's net.ipv6.bindv6only says otherwise."""
+    if Path("/proc/sys/net/ipv6/bindv6only").read_text().strip() != "0":
+        pytest.skip("net.ipv6.bindv6only is set")
+    with bound_listener("router.port", "::", 0, share=False) as listener:
+        listener.listen()
+        for host in ("127.0.0.1", "::1"):
+            socket.create_connection((host, listener.getsockname()[1]), timeout=60).close()
