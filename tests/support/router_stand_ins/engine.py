@@ -13,6 +13,7 @@ from typing import Any
 from aiohttp import web
 
 WORDS = ("Hello", " wide", " world")
+NUM_PROMPT_TOKENS = 7
 
 Behaviour = Callable[["EngineStandIn", dict[str, Any], web.Request], Awaitable[web.StreamResponse | None]]
 
@@ -37,6 +38,7 @@ class EngineStandIn:
     key: str = ""  # that requests must have; "": none
     tls: ssl.SSLContext | None = None
     num_refused: int = 0  # for want of the key
+    gives_logprobs: bool = False  # of completions that ask for them
     runner: web.AppRunner | None = None
     url: str = ""
 
@@ -128,6 +130,8 @@ class EngineStandIn:
             choice["message"] = {"role": "assistant", "content": "".join(words)}
         else:
             choice["text"] = "".join(words)
+            if self.gives_logprobs and fields.get("logprobs") is not None:
+                choice["logprobs"] = _logprobs([*(["p"] * NUM_PROMPT_TOKENS if fields.get("echo") else []), *words])
         return {
             "id": fields["rid"],
             "object": "chat.completion" if "messages" in fields else "text_completion",
@@ -140,7 +144,7 @@ class EngineStandIn:
 
     @property
     def _meta_info(self) -> dict[str, Any]:
-        return {"prompt_tokens": 7, "cached_tokens": self.num_cached_tokens}
+        return {"prompt_tokens": NUM_PROMPT_TOKENS, "cached_tokens": self.num_cached_tokens}
 
     @property
     def _streamed_usage(self) -> dict[str, Any]:
@@ -183,11 +187,20 @@ class EngineStandIn:
 def usage(num_completion_tokens: int, num_cached_tokens: int = 0) -> dict[str, Any]:
     """As SGLang's, which leaves the details out where nothing was cached."""
     return {
-        "prompt_tokens": 7,
-        "total_tokens": 7 + num_completion_tokens,
+        "prompt_tokens": NUM_PROMPT_TOKENS,
+        "total_tokens": NUM_PROMPT_TOKENS + num_completion_tokens,
         "completion_tokens": num_completion_tokens,
         "prompt_tokens_details": {"cached_tokens": num_cached_tokens} if num_cached_tokens else None,
         "reasoning_tokens": 0,
+    }
+
+
+def _logprobs(tokens: list[str]) -> dict[str, list[Any]]:
+    return {
+        "tokens": tokens,
+        "token_logprobs": [-0.5] * len(tokens),
+        "top_logprobs": [{token: -0.5} for token in tokens],
+        "text_offset": [-1] * len(tokens),
     }
 
 
