@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from engine.hooks.kv.agreement import all_agree
+from engine.hooks.kv.connections import Connections
 from engine.hooks.kv.messages import MessageSender
 
 log = logging.getLogger(__name__)
@@ -23,6 +24,7 @@ MAX_CLOSED_ROOMS = 1 << 16
 @dataclass(slots=True, eq=False)
 class _Post:
     room: int
+    peers: tuple[str, ...]
     handle: Any
     is_posted: bool = False
     is_left: bool = False  # the thread that made it looks at it no longer
@@ -34,6 +36,7 @@ class Posts:
     def __init__(self) -> None:
         self._lock = threading.RLock()
         self._agent: Any = None
+        self._connections: Any = None  # a Connections
         self._pending: dict[int, list[_Post]] = {}
         self._closed: OrderedDict[int, None] = OrderedDict()
         self._own = threading.local()  # the chunk of this thread
@@ -43,22 +46,36 @@ class Posts:
         with self._lock:
             if not isinstance(manager.agent, NotingAgent):
                 self._agent = manager.agent
+                self._connections = Connections(manager, self._lock, self._has_pending)
                 manager.agent = NotingAgent(manager.agent, self)
 
     def begin_chunk(self, room: int) -> None:
-        """What this thread posts from now on is for this room."""
+        """What this thread posts from now on is for this room. Connects again to its peers where that is needed."""
         self.end_chunk()
-        self._own.room, self._own.posts = room, []
+        peers = self._connections.peers(room)
+        self._connections.begin_chunk(peers)
+        self._own.room, self._own.peers, self._own.posts = room, peers, []
 
     def end_chunk(self) -> None:
         """This thread is done with its chunk: with all posts, or because one failed and it left the others alone."""
         posts: list[_Post] = getattr(self._own, "posts", [])
-        self._own.room, self._own.posts = None, []
+        peers: tuple[str, ...] = getattr(self._own, "peers", ())
+        self._own.room, self._own.peers, self._own.posts = None, (), []
         with self._lock:
             for post in posts:
                 post.is_left = True
             for room in {post.room for post in posts}:
                 self._settle(room)
+        self._connections.end_chunk(peers)
+
+    def failed(self, error: Exception) -> None:
+        """NIXL took no transfer of this thread's chunk."""
+        self._connections.note(getattr(self._own, "peers", ()), error)
+
+    def _has_pending(self, peer: str) -> bool:
+        for room in list(self._pending):
+            self._settle(room)
+        return any(peer in post.peers for posts in self._pending.values() for post in posts)
 
     def begin(self, handle: Any) -> _Post | None:
         """Note what is posted now. Raises NIXL's nixlCancelledError if the room is closed."""
@@ -70,7 +87,7 @@ class Posts:
                 from nixl._bindings import nixlCancelledError  # SGLang logs it in one line
 
                 raise nixlCancelledError(f"KV room {room} has failed: nothing is written for it any longer")
-            post = _Post(room, handle)
+            post = _Post(room, self._own.peers, handle)
             self._pending.setdefault(room, []).append(post)
         self._own.posts.append(post)
         return post
@@ -99,12 +116,14 @@ class Posts:
     def _is_done(self, post: _Post) -> bool:
         if not post.is_posted:
             return False
+        failure: Exception | None = None
         try:
             state = self._agent.check_xfer_state(post.handle)
-        except Exception:  # noqa: BLE001 a class of errors for each state of a connection
-            state = "ERR"
+        except Exception as error:  # noqa: BLE001 a class of errors for each state of a connection
+            state, failure = "ERR", error
         if state != "ERR":
             return state == "DONE"
+        self._connections.note(post.peers, failure)
         if not post.is_left:
             return False  # its thread still looks at the handle, which is gone after a release
         try:
@@ -124,11 +143,26 @@ class NotingAgent:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._agent, name)
 
+    def make_prepped_xfer(self, *args, **kwargs):
+        """Make a transfer to a peer whose pages are known."""
+        return self._taken(self._agent.make_prepped_xfer, *args, **kwargs)
+
+    def initialize_xfer(self, *args, **kwargs):
+        """Make a transfer to a peer."""
+        return self._taken(self._agent.initialize_xfer, *args, **kwargs)
+
+    def _taken(self, call, *args, **kwargs):
+        try:
+            return call(*args, **kwargs)
+        except Exception as error:
+            self._posts.failed(error)
+            raise
+
     def transfer(self, handle, *args, **kwargs):
         """Post it, unless its room is closed."""
         post = self._posts.begin(handle)
         try:
-            return self._agent.transfer(handle, *args, **kwargs)
+            return self._taken(self._agent.transfer, handle, *args, **kwargs)
         finally:
             if post is not None:
                 post.is_posted = True

@@ -49,6 +49,7 @@ class Agent:
 class Manager:
     def __init__(self) -> None:
         self.agent = Agent()
+        self.transfer_infos: dict[int, dict[str, object]] = {}  # no peers: those are another module's
 
 
 @pytest.fixture
