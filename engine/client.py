@@ -36,6 +36,8 @@ class EngineLoad:
     awaiting_kv_requests: int = 0  # queued: read, KV being sent; on a decode engine, with room for KV that is not here
     max_running_requests: int = 0
     active_kv_tokens: int = 0  # in use, without what is kept for KV that is not here
+    read_tokens: int = 0  # of prompts, since its start, without those that were in the prefix cache
+    reading_us: int = 0  # for them, from the begin of a batch to its result: batches may overlap
 
 
 class EngineClient:
@@ -173,4 +175,6 @@ def _load_of(rank: dict[str, Any]) -> EngineLoad:
         awaiting_kv,
         rank.get("max_running_requests", 0),
         min(used_kv_tokens, rank.get("num_active_tokens", used_kv_tokens)),
+        rank.get("total_prefill_uncached_tokens", 0),
+        rank.get("total_prefill_busy_us", 0),
     )

@@ -364,6 +364,8 @@ class WorkerAgent:
                             awaiting_kv_requests=load.awaiting_kv_requests,
                             max_running_requests=load.max_running_requests,
                             active_kv_tokens=load.active_kv_tokens,
+                            read_tokens=load.read_tokens,
+                            reading_us=load.reading_us,
                         ),
                     )
                     self.metrics.observe_load(load)

@@ -113,7 +113,7 @@ class WorkerState(_message.Message):
     def __init__(self, incarnation: _Optional[str] = ..., engine_state: _Optional[_Union[EngineState, str]] = ..., ready: _Optional[bool] = ..., draining: _Optional[bool] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., warm_pairs: _Optional[_Iterable[_Union[WarmPair, _Mapping]]] = ..., residency: _Optional[_Union[ResidencyDelta, _Mapping]] = ..., reason: _Optional[str] = ..., not_warm_with: _Optional[_Iterable[str]] = ..., hung: _Optional[bool] = ..., progress: _Optional[int] = ..., routers: _Optional[int] = ...) -> None: ...
 
 class Load(_message.Message):
-    __slots__ = ("running_requests", "queued_requests", "used_kv_tokens", "max_kv_tokens", "awaiting_room_requests", "awaiting_kv_requests", "max_running_requests", "active_kv_tokens")
+    __slots__ = ("running_requests", "queued_requests", "used_kv_tokens", "max_kv_tokens", "awaiting_room_requests", "awaiting_kv_requests", "max_running_requests", "active_kv_tokens", "read_tokens", "reading_us")
     RUNNING_REQUESTS_FIELD_NUMBER: _ClassVar[int]
     QUEUED_REQUESTS_FIELD_NUMBER: _ClassVar[int]
     USED_KV_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -122,6 +122,8 @@ class Load(_message.Message):
     AWAITING_KV_REQUESTS_FIELD_NUMBER: _ClassVar[int]
     MAX_RUNNING_REQUESTS_FIELD_NUMBER: _ClassVar[int]
     ACTIVE_KV_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    READ_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    READING_US_FIELD_NUMBER: _ClassVar[int]
     running_requests: int
     queued_requests: int
     used_kv_tokens: int
@@ -130,7 +132,9 @@ class Load(_message.Message):
     awaiting_kv_requests: int
     max_running_requests: int
     active_kv_tokens: int
-    def __init__(self, running_requests: _Optional[int] = ..., queued_requests: _Optional[int] = ..., used_kv_tokens: _Optional[int] = ..., max_kv_tokens: _Optional[int] = ..., awaiting_room_requests: _Optional[int] = ..., awaiting_kv_requests: _Optional[int] = ..., max_running_requests: _Optional[int] = ..., active_kv_tokens: _Optional[int] = ...) -> None: ...
+    read_tokens: int
+    reading_us: int
+    def __init__(self, running_requests: _Optional[int] = ..., queued_requests: _Optional[int] = ..., used_kv_tokens: _Optional[int] = ..., max_kv_tokens: _Optional[int] = ..., awaiting_room_requests: _Optional[int] = ..., awaiting_kv_requests: _Optional[int] = ..., max_running_requests: _Optional[int] = ..., active_kv_tokens: _Optional[int] = ..., read_tokens: _Optional[int] = ..., reading_us: _Optional[int] = ...) -> None: ...
 
 class WarmPair(_message.Message):
     __slots__ = ("decode_name", "decode_incarnation")

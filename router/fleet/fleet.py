@@ -270,6 +270,8 @@ class Fleet:
                     queues=queues,
                     num_routers=state.routers,
                     num_unread=queues.num_unread(view.role),
+                    read_tokens=state.load.read_tokens,
+                    reading_us=state.load.reading_us,
                 )
         if is_member:
             before = self._views[view.name]

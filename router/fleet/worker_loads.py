@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 
 from router.fleet.queues import NO_QUEUES, Queues
+from router.fleet.reading_rate import ReadingRate, ReportedReading
 
 _INITIAL_TOKENS_PER_S = 5000.0
 _INITIAL_BUSY_S = 0.5  # weight of the initial rate, as seconds of observation
@@ -14,19 +15,18 @@ _WEIGHT_OF_NEWEST = 0.1  # of prompts' sizes
 # What reports say of other routers' prompts is up to 0.2 s old, and all routers act on it at once: counted in full, the
 # simulator's routers leave busy workers together, and some wait longer than without it.
 _OTHERS_WEIGHT = 0.5
-_MAX_BUSY_S = 20.0  # observations are halved at this age, so that a rate follows its worker
 
 
 class WorkerLoad:
     """One worker's load. Mutable; `WorkerLoads` owns it and placement only reads it."""
 
     __slots__ = (
-        "_busy_s",
         "_busy_since",
         "_mean_prompt_tokens",
         "_num_reading",
-        "_tokens_read",
+        "_rate",
         "max_kv_tokens",
+        "num_at_engine",
         "num_routers",
         "num_sequences",
         "on_change",
@@ -39,6 +39,7 @@ class WorkerLoad:
         "queues",
         "reported_kv_tokens",
         "reported_progress",
+        "reported_reading",
         "revisions",
         "s_per_token",
         "unread_tokens",
@@ -48,6 +49,7 @@ class WorkerLoad:
     def __init__(self, on_change: Callable[[], None] | None = None) -> None:
         self.on_change = on_change  # called when a prompt was read, or a sequence has ended
         self.num_sequences = 0  # of this router, in flight at the worker
+        self.num_at_engine = 0  # of them, those whose prompt its engine has or has read
         self.prompt_tokens = 0  # of this router's prompts that the worker has not finished reading
         self.placed_kv_tokens = 0  # that this router's sequences may come to occupy
         self.reported_kv_tokens = 0  # that are occupied, by all routers' sequences
@@ -55,6 +57,7 @@ class WorkerLoad:
         self.reported_progress = 0
         self.queues = NO_QUEUES  # as reported
         self.progressed_at = 0.0  # when its agent last reported that the engine works, by the loads' clock
+        self.reported_reading = ReportedReading()
         self.revisions: dict[str, int] = {}  # revision id -> this router's sequences that use it
         self.on_idle: Callable[[], None] | None = None  # called when no sequence is left
         self.s_per_token = 1 / _INITIAL_TOKENS_PER_S  # while it has prompts to read
@@ -66,8 +69,7 @@ class WorkerLoad:
         self._mean_prompt_tokens = 0.0  # of this router's
         self._num_reading = 0
         self._busy_since = 0.0
-        self._busy_s = _INITIAL_BUSY_S
-        self._tokens_read = _INITIAL_TOKENS_PER_S * _INITIAL_BUSY_S
+        self._rate = ReadingRate(_INITIAL_BUSY_S, _INITIAL_TOKENS_PER_S * _INITIAL_BUSY_S)
 
     @property
     def tokens_per_s(self) -> float:
@@ -92,19 +94,32 @@ class WorkerLoad:
         queues: Queues = NO_QUEUES,
         num_routers: int = 1,
         num_unread: int = 0,
+        read_tokens: int = 0,
+        reading_us: int = 0,
     ) -> None:
         """Take over an engine's report. A changed KV use counts as progress.
 
         Unread prompts that this router has not sent are other routers', and are taken to be as long as this router's.
+        `read_tokens` without those of the prefix cache, and the time for them, are counts since the engine's start.
         """
         if (progress, used_kv_tokens) != (self.reported_progress, self.reported_kv_tokens):
             self.reported_progress, self.progressed_at = progress, now
         self.reported_kv_tokens, self.max_kv_tokens, self.queues = used_kv_tokens, max_kv_tokens, queues
         self.num_routers = min(max(1, num_routers), _MAX_ROUTERS)
         # A router alone knows it all, and sooner: reports are late.
-        num_others = max(0, num_unread - self._num_reading) if self.num_routers > 1 else 0
+        num_others = self._num_others(num_unread, queues.requests) if self.num_routers > 1 else 0
         self.others_tokens = _OTHERS_WEIGHT * num_others * self._mean_prompt_tokens
+        self.reported_reading.report(now, read_tokens, reading_us)
         self._count()
+
+    def _num_others(self, num_unread: int, num_requests: int) -> float:
+        """How many of an engine's unread prompts are other routers'.
+
+        At least all but this router's, some of which may be counted as running or sent. Those are as many as among all
+        requests of the engine, if all routers' prompts wait equally long.
+        """
+        own_share = self.num_at_engine / num_requests if num_requests else 1.0
+        return max(0.0, num_unread - self._num_reading, num_unread * (1 - own_share))
 
     def began_reading(self, now: float) -> None:
         if not self._num_reading:
@@ -116,15 +131,13 @@ class WorkerLoad:
         self._num_reading -= 1
         if not tokens:  # the others' time goes on; a time with nothing read says nothing
             return
-        self._busy_s += now - self._busy_since
-        self._busy_since = now
-        self._tokens_read += tokens
-        if self._busy_s > _MAX_BUSY_S:
-            self._busy_s /= 2
-            self._tokens_read /= 2
-        # A worker that has read next to nothing must not look infinitely slow.
-        self._tokens_read = max(self._tokens_read, self._busy_s)
-        self.s_per_token = self._busy_s / self._tokens_read
+        busy_s, self._busy_since = now - self._busy_since, now
+        self.observe_reading(busy_s, tokens)
+
+    def observe_reading(self, busy_s: float, tokens: int) -> None:
+        """Learn how fast the worker reads. `tokens` include those that it found in its prefix cache."""
+        self._rate.observe(busy_s, tokens)
+        self.s_per_token = self._rate.s_per_token
         self._count()
 
     def add_prompt(self, tokens: int) -> None:
@@ -171,6 +184,8 @@ class WorkerLoads(Mapping[str, WorkerLoad]):
         queues: Queues = NO_QUEUES,
         num_routers: int = 1,
         num_unread: int = 0,
+        read_tokens: int = 0,
+        reading_us: int = 0,
     ) -> None:
         """Take over what an engine reports: see `WorkerLoad.report`."""
         self[worker].report(
@@ -181,6 +196,8 @@ class WorkerLoads(Mapping[str, WorkerLoad]):
             queues=queues,
             num_routers=num_routers,
             num_unread=num_unread,
+            read_tokens=read_tokens,
+            reading_us=reading_us,
         )
 
     def forget(self, worker: str, on_idle: Callable[[], None] = lambda: None) -> WorkerLoad:
@@ -203,14 +220,24 @@ class WorkerLoads(Mapping[str, WorkerLoad]):
 class Hold:
     """One sequence counted at one worker."""
 
-    __slots__ = ("_clock", "_is_held", "_is_reading", "_kv_tokens", "_load", "_prompt_tokens", "_revision_id")
+    __slots__ = (
+        "_clock",
+        "_is_at_engine",
+        "_is_held",
+        "_is_reading",
+        "_is_seen",
+        "_kv_tokens",
+        "_load",
+        "_prompt_tokens",
+        "_revision_id",
+    )
 
     def __init__(
         self, load: WorkerLoad, clock: Callable[[], float], prompt_tokens: int, kv_tokens: int, revision_id: str | None
     ) -> None:
         self._load, self._clock = load, clock
         self._prompt_tokens, self._kv_tokens, self._revision_id = prompt_tokens, kv_tokens, revision_id
-        self._is_held, self._is_reading = True, False
+        self._is_held, self._is_reading, self._is_at_engine, self._is_seen = True, False, False, True
         load.num_sequences += 1
         if prompt_tokens:
             load.add_prompt(prompt_tokens)
@@ -223,6 +250,19 @@ class Hold:
         if self._prompt_tokens and not self._is_reading:
             self._is_reading = True
             self._load.began_reading(self._clock())
+            if not self._is_at_engine:
+                self._is_at_engine = True
+                self._load.num_at_engine += 1
+
+    def read_is_not_seen(self) -> None:
+        """The answer will not show when the prompt was read: the time of `read_ended` says nothing of the rate."""
+        self._is_seen = False
+
+    def learn_read(self, prompt_tokens: int, cached_tokens: int) -> None:
+        """Learn from an answer's counts, where `read_ended` does not. The engine's reports say how fast it reads."""
+        s_per_token = self._load.reported_reading.s_per_token
+        if not self._is_seen and s_per_token:
+            self._load.observe_reading((prompt_tokens - cached_tokens) * s_per_token, prompt_tokens)
 
     def read_ended(self, *, was_read: bool = True) -> None:
         """The engine has read the prompt, or given it up. Idempotent."""
@@ -230,7 +270,7 @@ class Hold:
             return
         if self._is_reading:
             self._is_reading = False
-            self._load.ended_reading(self._clock(), self._prompt_tokens if was_read else 0)
+            self._load.ended_reading(self._clock(), self._prompt_tokens if was_read and self._is_seen else 0)
         if self._prompt_tokens:
             self._load.add_prompt(-self._prompt_tokens)
             self._prompt_tokens = 0
@@ -250,6 +290,7 @@ class Hold:
         self.read_ended(was_read=False)
         load = self._load
         load.num_sequences -= 1
+        load.num_at_engine -= self._is_at_engine
         load.placed_kv_tokens -= self._kv_tokens
         if self._revision_id is not None:
             left = load.revisions[self._revision_id] - 1

@@ -277,6 +277,7 @@ class SequenceRun:
         )
         call = self._call(worker, body, rid, hold)
         if not self._validated.is_streaming:  # nothing shows when its prompt was read
+            hold.read_is_not_seen()
             asyncio.get_running_loop().call_later(hold.expected_read_s, partial(hold.read_ended, was_read=False))
         return Attempt(
             self._backends.fleet,
@@ -349,9 +350,11 @@ class SequenceRun:
             return
         start = answer.find(_CACHED_TOKENS)
         cached = _CACHED_NUMBER.match(answer, start) if start >= 0 else None
-        self._backends.prompts.observe(placed.request.size, int(counted[1]))
+        prompt_tokens, cached_tokens = int(counted[1]), int(cached[1]) if cached else 0
+        self._backends.prompts.observe(placed.request.size, prompt_tokens)
+        placed.holds[0].learn_read(prompt_tokens, cached_tokens)
         if placed.request.size.blocks:
-            self._backends.placer.found_cached(placed, int(cached[1]) if cached else 0)
+            self._backends.placer.found_cached(placed, cached_tokens)
 
     def _call(self, worker: WorkerView, body: Body, rid: str, hold: Hold) -> EngineCall:
         path = self._validated.endpoint.engine_path

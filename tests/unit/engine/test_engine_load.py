@@ -20,6 +20,8 @@ CORE = {
     "num_active_tokens": 500,
     "max_total_num_tokens": 1000,
     "max_running_requests": 64,
+    "total_prefill_uncached_tokens": 8000,
+    "total_prefill_busy_us": 2_000_000,
 }
 PREFILL = {"mode": "prefill", "prefill_bootstrap_queue_reqs": 5, "prefill_inflight_queue_reqs": 2}
 DECODE = {"mode": "decode", "decode_transfer_queue_reqs": 2, "decode_retracted_queue_reqs": 1}
@@ -43,7 +45,9 @@ def load_of(*ranks: dict[str, Any]) -> EngineLoad:
 
 
 def test_prompts_of_a_prefill_engine_that_wait_for_decode() -> None:
-    assert load_of({**CORE, "disaggregation": PREFILL, "queues": QUEUES}) == EngineLoad(3, 9, 700, 1000, 5, 2, 64, 500)
+    assert load_of({**CORE, "disaggregation": PREFILL, "queues": QUEUES}) == EngineLoad(
+        3, 9, 700, 1000, 5, 2, 64, 500, 8000, 2_000_000
+    )
 
 
 def test_sequences_of_a_decode_engine_without_room_and_without_kv() -> None:

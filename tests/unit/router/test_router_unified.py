@@ -26,6 +26,7 @@ from support.router_stand_ins import (
 from support.routers.router_calls import has_phase
 
 from adapters.errors import AdapterIncompatible
+from cluster.control import control_pb2 as control
 
 TEXT = "Hello wide world"
 MESSAGES = [{"role": "user", "content": "Hi"}]
@@ -82,6 +83,30 @@ class TestOneEngineCall:
                 (sent,) = worker.engine.requests
                 assert sent.keys() == {"model", "prompt", "rid", "extra_key"}
                 assert worker.ensured == []
+
+        asyncio.run(scenario())
+
+    def test_speed_of_reading_is_learnt_from_answers_that_are_not_streamed(self) -> None:
+        async def scenario() -> None:
+            async with unified_cluster() as cluster:
+                (worker,) = cluster.unified
+                load = cluster.fleet.loads[worker.name]
+
+                async def reports(**counts: int) -> None:
+                    worker.state.load.MergeFrom(control.Load(**counts))
+                    await worker.change()
+                    await eventually(
+                        lambda: asyncio.sleep(0, load), lambda each: each.max_kv_tokens == counts["max_kv_tokens"]
+                    )
+
+                before = load.tokens_per_s
+                worker.engine.behaviours = [after(0.3)]  # longer than its prompt is expected to take
+                await reports(max_kv_tokens=1, read_tokens=1, reading_us=1)
+                await asyncio.sleep(0.3)
+                await reports(max_kv_tokens=2, read_tokens=3, reading_us=200_001)
+                assert load.tokens_per_s == before  # its engine may find nearly all prompts in its cache
+                assert (await cluster.post(prompt="Hi"))[0] == 200
+                assert load.tokens_per_s < before / 1.5  # 0.7 s for 7 tokens
 
         asyncio.run(scenario())
 

@@ -90,7 +90,7 @@ def test_a_worker_that_crashed_is_forgotten_and_comes_back_elsewhere() -> None:
             found.name(first, other)
             await found.has("u0", "u1")
             for number in range(4):
-                assert (await found.cluster.post(prompt=f"{number} " * 400))[0] == 200
+                await found.cluster.stream(prompt=f"{number} " * 400)  # shows when its prompt was read
             assert found.cluster.fleet.loads["u0"].tokens_per_s != 5000
             index = found.cluster.fleet._on_leave.__self__.policy.prefixes
             assert set(index._workers) == {"u0", "u1"} or set(index._workers) == {"u0"}

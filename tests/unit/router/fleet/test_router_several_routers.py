@@ -24,6 +24,40 @@ PREFILL_LOAD = pb.Load(running_requests=1, queued_requests=6, awaiting_kv_reques
 SIZE = PromptSize(1000, 1100)
 
 
+def loads_of_one_of_two_equal_routers(role: str, load: pb.Load, *, num_own: int) -> WorkerLoads:
+    """Loads of a router that has sent half of what an engine has; none of it has shown a first token."""
+    loads = WorkerLoads(lambda: 0.0)
+    for _ in range(num_own):
+        loads.hold("p0", prompt_tokens=1000).read_begins()
+    queues = Queues.of(load)
+    num_unread = queues.num_unread(role)
+    loads.report("p0", used_kv_tokens=0, max_kv_tokens=0, queues=queues, num_routers=2, num_unread=num_unread)
+    return loads
+
+
+@pytest.mark.parametrize(
+    ("role", "load"),
+    [
+        ("unified", pb.Load(running_requests=8, queued_requests=8)),  # it reads those that run
+        ("prefill", pb.Load(running_requests=0, queued_requests=16, awaiting_kv_requests=8)),  # of 8 it sends the KV
+    ],
+)
+def test_own_prompts_beside_the_unread_ones_hide_no_other_router_s(role: str, load: pb.Load) -> None:
+    found = loads_of_one_of_two_equal_routers(role, load, num_own=8)["p0"]
+    assert found.others_tokens == 0.5 * 4 * 1000
+
+
+def test_answers_of_this_router_that_run_hide_no_other_router_s_prompts() -> None:
+    loads = WorkerLoads(lambda: 0.0)
+    for _ in range(30):
+        hold = loads.hold("p0", prompt_tokens=1000)
+        hold.read_begins()
+        hold.read_ended()
+    queues = Queues.of(pb.Load(running_requests=30, queued_requests=10))
+    loads.report("p0", used_kv_tokens=0, max_kv_tokens=0, queues=queues, num_routers=2, num_unread=10)
+    assert loads["p0"].others_tokens == 0.5 * 10 * 1000
+
+
 def loads_with(num_routers: int, num_unread: int = 0) -> WorkerLoads:
     """Loads of a router that has one prompt of 1000 tokens at p0."""
     loads = WorkerLoads(lambda: 0.0)

@@ -76,6 +76,61 @@ def test_prompts_that_were_given_up_say_nothing_of_the_rate(loads: WorkerLoads, 
     assert loads["p0"].tokens_per_s == before
 
 
+def report_reading(loads: WorkerLoads, tokens: int, seconds: float) -> None:
+    """An engine's counts since its start."""
+    loads.report("u0", used_kv_tokens=0, max_kv_tokens=0, read_tokens=tokens, reading_us=round(seconds * 1e6))
+
+
+def test_answers_that_do_not_show_when_their_prompt_was_read(loads: WorkerLoads, clock: Clock) -> None:
+    """The engine counts how long it reads; the answers say how much of their prompts it did not have to read."""
+    report_reading(loads, 10_000, 1.0)
+    for i in range(1, 101):
+        hold = loads.hold("u0", prompt_tokens=500)
+        hold.read_is_not_seen()
+        hold.read_begins()
+        clock.now += 5  # it generates long
+        report_reading(loads, 10_000 + 250 * i, 1 + 0.5 * i)
+        hold.read_ended()
+        hold.learn_read(500, cached_tokens=250)
+        hold.release()
+    assert loads["u0"].tokens_per_s == pytest.approx(1000, rel=0.1)
+
+
+def test_the_time_of_such_an_answer_is_not_taken_for_its_prompt_s(loads: WorkerLoads, clock: Clock) -> None:
+    before = loads["u0"].tokens_per_s
+    for _ in range(50):
+        hold = loads.hold("u0", prompt_tokens=500)
+        hold.read_is_not_seen()
+        hold.read_begins()
+        clock.now += 0.01
+        hold.read_ended()
+        hold.learn_read(500, cached_tokens=0)  # its agent, of an earlier release, reports no counts
+    assert loads["u0"].tokens_per_s == before
+
+
+def test_an_engine_s_counts(loads: WorkerLoads, clock: Clock) -> None:
+    def s_per_token() -> float:
+        return loads["u0"].reported_reading.s_per_token
+
+    report_reading(loads, 1_000, 50.0)  # before this router looked
+    assert s_per_token() == 0
+    clock.now += 2
+    report_reading(loads, 3_000, 51.0)
+    assert s_per_token() == pytest.approx(1 / 2000)
+    clock.now += 1  # nothing was read
+    report_reading(loads, 3_000, 51.0)
+    clock.now += 1
+    report_reading(loads, 5_000, 55.0)  # batches overlap: no more than the time that has passed
+    assert s_per_token() == pytest.approx((1 + 2) / 4000)
+    report_reading(loads, 0, 0.0)  # a new engine
+    report_reading(loads, 100, 30.0)
+    assert s_per_token() == pytest.approx((1 + 2) / 4000)
+    for i in range(1, 200):
+        clock.now += 1
+        report_reading(loads, 100 + 100 * i, 30.0 + i)
+    assert s_per_token() == pytest.approx(1 / 100, rel=0.01)  # follows its worker
+
+
 def test_a_report_and_what_was_placed(loads: WorkerLoads) -> None:
     loads.report("d0", used_kv_tokens=500, max_kv_tokens=1000)
     assert loads["d0"].used_kv_tokens == 500
@@ -128,4 +183,4 @@ def test_no_order_of_events_leaves_anything_behind(events: list[tuple[int, str, 
         hold.release()
     load = loads["p0"]
     assert (load.num_sequences, load.prompt_tokens, load.placed_kv_tokens, load.revisions) == (0, 0, 0, {})
-    assert load._num_reading == 0
+    assert (load._num_reading, load.num_at_engine) == (0, 0)
