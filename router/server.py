@@ -13,6 +13,7 @@ import ssl
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from types import FrameType
 from typing import NoReturn
 
 import uvicorn
@@ -208,7 +209,12 @@ def uvicorn_config(
 
 
 class RouterServer(uvicorn.Server):
-    """A server that returns after a stop signal, where uvicorn's raises the signal again."""
+    """A server that returns after a stop signal, where uvicorn's raises the signal again. The second one ends it."""
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        super().handle_exit(sig, frame)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, signal.SIG_DFL)
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:

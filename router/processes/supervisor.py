@@ -87,7 +87,13 @@ class _Processes:
         words = ["router", "--config", str(self._path), "--process", str(number), "--sockets", str(self._folder)]
         environment = {**os.environ, "PRELUDE_DIE_WITH_PARENT": "1"}
         return await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "cli.main", *words, stdin=asyncio.subprocess.DEVNULL, env=environment
+            sys.executable,
+            "-m",
+            "cli.main",
+            *words,
+            stdin=asyncio.subprocess.DEVNULL,
+            env=environment,
+            start_new_session=True,  # a Ctrl-C in the terminal reaches only this one: a second signal ends them at once
         )
 
     async def _stop(self) -> None:

@@ -83,6 +83,39 @@ def test_start_and_stop(tmp_path: Path) -> None:
         process.wait()
 
 
+_WAITING = """
+import asyncio, sys
+import cli.main
+from router.generation.placement_search import PlacementSearch
+
+PlacementSearch.first = lambda *_, **__: asyncio.sleep(120)
+cli.main.main(["router", *sys.argv[1:]])
+"""
+
+
+@pytest.mark.slow
+def test_a_second_sigterm_ends_it_at_once(tmp_path: Path) -> None:
+    port = free_port()
+    router = {"port": port, "admin": {"port": 0}, "drain_timeout_s": 20}
+    command = [sys.executable, "-c", _WAITING, "--config", str(cluster_file(tmp_path, port, router=router))]
+    process = subprocess.Popen(command, cwd=repository_root(), stderr=subprocess.DEVNULL)
+    body = b'{"model":"base","prompt":"Hi"}'
+    try:
+        until_it_answers(process, f"http://127.0.0.1:{port}/ready")
+        with socket.create_connection(("127.0.0.1", port)) as client:
+            head = "POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: "
+            client.sendall(f"{head}{len(body)}\r\n\r\n".encode() + body)
+            time.sleep(0.5)
+            process.send_signal(signal.SIGTERM)
+            with pytest.raises(subprocess.TimeoutExpired):
+                process.wait(2)
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(WITHIN_S) == -signal.SIGTERM
+    finally:
+        process.kill()
+        process.wait()
+
+
 _HANGING = """
 import sys, time
 from adapters.catalog.cached import CachedResolver

@@ -61,6 +61,19 @@ def test_many_in_a_domain() -> None:
     assert names == set(NAMES[:6])
 
 
+def test_retries_prefer_the_domain_too() -> None:
+    decodes = [in_domain(worker, "abcd"[i % 4]) for i, worker in enumerate(MANY)]
+    prefill, random = in_domain(P0, "a"), Random(1)
+    fleet = fleet_of(prefill, *decodes)
+
+    def names(failed: set[str]) -> set[str]:
+        nonces = [random.getrandbits(32) for _ in range(300)]
+        return {choose_decode(request(nonce=n), prefill, fleet, lambda d: d.name not in failed).name for n in nonces}
+
+    assert names({"d0"}) == {"d4", "d8", "d12"}
+    assert names({"d0", "d4", "d8", "d12"}) == set(NAMES) - {"d0", "d4", "d8", "d12"}
+
+
 def test_two_that_are_full_are_left_for_any_with_room() -> None:
     full = dict.fromkeys(NAMES[:-1], MAX_KV_TOKENS // 1000)
     chosen = choose_decode(request(), P0, fleet_of(P0, *MANY, **full))
