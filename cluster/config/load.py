@@ -19,6 +19,7 @@ def load_cluster_config(path: Path) -> ClusterConfig:
         raise ConfigError(f"{path}: cannot be read: {error}") from error
     try:
         root = yaml.compose(text, Loader=yaml.SafeLoader)
+        _check_nodes(path, root)
         data = yaml.safe_load(text)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
@@ -26,7 +27,6 @@ def load_cluster_config(path: Path) -> ClusterConfig:
         raise ConfigError(f"{where}: is not YAML: {getattr(error, 'problem', error)}") from error
     if root is None or not isinstance(data, dict):
         raise ConfigError(f"{path}:1: expected a mapping with `model` and `workers`, found {type(data).__name__}")
-    _refuse_duplicate_keys(path, root)
     folder = path.resolve().parent
     try:
         config = ClusterConfig.model_validate(data, context={"folder": folder})
@@ -79,15 +79,26 @@ def _line_of(node: yaml.Node, location: tuple) -> int:
     return line + 1
 
 
-def _refuse_duplicate_keys(path: Path, node: yaml.Node) -> None:
-    if isinstance(node, yaml.MappingNode):
+def _check_nodes(path: Path, root: yaml.Node | None) -> None:
+    """Refuse duplicate keys, and sections that contain themselves. Looks at each node once, also one with aliases."""
+    opened: set[int] = set()
+    checked: set[int] = set()
+
+    def check(node: yaml.Node | None) -> None:
+        if not isinstance(node, yaml.CollectionNode) or id(node) in checked:
+            return
+        if id(node) in opened:
+            raise ConfigError(f"{path}:{node.start_mark.line + 1}: this section contains itself")
+        opened.add(id(node))
         seen: dict[str, int] = {}
-        for key, value in node.value:
-            line = key.start_mark.line + 1
-            if key.value in seen:
-                raise ConfigError(f"{path}:{line}: {key.value} was given before, on line {seen[key.value]}")
-            seen[key.value] = line
-            _refuse_duplicate_keys(path, value)
-    elif isinstance(node, yaml.SequenceNode):
         for item in node.value:
-            _refuse_duplicate_keys(path, item)
+            if isinstance(node, yaml.MappingNode):
+                key, item = item
+                line = key.start_mark.line + 1
+                if key.value in seen:
+                    raise ConfigError(f"{path}:{line}: {key.value} was given before, on line {seen[key.value]}")
+                seen[key.value] = line
+            check(item)
+        checked.add(id(node))
+
+    check(root)

@@ -58,6 +58,19 @@ def test_the_root_of_adapters_starts_there_too(tmp_path: Path):
     assert load_cluster_config(tmp_path / "again.yaml") == config
 
 
+@pytest.mark.parametrize("value", ["&a {b: *a}", "&a [[*a]]", "&a {<<: *a}"])
+def test_a_section_that_contains_itself_is_refused(tmp_path: Path, value: str):
+    with pytest.raises(ConfigError, match=r"cluster\.yaml:10: this section contains itself"):
+        load(tmp_path, GOOD + f"engine: {value}\n")
+
+
+def test_a_section_may_be_repeated(tmp_path: Path):
+    """Also many times over: each alias is looked at once."""
+    doubled = "".join(f"x{i}: &x{i} [*x{i - 1}, *x{i - 1}]\n" for i in range(1, 40))
+    with pytest.raises(ConfigError, match="x0"):
+        load(tmp_path, f"{GOOD}x0: &x0 [1]\n{doubled}")
+
+
 def test_a_home_directory_is_expanded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     config = load(tmp_path, GOOD.replace("adapters/legal", "~/legal"))
