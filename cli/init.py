@@ -19,7 +19,13 @@ def add_commands(commands: Any) -> None:
     command.add_argument("--model", type=Path, required=True, metavar="DIR", help="a Hugging Face model directory")
     command.add_argument("--gpus", type=_count, metavar="N", help="GPUs to use, 0 for none; default: all of this host")
     command.add_argument(
-        "--gpu-memory-gib", type=float, metavar="GIB", help="plan for GPUs of another host, with this much memory each"
+        "--gpu-memory-gib", type=float, metavar="GIB", help="plan for another host's GPUs, with this much memory each"
+    )
+    command.add_argument(
+        "--host-memory-gib",
+        type=float,
+        metavar="GIB",
+        help="plan for another host with this much free memory, half of it for /dev/shm (Linux's default)",
     )
     command.add_argument(
         "--tensor-parallel", type=_positive, default=1, metavar="N", help="GPUs per worker; default: 1"
@@ -101,16 +107,26 @@ def _publish(partial: Path, path: Path) -> None:
 
 def _host(arguments: argparse.Namespace) -> Any:
     """The host to plan for. Raises ConfigError and StartError."""
-    from cluster.host_memory import GIB
-    from cluster.local.gpus import list_gpus
     from cluster.local.initial_config import Host
 
-    if arguments.gpu_memory_gib is not None:
-        if not 0 < arguments.gpu_memory_gib < 1e6:
-            raise ConfigError(f"--gpu-memory-gib is {arguments.gpu_memory_gib:g}; it must be positive")
-        return Host.this(arguments.gpus or arguments.tensor_parallel, int(arguments.gpu_memory_gib * GIB))
+    num_gpus, gpu_bytes = _gpus(arguments)
+    host_bytes = _bytes("--host-memory-gib", arguments.host_memory_gib)
+    if host_bytes is None:
+        return Host.this(num_gpus, gpu_bytes)
+    return Host(num_gpus, gpu_bytes, host_bytes, host_bytes // 2)
+
+
+def _gpus(arguments: argparse.Namespace) -> tuple[int, int | None]:
+    """How many GPUs to plan for, and the memory of the smallest one, None if unknown. Raises ConfigError, StartError."""
+    from cluster.local.gpus import list_gpus
+
+    gpu_bytes = _bytes("--gpu-memory-gib", arguments.gpu_memory_gib)
+    if gpu_bytes is not None:
+        if arguments.gpus == 0:
+            raise ConfigError("--gpu-memory-gib is of GPUs; --gpus 0 asks for none")
+        return arguments.gpus or arguments.tensor_parallel, gpu_bytes
     if arguments.gpus == 0:
-        return Host.this(0, None)
+        return 0, None
     available = list_gpus(os.environ)
     wanted = len(available.gpus) if arguments.gpus is None else arguments.gpus
     if wanted > len(available.gpus):
@@ -118,4 +134,14 @@ def _host(arguments: argparse.Namespace) -> Any:
             f"--gpus asks for {wanted}; this host has {available}. With --gpu-memory-gib the file is for another host"
         )
     known = [gpu.memory_bytes for gpu in available.gpus[:wanted] if gpu.memory_bytes]
-    return Host.this(wanted, min(known) if known and len(known) == wanted else None)
+    return wanted, min(known) if known and len(known) == wanted else None
+
+
+def _bytes(option: str, amount_gib: float | None) -> int | None:
+    from cluster.host_memory import GIB
+
+    if amount_gib is None:
+        return None
+    if not 0 < amount_gib < 1e6:
+        raise ConfigError(f"{option} is {amount_gib:g}; it must be positive")
+    return int(amount_gib * GIB)

@@ -189,7 +189,9 @@ def test_the_command_never_overwrites_without_force(tmp_path: Path, capsys):
         (["--unified", "--decode", 1], "leave --prefill and --decode out"),
         (["--gpus", 0, "--tensor-parallel", 2], "--tensor-parallel 2 divides a model among GPUs; there are none"),
         (["--prefill", 0], "must be at least 1"),
-        (["--gpu-memory-gib", "-3"], "it must be positive"),
+        (["--gpu-memory-gib", "-3"], "--gpu-memory-gib is -3; it must be positive"),
+        (["--host-memory-gib", "nan"], "--host-memory-gib is nan; it must be positive"),
+        (["--gpus", 0, "--gpu-memory-gib", 80], "--gpu-memory-gib is of GPUs; --gpus 0 asks for none"),
         (["--config", "/nowhere/at/all.yaml"], "there is no folder /nowhere/at"),
         (["--model", "/nowhere"], "--model: /nowhere/config.json cannot be read"),
         (["--config", "/proc/cluster.yaml"], "/proc/cluster.yaml cannot be written: No such file or directory; name"),
@@ -224,3 +226,13 @@ def test_another_hosts_gpus_can_be_planned_for(tmp_path: Path, capsys):
     code, output = run(capsys, "--model", model, "--config", path, "--gpus", 8, "--gpu-memory-gib", 80, "--prefill", 3)
     assert code == 0, output
     assert list(load_cluster_config(path).workers) == ["prefill-0", "prefill-1", "prefill-2", "decode-0"]
+
+
+def test_so_can_its_memory(tmp_path: Path, capsys, monkeypatch):
+    """Whatever this machine has: half of a quarter of 2048 GiB for each of two."""
+    monkeypatch.setattr("os.statvfs", lambda _path: pytest.fail("the machine was asked"))
+    path, model = tmp_path / "cluster.yaml", model_in(tmp_path / "m", SMALL)
+    other = ["--gpus", 8, "--gpu-memory-gib", 80, "--host-memory-gib", 2048, "--prefill", 2, "--decode", 6]
+    code, output = run(capsys, "--model", model, "--config", path, *other)
+    assert code == 0, output
+    assert load_cluster_config(path).residency.host_bytes == 256 * GIB
