@@ -117,7 +117,7 @@ def _host(arguments: argparse.Namespace) -> Any:
 
 
 def _gpus(arguments: argparse.Namespace) -> tuple[int, int | None]:
-    """How many GPUs to plan for, and the memory of the smallest one, None if unknown. Raises ConfigError, StartError."""
+    """How many GPUs to plan for, and the memory of the smallest, None if unknown. Raises ConfigError and StartError."""
     from cluster.local.gpus import list_gpus
 
     gpu_bytes = _bytes("--gpu-memory-gib", arguments.gpu_memory_gib)
