@@ -83,10 +83,16 @@ class SecondRouter:
 
 @dataclass
 class Load:
-    """Clients that ask without pause, as behind a load balancer: an unreachable router's request goes to the other."""
+    """Clients that ask without pause, as behind a load balancer: if one router refuses a connection, they ask the other.
+
+    Half of the requests have a connection of their own. The others take kept ones, which a router may close just when
+    the next request is sent: `num_races` counts them.
+    """
 
     routers: tuple[str, ...]
     num_answers: int = 0
+    num_refused: int = 0
+    num_races: int = 0
     failures: list[str] = field(default_factory=list)
     is_over: bool = False
 
@@ -94,37 +100,57 @@ class Load:
         await asyncio.gather(*(self._client(number) for number in range(NUM_CLIENTS)))
 
     async def _client(self, number: int) -> None:
-        for turn in itertools.count():
-            if self.is_over:
-                return
-            body = {
-                "model": "demo", "prompt": f"Please tell me about the sea {number} {turn}", "max_tokens": NUM_TOKENS,
-                "temperature": 0, "ignore_eos": True, "stream": turn % 2 == 0,
-            }  # fmt: skip
-            if adapter := (None, "a0", "reft")[turn % 3]:
-                body["adapter"] = adapter
-            problem = await self._ask(self.routers[(number + turn) % 2 :] + self.routers[: (number + turn) % 2], body)
-            if problem:
-                self.failures.append(problem)
-            else:
-                self.num_answers += 1
+        async with httpx.AsyncClient(timeout=120) as kept:
+            for turn in itertools.count():
+                if self.is_over:
+                    return
+                body = {
+                    "model": "demo", "prompt": f"Please tell me about the sea {number} {turn}",
+                    "max_tokens": NUM_TOKENS, "temperature": 0, "ignore_eos": True, "stream": turn % 2 == 0,
+                }  # fmt: skip
+                if adapter := (None, "a0", "reft")[turn % 3]:
+                    body["adapter"] = adapter
+                first = (number + turn) % 2
+                routers = self.routers[first:] + self.routers[:first]
+                if turn % 4 < 2:
+                    problem = await self._ask(kept, routers, body)
+                else:
+                    async with httpx.AsyncClient(timeout=120) as new:
+                        problem = await self._ask(new, routers, body)
+                if problem:
+                    self.failures.append(problem)
+                else:
+                    self.num_answers += 1
 
-    async def _ask(self, routers: tuple[str, ...], body: dict) -> str:
+    async def _ask(self, client: httpx.AsyncClient, routers: tuple[str, ...], body: dict) -> str:
         """What was wrong with the answer; empty if nothing was."""
         problem = ""
         for router in routers:
+            is_new = False
+
+            async def look(event: str, _info: object) -> None:
+                nonlocal is_new
+                is_new |= event == "connection.connect_tcp.started"
+
             try:
-                async with (
-                    httpx.AsyncClient(timeout=120) as client,
-                    client.stream("POST", f"{router}/v1/completions", json=body) as answer,
-                ):
+                url, extensions = f"{router}/v1/completions", {"trace": look}
+                async with client.stream("POST", url, json=body, extensions=extensions) as answer:
                     try:
                         await answer.aread()
                     except httpx.TransportError as error:
                         return f"{router}: the answer broke off: {error!r}"
-            except httpx.TransportError as error:  # a router that has stopped listening: nothing of an answer has come
+            except httpx.ConnectError as error:  # it has stopped listening
+                self.num_refused += 1
                 problem = f"{router}: {error!r}"
                 continue
+            except (httpx.RemoteProtocolError, httpx.ReadError) as error:  # it disconnected without an answer
+                problem = f"{router}, {'a new' if is_new else 'a kept'} connection: {error!r}"
+                if is_new:
+                    return problem
+                self.num_races += 1
+                continue
+            except httpx.TransportError as error:
+                return f"{router}: {error!r}"
             if answer.status_code != 200:
                 return f"{answer.status_code}: {answer.text}"
             if not body["stream"]:
@@ -169,8 +195,12 @@ def test_no_request_fails(cluster_of_two: RunningCluster, tmp_path: Path):
 
     with second_router(cluster, tmp_path) as router:
         load = asyncio.run(scenario(router))
-    print(f"{load.num_answers} answers during the restarts")
+    print(
+        f"{load.num_answers} answers during the restarts; {load.num_refused} connections refused, "
+        f"{load.num_races} kept ones closed while a request was sent"
+    )
     assert load.failures == []
+    assert load.num_races <= 2 * NUM_CLIENTS  # each client has one to each of the two routers that were stopped
 
 
 async def more_answers(load: Load) -> None:
