@@ -21,10 +21,10 @@ _SHIFT_1, _SHIFT_2, _SHIFT_3 = np.uint64(30), np.uint64(27), np.uint64(31)
 class Homes:
     """The order of some workers for every key."""
 
-    def __init__(self, workers: Sequence[str]) -> None:
+    def __init__(self, workers: Sequence[str], max_memorized: int = _MAX_MEMORIZED) -> None:
         self._length = min(MAX_HOMES, len(workers))
         self._seeds = np.array([_hash(name) for name in workers], dtype=np.uint64)
-        self.order = lru_cache(_MAX_MEMORIZED)(self._order)
+        self.order = lru_cache(max_memorized)(self._order)
 
     def _order(self, key: str) -> tuple[int, ...]:
         """Indices of the workers, the key's first home first: at most MAX_HOMES."""
@@ -41,6 +41,12 @@ class Homes:
 def homes_of(workers: tuple[str, ...]) -> Homes:
     """The Homes of these workers, cached with the orders computed so far: most fleet changes do not affect them."""
     return Homes(workers)
+
+
+@lru_cache(maxsize=16)
+def homes_among(workers: tuple[str, ...]) -> Homes:
+    """As `homes_of`, for a part of the workers: those that can serve some adapters, or have not failed a request."""
+    return Homes(workers, _MAX_MEMORIZED // 16)
 
 
 def _hash(text: str) -> int:

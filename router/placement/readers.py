@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence, Set
 from operator import attrgetter
 
 from router.fleet.fleet_state import FleetState, WorkerView
-from router.fleet.homes import Homes
+from router.fleet.homes import homes_among
 from router.fleet.worker_loads import WorkerLoad
 from router.placement.policy import Policy
 from router.placement.request import PlacementRequest
@@ -43,7 +43,7 @@ class Readers:
             self._loads = [fleet.reader_loads[i] for i in indices]
             self._copies = {position for position, i in enumerate(indices) if i in everywhere}
             self._cold = frozenset()
-            homes = Homes([worker.name for worker in self.workers])
+            homes = homes_among(tuple(worker.name for worker in self.workers))
         self._homes = homes
 
     def best_first(self) -> Iterator[int]:

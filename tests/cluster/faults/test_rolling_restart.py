@@ -83,7 +83,7 @@ class SecondRouter:
 
 @dataclass
 class Load:
-    """Clients that ask without pause, as behind a load balancer: if one router refuses a connection, they ask the other.
+    """Clients that ask without pause, as behind a load balancer: the other router, if one refuses to connect.
 
     Half of the requests have a connection of their own. The others take kept ones, which a router may close just when
     the next request is sent: `num_races` counts them.

@@ -9,19 +9,25 @@ import asyncio
 import statistics
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
 import pytest
 from support.router_stand_ins import MODEL, ClusterStandIn, running_cluster
+from support.routers.fleets import DECODES, UNIFIED, fleet_of, having
 
 import router
 from bench.placement import placement_cost
+from cluster.config.router import PlacementConfig
+from router.fleet import homes
 from router.fleet.fleet_state import FleetState
 from router.fleet.holders import Holders
+from router.placement import placement
 from router.placement.placer import Placer
-from router.placement.request import FailedAttempts, PlacementRequest
+from router.placement.policy import Policy
+from router.placement.request import FailedAttempts, PlacementRequest, PromptSize
 
 _ROUTER = str(Path(router.__file__).parent)
 _FOLLOWS_WORKERS = f"{_ROUTER}/fleet/"  # also between requests
@@ -88,6 +94,21 @@ def test_a_placement_is_no_dearer_with_more_adapters(monkeypatch: pytest.MonkeyP
     placement_cost(200, num_resident=20_000)
     assert statistics.median(numbers) <= few + 5
     assert few <= 60
+
+
+@pytest.mark.parametrize("kind", ["all positions", "memory only", "retry"])
+def test_some_of_the_workers_are_hashed_once(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    workers = [having(replace(UNIFIED[0], name=f"{kind}-{i}"), in_memory_only=["sha256:a"]) for i in range(64)]
+    fleet, policy = fleet_of(*workers, DECODES[0]), Policy.of(PlacementConfig())
+    failed = FailedAttempts(workers=frozenset([workers[0].name] if kind == "retry" else []))
+    positions = "all" if kind == "all positions" else "prefill"
+    hashed = list[str]()
+    monkeypatch.setattr(homes, "_hash", lambda text, of=homes._hash: hashed.append(text) or of(text))
+    for i in range(20):  # each change of the fleet makes a new state
+        request = PlacementRequest("sha256:a", positions, is_stored=kind != "memory only", size=PromptSize(10 + i, 20))
+        state = FleetState(fleet.workers, fleet.loads)
+        assert placement.place(request, state, policy, failed) is not None
+    assert len(hashed) <= 64 + 1
 
 
 def test_a_change_of_the_fleet_costs_the_next_placement_no_look_at_every_pair(monkeypatch: pytest.MonkeyPatch) -> None:
