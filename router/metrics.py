@@ -172,6 +172,12 @@ class Metrics:
             "have, in the mean; above 1 with those that wait for it: more decode workers would lower it.",
             registry=self.registry,
         )
+        self.prefill_decode_ratio = Gauge(
+            "prelude_router_prefill_decode_ratio",
+            "Prefill workers that this router's prompts of about the last minute keep busy, for each decode worker "
+            "that generating sequences fill. 0 while nothing is generated. Routers add up.",
+            registry=self.registry,
+        )
         self.first_byte = LoopHistogram(
             "prelude_router_time_to_first_token_seconds",
             "From a request's head to its first event (streams).",
@@ -288,6 +294,7 @@ class Metrics:
         decode_kv_used: float,
         decode_queue: float,
         decode_load: float,
+        prefill_decode_ratio: float,
     ) -> None:
         """Set the fleet's saturation: workers by role, two values per worker, and the pools' values."""
         for role, number in num_placeable.items():
@@ -300,6 +307,7 @@ class Metrics:
         self.prefill_queue.set(prefill_queue_s)
         self.decode_queue.set(decode_queue)
         self.decode_load.set(decode_load)
+        self.prefill_decode_ratio.set(prefill_decode_ratio)
 
     def read_catalog_staleness(self, staleness_s: Callable[[], float]) -> None:
         """Read the catalog's staleness from its owner at every scrape."""

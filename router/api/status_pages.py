@@ -200,7 +200,7 @@ class Pages:
             {(role, state): 0 for role in ROLES for state in WORKER_STATES}
             | Counter((view.role, view.condition) for view in fleet.workers.values())
         )
-        metrics.set_saturation(**asdict(Saturation.of(fleet)))
+        metrics.set_saturation(**asdict(Saturation.of(fleet, self._backends.placer.prefill_demand)))
         return metrics.page()
 
     def _own_requests(self) -> list[dict[str, Any]]:

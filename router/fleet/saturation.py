@@ -24,9 +24,12 @@ class Saturation:
     decode_kv_used: float  # the mean of that
     decode_queue: float  # sequences that wait for room at decode workers because others generate there
     decode_load: float  # share of decode workers' room that generating sequences have; above 1 with what waits to
+    prefill_decode_ratio: float  # of workers that the demand keeps busy; 0 while nothing is generated
 
     @classmethod
-    def of(cls, fleet: FleetState) -> Saturation:
+    def of(cls, fleet: FleetState, prefill_demand: float = 0.0) -> Saturation:
+        """`prefill_demand`: prefill workers that this router's prompts keep busy."""
+        decode_demand = decode_load(fleet) * len(fleet.decodes)
         generating = (*fleet.decodes, *(worker for worker in fleet.readers if worker.role == "unified"))
         loads = {worker.name: fleet.loads[worker.name] for worker in generating}
         roles = Counter(worker.role for worker in (*fleet.readers, *fleet.decodes))
@@ -39,6 +42,7 @@ class Saturation:
             mean(kv_used.values()),
             sum(fleet.loads[worker.name].queues.waiting_for_decode for worker in fleet.decodes),
             decode_load(fleet),
+            prefill_demand / decode_demand if decode_demand else 0.0,
         )
 
 

@@ -16,6 +16,9 @@ from router.placement.placement import place
 from router.placement.policy import Policy
 from router.placement.request import FailedAttempts, Placement, PlacementRequest
 
+_POOL_DECAY_S = 60.0  # autoscalers look every 15 to 30 s
+_PREFILL = "prefill"
+
 
 class Placer:
     """One router's placement: the pure function `place`, and the observations that it reads."""
@@ -31,6 +34,7 @@ class Placer:
         self.policy = Policy.of(config)
         self._loads = loads
         self._demand = Demand()
+        self._pool_demand = Demand(_POOL_DECAY_S)
         self._clock = clock
         self._random = random or Random()
 
@@ -50,11 +54,13 @@ class Placer:
     def take(self, request: PlacementRequest, placement: Placement) -> Placed:
         """Count the sequence at the placement's workers."""
         size, reader, index = request.size, placement.prefill, self.policy.prefixes
+        load, now = self._loads[reader.name], self._clock()
+        read_s = size.prompt_tokens * load.s_per_token
         if request.revision_id is not None:
-            load = self._loads[reader.name]
             # Each router sees a part of the demand, and takes it that the others see as much: so all want equal homes.
-            read_s = size.prompt_tokens * load.s_per_token * load.num_routers
-            self._demand.observe(request.revision_id, read_s, self._clock())
+            self._demand.observe(request.revision_id, read_s * load.num_routers, now)
+        if reader.role == _PREFILL:
+            self._pool_demand.observe(_PREFILL, read_s, now)
         expected_tokens = 0.0
         if size.blocks:
             expected_tokens = index.read_tokens(request, reader.name, reader.incarnation)
@@ -70,6 +76,11 @@ class Placer:
         if not placement.is_single:
             holds.append(self._loads.hold(placement.decode.name, kv_tokens=size.kv_tokens))
         return Placed(request, placement, holds, expected_tokens)
+
+    @property
+    def prefill_demand(self) -> float:
+        """Prefill workers that this router's recent prompts keep busy."""
+        return self._pool_demand.seconds_per_s(_PREFILL, self._clock())
 
     def forget(self, worker: str) -> None:
         """Forget a worker that has left. One that comes back under its name is treated as new."""

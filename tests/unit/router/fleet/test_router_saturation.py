@@ -7,10 +7,14 @@ from dataclasses import asdict, replace
 import pytest
 from support.routers.fleets import DECODES, MAX_KV_TOKENS, PREFILLS, UNIFIED, fleet_of
 
+from cluster.config.router import PlacementConfig
 from router.fleet.fleet_state import FleetState
 from router.fleet.queues import Queues
 from router.fleet.saturation import Saturation
+from router.fleet.worker_loads import WorkerLoads
 from router.metrics import Metrics
+from router.placement.placer import Placer
+from router.placement.request import Placement, PlacementRequest, PromptSize
 
 P0, P1 = PREFILLS
 D0, D1 = DECODES
@@ -111,3 +115,32 @@ def test_reports_that_contradict_themselves_give_numbers_in_range(queues: Queues
     assert 0 <= found.prefill_queue_s <= 2.001
     assert 0 <= found.decode_queue <= 9
     assert found.decode_load >= 0
+
+
+@pytest.mark.parametrize(
+    ("prefill_demand", "generating", "expected"),
+    [(1.5, 32, 1.5 / 0.5), (0.0, 32, 0.0), (1.5, 64, 1.5 / 1.0), (1.5, 0, 0.0)],  # one of two decode workers generates
+)
+def test_the_ratio_of_demand_for_prefill_to_demand_for_decode(
+    prefill_demand: float, generating: int, expected: float
+) -> None:
+    fleet = fleet_of(P0, D0, D1)
+    for name, queues in (("d0", Queues(requests=generating, max_running=64)), ("d1", Queues(max_running=64))):
+        fleet.loads.report(name, used_kv_tokens=0, max_kv_tokens=MAX_KV_TOKENS, queues=queues)
+    metrics = Metrics()
+    metrics.set_saturation(**asdict(Saturation.of(fleet, prefill_demand)))
+    assert f"prelude_router_prefill_decode_ratio {expected}\n".encode() in metrics.page()
+
+
+def test_demand_for_prefill_is_that_of_prompts_at_prefill_workers() -> None:
+    now = 0.0
+    loads = WorkerLoads(lambda: now)
+    placer = Placer(PlacementConfig(), loads, clock=lambda: now)
+    for i in range(600):  # each second a prompt of 0.5 s at 5,000 tokens/s, under an adapter or not
+        now = float(i)
+        request = PlacementRequest(None if i % 2 else "sha256:a", size=PromptSize(2500, 2600))
+        placer.take(request, Placement(P0, D0)).release()
+        placer.take(request, Placement(U0, U0)).release()
+    assert placer.prefill_demand == pytest.approx(0.5, rel=0.02)
+    now += 600
+    assert placer.prefill_demand < 0.001
