@@ -64,10 +64,12 @@ def run(
                 f"queue p50 {1000 * result.queue_p50_s:6.1f} p99 {1000 * result.queue_p99_s:8.1f} ms, "
                 f"balance {result.balance:.2f}"
             )
-    cost = placement_cost(num_placements)
+    cost, cold_cost = placement_cost(num_placements), placement_cost(num_placements, are_cold=True)
     report("one placement among {prefill_workers} x {decode_workers} workers: ".format(**cost) + _shown(cost))
+    report("the same of an adapter that is resident nowhere: " + _shown(cold_cost))
     settings = {"placements": num_placements}
-    write_json({**provenance.head("placement", command, settings), "rows": rows, "cost": cost}, json_file)
+    head = provenance.head("placement", command, settings)
+    write_json({**head, "rows": rows, "cost": cost, "cold_cost": cold_cost}, json_file)
 
 
 def _shown(cost: dict[str, Any]) -> str:
@@ -78,15 +80,22 @@ def _shown(cost: dict[str, Any]) -> str:
 
 
 def placement_cost(
-    num_placements: int, *, num_prefill: int = 64, num_decode: int = 256, num_resident: int = 100_000
+    num_placements: int,
+    *,
+    num_prefill: int = 64,
+    num_decode: int = 256,
+    num_resident: int = 100_000,
+    are_cold: bool = False,
 ) -> dict[str, Any]:
     """Microseconds of CPU of one placement, of a sequence under a random one of the resident adapters.
+
+    `are_cold`: under one that is resident nowhere, and that the router has not seen before, instead.
 
     CPU time includes what a thread pays for cold caches after it has lost its core to another process, five times a
     placement's own. `undisturbed_…` is of those during and just before which that did not happen.
     """
     random = Random(1)
-    ids = [f"sha256:{random.getrandbits(256):064x}" for _ in range(num_resident)]
+    ids = [_revision_id(random) for _ in range(num_resident)]
     up = {"incarnation": "1", "is_connected": True, "is_engine_up": True, "is_ready": True}
     warm = frozenset((f"decode-{i}", "1") for i in range(num_decode))
     workers = {f"decode-{i}": WorkerView(f"decode-{i}", "decode", **up) for i in range(num_decode)}  # type: ignore[arg-type]
@@ -105,7 +114,9 @@ def placement_cost(
         FailedAttempts(),
     )
     requests = [
-        PlacementRequest(random.choice(ids), size=PromptSize(500, 756, _blocks(random), 128.0))
+        PlacementRequest(
+            _revision_id(random) if are_cold else random.choice(ids), size=PromptSize(500, 756, _blocks(random), 128.0)
+        )
         for _ in range(num_placements)
     ]
     in_flight: list[Placed] = []
@@ -144,6 +155,10 @@ def _times_core_was_lost() -> int:
 
 def _quantiles(prefix: str, seconds: Sequence[float]) -> dict[str, float]:
     return {f"{prefix}p{q}_us": round(1e6 * quantile(seconds, q / 100), 1) for q in (50, 99)}
+
+
+def _revision_id(random: Random) -> str:
+    return f"sha256:{random.getrandbits(256):064x}"
 
 
 def _blocks(random: Random) -> tuple[int, ...]:

@@ -140,12 +140,17 @@ def affinity() -> str:
 
 
 def placement_cost() -> str:
-    cost = _PLACEMENT.document["cost"]
+    cost, cold_cost = _PLACEMENT.document["cost"], _PLACEMENT.document.get("cold_cost")
     undisturbed = ""
     if "undisturbed_p99_us" in cost:  # of results since it is measured
         undisturbed = f", {cost['undisturbed_p99_us']:.0f} µs (p99) where the core was not lost to another process"
+    cold = ""
+    if cold_cost is not None:  # of results since it is measured
+        cold = (
+            f". Under an adapter that is resident nowhere: {cold_cost['p50_us']:.0f} and {cold_cost['p99_us']:.0f} µs"
+        )
     return (
         f"One placement among {cost['prefill_workers']} prefill and {cost['decode_workers']} decode workers with "
         f"{cost['resident_adapters']:,} resident adapters takes {cost['p50_us']:.0f} µs of CPU (p50) and "
-        f"{cost['p99_us']:.0f} µs (p99){undisturbed}; {_PLACEMENT.machine}, commit `{_PLACEMENT.commit}`."
+        f"{cost['p99_us']:.0f} µs (p99){undisturbed}{cold}; {_PLACEMENT.machine}, commit `{_PLACEMENT.commit}`."
     )

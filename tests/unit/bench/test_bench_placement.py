@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,6 +15,9 @@ from bench.simulator.policies.fleet import Job, SimulatedFleet, WorkerModel
 from bench.simulator.policies.policies import POLICIES
 from bench.simulator.policies.simulation import Result, Scenario, simulate
 from bench.simulator.policies.workload import Bursts, Workload, arrivals
+from router.fleet.fleet_state import FleetState
+from router.placement.placer import Placer
+from router.placement.request import FailedAttempts, PlacementRequest
 
 SMALL = Workload(duration_s=30.0, requests_per_s=175.0, num_adapters=2500)
 SCENARIOS = {
@@ -91,7 +95,22 @@ def test_the_benchmark_writes_what_it_prints(tmp_path: Path) -> None:
     placement.run(quick, ("prelude", "random"), 50, "prelude bench placement", tmp_path / "r.json", lines.append)
     document = json.loads((tmp_path / "r.json").read_text())
     assert [row["policy"] for row in document["rows"]] == ["prelude", "random"]
-    assert len(lines) == 3
+    assert len(lines) == 4
     for row in document["rows"]:
         assert set(row) == {"scenario", "policy", *Result.__dataclass_fields__}
-    assert 0 < document["cost"]["p50_us"] <= document["cost"]["p99_us"]
+    for cost, line in zip((document["cost"], document["cold_cost"]), lines[2:], strict=True):
+        assert 0 < cost["p50_us"] <= cost["p99_us"]
+        assert f"p50 {cost['p50_us']} µs" in line
+
+
+def test_cold_adapters_are_resident_nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    place, num_holders = Placer.place, list[int]()
+
+    def counted(placer: Placer, request: PlacementRequest, fleet: FleetState, failed: FailedAttempts) -> Any:
+        num_holders.append(len(fleet.readers_with(request.revision_id)))
+        return place(placer, request, fleet, failed)
+
+    monkeypatch.setattr(Placer, "place", counted)
+    for are_cold in (False, True):
+        placement.placement_cost(20, num_prefill=8, num_decode=8, num_resident=100, are_cold=are_cold)
+    assert num_holders == [1] * 20 + [0] * 20
