@@ -61,7 +61,7 @@ class Engine:
         if role == "prefill":
             return Queues(self.num_awaiting_room + self.num_unread, self.num_awaiting_room)
         if role == "unified":
-            return Queues(self.num_awaiting_room + self.num_admitted, queued=self.num_awaiting_room + self.num_unread)
+            return Queues(queued=self.num_awaiting_room + self.num_unread)
         return Queues(
             self.num_awaiting_room + self.num_admitted,
             self.num_awaiting_room,
