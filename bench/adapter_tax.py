@@ -23,10 +23,10 @@ from bench.load.strict import closed, stopwatch
 from bench.load.summary import duration_s
 from bench.measuring import provenance, report
 from bench.measuring.contention import cpu_use, foreign_cores
-from bench.measuring.output import require_folders, write_json
+from bench.measuring.output import growing_json, require_folders
 from bench.measuring.quantile import quantile
 from bench.options import DTYPE, Options, Shape
-from bench.systems.models import MODELS
+from bench.systems.models import MODELS, engines_read_weights
 from bench.systems.start import Starter
 from bench.systems.systems import HAVE_BASELINE, Request, System
 from bench.workloads import session as sessions
@@ -41,7 +41,8 @@ _CHECK_SEED, _WARM_UP_SEED, _LOAD_SEED = 0, 1, 2
 def run(
     options: Options, command: str, json_path: Path | None, plot_path: Path | None, progress: Callable[[str], None]
 ) -> None:
-    """Measure, print the table, write the files. Raises BenchError rather than report half a result."""
+    """Measure, print the table, write the files. The JSON grows with each load, and says until the last that it ended
+    early. Raises BenchError."""
     require_folders(json_path, plot_path)
     if plot_path is not None:
         report.require_plotting()
@@ -52,33 +53,41 @@ def run(
             "num_layers": MODELS[options.model].num_layers,
             **(MODELS[options.model].config or {}),
             "dtype": DTYPE,
-            "weights": "random",
+            "weights": "random" if engines_read_weights(options.engine_arguments) else "dummy",
         },
         "omp_num_threads": int(os.environ.get("OMP_NUM_THREADS", "1")),
     }
     facts = provenance.head("adapter-tax", command, settings, options.device)
+    measurements: list[report.Measurement] = []
+    ratios = report.RATIOS[options.device]
+    document = report.document(measurements, ratios, **facts)
 
-    def publish(measurements: list[report.Measurement]) -> None:
-        ratios = report.RATIOS[options.device]
+    def publish() -> None:
         progress("\n" + report.table(measurements, ratios, _footnotes(options)))
-        write_json(report.document(measurements, ratios, **facts), json_path)
         if plot_path is not None:
             report.draw(measurements, _title(options), plot_path)
 
-    with tempfile.TemporaryDirectory(prefix="prelude-bench-") as folder:
-        try:
-            asyncio.run(_measure_all(options, Path(folder), progress, publish))
-        except asyncio.CancelledError:
-            raise BenchError("stopped before all measurements were done") from None
+    with growing_json(document, json_path, "after all loads") as write:
+
+        def add(measured: report.Measurement) -> None:
+            measurements.append(measured)
+            document.update(report.document(measurements, ratios))
+            write()
+
+        with tempfile.TemporaryDirectory(prefix="prelude-bench-") as folder:
+            try:
+                asyncio.run(_measure_all(options, Path(folder), progress, add, publish))
+            except asyncio.CancelledError:
+                raise BenchError("stopped before all measurements were done") from None
 
 
 async def _measure_all(
     options: Options,
     folder: Path,
     progress: Callable[[str], None],
-    publish: Callable[[list[report.Measurement]], None],
+    add: Callable[[report.Measurement], None],
+    publish: Callable[[], None],
 ) -> None:
-    measurements: list[report.Measurement] = []
     task = asyncio.current_task()
     assert task is not None
     # SIGTERM acts as Ctrl-C: the engines are stopped in order, which removes their shared memory.
@@ -98,12 +107,12 @@ async def _measure_all(
         for repeat in range(options.repeats):
             for adapters, system in reversed(loads) if repeat % 2 else loads:
                 measured = await _measure(system, adapters, repeat, options.shape, base.vocabulary)
-                measurements.append(measured)
+                add(measured)
                 progress(
                     f"  repeat {repeat + 1}/{options.repeats}  n = {adapters:<3} {system.name:<15}"
                     f"{measured.requests_per_s:7.1f} requests/s"
                 )
-        publish(measurements)  # before the engines are stopped, which can take a minute
+        publish()  # before the engines are stopped, which can take a minute
 
 
 async def _measure(system: System, adapters: int, repeat: int, shape: Shape, vocabulary: int) -> report.Measurement:

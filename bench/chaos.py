@@ -27,7 +27,7 @@ import psutil
 
 from bench.errors import SystemFailed
 from bench.measuring import provenance
-from bench.measuring.output import require_folders, write_json
+from bench.measuring.output import growing_json, require_folders
 from bench.systems.shaken_cluster import LAYOUTS, Answer, Kind, ShakenCluster, prepare
 from cluster.errors import StartError
 from cluster.local.supervisor import local_cluster
@@ -98,26 +98,14 @@ def run(options: Options, command: str, json_path: Path | None, progress: Callab
     require_folders(json_path)
     document: dict[str, Any] = {
         **provenance.head("chaos", command, asdict(options)),
-        "ended": "early",
-        "summary": {},
+        "summary": summary([]),
         "rows": [],
     }
-
-    def write() -> None:
-        document["summary"] = summary(document["rows"])
-        write_json(document, json_path)
-
-    try:
-        asyncio.run(_run(options, document, write, progress))
-        document["ended"] = "after all cases"
-    except StartError as error:
-        document["ended"] = f"early: {error}"
-        raise SystemFailed(str(error)) from error
-    except SystemFailed as error:
-        document["ended"] = f"early: {error}"
-        raise
-    finally:
-        write()
+    with growing_json(document, json_path, "after all cases") as write:
+        try:
+            asyncio.run(_run(options, document, write, progress))
+        except StartError as error:
+            raise SystemFailed(str(error)) from error
     progress(f"{document['summary']}")
     return document
 
@@ -130,6 +118,7 @@ async def _run(
             async with contextlib.aclosing(_rows(layout, options, Path(folder), progress)) as rows:
                 async for row in rows:
                     document["rows"].append(row)
+                    document["summary"] = summary(document["rows"])
                     write()
 
 

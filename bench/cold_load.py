@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -32,9 +32,10 @@ from bench.errors import SystemFailed
 from bench.load.options import Endpoint
 from bench.load.strict import closed_load, open_load, requests_per_s
 from bench.measuring import provenance
-from bench.measuring.output import require_folders, write_json
+from bench.measuring.output import growing_json, require_folders
 from bench.measuring.quantile import quantile
 from bench.systems.imported_adapters import import_random_adapters
+from bench.systems.models import write_model
 from bench.systems.slow_store import BUCKET, slow_store
 from bench.workloads.session import Session
 from bench.workloads.workload import Stream, Workload
@@ -56,6 +57,7 @@ _TIMEOUT = aiohttp.ClientTimeout(total=300)
 class Options:
     """One run of the benchmark."""
 
+    model: str | None = None  # a key of bench.systems.models.MODELS; None: of the next two sizes
     hidden: int = 256
     num_layers: int = 32
     rank: int = 16
@@ -95,26 +97,34 @@ QUICK = Options(
 def run(options: Options, command: str, json_path: Path | None, progress: Callable[[str], None]) -> dict[str, Any]:
     """Measure, print, write the file; returns its content. Raises BenchError."""
     require_folders(json_path)
-    with tempfile.TemporaryDirectory(prefix="prelude-bench-") as folder:
-        try:
-            measured = asyncio.run(_measure(options, Path(folder), progress))
-        except (AdapterError, StartError) as error:
-            raise SystemFailed(str(error)) from error
-    document = {
-        **provenance.head("cold-load", command, asdict(options), options.device),
-        **measured,
-    }
-    for key, value in measured.items():
-        progress(f"  {key:<34} {value}")
-    write_json(document, json_path)
+    facts = provenance.head("cold-load", command, asdict(options), options.device)
+    document: dict[str, Any] = {**facts}
+    with growing_json(document, json_path, "after all loads") as write:
+
+        def add(found: dict[str, Any]) -> None:
+            document.update(found)
+            write()
+
+        with tempfile.TemporaryDirectory(prefix="prelude-bench-") as folder:
+            try:
+                asyncio.run(_measure(options, Path(folder), add, progress))
+            except (AdapterError, StartError) as error:
+                raise SystemFailed(str(error)) from error
+    for key, value in document.items():
+        if key not in facts:
+            progress(f"  {key:<34} {value}")
     return document
 
 
-async def _measure(options: Options, folder: Path, progress: Callable[[str], None]) -> dict[str, Any]:
-    progress(f"Creating a model of {options.num_layers} layers and {options.num_adapters} adapters.")
+async def _measure(
+    options: Options, folder: Path, add: Callable[[dict[str, Any]], None], progress: Callable[[str], None]
+) -> None:
+    """Hands all that is known on after each repeat of each part: medians of the repeats so far."""
+    model = options.model or f"a model of {options.num_layers} layers"
+    progress(f"Creating {model} and {options.num_adapters} adapters.")
     config = await asyncio.to_thread(_prepare, options, folder)
-    # It measures a CPU engine's loader.
-    slices = await asyncio.to_thread(_loader_slice, options, folder) if options.device == "cpu" else {}
+    if options.device == "cpu":  # it measures a CPU engine's loader
+        add(await asyncio.to_thread(_loader_slice, options, folder))
     progress("Starting a unified worker and its router.")
     async with AsyncExitStack() as stack:
         if options.store_delay_ms:
@@ -127,15 +137,20 @@ async def _measure(options: Options, folder: Path, progress: Callable[[str], Non
         async with grpc.aio.insecure_channel(address) as channel:
             lease_s = config.residency.lease_s
             bench = _Bench(options, session, cluster.url, WorkerControlStub(channel), lease_s)
-            ready = await bench.time_to_ready(progress)
-            throughput = await bench.throughput(progress)
-            first_tokens = await bench.first_tokens(throughput["all_resident_requests_per_s"], progress)
-    return slices | ready | throughput | first_tokens
+            async for found in bench.time_to_ready(progress):
+                add(found)
+            async for found in bench.throughput(progress):
+                add(found)
+            async for residents in bench.first_tokens(found["all_resident_requests_per_s"], progress):
+                add(residents)
 
 
 def _prepare(options: Options, folder: Path) -> ClusterConfig:
     """Create the model, import the adapters, and return the cluster's configuration."""
-    make_model(folder / "model", hidden=options.hidden, num_layers=options.num_layers)
+    if options.model is None:
+        make_model(folder / "model", hidden=options.hidden, num_layers=options.num_layers)
+    else:
+        write_model(options.model, folder / "model", options.device, options.engine_arguments)
     config = ClusterConfig.model_validate(
         {
             "model": {"path": folder / "model", "name": "bench", "dtype": "bfloat16"},
@@ -153,7 +168,8 @@ def _prepare(options: Options, folder: Path) -> ClusterConfig:
             "store": {"url": f"file://{folder}/store"},
         }
     )
-    num_bytes = import_random_adapters(config, [_name(number) for number in range(options.num_adapters)])
+    names = [_name(number) for number in range(options.num_adapters)]
+    num_bytes = import_random_adapters(config, names, os.cpu_count() or 1)
     host_bytes = options.budget * num_bytes + num_bytes // 2
     return config.model_copy(update={"residency": config.residency.model_copy(update={"host_bytes": host_bytes})})
 
@@ -207,7 +223,7 @@ class _Bench:
         self._cold = itertools.count()  # numbers of adapters that were not requested yet
         self._seeds = itertools.count()
 
-    async def time_to_ready(self, progress: Callable[[str], None]) -> dict[str, Any]:
+    async def time_to_ready(self, progress: Callable[[str], None]) -> AsyncIterator[dict[str, Any]]:
         """Time until cold adapters are usable: loaded one after the other, then concurrently."""
         ratios, singles, lasts = [], [], []
         for _ in range(self._options.repeats):
@@ -222,11 +238,11 @@ class _Bench:
             progress(
                 f"  one cold adapter {1000 * one:.1f} ms, the last of {self._options.at_once} {1000 * last:.1f} ms"
             )
-        return {
-            "one_cold_ms": round(1000 * statistics.median(singles), 2),
-            "last_of_many_ms": round(1000 * statistics.median(lasts), 2),
-            "sixteen_over_one": round(statistics.median(ratios), 3),
-        }
+            yield {
+                "one_cold_ms": round(1000 * statistics.median(singles), 2),
+                "last_of_many_ms": round(1000 * statistics.median(lasts), 2),
+                "sixteen_over_one": round(statistics.median(ratios), 3),
+            }
 
     async def _ready_s(self, revision_id: str) -> float:
         began_at = time.perf_counter()
@@ -238,7 +254,7 @@ class _Bench:
         async with self._session.get(f"{self._url}/v1/models/{_name(number)}") as answer:
             return (await answer.json())["root"]
 
-    async def throughput(self, progress: Callable[[str], None]) -> dict[str, Any]:
+    async def throughput(self, progress: Callable[[str], None]) -> AsyncIterator[dict[str, Any]]:
         """Throughput with as many adapters as fit in host memory, and with several times as many, always cold."""
         options = self._options
         few = [next(self._cold) for _ in range(options.budget)]
@@ -250,13 +266,13 @@ class _Bench:
                     await self._requests_per_s(adapters, len(adapters))
                 measured[len(adapters)].append(await self._requests_per_s(adapters, options.num_requests))
                 progress(f"  {len(adapters)} adapters in turn: {measured[len(adapters)][-1]:.2f} requests/s")
-        resident, overcommitted = measured.values()
-        ratios = [over / all_resident for over, all_resident in zip(overcommitted, resident, strict=True)]
-        return {
-            "all_resident_requests_per_s": round(statistics.median(resident), 3),
-            "overcommit_requests_per_s": round(statistics.median(overcommitted), 3),
-            "overcommit_throughput_ratio": round(statistics.median(ratios), 3),
-        }
+            resident, overcommitted = measured.values()
+            ratios = [over / all_resident for over, all_resident in zip(overcommitted, resident, strict=True)]
+            yield {
+                "all_resident_requests_per_s": round(statistics.median(resident), 3),
+                "overcommit_requests_per_s": round(statistics.median(overcommitted), 3),
+                "overcommit_throughput_ratio": round(statistics.median(ratios), 3),
+            }
 
     async def _requests_per_s(self, adapters: Sequence[int], count: int) -> float:
         prompts = self._prompts()
@@ -271,7 +287,9 @@ class _Bench:
         request = prompts.completion(number, self._options.prompt_tokens, self._options.generated_tokens)
         return Session(number, adapter, (request,))
 
-    async def first_tokens(self, requests_per_s: float, progress: Callable[[str], None]) -> dict[str, Any]:
+    async def first_tokens(
+        self, requests_per_s: float, progress: Callable[[str], None]
+    ) -> AsyncIterator[dict[str, Any]]:
         """Residents' TTFT while cold adapters arrive, relative to arrivals of resident ones."""
         options = self._options
         residents = [next(self._cold) for _ in range(options.num_resident)]
@@ -286,11 +304,11 @@ class _Bench:
             progress(
                 f"  residents' p95 TTFT {1000 * baselines[-1]:.1f} ms, with cold arrivals {1000 * with_cold[-1]:.1f} ms"
             )
-        return {
-            "resident_first_token_p95_ms": round(1000 * statistics.median(baselines), 2),
-            "resident_first_token_p95_with_cold_ms": round(1000 * statistics.median(with_cold), 2),
-            "resident_first_token_p95_ratio": round(statistics.median(ratios), 3),
-        }
+            yield {
+                "resident_first_token_p95_ms": round(1000 * statistics.median(baselines), 2),
+                "resident_first_token_p95_with_cold_ms": round(1000 * statistics.median(with_cold), 2),
+                "resident_first_token_p95_ratio": round(statistics.median(ratios), 3),
+            }
 
     async def _watch(self, residents: Sequence[int], others: Sequence[int], gap_s: float) -> float:
         """The residents' p95 TTFT in seconds, with a request every `gap_s`, some of them for `others`."""

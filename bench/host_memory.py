@@ -122,8 +122,7 @@ async def _measure_all(
     options: Options, folder: Path, add: Callable[[dict[str, Any]], None], progress: Callable[[str], None]
 ) -> None:
     progress(f"Creating the model and {options.adapters} adapters.")
-    has_weights = "dummy" not in options.engine_arguments
-    await asyncio.to_thread(write_model, options.model, folder / "model", options.device, has_weights)
+    await asyncio.to_thread(write_model, options.model, folder / "model", options.device, options.engine_arguments)
     importing = _config(options, folder, "unified", 1 << 30)
     names = [_name(number) for number in range(options.adapters)]
     num_bytes = await asyncio.to_thread(import_random_adapters, importing, names, os.cpu_count() or 1)

@@ -25,7 +25,7 @@ from bench.load.options import Endpoint
 from bench.load.record import Record
 from bench.load.strict import closed_load, requests_per_s
 from bench.measuring import provenance
-from bench.measuring.output import require_folders, write_json
+from bench.measuring.output import growing_json, require_folders
 from bench.measuring.quantile import quantile
 from bench.options import DTYPE, Shape
 from bench.options import Options as EngineOptions
@@ -63,21 +63,27 @@ QUICK = Options(repeats=1, num_requests=16, slots=2, adapters=(2, 4), concurrenc
 def run(options: Options, command: str, json_path: Path | None, progress: Callable[[str], None]) -> None:
     """Measure, print a line per load and the ratios, write the numbers. Raises BenchError."""
     require_folders(json_path)
-    with tempfile.TemporaryDirectory(prefix="prelude-bench-") as folder:
-        rows = asyncio.run(_measure_all(options, Path(folder), progress))
-    medians = [_median(rows, count) for count in options.adapters]
-    for each in medians:
+    rows: list[dict[str, Any]] = []
+    document: dict[str, Any] = {
+        **provenance.head("slots", command, asdict(options), options.device),
+        "rows": rows,
+        "medians": [],
+    }
+    with growing_json(document, json_path, "after all loads") as write:
+
+        def add(row: dict[str, Any]) -> None:
+            rows.append(row)
+            measured = {each["adapters"] for each in rows}
+            document["medians"] = [_median(rows, count) for count in options.adapters if count in measured]
+            write()
+
+        with tempfile.TemporaryDirectory(prefix="prelude-bench-") as folder:
+            asyncio.run(_measure_all(options, Path(folder), add, progress))
+    for each in document["medians"]:
         progress(
             "n = {adapters:<4} {requests_per_s:7.2f} requests/s, TTFT p50 {first_token_p50_ms} p95 "
             "{first_token_p95_ms} ms, {fills} fills of {fill_ms} ms".format(**each)
         )
-    if json_path is not None:
-        document = {
-            **provenance.head("slots", command, asdict(options), options.device),
-            "rows": rows,
-            "medians": medians,
-        }
-        write_json(document, json_path)
 
 
 def _median(rows: list[dict[str, Any]], adapters: int) -> dict[str, Any]:
@@ -89,13 +95,14 @@ def _median(rows: list[dict[str, Any]], adapters: int) -> dict[str, Any]:
     }
 
 
-async def _measure_all(options: Options, folder: Path, progress: Callable[[str], None]) -> list[dict[str, Any]]:
+async def _measure_all(
+    options: Options, folder: Path, add: Callable[[dict[str, Any]], None], progress: Callable[[str], None]
+) -> None:
     most = max(options.adapters)
     if most < 1 or options.slots < 1:
         raise BenchError(f"slots is {options.slots} and adapters {options.adapters}; both must be positive")
     progress("Creating the model and the adapters.")
-    has_weights = "dummy" not in options.engine_arguments
-    await asyncio.to_thread(write_model, options.model, folder / "model", options.device, has_weights)
+    await asyncio.to_thread(write_model, options.model, folder / "model", options.device, options.engine_arguments)
     base = BaseModel.read(folder / "model")
     adapters = await asyncio.to_thread(
         prepare_adapters, "lora", options.lora_rank, most, base, DTYPE, folder / "adapters", frozenset({"serving"})
@@ -103,7 +110,6 @@ async def _measure_all(options: Options, folder: Path, progress: Callable[[str],
     progress("Starting the engine.")
     slots = AdapterSlots(options.slots, options.lora_rank, MODULES)
     spec = engine_spec("unified", folder / "model", slots, _engine_options(options), folder / "engine")
-    rows: list[dict[str, Any]] = []
     async with contextlib.AsyncExitStack() as stack:
         timeout = aiohttp.ClientTimeout(total=_REQUEST_TIMEOUT_S)
         connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=1.0)
@@ -114,9 +120,9 @@ async def _measure_all(options: Options, folder: Path, progress: Callable[[str],
         revisions = [each.revision_id for each in adapters]
         for repeat in range(options.repeats):
             for count in reversed(options.adapters) if repeat % 2 else options.adapters:
-                rows.append(await _measure(session, spec.url, revisions, count, repeat, options, base.vocabulary))
-                progress("  repeat {repeat}  n = {adapters:<4} {requests_per_s:7.2f} requests/s".format(**rows[-1]))
-    return rows
+                row = await _measure(session, spec.url, revisions, count, repeat, options, base.vocabulary)
+                add(row)
+                progress("  repeat {repeat}  n = {adapters:<4} {requests_per_s:7.2f} requests/s".format(**row))
 
 
 def _engine_options(options: Options) -> EngineOptions:

@@ -59,8 +59,7 @@ class Starter:
         """Start every system, one after the other, with its adapters in host memory. Raises SystemFailed."""
         options = self.options
         progress("creating the model and the adapters")
-        has_weights = "dummy" not in options.engine_arguments
-        await asyncio.to_thread(write_model, options.model, self._model, options.device, has_weights)
+        await asyncio.to_thread(write_model, options.model, self._model, options.device, options.engine_arguments)
         base = BaseModel.read(self._model)
         adapters: list[PreparedAdapter] = []
         forms = frozenset(form for name in options.systems if (form := self._form_for(name)))

@@ -6,13 +6,14 @@ Sizes are from the models' config.json on the Hugging Face hub: meta-llama/Llama
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from cluster.local.demo import make_model, make_tokenizer
+from cluster.local.demo import llama_config, make_model, make_tokenizer
 
 _WEIGHTS_STD = 0.02  # the usual initialization
 
@@ -67,21 +68,26 @@ MODELS: Mapping[str, Model] = MappingProxyType(
 )
 
 
-def write_model(name: str, folder: Path, device: str, has_weights: bool = True) -> None:
+def write_model(name: str, folder: Path, device: str, engine_arguments: Sequence[str]) -> None:
     """Write a model with random weights, created on `device`, and a tokenizer as a Hugging Face directory.
 
-    Without weights an engine needs `--load-format dummy`.
+    No weights where engines with these arguments make up their own.
     """
-    model = MODELS[name]
-    if model.config is None:
+    model, reads_weights = MODELS[name], engines_read_weights(engine_arguments)
+    if model.config is None and reads_weights:
         make_model(folder, hidden=model.hidden, num_layers=model.num_layers)
         return
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    fields = dict(model.config)
-    config = AutoConfig.for_model(fields.pop("model_type"), **fields, bos_token_id=None, eos_token_id=None)
-    if has_weights:
+    # Its vocabulary is smaller than a published model's, which is fine: requests and answers are token ids.
+    tokenizer = make_tokenizer()
+    if model.config is None:
+        config = llama_config(tokenizer, model.hidden, model.num_layers)
+    else:
+        fields = dict(model.config)
+        config = AutoConfig.for_model(fields.pop("model_type"), **fields, bos_token_id=None, eos_token_id=None)
+    if reads_weights:
         torch.manual_seed(0)
         with torch.device(device):
             network = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
@@ -97,6 +103,11 @@ def write_model(name: str, folder: Path, device: str, has_weights: bool = True) 
         config.architectures = [AutoModelForCausalLM._model_mapping[type(config)].__name__]
         config.dtype = torch.bfloat16
         config.save_pretrained(folder)
-    # Its vocabulary is smaller than the model's, which is fine: requests and answers are token ids.
-    make_tokenizer().save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
     (folder / "generation_config.json").write_text(json.dumps({}))
+
+
+def engines_read_weights(engine_arguments: Sequence[str]) -> bool:
+    """Whether engines with these arguments read weights, and do not make up their own."""
+    words = (word for argument in engine_arguments for word in argument.split("=", 1))
+    return ("--load-format", "dummy") not in pairwise(words)

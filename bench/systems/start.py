@@ -39,7 +39,8 @@ class Starter:
     async def start_all(self, progress: Callable[[str], None]) -> tuple[BaseModel, list[System]]:
         """Start every requested system, with its adapters in host memory. Raises SystemFailed."""
         progress("Creating the model and the adapters.")
-        await asyncio.to_thread(write_model, self.options.model, self._model, self.options.device)
+        options = self.options
+        await asyncio.to_thread(write_model, options.model, self._model, options.device, options.engine_arguments)
         base = BaseModel.read(self._model)
         adapters: dict[str, list[PreparedAdapter]] = {}
         for kind in sorted({_KINDS[name] for name in self.options.systems if name in _KINDS}):

@@ -72,6 +72,13 @@ def add_commands(commands: Any) -> None:
         metavar="MS",
         help="latency of the store, which is then an S3 server; default: a folder as store",
     )
+    cold.add_argument("--model", choices=MODELS, help="model dimensions; default: 32 layers of hidden size 256")
+    cold.add_argument("--rank", type=positive, help="of the adapters; default: 16")
+    cold.add_argument(
+        "--room", type=positive, help="adapters that fit in host memory; four times as many are used; default: 32"
+    )
+    cold.add_argument("--arrivals", type=positive, help="cold adapters that arrive in each repeat; default: 64")
+    cold.add_argument("--repeats", type=positive, help="default: 3")
     _add_engine_options(cold)
     _add_json(cold)
     cold.set_defaults(run=_cold_load)
@@ -328,8 +335,16 @@ def _catalog(arguments: argparse.Namespace) -> None:
 def _cold_load(arguments: argparse.Namespace) -> None:
     from bench import cold_load
 
+    given = {
+        "model": arguments.model,
+        "rank": arguments.rank,
+        "budget": arguments.room,
+        "num_cold": arguments.arrivals,
+        "repeats": arguments.repeats,
+    }
     options = replace(
         cold_load.QUICK if arguments.quick else cold_load.Options(),
+        **_given(given),
         store_delay_ms=arguments.store_delay_ms,
         device=arguments.device,
         engine_arguments=tuple(arguments.engine_arguments),

@@ -20,7 +20,7 @@ from bench.load.options import Endpoint, Load
 from bench.load.record import Record
 from bench.measuring import provenance
 from bench.measuring.contention import cpu_use, foreign_cores
-from bench.measuring.output import require_folders, write_json
+from bench.measuring.output import growing_json, require_folders
 from bench.measuring.quantile import quantile
 from bench.simulator.curves import Curves, Limits, write_curves
 from bench.simulator.outcome import Outcome
@@ -80,22 +80,31 @@ def run(
     if options.device == "cuda" and options.grid is _ON_CPUS:
         options = replace(options, grid=_ON_GPUS, prompt_tokens=1024, output_tokens=128)
     facts = provenance.head("simulate-validate", command, asdict(options), options.device)
-    with tempfile.TemporaryDirectory(prefix="prelude-bench-") as name:
-        try:
-            config = _prepare(options, Path(name))
-            curves, rows = asyncio.run(_measure(options, config, Path(name), say))
-        except (AdapterError, StartError) as error:
-            raise SystemFailed(str(error)) from error
-    document = {**facts, "curves": msgspec.to_builtins(curves), "rows": rows}
-    write_json(document, json_path)
-    if curves_path is not None:
-        write_curves(curves, curves_path)
+    document: dict[str, Any] = {**facts, "curves": None, "rows": []}
+    with growing_json(document, json_path, "after all loads") as write:
+
+        def add(found: Curves | dict[str, Any]) -> None:
+            """The curves come first, then a row per load."""
+            if isinstance(found, dict):
+                document["rows"].append(found)
+            else:
+                document["curves"] = msgspec.to_builtins(found)
+                if curves_path is not None:
+                    write_curves(found, curves_path)
+            write()
+
+        with tempfile.TemporaryDirectory(prefix="prelude-bench-") as name:
+            try:
+                config = _prepare(options, Path(name))
+                asyncio.run(_measure(options, config, Path(name), add, say))
+            except (AdapterError, StartError) as error:
+                raise SystemFailed(str(error)) from error
     return document
 
 
 def _prepare(options: Options, folder: Path) -> ClusterConfig:
     """Create the model, import the adapters of both parts, and return the cluster's configuration."""
-    write_model(options.model, folder / "model", options.device)
+    write_model(options.model, folder / "model", options.device, options.engine_arguments)
     is_cpu = options.device == "cpu"
     config = ClusterConfig.model_validate(
         {
@@ -125,8 +134,12 @@ def _num_curve_adapters(options: Options) -> int:
 
 
 async def _measure(
-    options: Options, config: ClusterConfig, folder: Path, say: Callable[[str], None]
-) -> tuple[Curves, list[dict[str, Any]]]:
+    options: Options,
+    config: ClusterConfig,
+    folder: Path,
+    add: Callable[[Curves | dict[str, Any]], None],
+    say: Callable[[str], None],
+) -> None:
     say(f"starting a unified worker of {options.model}")
     async with local_cluster(config, folder / "logs") as cluster:
         num_curve = _num_curve_adapters(options)
@@ -162,11 +175,11 @@ async def _measure(
         text = f"{options.model} on {provenance.hardware(options.device)['cpu' if options.device == 'cpu' else 'gpu']}"
         curves = await measure_curves(send, beside, options.grid, limits, f"measured-{options.model}", text)
         say(f"  {msgspec.json.encode(curves.prefill).decode()} {msgspec.json.encode(curves.decode).decode()}")
-        rows: list[dict[str, Any]] = []
-        for share in options.loads:
-            rows.append(await _compare(options, curves, share, endpoint, names[num_curve:], is_first=not rows))
-            say("  " + ", ".join(f"{key} {value}" for key, value in rows[-1].items()))
-        return curves, rows
+        add(curves)
+        for number, share in enumerate(options.loads):
+            row = await _compare(options, curves, share, endpoint, names[num_curve:], is_first=number == 0)
+            add(row)
+            say("  " + ", ".join(f"{key} {value}" for key, value in row.items()))
 
 
 async def _compare(

@@ -1,0 +1,73 @@
+"""Models of benchmarks: no weight is written where no engine reads one."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from adapters.model.base_model import BaseModel
+from bench import cold_load, host_memory, slot_swaps
+from bench.matrix import systems as matrix_systems
+from bench.options import Options, Shape
+from bench.simulator.validation import check
+from bench.systems import start
+from bench.systems.models import MODELS, write_model
+
+DUMMY = ("--load-format", "dummy")
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("arguments", [DUMMY, ("--load-format=dummy",), ("--a", "b", *DUMMY, "--c")])
+def test_with_dummy_weights_there_is_no_weight_file(name: str, arguments: tuple[str, ...], tmp_path: Path) -> None:
+    write_model(name, tmp_path, "cpu", arguments)
+    assert not [each.name for each in tmp_path.iterdir() if "safetensors" in each.name or each.suffix == ".bin"]
+    assert {"config.json", "tokenizer.json", "generation_config.json"} <= {each.name for each in tmp_path.iterdir()}
+    base = BaseModel.read(tmp_path)
+    assert (base.hidden, base.num_layers) == (MODELS[name].hidden, MODELS[name].num_layers)
+
+
+@pytest.mark.parametrize("arguments", [(), ("--load-format", "auto"), ("--served-model-name", "dummy")])
+def test_other_arguments_leave_the_weights(arguments: tuple[str, ...], tmp_path: Path) -> None:
+    write_model("tiny", tmp_path, "cpu", arguments)
+    assert (tmp_path / "model.safetensors").exists()
+
+
+class Stopped(Exception):
+    """After the model, nothing else is created."""
+
+
+def test_every_benchmark_hands_its_engine_arguments_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Any] = []
+
+    def write(name: str, folder: Path, device: str, engine_arguments: tuple[str, ...]) -> None:
+        seen.append(engine_arguments)
+        raise Stopped
+
+    shape = Shape(8, 4, 2, 6)
+    tax = Options(("none",), (1,), 1, shape, 8, "engines", model="llama-3.1-8b", engine_arguments=DUMMY)
+    validation = check.Options(model="llama-3.1-8b", engine_arguments=DUMMY)
+    cold = cold_load.Options(model="llama-3.1-8b", engine_arguments=DUMMY)
+    runs = {
+        start: lambda: asyncio.run(start.Starter(tax, tmp_path, contextlib.AsyncExitStack()).start_all(print)),
+        check: lambda: check.run(validation, "", None, None, print),
+        cold_load: lambda: cold_load.run(cold, "", None, print),
+        slot_swaps: lambda: slot_swaps.run(slot_swaps.Options(engine_arguments=DUMMY), "", None, print),
+        host_memory: lambda: host_memory.run(host_memory.Options(engine_arguments=DUMMY), "", None, print),
+        matrix_systems: lambda: asyncio.run(_start_matrix(tmp_path)),
+    }
+    for module, run in runs.items():
+        monkeypatch.setattr(module, "write_model", write)
+        with pytest.raises(Stopped):
+            run()
+    assert seen == [DUMMY] * len(runs)
+
+
+async def _start_matrix(folder: Path) -> None:
+    from bench.matrix.options import Options as MatrixOptions
+
+    options = MatrixOptions((), ("none",), {}, 1.0, engine_arguments=DUMMY)
+    await matrix_systems.Starter(options, folder, contextlib.AsyncExitStack()).start_all(print)
