@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import fields, replace
 from functools import partial, wraps
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from cli.bench import load as bench_load
 from cli.bench import matrix as bench_matrix
@@ -18,10 +18,14 @@ from cli.bench import training as bench_training
 from cli.bench.load import MODELS, positive
 from cli.bench.recorded import recorded_command
 
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
 # A copy of bench.systems.systems.SYSTEMS, which takes long to import.
 _SYSTEMS = ("none", "stock", "unified_lora", "unified_direft", "pd")
 
 Run = Callable[[argparse.Namespace], None]
+Options = TypeVar("Options", bound="DataclassInstance")
 
 
 def add_commands(commands: Any) -> None:
@@ -75,9 +79,19 @@ def add_commands(commands: Any) -> None:
     cold.add_argument("--model", choices=MODELS, help="model dimensions; default: 32 layers of hidden size 256")
     cold.add_argument("--rank", type=positive, help="of the adapters; default: 16")
     cold.add_argument(
-        "--room", type=positive, help="adapters that fit in host memory; four times as many are used; default: 32"
+        "--room",
+        dest="budget",
+        metavar="N",
+        type=positive,
+        help="adapters that fit in host memory; four times as many are used; default: 32",
     )
-    cold.add_argument("--arrivals", type=positive, help="cold adapters that arrive in each repeat; default: 64")
+    cold.add_argument(
+        "--arrivals",
+        dest="num_cold",
+        metavar="N",
+        type=positive,
+        help="cold adapters that arrive in each repeat; default: 64",
+    )
     cold.add_argument("--repeats", type=positive, help="default: 3")
     _add_engine_options(cold)
     _add_json(cold)
@@ -102,7 +116,9 @@ def add_commands(commands: Any) -> None:
     router = benchmarks.add_parser("router", help=text, description=text)
     router.add_argument("--concurrency", type=_numbers, help="connections of each load; default: 32,128")
     router.add_argument("--repeats", type=positive, help="default: 3")
-    router.add_argument("--events", type=positive, help="events per stream; default: 64")
+    router.add_argument(
+        "--events", type=positive, dest="num_events", metavar="N", help="events per stream; default: 64"
+    )
     router.add_argument("--event-gap-ms", type=float, metavar="MS", help="gap between events; default: 10")
     router.add_argument("--processes", type=positive, help="processes of Prelude's router; default: 1")
     router.add_argument(
@@ -138,8 +154,8 @@ def add_commands(commands: Any) -> None:
 
     text = "Real workers with more adapters than memory: cold loads and TTFT with and without adapter affinity."
     affinity = benchmarks.add_parser("affinity", help=text, description=text)
-    affinity.add_argument("--requests", type=positive, help="default: 1000")
-    affinity.add_argument("--workers", type=positive, help="default: 4")
+    affinity.add_argument("--requests", type=positive, dest="num_requests", metavar="N", help="default: 1000")
+    affinity.add_argument("--workers", type=positive, dest="num_workers", metavar="N", help="default: 4")
     affinity.add_argument("--quick", action="store_true", help="a smoke test: 2 workers, few adapters and requests")
     _add_engine_options(affinity)
     _add_json(affinity)
@@ -182,7 +198,9 @@ def add_commands(commands: Any) -> None:
     text = "More adapters than slots: TTFT and requests/s of one engine that swaps adapters into prefill batches."
     slots = benchmarks.add_parser("slots", help=text, description=text)
     slots.add_argument("--adapters", type=_numbers, help="numbers of adapters in use; default: 8,32")
-    slots.add_argument("--requests", type=positive, help="requests per load; default: 96")
+    slots.add_argument(
+        "--requests", type=positive, dest="num_requests", metavar="N", help="requests per load; default: 96"
+    )
     _add_slots_and_load(slots)
     slots.add_argument("--lora-rank", type=positive, help="default: 16")
     slots.add_argument("--quick", action="store_true", help="a smoke test: 2 slots, 16 requests, one repeat")
@@ -212,7 +230,7 @@ def _add_engine_options(benchmark: argparse.ArgumentParser) -> None:
     benchmark.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="default: cpu")
     benchmark.add_argument(
         "--engine-arguments",
-        type=shlex.split,
+        type=lambda text: tuple(shlex.split(text)),
         default=(),
         metavar="TEXT",
         help="additional SGLang arguments for every engine",
@@ -258,7 +276,7 @@ def _adapter_tax(arguments: argparse.Namespace) -> None:
         device=arguments.device,
         lora_rank=arguments.lora_rank,
         reft_rank=arguments.reft_rank,
-        engine_arguments=tuple(arguments.engine_arguments),
+        engine_arguments=arguments.engine_arguments,
     )
     adapter_tax.run(options, recorded_command(), arguments.json, arguments.plot, _say)
 
@@ -267,14 +285,7 @@ def _adapter_tax(arguments: argparse.Namespace) -> None:
 def _affinity(arguments: argparse.Namespace) -> None:
     from bench import affinity
 
-    options = affinity.QUICK if arguments.quick else affinity.Options()
-    options = replace(
-        options,
-        num_requests=arguments.requests or options.num_requests,
-        num_workers=arguments.workers or options.num_workers,
-        device=arguments.device,
-        engine_arguments=tuple(arguments.engine_arguments),
-    )
+    options = _with_given(affinity.QUICK if arguments.quick else affinity.Options(), arguments)
     affinity.run(options, recorded_command(), arguments.json, _say)
 
 
@@ -297,23 +308,7 @@ def _placement(arguments: argparse.Namespace) -> None:
 def _slots(arguments: argparse.Namespace) -> None:
     from bench import slot_swaps
 
-    given = {
-        "slots": arguments.slots,
-        "adapters": arguments.adapters,
-        "repeats": arguments.repeats,
-        "num_requests": arguments.requests,
-        "concurrency": arguments.concurrency,
-        "prompt_tokens": arguments.prompt_tokens,
-        "generated_tokens": arguments.generated_tokens,
-        "model": arguments.model,
-        "lora_rank": arguments.lora_rank,
-    }
-    options = replace(
-        slot_swaps.QUICK if arguments.quick else slot_swaps.Options(),
-        device=arguments.device,
-        engine_arguments=tuple(arguments.engine_arguments),
-        **_given(given),
-    )
+    options = _with_given(slot_swaps.QUICK if arguments.quick else slot_swaps.Options(), arguments)
     slot_swaps.run(options, recorded_command(), arguments.json, _say)
 
 
@@ -335,20 +330,7 @@ def _catalog(arguments: argparse.Namespace) -> None:
 def _cold_load(arguments: argparse.Namespace) -> None:
     from bench import cold_load
 
-    given = {
-        "model": arguments.model,
-        "rank": arguments.rank,
-        "budget": arguments.room,
-        "num_cold": arguments.arrivals,
-        "repeats": arguments.repeats,
-    }
-    options = replace(
-        cold_load.QUICK if arguments.quick else cold_load.Options(),
-        **_given(given),
-        store_delay_ms=arguments.store_delay_ms,
-        device=arguments.device,
-        engine_arguments=tuple(arguments.engine_arguments),
-    )
+    options = _with_given(cold_load.QUICK if arguments.quick else cold_load.Options(), arguments)
     cold_load.run(options, recorded_command(), arguments.json, _say)
 
 
@@ -356,9 +338,7 @@ def _cold_load(arguments: argparse.Namespace) -> None:
 def _host_memory(arguments: argparse.Namespace) -> None:
     from bench import host_memory
 
-    given = {field.name: getattr(arguments, field.name, None) for field in fields(host_memory.Options)}
-    given["engine_arguments"] = tuple(arguments.engine_arguments)
-    options = replace(host_memory.QUICK if arguments.quick else host_memory.Options(), **_given(given))
+    options = _with_given(host_memory.QUICK if arguments.quick else host_memory.Options(), arguments)
     host_memory.run(options, recorded_command(), arguments.json, _say)
 
 
@@ -366,34 +346,15 @@ def _host_memory(arguments: argparse.Namespace) -> None:
 def _router(arguments: argparse.Namespace) -> None:
     from bench import router_relay
 
-    given = {
-        "concurrency": arguments.concurrency,
-        "repeats": arguments.repeats,
-        "num_events": arguments.events,
-        "event_gap_ms": arguments.event_gap_ms,
-        "processes": arguments.processes,
-        "keys": arguments.keys,
-        "quotas": arguments.quotas,
-        "tls": arguments.tls,
-        "protected": arguments.protected,
-    }
-    options = replace(router_relay.QUICK if arguments.quick else router_relay.Options(), **_given(given))
-    router_relay.run(
-        options,
-        arguments.sglang_router,
-        recorded_command(),
-        arguments.json,
-        _say,
-    )
+    options = _with_given(router_relay.QUICK if arguments.quick else router_relay.Options(), arguments)
+    router_relay.run(options, arguments.sglang_router, recorded_command(), arguments.json, _say)
 
 
 @_failure_ends
 def _chaos(arguments: argparse.Namespace) -> None:
     from bench import chaos
 
-    given = {name: getattr(arguments, name) for name in ("layouts", "in_flight", "signals", "parts")}
-    base = chaos.QUICK if arguments.quick else chaos.Options()
-    options = replace(base, **_given(given))
+    options = _with_given(chaos.QUICK if arguments.quick else chaos.Options(), arguments)
     known_words = {"layouts": tuple(chaos.LAYOUTS), "signals": tuple(chaos.SIGNALS), "parts": chaos.Options().parts}
     for name, known in known_words.items():
         if unknown := set(getattr(options, name)) - set(known):
@@ -408,9 +369,7 @@ def _chaos(arguments: argparse.Namespace) -> None:
 def _soak(arguments: argparse.Namespace) -> None:
     from bench import soak
 
-    given = {name: getattr(arguments, name) for name in ("minutes", "load", "adapters", "kill_every_s", "layout")}
-    base = soak.QUICK if arguments.quick else soak.Options()
-    options = replace(base, **_given(given))
+    options = _with_given(soak.QUICK if arguments.quick else soak.Options(), arguments)
     for name in ("minutes", "load", "kill_every_s"):
         if not 0 < getattr(options, name) < 10_000:
             sys.exit(f"prelude: --{name.removesuffix('_s').replace('_', '-')} must be positive")
@@ -429,9 +388,10 @@ def _admission(arguments: argparse.Namespace) -> None:
     admission.run(options, recorded_command(), arguments.json, _say)
 
 
-def _given(options: dict[str, Any]) -> dict[str, Any]:
-    """Without those that the command line leaves out."""
-    return {name: value for name, value in options.items() if value is not None}
+def _with_given(options: Options, arguments: argparse.Namespace) -> Options:
+    """The options with what the command line says: arguments are named, or have a `dest`, as their fields are."""
+    given = {field.name: getattr(arguments, field.name, None) for field in fields(options)}
+    return replace(options, **{name: value for name, value in given.items() if value is not None})
 
 
 def _counts(text: str) -> tuple[int, ...]:

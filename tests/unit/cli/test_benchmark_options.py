@@ -1,0 +1,129 @@
+"""Every option of a benchmark reaches the benchmark: a run with it is asked for something else than one without."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cli.main import _parser, main
+
+# The functions that a command hands its options to; the first one called counts.
+RUNS = {
+    "adapter-tax": ("bench.adapter_tax:run",),
+    "catalog": ("bench.catalog:run",),
+    "cold-load": ("bench.cold_load:run",),
+    "host-memory": ("bench.host_memory:run",),
+    "router": ("bench.router_relay:run",),
+    "admission": ("bench.admission:run",),
+    "affinity": ("bench.affinity:run",),
+    "chaos": ("bench.chaos:run",),
+    "soak": ("bench.soak:run",),
+    "placement": ("bench.placement:run",),
+    "slots": ("bench.slot_swaps:run",),
+    "load": ("bench.load.run:run", "bench.load.run:run_sweep", "bench.load.run:run_compare"),
+    "load-capacity": ("bench.load_capacity:run",),
+    "matrix": ("bench.matrix.run:run",),
+    "simulate": ("bench.simulator.questions.report:run", "bench.simulator.validation.check:run"),
+    "training": ("bench.training.speed:run",),
+    "rank-transfer": ("bench.training.rank_transfer:run",),
+    "positions": ("bench.training.positions:run",),
+}
+# What an option needs to have an effect, and what every run of a command needs.
+URL = ("--url", "http://127.0.0.1:1")
+BURSTS = (*URL, "--rate", "2", "--rate-type", "bursts")
+NEEDS = {
+    "load": URL,
+    "load --compare": (),
+    "load --trace-speed": (*URL, "--trace", "trace.jsonl"),
+    "load --adapter-prefix": (*URL, "--adapters", "3"),
+    "load --lora-request-distribution": (*URL, "--adapters", "3"),
+    "load --lora-zipf-alpha": (*URL, "--workload", "punica"),
+    "load --rate-type": (*URL, "--rate", "2"),
+    "load --burst-period-s": BURSTS,
+    "load --burst-length-s": BURSTS,
+    "load --burst-factor": BURSTS,
+    "load --sweep-share": (*URL, "--sweep", "--goodput", "ttft:1"),
+    "load --sweep-precision": (*URL, "--sweep", "--goodput", "ttft:1"),
+    "load --url": (),
+    "simulate --device": ("--validate",),
+    "simulate --model": ("--validate",),
+    "simulate --engine-arguments": ("--validate",),
+    "simulate --write-curves": ("--validate",),
+}
+NO_RUN = {"--help", "--list", "--list-workloads"}  # they only print
+DRAWN_BY_THE_COMMAND = {("rank-transfer", "--plot")}  # after the run
+VALUES = (
+    ("7",), ("0.37",), ("3,5",), ("file.json",), ("trace.jsonl",), ("unified",), ("pair",), ("kill",),
+    ("qwen2.5-0.5b",), ("router",), ("gpus",), ("lora",), ("json",), ("ttft:3",), ("a=b",), ('{"a": 1}',),
+    ("http://127.0.0.1:2",), ("A_KEY",), ("a.json", "b.json"), ("none",),
+)  # fmt: skip
+
+
+class Called(BaseException):
+    """The benchmark was called with these arguments."""
+
+
+def benchmarks() -> Iterator[tuple[str, argparse.Action]]:
+    (commands,) = (each for each in _parser()._actions if isinstance(each, argparse._SubParsersAction))
+    (group,) = (each for each in commands.choices["bench"]._actions if isinstance(each, argparse._SubParsersAction))
+    for name, parser in group.choices.items():
+        for action in parser._actions:
+            if action.option_strings and not NO_RUN & set(action.option_strings):
+                yield name, action
+
+
+OPTIONS = {
+    (name, action.option_strings[-1 if len(action.option_strings) < 2 else 0]): action for name, action in benchmarks()
+}
+
+
+def test_every_benchmark_is_looked_at() -> None:
+    assert {name for name, _ in OPTIONS} == RUNS.keys()
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+    """What a command line asks of its benchmark, as text; None: it is refused."""
+    monkeypatch.chdir(tmp_path)
+    Path("trace.jsonl").write_text(json.dumps({"timestamp": 0, "input_length": 8, "output_length": 4}) + "\n")
+    monkeypatch.setattr("sys.argv", ["prelude"])  # results show it
+    monkeypatch.setenv("A_KEY", "secret")
+
+    def call(*arguments: Any, **named: Any) -> None:
+        raise Called(repr([each for each in (*arguments, *named.items()) if not callable(each)]))
+
+    for path in {path for paths in RUNS.values() for path in paths}:
+        module, name = path.split(":")
+        monkeypatch.setattr(importlib.import_module(module), name, call)
+
+    def ask(words: list[str]) -> str | None:
+        try:
+            main(words)
+        except Called as called:
+            return str(called)
+        except SystemExit:
+            return None
+        raise AssertionError(f"{words}: nothing ran")
+
+    return ask
+
+
+@pytest.mark.parametrize(("benchmark", "option"), [each for each in OPTIONS if each not in DRAWN_BY_THE_COMMAND])
+def test_an_option_changes_what_is_asked(benchmark: str, option: str, asked: Any, capsys: Any) -> None:
+    action = OPTIONS[benchmark, option]
+    needs = NEEDS.get(f"{benchmark} {option}", NEEDS.get(benchmark, ()))
+    without = asked(["bench", benchmark, *needs])
+    values = [()] if action.nargs == 0 else [(each,) for each in action.choices or ()] or VALUES
+    was_taken = False
+    for value in values:
+        found = asked(["bench", benchmark, *needs, option, *value])
+        was_taken |= found is not None
+        if found not in (None, without):
+            return
+    pytest.fail(f"{option} changes nothing" if was_taken else f"{option} takes none of this test's values")
