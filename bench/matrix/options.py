@@ -18,6 +18,7 @@ SYSTEMS = {
 PAIRS = ("stock_pd", "pair")
 THROUGH = ("engines", "router")
 SLO_MS = {"cpu": {"ttft": 2000.0, "tpot": 200.0}, "cuda": {"ttft": 500.0, "tpot": 50.0}}
+_MAX_CHECKED = 128  # adapters
 DURATION_S = {"cpu": 4.0, "cuda": 60.0}
 
 
@@ -57,3 +58,8 @@ class Options:
     @property
     def max_adapters(self) -> int:
         return max(cell.num_adapters for cell in self.cells)
+
+    @property
+    def num_checked(self) -> int:
+        """The first adapters, each of which must give its own answer. Others are cold where a cluster loads them."""
+        return min(self.max_adapters, _MAX_CHECKED)

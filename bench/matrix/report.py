@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
 
 from bench.load.report.charts import Series, bar_chart, line_chart
+from bench.load.report.compare import MIN_REPEATS
 from bench.load.report.page import page, section, table_of
 from bench.matrix.results import THROUGHPUT
 from bench.measuring.report import QUIET_CORES
@@ -16,6 +18,7 @@ from bench.measuring.report import QUIET_CORES
 _HEAD = ("system", "requests/s", "/ {to}", "goodput/s", "TTFT p50", "TTFT p99", "TPOT p50", "TPOT p99", "failed")
 _EVEN_HEAD = ("workload", "system", "slowest n / fastest n", "slowest at n", "fastest at n")
 _FEW_REQUESTS = 30  # in a load
+_SHORT = 0.9  # of the time for which requests are due
 _MAX_TONES = 4  # colours of lines
 
 
@@ -80,8 +83,8 @@ def markdown(found: dict[str, Any]) -> str:
     return "\n".join([*parts, *(f"- {each}" for each in notes(found))])
 
 
-def notes(found: dict[str, Any]) -> list[str]:
-    """What the numbers are, and what makes them doubtful."""
+def notes(found: dict[str, Any], *, has_intervals: bool = True) -> list[str]:
+    """What the numbers are, and what makes them doubtful; beside tables with or without intervals."""
     settings, hardware = found["settings"], found["hardware"]
     limits = ", ".join(f"{key.upper()} {limit:g} ms" for key, limit in settings["slo_ms"].items())
     sizes = settings["model_sizes"]
@@ -89,8 +92,8 @@ def notes(found: dict[str, Any]) -> list[str]:
         f"model {settings['model']} (hidden {sizes['hidden']}, {sizes['num_layers']} layers, {sizes['dtype']}, random "
         f"weights), LoRA rank {settings['lora_rank']} on seven projections, {settings['slots']} slots; our systems "
         f"{'with a router' if settings['through'] == 'router' else 'without a router, as the others'}",
-        f"loads of {settings['duration_s']:g} s and their tails, {settings['repeats']} repeats, all systems in turn, "
-        "there and back; figures are means over the repeats, in brackets 95 % intervals",
+        f"{_lengths(found)}; {settings['repeats']} repeats, all systems in turn, there and back; figures are means over"
+        f" the repeats, in brackets {_intervals(settings['repeats']) if has_intervals else 'ratios'}",
         f"goodput: requests within {limits}, failed ones included in the share",
         *(f"{name}: {text}" for name, text in settings["systems"].items()),
         f"{hardware['cpu']}, {hardware['cores']} cores, GPU: {hardware['gpu']}, {settings['gpus']} per system; commit "
@@ -99,11 +102,11 @@ def notes(found: dict[str, Any]) -> list[str]:
     ]
     if settings["device"] == "cpu":
         lines.append("on a CPU all engines share the same cores, both of a pair, too")
-    few = dict.fromkeys(each["cell"] for each in found["loads"] if each["summary"]["num_requests"] < _FEW_REQUESTS)
+    few = _shares(found["loads"], lambda load: load["summary"]["num_requests"] < _FEW_REQUESTS)
     if few:
         lines.append(
-            f"FEW: less than {_FEW_REQUESTS} requests in loads of {'; '.join(few)}, so percentiles say little there; a "
-            "longer --duration-s has more"
+            f"FEW: less than {_FEW_REQUESTS} requests in loads of {few}, so percentiles say little there; a longer "
+            "--duration-s has more"
         )
     noisy = [each["foreign_cores"] for each in found["loads"] if each["foreign_cores"] > QUIET_CORES]
     if noisy:
@@ -117,13 +120,38 @@ def notes(found: dict[str, Any]) -> list[str]:
     return lines
 
 
+def _lengths(found: dict[str, Any]) -> str:
+    """How long requests were due, and how long the loads lasted: longer with their tails, shorter with gaps."""
+    due_s, loads = found["settings"]["duration_s"], found["loads"]
+    lasted = [each["summary"]["duration_s"] for each in loads]
+    text = f"requests are due for {due_s:g} s; loads lasted {min(lasted):.1f} to {max(lasted):.1f} s, tails included"
+    short = _shares(loads, lambda load: load["summary"]["duration_s"] < _SHORT * due_s)
+    return f"{text}, and less than {_SHORT * due_s:g} s in {short}, where no more came" if short else text
+
+
+def _intervals(repeats: int) -> str:
+    if repeats >= MIN_REPEATS:
+        return "95 % intervals"
+    return (
+        "95 % intervals of what varies within loads: so few repeats do not show how much one differs from another, "
+        "which may be more"
+    )
+
+
+def _shares(loads: Sequence[dict[str, Any]], is_meant: Callable[[dict[str, Any]], bool]) -> str:
+    """Cells with such loads and how many: `punica, n = 32 (2 of 8)`; empty if there are none."""
+    cells = Counter(each["cell"] for each in loads)
+    meant = Counter(each["cell"] for each in loads if is_meant(each))
+    return "; ".join(f"{cell} ({count} of {cells[cell]})" for cell, count in meant.items())
+
+
 def published(path: Path) -> str:
     """The overview of a file with its conditions, or that there is none yet."""
     if not path.exists():
         return "Not measured yet: `make bench` does it, on two idle cores."
     found = json.loads(path.read_text())
     even = [f"- {each['system']}: slowest / fastest n {each['worst_over_best']:.2f}" for each in found["evenness"]]
-    return "\n".join((overview(found), "", *even, *(f"- {each}" for each in notes(found))))
+    return "\n".join((overview(found), "", *even, *(f"- {each}" for each in notes(found, has_intervals=False))))
 
 
 def overview(found: dict[str, Any]) -> str:
@@ -133,7 +161,8 @@ def overview(found: dict[str, Any]) -> str:
     for cell in known.cells:
         by_system = {row[0]: row for row in known.rows(cell)}
         rows.append([cell, *(_brief(by_system.get(system)) for system in known.systems)])
-    return _table(["requests/s (/ stock) · goodput/s", *known.systems], rows)
+    to = next(map(known.to, known.cells), "")
+    return _table([f"requests/s (/ {to}) · goodput/s" if to else "requests/s · goodput/s", *known.systems], rows)
 
 
 def _brief(row: list[str] | None) -> str:

@@ -94,6 +94,7 @@ def facts_of(options: Options, command: str) -> dict[str, Any]:
         "repeats": options.repeats,
         "slots": options.num_slots,
         "lora_rank": options.lora_rank,
+        "adapters_checked": options.num_checked,
         "model": options.model,
         "model_sizes": {
             "hidden": model.hidden, "num_layers": model.num_layers, **(model.config or {}), "dtype": DTYPE,
@@ -118,7 +119,7 @@ async def _measure_all(
     async with contextlib.AsyncExitStack() as stack:
         base, started = await Starter(options, folder, stack).start_all(progress)
         systems = {each.name: each for each in started}
-        progress("every adapter gives its own answer on every system that has adapters")
+        progress(_checked(options))
         total = len(options.cells) * len(systems) * options.repeats
         for number, (repeat, cell, name) in enumerate(in_turn(options.cells, options.systems, options.repeats), 1):
             one = await measure(options, systems[name], repeat, cell, base.vocabulary, command)
@@ -160,6 +161,13 @@ def load_of(options: Options, endpoint: Endpoint, repeat: int, cell: Cell, vocab
         concurrency=workload.concurrency,
     )
     return msgspec.structs.replace(load, processes=processes_for(load))
+
+
+def _checked(options: Options) -> str:
+    left = options.max_adapters - options.num_checked
+    which = f"each of the first {options.num_checked}" if left else "every"
+    unchecked = f"; the other {left} were not asked" if left else ""
+    return f"{which} adapter{'s' if left else ''} gives its own answer on every system that has adapters{unchecked}"
 
 
 def _line(number: int, total: int, one: Measured) -> str:

@@ -33,7 +33,6 @@ from process.free_ports import free_port
 _MAX_TOTAL_TOKENS = {"cpu": 65536, "cuda": 131072}
 _OPEN_CONCURRENCY = 32  # that an open loop is expected to reach
 _SIZED_BY = 64  # requests of each cell from which the largest is taken
-_MAX_CHECKED = 128  # adapters
 _CHECK_PROMPT_TOKENS = 32
 _CHECK_TOKENS = 4
 
@@ -81,9 +80,8 @@ class Starter:
     async def _check(self, system: Started, vocabulary: int) -> None:
         """A silently dropped adapter would look fast. It is also what loads them where a cluster does that."""
         shape = Shape(_CHECK_PROMPT_TOKENS, _CHECK_TOKENS, 1, 1)
-        count = min(self.options.max_adapters, _MAX_CHECKED)
         for part in system.parts:
-            await check_that_adapters_act(part, count, shape, vocabulary)
+            await check_that_adapters_act(part, self.options.num_checked, shape, vocabulary)
 
     def _form_for(self, name: str) -> str:
         """Stock SGLang reads PEFT files, and so do clusters, which pack them; our engines read packed files."""

@@ -15,7 +15,7 @@ CONFIDENCE = 0.95
 _RESAMPLES = 2000
 _BLOCK_S = 1.0  # of the rates: requests that end in the same second are kept together
 _MIN_BLOCKS = 10  # fewer say nothing about how much they vary
-_MIN_REPEATS = 3  # fewer say nothing about how much they vary, either
+MIN_REPEATS = 3  # fewer say nothing about how much they vary, either
 _MAX_SHOWN = 100  # characters of a setting
 _CHUNK = 4_000_000  # numbers drawn at a time
 
@@ -143,7 +143,7 @@ def _over_repeats(drawn: Sequence[Array]) -> Array:
 
     The same ones for every system, since loads of one repeat run close together.
     """
-    if len(drawn) < _MIN_REPEATS:
+    if len(drawn) < MIN_REPEATS:
         return np.mean(drawn, axis=0)
     picks = np.random.default_rng(0).integers(0, len(drawn), (len(drawn), _RESAMPLES))
     stacked = np.stack(drawn)

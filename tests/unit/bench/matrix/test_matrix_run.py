@@ -142,7 +142,7 @@ def test_failed_requests_are_counted_and_a_system_without_any_answer_ends_the_ru
 
 def test_few_requests_are_told_with_the_tables(servers, tmp_path, monkeypatch):
     found = run(tmp_path, monkeypatch, "--systems", "stock", "--repeats", "1", "--adapters", "1")
-    told = "FEW: less than 30 requests in loads of pioneer, n = 1, so percentiles say little there"
+    told = "FEW: less than 30 requests in loads of pioneer, n = 1 (1 of 1), so percentiles say little there"
     assert told in (tmp_path / "m.md").read_text()
     monkeypatch.setattr("bench.matrix.report._FEW_REQUESTS", NUM_REQUESTS)
     assert not any(each.startswith("FEW") for each in notes(found))

@@ -1,0 +1,69 @@
+"""What a matrix says about its own numbers."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from bench.evidence.cells import RESULTS
+from bench.matrix.options import Options
+from bench.matrix.plan import Cell
+from bench.matrix.report import notes, overview, published
+from bench.matrix.run import _checked
+from bench.workloads.catalog import workload_named
+
+
+@pytest.fixture
+def found() -> dict[str, Any]:
+    """Two repeats of everything: some loads of few requests, and short ones of conversations."""
+    return json.loads((RESULTS / "matrix-cpu.json").read_text())
+
+
+def test_brackets_of_the_overview_are_ratios_and_those_of_the_tables_intervals(found: dict[str, Any]) -> None:
+    text = published(RESULTS / "matrix-cpu.json")
+    assert "in brackets ratios" in text
+    assert "interval" not in text
+    assert any("in brackets 95 % intervals" in line for line in notes(found))
+
+
+def test_the_ratios_of_the_overview_are_to_the_system_that_is_there(found: dict[str, Any]) -> None:
+    assert overview(found).startswith("| requests/s (/ stock) ")
+    for ratio in found["ratios"]:
+        ratio["to"] = "none"
+    assert overview(found).startswith("| requests/s (/ none) ")
+    assert overview({**found, "ratios": []}).startswith("| requests/s · goodput/s ")
+
+
+def test_intervals_of_fewer_than_three_repeats_say_what_they_lack(found: dict[str, Any]) -> None:
+    def lines(repeats: int) -> str:
+        return "\n".join(notes({**found, "settings": {**found["settings"], "repeats": repeats}}))
+
+    assert all("intervals of what varies within loads" in lines(repeats) for repeats in (1, 2))
+    assert "within loads" not in lines(3)
+
+
+def test_loads_of_few_requests_and_short_loads_are_counted(found: dict[str, Any]) -> None:
+    text = "\n".join(notes(found))
+    few = next(line for line in notes(found) if line.startswith("FEW"))
+    assert "databricks-decode, n = 16 (1 of 8)" in few
+    assert "punica, n = 32 (2 of 8)" in few
+    assert "chat, n = 64 (8 of 8)" in few
+    assert "loads lasted 1.5 to 7.8 s, tails included, and less than 3.6 s in chat, n = 64 (8 of 8)" in text
+    for load in found["loads"]:
+        load["summary"]["duration_s"] = 4.0
+    assert "less than 3.6 s" not in "\n".join(notes(found))
+
+
+@pytest.mark.parametrize(
+    ("count", "says"),
+    [
+        (128, "every adapter gives its own answer on every system that has adapters"),
+        (512, "each of the first 128 adapters gives its own answer on every system that has adapters; the other 384 "),
+    ],
+)
+def test_a_check_of_some_adapters_does_not_claim_all(count: int, says: str) -> None:
+    cells = (Cell(replace(workload_named("pioneer"), num_adapters=count)),)
+    assert _checked(Options(cells, ("stock",), {}, 1.0)).startswith(says)
