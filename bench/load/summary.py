@@ -35,10 +35,8 @@ def latencies(records: Sequence[Record]) -> dict[str, dict[str, float] | None]:
         "itl_ms": figures(gap for each in good for gap in each.itl_s),
         "tpot_ms": figures(each.tpot_s for each in good if each.tpot_s is not None),
         "e2e_ms": figures(each.e2e_s for each in good),
-        "encode_ms_per_token": figures(each.ttft_s / each.prompt_tokens for each in good if each.prompt_tokens),
-        "decode_ms_per_token": figures(
-            (each.end_s - each.token_s[0]) / each.output_tokens for each in good if each.output_tokens
-        ),
+        "encode_ms_per_token": figures(each.encode_s for each in good if each.encode_s is not None),
+        "decode_ms_per_token": figures(each.decode_s for each in good if each.decode_s is not None),
         "send_lag_ms": figures(each.sent_s - each.intended_s for each in good),
     }
 

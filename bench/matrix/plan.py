@@ -76,15 +76,22 @@ def cells_of(
     concurrency: int | None = None,
     requests_per_s: float | None = None,
     scale: float | None = None,
+    distribution: str | None = None,
+    alpha: float | None = None,
 ) -> tuple[Cell, ...]:
     """The cells of these matrices, each once. What is given takes the place of the workload's own.
 
-    On a CPU prompts and answers are shorter, and there are fewer adapters and requests in flight, unless given.
+    On a CPU prompts and answers are shorter, and there are fewer adapters and requests in flight, unless given. An
+    `alpha` is for workloads whose popularity has one. Raises BenchError if none has.
     """
+    if alpha is not None and distribution is None:
+        shares = [workload_named(name).popularity for matrix in matrices for name in matrix.workloads]
+        if not any(each.has_alpha for each in shares):
+            shares[0].chosen(None, alpha)
     cells = {}
     for matrix in matrices:
         for name in matrix.workloads:
-            workload = _edition(workload_named(name), device, scale)
+            workload = _popular(_edition(workload_named(name), device, scale), distribution, alpha)
             if concurrency is not None or requests_per_s is not None:
                 workload = replace(workload, concurrency=concurrency, requests_per_s=requests_per_s)
             for count in adapters or matrix.adapters or (_own_count(workload, device),):
@@ -104,6 +111,15 @@ def _edition(workload: Workload, device: str, scale: float | None) -> Workload:
         workload = replace(workload, concurrency=min(workload.concurrency, _CPU_MAX_CONCURRENCY))
     factor = scale if scale is not None else CPU_SCALE if device == "cpu" else 1.0
     return workload if factor == 1 else workload.scaled(factor)
+
+
+def _popular(workload: Workload, distribution: str | None, alpha: float | None) -> Workload:
+    """With another popularity, which is then in its name. Raises BenchError."""
+    if distribution is None and not workload.popularity.has_alpha:
+        alpha = None
+    said = [*([distribution] if distribution else []), *([] if alpha is None else [f"alpha {alpha:g}"])]
+    popularity = workload.popularity.chosen(distribution, alpha)
+    return replace(workload, name=" ".join((workload.name, *said)), popularity=popularity)
 
 
 def _own_count(workload: Workload, device: str) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 
 from bench.errors import BenchError
@@ -31,6 +31,21 @@ class Popularity:
     set_size: int = 16
     set_repeats: int = 4
     ladder_step: int = 64
+
+    def chosen(self, distribution: str | None, alpha: float | None) -> Popularity:
+        """With what is given in place of its own. Raises BenchError for an alpha that it does not have."""
+        found = self
+        if distribution is not None:
+            found = replace(self, distribution=distribution, alpha=1.5 if distribution == "skewed" else self.alpha)
+        if alpha is None:
+            return found
+        if not found.has_alpha:
+            raise BenchError(f"--lora-zipf-alpha: the distribution {found.distribution!r} has none; zipf and skewed do")
+        return replace(found, alpha=alpha)
+
+    @property
+    def has_alpha(self) -> bool:
+        return self.distribution in ("zipf", "skewed")
 
     def picker(self, num_adapters: int, seed: int) -> Pick:
         """The function that picks adapters. Raises BenchError for parameters that make no sense."""

@@ -96,15 +96,7 @@ def add_command(benchmarks: Any) -> None:
         choices=ADAPTER_FIELDS,
         help="how a request names its adapter; `none`: send no adapter; default: detected from the server",
     )
-    what.add_argument(
-        "--lora-request-distribution",
-        "--adapter-distribution",
-        choices=DISTRIBUTIONS,
-        help="popularity of the adapters; default: the workload's, for `random` round-robin",
-    )
-    what.add_argument(
-        "--lora-zipf-alpha", type=positive_float, help="exponent for `zipf` and `skewed`; default: the workload's"
-    )
+    add_popularity(what)
 
     pace = load.add_argument_group("rate and amount")
     pace.add_argument(
@@ -164,6 +156,19 @@ def add_command(benchmarks: Any) -> None:
     capacity.add_argument("--quick", action="store_true", help="a smoke test: one repeat, few streams")
     capacity.add_argument("--json", type=Path, metavar="FILE", help="write the numbers")
     capacity.set_defaults(run=_run_capacity)
+
+
+def add_popularity(parser: Any) -> None:
+    """Add the options that choose which adapters requests use."""
+    parser.add_argument(
+        "--lora-request-distribution",
+        "--adapter-distribution",
+        choices=DISTRIBUTIONS,
+        help="popularity of the adapters; default: the workload's, for `random` round-robin",
+    )
+    parser.add_argument(
+        "--lora-zipf-alpha", type=positive_float, help="exponent for `zipf` and `skewed`; default: the workload's"
+    )
 
 
 def _run(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
@@ -267,17 +272,8 @@ def _workload(arguments: argparse.Namespace, workload: Workload) -> Workload:
         if ratio > 1:
             raise BenchError(f"--random-range-ratio {ratio:g}: at most 1")
         workload = replace(workload, lengths=FixedLengths(given[0] or 1024, given[1] or 128, ratio))
-    popularity = workload.popularity
-    if arguments.lora_request_distribution is not None:
-        alpha = 1.5 if arguments.lora_request_distribution == "skewed" else popularity.alpha
-        popularity = replace(popularity, distribution=arguments.lora_request_distribution, alpha=alpha)
-    if arguments.lora_zipf_alpha is not None:
-        if popularity.distribution not in ("zipf", "skewed"):
-            raise BenchError(
-                f"--lora-zipf-alpha: the distribution {popularity.distribution!r} has none; zipf and skewed do"
-            )
-        popularity = replace(popularity, alpha=arguments.lora_zipf_alpha)
-    return replace(workload, popularity=popularity)
+    chosen = workload.popularity.chosen(arguments.lora_request_distribution, arguments.lora_zipf_alpha)
+    return replace(workload, popularity=chosen)
 
 
 def _endpoint(arguments: argparse.Namespace, workload: Workload) -> Endpoint:

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cli.bench.load import MODELS, objective, positive, positive_float
+from cli.bench.load import MODELS, add_popularity, objective, positive, positive_float
 from cli.bench.recorded import recorded_command
 
 if TYPE_CHECKING:
@@ -45,6 +45,7 @@ def add_command(benchmarks: Any) -> None:
     matrix.add_argument(
         "--adapters", type=_numbers, metavar="N,…", help="numbers of adapters in use; default: the workload's"
     )
+    add_popularity(matrix)
     matrix.add_argument(
         "--concurrency", type=positive, help="closed loop; default: the workload's, on a CPU at most 16"
     )
@@ -87,6 +88,8 @@ def options_of(arguments: argparse.Namespace) -> Options:
         concurrency=arguments.concurrency,
         requests_per_s=arguments.rate,
         scale=arguments.scale,
+        distribution=arguments.lora_request_distribution,
+        alpha=arguments.lora_zipf_alpha,
     )
     return Options(
         cells=cells,

@@ -108,10 +108,17 @@ _LATENCIES: dict[str, Callable[[Sequence[Record]], Array]] = {
     "TTFT": _good(lambda record: record.ttft_s),
     "TPOT": _good(lambda record: record.tpot_s),
     "end to end": _good(lambda record: record.e2e_s),
+    "encode/token": _good(lambda record: record.encode_s),
+    "decode/token": _good(lambda record: record.decode_s),
 }
 _RATES: tuple[tuple[str, str, Callable[[Record], float]], ...] = (
     ("answered", "requests/s", lambda record: float(record.error is None)),
     ("output", "tokens/s", lambda record: float(record.output_tokens) if record.error is None else 0.0),
+    (
+        "prompt + output",
+        "tokens/s",
+        lambda record: float((record.prompt_tokens or 0) + record.output_tokens) if record.error is None else 0.0,
+    ),
 )
 _QUANTILES = (("p50", 0.5), ("p90", 0.9), ("p99", 0.99))
 

@@ -51,6 +51,7 @@ NEEDS = {
     "load --sweep-share": (*URL, "--sweep", "--goodput", "ttft:1"),
     "load --sweep-precision": (*URL, "--sweep", "--goodput", "ttft:1"),
     "load --url": (),
+    "matrix --lora-zipf-alpha": ("punica",),
     "simulate --device": ("--validate",),
     "simulate --model": ("--validate",),
     "simulate --engine-arguments": ("--validate",),

@@ -309,6 +309,18 @@ def test_every_field_of_the_file_is_documented():
     assert missing == []
 
 
+def test_comparisons_have_punicas_figures():
+    a, b = load(60), load(60, scale=2.0, seed=2)
+    found = {each.name: each for each in compare(a, b)}
+    of_a = summary(a, {})
+    assert found["encode/token p50"].a == pytest.approx(of_a["encode_ms_per_token"]["p50"], rel=1e-3)
+    assert found["decode/token p99"].a == pytest.approx(of_a["decode_ms_per_token"]["p99"], rel=1e-3)
+    assert found["prompt + output"].a == pytest.approx(of_a["total_tokens_per_s"], rel=1e-3)
+    assert found["decode/token p50"].ratio == pytest.approx(2.0)
+    unknown = [msgspec.structs.replace(each, prompt_tokens=None) for each in a]
+    assert "encode/token p50" not in {each.name for each in compare(unknown, b)}
+
+
 def test_hostile_names_stay_text():
     page = compare_page((HOSTILE, "b"), (load(5), load(5)), compare(load(5), load(5)), [HOSTILE])
     checked(page)

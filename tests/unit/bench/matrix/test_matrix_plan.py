@@ -71,6 +71,24 @@ def test_the_command_line_changes_cells():
     assert (open_loop.concurrency, open_loop.requests_per_s) == (None, 5.0)
 
 
+def test_popularity_of_the_adapters_is_that_of_the_command_line():
+    (cell,) = options_of("punica", "--lora-request-distribution", "distinct", "--adapters", "1000").cells
+    assert (cell.name, cell.workload.popularity.distribution) == ("punica distinct, n = 1000", "distinct")
+    (cell,) = options_of("pioneer-zipf", "--lora-zipf-alpha", "0.5").cells
+    assert (cell.name, cell.workload.popularity.alpha) == ("pioneer-zipf alpha 0.5, n = 128", 0.5)
+    (cell,) = options_of("pioneer", "--lora-request-distribution", "skewed", "--adapters", "4").cells
+    assert (cell.name, cell.workload.popularity.alpha) == ("pioneer skewed, n = 4", 1.5)
+    # In a matrix of several workloads an alpha is for those that have one.
+    alphas = {
+        cell.name: cell.workload.popularity.alpha for cell in options_of("published", "--lora-zipf-alpha", "2").cells
+    }
+    assert (alphas["punica alpha 2, n = 32"], alphas["pioneer, n = 32"]) == (2.0, 1.0)
+    with pytest.raises(BenchError, match="the distribution 'round-robin' has none"):
+        options_of("pioneer", "--lora-zipf-alpha", "2")
+    with pytest.raises(BenchError, match="the distribution 'uniform' has none"):
+        options_of("punica", "--lora-request-distribution", "uniform", "--lora-zipf-alpha", "2")
+
+
 def test_adapters_have_the_rank_of_the_workloads_source():
     assert options_of("databricks-prefill", "databricks-decode").lora_rank == 32
     assert options_of("published").lora_rank == options_of("punica").lora_rank == 16
