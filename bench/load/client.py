@@ -20,6 +20,7 @@ from bench.load.record import (
     ERROR_ANSWER,
     ERROR_EVENT,
     MALFORMED,
+    TIERS,
     TIMED_OUT,
     TRUNCATED,
     UNREACHABLE,
@@ -101,6 +102,7 @@ class Client:
             error=kind,
             status=status,
             detail=detail,
+            residency=stream.residency,
         )
 
     async def complete(self, request: Request, adapter: int | None) -> dict[str, Any]:
@@ -162,6 +164,8 @@ class Client:
                 raise _Failed(ERROR_ANSWER, await _error_detail(answer), answer.status)
             if answer.content_type != "text/event-stream":
                 raise _Failed(MALFORMED, f"content-type {answer.content_type!r} in place of an event stream", 200)
+            tier = answer.headers.get("x-prelude-residency")
+            stream.residency = tier if tier in TIERS else None  # several sequences have several
             async for data in answer.content.iter_any():
                 stream.feed(data, self._now())
                 if stream.error is not None:

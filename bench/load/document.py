@@ -30,7 +30,7 @@ _TRACE = {
 }
 _COLUMNS = (
     "session", "turn", "adapter", "intended_s", "sent_s", "first_token_s", "end_s", "ttft_ms", "tpot_ms", "e2e_ms",
-    "prompt_tokens", "cached_tokens", "output_tokens", "max_tokens", "error", "status", "detail",
+    "prompt_tokens", "cached_tokens", "output_tokens", "max_tokens", "error", "status", "detail", "residency",
 )  # fmt: skip
 
 
@@ -172,5 +172,6 @@ def write_csv(records: Sequence[Record], file: TextIO) -> None:
                 each.error,
                 each.status,
                 each.detail,
+                each.residency,
             )
         )

@@ -85,6 +85,7 @@ def summary(records: Sequence[Record], slo_ms: dict[str, float]) -> dict[str, An
         "errors": errors(records),
         "by_adapter": _by_adapter(records),
         "by_use": _by_use(records),
+        "by_residency": _by_residency(records),
         "windows": _windows(records, seconds),
     }
 
@@ -120,6 +121,12 @@ def uses(records: Sequence[Record]) -> list[str]:
 
 def _by_use(records: Sequence[Record]) -> dict[str, Any]:
     return _grouped(records, uses(records))
+
+
+def _by_residency(records: Sequence[Record]) -> dict[str, Any]:
+    """Of the requests whose answers say where their adapter was; empty if none does."""
+    told = [each for each in records if each.residency is not None]
+    return _grouped(told, [str(each.residency) for each in told])
 
 
 def _by_adapter(records: Sequence[Record]) -> dict[str, Any]:

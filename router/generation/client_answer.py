@@ -109,6 +109,8 @@ class ClientAnswer:
         self.status = status
         if self._request.explanations:
             headers = {**headers, "x-prelude-placement": " | ".join(self._request.explanations)[:_MAX_EXPLANATION]}
+        if self._request.residency:
+            headers = {**headers, "x-prelude-residency": " | ".join(self._request.residency)[:_MAX_EXPLANATION]}
         if (trace_id := self._request.span.trace_id) is not None:
             headers = {**headers, "x-prelude-trace-id": trace_id}
         return {**headers, **self.headers, "x-request-id": self._request.request_id}

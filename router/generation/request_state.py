@@ -73,6 +73,7 @@ class RequestState:
     on_placed: Callable[[], None] | None = None  # called for each sequence, and each attempt, that counts at workers
     wants_explanations: bool = False
     explanations: list[str] = field(default_factory=list)  # of placements, if they are wanted
+    residency: list[str] = field(default_factory=list)  # where the adapter was, for each of them
 
     def next_rid(self, prefix: str) -> str:
         """An id for the engine calls of one attempt. Fixed width: engines abort every id that has the given prefix."""

@@ -240,7 +240,9 @@ class SequenceRun:
         except RouterError as error:
             outcomes.labels(error.code).inc()
             raise
-        self._backends.placer.loaded(placed, load_s)
+        tier = self._backends.placer.loaded(placed, load_s)
+        if self._request.wants_explanations:
+            self._request.residency.append(tier)
         self._not_in_engine.discard(name)
         outcomes.labels("loaded" if load_s else "resident").inc()
         self._state.ensure_adapter_s = loop.time() - began_at

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from random import Random
+from typing import Literal
 
 import msgspec
 
@@ -15,6 +16,7 @@ from router.placement.demand import Demand
 from router.placement.placement import place
 from router.placement.policy import Policy
 from router.placement.request import FailedAttempts, Placement, PlacementRequest
+from router.placement.scorers.residency import Tier
 
 _POOL_DECAY_S = 60.0  # autoscalers look every 15 to 30 s
 _PREFILL = "prefill"
@@ -75,7 +77,8 @@ class Placer:
         ]
         if not placement.is_single:
             holds.append(self._loads.hold(placement.decode.name, kv_tokens=size.kv_tokens))
-        return Placed(request, placement, holds, expected_tokens)
+        was_on_disk = request.revision_id in placement.prefill.residency.disk
+        return Placed(request, placement, holds, expected_tokens, was_on_disk)
 
     @property
     def prefill_demand(self) -> float:
@@ -86,12 +89,16 @@ class Placer:
         """Forget a worker that has left. One that comes back under its name is treated as new."""
         self.policy.prefixes.forget(worker)
 
-    def loaded(self, placed: Placed, seconds: float) -> None:
-        """Learn how long the reader took to load the revision, as its agent measured it; 0: it was resident."""
-        revision_id = placed.request.revision_id
-        if seconds and revision_id is not None:
-            was_on_disk = revision_id in placed.placement.prefill.residency.disk
-            self.policy.load_times.observe("disk" if was_on_disk else "store", seconds)
+    def loaded(self, placed: Placed, seconds: float) -> Literal["host", "disk", "store"]:
+        """Learn how long the reader took to load the revision, as its agent measured it; 0: it was resident.
+
+        Returns where the revision was, as far as this router knew: what other routers load is reported a little later.
+        """
+        if not seconds:
+            return "host"
+        tier: Tier = "disk" if placed.was_on_disk else "store"
+        self.policy.load_times.observe(tier, seconds)
+        return tier
 
     def found_cached(self, placed: Placed, tokens: int) -> None:
         """The reader's engine has read the prompt, and found so many tokens of it in its prefix cache."""
@@ -107,6 +114,7 @@ class Placed(msgspec.Struct, frozen=True):
     placement: Placement
     holds: list[Hold]  # one for each worker, that of the prompt's reader first
     expected_cached_tokens: float  # of the prompt, in the reader's prefix cache
+    was_on_disk: bool  # the revision, of the reader's; a load from a store puts it there
 
     def release(self) -> None:
         for hold in self.holds:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from html import escape
 from typing import Any
 
-from bench.load.record import Record
+from bench.load.record import TIERS, Record
 from bench.load.report.charts import Series, bar_chart, distribution_chart, line_chart
 from bench.load.report.terminal import busy_warning
 from bench.load.summary import uses
@@ -75,6 +75,7 @@ def load_page(found: dict[str, Any], records: Sequence[Record]) -> str:
         "<h2>By use of the adapter</h2>",
         "<p>The first request of this load for an adapter may have to load it.</p>",
         _groups({_USES[name]: group for name, group in summary["by_use"].items()}),
+        *_residency(summary.get("by_residency")),
         "<h2>By adapter</h2>",
         section(_adapter_bars(summary["by_adapter"])),
         _groups(dict(list(summary["by_adapter"].items())[:_MAX_BARS])),
@@ -182,6 +183,18 @@ def _by_use(records: Sequence[Record]) -> list[tuple[str, list[float]]]:
         if record.error is None:
             groups[_USES[use]].append(1000 * record.ttft_s)
     return sorted(groups.items())
+
+
+def _residency(groups: dict[str, Any] | None) -> list[str]:
+    """Nothing if the server does not say where adapters were."""
+    if not groups:
+        return []
+    text = "<p>Where adapters were, as the server says: in host memory, on the worker's disk or in the store.</p>"
+    return [
+        "<h2>By residency of the adapter</h2>",
+        text,
+        _groups({tier: groups[tier] for tier in TIERS if tier in groups}),
+    ]
 
 
 def _adapter_bars(groups: dict[str, Any]) -> list[str]:

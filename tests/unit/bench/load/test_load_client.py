@@ -74,6 +74,20 @@ def test_times_are_exact_by_a_clock_that_only_the_server_moves():
     assert (record.prompt_tokens, record.output_tokens) == (3, 4)
 
 
+@pytest.mark.parametrize(
+    ("said", "kept"), [("store", "store"), (None, None), ("host | store", None), ("<b>x</b>", None)]
+)
+def test_where_the_adapter_was_is_kept_if_the_server_says_it(said: str | None, kept: str | None):
+    async def answer(_server: MockServer, request: web.Request, _body: dict[str, Any]) -> web.StreamResponse:
+        headers = {"content-type": "text/event-stream", **({"x-prelude-residency": said} if said else {})}
+        response = web.StreamResponse(headers=headers)
+        await response.prepare(request)
+        await response.write(event() + b"data: [DONE]\n\n")
+        return response
+
+    assert ask(MockServer(answer)).residency == kept
+
+
 def test_a_real_clock_agrees_with_the_stamps_of_the_server():
     """The nearest of a hundred events: how late the others are is up to what else the machine does."""
     server = MockServer(first_s=0.02, gap_s=0.002)

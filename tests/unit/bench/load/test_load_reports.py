@@ -309,6 +309,19 @@ def test_every_field_of_the_file_is_documented():
     assert missing == []
 
 
+def test_figures_are_split_by_residency_if_the_server_says_it():
+    records = load(30)
+    assert summary(records, {})["by_residency"] == {}
+    assert "By residency" not in load_page(document(records), records)
+    tiers = ("host", "host", "store")
+    told = [msgspec.structs.replace(each, residency=tiers[n % 3]) for n, each in enumerate(records[:-3])] + records[-3:]
+    found = summary(told, {})["by_residency"]
+    assert {tier: group["num_requests"] for tier, group in found.items()} == {"host": 18, "store": 9}
+    page = load_page(document(told), told)
+    assert checked(page)
+    assert "By residency" in page
+
+
 def test_comparisons_have_punicas_figures():
     a, b = load(60), load(60, scale=2.0, seed=2)
     found = {each.name: each for each in compare(a, b)}

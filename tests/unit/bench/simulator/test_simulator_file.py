@@ -128,7 +128,7 @@ def test_the_page_has_the_fields_of_the_answers(answered: Document) -> None:
 
 
 def test_the_page_has_the_fields_of_a_validation(validated: Document) -> None:
-    assert validated.keys() == fields("field of every file") | {"rows"}
+    assert validated.keys() == fields("field of every file") | {"rows", "ended"}
     assert {field for row in validated["rows"] for field in row} == fields("field of a load")
     (settings,) = re.findall(r"Its `settings` are (.*?)\.\s", PAGE.read_text(), re.DOTALL)
     assert set(names(settings)) == validated["settings"].keys()

@@ -94,6 +94,41 @@ def test_the_header_is_answered_where_it_is_allowed(stream: bool, debug_header: 
     asyncio.run(scenario())
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_explained_answer_says_where_the_adapter_was(stream: bool) -> None:
+    async def scenario() -> None:
+        async with running_cluster(debug_header=True) as cluster:
+            (worker,) = cluster.prefill
+
+            async def residency(adapter: str | None = "a0", asks: bool = True) -> str | None:
+                body = {"model": MODEL, "prompt": "Hi", "stream": stream, **({"adapter": adapter} if adapter else {})}
+                headers = {"x-prelude-debug": "placement"} if asks else {}
+                async with cluster.http.post(f"{cluster.url}/v1/completions", json=body, headers=headers) as answer:
+                    assert answer.status == 200
+                    await answer.read()
+                    return answer.headers.get("x-prelude-residency")
+
+            # A load from the store is on the disk, too, by its end; this is reported before the load is.
+            worker.ensure_delay_s = 0.3
+            asked = asyncio.create_task(residency())
+            await eventually(lambda: _ready(worker.ensured), bool)
+            await worker.send_delta(on_disk=[REVISION_ID])
+            assert await asked == "store"
+            worker.ensure_delay_s = 0.0
+            assert await residency() == "host"
+            assert await residency(asks=False) is None
+            assert await residency(adapter=None) is None
+            worker.resident.discard(REVISION_ID)
+            await worker.send_delta(evicted=[REVISION_ID])
+            assert await residency() == "disk"
+
+    asyncio.run(scenario())
+
+
+async def _ready(value: Any) -> Any:
+    return value
+
+
 def test_the_command_prints_a_table(capsys: pytest.CaptureFixture[str]) -> None:
     async def scenario() -> None:
         async with running_cluster(2, 1) as cluster:
