@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import statistics
 import tempfile
 import time
@@ -125,7 +126,7 @@ def _prepare(options: Options, folder: Path) -> ClusterConfig:
         }
     )
     num_adapters = _num_curve_adapters(options) + options.num_adapters
-    import_random_adapters(config, [f"a{number}" for number in range(num_adapters)])
+    import_random_adapters(config, [f"a{number}" for number in range(num_adapters)], os.cpu_count() or 1)
     return config
 
 
