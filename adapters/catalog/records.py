@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import datetime
 from typing import Literal
 
@@ -145,7 +145,11 @@ class TenantSummary:
 
 @dataclass(frozen=True, slots=True)
 class AuditEvent:
-    """One change or denial. Has no prompt and no key."""
+    """One change or denial. Has no prompt and no key.
+
+    What is not printable is escaped in every text: strangers choose some of them, PostgreSQL stores no NUL, and a
+    terminal obeys control characters.
+    """
 
     at: datetime
     who: str
@@ -156,3 +160,12 @@ class AuditEvent:
     new: str | None
     outcome: str  # "done", or the code of the error
     request_id: str | None
+
+    def __post_init__(self) -> None:
+        for each in fields(self):
+            if isinstance(text := getattr(self, each.name), str) and not text.isprintable():
+                object.__setattr__(self, each.name, "".join(map(_printable, text)))
+
+
+def _printable(character: str) -> str:
+    return character if character.isprintable() else character.encode("unicode_escape").decode("ascii")

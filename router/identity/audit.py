@@ -61,6 +61,7 @@ class AuditLog:
         self._on_lost = on_lost
         self._waiting: deque[AuditEvent] = deque()
         self._num_written = self._num_taken = 0
+        self._suspect_until = 0  # events up to this number are written one by one: one of them cannot be written
         self._written = asyncio.Condition()
         self._wanted = asyncio.Event()
         self._second, self._denials_in_second = 0, 0
@@ -128,10 +129,13 @@ class AuditLog:
         self._waiting.append(event)
         self._num_taken += 1
         if len(self._waiting) > _MAX_WAITING:
-            self._waiting.popleft()
-            self._num_written += 1
-            self._on_lost(1)
+            self._drop_oldest()
         return self._num_taken
+
+    def _drop_oldest(self) -> None:
+        self._waiting.popleft()
+        self._num_written += 1
+        self._on_lost(1)
 
     async def _run(self) -> None:
         while True:
@@ -146,14 +150,28 @@ class AuditLog:
                     await asyncio.sleep(_RETRY_S)
 
     async def _write_batch(self) -> bool:
-        """Write the oldest events. False if that failed; they stay queued."""
-        batch = [self._waiting[index] for index in range(min(_BATCH, len(self._waiting)))]
+        """Write the oldest events. False if that failed; they stay queued.
+
+        A batch that cannot be written for an unforeseen reason is tried event by event, and what fails alone is lost:
+        one bad event must not keep the others.
+        """
         number = self._num_written
+        most = 1 if number < self._suspect_until else _BATCH
+        batch = [self._waiting[index] for index in range(min(most, len(self._waiting)))]
         try:
             await self._append(batch)
         except (AdapterError, OSError) as error:
             log.error("audit log not written", extra={"fields": {"events": len(self._waiting), "reason": str(error)}})
             return False
+        except Exception as error:  # noqa: BLE001  # whatever it is, later events must not wait for these
+            reason = type(error).__name__  # its text has the whole batch
+            log.error("audit events cannot be written", extra={"fields": {"events": len(batch), "reason": reason}})
+            self._suspect_until = number + len(batch)
+            if len(batch) > 1:
+                return True
+            if number == self._num_written:  # not dropped meanwhile
+                self._drop_oldest()
+            return False  # a pause: where all fail, few are lost before somebody looks
         for _ in range(number + len(batch) - self._num_written):  # less what was dropped meanwhile
             self._waiting.popleft()
             self._num_written += 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import zip_longest
 from typing import Any
 
@@ -63,7 +63,8 @@ class AdaptersEndpoint:
         check_known(params, ("tenant", "prefix", "after", "limit", "deleted"))
         limit = _limit(params.get("limit"))
         after = None if params.get("after") is None else adapter_key(params["after"])
-        tenant, prefix, deleted = params.get("tenant"), params.get("prefix"), _flag(params.get("deleted"))
+        tenant, prefix = (_printable(params, each) for each in ("tenant", "prefix"))
+        deleted = _flag(params.get("deleted"))
         viewer = viewer_of(principal_of(request.scope), Permission.READ)
         if deleted and viewer is not None:  # a grant ends with its adapter
             viewer = viewer[0], None
@@ -177,6 +178,14 @@ def _limit(text: str | None, default: int = _DEFAULT_PAGE) -> int:
     if not (text.isascii() and text.isdigit() and len(text) < 5 and 1 <= int(text) <= MAX_PAGE):
         raise InvalidField(f"limit must be an integer from 1 to {MAX_PAGE} (found {text[:40]!r})", param="limit")
     return int(text)
+
+
+def _printable(params: Mapping[str, str], param: str) -> str | None:
+    """A text for the catalog. Not every database takes a NUL."""
+    text = params.get(param)
+    if text is not None and not text.isprintable():
+        raise InvalidField(f"{param} must have printable characters only (found {text[:80]!r})", param=param)
+    return text
 
 
 def _flag(text: str | None) -> bool:

@@ -93,6 +93,65 @@ def test_both_databases_append(database: CatalogDatabase):
     catalog.close()
 
 
+def test_what_is_not_printable_is_escaped(database: CatalogDatabase):
+    catalog = SqlCatalog.open(database.url)
+    texts = ["a\x00b", "a\ud800b", "a\nb", "a\x1b[2Jb", "a\u202eb", "déjà vu"]
+    escaped = ["a\\x00b", "a\\ud800b", "a\\nb", "a\\x1b[2Jb", "a\\u202eb", "déjà vu"]
+    for text in texts:
+        catalog.audit.append([AuditEvent(catalog.now(), text, text, text, text, text, text, text, text)])
+    assert [(each.who, each.action, each.object, each.request_id) for each in catalog.audit.newest(10)] == [
+        (text,) * 4 for text in escaped
+    ]
+    catalog.close()
+
+
+def test_a_request_with_a_nul_ends_no_audit_log(database: CatalogDatabase):
+    catalog = SqlCatalog.open(database.url)
+
+    async def append(events: Sequence[AuditEvent]) -> None:
+        await asyncio.to_thread(catalog.audit.append, events)
+
+    async def scenario() -> None:
+        log = AuditLog(append)
+        async with log.running():
+            log.denied({**SCOPE, "path": "/\x00"}, None, Forbidden("no"))
+            await log.changed(dict(SCOPE), ANYBODY, "adapter.pin", None)
+            assert [each.action for each in catalog.audit.newest(9)] == ["GET /\\x00", "adapter.pin"]
+
+    asyncio.run(scenario())
+    catalog.close()
+
+
+def test_an_event_that_cannot_be_written_is_lost_alone(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    monkeypatch.setattr(audit_module, "_RETRY_S", 0.01)
+    written: list[AuditEvent] = []
+    lost = [0]
+
+    async def append(events: Sequence[AuditEvent]) -> None:
+        if any(each.request_id == "3" for each in events):
+            raise RuntimeError("unforeseen")
+        written.extend(events)
+
+    def lose(count: int) -> None:
+        lost[0] += count
+
+    async def scenario() -> None:
+        log = AuditLog(append, lose)
+        async with log.running():
+            async with asyncio.timeout(audit_module._CHANGE_TIMEOUT_S):
+                changes = (log.changed({**SCOPE, "request_id": str(each)}, ANYBODY, "x", None) for each in range(6))
+                await asyncio.gather(*changes)
+            await log.changed({**SCOPE, "request_id": "6"}, ANYBODY, "x", None)
+            assert [each.request_id for each in written] == ["0", "1", "2", "4", "5", "6"]
+        assert lost == [1]
+
+    with caplog.at_level(logging.ERROR):
+        asyncio.run(scenario())
+    assert "audit events cannot be written" in caplog.text
+
+
 def test_a_file_has_a_line_for_each_event(tmp_path: Path):
     async def scenario() -> None:
         path = tmp_path / "audit.jsonl"

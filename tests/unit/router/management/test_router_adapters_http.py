@@ -48,6 +48,9 @@ class TestAdapters:
                 assert await names("?deleted=true") == ([], False, None)
                 for query, param in (
                     ("limit=0", "limit"),
+                    ("prefix=b%00", "prefix"),
+                    ("tenant=%00", "tenant"),
+                    ("after=b%00", None),
                     ("limit=x", "limit"),
                     ("x=1", "x"),
                     ("deleted=1", "deleted"),
