@@ -6,7 +6,7 @@ import argparse
 import asyncio
 import sys
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Any
 
 from adapters.identity import split_adapter_name
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 _CALL_TIMEOUT_S = 5.0
 _RETRY_S = 0.5
 _WAIT_S = 60.0
+
+OfTenant = Callable[[set[str]], set[str]]  # those of a worker's revisions that were the tenant's; blocking
 
 
 def add_commands(commands: Any) -> None:
@@ -79,7 +81,9 @@ def _delete(arguments: argparse.Namespace) -> None:
         with opened_library(arguments) as library:
             with audited(arguments, library.catalog, "tenant.delete", tenant):
                 removed = library.remove_tenant(tenant)
-            in_workers = asyncio.run(_evict_all(agents, removed.revision_ids, arguments.wait))
+            # What an earlier run has left is known only as what no adapter has any more, whosever it was.
+            of_tenant = library.catalog.tenants.removed if removed.again else set(removed.revision_ids).intersection
+            in_workers = asyncio.run(_evict_all(agents, of_tenant, arguments.wait))
             proof: dict[str, Any] = {
                 "catalog": library.catalog.tenants.remains(tenant),
                 "store": _in_store(library, removed.revision_ids),
@@ -99,14 +103,15 @@ def _delete(arguments: argparse.Namespace) -> None:
         "left": proof,
     }
     is_left = any(proof["catalog"].values()) or bool(proof["store"]) or any(in_workers.values())
-    print_result(arguments, {**as_json, "nothing_left": not is_left}, _lines(as_json, removed.revision_ids))
+    looked_for = "all revisions without an adapter" if removed.again else f"{revisions} revisions"
+    print_result(arguments, {**as_json, "nothing_left": not is_left}, _lines(as_json, f"{looked_for} looked for"))
     if is_left:
         print(f"prelude: something of {tenant} is left; run the command again when that is mended", file=sys.stderr)
         sys.exit(REFUSED)
 
 
-def _lines(result: dict[str, Any], revision_ids: Collection[str]) -> list[str]:
-    removed, left, looked_for = result["removed"], result["left"], f"{len(revision_ids)} revisions looked for"
+def _lines(result: dict[str, Any], looked_for: str) -> list[str]:
+    removed, left = result["removed"], result["left"]
     tables = ", ".join(f"{number} in {table}" for table, number in left["catalog"].items())
     lines = [
         f"{result['tenant']}: removed {removed['adapters']} adapters with {removed['alias_moves']} moves of aliases, "
@@ -145,16 +150,16 @@ def _in_store(library: AdapterLibrary, revision_ids: Collection[str]) -> list[st
     return sorted(set(found) - set(library.catalog.tenants.still_in_catalog(found)))
 
 
-async def _evict_all(agents: Agents | None, revision_ids: Collection[str], wait_s: float) -> dict[str, list[str] | str]:
+async def _evict_all(agents: Agents | None, of_tenant: OfTenant, wait_s: float) -> dict[str, list[str] | str]:
     """The revisions that each worker still has; a text where that is unknown."""
     if agents is None:
         return {}
-    found = await asyncio.gather(*(_evict(agents, name, revision_ids, wait_s) for name in agents.addresses))
+    found = await asyncio.gather(*(_evict(agents, name, of_tenant, wait_s) for name in agents.addresses))
     problems = {place: f"not known: {problem}" for place, problem in agents.problems.items()}
     return dict(zip(agents.addresses, found, strict=True)) | problems
 
 
-async def _evict(agents: Agents, name: str, revision_ids: Collection[str], wait_s: float) -> list[str] | str:
+async def _evict(agents: Agents, name: str, of_tenant: OfTenant, wait_s: float) -> list[str] | str:
     import grpc
 
     from cluster.control.control_pb2_grpc import WorkerControlStub
@@ -163,14 +168,16 @@ async def _evict(agents: Agents, name: str, revision_ids: Collection[str], wait_
     async with agents.channel(name) as channel:
         stub = WorkerControlStub(channel)
         try:
-            while held := await _held(stub, revision_ids):
+            while held := await _held(stub, of_tenant):
                 for revision_id in held:
                     await _evict_one(stub, revision_id)
                 if time.monotonic() > deadline:
-                    return sorted(await _held(stub, revision_ids))
+                    return sorted(await _held(stub, of_tenant))
                 await asyncio.sleep(_RETRY_S)
         except grpc.aio.AioRpcError as error:
             return f"not known: {error.code().name.lower()}, {error.details()}"
+        except ConnectionError as error:
+            return f"not known: {error}"
     return []
 
 
@@ -191,16 +198,25 @@ async def _evict_one(stub: WorkerControlStub, revision_id: str) -> None:
             raise
 
 
-async def _held(stub: WorkerControlStub, revision_ids: Collection[str]) -> set[str]:
-    """Those of the revisions that a worker has, in memory or on disk, as its state stream begins."""
+async def _held(stub: WorkerControlStub, of_tenant: OfTenant) -> set[str]:
+    """Those of the tenant's revisions that a worker has, in memory or on disk, by the whole snapshot of its state."""
     from cluster.control import control_pb2 as pb
+    from cluster.control.bounds import MIN_HEARTBEAT_S
 
-    if not revision_ids:
-        return set()
-    stream = stub.WatchState(pb.WatchStateRequest(), timeout=_CALL_TIMEOUT_S)
+    held: dict[str, set[str]] = {"resident": set(), "on_disk": set(), "in_memory_only": set()}
+    stream = stub.WatchState(pb.WatchStateRequest(heartbeat_s=MIN_HEARTBEAT_S), timeout=_CALL_TIMEOUT_S)
     try:
-        state: Any = await stream.read()
+        async for state in stream:
+            delta: Any = state.residency
+            if not delta.snapshot and not delta.ListFields():  # sent behind the last message of the snapshot
+                return await asyncio.to_thread(of_tenant, set().union(*held.values()))
+            for name, gone in (
+                ("resident", "evicted"),
+                ("on_disk", "off_disk"),
+                ("in_memory_only", "not_in_memory_only"),
+            ):
+                held[name].update(getattr(delta, name))
+                held[name].difference_update(getattr(delta, gone))
     finally:
         stream.cancel()
-    residency = state.residency
-    return {*residency.resident, *residency.on_disk, *residency.in_memory_only} & set(revision_ids)
+    raise ConnectionError("its state ended before all of it was read")

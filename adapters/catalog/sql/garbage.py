@@ -97,8 +97,13 @@ def remove_grants(transaction: Transaction, adapter_ids: Sequence[int]) -> None:
         transaction.change("grants")
 
 
-def condemn_unneeded(connection: Connection, contents: Sequence[int], now: datetime) -> list[str]:
-    """Announce the removal of those contents that no adapter has any more; return their revision ids."""
+def condemn_unneeded(
+    connection: Connection, contents: Sequence[int], now: datetime, *, unstored_too: bool = False
+) -> list[str]:
+    """Announce the removal of those contents that no adapter has any more; return their revision ids.
+
+    `unstored_too` notes memory-only content among the removals as well.
+    """
     found: list[str] = []
     for batch in _slices(contents):
         unneeded = connection.execute(
@@ -106,8 +111,11 @@ def condemn_unneeded(connection: Connection, contents: Sequence[int], now: datet
                 revisions.c.id.in_(batch), ~exists().where(adapter_revisions.c.content_id == revisions.c.id)
             )
         ).all()
-        removed = [{"revision_id": row.revision_id, "condemned_at": now} for row in unneeded if row.stored]
+        noted = [row.revision_id for row in unneeded if row.stored or unstored_too]
+        removed = [{"revision_id": each, "condemned_at": now} for each in noted]
         if removed:
+            # Of memory-only content that was stored before, the store's removal is noted already.
+            connection.execute(delete(removals).where(removals.c.revision_id.in_(noted)))
             connection.execute(insert(removals), removed)
         if unneeded:
             connection.execute(delete(revisions).where(revisions.c.id.in_([row.id for row in unneeded])))

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 
-from sqlalchemy import ColumnElement, Connection, delete, func, insert, or_, select, update
+from sqlalchemy import ColumnElement, Connection, Table, delete, func, insert, or_, select, update
 
 from adapters.catalog.records import TenantSummary
 from adapters.catalog.sql.database import Database, Transaction
@@ -22,6 +22,7 @@ from adapters.catalog.sql.tables import (
     api_keys,
     changes,
     grants,
+    removals,
     revisions,
     tenant_generations,
     tenants,
@@ -40,6 +41,7 @@ class RemovedTenant:
     num_grants: int
     revision_ids: tuple[str, ...]  # that no other adapter has; store and workers may still have their bytes
     generation: int  # of the name, for its next tenant
+    again: bool = False  # it was removed before; all that is left of it is what an interrupted removal has left
 
 
 class SqlTenants:
@@ -64,7 +66,8 @@ class SqlTenants:
         """Remove a tenant with its adapters, their histories, its keys and grants, in one transaction.
 
         The bytes of the revisions become garbage: call it while `collecting`, then remove them as `collect_garbage`
-        has them removed. Routers forget all names that they know. Raises AccessNotFound.
+        has them removed. Routers forget all names that they know. A tenant that was removed before is not an error, so
+        that what was interrupted can be finished. Raises AccessNotFound for a tenant that there has never been.
         """
         return self._database.write(lambda transaction: _remove(transaction, tenant))
 
@@ -97,10 +100,18 @@ class SqlTenants:
 
     def still_in_catalog(self, revision_ids: Sequence[str]) -> Sequence[str]:
         """Those of the revisions that some adapter has."""
+        return self._ids_in(revisions, revision_ids)
+
+    def removed(self, revision_ids: Collection[str]) -> set[str]:
+        """Those of the revisions that were removed, and that no adapter has again."""
+        found = self._ids_in(removals, list(revision_ids))
+        return set(found).difference(self.still_in_catalog(found))
+
+    def _ids_in(self, table: Table, revision_ids: Sequence[str]) -> Sequence[str]:
         found: list[str] = []
         for start in range(0, len(revision_ids), 1000):
             ids = revision_ids[start : start + 1000]
-            query = select(revisions.c.revision_id).where(revisions.c.revision_id.in_(ids))
+            query = select(table.c.revision_id).where(table.c.revision_id.in_(ids))
             found += self._database.read(partial(_texts, query))
         return found
 
@@ -127,6 +138,8 @@ def ensure_tenant(transaction: Transaction, tenant: str) -> bool:
 def _remove(transaction: Transaction, tenant: str) -> RemovedTenant:
     connection = transaction.connection
     if connection.execute(select(tenants.c.name).where(tenants.c.name == tenant)).first() is None:
+        if generation := _generation(connection, tenant):
+            return RemovedTenant(0, 0, 0, 0, (), generation, again=True)
         raise AccessNotFound(f"there is no tenant {tenant[:80]!r}; `prelude tenants list` shows them")
     own = select(adapters.c.id).where(adapters.c.tenant == tenant)
     owned = select(adapter_revisions.c.content_id).distinct().where(adapter_revisions.c.adapter_id.in_(own))
@@ -134,7 +147,7 @@ def _remove(transaction: Transaction, tenant: str) -> RemovedTenant:
     removed = {}
     for table in (aliases, alias_moves, adapter_revisions):
         removed[table.name] = connection.execute(delete(table).where(table.c.adapter_id.in_(own))).rowcount
-    revision_ids = condemn_unneeded(connection, contents, transaction.now)
+    revision_ids = condemn_unneeded(connection, contents, transaction.now, unstored_too=True)
     # The changes stay, numbered without gaps, but say no more what they were about.
     connection.execute(update(changes).where(changes.c.adapter_id.in_(own)).values(adapter_id=None))
     counts = [
@@ -148,14 +161,20 @@ def _remove(transaction: Transaction, tenant: str) -> RemovedTenant:
     return RemovedTenant(counts[0], removed["alias_moves"], counts[1], num_grants, tuple(revision_ids), generation)
 
 
+def _generation(connection: Connection, tenant: str) -> int:
+    table = tenant_generations
+    found = connection.execute(select(table.c.generation).where(table.c.digest == digest_of_tenant(tenant))).scalar()
+    return found or 0
+
+
 def _next_generation(connection: Connection, tenant: str) -> int:
     table, digest = tenant_generations, digest_of_tenant(tenant)
-    row = connection.execute(select(table.c.generation).where(table.c.digest == digest)).first()
-    if row is None:
-        connection.execute(insert(table), {"digest": digest, "generation": 1})
-        return 1
-    connection.execute(update(table).where(table.c.digest == digest).values(generation=row.generation + 1))
-    return row.generation + 1
+    generation = _generation(connection, tenant) + 1
+    if generation == 1:
+        connection.execute(insert(table), {"digest": digest, "generation": generation})
+    else:
+        connection.execute(update(table).where(table.c.digest == digest).values(generation=generation))
+    return generation
 
 
 def _texts(query: AnySelect, connection: Connection) -> Sequence[str]:

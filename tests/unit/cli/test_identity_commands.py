@@ -15,7 +15,9 @@ from adapters.model.base_model import BaseModel
 from cli.main import main
 from cluster.config.load import load_cluster_config
 from cluster.control import control_pb2 as pb
+from cluster.control import worker_state
 from cluster.control.control_pb2_grpc import WorkerControlServicer
+from cluster.control.worker_state import WorkerStateHub
 from cluster.open_library import open_library
 from samples.random_adapters import write_random_lora
 
@@ -37,10 +39,10 @@ class Agent(WorkerControlServicer):
         self.in_use: set[str] = set()  # every eviction is refused
 
     async def WatchState(self, request, context) -> Any:
-        residency = pb.ResidencyDelta(
-            snapshot=True, resident=self.resident, on_disk=self.on_disk, in_memory_only=self.memory_only
-        )
-        yield pb.WorkerState(residency=residency)
+        hub = WorkerStateHub()
+        hub.resident, hub.on_disk, hub.in_memory_only = self.resident, self.on_disk, self.memory_only
+        async for state in hub.watch(request.heartbeat_s):
+            yield state
 
     async def PinAdapter(self, request, context) -> pb.PinAdapterResponse:
         assert not request.pinned
@@ -183,7 +185,7 @@ def test_a_tenant_is_deleted_and_that_is_shown(
     assert library.catalog.resolve("beta/tax").revision_id == common
     library.catalog.close()
     assert [each["name"] for each in prelude("tenants", "list")[1]] == ["beta"]
-    assert prelude("tenants", "delete", "acme", "--yes")[1]["error"]["code"] == "access_not_found"
+    assert prelude("tenants", "delete", "acne", "--yes")[1]["error"]["code"] == "access_not_found"
     assert [each["outcome"] for each in audit(capsys) if each["action"] == "tenant.delete"] == [
         "done",
         "access_not_found",
@@ -192,13 +194,31 @@ def test_a_tenant_is_deleted_and_that_is_shown(
     assert prelude("tenants", "delete", "acme", "--yes")[1]["next_cache_namespace"] == "acme#2"
 
 
-def test_what_is_left_is_a_failure(prelude: Run, agent: tuple[Agent, int], folder: Path):
+def test_what_is_left_is_a_failure_and_the_next_run_finishes(prelude: Run, agent: tuple[Agent, int], folder: Path):
     worker, _ = agent
     own = prelude("adapters", "import", "acme/legal", "lora-1")[1]["revision"]
-    worker.resident, worker.in_use = {own}, {own}
+    other = prelude("adapters", "import", "beta/legal", "lora-2")[1]["revision"]
+    pushed = "sha256:" + "0" * 64  # by a router, which has not committed it yet
+    worker.resident, worker.in_use, worker.memory_only = {own, other}, {own}, {pushed}
     status, result, error = prelude("tenants", "delete", "acme", "--yes", "--wait", "0.01")
     assert (status, result["nothing_left"], result["left"]["workers"]) == (1, False, {"u": [own]})
     assert "run the command again" in error
+    status, result, error = prelude("tenants", "delete", "acme", "--yes", "--wait", "0.01")
+    assert (status, result["left"]["workers"]) == (1, {"u": [own]})
+    worker.in_use = set()
+    status, result, _ = prelude("tenants", "delete", "acme", "--yes")
+    assert (status, result["nothing_left"], result["next_cache_namespace"]) == (0, True, "acme#1"), result
+    assert (worker.resident, worker.memory_only) == ({other}, {pushed})
+
+
+def test_all_of_a_long_snapshot_is_read(prelude: Run, agent: tuple[Agent, int], monkeypatch: pytest.MonkeyPatch):
+    worker, _ = agent
+    own = prelude("adapters", "import", "acme/legal", "lora-1")[1]["revision"]
+    monkeypatch.setattr(worker_state, "_MAX_IDS", 2)
+    worker.resident = worker.on_disk = {f"sha256:{number:064x}" for number in range(3)} | {own}
+    worker.in_use = {own}
+    status, result, _ = prelude("tenants", "delete", "acme", "--yes", "--wait", "0.01")
+    assert (status, result["left"]["workers"]) == (1, {"u": [own]})
 
 
 def test_a_tenant_of_the_configuration_stays(prelude: Run, folder: Path):
@@ -216,6 +236,8 @@ def test_workers_that_cannot_be_asked_are_no_proof(prelude: Run, agent: tuple[Ag
     status, result, _ = prelude("tenants", "delete", "acme", "--yes")
     assert (status, result["nothing_left"]) == (1, False)
     assert result["left"]["workers"]["u"].startswith("not known")
+    (folder / "cluster.yaml").write_text(text)
+    assert prelude("tenants", "delete", "acme", "--yes")[1]["left"]["workers"] == {"u": []}
     (folder / "cluster.yaml").write_text(text.replace(str(agent[1]), "0"))
     prelude("adapters", "import", "beta/legal", "lora-1")
     assert prelude("tenants", "delete", "beta", "--yes")[0] == 2

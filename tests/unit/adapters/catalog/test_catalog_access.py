@@ -5,13 +5,13 @@ from __future__ import annotations
 from datetime import timedelta
 
 import pytest
-from support.adapters.catalog_databases import CatalogDatabase, add, content
+from support.adapters.catalog_databases import CatalogDatabase, add, content, manifest
 
 from adapters.catalog.api_keys import digest_of, key_id_of
 from adapters.catalog.cached import CachedResolver
 from adapters.catalog.records import Grant
 from adapters.catalog.sql import SqlCatalog
-from adapters.catalog.sql.tenants import digest_of_tenant
+from adapters.catalog.sql.tenants import RemovedTenant, digest_of_tenant
 from adapters.errors import AccessNotFound, AdapterNotFound, CatalogConflict, InvalidReference
 from adapters.scopes import Permission, Scope
 
@@ -179,8 +179,24 @@ def test_a_tenant_is_removed_whole(database: CatalogDatabase, catalog: SqlCatalo
     assert [each.name for each in catalog.tenants.list()] == ["beta"]
     assert [(each.kind, each.tenant) for each in catalog.changes_since(before)] == [("tenants", None)]
     assert len(catalog.changes_since(0)) == before + 1  # without gaps
+    assert catalog.tenants.remove("acme") == RemovedTenant(0, 0, 0, 0, (), 1, again=True)
+    assert catalog.tenants.removed([content(1), content(2), content(3)]) == {content(1)}
+    catalog.confirm_removed([content(1)])
+    add(catalog, "legal", 1, tenant="gamma")
+    assert catalog.tenants.removed([content(1)]) == set()
     with pytest.raises(AccessNotFound):
-        catalog.tenants.remove("acme")
+        catalog.tenants.remove("acne")
+
+
+def test_memory_only_revisions_of_a_tenant_are_noted_as_removed(catalog: SqlCatalog):
+    for _ in range(2):  # the second time there is a note already
+        catalog.add_revision("acme", "legal", manifest(), content(1), 1000, stored_since=None)
+        assert catalog.tenants.remove("acme").revision_ids == (content(1),)
+        assert catalog.tenants.removed([content(1)]) == {content(1)}
+    assert catalog.collect_garbage(catalog.now()) == [content(1)]
+    catalog.confirm_removed([content(1)])
+    add(catalog, "legal", 1, tenant="acme")
+    assert catalog.tenants.removed([content(1)]) == set()
 
 
 def test_removals_are_counted_by_a_digest_of_the_name(database: CatalogDatabase, catalog: SqlCatalog):
