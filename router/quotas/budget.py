@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from cluster.config.quotas import UseLimits
 from router.quotas.bucket import Bucket, Gauge
@@ -10,6 +11,13 @@ from router.quotas.bucket import Bucket, Gauge
 REQUESTS, PROMPT, OUTPUT, GRAMMARS = "requests", "prompt_tokens", "output_tokens", "grammars"
 PUSHES = "pushes"
 SEQUENCES, BYTES = "sequences", "in_flight_bytes"
+
+
+class Grammar(NamedTuple):
+    """What an engine compiles for a request."""
+
+    key: int  # equal for equal ones
+    num_bytes: int  # of its text
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,13 +16,15 @@ from router.errors import QuotaExceeded
 from router.identity.principal import Principal
 from router.metrics import Metrics
 from router.protocol.field_values import TYPICAL_ANSWER_TOKENS
-from router.quotas.budget import BYTES, PUSHES, Budget, Shortage, Use
+from router.quotas.budget import BYTES, PUSHES, Budget, Grammar, Shortage, Use
 from router.quotas.leases import share_out
 from router.quotas.rate_headers import duration, rate_headers
 from router.quotas.turns import PRIORITY_HEADER, HasRoom, Turn, Turns, priority_of
 
 _MAX_BUDGETS = 10_000  # before idle ones are forgotten
 _KEPT_GRAMMARS = 256  # of each tenant; as many as engines keep
+# Of each tenant. Engines keep 256 MiB of compiled grammars of all tenants, and a large one has 150 times its text.
+_KEPT_GRAMMAR_BYTES = 1024**2
 _PERIODS = {
     "requests": "a second",
     "prompt_tokens": "a minute",
@@ -58,7 +60,7 @@ class Quotas:
         self._token_counters = cache(lambda label: (tokens.labels(label, "prompt"), tokens.labels(label, "output")))
         self._clock = clock
         self.budgets: dict[str, Budget | None] = {}  # by subject; None: it has no limits
-        self._grammars: dict[str, OrderedDict[int, None]] = {}  # that a tenant has used, by tenant
+        self._grammars: dict[str, OrderedDict[int, int]] = {}  # bytes by key of what a tenant has used
         self._sweep_at = _MAX_BUDGETS
         self.num_sharing: int | None = None  # routers that share every limit; None: this one alone has them
         metrics.quota_use.read = self.used_shares
@@ -142,19 +144,19 @@ class Quotas:
         room = TenantRoom(quota.adapters, quota.revisions, quota.adapter_bytes, quota.pins)
         return None if room == TenantRoom() else room
 
-    def is_new_grammar(self, tenant: str, grammar: int) -> bool:
+    def is_new_grammar(self, tenant: str, grammar: Grammar) -> bool:
         """Whether the tenant has not used this grammar recently, so that engines may have to compile it.
 
         Tracked per tenant, because a shared record would reveal other tenants' grammars.
         """
-        return grammar not in self._grammars.get(tenant, ())
+        return grammar.key not in self._grammars.get(tenant, ())
 
-    def use_grammar(self, tenant: str, grammar: int) -> None:
+    def use_grammar(self, tenant: str, grammar: Grammar) -> None:
         """Note that the tenant uses this grammar now."""
         known = self._grammars.setdefault(tenant, OrderedDict())
-        known[grammar] = None
-        known.move_to_end(grammar)
-        if len(known) > _KEPT_GRAMMARS:
+        known[grammar.key] = grammar.num_bytes
+        known.move_to_end(grammar.key)
+        while len(known) > _KEPT_GRAMMARS or (len(known) > 1 and sum(known.values()) > _KEPT_GRAMMAR_BYTES):
             known.popitem(last=False)
 
     def refused(self, budget: Budget, shortage: Shortage, budgets: list[Budget], tenant: str) -> QuotaExceeded:
@@ -241,10 +243,10 @@ class Admission:
     def take_bytes(self, num_bytes: int) -> None:
         """Count bytes of the body that have arrived. Raises QuotaExceeded."""
 
-    def take(self, use: Use, adapter: str | None, grammar: int | None) -> None:
+    def take(self, use: Use, adapter: str | None, grammar: Grammar | None) -> None:
         """Take what the request asks for. Raises QuotaExceeded, having taken nothing.
 
-        `adapter`: its full name. `grammar`: what identifies the request's.
+        `adapter`: its full name. `grammar`: the request's.
         """
 
     async def turn(self, headers: Mapping[bytes, bytes]) -> AbstractContextManager[Turn | None]:
@@ -315,7 +317,7 @@ class _Counted(Admission):
                 gauge.take(num_bytes)
         self._num_bytes += num_bytes
 
-    def take(self, use: Use, adapter: str | None, grammar: int | None) -> None:
+    def take(self, use: Use, adapter: str | None, grammar: Grammar | None) -> None:
         budgets, tenant = self._budgets, self._principal.tenant
         if grammar is not None and self._quotas.is_new_grammar(tenant, grammar):
             use = replace(use, grammars=1)

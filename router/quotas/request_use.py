@@ -9,7 +9,7 @@ import msgspec
 from router.protocol.field_values import TYPICAL_ANSWER_TOKENS, answer_limit
 from router.protocol.request_body import Fields
 from router.protocol.validation import ValidatedRequest
-from router.quotas.budget import Use
+from router.quotas.budget import Grammar, Use
 
 _GRAMMAR_FIELDS = ("json_schema", "regex", "ebnf")
 _PLAIN = (b'"text"', b'"json_object"')
@@ -32,8 +32,8 @@ def most_output_tokens(validated: ValidatedRequest) -> int | None:
     return None if each is None else validated.num_choices * each
 
 
-def grammar_of(fields: Fields) -> int | None:
-    """Identifies the grammar that an engine compiles for a request; None if there is none."""
+def grammar_of(fields: Fields) -> Grammar | None:
+    """The grammar that an engine compiles for a request; None if there is none."""
     parts = [bytes(fields[name]) for name in _GRAMMAR_FIELDS if name in fields]
     if "response_format" in fields:
         kind = bytes(msgspec.json.decode(fields["response_format"], type=dict[str, msgspec.Raw]).get("type", b""))
@@ -43,4 +43,4 @@ def grammar_of(fields: Fields) -> int | None:
         tools, choice = bytes(fields["tools"]), bytes(fields.get("tool_choice", _FREE_TOOL_CHOICES[0]))
         if choice not in _FREE_TOOL_CHOICES or _STRICT.search(tools):
             parts += [tools, choice]
-    return hash(tuple(parts)) if parts else None
+    return Grammar(hash(tuple(parts)), sum(map(len, parts))) if parts else None

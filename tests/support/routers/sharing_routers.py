@@ -84,11 +84,11 @@ def routers(database: Database, **limits: float) -> tuple[Router, Router]:
     return Router(database, config), Router(database, config)
 
 
-async def run(database: Database, pair: Sequence[Router], offered: Sequence[int], use: Use, seconds: float) -> None:
+async def run(database: Database, group: Sequence[Router], offered: Sequence[int], use: Use, seconds: float) -> None:
     """Each router gets so many requests in every step. They renew their leases every second step, not together."""
     for step in range(round(seconds / STEP_S)):
         database.now += STEP_S
-        for number, (router, count) in enumerate(zip(pair, offered, strict=True)):
+        for number, (router, count) in enumerate(zip(group, offered, strict=True)):
             router.offer(count, use)
-            if step % 2 == number:
+            if step % 2 == number % 2:
                 await router.sharing.renew()

@@ -12,7 +12,7 @@ from router.errors import QuotaExceeded, answer_of
 from router.identity.principal import Principal
 from router.metrics import Metrics
 from router.quotas import quotas as module
-from router.quotas.budget import Use
+from router.quotas.budget import Grammar, Use
 from router.quotas.quotas import NO_ADMISSION, Quotas
 
 
@@ -27,7 +27,9 @@ def made(clock: Clock | None = None, metrics: Metrics | None = None, **config: A
     return Quotas(QuotasConfig.model_validate(config), metrics or Metrics(), clock=clock or Clock())
 
 
-def used(quotas: Quotas, who: Principal, adapter: str | None = None, grammar: int | None = None, **use: int) -> None:
+def used(
+    quotas: Quotas, who: Principal, adapter: str | None = None, grammar: Grammar | None = None, **use: int
+) -> None:
     """A request that begins and ends, having used what it asked for."""
     asked = Use(**use)
     with quotas.admission(who) as admission:
@@ -136,14 +138,26 @@ def test_a_refused_request_takes_nothing_but_its_place_among_requests():
 
 def test_grammars_count_when_a_tenant_first_uses_them():
     quotas = made(default={"grammars_per_min": 2})
-    used(quotas, ACME, grammar=1)
-    used(quotas, ACME, grammar=1)
-    used(quotas, ACME, grammar=2)
-    refused(quotas, ACME, grammar=3)
-    refused(quotas, ACME, grammar=3)  # a refused one is not known
-    used(quotas, ACME, grammar=1)
-    used(quotas, BETA, grammar=1)
+    used(quotas, ACME, grammar=Grammar(1, 100))
+    used(quotas, ACME, grammar=Grammar(1, 100))
+    used(quotas, ACME, grammar=Grammar(2, 100))
+    refused(quotas, ACME, grammar=Grammar(3, 100))
+    refused(quotas, ACME, grammar=Grammar(3, 100))  # a refused one is not known
+    used(quotas, ACME, grammar=Grammar(1, 100))
+    used(quotas, BETA, grammar=Grammar(1, 100))
     assert quotas.budgets["tenant:beta"].buckets["grammars"].level == 1
+
+
+def test_large_grammars_that_engines_cannot_all_keep_count_again():
+    def num_counted(num_grammars: int, num_bytes: int) -> float:
+        quotas = made(default={"grammars_per_min": 1000})
+        for number in [*range(num_grammars), *range(num_grammars)]:
+            used(quotas, ACME, grammar=Grammar(number, num_bytes))
+        return 1000 - quotas.budgets["tenant:acme"].buckets["grammars"].level
+
+    assert num_counted(200, 4096) == 200
+    assert num_counted(200, 285 * 1024) == 400  # 40 MiB each, where they are compiled
+    assert num_counted(1, 2 * 1024**2) == 1
 
 
 def test_keys_have_their_own_limits_and_the_tenants():

@@ -43,6 +43,30 @@ def test_limits_are_exact_within_five_percent_over_two_routers(
     assert asyncio.run(scenario()) == pytest.approx(capacity + 30 * rate, rel=0.05)
 
 
+@pytest.mark.parametrize("num_routers", [2, 4])
+def test_a_burst_at_all_routers_takes_at_most_thirty_percent_more(num_routers: int):
+    capacity, rate, use = 128, 128 / 60, Use(prompt_tokens=100)
+
+    async def scenario() -> None:
+        database = Database()
+        config = QuotasConfig.model_validate({"default": {"prompt_tokens_per_min": 100 * capacity}})
+        group = [Router(database, config) for _ in range(num_routers)]
+        for router in group:  # they know of the tenant, and of each other
+            router.offer(1, use)
+        await run(database, group, [0] * num_routers, use, 3)
+        for router in group:
+            router.num_admitted = 0
+        for number in range(1, 6):
+            await run(database, group, [2 * capacity] * num_routers, use, 2 * STEP_S)
+            in_all, exact = sum(router.num_admitted for router in group), capacity + rate * 2 * STEP_S * number
+            assert in_all - exact <= 0.3 * capacity
+        assert in_all >= exact
+        await run(database, group, [4] * num_routers, use, 30)
+        assert sum(router.num_admitted for router in group) == pytest.approx(exact + 30 * rate, rel=0.05)
+
+    asyncio.run(scenario())
+
+
 def test_a_router_alone_gets_everything():
     async def scenario() -> int:
         database = Database()
