@@ -134,7 +134,7 @@ def build_app(
         async with (
             fleet.following(),
             engines.open(),
-            adapters.following(),
+            adapters.following(audit.configured),
             pages.shared(),
             tokens.following() if tokens else nullcontext(),
             admin_pages,

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from adapters.catalog.records import AuditEvent
+from adapters.catalog.records import AdapterRevision, AuditEvent
 from adapters.errors import AdapterError
+from adapters.identity import LATEST
 from router.errors import CredentialInQuery, Forbidden, RouterError, Unauthenticated
 from router.identity.access import AccessDenied
 from router.identity.principal import Principal
@@ -26,6 +27,7 @@ _CHANGE_TIMEOUT_S = 5.0  # that the answer to a change waits for its event to be
 _MAX_DENIALS_PER_S = 100  # further ones are counted: strangers can make up any number
 _MAX_REFUSED_PER_S = 100  # changes of one tenant; it could fill the table with changes of what is not there
 _OUTCOMES = {ClientGone: "client_left", asyncio.CancelledError: "router_stopping"}
+_CONFIGURATION = "cluster.yaml"  # who imports at the start; also in the history of aliases
 _NOTE_KEY = "prelude.change"  # in the ASGI scope
 
 log = logging.getLogger(__name__)
@@ -114,6 +116,14 @@ class AuditLog:
         except TimeoutError:
             log.error("audit event of a change not written yet", extra={"fields": {"request_id": scope["request_id"]}})
 
+    def configured(
+        self, adapter: str, old: AdapterRevision | None, new: AdapterRevision | None, error: Exception | None
+    ) -> None:
+        """Record the import of an adapter of cluster.yaml: it is a change that nobody asked for over HTTP."""
+        name = f"{adapter}@{LATEST}" if error is None else adapter
+        at, revisions = datetime.now(UTC), (described(old), described(new))
+        self._take(AuditEvent(at, _CONFIGURATION, None, "adapter.import", name, *revisions, _outcome(error), None))
+
     def _begin_second(self) -> None:
         second = int(asyncio.get_running_loop().time())
         if second != self._second:
@@ -196,9 +206,6 @@ def _event(
 ) -> AuditEvent:
     client = scope.get("client")
     stranger = f"unknown at {client[0]}" if client else "unknown"
-    outcome = "done"
-    if error is not None:
-        outcome = "denied" if denial_in(error) else str(getattr(error, "code", _OUTCOMES.get(type(error), "failed")))
     return AuditEvent(
         at=datetime.now(UTC),
         who=principal.name if principal else stranger,
@@ -207,6 +214,17 @@ def _event(
         object=note.object,
         old=note.old,
         new=note.new,
-        outcome=outcome,
+        outcome=_outcome(error),
         request_id=scope.get("request_id"),
     )
+
+
+def described(revision: AdapterRevision | None) -> str | None:
+    """A revision in an event."""
+    return None if revision is None else f"r{revision.number} {revision.revision_id}"
+
+
+def _outcome(error: BaseException | None) -> str:
+    if error is None:
+        return "done"
+    return "denied" if denial_in(error) else str(getattr(error, "code", _OUTCOMES.get(type(error), "failed")))

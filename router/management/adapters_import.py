@@ -20,7 +20,7 @@ from adapters.errors import AdapterError, AdapterNotFound, CatalogUnavailable
 from adapters.identity import LATEST, AdapterReference, full_name_of
 from adapters.library import PackedAdapter
 from router.errors import InvalidField, PushFailed, TooManyUploads
-from router.identity.audit import note_of
+from router.identity.audit import described, note_of
 from router.identity.principal import principal_of
 from router.management.concurrency import ConcurrencyLimit
 from router.management.management import Management
@@ -238,8 +238,7 @@ class ImportEndpoint:
 def _note(request: Request, alias: str, old: AdapterRevision | None, new: AdapterRevision) -> None:
     note = note_of(request.scope)
     note.object = f"{new.full_name}@{alias}"
-    note.old = None if old is None else f"r{old.number} {old.revision_id}"
-    note.new = f"r{new.number} {new.revision_id}"
+    note.old, note.new = described(old), described(new)
 
 
 def _log_import(revision: AdapterRevision) -> None:

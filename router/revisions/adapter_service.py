@@ -26,7 +26,7 @@ from router.identity.directory import Directory
 from router.identity.principal import Principal
 from router.metrics import Metrics
 from router.public_errors import redact_addresses
-from router.revisions.configured_adapters import ConfiguredAdapters
+from router.revisions.configured_adapters import ConfiguredAdapters, NoteImport
 from router.revisions.tenant_turns import TenantTurns
 
 T = TypeVar("T")
@@ -101,9 +101,12 @@ class AdapterService:
         return self._library is not None
 
     @asynccontextmanager
-    async def following(self) -> AsyncIterator[None]:
-        """Import the adapters of cluster.yaml, at most for a while, then run the block; clean up at its end."""
-        importing = asyncio.create_task(self._open_and_import(), name="adapters of cluster.yaml")
+    async def following(self, note: NoteImport = lambda *_: None) -> AsyncIterator[None]:
+        """Import the adapters of cluster.yaml, at most for a while, then run the block; clean up at its end.
+
+        `note` is told of each new revision and of each failure.
+        """
+        importing = asyncio.create_task(self._open_and_import(note), name="adapters of cluster.yaml")
         try:
             if self._library is not None:
                 await asyncio.wait({importing}, timeout=_START_S)
@@ -288,7 +291,7 @@ class AdapterService:
                 "not known: look before making it again"
             ) from None
 
-    async def _open_and_import(self) -> None:
+    async def _open_and_import(self, note: NoteImport) -> None:
         while self._library is None:
             await asyncio.sleep(_RETRY_S)
             try:
@@ -301,7 +304,7 @@ class AdapterService:
         def in_thread(work: Callable[..., AdapterRevision], *arguments: object) -> Awaitable[AdapterRevision]:
             return asyncio.get_running_loop().run_in_executor(self._import_threads, partial(work, *arguments))
 
-        await self._configured.import_all(library, in_thread)
+        await self._configured.import_all(library, in_thread, note)
 
 
 def _unavailable(reference: str) -> CatalogUnavailable:

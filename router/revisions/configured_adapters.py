@@ -16,6 +16,8 @@ from adapters.model.manifest import revision_id_of
 from router.public_errors import redact_addresses, without_path
 
 AdapterKey = tuple[str, str]  # tenant and name
+# The name, the latest revision before, the new one, and the error of an import that will not be tried again.
+NoteImport = Callable[[str, AdapterRevision | None, AdapterRevision | None, Exception | None], None]
 
 _IMPORTED_BY = "cluster.yaml"
 _RETRY_S = 2.0  # after a transient error of the catalog or the store
@@ -38,11 +40,19 @@ class ConfiguredAdapters:
             self._directories[key] = directory
             self._is_settled[key] = asyncio.Event()
 
-    async def import_all(self, library: AdapterLibrary, in_thread: Callable[..., Awaitable[AdapterRevision]]) -> None:
-        """Return when every directory is imported or found unusable. `in_thread` bounds the concurrency."""
+    async def import_all(
+        self,
+        library: AdapterLibrary,
+        in_thread: Callable[..., Awaitable[AdapterRevision]],
+        note: NoteImport = lambda *_: None,
+    ) -> None:
+        """Return when every directory is imported or found unusable. `in_thread` bounds the concurrency.
+
+        `note` is told of each new revision and of each failure.
+        """
         async with asyncio.TaskGroup() as group:
             for key in self._directories:
-                group.create_task(self._import(key, library, in_thread), name=f"import {full_name_of(*key)}")
+                group.create_task(self._import(key, library, in_thread, note), name=f"import {full_name_of(*key)}")
 
     async def wait_until_settled(self, key: AdapterKey) -> bool:
         """Wait for the end of the first attempt to import an adapter. False if it has ended already."""
@@ -58,21 +68,30 @@ class ConfiguredAdapters:
         return None if error is None else type(error)(*error.args)
 
     async def _import(
-        self, key: AdapterKey, library: AdapterLibrary, in_thread: Callable[..., Awaitable[AdapterRevision]]
+        self,
+        key: AdapterKey,
+        library: AdapterLibrary,
+        in_thread: Callable[..., Awaitable[AdapterRevision]],
+        note: NoteImport,
     ) -> None:
         name, directory = full_name_of(*key), self._directories[key]
+        added: list[tuple[AdapterRevision | None, AdapterRevision]] = []
         while True:
             error: AdapterError | None = None
+            failure: Exception | None = None
             try:
-                revision = await in_thread(import_if_new, library, name, directory)
+                revision = await in_thread(import_if_new, library, name, directory, added.append)
             except CatalogConflict as conflict:  # deleted; the catalog's own error says so to clients
+                failure = conflict
                 log.warning("adapter of cluster.yaml not imported", extra={"fields": _failure(name, conflict)})
-            except AdapterError as failure:
-                log.warning("adapter of cluster.yaml not imported", extra={"fields": _failure(name, failure)})
-                error = without_path(redact_addresses(failure), directory, "its directory").with_traceback(None)
+            except AdapterError as unusable:
+                failure = unusable
+                log.warning("adapter of cluster.yaml not imported", extra={"fields": _failure(name, unusable)})
+                error = without_path(redact_addresses(unusable), directory, "its directory").with_traceback(None)
                 error.__context__ = error.__cause__ = None
-            except Exception:  # the edge of this import; the router and other adapters must go on
+            except Exception as unforeseen:  # the edge of this import; the router and other adapters must go on
                 log.exception("adapter of cluster.yaml not imported", extra={"fields": {"adapter": name}})
+                failure = unforeseen
                 error = AdapterError("its import failed; the router's log has the reason")
             else:
                 fields = {"adapter": name, "revision": revision.revision_id, "number": revision.number}
@@ -83,21 +102,43 @@ class ConfiguredAdapters:
                 self._errors[key] = error
             self._is_settled[key].set()
             if error is None or not error.retryable:
+                for old, new in added:
+                    note(name, old, new, None)
+                if failure is not None:
+                    note(name, None, None, failure)
                 return
             await asyncio.sleep(_RETRY_S)
 
 
-def import_if_new(library: AdapterLibrary, name: str, directory: Path) -> AdapterRevision:
-    """Import a directory as the latest revision. If the adapter already has that revision, no alias moves. Blocking."""
+def import_if_new(
+    library: AdapterLibrary,
+    name: str,
+    directory: Path,
+    added: Callable[[tuple[AdapterRevision | None, AdapterRevision]], None] = lambda _: None,
+) -> AdapterRevision:
+    """Import a directory as the latest revision. If the adapter already has that revision, no alias moves. Blocking.
+
+    `added` is given the latest revision before and the new one.
+    """
     adapter = read_adapter(directory, library.base, library.limits)
     revision_id = revision_id_of(adapter)
     try:
         found = library.catalog.resolve(f"{name}@{revision_id}")
     except AdapterNotFound:
-        return library.add(name, adapter, by=_IMPORTED_BY)
+        old = _latest(library, name)
+        new = library.add(name, adapter, by=_IMPORTED_BY)
+        added((old, new))
+        return new
     if found.stored and library.store.exists(revision_id):
         return found
     return library.add(name, adapter, by=_IMPORTED_BY, moves_latest=False)
+
+
+def _latest(library: AdapterLibrary, name: str) -> AdapterRevision | None:
+    try:
+        return library.catalog.resolve(name)
+    except AdapterNotFound:
+        return None
 
 
 def _failure(name: str, error: AdapterError) -> dict[str, str]:

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from support.adapters.catalog_databases import CatalogDatabase
+from support.router_stand_ins import BASE, eventually, running_cluster
 from support.routers.keyed_cluster import KeyedCluster, keyed_cluster
 from support.routers.management_calls import form, lora
 
@@ -24,6 +25,7 @@ from router.errors import Forbidden
 from router.identity import audit as audit_module
 from router.identity.audit import AuditLog
 from router.identity.principal import ANYBODY, Principal
+from samples.random_adapters import write_random_lora
 
 SCOPE = {"method": "GET", "path": "/metrics", "request_id": "r1", "client": ("10.0.0.7", 1)}
 
@@ -78,6 +80,27 @@ def test_changes_and_denials_over_http(tmp_path: Path):
             assert not any(secret in str(events) for secret in secrets)
 
     asyncio.run(scenario())
+
+
+def test_imports_of_the_configuration(tmp_path: Path):
+    bot = write_random_lora(tmp_path / "lora", BASE, seed=1)
+
+    async def events(count: int) -> list[tuple[str, ...]]:
+        url = f"sqlite:///{tmp_path / 'catalog.db'}"
+        config = {"acme/bot": tmp_path / "none", "bot": bot}
+        async with running_cluster(1, 1, folder=tmp_path, catalog_url=url, directories=config):
+            catalog = SqlCatalog.open(url)
+            found = await eventually(lambda: newest(catalog), lambda found: len(found) >= count, within_s=30)
+            catalog.close()
+        return sorted((each.who, each.action, str(each.object), str(each.new)[:9], each.outcome) for each in found)
+
+    async def newest(catalog: SqlCatalog) -> Sequence[AuditEvent]:
+        return catalog.audit.newest(100)
+
+    imported = ("cluster.yaml", "adapter.import", "bot@latest", "r1 sha256", "done")
+    failed = ("cluster.yaml", "adapter.import", "acme/bot", "None", "adapter_missing")
+    assert asyncio.run(events(2)) == [failed, imported]
+    assert asyncio.run(events(3)) == [failed, failed, imported]  # the second start finds nothing new
 
 
 def test_both_databases_append(database: CatalogDatabase):

@@ -1,4 +1,4 @@
-"""Every route of the OpenAPI document x every scope x the own and another tenant."""
+"""Every route of the OpenAPI document x every scope x the own tenant, another one, and one with a grant."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from starlette.routing import Route
 from support.routers.keyed_cluster import TENANT_SCOPES, KeyedCluster, keyed_cluster
 from support.routers.management_calls import form
 
+from adapters.catalog.records import Grant
 from adapters.catalog.sql import SqlCatalog
-from adapters.scopes import Scope
+from adapters.scopes import Permission, Scope
 from router.api.openapi import OPERATIONS
 from router.app import _guard
 from router.identity.scopes import PUBLIC, SCOPE_OF
@@ -60,6 +61,21 @@ NAMES_NO_ADAPTER = {
     ("POST", "/v1/load_lora_adapter"),  # an administrator's
     *((method, path) for (method, path), scope in SCOPE_OF.items() if scope in (PUBLIC, Scope.ADMIN)),
 }
+
+
+# What a caller gets who may: 200 where it is not listed. Of an error also its code, since a denial is a 404, too.
+NOT_OFFERED = (404, "not_offered")
+EXPECTED: dict[tuple[str, str], tuple[int, str]] = {
+    **{(method, path): NOT_OFFERED for method in ("GET", "POST") for path in ("/v1/rerank", "/v1/classify")},
+    **{(method, "/v1/responses/{id}"): NOT_OFFERED for method in ("GET", "POST", "DELETE")},
+    ("GET", f"{ONE}/export"): (404, "adapter_revision_not_stored"),
+    ("POST", "/v1/adapters"): (422, "adapter_malformed"),
+    ("POST", f"{ONE}/push"): (400, "invalid_field"),
+    ("POST", f"{ONE}/rollback"): (409, "catalog_conflict"),
+    ("POST", "/v1/load_lora_adapter"): (400, "invalid_field"),
+}
+# What each permission of a grant opens, of the routes that name an adapter.
+OPENED = {Permission.INFER: Scope.INFER, Permission.READ: Scope.ADAPTERS_READ}
 
 
 async def call(keyed: KeyedCluster, key: str | None, method: str, path: str) -> tuple[int, Any]:
@@ -134,10 +150,31 @@ def test_scopes_and_tenants(tmp_path: Path):
                 [len(w.ensured) + len(w.evicted) for w in keyed.cluster.workers],
             )
             assert not any(worker.engine.bodies for worker in keyed.cluster.workers)
+
+            def check_allowed(method: str, path: str, who: str, status: int, answer: Any) -> None:
+                code = answer["error"]["code"] if status >= 400 else ""
+                check(
+                    (status, code) == EXPECTED.get((method, path), (200, "")), f"{method} {path} {who}: {status} {code}"
+                )
+
+            for permission in Permission:
+                grantee = await keyed.key(f"{permission}er")
+                keyed.catalog.grants.add(Grant("acme", "bot", f"{permission}er", permission), by=None)
+                await keyed.cluster.adapters.refresh()
+                for method, path in ASKED:
+                    status, answer = await call(keyed, grantee, method, path)
+                    if SCOPE_OF[method, path] is OPENED[permission]:
+                        check_allowed(method, path, f"with a grant to {permission}", status, answer)
+                    else:
+                        is_right = status == 404 and f"no adapter '{ADAPTER}' that {permission}er may" in str(answer)
+                        check(is_right, f"{method} {path} with a grant to {permission}: {status} {answer}")
+            assert state_of(keyed.catalog)[1] == before[1]
             for (method, path), needed in SCOPE_OF.items():  # those who may: last, since they change what there is
                 for key in {keys[needed or Scope.INFER], keys[Scope.ADMIN], beta_admin}:
                     status, answer = await call(keyed, key, method, path)
-                    check(status not in (401, 403, 500), f"{method} {path} with the right scope: {status} {answer}")
+                    check_allowed(method, path, "with the right scope", status, answer)
+                    keyed.catalog.restore("acme", "bot")
+                    await keyed.cluster.adapters.refresh()
 
     asyncio.run(scenario())
     assert not wrong, "\n".join(wrong)
