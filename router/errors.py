@@ -270,8 +270,9 @@ class EngineFailure(AttemptError):
 
     code = "engine_failure"
 
-    def __init__(self, message: str, *, worker: str, is_busy: bool = False) -> None:
+    def __init__(self, message: str, *, worker: str, is_busy: bool = False, has_failed_transfer: bool = False) -> None:
         super().__init__(message, worker=worker)
+        self.has_failed_transfer = has_failed_transfer  # of KV, with the other worker of the pair
         if is_busy:
             self.code, self.http_status = "engine_busy", 503
 

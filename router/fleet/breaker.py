@@ -7,17 +7,20 @@ import logging
 from collections.abc import Callable
 
 _FAILURES = 3  # in a row
+_APART_S = 0.5  # transfers that fail within this time may be those to one peer that has ended: they count once
 _FIRST_REST_S, _LAST_REST_S = 1.0, 8.0  # doubled at each failed probe
 
 log = logging.getLogger(__name__)
 
 
 class Breaker:
-    """Counts failures that this router sees at one worker's engine: broken connections, and no progress.
+    """Counts failures that this router sees at one worker's engine: broken connections, no progress, and KV transfers.
 
-    An answer with any status counts as a success, since a bad request can fail at a healthy engine. Closed: requests
-    pass. Open: no request passes for some time. Half open: one request passes as a probe, and its outcome closes or
-    opens the breaker.
+    Any other answer counts as a success, whatever its status, since a bad request can fail at a healthy engine. A
+    transfer that fails counts at both workers of the pair: success with other peers resets the healthy one.
+
+    Closed: requests pass. Open: no request passes for some time. Half open: one request passes as a probe, and its
+    outcome closes or opens the breaker.
     """
 
     def __init__(self, worker: str, on_change: Callable[[], None]) -> None:
@@ -29,6 +32,14 @@ class Breaker:
         self._is_half_open = False  # the next request is the probe
         self._is_probed = False  # the probe is on its way
         self._timer: asyncio.TimerHandle | None = None
+        self._transfer_failed_at = -_APART_S
+
+    def transfer_failed(self) -> None:
+        """Note an answer that says that a KV transfer from or to the worker has failed."""
+        now = asyncio.get_running_loop().time()
+        if now - self._transfer_failed_at >= _APART_S:
+            self._transfer_failed_at = now
+            self.failed()
 
     def failed(self) -> None:
         """Note a broken call, or a request there that makes no progress."""

@@ -90,6 +90,8 @@ _TOO_LONG = re.compile(
     r"tokens in the input messages or the completion to fit within the limit\."
     r"|max_completion_tokens is too large: \d+\.This model supports at most \d+ completion tokens\."
 )
+# Nor of KV transfers that fail. The text before a request id, which is the router's, has no room for a client's either.
+_TRANSFER_FAILED = re.compile(r"(?:Prefill|Decode) (?:bootstrap|handshake|transfer) failed for request ")
 
 
 def engine_error(status: int, body: bytes, worker: str) -> AttemptError:
@@ -119,7 +121,12 @@ def engine_error(status: int, body: bytes, worker: str) -> AttemptError:
         )
     is_busy = status in (429, 503)
     what = "has too many requests" if is_busy else f"failed with status {status}"
-    return EngineFailure(f"the engine of worker {worker} {what}", worker=worker, is_busy=is_busy)
+    return EngineFailure(
+        f"the engine of worker {worker} {what}",
+        worker=worker,
+        is_busy=is_busy,
+        has_failed_transfer=status == 500 and _TRANSFER_FAILED.match(reported.message) is not None,
+    )
 
 
 # One problem of FastAPI's validation text: "  {'type': ..., 'loc': ('body', 'n'), 'msg': '...', 'input': ...}"

@@ -116,7 +116,7 @@ class SequenceRun:
                 self._span.fail(error.code)
                 await self._end_attempt()
                 self._enter(Phase.ADMITTED)
-                self._note_for_breakers(error)
+                self._note_for_breakers(error, placement)
                 if isinstance(error, AdapterNotResident):
                     self._not_in_engine.add(error.worker)
                 with self._placement_span() as span:
@@ -205,7 +205,7 @@ class SequenceRun:
             self._request.on_placed()
         return placed
 
-    def _note_for_breakers(self, error: AdapterRefused | AttemptError) -> None:
+    def _note_for_breakers(self, error: AdapterRefused | AttemptError, placement: Placement) -> None:
         """Tell breakers of failures that this router has seen. Engines that end are reported by their agents."""
         fleet = self._backends.fleet
         if isinstance(error, WorkerStalled):
@@ -214,6 +214,9 @@ class SequenceRun:
         elif isinstance(error, WorkerLost):
             if error.has_broken_connection:
                 fleet.breaker(error.worker).failed()
+        elif isinstance(error, EngineFailure) and error.has_failed_transfer:
+            for worker in placement.workers:
+                fleet.breaker(worker.name).transfer_failed()
         elif isinstance(error, (EngineFailure, EngineRefusal, EngineAborted)):
             fleet.breaker(error.worker).succeeded()  # it has answered
 

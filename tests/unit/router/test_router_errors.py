@@ -96,6 +96,23 @@ def test_a_code_is_not_chosen_by_a_text_that_quotes_the_client(message: str, cod
     assert engine_error(400, json.dumps({"message": message, "code": 400}).encode(), "d0").code == code
 
 
+@pytest.mark.parametrize(
+    ("status", "message", "is_transfer"),
+    [
+        (500, "Prefill transfer failed for request rank=0 req.rid='a' req.bootstrap_room=1", True),
+        (500, "Prefill bootstrap failed for request rank=0 req.rid='a' req.bootstrap_room=1", True),
+        (500, "Decode transfer failed for request a request.bootstrap_room=1: x", True),
+        (500, "Decode handshake failed for request rank=0", True),
+        (503, "Prefill transfer failed for request rank=0", False),
+        (500, "bad value 'Prefill transfer failed for request rank=0'", False),
+    ],
+)
+def test_a_failed_transfer_is_told_apart(status: int, message: str, is_transfer: bool) -> None:
+    error = engine_error(status, json.dumps({"message": message, "code": status}).encode(), "d0")
+    assert isinstance(error, EngineFailure)
+    assert error.has_failed_transfer is is_transfer
+
+
 def test_engine_answer_that_is_no_json() -> None:
     assert engine_error(502, b"<html>", "d0").http_status == 502
 

@@ -93,3 +93,16 @@ def test_another_engine_starts_closed():
         assert seen == [True, False]
 
     run(scenario)
+
+
+def test_transfers_that_fail_at_once_count_once():
+    async def scenario(breaker: Breaker, seen: list[bool]) -> None:
+        for _ in range(2):
+            for _ in range(32):  # all that were under way to a peer that ends
+                breaker.transfer_failed()
+            await asyncio.sleep(0.6)
+        assert not breaker.is_blocking
+        breaker.transfer_failed()
+        assert breaker.is_blocking
+
+    run(scenario)

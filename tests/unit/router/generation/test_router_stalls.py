@@ -140,6 +140,24 @@ def test_a_blocked_worker_is_probed(monkeypatch: pytest.MonkeyPatch):
     asyncio.run(scenario())
 
 
+def test_a_worker_whose_kv_transfers_fail_is_blocked(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(breaker, "_FIRST_REST_S", 600.0)
+    monkeypatch.setattr(breaker, "_APART_S", 0.0)
+
+    async def scenario() -> None:
+        async with running_cluster(2, 2) as cluster:
+            first, second = cluster.decode
+            message = "Decode transfer failed for request x request.bootstrap_room=1: y"
+            first.engine.behaviours = [answers(500, {"object": "error", "message": message, "code": 500})] * 9
+            for _ in range(5):  # each is tried elsewhere
+                assert (await cluster.post(prompt="Hi", adapter="a0"))[0] == 200
+            assert (len(first.engine.bodies), len(second.engine.bodies)) == (3, 5)
+            workers = (await cluster.admin("/ready"))[1]["workers"]
+            assert (workers[first.name]["ready"], workers[second.name]["ready"]) == (False, True)
+
+    asyncio.run(scenario())
+
+
 def test_failures_that_a_client_can_cause_block_nobody():
     async def scenario() -> None:
         async with running_cluster(0, 0, 1) as cluster:
