@@ -17,6 +17,9 @@ time.
 | HTTP server, detokenizer, KV thread | `hang_timeout_s` silent | twice that if still, four times if it computes |
 
 A suspected engine gets no requests until it shows progress. A hung one is restarted.
+
+The KV thread is the one that takes decode engines' messages. The threads that write KV are not watched: one that waits
+for a peer that has stopped looks like one that is stuck, and is no reason to restart this engine.
 """
 
 from __future__ import annotations
