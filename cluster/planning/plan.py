@@ -241,7 +241,7 @@ def _too_slow(speed: Speed, memory: EngineMemory, demand: Demand, role: str) -> 
     workload = demand.workload
     if memory.max_tokens < 2 * demand.tokens:
         return f"requests of {demand.tokens} tokens, and KV for {memory.max_tokens}"
-    step = speed.step_s(1, demand.mean_context)
+    step = demand.later_step_s or speed.step_s(1, demand.mean_context)
     if role != "prefill" and step > workload.tpot_s:
         return f"a token alone takes {step * 1000:.1f} ms, and --tpot is {workload.tpot_s * 1000:g} ms"
     alone = speed.prompt_alone_s(demand.new_tokens, demand.cached_tokens, workload.lora_share)

@@ -87,7 +87,7 @@ def prefill_pool(speed: Speed, memory: EngineMemory, demand: Demand) -> Pool | N
         return None
     cost, alone = _prompt_cost_s(speed, demand), _prompt_alone_s(speed, demand)
     spare = demand.workload.ttft_s - alone - demand.transfer_s - demand.later_step_s
-    most = _most_per_s(cost, demand.workload.length_cv, spare)
+    most = _most_per_s(MAX_BUSY / cost, lambda per_s: wait_s(per_s, cost, demand.workload.length_cv, IN_TIME) <= spare)
     if not most:
         return None
     number = math.ceil(demand.workload.requests_per_s / most)
@@ -123,18 +123,29 @@ def generating_pool(speed: Speed, memory: EngineMemory, demand: Demand, role: Ro
     most, limit = rate(batch), "KV memory would be full" if not fits(batch + 0.01) else "tokens would come too slowly"
     if not fits(batch + 0.01) and fitting == MAX_RUNNING:
         limit = f"an engine runs {MAX_RUNNING} requests"
+
+    def running(per_s: float) -> float:
+        return _largest(lambda size: rate(size) <= per_s, batch) or 0.0
+
+    def waits(per_s: float) -> float:
+        return 0.0 if role == "decode" else wait_s(per_s, cost, workload.length_cv, IN_TIME)
+
     if role == "unified":
-        spare = workload.ttft_s - alone - speed.step_s(batch, demand.mean_context)
-        reading = _most_per_s(cost, workload.length_cv, spare)
+        # Prompts stretch the step after the first token, too: both grow with the load.
+        reading = _most_per_s(
+            min(most, MAX_BUSY / cost),
+            lambda per_s: waits(per_s) + alone + tpot(running(per_s), per_s) <= workload.ttft_s,
+        )
         if not reading:
             return None
         if reading < most:
             most, limit = reading, "the first token would be late, or prompts keep it busy"
     number = math.ceil(workload.requests_per_s / most)
     each = workload.requests_per_s / number
-    mean = _largest(lambda size: rate(size) <= each, batch) or 0.0
-    waits = 0.0 if role == "decode" else wait_s(each, cost, workload.length_cv, IN_TIME)
-    return Pool(role, number, speed.tensor_parallel, memory, each, most, mean, tpot(mean, each), waits, alone, limit)
+    mean = running(each)
+    return Pool(
+        role, number, speed.tensor_parallel, memory, each, most, mean, tpot(mean, each), waits(each), alone, limit
+    )
 
 
 def _prompt_cost_s(speed: Speed, demand: Demand) -> float:
@@ -145,12 +156,9 @@ def _prompt_alone_s(speed: Speed, demand: Demand) -> float:
     return speed.prompt_alone_s(demand.new_tokens, demand.cached_tokens, demand.workload.lora_share)
 
 
-def _most_per_s(cost_s: float, cv: float, spare_s: float) -> float:
-    """Requests/s whose wait does not exceed the spare time; 0 if there is none."""
-    if spare_s <= 0:
-        return 0.0
-    highest = MAX_BUSY / cost_s
-    return highest * (_largest(lambda part: wait_s(part * highest, cost_s, cv, IN_TIME) <= spare_s, 1.0) or 0.0)
+def _most_per_s(highest: float, is_in_time: Callable[[float], bool]) -> float:
+    """The most requests/s up to `highest` that are in time; 0 if a hundredth of them is not."""
+    return highest * (_largest(lambda part: is_in_time(part * highest), 1.0) or 0.0)
 
 
 def _largest(holds: Callable[[float], bool], most: float) -> float | None:

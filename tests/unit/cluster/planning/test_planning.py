@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from collections.abc import Callable
@@ -102,6 +103,30 @@ def test_the_objectives_are_kept_and_one_worker_fewer_would_break_one(sizes, lay
     speed = Speed(model, GPUS["h200"], 1)
     waits = wait_s(50 / plan.holders.num_workers, speed.prompt_s(2000), 0.8, IN_TIME)
     assert waits == pytest.approx(plan.holders.wait_s)
+
+
+@pytest.mark.parametrize("layout", ["unified", "pairs"])
+def test_a_plan_keeps_the_objectives_or_there_is_none(sizes, layout: str):
+    """Of a unified worker both the wait for its turn and the step after it grow with its load."""
+    models = [(sizes(LLAMA_8B), "h200"), (sizes(LLAMA_70B), "h100-sxm"), (sizes(MIXTURE), "a100-80g")]
+    num_plans, reasons = 0, []
+    for (model, gpu), rate, prompt, generated, ttft, tpot, cv in itertools.product(
+        models, (2.0, 50.0), (200, 4000), (10, 1000), (0.15, 1.0), (0.03, 0.2), (0.0, 2.0)
+    ):
+        load = Workload(
+            requests_per_s=rate, prompt_tokens=prompt, generated_tokens=generated, ttft_s=ttft, tpot_s=tpot,
+            working_set=100, total_adapters=100, length_cv=cv,
+        )  # fmt: skip
+        try:
+            plan = planned(load, model, gpu, layouts=(layout,))
+        except ConfigError as error:
+            reasons.append(str(error))
+            continue
+        assert plan.ttft_s <= ttft, load
+        assert plan.generating.tpot_s <= tpot, load
+        num_plans += 1
+    assert all("--ttft is " in each or "--tpot is " in each for each in reasons)
+    assert min(num_plans, len(reasons)) > 10
 
 
 def test_faster_gpus_and_less_work_need_no_more_gpus(sizes):
