@@ -11,6 +11,7 @@ _EVICTIONS = 'prelude_worker_adapter_evictions_total{tier="host"}'
 _FAILED = "sglang:num_transfer_failed_reqs_total", "sglang:num_bootstrap_failed_reqs_total"
 _ENDS, _BEGINS = (f"prelude_certificate_{what}_timestamp_seconds" for what in ("expiry", "start"))
 _CERTIFICATE = "namespace, job, certificate"
+_ENGINE = "namespace, job, instance"  # an agent and its engine have one address
 
 
 def _rate(name: str, window: str, by: str = "namespace") -> str:
@@ -18,9 +19,16 @@ def _rate(name: str, window: str, by: str = "namespace") -> str:
 
 
 def _new_failures(name: str) -> str:
-    """Failures in ten minutes. SGLang's counter begins at its first failure, which `increase` would not see."""
-    now, before = (f"sum by (namespace, instance) ({name}{offset})" for offset in ("", " offset 10m"))
-    return f"({now} - ({before} or {now} * 0))"
+    """Failures in ten minutes, or since the first sample. SGLang's counter begins at its first failure.
+
+    `increase` would not see that one. An engine that answered ten minutes ago without the counter had no failures; of
+    one that was not seen then, the counter's least value says what is old.
+    """
+    now, before, least = (
+        f"sum by ({_ENGINE}) ({series})" for series in (name, f"{name} offset 10m", f"min_over_time({name}[10m])")
+    )
+    had_none = f"({now} * 0 and on ({_ENGINE}) (max by ({_ENGINE}) (up offset 10m) == 1))"
+    return f"({now} - ({before} or {had_none} or {least}))"
 
 
 def _expires(within: str, left: float) -> str:

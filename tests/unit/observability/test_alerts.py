@@ -69,8 +69,11 @@ HEALTHY = {
     'prelude_worker_adapter_evictions_total{namespace="n",worker="p0",role="prefill",tier="host"}': "0+1x{n}",
     'prelude_worker_adapter_evictions_total{namespace="n",worker="p0",role="prefill",tier="disk"}': "0+9x{n}",
     'prelude_engine_adapter_step_seconds_sum{namespace="n",instance="e0",step="fill"}': "0+0.6x{n}",
-    'sglang:num_transfer_failed_reqs_total{namespace="n",instance="e0",engine_type="prefill"}': "2x{n}",  # long ago
+    'sglang:num_transfer_failed_reqs_total{namespace="n",job="prelude-engines",instance="e0",engine_type="prefill"}': "2x{n}",  # long ago
     'up{namespace="n",job="n/prelude-router",instance="r0"}': "1x{n}",
+    'up{namespace="n",job="prelude-engines",instance="e0"}': "1x{n}",
+    'up{namespace="n",job="prelude-engines",instance="e1"}': "1x{n}",
+    'up{namespace="n",job="prelude-workers",instance="e1"}': "1x{n}",  # an engine's agent has the same address
     'up{namespace="n",job="something-else",instance="x0"}': "0x{n}",  # not ours
 }
 
@@ -91,6 +94,14 @@ def worker(name: str, more: str = "") -> str:
 
 def router(name: str, labels: str = "") -> str:
     return f'prelude_router_{name}{{namespace="n"{labels}}}'
+
+
+def failed(what: str, instance: str) -> str:
+    return f'sglang:num_{what}_failed_reqs_total{{namespace="n",job="prelude-engines",instance="{instance}"}}'
+
+
+def engine_up(instance: str) -> str:
+    return f'up{{namespace="n",job="prelude-engines",instance="{instance}"}}'
 
 
 _503 = router("requests_total", ',endpoint="chat",status="503"')
@@ -169,8 +180,10 @@ CASES: dict[str, list[Case]] = {
     ],
     "PreludeKvTransfersFail": [
         # SGLang's counters begin at the first failure; they stay up, the alert does not.
-        Case({'sglang:num_bootstrap_failed_reqs_total{namespace="n",instance="e0"}': "_x10 3x{n}"}, "15m", not_at="9m"),
-        Case({'sglang:num_transfer_failed_reqs_total{namespace="n",instance="e1"}': "_x10 5x{n}"}, "15m", not_at="30m"),
+        Case({failed("bootstrap", "e0"): "_x10 3x{n}"}, "15m", not_at="9m"),
+        Case({failed("transfer", "e1"): "_x10 5x{n}"}, "15m", not_at="30m"),
+        # After a gap, what has failed since.
+        Case({failed("transfer", "e1"): "5x10 stale _x14 5x5 9x{n}", engine_up("e1"): "1x10 0x15 1x{n}"}, "34m", not_at="31m"),
     ],
     "PreludeCatalogLags": [
         Case({router("catalog_staleness_seconds"): "0+60x{n}"}, "5m"),
@@ -244,6 +257,20 @@ def test_a_cluster_that_is_idle_or_new_is_silent(tmp_path: Path) -> None:
         _503: "0x15 1x{n}",
     }
     run_promtool(tmp_path, [promtool_test(series, {"20m": set(), "70m": set()}) for series in (idle, idle | few)])
+
+
+def test_old_failures_are_no_new_ones_after_a_gap(tmp_path: Path) -> None:
+    """Prometheus is new, was away, or did not reach the engine: there is no sample of ten minutes ago."""
+    tests = []
+    looks: dict[str, set[str]] = {at: set() for at in ("21m", "26m", "29m", "31m", "40m")}
+    for counts, ups in (
+        ("_x20 5x{n}", "_x20 1x{n}"),  # new
+        ("5x5 _x15 5x{n}", "1x5 _x15 1x{n}"),  # away
+        ("5x17 stale _x2 5x{n}", "1x17 0x3 1x{n}"),  # did not reach it, for too short a time for another alert
+    ):
+        for what in ("transfer", "bootstrap"):
+            tests.append(promtool_test(HEALTHY | {failed(what, "e1"): counts, engine_up("e1"): ups}, looks))
+    run_promtool(tmp_path, tests)
 
 
 def test_the_test_can_fail(tmp_path: Path) -> None:
