@@ -98,13 +98,13 @@ def _burns(objective: Objective, steps: tuple[tuple[float, str, str], ...]) -> s
 
 
 def _rates(objective: Objective, window: str) -> tuple[str, str]:
-    """Requests per second that miss the objective, and those that count, by namespace."""
+    """Requests per second that miss the objective, and those that count, by release."""
     if objective.name == "slow":
-        asked = f"sum by (namespace) (rate({_SLO}[{window}]))"
-        return f'{asked} - (sum by (namespace) (rate({_SLO}{{met="true"}}[{window}])) or {asked} * 0)', asked
-    asked = f'sum by (namespace) (rate({_REQUESTS}{{status!="499"}}[{window}]))'
-    failed = f'sum by (namespace) (rate({_REQUESTS}{{status=~"5.."}}[{window}]))'
-    broken = f'sum by (namespace) (rate({_STREAMS}{{code!="client_too_slow"}}[{window}]))'
+        asked = f"sum by (namespace, release) (rate({_SLO}[{window}]))"
+        return f'{asked} - (sum by (namespace, release) (rate({_SLO}{{met="true"}}[{window}])) or {asked} * 0)', asked
+    asked = f'sum by (namespace, release) (rate({_REQUESTS}{{status!="499"}}[{window}]))'
+    failed = f'sum by (namespace, release) (rate({_REQUESTS}{{status=~"5.."}}[{window}]))'
+    broken = f'sum by (namespace, release) (rate({_STREAMS}{{code!="client_too_slow"}}[{window}]))'
     return f"({failed} or {asked} * 0) + ({broken} or {asked} * 0)", asked
 
 

@@ -10,11 +10,11 @@ _FAILED_LOADS = f'{_LOADS}{{result!="ok"}}'
 _EVICTIONS = 'prelude_worker_adapter_evictions_total{tier="host"}'
 _FAILED = "sglang:num_transfer_failed_reqs_total", "sglang:num_bootstrap_failed_reqs_total"
 _ENDS, _BEGINS = (f"prelude_certificate_{what}_timestamp_seconds" for what in ("expiry", "start"))
-_CERTIFICATE = "namespace, job, certificate"
-_ENGINE = "namespace, job, instance"  # an agent and its engine have one address
+_CERTIFICATE = "namespace, release, job, certificate"
+_ENGINE = "namespace, release, job, instance"  # an agent and its engine have one address
 
 
-def _rate(name: str, window: str, by: str = "namespace") -> str:
+def _rate(name: str, window: str, by: str = "namespace, release") -> str:
     return f"sum by ({by}) (rate({name}[{window}]))"
 
 
@@ -40,14 +40,14 @@ def _expires(within: str, left: float) -> str:
 
 
 _EITHER_FAILS = f"({_new_failures(_FAILED[0])} >= 3) or ({_new_failures(_FAILED[1])} >= 3)"
-_PER_WORKER = "namespace, worker"
+_PER_WORKER = "namespace, release, worker"
 
 ALERTS = (
     Alert(
         "PreludeColdLoadStorm",
         "warning",
         f"({_rate(_COLD_LOADS, '5m')} / ({_rate(_LOADS, '5m')} + {_rate(_HITS, '5m')}) > 0.3)"
-        " and on (namespace) (sum by (namespace) (prelude_worker_adapter_load_waiters) >= 8)",
+        " and on (namespace, release) (sum by (namespace, release) (prelude_worker_adapter_load_waiters) >= 8)",
         "3m",
         "adapters-load-too-often",
         "Many requests wait for cold adapters",
@@ -58,7 +58,7 @@ ALERTS = (
         "PreludeAdapterLoadsFail",
         "warning",
         f"({_rate(_FAILED_LOADS, '10m')} / {_rate(_LOADS, '10m')} > 0.1)"
-        f" and on (namespace) ({_rate(_FAILED_LOADS, '10m')} * 600 > 5)",
+        f" and on (namespace, release) ({_rate(_FAILED_LOADS, '10m')} * 600 > 5)",
         "5m",
         "adapters-load-too-often",
         "Adapters cannot be loaded",
@@ -78,7 +78,7 @@ ALERTS = (
     Alert(
         "PreludeSlotThrash",
         "warning",
-        "sum by (namespace, instance) (rate(prelude_engine_adapter_step_seconds_sum[10m])) > 0.1",
+        "sum by (namespace, release, instance) (rate(prelude_engine_adapter_step_seconds_sum[10m])) > 0.1",
         "10m",
         "residency-thrashes",
         "An engine spends its time on swapping adapters",
@@ -96,7 +96,7 @@ ALERTS = (
     Alert(
         "PreludeCatalogLags",
         "warning",
-        "max by (namespace) (prelude_router_catalog_staleness_seconds) > 30",
+        "max by (namespace, release) (prelude_router_catalog_staleness_seconds) > 30",
         "2m",
         "catalog-lags",
         "Routers serve old names",
@@ -124,7 +124,7 @@ ALERTS = (
     Alert(
         "PreludeAuditEventsLost",
         "warning",
-        "sum by (namespace) (increase(prelude_router_audit_events_lost_total[15m])) > 0",
+        "sum by (namespace, release) (increase(prelude_router_audit_events_lost_total[15m])) > 0",
         "0m",
         "audit-events-are-lost",
         "The audit log has a hole",

@@ -5,14 +5,15 @@ from __future__ import annotations
 from observability.alerts.alert import Alert
 
 _PLACEABLE = "prelude_router_workers_placeable"
-_NONE = 'max by (namespace) ({}{{role="{}"}}) == 0'
+_WORKER = "namespace, release, worker, role"
+_NONE = 'max by (namespace, release) ({}{{role="{}"}}) == 0'
 
 ALERTS = (
     Alert(  # all that routers export is gone then, and what other alerts look at with it
         "PreludeNoRouters",
         "critical",
-        "count by (namespace) (prelude_worker_ready) unless on (namespace)"
-        " count by (namespace) (prelude_router_processes)",
+        "count by (namespace, release) (prelude_worker_ready) unless on (namespace, release)"
+        " count by (namespace, release) (prelude_router_processes)",
         "2m",
         "routers-are-missing",
         "No router answers",
@@ -21,7 +22,7 @@ ALERTS = (
     Alert(
         "PreludeNoWorkers",
         "critical",
-        f"({_NONE.format(_PLACEABLE, 'unified')}) and on (namespace) "
+        f"({_NONE.format(_PLACEABLE, 'unified')}) and on (namespace, release) "
         f"(({_NONE.format(_PLACEABLE, 'prefill')}) or ({_NONE.format(_PLACEABLE, 'decode')}))",
         "1m",
         "workers-are-missing",
@@ -31,7 +32,7 @@ ALERTS = (
     Alert(
         "PreludeWorkerLost",
         "warning",
-        'max by (namespace, role) (prelude_router_workers{state="lost"}) > 0',
+        'max by (namespace, release, role) (prelude_router_workers{state="lost"}) > 0',
         "5m",
         "workers-are-missing",
         "A worker's agent does not answer",
@@ -40,7 +41,7 @@ ALERTS = (
     Alert(  # not for an engine whose agent, at the same address, says that it is not ready: that has its own alert
         "PreludeTargetDown",
         "warning",
-        '(up{job=~".*prelude.*"} == 0) unless on (namespace, instance) (prelude_worker_ready == 0)',
+        '(up{job=~".*prelude.*"} == 0) unless on (namespace, release, instance) (prelude_worker_ready == 0)',
         "5m",
         "workers-are-missing",
         "A process does not answer Prometheus",
@@ -49,8 +50,8 @@ ALERTS = (
     Alert(
         "PreludeWorkerNotReady",
         "warning",
-        "max by (namespace, worker, role) (prelude_worker_ready) == 0"
-        " unless on (namespace, worker, role) (max by (namespace, worker, role) (prelude_worker_draining) == 1)",
+        f"max by ({_WORKER}) (prelude_worker_ready) == 0"
+        f" unless on ({_WORKER}) (max by ({_WORKER}) (prelude_worker_draining) == 1)",
         "15m",
         "workers-are-missing",
         "A worker does not become ready",
@@ -59,7 +60,7 @@ ALERTS = (
     Alert(
         "PreludeWorkerHung",
         "critical",
-        "max by (namespace, worker, role) (prelude_worker_hung) == 1",
+        f"max by ({_WORKER}) (prelude_worker_hung) == 1",
         "30s",
         "workers-hang-or-flap",
         "An engine shows no sign of life",
@@ -68,8 +69,8 @@ ALERTS = (
     Alert(
         "PreludeWorkerFlaps",
         "warning",
-        "max by (namespace, worker, role) (changes(prelude_worker_engine_restarts[30m])) >= 3"
-        " or max by (namespace, worker, role) (changes(prelude_worker_ready[30m])) >= 6",
+        f"max by ({_WORKER}) (changes(prelude_worker_engine_restarts[30m])) >= 3"
+        f" or max by ({_WORKER}) (changes(prelude_worker_ready[30m])) >= 6",
         "0m",
         "workers-hang-or-flap",
         "A worker comes and goes",
@@ -78,7 +79,7 @@ ALERTS = (
     Alert(
         "PreludePrefillQueueIsLong",
         "warning",
-        "sum by (namespace) (prelude_router_prefill_queue_seconds) > 5",
+        "sum by (namespace, release) (prelude_router_prefill_queue_seconds) > 5",
         "10m",
         "capacity-is-short",
         "Prompts wait to be read",
@@ -87,7 +88,7 @@ ALERTS = (
     Alert(
         "PreludeDecodeIsShort",
         "warning",
-        "max by (namespace) (prelude_router_decode_load_ratio) > 1.1",
+        "max by (namespace, release) (prelude_router_decode_load_ratio) > 1.1",
         "10m",
         "capacity-is-short",
         "Sequences wait for decode workers",
@@ -97,7 +98,7 @@ ALERTS = (
     Alert(
         "PreludeKvMemoryIsFull",
         "warning",
-        "max by (namespace) (prelude_router_decode_kv_used_ratio) > 0.95",
+        "max by (namespace, release) (prelude_router_decode_kv_used_ratio) > 0.95",
         "10m",
         "capacity-is-short",
         "KV memory is nearly full",

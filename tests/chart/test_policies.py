@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -211,22 +212,33 @@ def test_scalers_ask_for_metrics_that_routers_have():
 
 
 @pytest.mark.parametrize(
-    ("role", "query"),
+    ("role", "over", "metric"),
     [
-        ("prefill", 'sum(prelude_router_prefill_queue_seconds{namespace="ns"})'),
-        ("decode", 'max(prelude_router_decode_load_ratio{namespace="ns"})'),
+        ("prefill", "sum", "prelude_router_prefill_queue_seconds"),
+        ("decode", "max", "prelude_router_decode_load_ratio"),
     ],
 )
-def test_scalers_see_all_routers(role: str, query: str):
+def test_scalers_see_all_routers_of_their_release(role: str, over: str, metric: str):
     """As docs/placement.md says: each router has a part of the queue, and all of the load. So do alerts."""
-    keda = {"pools": {role: {"main": {"autoscaling": {"kind": "keda"}}}}}
-    scalers = of_kind(render(merged(scenario_values("rdma-2p6d"), keda)), "ScaledObject")
-    (scaler,) = [each for each in scalers if f"-{role}-" in each["metadata"]["name"]]
-    (trigger,) = scaler["spec"]["triggers"]
-    assert trigger["metadata"]["query"] == query
-    assert trigger["metadata"]["ignoreNullValues"] == "false"  # else KEDA takes routers that are gone for no load
-    over, _, metric = query.partition("{")[0].partition("(")
-    assert any(f"{over} by (namespace) ({metric})" in each.expression for each in alerts())
+    for kind, is_scraped in itertools.product(("keda", "hpa"), (True, False)):
+        changes = {"pools": {role: {"main": {"autoscaling": {"kind": kind}}}}}
+        changes["monitoring"] = {"podMonitor": {"enabled": is_scraped}}
+        scalers = render(merged(scenario_values("rdma-2p6d"), changes))
+        # Series have the release's label from the chart's monitors only.
+        labels = {"namespace": "ns"} | ({"release": "r"} if is_scraped else {})
+        if kind == "keda":
+            (scaler,) = [each for each in of_kind(scalers, "ScaledObject") if f"-{role}-" in each["metadata"]["name"]]
+            (trigger,) = scaler["spec"]["triggers"]
+            matchers = ",".join(f'{name}="{value}"' for name, value in labels.items())
+            assert trigger["metadata"]["query"] == f"{over}({metric}{{{matchers}}})"
+            # Else KEDA takes routers that are gone for no load.
+            assert trigger["metadata"]["ignoreNullValues"] == "false"
+        else:
+            hpas = of_kind(scalers, "HorizontalPodAutoscaler")
+            (scaler,) = [each for each in hpas if f"-{role}-main" in each["metadata"]["name"]]
+            (asked,) = scaler["spec"]["metrics"]
+            assert asked["external"]["metric"] == {"name": metric, "selector": {"matchLabels": labels}}
+    assert any(f"{over} by (namespace, release) ({metric})" in each.expression for each in alerts())
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS)

@@ -143,9 +143,10 @@ def test_jobs_have_names_that_alerts_and_dashboards_know():
     jobs = set()
     for monitor in of_kind(objects, "PodMonitor"):
         (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
-        (relabeling,) = endpoint["relabelings"]
-        assert relabeling["targetLabel"] == "job"
-        jobs.add(relabeling["replacement"])
+        labels = {each["targetLabel"]: each["replacement"] for each in endpoint["relabelings"]}
+        assert labels.pop("release") == "r"
+        jobs.add(labels.pop("job"))
+        assert labels == {}
     assert jobs == {"prelude-router", "prelude-workers", "prelude-engines"}  # those of docs/observability.md
     rules = yaml.safe_load((CHART / "files" / "rules.yaml").read_text())["groups"]
     queries = [rule["expr"] for group in rules for rule in group["rules"]]

@@ -183,7 +183,11 @@ CASES: dict[str, list[Case]] = {
         Case({failed("bootstrap", "e0"): "_x10 3x{n}"}, "15m", not_at="9m"),
         Case({failed("transfer", "e1"): "_x10 5x{n}"}, "15m", not_at="30m"),
         # After a gap, what has failed since.
-        Case({failed("transfer", "e1"): "5x10 stale _x14 5x5 9x{n}", engine_up("e1"): "1x10 0x15 1x{n}"}, "34m", not_at="31m"),
+        Case(
+            {failed("transfer", "e1"): "5x10 stale _x14 5x5 9x{n}", engine_up("e1"): "1x10 0x15 1x{n}"},
+            "34m",
+            not_at="31m",
+        ),
     ],
     "PreludeCatalogLags": [
         Case({router("catalog_staleness_seconds"): "0+60x{n}"}, "5m"),
@@ -271,6 +275,32 @@ def test_old_failures_are_no_new_ones_after_a_gap(tmp_path: Path) -> None:
         for what in ("transfer", "bootstrap"):
             tests.append(promtool_test(HEALTHY | {failed(what, "e1"): counts, engine_up("e1"): ups}, looks))
     run_promtool(tmp_path, tests)
+
+
+def test_another_release_of_a_namespace_hides_nothing(tmp_path: Path) -> None:
+    """One is well, and of the other no worker is left, or half of its answers fail."""
+
+    def other(series: str) -> str:
+        return series.replace('namespace="n"', 'namespace="n",release="other"')
+
+    gone = {other(name): "0x{n}" for name in HEALTHY if name.startswith("prelude_router_workers_placeable")}
+    no_router = {other(worker("ready")): "1x{n}"}
+    fails = {other(router("requests_total", f',endpoint="chat",status="{each}"')): "0+3x{n}" for each in (200, 500)}
+    burns = {"PreludeErrorBudgetBurnsFast", "PreludeErrorBudgetBurnsSlowly"}
+    run_promtool(
+        tmp_path,
+        [
+            promtool_test(HEALTHY | gone, {"10m": {"PreludeNoWorkers"}}),
+            promtool_test(HEALTHY | no_router, {"10m": {"PreludeNoRouters"}}),
+            promtool_test(HEALTHY | fails, {"1h30m": burns}),
+        ],
+    )
+
+
+def test_every_alert_says_of_which_release_it_is() -> None:
+    for alert in alerts():
+        for labels in re.findall(r"(?:by|on) \(([^)]*)\)", alert.expression):
+            assert {"namespace", "release"} <= set(labels.split(", ")), alert.name
 
 
 def test_the_test_can_fail(tmp_path: Path) -> None:
