@@ -113,7 +113,7 @@ def _worker(view: WorkerView, fleet: FleetState, loads: Iterable[Mapping[str, An
         "domain": view.domain,
         "sequences": sum(each[0] for each in placed),
         "queued_prompt_tokens": sum(each[1] for each in placed),
-        "queue_s": max((each[2] for each in placed), default=0.0),
+        "queue_s": sum(each[2] for each in placed),
         "prompt_tokens_per_s": load.tokens_per_s if view.role != "decode" else None,
         "kv_used": load.used_kv_tokens / load.max_kv_tokens if load.max_kv_tokens else None,
         "num_in_host_memory": len(view.residency.host),

@@ -176,12 +176,18 @@ def test_one_process_answers_for_all() -> None:
             console = _console_of(app)
             own = json.loads(console.own())
             request = {"request_id": "1", "sequences": []}
-            other = {**own, "tokens": 7, "loads": {"d0": [3, 0, 0.0]}, "requests": [request], "num_requests": 5}
+            loads = {"d0": [3, 0, 0.0], "p0": [3, 10_000, 2.0]}
+            other = {**own, "tokens": 7, "loads": loads, "requests": [request], "num_requests": 5}
             console._siblings = _TwoProcesses(json.dumps(other).encode())
+            load = console._backends.fleet.state.loads["p0"]
+            load.prompt_tokens, load.queue_s = 5000, 1.0
             state = await console._state()
             assert state["processes"].keys() == {"0", "1"}
             assert state["processes"]["0"]["tokens"] == 7
             assert worker(state, "d0")["sequences"] == 3
+            # A worker reads what all processes have placed there.
+            assert worker(state, "p0")["queued_prompt_tokens"] == 15_000
+            assert worker(state, "p0")["queue_s"] == 3.0
             assert state["num_requests"] == 5
             assert state["requests"] == [{**request, "process": 0}]
 
