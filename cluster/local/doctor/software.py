@@ -7,6 +7,7 @@ import json
 import platform
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from cluster.local.doctor.finding import Finding, error, ok, warning
@@ -16,7 +17,6 @@ from engine.pin import SGLANG_VERSION
 
 HOOKS_S = 240.0  # importing SGLang on a busy machine
 TRANSFER_S = 60.0
-_REINSTALL = "install the locked requirements again: `make setup`"
 _WRONG_PLUGIN_FILTER = "unset SGLANG_PLUGINS: it keeps Prelude's plugin out of SGLang"
 
 
@@ -32,7 +32,7 @@ def packages(host: Host) -> Iterator[Finding]:
     """SGLang at the pin, its plugin entry point, torch and NIXL. Imports none of them."""
     found = _version("sglang")
     if found != SGLANG_VERSION:
-        yield error(f"SGLang {found or 'is not installed'}; the hooks are verified for {SGLANG_VERSION}", _REINSTALL)
+        yield error(f"SGLang {found or 'is not installed'}; the hooks are verified for {SGLANG_VERSION}", _reinstall())
     else:
         yield ok(f"SGLang {found}, the pinned release")
     plugins = [each.value for each in importlib.metadata.entry_points(group="sglang.srt.plugins")]
@@ -43,7 +43,7 @@ def packages(host: Host) -> Iterator[Finding]:
         yield error(f"SGLANG_PLUGINS={chosen}", _WRONG_PLUGIN_FILTER)
     for name in ("torch", "nixl"):
         version = _version(name)
-        yield ok(f"{name} {version}") if version else error(f"{name} is not installed", _REINSTALL)
+        yield ok(f"{name} {version}") if version else error(f"{name} is not installed", _reinstall())
 
 
 # As an engine of this device imports SGLang, in a process of its own.
@@ -74,11 +74,11 @@ def hooks(host: Host, *, device: str) -> Iterator[Finding]:
     answer = next((line[7:] for line in output.splitlines() if line.startswith("LEDGER ")), "")
     if not answer:
         reason = output.strip().splitlines()[-1][:300] if output.strip() else f"exit status {status}"
-        yield error(f"the hooks cannot be compared with SGLang: {reason}", _REINSTALL)
+        yield error(f"the hooks cannot be compared with SGLang: {reason}", _reinstall())
         return
     count, wrong = json.loads(answer)
     if wrong:
-        yield error(f"{len(wrong)} of {count} hooks do not fit this SGLang: {', '.join(wrong[:8])}", _REINSTALL)
+        yield error(f"{len(wrong)} of {count} hooks do not fit this SGLang: {', '.join(wrong[:8])}", _reinstall())
     else:
         yield ok(f"all {count} hooks of {device} engines fit this SGLang")
 
@@ -93,7 +93,7 @@ def transfer(host: Host, *, bandwidth: bool, device: str) -> Iterator[Finding]:
     line = next((each[6:] for each in output.splitlines() if each.startswith("PROBE ")), "")
     if not line:
         reason = output.strip().splitlines()[-1][:300] if output.strip() else f"exit status {status}"
-        yield error(f"NIXL cannot move KV between two processes: {reason}", _REINSTALL)
+        yield error(f"NIXL cannot move KV between two processes: {reason}", _reinstall())
         return
     answer: dict[str, Any] = json.loads(line)
     transports = transports_in(output)
@@ -113,6 +113,12 @@ def transfer(host: Host, *, bandwidth: bool, device: str) -> Iterator[Finding]:
             f"KV between two processes: {moved:.2f} GB/s, {moved / copied:.2f} of a plain copy ({copied:.2f} GB/s), "
             f"{answer['mebibytes']} MiB, median of {answer['repeats']}, {answer['where']}"
         )
+
+
+def _reinstall() -> str:
+    """The remedy, for the environment that runs."""
+    target = "setup-gpu" if Path(sys.prefix).name == ".venv-gpu" else "setup"
+    return f"install the locked requirements again: `make {target}`"
 
 
 def _version(name: str) -> str:

@@ -239,6 +239,18 @@ def test_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     ]
 
 
+@pytest.mark.parametrize(("prefix", "target"), [(".venv", "setup"), (".venv-gpu", "setup-gpu"), ("other", "setup")])
+def test_the_remedy_is_for_the_environment_that_runs(
+    prefix: str, target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(sys, "prefix", str(tmp_path / prefix))
+    monkeypatch.setattr(software, "_version", lambda name: "")
+    hints = {each.remedy for each in software.packages(FakeHost(tmp_path)) if each.level is Level.ERROR}
+    hints |= {each.remedy for each in software.hooks(FakeHost(tmp_path), device="cuda")}
+    hints |= {each.remedy for each in software.transfer(FakeHost(tmp_path), bandwidth=False, device="cuda")}
+    assert hints == {f"install the locked requirements again: `make {target}`"}
+
+
 def test_hooks_that_do_not_fit(tmp_path: Path):
     def look(answer: tuple[int | None, str]) -> Finding:
         (found,) = software.hooks(FakeHost(tmp_path, {sys.executable: answer}), device="cpu")
