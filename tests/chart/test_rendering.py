@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -238,6 +239,16 @@ def test_notes_warn_of_what_is_open():
     warned = {name for name, text in notes.items() if "no network policy lets pods reach http" in text}
     assert warned == {"no-collector"}
     assert "helm -n ns test r" in notes["cpu-demo"]
+
+
+def test_notes_name_gpus_where_pods_get_some():
+    def pools(scenario: str, changes: dict[str, Any]) -> list[str]:
+        notes = texts(merged(scenario_values(scenario), changes))["prelude/templates/NOTES.txt"]
+        return re.findall(r"^  (?:prefill|decode|unified) .*$", notes, re.MULTILINE)
+
+    assert pools("cpu-demo", {}) == ["  decode main: 1 on CPUs", "  prefill main: 1 on CPUs"]
+    cuda = {"cluster": {"engine": {"device": "cuda"}}, "pools": {"decode": {"main": {"engine": {"device": "cpu"}}}}}
+    assert pools("cpu-demo", cuda) == ["  decode main: 1 on CPUs", "  prefill main: 1 x 1 GPUs"]
 
 
 def test_dashboards_and_rules_reach_the_cluster_as_they_are():
