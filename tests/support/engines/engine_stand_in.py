@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from aiohttp import web
+from support.routers.served_routes import kill
 
 from adapters.errors import AdapterMissing
 from adapters.packed import PackedRevision, read_packed
@@ -48,7 +49,7 @@ class EngineStandIn:
                 web.get("/v1/loads", self._loads),
             ]
         )
-        self._runner = web.AppRunner(app, shutdown_timeout=0)
+        self._runner = web.AppRunner(app, handler_cancellation=True)
         await self._runner.setup()
         site = web.TCPSite(self._runner, "127.0.0.1", self._port)
         await site.start()
@@ -61,7 +62,7 @@ class EngineStandIn:
         """Simulate a kill: it holds nothing afterwards."""
         assert self._runner is not None
         self.is_up = False
-        await self._runner.cleanup()
+        await kill(self._runner)
         self.held.clear()
         self.in_use.clear()
 

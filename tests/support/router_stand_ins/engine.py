@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from aiohttp import web
+from support.routers.served_routes import kill
 
 WORDS = ("Hello", " wide", " world")
 NUM_PROMPT_TOKENS = 7
@@ -54,7 +55,7 @@ class EngineStandIn:
         app.router.add_post("/v1/tokenize", self.tokenize)
         app.router.add_post("/v1/detokenize", self.detokenize)
         app.router.add_post("/abort_request", self.abort)
-        self.runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0)
+        self.runner = web.AppRunner(app, handler_cancellation=True)
         await self.runner.setup()
         site = web.TCPSite(self.runner, "127.0.0.1", port, ssl_context=self.tls)
         await site.start()
@@ -68,10 +69,10 @@ class EngineStandIn:
         return await handler(request)
 
     async def stop(self) -> None:
-        """Close all connections at once, as a killed process does."""
+        """End as a killed process does: streams in flight are cut."""
         if self.runner is not None:
             runner, self.runner = self.runner, None
-            await runner.cleanup()
+            await kill(runner)
 
     async def abort(self, request: web.Request) -> web.Response:
         rid = (await request.json())["rid"]

@@ -69,7 +69,10 @@ HEALTHY = {
     'prelude_worker_adapter_evictions_total{namespace="n",worker="p0",role="prefill",tier="host"}': "0+1x{n}",
     'prelude_worker_adapter_evictions_total{namespace="n",worker="p0",role="prefill",tier="disk"}': "0+9x{n}",
     'prelude_engine_adapter_step_seconds_sum{namespace="n",instance="e0",step="fill"}': "0+0.6x{n}",
-    'sglang:num_transfer_failed_reqs_total{namespace="n",job="prelude-engines",instance="e0",engine_type="prefill"}': "2x{n}",  # long ago
+    # Long ago.
+    'sglang:num_transfer_failed_reqs_total{namespace="n",job="prelude-engines",instance="e0",engine_type="prefill"}': (
+        "2x{n}"
+    ),
     'up{namespace="n",job="n/prelude-router",instance="r0"}': "1x{n}",
     'up{namespace="n",job="prelude-engines",instance="e0"}': "1x{n}",
     'up{namespace="n",job="prelude-engines",instance="e1"}': "1x{n}",

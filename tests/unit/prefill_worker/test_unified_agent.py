@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from aiohttp import web
+from support.routers.served_routes import kill
 
 from cluster.config.schema import ClusterConfig
 from cluster.control import control_pb2 as pb
@@ -59,7 +60,7 @@ async def running_agent(config: ClusterConfig, scratch: Path, engine: EngineStan
     """The agent's tasks without a supervisor, whose part the tests play."""
     app = web.Application()
     app.add_routes([web.post("/v1/completions", engine.complete), web.post("/abort_request", engine.abort)])
-    runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0)
+    runner = web.AppRunner(app, handler_cancellation=True)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)
     await site.start()
@@ -76,7 +77,7 @@ async def running_agent(config: ClusterConfig, scratch: Path, engine: EngineStan
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await agent.engine.aclose()
-        await runner.cleanup()
+        await kill(runner)
 
 
 def engine_is(agent: UnifiedAgent, status: EngineStatus, incarnation: str = "") -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 import grpc
 import pytest
 from aiohttp import web
+from support.routers.served_routes import kill
 
 from cluster.agent import worker_agent
 from cluster.config.schema import ClusterConfig
@@ -67,7 +68,7 @@ async def draining_agent(
     agent = DecodeAgent(with_ports(ClusterConfig.model_validate(data)), "d", folder / "scratch")
     engine, app = Engine(), web.Application()
     app.add_routes([web.get("/v1/loads", engine.loads)])
-    runner = web.AppRunner(app, shutdown_timeout=0)
+    runner = web.AppRunner(app, handler_cancellation=True)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)
     await site.start()
@@ -82,7 +83,7 @@ async def draining_agent(
             readiness.cancel()
             await asyncio.gather(readiness, return_exceptions=True)
             await agent.engine.aclose()
-            await runner.cleanup()
+            await kill(runner)
 
 
 def engine_is(agent: DecodeAgent, status: EngineStatus, incarnation: str = "") -> None:

@@ -3,32 +3,40 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
-from support.router_stand_ins import eventually
+from aiohttp import web
+from support.router_stand_ins import EngineStandIn, WorkerStandIn, eventually
 from support.routers.finding_router import FoundByKubernetes, kubernetes_router
+
+CUT = 0
 
 
 @asynccontextmanager
 async def load_on(found: FoundByKubernetes) -> AsyncIterator[list[int]]:
-    """Four clients that call without a pause; the statuses of their requests, 0 for a stream that broke."""
+    """Twelve clients that call without a pause; the statuses of their requests, CUT for a stream that was cut."""
     statuses: list[int] = []
 
     async def client(number: int) -> None:
         while True:
             adapter = {"adapter": "a0"} if number % 2 else {}
-            if number < 2:
+            if number < 6:
                 statuses.append((await found.cluster.post(prompt=f"{number}", **adapter))[0])
             else:
                 events = await found.cluster.stream(prompt=f"{number}", **adapter)
                 is_whole = events[-1] == b"[DONE]" and b'"error"' not in b"".join(events)
-                statuses.append(200 if is_whole else 0)
+                if not is_whole:
+                    assert len(events) > 1
+                    assert json.loads(events[-1])["error"]["code"] == "worker_lost"
+                statuses.append(200 if is_whole else CUT)
 
-    clients = [asyncio.create_task(client(number)) for number in range(4)]
+    clients = [asyncio.create_task(client(number)) for number in range(12)]
     try:
         yield statuses
     finally:
@@ -38,10 +46,35 @@ async def load_on(found: FoundByKubernetes) -> AsyncIterator[list[int]]:
     assert all(isinstance(each, asyncio.CancelledError) for each in ended), ended
 
 
-async def more(statuses: list[int], count: int = 8) -> None:
+async def more(statuses: list[int], count: int = 24) -> None:
     """Wait for so many more answers."""
     until = len(statuses) + count
     await eventually(lambda: asyncio.sleep(0, len(statuses)), lambda now: now >= until, 30)
+
+
+async def crash(found: FoundByKubernetes, worker: WorkerStandIn) -> tuple[int, int]:
+    """While it has a stream that has begun and a request without a byte: how many streams it cuts, from and to."""
+    held: set[bool] = set()
+
+    async def holds(engine: EngineStandIn, fields: dict[str, Any], request: web.Request) -> None:
+        is_stream = fields.get("stream", False)
+        if is_stream in held:
+            return
+        held.add(is_stream)
+        if is_stream:
+            await engine.stream(fields, request, 2)
+        await asyncio.sleep(3600)
+
+    worker.engine.behaviours = [holds] * 10_000
+
+    async def phases() -> list[str]:
+        sequences = [each["sequences"][0] for each in (await found.cluster.admin("/debug/requests"))[1]["requests"]]
+        return [each["phase"] for each in sequences if each["decode"] == worker.name]
+
+    await eventually(phases, lambda now: len(held) == 2 and {"relaying", "waiting_first_event"} <= {*now}, 60)
+    num_running = worker.engine.num_running
+    await asyncio.wait_for(worker.stop(), 10)
+    return 1, num_running - 1
 
 
 class Outage:
@@ -60,8 +93,10 @@ class Outage:
 
 
 @pytest.mark.slow
-def test_a_scripted_fleet_loses_no_request(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Scale up, drain, a crash, 410, an outage of 60 s."""
+def test_a_scripted_fleet_loses_no_request_but_the_streams_of_a_crash(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Scale up, drain, a crash, 410, an outage of 60 s. Others answer what had no byte yet when its worker crashed."""
     caplog.set_level(logging.WARNING)
     outage = Outage()
 
@@ -90,7 +125,7 @@ def test_a_scripted_fleet_loses_no_request(tmp_path: Path, caplog: pytest.LogCap
                 assert b'"error"' not in b"".join(await running)
 
                 # u1 crashes. Its slice stays, as the API server does not know yet.
-                await u[1].stop()
+                cut = [await crash(found, u[1])]
                 await more(statuses)
                 await found.api.terminate("unified", u[1].address)
                 await found.has("u2", "u3", within_s=60)
@@ -110,12 +145,13 @@ def test_a_scripted_fleet_loses_no_request(tmp_path: Path, caplog: pytest.LogCap
                 found.api.is_down = True
                 found.api.cut()
                 await found.publish(u[3], u[4], u[5])
-                await u[3].stop()
-                await more(statuses, 16)
+                cut.append(await crash(found, u[3]))
+                await more(statuses, 48)
                 await eventually(lambda: asyncio.sleep(0, outage.now_s), lambda now: now > outage.until_s, 30)
                 await found.has("u4", "u5", unready=["u3"], within_s=60)
                 await more(statuses)
-            assert set(statuses) == {200}
+            assert {*statuses} == {200, CUT}
+            assert sum(least for least, _ in cut) <= statuses.count(CUT) <= sum(most for _, most in cut)
 
     asyncio.run(scenario())
     assert "workers cannot be looked up; keeping those that are known" in caplog.messages

@@ -236,9 +236,22 @@ class TestFailuresAfterTheFirstEvent:
 
         asyncio.run(scenario())
 
+    def test_decode_dies(self) -> None:
+        async def scenario() -> None:
+            async with running_cluster() as cluster:
+                cluster.decode[0].engine.behaviours = [stops_after(2)]
+                streaming = asyncio.create_task(cluster.stream(prompt="Hi"))
+                await eventually(lambda: cluster.admin("/debug/requests"), has_phase("relaying"))
+                await asyncio.wait_for(cluster.decode[0].engine.stop(), 10)  # before its agent notices
+                events = await asyncio.wait_for(streaming, 30)
+                assert json.loads(events[-1])["error"]["code"] == "worker_lost"
+
+        asyncio.run(scenario())
+
     def test_prefill_may_die_once_decode_speaks(self) -> None:
         async def scenario() -> None:
             async with running_cluster() as cluster:
+                cluster.prefill[0].engine.behaviours = [after(3600)]
                 cluster.decode[0].engine.event_gap_s = 0.1
                 streaming = asyncio.create_task(cluster.stream(prompt="Hi"))
                 await eventually(lambda: cluster.admin("/debug/requests"), has_phase("relaying"))
