@@ -34,6 +34,7 @@ EXCEPTIONS: dict[tuple[str, str, str], str] = {
     ("mutable image tag", "cpu-demo", ""): "a tag of a release; an installation that must repeat gives digests",
     ("mutable image tag", "h100-node", ""): "as above",
     ("mutable image tag", "unified-secret", ""): "as above",
+    ("token of the API server", "kubernetes-discovery", ""): "what finds workers watches EndpointSlices",
     ("no limit of CPU", "", ""): "a throttled scheduler loop stalls every stream; requests share the processors out",
 }
 
@@ -118,7 +119,8 @@ class TestObjects:
     def test_nothing_may_use_the_api_server(self, scenario: str):
         """Discovery by DNS needs no rights, so there are no roles, and no pod has a token."""
         kinds = {each["kind"] for each in rendered(scenario)}
-        assert not kinds & {"Role", "ClusterRole", "RoleBinding", "ClusterRoleBinding"}
+        rights = {"Role", "RoleBinding"} if scenario == "kubernetes-discovery" else set()
+        assert kinds & {"Role", "ClusterRole", "RoleBinding", "ClusterRoleBinding"} == rights
         for account in of_kind(rendered(scenario), "ServiceAccount"):
             assert account["automountServiceAccountToken"] is False
 
@@ -145,7 +147,8 @@ class TestObjects:
         labels = {f"{name} {found['app.kubernetes.io/component']}": found for name, _, found in pods(objects)}
         for each in of_kind(objects, "Deployment", "StatefulSet", "PodDisruptionBudget"):
             matched = [name for name, found in labels.items() if selects(each["spec"]["selector"], found)]
-            whole = each["kind"] == "PodDisruptionBudget" and scenario == "two-node-decode" and "decode" in str(matched)
+            spans_nodes = scenario in ("two-node-decode", "kubernetes-discovery")
+            whole = each["kind"] == "PodDisruptionBudget" and spans_nodes and "decode" in str(matched)
             assert len(matched) == (2 if whole else 1), each["metadata"]["name"]  # all nodes of a worker, together
         for each in of_kind(objects, "Service"):
             assert any(selects(each["spec"]["selector"], found) for found in labels.values())
