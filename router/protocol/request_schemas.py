@@ -99,7 +99,9 @@ def request_schemas(limits: Limits) -> dict[str, Schema]:
         "messages": messages,
         "add_special_tokens": BOOLEAN,
     }
-    one_input = [{"required": ["prompt"]}, {"required": ["messages"]}]
+    one_input = [
+        {"required": [name], "properties": {name: {"not": {"type": "null"}}}} for name in ("prompt", "messages")
+    ]
     most = {**tokens, "maxItems": limits.context_length}
     detokenize = {
         **named,
