@@ -27,12 +27,11 @@ async def kill(runner: web.AppRunner) -> None:
     """End a server as the kernel ends a killed process's: all connections close at once, answers in flight are cut.
 
     `cleanup` alone lets handlers finish first, with a shutdown_timeout of 0 for however long that takes. The runner
-    needs `handler_cancellation`.
+    needs `handler_cancellation`. One that has ended stays so.
     """
     for site in runner.sites:
         await site.stop()
-    assert runner.server is not None
-    for connection in runner.server.connections:
+    for connection in runner.server.connections if runner.server is not None else ():
         if connection.transport is not None:
             connection.transport.abort()
     await runner.cleanup()
