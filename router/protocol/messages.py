@@ -216,7 +216,7 @@ def must_call(fields: Fields) -> bool:
             raise InvalidField(f"{name} must be {expected} (found {choice[:40]!r})", param=name)
         return choice == "required"
     choice = decoded(fields, name, _ToolChoice, expected)
-    if choice.type != "function" or len(choice.function.name) > MAX_NAME_BYTES:
+    if choice.type != "function" or not 0 < len(choice.function.name) <= MAX_NAME_BYTES:
         raise InvalidField(f"{name} must be {expected}", param=name)
     return True
 

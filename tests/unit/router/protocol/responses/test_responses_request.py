@@ -155,6 +155,7 @@ REFUSED = {
     "tools[0].parameters must be a JSON schema": {"tools": [{"type": "function", "name": "f", "parameters": "x"}]},
     "tool_choice.type 'allowed_tools'": {"tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": []}},
     "tool_choice must be one of": {"tool_choice": "sometimes"},
+    "tool_choice must be one of auto": {"tool_choice": {"type": "function", "name": ""}},
     "max_output_tokens must be an integer from 1": {"max_output_tokens": 0},
     "text.format.type must be one of": {"text": {"format": {"type": "grammar"}}},
     "text.format of type json_schema needs": {"text": {"format": {"type": "json_schema", "name": "n"}}},
