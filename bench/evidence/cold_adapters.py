@@ -14,7 +14,7 @@ from bench.evidence.cells import (
 _COLD = result("cold-load-cpu.json")
 _COLD_SLOW_STORE = result("cold-load-cpu-slow-store.json")
 _COLD_H200 = result("cold-load-h200.json")
-_SLOTS_H200 = result("slots-h200-llama-3.1-8b-rank16.json")
+_SLOTS = {"H200": result("slots-h200-llama-3.1-8b-rank16.json"), "H100": result("slots-h100-llama-3.1-8b-rank16.json")}
 _PIONEER_H200 = result("matrix-pioneer-h200-llama-3.1-8b.json")
 _HOST_MEMORY_H200 = result("host-memory-h200-llama-3.1-8b-rank16.json")
 _CATALOGS = {"SQLite": result("catalog-sqlite.json")}
@@ -75,17 +75,17 @@ def pioneer_h200() -> str:
     return markdown(("requests/s (/ none) · TTFT p50 · within 500 and 50 ms", *systems), rows)
 
 
-def slots_h200() -> str:
-    settings = _SLOTS_H200.document["settings"]
+def slots() -> str:
     rows = [
         (
-            f"{row['adapters']} adapters, {settings['slots']} slots",
+            f"{gpu}: {row['adapters']} adapters, {file.document['settings']['slots']} slots",
             f"{row['requests_per_s']:.1f}",
             f"{row['first_token_p50_ms']:.0f} ms",
             f"{row['first_token_p95_ms']:.0f} ms",
             f"{row['fills']:.0f}",
         )
-        for row in _SLOTS_H200.document["medians"]
+        for gpu, file in _SLOTS.items()
+        for row in file.document["medians"]
     ]
     return markdown(("medians of two loads", "requests/s", "TTFT p50", "TTFT p95", "slot fills"), rows)
 

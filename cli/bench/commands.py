@@ -195,6 +195,16 @@ def add_commands(commands: Any) -> None:
     placement.add_argument("--quick", action="store_true", help="a smoke test: one small scenario")
     _add_json(placement)
     placement.set_defaults(run=_placement)
+    text = "A pair without requests: what its processes take of the cores, and the time to the next first token."
+    idle = benchmarks.add_parser("idle", help=text, description=text)
+    idle.add_argument("--seconds", type=float, help="duration without requests; default: 20")
+    idle.add_argument("--requests", type=positive, help="after a pause, and as many without; default: 30")
+    idle.add_argument("--prompt-tokens", type=positive, help="default: 512")
+    idle.add_argument("--model", choices=MODELS, help="model dimensions; default: tiny")
+    idle.add_argument("--quick", action="store_true", help="a smoke test: two seconds, three requests")
+    _add_engine_options(idle)
+    _add_json(idle)
+    idle.set_defaults(run=_idle)
     text = "More adapters than slots: TTFT and requests/s of one engine that swaps adapters into prefill batches."
     slots = benchmarks.add_parser("slots", help=text, description=text)
     slots.add_argument("--adapters", type=_numbers, help="numbers of adapters in use; default: 8,32")
@@ -302,6 +312,14 @@ def _placement(arguments: argparse.Namespace) -> None:
         arguments.json,
         _say,
     )
+
+
+@_failure_ends
+def _idle(arguments: argparse.Namespace) -> None:
+    from bench import idle_pair
+
+    options = _with_given(idle_pair.QUICK if arguments.quick else idle_pair.Options(), arguments)
+    idle_pair.run(options, recorded_command(), arguments.json, _say)
 
 
 @_failure_ends

@@ -25,6 +25,7 @@ RUNS = {
     "chaos": ("bench.chaos:run",),
     "soak": ("bench.soak:run",),
     "placement": ("bench.placement:run",),
+    "idle": ("bench.idle_pair:run",),
     "slots": ("bench.slot_swaps:run",),
     "load": ("bench.load.run:run", "bench.load.run:run_sweep", "bench.load.run:run_compare"),
     "load-capacity": ("bench.load_capacity:run",),

@@ -20,7 +20,9 @@ def test_there_and_back(prefix: str) -> None:
             _, answer, _ = await cluster.post(f"{prefix}/tokenize", prompt=["a b", "c"], add_special_tokens=False)
             assert answer["tokens"] == [[0, 1], [0]]
             messages = [{"role": "user", "content": "a b"}]
-            _, answer, _ = await cluster.post(f"{prefix}/tokenize", messages=messages, prompt=None, model=None, tools=None)
+            _, answer, _ = await cluster.post(
+                f"{prefix}/tokenize", messages=messages, prompt=None, model=None, tools=None
+            )
             assert answer["tokens"] == [0, 1]
             for tokens, text in (([5, 6], "w5 w6"), ([[5], [6]], ["w5", "w6"])):
                 status, answer, _ = await cluster.post(f"{prefix}/detokenize", tokens=tokens)
