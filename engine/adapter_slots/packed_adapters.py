@@ -21,6 +21,7 @@ from adapters.model.base_model import BaseModel
 from adapters.model.serving import EXPERTS_NOT_SERVED
 from adapters.packed import PACKED_NAME, PackedMetadata, kept_directory, read_packed
 from adapters.packed.fused_layout import PARTS_OF
+from engine.adapter_slots.fill_stream import FillStream
 from engine.adapter_slots.kept_files import KeptFiles
 from engine.adapter_slots.reft import ReftFactors
 from engine.adapter_slots.slot_images import Region, SlotFiller, SlotImage
@@ -70,8 +71,9 @@ class PackedLoader:
         modules = {module for module, _, _ in buffers}
         widths = sum(len(PARTS_OF[module]) * base.shape_of(module)[1] + base.shape_of(module)[0] for module in modules)
         self.filler = SlotFiller(self._buffers, base.num_layers * max_rank * widths)
-        # Page-locking takes milliseconds per adapter, so a thread does it. Until then copies to the GPU are slow.
         device = self._buffers[0].device
+        self.stream = FillStream(device)
+        # Page-locking takes milliseconds per adapter, so a thread does it. Until then copies to the GPU are slow.
         self._on_gpu = device.type == "cuda"
         self._page_locker = (
             ThreadPoolExecutor(1, "page-lock", torch.cuda.set_device, (device,)) if self._on_gpu else None
@@ -121,7 +123,7 @@ class PackedLoader:
         )
 
     def note_filled(self, adapter: PackedAdapter) -> None:
-        """Call it after the adapter's copies to a slot were given to the device's current stream."""
+        """Call it after the adapter's copies to a slot were given to the current stream."""
         if adapter.filled is not None:
             adapter.filled.record()
 

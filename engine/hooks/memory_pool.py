@@ -10,7 +10,7 @@ from engine.hooks.reft import add_reft_to_layers
 
 # Options under which the hooks would read stale or foreign metadata.
 _UNSUPPORTED = {
-    "enable_lora_overlap_loading": "slots are filled in order with the batches that read them",
+    "enable_lora_overlap_loading": "slots are filled on a stream of their own already, for the next batch",
     "enable_dp_attention": "batches without tokens bypass the hooks",
     "max_loaded_loras": "the engine would evict adapters on its own, and the agent would not know",
     "speculative_algorithm": "the hooks do not tell verified draft tokens from prompt and answer",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from engine.hooks.reft import fill_reft_slot
@@ -41,28 +43,47 @@ def unload(original, manager, lora_ref):
 
 def fill_slot(original, pool, uid, buffer_id, lora_adapter, *args, **kwargs) -> None:
     """Fill a slot's LoRA and ReFT factors from an adapter's mapped file."""
-    with timed("fill"):
+    loader = getattr(pool, "prelude_packed", None)
+    if loader is None:  # SGLang constructs the pool and fills a slot for the base model
+        original(pool, uid, buffer_id, lora_adapter, *args, **kwargs)
+        return
+    with timed("fill"), loader.stream.writing(buffer_id):
         if lora_adapter is None:  # the base model
             original(pool, uid, buffer_id, lora_adapter, *args, **kwargs)
         else:
-            pool.prelude_packed.filler.fill(buffer_id, lora_adapter.image)
+            loader.filler.fill(buffer_id, lora_adapter.image)
         fill_reft_slot(pool, buffer_id, lora_adapter)
         if lora_adapter is not None:
-            pool.prelude_packed.note_filled(lora_adapter)
+            loader.note_filled(lora_adapter)
 
 
 def clear_slot(original, pool, slot: int) -> None:
     """Zero an unloaded adapter's slot in grouped steps: SGLang takes one per matrix, hundreds of them."""
     loader = getattr(pool, "prelude_packed", None)
+    if loader is None:
+        original(pool, slot)
+        return
     others = (
         pool.embedding_A_buffer, pool.embedding_B_buffer,
         pool.lm_head_A_buffer, pool.lm_head_B_buffer, pool.new_embeddings_buffer,
     )  # fmt: skip
-    if loader is None or any(others):
-        original(pool, slot)
-    else:
-        with timed("clear"):
+    with timed("clear"), loader.stream.writing(slot):
+        if any(others):
+            original(pool, slot)
+        else:
             loader.filler.clear(slot)
+
+
+@contextmanager
+def fills_of_a_batch(pool, adapters: Collection[str | None]) -> Iterator[None]:
+    """Around SGLang's fills for a batch that reads the slots of `adapters`, before the batch is launched."""
+    loader = getattr(pool, "prelude_packed", None)
+    if loader is None:  # SGLang constructs the pool
+        yield
+        return
+    loader.stream.begin_batch()
+    yield
+    loader.stream.end_fills(pool.uid_to_buffer_id[adapter] for adapter in adapters)
 
 
 def make_packed_loader(manager) -> None:

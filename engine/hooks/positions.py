@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from engine.adapter_slots.positions import Segment, Span, segments_of
+from engine.hooks.packed import fills_of_a_batch
 from engine.hooks.reft import begin_batch, end_batch
 
 # The batch's segments while SGLang builds a forward batch, which calls the LoRA manager; None in captures and dry runs.
@@ -90,11 +91,12 @@ def _segments_of(manager, batch) -> tuple[Segment, ...]:
 
 def fetch_only_adapters_in_use(original, manager, new_loras, running_loras=frozenset()):
     """Fill slots with the adapters of the batch's segments; none for a batch of base tokens."""
-    if _segments is None:
+    if _segments is not None:
+        new_loras = {segment.adapter for segment in _segments}
+        if not any(new_loras):
+            return None
+    with fills_of_a_batch(manager.memory_pool, new_loras):
         return original(manager, new_loras, running_loras)
-    if any(segment.adapter is not None for segment in _segments):
-        return original(manager, {segment.adapter for segment in _segments}, running_loras)
-    return None
 
 
 def prepare_segments(original, manager, forward_batch):

@@ -1,7 +1,8 @@
-"""Unloading packed adapters, with the calls that SGLang's manager makes."""
+"""Loading, filling and unloading packed adapters, with the calls that SGLang's manager and pool make."""
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from types import SimpleNamespace
 
 import pytest
@@ -37,6 +38,25 @@ def test_memory_is_given_back_once_the_adapter_is_gone(success: bool):
     assert manager.given_back == (["a's mapping"] if success else [])
 
 
+class Fills:
+    """Notes what is written where, and which batch waits."""
+
+    def __init__(self) -> None:
+        self.seen: list[object] = []
+
+    def begin_batch(self) -> None:
+        self.seen.append("begin")
+
+    @contextmanager
+    def writing(self, slot: int):
+        self.seen.append(("writing", slot))
+        yield
+        self.seen.append(("written", slot))
+
+    def end_fills(self, slots) -> None:
+        self.seen.append(("end", set(slots)))
+
+
 class Pool:
     """The parts of SGLang's memory pool that the hook uses."""
 
@@ -44,7 +64,7 @@ class Pool:
         self.cleared: list[tuple[str, int]] = []
         if has_loader:
             filler = SimpleNamespace(clear=lambda slot: self.cleared.append(("at once", slot)))
-            self.prelude_packed = SimpleNamespace(filler=filler)
+            self.prelude_packed = SimpleNamespace(filler=filler, stream=Fills())
         self.embedding_A_buffer = {"embed_tokens": object()} if has_embeddings else {}
         self.embedding_B_buffer = self.lm_head_A_buffer = self.lm_head_B_buffer = self.new_embeddings_buffer = {}
 
@@ -58,3 +78,29 @@ def test_a_slot_is_cleared_at_once_where_that_clears_all_of_it(has_loader: bool,
     pool = Pool(has_loader=has_loader, has_embeddings=has_embeddings)
     packed.clear_slot(lambda _, slot: pool.cleared.append(("by SGLang", slot)), pool, 3)
     assert pool.cleared == [(how, 3)]
+    if has_loader:
+        assert pool.prelude_packed.stream.seen == [("writing", 3), ("written", 3)]
+
+
+def test_the_base_models_slot_is_written_on_the_same_stream():
+    fills, seen = Fills(), []
+    pool = SimpleNamespace(prelude_packed=SimpleNamespace(stream=fills))
+    packed.fill_slot(lambda _pool, *args: seen.append((*args, *fills.seen)), pool, None, 2, None)
+    assert seen == [(None, 2, None, ("writing", 2))]
+
+
+def test_a_batch_waits_for_the_fills_of_its_slots():
+    fills = Fills()
+    pool = SimpleNamespace(prelude_packed=SimpleNamespace(stream=fills), uid_to_buffer_id={})
+    with packed.fills_of_a_batch(pool, {"a", None}):
+        pool.uid_to_buffer_id |= {"a": 4, None: 1, "b": 2}
+        fills.seen.append("SGLang fills")
+    assert fills.seen == ["begin", "SGLang fills", ("end", {4, 1})]
+
+
+def test_sglang_fills_slots_while_it_constructs_its_pool():
+    seen = []
+    pool = SimpleNamespace()
+    with packed.fills_of_a_batch(pool, {None}):
+        packed.fill_slot(lambda _pool, *args: seen.append(args), pool, None, 0, None)
+    assert seen == [(None, 0, None)]

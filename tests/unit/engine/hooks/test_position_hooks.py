@@ -144,7 +144,7 @@ def test_slots_are_filled_for_segments_only(monkeypatch):
 
     for segments in ((positions.Segment(None, 3),), (positions.Segment("a", 2), positions.Segment(None, 1))):
         monkeypatch.setattr(positions, "_segments", segments)
-        positions.fetch_only_adapters_in_use(fetch, None, {"a", "b", None})
+        positions.fetch_only_adapters_in_use(fetch, SimpleNamespace(memory_pool=None), {"a", "b", None})
     assert fetched == [{"a", None}]  # nothing for the batch of base tokens
 
 
