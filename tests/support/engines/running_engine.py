@@ -24,6 +24,7 @@ from process.free_ports import free_port
 # On a GPU machine: PRELUDE_TEST_DEVICE=cuda, and what its engines need beyond the tests' settings.
 DEVICE = os.environ.get("PRELUDE_TEST_DEVICE", "cpu")
 EXTRA_ARGUMENTS = tuple(os.environ.get("PRELUDE_TEST_ENGINE_ARGUMENTS", "").split())
+TENSOR_PARALLEL = int(os.environ.get("PRELUDE_TEST_TENSOR_PARALLEL", "1"))  # of engines whose test names no size
 MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 START_TIMEOUT_S = 240.0
 
@@ -65,7 +66,7 @@ def engine_spec(role: str, model: Path, scratch: Path, **changes) -> EngineSpec:
         max_running_requests=32,
         chunked_prefill_tokens=64,
         context_length=2048,
-        tensor_parallel=1,
+        tensor_parallel=TENSOR_PARALLEL,
         tool_call_parser=None,
         reasoning_parser=None,
         adapters=AdapterSlots(4, 64, MODULES),
