@@ -29,7 +29,7 @@ from bench.measuring.output import growing_json, require_folders
 from bench.measuring.quantile import quantile
 from bench.options import DTYPE, Shape
 from bench.options import Options as EngineOptions
-from bench.systems.adapter_set import prepare_adapters
+from bench.systems.adapter_set import adapters_folder, prepare_adapters
 from bench.systems.engines import engine_spec, load_adapters, running_engine
 from bench.systems.models import write_model
 from bench.workloads.lengths import FixedLengths
@@ -104,13 +104,14 @@ async def _measure_all(
     progress("Creating the model and the adapters.")
     await asyncio.to_thread(write_model, options.model, folder / "model", options.device, options.engine_arguments)
     base = BaseModel.read(folder / "model")
-    adapters = await asyncio.to_thread(
-        prepare_adapters, "lora", options.lora_rank, most, base, DTYPE, folder / "adapters", frozenset({"serving"})
-    )
-    progress("Starting the engine.")
     slots = AdapterSlots(options.slots, options.lora_rank, MODULES)
     spec = engine_spec("unified", folder / "model", slots, _engine_options(options), folder / "engine")
     async with contextlib.AsyncExitStack() as stack:
+        kept = stack.enter_context(adapters_folder(options.device, folder))
+        adapters = await asyncio.to_thread(
+            prepare_adapters, "lora", options.lora_rank, most, base, DTYPE, kept, frozenset({"serving"})
+        )
+        progress("Starting the engine.")
         timeout = aiohttp.ClientTimeout(total=_REQUEST_TIMEOUT_S)
         connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=1.0)
         session = await stack.enter_async_context(aiohttp.ClientSession(timeout=timeout, connector=connector))

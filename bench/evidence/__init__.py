@@ -10,7 +10,7 @@ import re
 import sys
 from collections.abc import Callable
 
-from bench.evidence import adapter_tax, cold_adapters, failures, request_path, simulated, training
+from bench.evidence import adapter_tax, cold_adapters, failures, pairs, request_path, simulated, training
 from bench.evidence.cells import RESULTS, ROOT, wrapped
 from bench.matrix.report import published
 from bench.measuring.result_file import ResultFile
@@ -69,6 +69,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "cold-loads": cold_adapters.cold_loads,
     "pioneer-h200": cold_adapters.pioneer_h200,
     "slots": cold_adapters.slots,
+    "pair-goodput": pairs.goodput,
+    "pair-first-tokens": pairs.first_tokens,
     "host-memory-h200": cold_adapters.host_memory_h200,
     "catalog": cold_adapters.catalog,
     "placement": request_path.placement_scenarios,

@@ -22,7 +22,9 @@ _LLAMA_BEFORE = result("adapter-tax-h200-llama-3.1-8b-rank16-before.json")
 _LLAMA_SGLANG_KERNELS = result("adapter-tax-h200-llama-3.1-8b-rank16-sglang-kernels.json")
 _LLAMA_RANK1 = result("adapter-tax-h200-llama-3.1-8b-rank1-n512.json")
 _QWEN = result("adapter-tax-h200-qwen2.5-0.5b-rank16.json")
-_LONG_PROMPTS = result("adapter-tax-h100-llama-3.1-8b-prompt2048.json")
+_LONG_PROMPTS_SEPARATE = result("adapter-tax-h100-llama-3.1-8b-prompt2048.json")
+_LONG_PROMPTS_LORA = result("adapter-tax-h100-llama-3.1-8b-prompt2048-lora.json")
+_LONG_PROMPTS_DIREFT = result("adapter-tax-h100-llama-3.1-8b-prompt2048-direft.json")
 _TINY = result("adapter-tax-cpu.json")
 _CPU_COUNTS = (1, 8, 32, 64)
 
@@ -109,20 +111,24 @@ def h200_history() -> str:
 
 
 def long_prompts() -> str:
-    """Each load of a run that was cut short: it has two loads of each system instead of three."""
-    names = {"none": "no adapters", "unified_lora": "Prelude, LoRA rank 16"}
-    repeats = [each for each in _LONG_PROMPTS.document["repeats"] if each["adapters"]]
+    """The first run was cut short: it has two loads of each system instead of three."""
+    runs = (
+        ("LoRA rank 16, separate expand step", _LONG_PROMPTS_SEPARATE, "unified_lora", "c/a"),
+        ("LoRA rank 16, gate's and up's joined with SiLU", _LONG_PROMPTS_LORA, "unified_lora", "c/a"),
+        ("DiReFT rank 8", _LONG_PROMPTS_DIREFT, "unified_direft", "d/a"),
+    )
     rows = [
         (
             name,
-            *(f"{each['requests_per_s']:.2f}" for each in sorted(repeats, key=lambda each: each["repeat"])
-              if each["system"] == system),
-            "" if system == "none" else fixed(_LONG_PROMPTS.document["ratios"]["c/a"]["32"], 2),
-            "" if system == "none" else "0.97",
+            f"`{file.commit}`",
+            *rates(file, "none", (32,)),
+            *rates(file, system, (32,)),
+            *texts([file.document["ratios"][ratio]["32"]]),
+            "0.97",
         )
-        for system, name in names.items()
-    ]  # fmt: skip
-    return markdown(("8B, 32 adapters, requests/s", "first load", "second load", "ratio", "goal"), rows)
+        for name, file, system, ratio in runs
+    ]
+    return markdown(("8B, 32 adapters, requests/s", "commit", "no adapters", "with adapters", "ratio", "goal"), rows)
 
 
 def cpu_requests() -> str:

@@ -19,7 +19,7 @@ from bench.errors import SystemFailed
 from bench.load.options import Endpoint, Engine, Prefill
 from bench.matrix.options import PAIRS, Options
 from bench.options import DTYPE, Shape
-from bench.systems.adapter_set import PreparedAdapter, prepare_adapters
+from bench.systems.adapter_set import PreparedAdapter, adapters_folder, prepare_adapters
 from bench.systems.engines import HOST, engine_spec, load_adapters, running_engine
 from bench.systems.models import write_model
 from bench.systems.systems import SERVED_MODEL, CalledSystem, System
@@ -63,7 +63,7 @@ class Starter:
         adapters: list[PreparedAdapter] = []
         forms = frozenset(form for name in options.systems if (form := self._form_for(name)))
         if forms:
-            count, folder = options.max_adapters, self.folder / "adapters"
+            count, folder = options.max_adapters, self.stack.enter_context(adapters_folder(options.device, self.folder))
             try:
                 adapters = await asyncio.to_thread(
                     prepare_adapters, "lora", options.lora_rank, count, base, DTYPE, folder, forms

@@ -13,7 +13,7 @@ from adapters.model.base_model import MODULES, BaseModel
 from bench.errors import SystemFailed
 from bench.load.options import Endpoint, Engine, Prefill
 from bench.options import DTYPE, Options
-from bench.systems.adapter_set import PreparedAdapter, prepare_adapters
+from bench.systems.adapter_set import PreparedAdapter, adapters_folder, prepare_adapters
 from bench.systems.engines import HOST, engine_spec, load_adapters, running_engine
 from bench.systems.models import write_model
 from bench.systems.systems import SERVED_MODEL, CalledSystem, System
@@ -43,8 +43,9 @@ class Starter:
         await asyncio.to_thread(write_model, options.model, self._model, options.device, options.engine_arguments)
         base = BaseModel.read(self._model)
         adapters: dict[str, list[PreparedAdapter]] = {}
+        folder = self.stack.enter_context(adapters_folder(options.device, self.folder))
         for kind in sorted({_KINDS[name] for name in self.options.systems if name in _KINDS}):
-            count, folder = max(self.options.adapters), self.folder / "adapters"
+            count = max(self.options.adapters)
             forms = frozenset(self._form_for(name) for name in self.options.systems if _KINDS.get(name) == kind)
             try:
                 adapters[kind] = await asyncio.to_thread(

@@ -17,9 +17,9 @@ import torch
 import triton
 import triton.language as tl
 
-_BLOCK_N = 64
-_BLOCKS_PER_PROGRAM = 8  # of BLOCK_N columns: they share one read of x
-_NUM_WARPS = 4
+_BLOCK_N = 32
+_BLOCKS_PER_PROGRAM = 4  # of BLOCK_N columns: they share one read of x
+_NUM_WARPS = 8
 _LARGEST_BLOCK_K = 32
 
 
