@@ -25,6 +25,10 @@ class ReadingRate:
         self._tokens = max(self._tokens, self._busy_s)
         self.s_per_token = self._busy_s / self._tokens if self._tokens else 0.0
 
+    def blended(self, busy_s: float, s_per_token: float, share: float) -> float:
+        """The rate with one more observation, of `busy_s` at `s_per_token`, and `share` of the weight of its own."""
+        return (share * self._busy_s + busy_s) / (share * self._tokens + busy_s / s_per_token)
+
 
 class ReportedReading:
     """Seconds per prompt token that is not in the prefix cache, by the counts in an engine's reports."""

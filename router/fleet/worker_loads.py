@@ -8,8 +8,15 @@ from collections.abc import Callable, Iterator, Mapping
 from router.fleet.queues import NO_QUEUES, Queues
 from router.fleet.reading_rate import ReadingRate, ReportedReading
 
-_INITIAL_TOKENS_PER_S = 5000.0
-_INITIAL_BUSY_S = 0.5  # weight of the initial rate, as seconds of observation
+_INITIAL_TOKENS_PER_S = 5000.0  # until any worker has read a prompt
+_INITIAL_BUSY_S = 0.02  # weight of that, as seconds of observation
+_FLEETS_BUSY_S = 0.5  # weight of the fleet's rate in a worker's
+_HALF_LIFE_S = 30.0  # of what a worker was seen to do, once it reads nothing
+# Equal workers seem to differ by as much. If that counted, all prompts for an idle fleet would go to the one that lately
+# seemed the fastest; if it does not, homes decide.
+_ALIKE = 0.2
+_LONGEST = 4.0  # of an observation in the fleet's rate, as a multiple of what was expected
+_NEWS = 0.05  # relative change of the fleet's rate from which on workers get it
 _MAX_ROUTERS = 256
 _WEIGHT_OF_NEWEST = 0.1  # of prompts' sizes
 # What reports say of other routers' prompts is up to 0.2 s old, and all routers act on it at once: counted in full, the
@@ -22,9 +29,12 @@ class WorkerLoad:
 
     __slots__ = (
         "_busy_since",
+        "_fleets_s_per_token",
         "_mean_prompt_tokens",
         "_num_reading",
-        "_rate",
+        "_on_reading",
+        "_own_rate",
+        "_seen_at",
         "max_kv_tokens",
         "num_at_engine",
         "num_routers",
@@ -46,7 +56,13 @@ class WorkerLoad:
         "wait_s",
     )
 
-    def __init__(self, on_change: Callable[[], None] | None = None) -> None:
+    def __init__(
+        self,
+        on_change: Callable[[], None] | None = None,
+        on_reading: Callable[[float, float], None] | None = None,
+    ) -> None:
+        """`on_reading` is called with each observation: seconds, tokens."""
+        self._on_reading = on_reading
         self.on_change = on_change  # called when a prompt was read, or a sequence has ended
         self.num_sequences = 0  # of this router, in flight at the worker
         self.num_at_engine = 0  # of them, those whose prompt its engine has or has read
@@ -69,7 +85,9 @@ class WorkerLoad:
         self._mean_prompt_tokens = 0.0  # of this router's
         self._num_reading = 0
         self._busy_since = 0.0
-        self._rate = ReadingRate(_INITIAL_BUSY_S, _INITIAL_TOKENS_PER_S * _INITIAL_BUSY_S)
+        self._own_rate = ReadingRate()
+        self._seen_at = 0.0
+        self._fleets_s_per_token = self.s_per_token
 
     @property
     def tokens_per_s(self) -> float:
@@ -110,7 +128,7 @@ class WorkerLoad:
         num_others = self._num_others(num_unread, queues.requests) if self.num_routers > 1 else 0
         self.others_tokens = _OTHERS_WEIGHT * num_others * self._mean_prompt_tokens
         self.reported_reading.report(now, read_tokens, reading_us)
-        self._count()
+        self._estimate(now)
 
     def _num_others(self, num_unread: int, num_requests: int) -> float:
         """How many of an engine's unread prompts are other routers'.
@@ -132,12 +150,26 @@ class WorkerLoad:
         if not tokens:  # the others' time goes on; a time with nothing read says nothing
             return
         busy_s, self._busy_since = now - self._busy_since, now
-        self.observe_reading(busy_s, tokens)
+        self.observe_reading(now, busy_s, tokens)
 
-    def observe_reading(self, busy_s: float, tokens: int) -> None:
+    def observe_reading(self, now: float, busy_s: float, tokens: int) -> None:
         """Learn how fast the worker reads. `tokens` include those that it found in its prefix cache."""
-        self._rate.observe(busy_s, tokens)
-        self.s_per_token = self._rate.s_per_token
+        self._own_rate.observe(busy_s, tokens)
+        self._seen_at = now
+        self._estimate(now)
+        if self._on_reading is not None:
+            self._on_reading(busy_s, tokens)
+
+    def expect_reading(self, now: float, s_per_token: float) -> None:
+        """Take it for as fast as the fleet, as far as it is not known better."""
+        self._fleets_s_per_token = s_per_token
+        self._estimate(now)
+
+    def _estimate(self, now: float) -> None:
+        share = 0.5 ** ((now - self._seen_at) / _HALF_LIFE_S) if self._own_rate.s_per_token else 1.0
+        fleets = self._fleets_s_per_token
+        own = self._own_rate.blended(_FLEETS_BUSY_S, fleets, share)
+        self.s_per_token = fleets if abs(own - fleets) <= _ALIKE * fleets else own
         self._count()
 
     def add_prompt(self, tokens: int) -> None:
@@ -155,17 +187,24 @@ class WorkerLoad:
 
 
 class WorkerLoads(Mapping[str, WorkerLoad]):
-    """The loads by worker name. An unknown worker has no load."""
+    """The loads by worker name. An unknown worker has no load.
+
+    A worker that this router has not lately seen read is taken for as fast as the others: were it thought slower, no
+    prompt would go there while others are idle, and it would not be seen again.
+    """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._loads: dict[str, WorkerLoad] = {}
+        self._fleets_rate = ReadingRate(_INITIAL_BUSY_S, _INITIAL_TOKENS_PER_S * _INITIAL_BUSY_S)
+        self._expected = self._fleets_rate.s_per_token  # as the workers have it
         self.clock = clock
         self.on_change: Callable[[], None] | None = None  # of each load; set it before there are any
 
     def __getitem__(self, worker: str) -> WorkerLoad:
         load = self._loads.get(worker)
         if load is None:
-            load = self._loads[worker] = WorkerLoad(self.on_change)
+            load = self._loads[worker] = WorkerLoad(self.on_change, self._observed)
+            load.expect_reading(self.clock(), self._expected)
         return load
 
     def __iter__(self) -> Iterator[str]:
@@ -211,6 +250,15 @@ class WorkerLoads(Mapping[str, WorkerLoad]):
         else:
             on_idle()
         return load
+
+    def _observed(self, busy_s: float, tokens: float) -> None:
+        # One that is compiling kernels must not make all others look slow.
+        self._fleets_rate.observe(min(busy_s, _LONGEST * self._expected * tokens), tokens)
+        s_per_token = self._fleets_rate.s_per_token
+        if abs(s_per_token - self._expected) > _NEWS * self._expected:
+            self._expected, now = s_per_token, self.clock()
+            for load in self._loads.values():
+                load.expect_reading(now, s_per_token)
 
     def hold(self, worker: str, *, prompt_tokens: int = 0, kv_tokens: int = 0, revision_id: str | None = None) -> Hold:
         """Count one more sequence at a worker until the hold is released."""
@@ -262,7 +310,8 @@ class Hold:
         """Learn from an answer's counts, where `read_ended` does not. The engine's reports say how fast it reads."""
         s_per_token = self._load.reported_reading.s_per_token
         if not self._is_seen and s_per_token:
-            self._load.observe_reading((prompt_tokens - cached_tokens) * s_per_token, prompt_tokens)
+            busy_s = (prompt_tokens - cached_tokens) * s_per_token
+            self._load.observe_reading(self._clock(), busy_s, prompt_tokens)
 
     def read_ended(self, *, was_read: bool = True) -> None:
         """The engine has read the prompt, or given it up. Idempotent."""

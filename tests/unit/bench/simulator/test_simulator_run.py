@@ -177,6 +177,18 @@ def test_memory_begins_with_the_popular_adapters() -> None:
     assert simulate(warm).num_loads < 0.5 * simulate(cold).num_loads
 
 
+@pytest.mark.parametrize("requests_per_s", [0.5, 5.0, 50.0])
+@pytest.mark.parametrize("pools", [Pools(unified=2), Pools(unified=8), Pools(prefill=4, decode=4)], ids=str)
+def test_an_idle_fleet_uses_all_its_workers(pools: Pools, requests_per_s: float) -> None:
+    """From an empty memory and without queues: adapters spread over equal workers, as their homes do."""
+    traffic = Traffic(requests_per_s, 1000 / requests_per_s, num_adapters=200, zipf=0.0, prompt_tokens=600)
+    run, _ = finished(Scenario(CURVES, pools, traffic, host_adapters=250, is_warm=False))
+    readers = [worker for worker in run.workers.values() if worker.role != "decode"]
+    adapters = [worker.memory.num_loads for worker in readers]
+    assert sum(adapters) >= 190
+    assert min(adapters) > 0.5 * sum(adapters) / len(readers), adapters
+
+
 def test_decode_workers_read_short_prompts_for_the_base_model() -> None:
     base = replace(TRAFFIC, num_adapters=0, prompt_tokens=200, length_cv=0.0)
     scenario = replace(SCENARIOS["pairs"], traffic=base)

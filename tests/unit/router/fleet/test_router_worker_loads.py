@@ -54,6 +54,47 @@ def test_the_rate_follows_what_was_read_while_it_was_busy(loads: WorkerLoads, cl
     assert loads["p0"].queue_s == waiting.expected_read_s == pytest.approx(2, rel=0.1)
 
 
+def read_prompt(loads: WorkerLoads, clock: Clock, worker: str, seconds: float) -> None:
+    """500 tokens."""
+    hold = loads.hold(worker, prompt_tokens=500)
+    hold.read_begins()
+    clock.now += seconds
+    hold.read_ended()
+    hold.release()
+
+
+def test_a_worker_that_was_not_seen_is_taken_for_as_fast_as_the_others(loads: WorkerLoads, clock: Clock) -> None:
+    """Else an idle fleet's prompts would all go to the first worker that was seen."""
+    assert loads["p1"].tokens_per_s == 5000
+    for _ in range(20):
+        read_prompt(loads, clock, "p0", 0.02)
+    assert loads["p0"].tokens_per_s == pytest.approx(25_000, rel=0.1)
+    for later in ("p1", "p2"):
+        assert loads[later].tokens_per_s == pytest.approx(25_000, rel=0.1)
+
+
+def test_a_worker_that_was_slow_once_is_tried_again(loads: WorkerLoads, clock: Clock) -> None:
+    """An engine compiles kernels for its first prompts."""
+    for _ in range(50):
+        read_prompt(loads, clock, "p0", 0.02)
+    read_prompt(loads, clock, "p1", 20)
+    assert loads["p1"].tokens_per_s < 1000
+    for _ in range(10):
+        clock.now += 60
+        loads.report("p1", used_kv_tokens=0, max_kv_tokens=0)
+        for _ in range(20):
+            read_prompt(loads, clock, "p0", 0.02)
+    assert loads["p1"].tokens_per_s == pytest.approx(loads["p0"].tokens_per_s, rel=0.2)
+
+
+def test_a_slow_worker_is_known_for_slow(loads: WorkerLoads, clock: Clock) -> None:
+    for _ in range(50):
+        read_prompt(loads, clock, "p0", 0.02)
+        read_prompt(loads, clock, "p1", 0.1)
+    assert loads["p1"].tokens_per_s == pytest.approx(5000, rel=0.2)
+    assert loads["p0"].tokens_per_s == pytest.approx(25_000, rel=0.4)
+
+
 def test_prompts_read_side_by_side_share_the_time(loads: WorkerLoads, clock: Clock) -> None:
     for _ in range(100):
         holds = [loads.hold("p0", prompt_tokens=500) for _ in range(4)]
