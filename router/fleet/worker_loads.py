@@ -12,8 +12,8 @@ _INITIAL_TOKENS_PER_S = 5000.0  # until any worker has read a prompt
 _INITIAL_BUSY_S = 0.02  # weight of that, as seconds of observation
 _FLEETS_BUSY_S = 0.5  # weight of the fleet's rate in a worker's
 _HALF_LIFE_S = 30.0  # of what a worker was seen to do, once it reads nothing
-# Equal workers seem to differ by as much. If that counted, all prompts for an idle fleet would go to the one that lately
-# seemed the fastest; if it does not, homes decide.
+# Equal workers seem to differ by as much. If that counted, all prompts for an idle fleet would go to the one that
+# lately seemed the fastest; if it does not, homes decide.
 _ALIKE = 0.2
 _LONGEST = 4.0  # of an observation in the fleet's rate, as a multiple of what was expected
 _NEWS = 0.05  # relative change of the fleet's rate from which on workers get it
