@@ -117,6 +117,18 @@ def test_the_time_of_a_prompt_is_the_measured_one(tmp_path: Path):
     assert speed.prompt_s(128) * 1000 == pytest.approx(cells["LoRA, Prelude's kernel"], rel=0.03)
 
 
+def test_a_pair_on_another_gpu(tmp_path: Path):
+    """Two H100, prompts of 2048 tokens: nothing of that is in the coefficients."""
+    h100 = Speed(speed_of(tmp_path, result(UNIFIED_8B)["settings"]).sizes, GPUS["h100-sxm"], 1, Coefficients())
+    probes = result("sweep-h100x2-pair")["probes"]
+    served = max(probe["summary"]["requests_per_s"] for probe in probes)  # more were asked for
+    assert 1 / h100.prompt_s(2048) == pytest.approx(served, rel=0.10)
+    for probe in probes:
+        tpot_s = probe["summary"]["tpot_ms"]["mean"] / 1000
+        running = probe["summary"]["requests_per_s"] * 128 * tpot_s
+        assert h100.step_s(running, 2048 + 64) == pytest.approx(tpot_s, rel=0.15)
+
+
 def test_waits_are_those_of_the_simulated_fleet():
     """bench/results/placement.json: 64 workers of 8,000 tokens/s, 700 requests/s of 500 tokens, 0.2 s for a cold load.
 
