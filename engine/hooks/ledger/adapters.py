@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from engine.hooks import gate_up, lora_kernels, memory_pool, packed, reft, updates, uses
+from engine.hooks import lora_kernels, memory_pool, packed, reft, updates, uses
 from engine.hooks.hook import Hook, HookGroup, HookKind, Platform
 from engine.hooks.ledger.roles import ADAPTER_ROLES
 
@@ -181,7 +181,7 @@ GROUPS: tuple[HookGroup, ...] = (
             Hook(
                 name="llama_joins_expand_and_activation",
                 target="sglang.srt.models.llama.LlamaMLP.forward",
-                fn=gate_up.join_expand_and_activation,
+                fn=lora_kernels.join_expand_and_activation,
                 roles=ADAPTER_ROLES,
                 platform=Platform.GPU,
                 source_sha256="682b54dac399f5fe5c53d30c889c015f002322a7873d69b59e2d437b7b22b7b1",
@@ -190,7 +190,7 @@ GROUPS: tuple[HookGroup, ...] = (
             Hook(
                 name="qwen_joins_expand_and_activation",
                 target="sglang.srt.models.qwen2.Qwen2MLP.forward",
-                fn=gate_up.join_expand_and_activation,
+                fn=lora_kernels.join_expand_and_activation,
                 roles=ADAPTER_ROLES,
                 platform=Platform.GPU,
                 source_sha256="b99edb0cd1b78f7a6d0f8f0288b919441f38a7671007b5638a7d8fbf16c2343f",
@@ -199,7 +199,7 @@ GROUPS: tuple[HookGroup, ...] = (
             Hook(
                 name="gate_and_up_leave_their_expand_step",
                 target="sglang.srt.lora.layers.MergedColumnParallelLinearWithLoRA.apply_lora",
-                fn=gate_up.leave_expand_to_activation,
+                fn=lora_kernels.leave_expand_to_activation,
                 roles=ADAPTER_ROLES,
                 platform=Platform.GPU,
                 source_sha256="db3bf5064bc126a47b0b39b28098f6c29fad5f4e89f04910da1f3530d2566e47",
@@ -208,7 +208,7 @@ GROUPS: tuple[HookGroup, ...] = (
             Hook(
                 name="silu_expands_what_was_left",
                 target="sglang.srt.layers.activation.SiluAndMul.forward_cuda",
-                fn=gate_up.expand_in_activation,
+                fn=lora_kernels.expand_in_activation,
                 roles=ADAPTER_ROLES,
                 platform=Platform.GPU,
                 source_sha256="bb5451a8d8e00e29ada2df89f7c3a3664f4514e8eda851e7480ff1077465f995",

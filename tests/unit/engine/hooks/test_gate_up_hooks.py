@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from engine.hooks import gate_up
+from engine.hooks import lora_kernels
 from engine.hooks.ledger import hooks_for
 
 
@@ -19,7 +19,7 @@ class Activation:
         self._forward_method = self.forward_cuda
 
     def forward_cuda(self, x):
-        return gate_up.expand_in_activation(lambda _self, x: ("activated", x), self, x)
+        return lora_kernels.expand_in_activation(lambda _self, x: ("activated", x), self, x)
 
     def forward_native(self, x):
         return ("activated natively", x)
@@ -44,7 +44,7 @@ class Projection:
         return base_output
 
     def __call__(self, x):
-        return gate_up.leave_expand_to_activation(self._expand, self, self.base_output, x)
+        return lora_kernels.leave_expand_to_activation(self._expand, self, self.base_output, x)
 
 
 class Mlp:
@@ -55,7 +55,7 @@ class Mlp:
         return self.act_fn(self.gate_up_proj(x))
 
     def __call__(self, x):
-        return gate_up.join_expand_and_activation(type(self).forward, self, x)
+        return lora_kernels.join_expand_and_activation(type(self).forward, self, x)
 
 
 @pytest.fixture
@@ -117,15 +117,15 @@ def test_a_batch_without_adapters_runs_as_in_sglang(joined):
 def test_a_left_step_that_nobody_runs_is_an_error(joined):
     mlp = Mlp(Projection())
     with pytest.raises(RuntimeError, match="an adapter was not applied"):
-        gate_up.join_expand_and_activation(lambda mlp, x: mlp.gate_up_proj(x), mlp, "x")
+        lora_kernels.join_expand_and_activation(lambda mlp, x: mlp.gate_up_proj(x), mlp, "x")
     with pytest.raises(RuntimeError, match="an adapter was not applied"):
-        gate_up.join_expand_and_activation(lambda mlp, x: mlp.act_fn(mlp.gate_up_proj(x).clone()), mlp, "x")
+        lora_kernels.join_expand_and_activation(lambda mlp, x: mlp.act_fn(mlp.gate_up_proj(x).clone()), mlp, "x")
     assert mlp("x") == "activated with the adapter"  # nothing is left of the errors
 
 
 def test_only_gpu_engines_with_adapters_have_the_hooks():
     def has_them(role: str, device: str) -> bool:
-        return gate_up.expand_in_activation in {hook.fn for hook in hooks_for(role, device)}
+        return lora_kernels.expand_in_activation in {hook.fn for hook in hooks_for(role, device)}
 
     assert has_them("unified", "cuda")
     assert has_them("prefill", "cuda")
