@@ -13,6 +13,8 @@ import pytest
 
 from cli.main import _parser, main
 
+pytestmark = pytest.mark.slow
+
 # The functions that a command hands its options to; the first one called counts.
 RUNS = {
     "adapter-tax": ("bench.adapter_tax:run",),

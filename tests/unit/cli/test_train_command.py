@@ -30,6 +30,8 @@ from training.trainable.adapter import TrainableAdapter
 from training.trainable.files import write_adapter
 from training.trainable.spec import AdapterSpec
 
+pytestmark = pytest.mark.slow
+
 FEW = ("--max-steps", "2", "--batch-size", "4", "--row-tokens", "256", "--rank", "4", "--device", "cpu")
 
 

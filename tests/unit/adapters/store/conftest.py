@@ -6,7 +6,7 @@ from support.adapters.s3_server import BUCKET
 from adapters.store import AdapterStore, open_store
 
 
-@pytest.fixture(params=["folder", "s3"])
+@pytest.fixture(params=["folder", pytest.param("s3", marks=pytest.mark.slow)])
 def store(request, tmp_path) -> AdapterStore:
     """An empty store."""
     if request.param == "folder":

@@ -31,6 +31,8 @@ from bench.workloads.workload import Stream
 from cli.bench.recorded import recorded_command
 from cli.main import _parser, main
 
+pytestmark = pytest.mark.slow
+
 HANG_GUARD_S = 60.0
 
 

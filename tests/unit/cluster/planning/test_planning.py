@@ -105,6 +105,7 @@ def test_the_objectives_are_kept_and_one_worker_fewer_would_break_one(sizes, lay
     assert waits == pytest.approx(plan.holders.wait_s)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", ["unified", "pairs"])
 def test_a_plan_keeps_the_objectives_or_there_is_none(sizes, layout: str):
     """Of a unified worker both the wait for its turn and the step after it grow with its load."""

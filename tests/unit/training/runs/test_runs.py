@@ -47,6 +47,8 @@ from training.runs.run import prepared, run
 from training.trainable.spec import KINDS, AdapterSpec
 from training.tree.rows import Row
 
+pytestmark = pytest.mark.slow
+
 DECAYING = LoopOptions(learning_rate=0.1, adam=AdamOptions(weight_decay=0.1))
 ACCUMULATED = {"batch_size": 20, "row_tokens": 128}  # several rows a step
 LIMITS = Limits(max_rank=16, max_bytes=64 * 1024**2)
