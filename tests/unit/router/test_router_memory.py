@@ -1,0 +1,66 @@
+"""A router's memory levels off: prompts that are all different, streams, and clients that leave in their middle."""
+
+from __future__ import annotations
+
+import asyncio
+from itertools import count
+from pathlib import Path
+from random import Random
+
+import aiohttp
+import psutil
+import pytest
+
+from bench.systems.mock_worker import HOST
+from bench.systems.routers import MODEL, our_router, running_workers, workers
+
+pytestmark = pytest.mark.long
+
+NUM_REQUESTS = 160_000  # it has levelled off after half of them
+AT_A_TIME = 16
+WORDS = 400
+MIB = 1 << 20
+
+
+class Clients:
+    """Send completions: a quarter as streams that they leave, a quarter as whole streams, the others not streamed."""
+
+    def __init__(self, port: int) -> None:
+        self._url = f"http://{HOST}:{port}/v1/completions"
+        self._numbers, self._random = count(), Random(1)
+
+    async def send(self, num_requests: int) -> None:
+        left = iter(range(num_requests))
+        async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
+            await asyncio.gather(*(self._send_all(session, left) for _ in range(AT_A_TIME)))
+
+    async def _send_all(self, session: aiohttp.ClientSession, left) -> None:
+        for _ in left:
+            number = next(self._numbers)
+            prompt = " ".join(str(self._random.randrange(10**6)) for _ in range(WORDS))
+            body = {"model": MODEL, "prompt": prompt, "max_tokens": 4, "stream": number % 2 == 0}
+            async with session.post(self._url, json=body) as answer:
+                assert answer.status == 200, await answer.text()
+                if number % 4 == 0:
+                    await answer.content.read(10)
+                    answer.close()
+                else:
+                    await answer.read()
+
+
+def test_it_levels_off(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        settings = workers(num_events=4, event_gap_s=0.0)
+        with running_workers(settings, tmp_path):
+            async with our_router(settings, tmp_path, num_processes=1) as router:
+                clients, process = Clients(router.port), psutil.Process(router.pid)
+                begin = process.memory_info().rss
+                await clients.send(NUM_REQUESTS // 2)
+                middle, descriptors = process.memory_info().rss, process.num_fds()
+                await clients.send(NUM_REQUESTS // 2)
+                end = process.memory_info().rss
+                print(f"{begin / MIB:.0f}, {middle / MIB:.0f}, {end / MIB:.0f} MiB")
+                assert end - middle < 4 * MIB, (begin / MIB, middle / MIB, end / MIB)
+                assert process.num_fds() < descriptors + 2 * AT_A_TIME
+
+    asyncio.run(scenario())
