@@ -29,6 +29,7 @@ class FillStream:
         """Call it before the fills of a batch, in the stream that will compute it."""
         if self._stream is not None:
             self._end_latest()
+            self._wait_for_buffers()
             self._computing = torch.cuda.current_stream()
 
     @contextmanager
@@ -37,8 +38,7 @@ class FillStream:
         if self._stream is None:
             yield
             return
-        if self._computing is None:  # what made the buffers may still run
-            self._stream.wait_stream(torch.cuda.current_stream())
+        self._wait_for_buffers()
         if slot in self._read_by_latest:
             self._end_latest()
         if (read_until := self._read_until.pop(slot, None)) is not None:
@@ -56,6 +56,11 @@ class FillStream:
             torch.cuda.current_stream().wait_event(self._written)
             self._written = None
         self._read_by_latest.update(slots)
+
+    def _wait_for_buffers(self) -> None:
+        """Before the first batch, what made the buffers may still run."""
+        if self._stream is not None and self._computing is None:
+            self._stream.wait_stream(torch.cuda.current_stream())
 
     def _end_latest(self) -> None:
         """Note that the latest batch's slots are free once all that its stream has been given so far is done."""

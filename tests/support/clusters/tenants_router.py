@@ -85,7 +85,10 @@ def tenants_router(cluster: RunningCluster, quotas: dict[str, object]) -> Iterat
         yield router
     finally:
         process.terminate()
-        process.wait(60)
+        try:
+            process.wait(60)
+        finally:
+            process.kill()  # nothing, once it has ended
 
 
 def _keys(catalog_url: str, tenants: Iterable[str]) -> dict[str, str]:

@@ -122,10 +122,13 @@ def test_a_fill_does_not_wait_for_a_batch_that_reads_other_slots(monkeypatch):
     assert second not in gpu.waited[-1]
 
 
-def test_what_made_the_buffers_is_done_before_the_first_fill(monkeypatch):
+@pytest.mark.parametrize("is_for_a_batch", [True, False])
+def test_what_made_the_buffers_is_done_before_the_first_fill(monkeypatch, is_for_a_batch: bool):
     gpu = Gpu(monkeypatch)
     made = gpu.read(())
     fills = FillStream(torch.device("cuda"))
+    if is_for_a_batch:
+        fills.begin_batch()
     with fills.writing(0):
         gpu.write(0)
     assert made in gpu.waited[-1]

@@ -85,6 +85,28 @@ def test_a_worker_that_was_slow_once_is_tried_again(loads: WorkerLoads, clock: C
         for _ in range(20):
             read_prompt(loads, clock, "p0", 0.02)
     assert loads["p1"].tokens_per_s == pytest.approx(loads["p0"].tokens_per_s, rel=0.2)
+    read_prompt(loads, clock, "p1", 0.02)  # what was forgotten stays forgotten
+    assert loads["p1"].tokens_per_s == pytest.approx(loads["p0"].tokens_per_s, rel=0.2)
+
+
+def test_a_slow_worker_is_not_taken_for_faster_while_it_reads(loads: WorkerLoads, clock: Clock) -> None:
+    for _ in range(50):
+        read_prompt(loads, clock, "p0", 0.02)
+        read_prompt(loads, clock, "p1", 0.2)
+    before = loads["p1"].tokens_per_s
+    hold = loads.hold("p1", prompt_tokens=100_000)
+    hold.read_begins()
+    clock.now += 120
+    loads.report("p1", used_kv_tokens=0, max_kv_tokens=0)
+    assert loads["p1"].tokens_per_s == pytest.approx(before, rel=0.01)
+
+
+def test_the_fleets_rate_follows_from_cached_prompts_to_new_ones(loads: WorkerLoads, clock: Clock) -> None:
+    for _ in range(10_000):
+        read_prompt(loads, clock, "p0", 0.00002)
+    for _ in range(300):
+        read_prompt(loads, clock, "p0", 0.02)
+    assert loads["p9"].tokens_per_s == pytest.approx(25_000, rel=0.1)
 
 
 def test_a_slow_worker_is_known_for_slow(loads: WorkerLoads, clock: Clock) -> None:
