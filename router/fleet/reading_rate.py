@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 _MAX_BUSY_S = 20.0  # observations are halved at this age, so that a rate follows its worker
-_MEMORY = 50  # observations of a fleet
+_MEMORY = 1000  # observations of a fleet
 _LONGEST = 20.0  # of an observation of a fleet, as a multiple of its rate: so many prompts may end at once
 _LEAST_S_PER_TOKEN = 1e-9
 
