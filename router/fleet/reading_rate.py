@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 _MAX_BUSY_S = 20.0  # observations are halved at this age, so that a rate follows its worker
-_MEMORY = 1000  # observations of a fleet
-_LONGEST = 20.0  # of an observation of a fleet, as a multiple of its rate: so many prompts may end at once
-_LEAST_S_PER_TOKEN = 1e-9
 
 
 class ReadingRate:
@@ -36,26 +33,6 @@ class ReadingRate:
     def blended(self, busy_s: float, s_per_token: float, share: float) -> float:
         """The rate with one more observation, of `busy_s` at `s_per_token`, and `share` of the weight of its own."""
         return (share * self._busy_s + busy_s) / (share * self._tokens + busy_s / s_per_token)
-
-
-class FleetsRate:
-    """Seconds per prompt token of all workers together, in which no observation counts for much."""
-
-    __slots__ = ("_mean_tokens", "_num", "s_per_token")
-
-    def __init__(self, s_per_token: float) -> None:
-        """The rate until there is an observation."""
-        self.s_per_token = s_per_token
-        self._mean_tokens = 0.0
-        self._num = 0
-
-    def observe(self, busy_s: float, tokens: float) -> None:
-        self._num = min(self._num + 1, _MEMORY)
-        self._mean_tokens += (tokens - self._mean_tokens) / self._num
-        weight = min(1.0, tokens / (self._num * self._mean_tokens))
-        # A worker that compiles kernels must not make all others look slow; a slower fleet is known soon anyway.
-        found = min(busy_s / tokens, 1.0 if self._num == 1 else _LONGEST * self.s_per_token, 1.0)
-        self.s_per_token = max(self.s_per_token + weight * (found - self.s_per_token), _LEAST_S_PER_TOKEN)
 
 
 class ReportedReading:

@@ -6,14 +6,16 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 
 from router.fleet.queues import NO_QUEUES, Queues
-from router.fleet.reading_rate import FleetsRate, ReadingRate, ReportedReading
+from router.fleet.reading_rate import ReadingRate, ReportedReading
 
 _INITIAL_TOKENS_PER_S = 5000.0  # until any worker has read a prompt
+_INITIAL_BUSY_S = 0.02  # weight of that, as seconds of observation
 _FLEETS_BUSY_S = 0.5  # weight of the fleet's rate in a worker's
 _HALF_LIFE_S = 30.0  # of what a worker was seen to do, once it reads nothing
 # Equal workers seem to differ by as much. If that counted, all prompts for an idle fleet would go to the one that
 # lately seemed the fastest; if it does not, homes decide.
 _ALIKE = 0.2
+_LONGEST = 4.0  # of an observation in the fleet's rate, as a multiple of what was expected
 _NEWS = 0.05  # relative change of the fleet's rate from which on workers get it
 _MAX_ROUTERS = 256
 _WEIGHT_OF_NEWEST = 0.1  # of prompts' sizes
@@ -198,7 +200,7 @@ class WorkerLoads(Mapping[str, WorkerLoad]):
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._loads: dict[str, WorkerLoad] = {}
-        self._fleets_rate = FleetsRate(1 / _INITIAL_TOKENS_PER_S)
+        self._fleets_rate = ReadingRate(_INITIAL_BUSY_S, _INITIAL_TOKENS_PER_S * _INITIAL_BUSY_S)
         self._expected = self._fleets_rate.s_per_token  # as the workers have it
         self.clock = clock
         self.on_change: Callable[[], None] | None = None  # of each load; set it before there are any
@@ -255,7 +257,8 @@ class WorkerLoads(Mapping[str, WorkerLoad]):
         return load
 
     def _observed(self, busy_s: float, tokens: float) -> None:
-        self._fleets_rate.observe(busy_s, tokens)
+        # One that is compiling kernels must not make all others look slow.
+        self._fleets_rate.observe(min(busy_s, _LONGEST * self._expected * tokens), tokens)
         s_per_token = self._fleets_rate.s_per_token
         if abs(s_per_token - self._expected) > _NEWS * self._expected:
             self._expected, now = s_per_token, self.clock()

@@ -101,14 +101,6 @@ def test_a_slow_worker_is_not_taken_for_faster_while_it_reads(loads: WorkerLoads
     assert loads["p1"].tokens_per_s == pytest.approx(before, rel=0.01)
 
 
-def test_the_fleets_rate_follows_from_cached_prompts_to_new_ones(loads: WorkerLoads, clock: Clock) -> None:
-    for _ in range(10_000):
-        read_prompt(loads, clock, "p0", 0.00002)
-    for _ in range(4000):
-        read_prompt(loads, clock, "p0", 0.02)
-    assert loads["p9"].tokens_per_s == pytest.approx(25_000, rel=0.1)
-
-
 def test_a_slow_worker_is_known_for_slow(loads: WorkerLoads, clock: Clock) -> None:
     for _ in range(50):
         read_prompt(loads, clock, "p0", 0.02)
