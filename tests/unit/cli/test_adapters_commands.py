@@ -20,6 +20,8 @@ from cluster.config.load import load_cluster_config
 from cluster.open_library import open_library
 from samples.random_adapters import write_random_lora
 
+pytestmark = pytest.mark.slow
+
 MODEL = {
     "architectures": ["LlamaForCausalLM"], "num_hidden_layers": 2, "hidden_size": 8, "intermediate_size": 16,
     "num_attention_heads": 2, "vocab_size": 100,

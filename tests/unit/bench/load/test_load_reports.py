@@ -32,6 +32,8 @@ from bench.workloads.lengths import FixedLengths
 from bench.workloads.workload import Workload
 from cli.main import main
 
+pytestmark = pytest.mark.slow
+
 HOSTILE = '<script>alert("x")</script>'
 VOID = {"meta", "br", "line", "rect", "polyline"}
 

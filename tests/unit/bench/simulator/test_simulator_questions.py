@@ -23,6 +23,8 @@ from bench.simulator.scenario import Pools
 from cli.bench import simulate as command
 from cli.main import main
 
+pytestmark = pytest.mark.slow
+
 SMALL = Options(
     requests_per_s=30.0, prompt_tokens=512, output_tokens=32, num_adapters=50, seconds=3.0, warm_up_s=0.5, gpus=4
 )
