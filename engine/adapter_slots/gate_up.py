@@ -17,10 +17,11 @@ import torch
 import triton
 import triton.language as tl
 
+from engine.adapter_slots.lora_expand import block_k_for, segments_in
+
 _BLOCK_N = 32
 _BLOCKS_PER_PROGRAM = 4  # of BLOCK_N columns: they share one read of x
 _NUM_WARPS = 8
-_LARGEST_BLOCK_K = 32
 
 
 @triton.jit
@@ -128,7 +129,7 @@ def expand_and_activate(x: torch.Tensor, weights: torch.Tensor, batch_info: Any,
     assert x.shape == (len(gate_up), 2 * max_rank)
     assert gate_up.shape[1] == output_dim
     output = gate_up.new_empty(len(gate_up), d)
-    num_segments = len(batch_info.weight_indices) if batch_info.use_cuda_graph else batch_info.num_segments
+    num_segments = segments_in(batch_info)
     grid = (triton.cdiv(d, _BLOCK_N * _BLOCKS_PER_PROGRAM), num_segments + 1)
     _gate_up_kernel[grid](
         x,
@@ -146,7 +147,7 @@ def expand_and_activate(x: torch.Tensor, weights: torch.Tensor, batch_info: Any,
         MAX_RANK=max_rank,
         BLOCK_M=batch_info.max_len,
         BLOCK_N=_BLOCK_N,
-        BLOCK_K=min(_LARGEST_BLOCK_K, max(16, triton.next_power_of_2(max_rank))),
+        BLOCK_K=block_k_for(max_rank),
         BLOCKS=_BLOCKS_PER_PROGRAM,
         num_warps=_NUM_WARPS,
     )

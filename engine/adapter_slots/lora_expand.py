@@ -105,6 +105,16 @@ def _expand_kernel(
         )  # fmt: skip
 
 
+def segments_in(batch_info: Any) -> int:
+    """Of the grid: those of the batch, or all that a CUDA graph has room for, most of which may be empty."""
+    return len(batch_info.weight_indices) if batch_info.use_cuda_graph else batch_info.num_segments
+
+
+def block_k_for(max_rank: int) -> int:
+    """Columns of x per step over the rank; tensor cores take no fewer than 16."""
+    return min(_LARGEST_BLOCK_K, max(16, triton.next_power_of_2(max_rank)))
+
+
 def expand(
     x: torch.Tensor,
     weights: torch.Tensor,
@@ -124,8 +134,7 @@ def expand(
     assert weights.is_contiguous()
     assert output.stride(1) == 1
     assert x.shape[1] == num_slices * max_rank
-    num_segments = len(batch_info.weight_indices) if batch_info.use_cuda_graph else batch_info.num_segments
-    grid = (triton.cdiv(max_slice_size, _BLOCK_N * _BLOCKS_PER_PROGRAM), num_slices, num_segments)
+    grid = (triton.cdiv(max_slice_size, _BLOCK_N * _BLOCKS_PER_PROGRAM), num_slices, segments_in(batch_info))
     _expand_kernel[grid](
         x,
         weights,
@@ -142,7 +151,7 @@ def expand(
         MAX_RANK=max_rank,
         BLOCK_M=batch_info.max_len,
         BLOCK_N=_BLOCK_N,
-        BLOCK_K=min(_LARGEST_BLOCK_K, max(16, triton.next_power_of_2(max_rank))),
+        BLOCK_K=block_k_for(max_rank),
         BLOCKS=_BLOCKS_PER_PROGRAM,
         num_warps=_NUM_WARPS,
     )

@@ -5,9 +5,7 @@ from __future__ import annotations
 
 def fill_reft_slot(pool, buffer_id: int, lora_adapter) -> None:
     """Put an adapter's ReFT factors into its LoRA slot; none for the base model (None)."""
-    reft = getattr(pool, "prelude_reft", None)
-    if reft is not None:  # absent while SGLang constructs the pool, which fills a slot for the base model
-        reft.fill(buffer_id, None if lora_adapter is None else lora_adapter.reft)
+    pool.prelude_reft.fill(buffer_id, None if lora_adapter is None else lora_adapter.reft)
 
 
 def add_reft_to_layers(manager) -> None:

@@ -84,9 +84,10 @@ def test_a_slot_is_cleared_at_once_where_that_clears_all_of_it(has_loader: bool,
 
 def test_the_base_models_slot_is_written_on_the_same_stream():
     fills, seen = Fills(), []
-    pool = SimpleNamespace(prelude_packed=SimpleNamespace(stream=fills))
+    reft = SimpleNamespace(fill=lambda *args: seen.append(("reft", *args, *fills.seen)))
+    pool = SimpleNamespace(prelude_packed=SimpleNamespace(stream=fills), prelude_reft=reft)
     packed.fill_slot(lambda _pool, *args: seen.append((*args, *fills.seen)), pool, None, 2, None)
-    assert seen == [(None, 2, None, ("writing", 2))]
+    assert seen == [(None, 2, None, ("writing", 2)), ("reft", 2, None, ("writing", 2))]
 
 
 def test_a_batch_waits_for_the_fills_of_its_slots():
