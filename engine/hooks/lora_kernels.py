@@ -1,7 +1,7 @@
 """Bodies of the hooks that replace SGLang's LoRA kernels on GPUs.
 
-Our expand kernel takes the place of SGLang's. That of gate and up is left to the activation after it
-(`engine.adapter_slots.gate_up`).
+Our shrink and expand kernels take the place of SGLang's. The expand step of gate and up is left to the activation after
+it (`engine.adapter_slots.gate_up`).
 """
 
 from __future__ import annotations
@@ -15,6 +15,13 @@ def expand_with_wide_accesses(_original):
     from engine.adapter_slots.lora_expand import expand  # processes without triton read the ledger
 
     return expand
+
+
+def shrink_on_all_multiprocessors(_original):
+    """Our kernel, which takes the same arguments."""
+    from engine.adapter_slots.lora_shrink import shrink  # processes without triton read the ledger
+
+    return shrink
 
 
 # ---- gate and up ----------------------------------------------------------------------------------------------------

@@ -1,0 +1,123 @@
+"""GPU kernel for LoRA's shrink step, A x. Replaces SGLang's kernel.
+
+Shapes: T tokens, K inputs, R the largest rank that the engine takes, n slices (q, k and v; gate and up; or one). A has
+[n R, K] per slot, whose first rows are the slices' of the adapter's own rank; so has row t of the output [T, n R].
+Tokens of one adapter come in segments of at most `batch_info.max_len`, through a permutation.
+
+The step reads much and computes little, so it is as fast as its reads. SGLang's kernel has one program per segment of
+128 tokens and 16 columns: 16 to 48 programs for a prompt of 2,048 tokens, on the 132 multiprocessors of an H100. Each
+reads its tokens again for every 16 columns. Here a program takes fewer tokens and all columns: x is read once, by all
+multiprocessors.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+from engine.adapter_slots.lora_expand import segments_in
+
+_MOST_COLUMNS = 64  # of a program; more would not stay in registers beside the tokens
+_FEWEST_ROWS = 16  # tensor cores take no fewer
+_BLOCK_K = 256
+_NUM_WARPS = 4
+_NUM_STAGES = 3
+_INTERPRETED_MULTIPROCESSORS = 4
+
+
+@triton.jit
+def _shrink_kernel(
+    x, weights, output, seg_indptr, weight_indices, lora_ranks, permutation,
+    NUM_SLICES: tl.constexpr,
+    N: tl.constexpr,  # n R
+    K: tl.constexpr,
+    PARTS: tl.constexpr,  # programs per segment
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    segment = tl.program_id(0) // PARTS
+    begin = tl.load(seg_indptr + segment) + tl.program_id(0) % PARTS * BLOCK_M
+    end = tl.load(seg_indptr + segment + 1)
+    if begin >= end:
+        return
+    slot = tl.load(weight_indices + segment)
+    columns = tl.minimum(tl.load(lora_ranks + slot) * NUM_SLICES, N)
+    first = tl.program_id(1) * BLOCK_N
+    if first >= columns:
+        return
+    tokens = begin + tl.arange(0, BLOCK_M)
+    is_row = tokens < end
+    rows = tl.load(permutation + tokens, mask=is_row, other=0).to(tl.int64)
+    n = first + tl.arange(0, BLOCK_N)
+    is_column = n < columns
+    k = tl.arange(0, BLOCK_K)
+    x_pointers = x + rows[:, None] * K + k[None, :]
+    w_pointers = weights + slot.to(tl.int64) * (N * K) + n[None, :] * K + k[:, None]
+    total = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
+    for start in range(0, K, BLOCK_K):
+        if K % BLOCK_K == 0:
+            x_tile = tl.load(x_pointers + start, mask=is_row[:, None], other=0.0)
+            w_tile = tl.load(w_pointers + start, mask=is_column[None, :], other=0.0)
+        else:
+            is_k = k + start < K
+            x_tile = tl.load(x_pointers + start, mask=is_row[:, None] & is_k[None, :], other=0.0)
+            w_tile = tl.load(w_pointers + start, mask=is_k[:, None] & is_column[None, :], other=0.0)
+        total += tl.dot(x_tile, w_tile)
+    pointers = output + rows[:, None] * N + n[None, :]
+    tl.store(pointers, total.to(output.dtype.element_ty), mask=is_row[:, None] & is_column[None, :])
+
+
+@cache
+def _multiprocessors(device: torch.device) -> int:
+    if device.type != "cuda":
+        return _INTERPRETED_MULTIPROCESSORS
+    return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+def _rows_per_program(num_tokens: int, most: int, multiprocessors: int) -> int:
+    """The most that leave no multiprocessor idle: more tokens per program read A less often."""
+    rows = most
+    while rows > _FEWEST_ROWS and triton.cdiv(num_tokens, rows) < multiprocessors:
+        rows //= 2
+    return rows
+
+
+def shrink(x: torch.Tensor, weights: torch.Tensor, batch_info: Any, num_slices: int) -> torch.Tensor:
+    """A x [T, n R], of each token's A in `weights` [S, n R, K] and x [T, K].
+
+    `batch_info` is the batch's SGLang LoRABatchInfo. Columns beyond a token's rank are not written, nor are the rows of
+    the base model's tokens.
+    """
+    _, all_columns, inputs = weights.shape
+    assert x.is_contiguous()
+    assert weights.is_contiguous()
+    assert x.shape[1] == inputs
+    output = x.new_empty(len(x), all_columns)
+    rows = _rows_per_program(len(x), batch_info.max_len, _multiprocessors(x.device))
+    parts = triton.cdiv(batch_info.max_len, rows)
+    block_n = min(_MOST_COLUMNS, max(16, triton.next_power_of_2(all_columns)))
+    grid = (segments_in(batch_info) * parts, triton.cdiv(all_columns, block_n))
+    _shrink_kernel[grid](
+        x,
+        weights,
+        output,
+        batch_info.seg_indptr,
+        batch_info.weight_indices,
+        batch_info.lora_ranks,
+        batch_info.permutation,
+        NUM_SLICES=num_slices,
+        N=all_columns,
+        K=inputs,
+        PARTS=parts,
+        BLOCK_M=rows,
+        BLOCK_N=block_n,
+        BLOCK_K=min(_BLOCK_K, max(16, triton.next_power_of_2(inputs))),
+        num_warps=_NUM_WARPS,
+        num_stages=_NUM_STAGES,
+    )
+    return output

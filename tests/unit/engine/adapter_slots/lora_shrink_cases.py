@@ -1,0 +1,83 @@
+# ruff: noqa: E402 Triton decides when it is imported whether it interprets
+"""Checks of the shrink kernel, run in a separate process; the first failed one ends it."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+DEVICE = os.environ.get("PRELUDE_TEST_DEVICE", "cpu")
+if DEVICE == "cpu":
+    os.environ["TRITON_INTERPRET"] = "1"
+
+import torch
+from lora_expand_cases import batch_of
+
+from engine.adapter_slots import lora_shrink
+
+
+def check(
+    max_rank: int, ranks, num_slices: int, inputs: int, block_m: int, num_padded: int = 0, dtype=torch.float32
+) -> None:
+    """Compare with the formula, token by token, and with what was in memory where nothing is to be written."""
+    batch, slots = batch_of(ranks, block_m, num_padded)
+    x = torch.randn(len(slots), inputs, dtype=dtype)
+    weights = torch.randn(len(ranks), num_slices * max_rank, inputs, dtype=dtype)
+    made = lora_shrink.shrink(x.to(DEVICE), weights.to(DEVICE), batch, num_slices).cpu()
+    assert made.shape == (len(slots), num_slices * max_rank)
+    assert made.dtype == dtype
+    exact = DEVICE == "cpu" and dtype == torch.float32
+    tolerance = 1e-3 if exact else 2**-7 * inputs**0.5  # matrix units round; so do 16 bits
+    for token, slot in enumerate(slots.tolist()):
+        columns = num_slices * ranks[slot]
+        wanted = weights[slot, :columns].float() @ x[token].float()
+        torch.testing.assert_close(made[token, :columns].float(), wanted, atol=tolerance, rtol=2**-7)
+
+
+def check_what_is_not_written() -> None:
+    """The base model's tokens, and columns beyond a rank, keep what the memory had."""
+    batch, slots = batch_of((0, 16, 8, 16), 16, 0)
+    x = torch.randn(len(slots), 64, device=DEVICE)
+    weights = torch.randn(4, 16, 64, device=DEVICE)
+    before = torch.full((len(slots), 16), 7.0, device=DEVICE)
+    tensor = torch.Tensor.new_empty
+    torch.Tensor.new_empty = lambda self, *shape, **kwargs: (
+        before if shape == before.shape else tensor(self, *shape, **kwargs)
+    )
+    try:
+        made = lora_shrink.shrink(x, weights, batch, 1).cpu()
+    finally:
+        torch.Tensor.new_empty = tensor
+    assert (made[slots == 0] == 7.0).all()
+    assert (made[slots == 2, 8:] == 7.0).all()
+    assert (made[slots == 2, :8] != 7.0).all()
+
+
+def check_every_size_of_program() -> None:
+    """Programs of fewer tokens than a segment, as on a GPU with many multiprocessors, give the same."""
+    batch, slots = batch_of((0, 16, 8, 16), 64, 0)
+    x = torch.randn(len(slots), 96, device=DEVICE)
+    weights = torch.randn(4, 48, 96, device=DEVICE)
+    made = []
+    for multiprocessors in (1, 2, 1000):
+        lora_shrink._multiprocessors = lambda _device, count=multiprocessors: count
+        made.append(lora_shrink.shrink(x, weights, batch, 3)[slots == 1])
+    for other in made[1:]:
+        torch.testing.assert_close(other, made[0], atol=1e-3 if DEVICE == "cpu" else 0.1, rtol=1e-3)
+
+
+def main() -> None:
+    torch.manual_seed(0)
+    check(16, (0, 16, 8, 16), 3, 256, 16)
+    check(16, (0, 16, 8, 16), 2, 512, 32, num_padded=3)  # two steps over the inputs; as in a CUDA graph
+    check(16, (0, 16, 7, 1), 1, 300, 16)  # ranks and inputs that are no multiples
+    check(1, (0, 1, 1, 1), 1, 70, 16)
+    check(128, (0, 128, 100, 72), 1, 160, 16)  # more columns than one program takes
+    # Triton's interpreter multiplies bfloat16 as if it were integers.
+    check(16, (0, 16, 8, 16), 3, 256, 64, dtype=torch.float16 if DEVICE == "cpu" else torch.bfloat16)
+    check_what_is_not_written()
+    check_every_size_of_program()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

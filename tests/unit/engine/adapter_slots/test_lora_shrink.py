@@ -1,0 +1,40 @@
+"""Our LoRA shrink kernel, interpreted on a CPU; compiled with PRELUDE_TEST_DEVICE=cuda."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from engine.hooks import lora_kernels
+from engine.hooks.ledger import hooks_for
+
+
+@pytest.mark.slow
+def test_against_the_formula():
+    script = Path(__file__).with_name("lora_shrink_cases.py")
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+@pytest.mark.parametrize(
+    ("num_tokens", "rows"),
+    [(1, 16), (2048, 16), (2112, 16), (4224, 32), (8192, 32), (8448, 64), (16896, 128), (100_000, 128)],
+)
+def test_a_program_takes_more_tokens_only_when_no_multiprocessor_is_idle(num_tokens: int, rows: int):
+    from engine.adapter_slots.lora_shrink import _rows_per_program
+
+    assert _rows_per_program(num_tokens, 128, 132) == rows
+
+
+def test_only_gpu_engines_with_adapters_have_it():
+    def has_it(role: str, device: str) -> bool:
+        return lora_kernels.shrink_on_all_multiprocessors in {hook.fn for hook in hooks_for(role, device)}
+
+    assert has_it("unified", "cuda")
+    assert has_it("prefill", "cuda")
+    assert not has_it("decode", "cuda")
+    assert not has_it("stock", "cuda")  # SGLang as it is
+    assert not has_it("unified", "cpu")
