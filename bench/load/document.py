@@ -64,15 +64,6 @@ def sweep_document(
     content = document(load, outcome, command, slo_ms)
     for name in ("requests", "summary"):
         del content[name]
-    probes = [
-        {
-            "requests_per_s": each.rate,
-            "came_per_s": each.came_per_s,
-            "share": each.share,
-            "summary": {**each.summary, "windows": []},
-        }
-        for each in found.probes
-    ]
     return {
         **content,
         "format": SWEEP_FORMAT,
@@ -81,8 +72,21 @@ def sweep_document(
         "best_requests_per_s": found.best,
         "is_bounded": found.is_bounded,
         "ended": found.ended,
-        "probes": probes,
+        "probes": probes_of(found),
     }
+
+
+def probes_of(found: Found) -> list[dict[str, Any]]:
+    """Every rate that was tried, with its figures."""
+    return [
+        {
+            "requests_per_s": each.rate,
+            "came_per_s": each.came_per_s,
+            "share": each.share,
+            "summary": {**each.summary, "windows": []},
+        }
+        for each in found.probes
+    ]
 
 
 def settings(load: Load) -> dict[str, Any]:

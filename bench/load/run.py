@@ -150,53 +150,56 @@ def run_sweep(
         raise BenchError(
             "--num-requests with --sweep: the higher the rate, the shorter would be the load; --duration-s"
         )
-    last: list[tuple[Load, Outcome]] = []
 
-    async def main() -> Found:
-        ready = await resolved(load, ready_timeout_s)
-        warm_up, num_probes = num_warm_up, 0
+    async def main() -> tuple[Found, Load, Outcome]:
+        return await find_highest_rate(await resolved(load, ready_timeout_s), sweep, num_warm_up, slo_ms, out)
 
-        async def probe(rate: float) -> Probe:
-            nonlocal warm_up, num_probes
-            duration_s = ready.duration_s or sweep.probe_s(rate)
-            tried = msgspec.structs.replace(
-                ready,
-                requests_per_s=rate,
-                seed=ready.seed + _PROBE_SEED * num_probes,
-                duration_s=duration_s,
-            )
-            num_probes += 1
-            if not ready.processes:
-                tried = msgspec.structs.replace(tried, processes=processes_for(tried))
-            print(introduction(tried), file=out, flush=True)
-            outcome = await measure(tried, warm_up, out)
-            warm_up = 0
-            if outcome.is_stopped:
-                raise Ended("stopped by Ctrl-C before the highest rate was found")
-            if (count := len(outcome.records)) < sweep.min_requests:
-                raise Ended(
-                    f"{rate:.4g} requests/s made {count} requests in {duration_s:g} s, too few to judge it by "
-                    f"--sweep-share {sweep.share:g}: {sweep.min_requests} are needed; give a longer --duration-s"
-                )
-            last[:] = [(tried, outcome)]
-            figures = summary(outcome.records, slo_ms)
-            share = figures["goodput"]["share"]
-            warning = busy_warning(generator_of(outcome))
-            came = round(count / duration_s, 4) if tried.workload.conversation else None
-            told = "" if came is None else f" ({came:.4g} came)"
-            print(f"  {rate:.4g} requests/s{told}: {share:.1%} within the objectives{warning}", file=out, flush=True)
-            return Probe(rate, share, figures, came)
-
-        return await search(sweep, probe)
-
-    found = _run(main())
+    found, last, outcome = _run(main())
     print(f"{load.workload.name}: {verdict(found)}", file=out, flush=True)
-    content = sweep_document(*last[0], found, command, slo_ms)
+    content = sweep_document(last, outcome, found, command, slo_ms)
     if files.json is not None:
         write_json(content, files.json)
     if files.html is not None:
         write_text(sweep_page(content, found), files.html)
     return found
+
+
+async def find_highest_rate(
+    load: Load, sweep: Sweep, num_warm_up: int, slo_ms: dict[str, float], out: TextIO
+) -> tuple[Found, Load, Outcome]:
+    """What the sweep found, and its last load with its outcome; it warms up before the first. Raises BenchError."""
+    loads: list[tuple[Load, Outcome]] = []
+    num_probes = 0
+
+    async def probe(rate: float) -> Probe:
+        nonlocal num_probes
+        duration_s = load.duration_s or sweep.probe_s(rate)
+        tried = msgspec.structs.replace(
+            load, requests_per_s=rate, seed=load.seed + _PROBE_SEED * num_probes, duration_s=duration_s
+        )
+        if not load.processes:
+            tried = msgspec.structs.replace(tried, processes=processes_for(tried))
+        print(introduction(tried), file=out, flush=True)
+        outcome = await measure(tried, 0 if num_probes else num_warm_up, out)
+        num_probes += 1
+        if outcome.is_stopped:
+            raise Ended("stopped by Ctrl-C before the highest rate was found")
+        if (count := len(outcome.records)) < sweep.min_requests:
+            raise Ended(
+                f"{rate:.4g} requests/s made {count} requests in {duration_s:g} s, too few to judge it by "
+                f"--sweep-share {sweep.share:g}: {sweep.min_requests} are needed; give a longer --duration-s"
+            )
+        loads[:] = [(tried, outcome)]
+        figures = summary(outcome.records, slo_ms)
+        share = figures["goodput"]["share"]
+        warning = busy_warning(generator_of(outcome))
+        came = round(count / duration_s, 4) if tried.workload.conversation else None
+        told = "" if came is None else f" ({came:.4g} came)"
+        print(f"  {rate:.4g} requests/s{told}: {share:.1%} within the objectives{warning}", file=out, flush=True)
+        return Probe(rate, share, figures, came)
+
+    found = await search(sweep, probe)
+    return found, *loads[0]
 
 
 def _run(main: Coroutine[Any, Any, T]) -> T:

@@ -11,7 +11,6 @@ from bench.errors import BenchError
 
 _MAX_PROBES = 24
 _GOOD_GROWTH = 2.0
-_DEFAULT_PROBE_S = 30.0
 _MAX_DEFAULT_PROBE_S = 600.0
 _MARGIN = 1.5  # of requests: the number that comes in a given time varies
 _MIN_REQUESTS = 10
@@ -27,6 +26,7 @@ class Sweep:
     share: float = 0.99  # of the requests that must meet every objective
     precision: float = 0.05  # the last rate that failed is at most so much above the best one
     max_rate: float = 100_000.0
+    least_probe_s: float = 30.0
 
     def check(self) -> None:
         """Raises BenchError."""
@@ -43,8 +43,8 @@ class Sweep:
         return max(_MIN_REQUESTS, min(_MANY_REQUESTS, math.ceil(round(1 / max(1e-9, 1 - self.share), 6))))
 
     def probe_s(self, rate: float) -> float:
-        """How long a probe lasts unless --duration-s says it: half a minute, or longer for enough requests."""
-        return min(_MAX_DEFAULT_PROBE_S, max(_DEFAULT_PROBE_S, _MARGIN * self.min_requests / rate))
+        """How long a probe lasts unless --duration-s says it: longer than the least for enough requests."""
+        return min(_MAX_DEFAULT_PROBE_S, max(self.least_probe_s, _MARGIN * self.min_requests / rate))
 
 
 class Ended(BenchError):

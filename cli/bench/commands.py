@@ -11,6 +11,7 @@ from functools import partial, wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from cli.bench import goodput as bench_goodput
 from cli.bench import load as bench_load
 from cli.bench import matrix as bench_matrix
 from cli.bench import simulate as bench_simulate
@@ -219,6 +220,7 @@ def add_commands(commands: Any) -> None:
     slots.set_defaults(run=_slots)
     bench_load.add_command(benchmarks)
     bench_matrix.add_command(benchmarks)
+    bench_goodput.add_command(benchmarks)
     bench_simulate.add_command(benchmarks)
     bench_training.add_commands(benchmarks)
 

@@ -28,7 +28,7 @@ def add_command(benchmarks: Any) -> None:
         help=f"a workload of `prelude bench load`, or {' or '.join(MATRICES)}; default: pioneer-sweep",
     )  # fmt: skip
     matrix.add_argument("--list", action="store_true", help="describe the matrices and the systems, and exit")
-    matrix.add_argument("--systems", type=_systems, help=f"any of {','.join(SYSTEMS)}; default: the matrix's")
+    matrix.add_argument("--systems", type=systems_named, help=f"any of {','.join(SYSTEMS)}; default: the matrix's")
     matrix.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="default: cpu")
     matrix.add_argument("--gpus", type=positive, default=1, metavar="N", help="GPUs per system; default: 1")
     matrix.add_argument("--model", choices=MODELS, default="tiny", help="model dimensions; default: tiny")
@@ -128,7 +128,8 @@ def _run(arguments: argparse.Namespace) -> None:
         sys.exit(f"prelude: {error}")
 
 
-def _systems(text: str) -> tuple[str, ...]:
+def systems_named(text: str) -> tuple[str, ...]:
+    """Raises argparse.ArgumentTypeError."""
     names = tuple(text.split(","))
     if unknown := set(names) - set(SYSTEMS):
         raise argparse.ArgumentTypeError(

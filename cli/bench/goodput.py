@@ -1,0 +1,87 @@
+"""`prelude bench goodput`. Imports of engines wait for the run."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from cli.bench.load import MODELS, objective, positive, positive_float
+from cli.bench.matrix import systems_named
+from cli.bench.recorded import recorded_command
+
+
+def add_command(benchmarks: Any) -> None:
+    """Add `goodput` to the benchmarks."""
+    text = "The highest rate that each system holds within TTFT and TPOT objectives, each alone on the same GPUs."
+    goodput = benchmarks.add_parser("goodput", help=text, description=text)
+    goodput.add_argument("--systems", type=systems_named, help="default: stock,unified,pair")
+    goodput.add_argument(
+        "--objectives", type=_objectives, action="append", metavar="KEY:MS,…",
+        help="a sweep for each; give it several times; default: ttft:2000,tpot:200",
+    )  # fmt: skip
+    goodput.add_argument("--adapters", type=positive, metavar="N", help="in turn; default: 8")
+    goodput.add_argument("--slots", type=positive, help="adapter slots of each engine; default: 8")
+    goodput.add_argument("--prompt-tokens", type=positive, help="default: 128")
+    goodput.add_argument("--generated-tokens", type=positive, help="default: 16")
+    goodput.add_argument(
+        "--concurrency", type=positive, help="requests that the KV cache of an engine has room for; default: 16"
+    )
+    goodput.add_argument("--first-rate", type=positive_float, help="requests/s; default: 1")
+    goodput.add_argument("--share", type=positive_float, help="of the requests, within the objectives; default: 0.99")
+    goodput.add_argument(
+        "--precision", type=positive_float, help="the lowest rate that fails is within this share; default: 0.05"
+    )
+    goodput.add_argument(
+        "--duration-s", type=positive_float, metavar="S",
+        help="of each rate; longer where that makes too few requests; default: 10",
+    )  # fmt: skip
+    goodput.add_argument("--gpus", type=positive, dest="num_gpus", metavar="N", help="of each system; default: 1")
+    goodput.add_argument("--device", choices=("cpu", "cuda"), help="default: cpu")
+    goodput.add_argument("--model", choices=MODELS, help="model dimensions; default: tiny")
+    goodput.add_argument("--lora-rank", type=positive, help="default: 16")
+    goodput.add_argument(
+        "--engine-arguments", type=shlex.split, metavar="TEXT", help="additional SGLang arguments for every engine"
+    )
+    goodput.add_argument("--quick", action="store_true", help="a smoke test: one system, two rates")
+    goodput.add_argument("--json", type=Path, metavar="FILE", help="write every rate's figures")
+    goodput.set_defaults(run=_run)
+
+
+def _run(arguments: argparse.Namespace) -> None:
+    from bench.errors import BenchError
+    from bench.matrix import goodput
+
+    options = goodput.QUICK if arguments.quick else goodput.Options()
+    swept = {
+        "first_rate": arguments.first_rate,
+        "share": arguments.share,
+        "precision": arguments.precision,
+        "least_probe_s": arguments.duration_s,
+    }
+    sweep = replace(options.sweep, **{name: value for name, value in swept.items() if value is not None})
+    names = (
+        "systems", "adapters", "slots", "prompt_tokens", "generated_tokens", "concurrency", "num_gpus", "device",
+        "model", "lora_rank",
+    )  # fmt: skip
+    given: dict[str, Any] = {name: value for name in names if (value := getattr(arguments, name)) is not None}
+    if arguments.objectives:
+        given["objectives"] = tuple(arguments.objectives)
+    if arguments.engine_arguments:
+        given["engine_arguments"] = tuple(arguments.engine_arguments)
+    try:
+        goodput.run(
+            replace(options, sweep=sweep, **given),
+            recorded_command(),
+            arguments.json,
+            lambda line: print(line, flush=True),
+        )
+    except BenchError as error:
+        sys.exit(f"prelude: {error}")
+
+
+def _objectives(text: str) -> dict[str, float]:
+    return dict(objective(word) for word in text.split(","))
