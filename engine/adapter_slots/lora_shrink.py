@@ -1,4 +1,4 @@
-"""GPU kernel for LoRA's shrink step, A x. Replaces SGLang's kernel.
+"""GPU kernel for LoRA's shrink step, A x, and for ReFT's, A (hidden + residual) + bias. Replaces SGLang's kernel.
 
 Shapes: T tokens, K inputs, R the largest rank that the engine takes, n slices (q, k and v; gate and up; or one). A has
 [n R, K] per slot, whose first rows are the slices' of the adapter's own rank; so has row t of the output [T, n R].
@@ -22,19 +22,22 @@ import triton.language as tl
 from engine.adapter_slots.lora_expand import segments_in
 
 _MOST_COLUMNS = 64  # of a program; more would not stay in registers beside the tokens
-_FEWEST_ROWS = 16  # tensor cores take no fewer
+_FEWEST_ROWS = 16  # and columns; tensor cores take no fewer
 _BLOCK_K = 256
 _NUM_WARPS = 4
-_NUM_STAGES = 3
+_NUM_STAGES = 4
+_MANY_ROWS = 32
 _INTERPRETED_MULTIPROCESSORS = 4
 
 
 @triton.jit
 def _shrink_kernel(
-    x, weights, output, seg_indptr, weight_indices, lora_ranks, permutation,
+    x, residual, weights, bias, output, seg_indptr, weight_indices, lora_ranks, permutation,
     NUM_SLICES: tl.constexpr,
     N: tl.constexpr,  # n R
     K: tl.constexpr,
+    HAS_RESIDUAL: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
     PARTS: tl.constexpr,  # programs per segment
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -56,20 +59,27 @@ def _shrink_kernel(
     n = first + tl.arange(0, BLOCK_N)
     is_column = n < columns
     k = tl.arange(0, BLOCK_K)
-    x_pointers = x + rows[:, None] * K + k[None, :]
+    offsets = rows[:, None] * K + k[None, :]
     w_pointers = weights + slot.to(tl.int64) * (N * K) + n[None, :] * K + k[:, None]
     total = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
     for start in range(0, K, BLOCK_K):
         if K % BLOCK_K == 0:
-            x_tile = tl.load(x_pointers + start, mask=is_row[:, None], other=0.0)
-            w_tile = tl.load(w_pointers + start, mask=is_column[None, :], other=0.0)
+            is_x = is_row[:, None]
+            is_w = is_column[None, :]
         else:
             is_k = k + start < K
-            x_tile = tl.load(x_pointers + start, mask=is_row[:, None] & is_k[None, :], other=0.0)
-            w_tile = tl.load(w_pointers + start, mask=is_k[:, None] & is_column[None, :], other=0.0)
-        total += tl.dot(x_tile, w_tile)
-    pointers = output + rows[:, None] * N + n[None, :]
-    tl.store(pointers, total.to(output.dtype.element_ty), mask=is_row[:, None] & is_column[None, :])
+            is_x = is_row[:, None] & is_k[None, :]
+            is_w = is_k[:, None] & is_column[None, :]
+        x_tile = tl.load(x + offsets + start, mask=is_x, other=0.0)
+        if HAS_RESIDUAL:  # rounded as the sum of two tensors is
+            more = tl.load(residual + offsets + start, mask=is_x, other=0.0)
+            x_tile = (x_tile.to(tl.float32) + more.to(tl.float32)).to(x_tile.dtype)
+        total += tl.dot(x_tile, tl.load(w_pointers + start, mask=is_w, other=0.0))
+    made = total.to(output.dtype.element_ty)
+    if HAS_BIAS:
+        added = tl.load(bias + slot * N + n, mask=is_column, other=0.0)
+        made = (made.to(tl.float32) + added.to(tl.float32)[None, :]).to(output.dtype.element_ty)
+    tl.store(output + rows[:, None] * N + n[None, :], made, mask=is_row[:, None] & is_column[None, :])
 
 
 @cache
@@ -87,8 +97,26 @@ def _rows_per_program(num_tokens: int, most: int, multiprocessors: int) -> int:
     return rows
 
 
-def shrink(x: torch.Tensor, weights: torch.Tensor, batch_info: Any, num_slices: int) -> torch.Tensor:
-    """A x [T, n R], of each token's A in `weights` [S, n R, K] and x [T, K].
+def block_n_for(columns: int) -> int:
+    """Columns of a program."""
+    return min(_MOST_COLUMNS, max(_FEWEST_ROWS, triton.next_power_of_2(columns)))
+
+
+def stages_for(rows: int, has_residual: bool) -> int:
+    """Steps over K that are loaded ahead, as many as shared memory has room for: 64 KiB of x per step at 128 rows."""
+    return 2 if has_residual or rows > _MANY_ROWS else _NUM_STAGES
+
+
+def shrink(
+    x: torch.Tensor,
+    weights: torch.Tensor,
+    batch_info: Any,
+    num_slices: int,
+    *,
+    residual: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """A (x + residual) + bias, [T, n R], of each token's A in `weights` [S, n R, K] and bias [S, n R]; x [T, K].
 
     `batch_info` is the batch's SGLang LoRABatchInfo. Columns beyond a token's rank are not written, nor are the rows of
     the base model's tokens.
@@ -97,14 +125,18 @@ def shrink(x: torch.Tensor, weights: torch.Tensor, batch_info: Any, num_slices: 
     assert x.is_contiguous()
     assert weights.is_contiguous()
     assert x.shape[1] == inputs
+    assert residual is None or (residual.is_contiguous() and residual.shape == x.shape)
+    assert bias is None or (bias.is_contiguous() and bias.shape == weights.shape[:2])
     output = x.new_empty(len(x), all_columns)
     rows = _rows_per_program(len(x), batch_info.max_len, _multiprocessors(x.device))
     parts = triton.cdiv(batch_info.max_len, rows)
-    block_n = min(_MOST_COLUMNS, max(16, triton.next_power_of_2(all_columns)))
+    block_n = block_n_for(all_columns)
     grid = (segments_in(batch_info) * parts, triton.cdiv(all_columns, block_n))
     _shrink_kernel[grid](
         x,
+        x if residual is None else residual,
         weights,
+        weights if bias is None else bias,
         output,
         batch_info.seg_indptr,
         batch_info.weight_indices,
@@ -113,11 +145,13 @@ def shrink(x: torch.Tensor, weights: torch.Tensor, batch_info: Any, num_slices: 
         NUM_SLICES=num_slices,
         N=all_columns,
         K=inputs,
+        HAS_RESIDUAL=residual is not None,
+        HAS_BIAS=bias is not None,
         PARTS=parts,
         BLOCK_M=rows,
         BLOCK_N=block_n,
         BLOCK_K=min(_BLOCK_K, max(16, triton.next_power_of_2(inputs))),
         num_warps=_NUM_WARPS,
-        num_stages=_NUM_STAGES,
+        num_stages=stages_for(rows, residual is not None),
     )
     return output

@@ -3,8 +3,9 @@
 Shapes: T tokens, d hidden size, R the largest rank that the engine takes, S slots, L layers. The scale is folded
 into B. Every tensor-parallel rank holds the full factors, because each has the full residual stream after a layer.
 
-SGLang's segmented LoRA kernels compute the two products: csgmv on GPU, loops over segments on a CPU. They run in a
-second LoRA backend, which has a batch's ReFT ranks as the LoRA manager's backend has its LoRA ranks.
+Segmented LoRA kernels compute the two products: those of csgmv on GPUs, loops over segments on a CPU. They run in a
+second LoRA backend, which has a batch's ReFT ranks as the LoRA manager's backend has its LoRA ranks. On GPUs the first
+one also adds the residual and the bias, and reads nothing of tokens without ReFT, which the graphs of all prompts have.
 """
 
 from __future__ import annotations
@@ -47,6 +48,7 @@ class ReftPool:
         self.is_active = False  # in the current batch
         self._ranks = [0] * num_slots  # 0: no ReFT in this slot
         self._backend = backend
+        self._has_sums = self.a.is_cuda and backend.name == "csgmv"  # its first product adds residual and bias
         self._bounds = torch.tensor([0, hidden], dtype=torch.int32, device=device)  # one slice: the full stream
         self._bounds_cpu = self._bounds.cpu()
         self._slot_of_token = self._bounds[:0]  # [T] or more
@@ -94,6 +96,8 @@ class ReftPool:
             use_cuda_graph=False,
             use_prefill_cuda_graph=in_graph,
         )
+        if self._has_sums:
+            return
         per_token = torch.repeat_interleave(torch.tensor(slots), torch.tensor(lengths))
         if self.a.is_cuda:
             per_token = per_token.pin_memory()
@@ -109,13 +113,21 @@ class ReftPool:
 
     def apply(self, layer: int, hidden: torch.Tensor, residual: torch.Tensor | None) -> None:
         """Add each segment's change to `hidden` [T, d] in place. The residual stream is `hidden + residual`."""
-        stream = hidden if residual is None else hidden + residual
-        read = self._backend.run_lora_a_sgemm(stream, self.a[layer])  # [T, R]
-        read += self.bias[layer].index_select(0, self._slot_of_token[: len(hidden)])
         self._backend.run_lora_b_sgemm(
-            read,
+            self._read(layer, hidden, residual),
             self.b[layer],
             output_offset=self._bounds,
             output_offset_cpu=self._bounds_cpu,
             base_output=hidden,
         )
+
+    def _read(self, layer: int, hidden: torch.Tensor, residual: torch.Tensor | None) -> torch.Tensor:
+        """A h + b, [T, R]."""
+        if self._has_sums:
+            from engine.adapter_slots.lora_shrink import shrink  # CPU engines have no triton
+
+            return shrink(hidden, self.a[layer], self._backend.batch_info, 1, residual=residual, bias=self.bias[layer])
+        stream = hidden if residual is None else hidden + residual
+        read = self._backend.run_lora_a_sgemm(stream, self.a[layer])
+        read += self.bias[layer].index_select(0, self._slot_of_token[: len(hidden)])
+        return read

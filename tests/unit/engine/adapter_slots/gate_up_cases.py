@@ -14,7 +14,7 @@ import torch
 from lora_expand_cases import SCALINGS, batch_of
 from torch.nn.functional import silu
 
-from engine.adapter_slots.gate_up import expand_and_activate
+from engine.adapter_slots import gate_up as joined
 from engine.adapter_slots.lora_expand import expand
 
 
@@ -31,7 +31,7 @@ def check(max_rank: int, ranks, d: int, block_m: int, num_padded: int = 0, num_u
         gate = gate_up[token, :d] + scaling * (weights[slot, :d, :rank] @ x[token, :rank])
         up = gate_up[token, d:] + scaling * (weights[slot, d:, :rank] @ x[token, rank : 2 * rank])
         wanted[token] = silu(gate) * up
-    made = expand_and_activate(x.to(DEVICE), weights.to(DEVICE), batch, gate_up.to(DEVICE))
+    made = joined.expand_and_activate(x.to(DEVICE), weights.to(DEVICE), batch, gate_up.to(DEVICE))
     tolerance = 1e-3 if DEVICE == "cpu" else 0.5  # a GPU's matrix units round float32 to ten bits
     torch.testing.assert_close(made.cpu(), wanted, atol=tolerance, rtol=tolerance)
     assert not made[num_tokens:].any()
@@ -46,7 +46,7 @@ def check_rounding() -> None:
     x = torch.randn(len(slots), 32, dtype=dtype, device=DEVICE)
     weights = torch.randn(len(ranks), 2 * d, 16, dtype=dtype, device=DEVICE)
     gate_up = torch.randn(len(slots), 2 * d, dtype=dtype, device=DEVICE)
-    made = expand_and_activate(x, weights, batch, gate_up)
+    made = joined.expand_and_activate(x, weights, batch, gate_up)
     bounds = torch.tensor([0, d, 2 * d], dtype=torch.int32, device=DEVICE)
     expand(x, weights, batch, bounds, d, gate_up)
     gate, up = gate_up.float().split(d, dim=1)
@@ -67,6 +67,8 @@ def main() -> None:
     check(1, (0, 1, 1, 1), 70, 16)
     check(128, (0, 128, 100, 72), 160, 16)  # more than one step over the rank
     check_rounding()
+    joined._BLOCK_M = 16  # several programs per segment
+    check(16, (0, 16, 8, 16), 544, 64, num_padded=3, num_unused=37)
 
 
 if __name__ == "__main__":

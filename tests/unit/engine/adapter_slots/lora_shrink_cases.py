@@ -66,6 +66,20 @@ def check_every_size_of_program() -> None:
         torch.testing.assert_close(other, made[0], atol=1e-3 if DEVICE == "cpu" else 0.1, rtol=1e-3)
 
 
+def check_with_residual_and_bias(inputs: int, dtype=torch.float32) -> None:
+    """As ReFT takes it: the sum, the product and the second sum are each rounded as tensors of their type are."""
+    ranks = (0, 8, 4, 8)
+    batch, slots = batch_of(ranks, 16, 0)
+    x, residual = torch.randn(2, len(slots), inputs, dtype=dtype, device=DEVICE)
+    weights = torch.randn(4, 8, inputs, dtype=dtype, device=DEVICE)
+    bias = torch.randn(4, 8, dtype=dtype, device=DEVICE)
+    made = lora_shrink.shrink(x, weights, batch, 1, residual=residual, bias=bias).cpu()
+    read = lora_shrink.shrink(x + residual, weights, batch, 1)
+    wanted = (read + bias[slots.to(DEVICE)]).cpu()
+    for token, slot in enumerate(slots.tolist()):
+        assert torch.equal(made[token, : ranks[slot]], wanted[token, : ranks[slot]])
+
+
 def main() -> None:
     torch.manual_seed(0)
     check(16, (0, 16, 8, 16), 3, 256, 16)
@@ -75,6 +89,8 @@ def main() -> None:
     check(128, (0, 128, 100, 72), 1, 160, 16)  # more columns than one program takes
     # Triton's interpreter multiplies bfloat16 as if it were integers.
     check(16, (0, 16, 8, 16), 3, 256, 64, dtype=torch.float16 if DEVICE == "cpu" else torch.bfloat16)
+    check_with_residual_and_bias(256)
+    check_with_residual_and_bias(300, dtype=torch.float16 if DEVICE == "cpu" else torch.bfloat16)
     check_what_is_not_written()
     check_every_size_of_program()
 
