@@ -114,7 +114,12 @@ def long_prompts() -> str:
     """The first run was cut short: it has two loads of each system instead of three."""
     runs = (
         ("LoRA rank 16, separate expand step", _LONG_PROMPTS_SEPARATE, "unified_lora", "c/a"),
-        ("LoRA rank 16, gate's and up's joined with SiLU", _LONG_PROMPTS_LORA, "unified_lora", "c/a"),
+        (
+            "LoRA rank 16, gate's and up's joined with SiLU, own shrink kernel",
+            _LONG_PROMPTS_LORA,
+            "unified_lora",
+            "c/a",
+        ),
         ("DiReFT rank 8", _LONG_PROMPTS_DIREFT, "unified_direft", "d/a"),
     )
     rows = [

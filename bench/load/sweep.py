@@ -27,6 +27,7 @@ class Sweep:
     precision: float = 0.05  # the last rate that failed is at most so much above the best one
     max_rate: float = 100_000.0
     least_probe_s: float = 30.0
+    lowest: float = 1 / 1024  # rate that is tried, of the first
 
     def check(self) -> None:
         """Raises BenchError."""
@@ -118,7 +119,7 @@ def next_rate(sweep: Sweep, holds: float | None, fails: float | None) -> float |
         return min(holds * _GOOD_GROWTH, sweep.max_rate) if holds < sweep.max_rate else None
     if holds is None:
         lower = fails / _GOOD_GROWTH
-        return lower if lower >= sweep.first_rate / 1024 else None
+        return lower if lower >= sweep.first_rate * sweep.lowest else None
     if fails <= holds * (1 + sweep.precision):
         return None
     return (holds * fails) ** 0.5

@@ -47,7 +47,7 @@ class Options:
     prompt_tokens: int = 128
     generated_tokens: int = 16
     concurrency: int = 16  # requests that a KV cache has room for; more wait
-    sweep: Sweep = field(default_factory=lambda: Sweep(least_probe_s=10.0))
+    sweep: Sweep = field(default_factory=lambda: Sweep(least_probe_s=10.0, lowest=1 / 8))
     num_gpus: int = 1  # of each system
     model: str = "tiny"  # a key of bench.systems.models.MODELS
     lora_rank: int = 16
@@ -62,11 +62,25 @@ class Options:
             if not slo_ms or set(slo_ms) - set(SLO_KEYS):
                 raise BenchError(f"--objectives: each names some of {', '.join(SLO_KEYS)}, such as ttft:1000,tpot:20")
         self.sweep.check()
+        for name in self.systems:
+            self.matrix_of(name).check()
+
+    def matrix_of(self, system: str) -> MatrixOptions:
+        """What starts this system alone."""
+        workload = Workload(
+            "goodput", "", "", lengths=FixedLengths(self.prompt_tokens, self.generated_tokens),
+            num_adapters=self.adapters, concurrency=self.concurrency,
+        )  # fmt: skip
+        return MatrixOptions(
+            cells=(Cell(workload),), systems=(system,), slo_ms={}, duration_s=0.0, num_slots=self.slots,
+            lora_rank=self.lora_rank, model=self.model, device=self.device, num_gpus=self.num_gpus, through="router",
+            engine_arguments=self.engine_arguments,
+        )  # fmt: skip
 
 
 QUICK = Options(
     systems=("unified",), adapters=2, slots=2, prompt_tokens=16, generated_tokens=4,
-    sweep=Sweep(first_rate=8.0, share=0.9, precision=0.9, max_rate=16.0, least_probe_s=2.0),
+    sweep=Sweep(first_rate=8.0, share=0.9, precision=0.9, max_rate=16.0, least_probe_s=2.0, lowest=1.0),
 )  # fmt: skip
 
 
@@ -97,19 +111,10 @@ async def _measure(
     task = asyncio.current_task()
     assert task is not None
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)  # stops the engines in order
-    workload = Workload(
-        "goodput", "", "", lengths=FixedLengths(options.prompt_tokens, options.generated_tokens),
-        num_adapters=options.adapters, concurrency=options.concurrency,
-    )  # fmt: skip
-    matrix = MatrixOptions(
-        cells=(Cell(workload),), systems=(name,), slo_ms={}, duration_s=0.0,
-        num_slots=options.slots, lora_rank=options.lora_rank, model=options.model, device=options.device,
-        num_gpus=options.num_gpus, through="router", engine_arguments=options.engine_arguments,
-    )  # fmt: skip
-    matrix.check()
+    matrix = options.matrix_of(name)
     async with contextlib.AsyncExitStack() as stack:
         base, [system] = await Starter(matrix, folder, stack).start_all(progress)
-        workload = replace(workload, concurrency=None, vocabulary=base.vocabulary)
+        workload = replace(matrix.cells[0].workload, concurrency=None, vocabulary=base.vocabulary)
         for number, slo_ms in enumerate(options.objectives):
             row = await _swept(options, system, workload, slo_ms, 1 + _SEED * number, sys.stdout)
             add(row)

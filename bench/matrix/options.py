@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from bench.errors import BenchError
 from bench.matrix.plan import Cell
+from bench.systems.models import engines_read_weights
 
 # In the order in which they are started and measured.
 SYSTEMS = {
@@ -51,6 +52,11 @@ class Options:
         if pairs and self.num_gpus > 1 and self.num_gpus % 2:
             raise BenchError(
                 f"--gpus {self.num_gpus}: {' and '.join(pairs)} have two engines each; give an even number"
+            )
+        if any(name.startswith("stock") for name in self.systems) and not engines_read_weights(self.engine_arguments):
+            raise BenchError(
+                "--engine-arguments --load-format dummy: stock SGLang loads no adapters beside weights that it made up "
+                "itself; leave it out or measure other systems"
             )
         if self.device == "cpu" and self.num_gpus > 1:
             raise BenchError(f"--gpus {self.num_gpus}: --device cpu has none")

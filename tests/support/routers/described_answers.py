@@ -22,7 +22,7 @@ class Described:
         self.document = document(limits, "0")
         # A name may contain slashes, so paths that end in a verb come first, as in the router.
         paths = sorted(self.document[paths_key], key=lambda path: -len(re.sub(r"\{\w+\}", "", path)))
-        self._paths = [(re.compile(re.sub(r"\\\{\w+\\\}", ".+", re.escape(path))), path) for path in paths]
+        self._paths = [(re.compile(re.sub(r"\\\{\w+\\\}", ".+", re.escape(path)), re.DOTALL), path) for path in paths]
 
     @cached_property
     def admin(self) -> Described:

@@ -123,6 +123,10 @@ def test_every_system_gets_the_same_requests_and_no_repeat_those_of_another(name
         (("--systems", "stock_pd"), "stock_pd: it needs --device cuda"),
         (("--gpus", "2"), "--gpus 2: --device cpu has none"),
         (("--device", "cuda", "--gpus", "3", "--systems", "pair"), "pair have two engines each; give an even number"),
+        (
+            ("--engine-arguments=--load-format dummy", "--systems", "none,stock"),
+            "stock SGLang loads no adapters beside",
+        ),
     ],
 )
 def test_what_cannot_be_run_is_refused_first(words: tuple[str, ...], says: str):

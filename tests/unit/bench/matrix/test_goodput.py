@@ -1,0 +1,104 @@
+"""The goodput benchmark on a stand-in server: what it sweeps, what it writes, what it refuses."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from support.bench.streaming_mock import MockServer
+
+from bench.errors import BenchError
+from bench.load.options import Endpoint
+from bench.matrix import goodput
+from bench.matrix.systems import Started, Starter
+from cli.main import main
+
+FIRST_S, GAP_S = 0.02, 0.004
+
+
+@pytest.fixture
+def started(monkeypatch) -> list[Any]:
+    """The options of every start, in order; each system is one mock server."""
+    seen: list[Any] = []
+
+    async def start_all(self: Starter, progress: Any) -> Any:
+        seen.append(self.options)
+        [name] = self.options.systems
+        server = MockServer(first_s=FIRST_S, gap_s=GAP_S)
+        await self.stack.enter_async_context(server.running())
+        names = tuple(f"a{number}" for number in range(self.options.max_adapters))
+        return SimpleNamespace(vocabulary=1000), [Started(name, Endpoint(server.url, "mock", names, "adapter"), ())]
+
+    monkeypatch.setattr(Starter, "start_all", start_all)
+    return seen
+
+
+@pytest.mark.slow
+def test_each_system_is_swept_for_each_objective(started, tmp_path: Path, monkeypatch, capsys):
+    words = [
+        "bench", "goodput", "--systems", "none,unified", "--objectives", "ttft:2000,tpot:1000",
+        "--objectives", "tpot:1", "--first-rate", "10", "--duration-s", "0.6", "--adapters", "3",
+        "--prompt-tokens", "8", "--generated-tokens", "3", "--concurrency", "5", "--quick",
+        "--json", str(tmp_path / "g.json"),
+    ]  # fmt: skip
+    monkeypatch.setattr(sys, "argv", ["prelude", *words])
+    main(words)
+    found = json.loads((tmp_path / "g.json").read_text())
+    assert [(each["system"], each["slo_ms"]) for each in found["rows"]] == [
+        (system, slo_ms)
+        for system in ("none", "unified")
+        for slo_ms in ({"ttft": 2000.0, "tpot": 1000.0}, {"tpot": 1.0})
+    ]
+    for holds, misses in zip(found["rows"][::2], found["rows"][1::2], strict=True):
+        assert holds["best_requests_per_s"] == 16.0  # the quick edition tries none above
+        assert misses["best_requests_per_s"] is None  # the server's tokens are four milliseconds apart
+        assert "no rate held the objectives" in misses["verdict"]
+        assert holds["probes"][0]["summary"]["tpot_ms"]["p50"] == pytest.approx(1000 * GAP_S, rel=0.5)
+    assert (found["ended"], found["command"][:21]) == ("after all sweeps", "prelude bench goodput")
+    assert [(each.systems, each.through, each.max_adapters) for each in started] == [
+        (("none",), "router", 3), (("unified",), "router", 3)
+    ]  # fmt: skip
+    assert "no rate held the objectives" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("--systems", "pair,stock_pd"), "stock_pd: it needs --device cuda"),
+        (("--systems", "unified,stock", "--engine-arguments=--load-format dummy"), "stock SGLang loads no adapters"),
+        (("--share", "1.5"), "above 0, at most 1"),
+        (("--json", "no/such/file.json"), "there is no folder"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused_before_anything_starts(started, words: tuple[str, ...], says: str):
+    with pytest.raises(SystemExit, match=says):
+        main(["bench", "goodput", *words])
+    assert not started
+
+
+def test_objectives_are_named():
+    with pytest.raises(BenchError, match="each names some of ttft, tpot, e2e"):
+        goodput.run(goodput.Options(objectives=({},)), "x", None, print)
+    with pytest.raises(SystemExit):
+        main(["bench", "goodput", "--objectives", "ttft:1000,itl:3"])
+
+
+@pytest.mark.slow
+def test_a_file_has_what_was_measured_before_a_system_failed(started, tmp_path: Path, monkeypatch):
+    start_all = Starter.start_all
+
+    async def fail_second(self: Starter, progress: Any) -> Any:
+        if started:
+            raise BenchError("the stock engine did not start")
+        return await start_all(self, progress)
+
+    monkeypatch.setattr(Starter, "start_all", fail_second)
+    with pytest.raises(SystemExit, match="did not start"):
+        main(["bench", "goodput", "--quick", "--systems", "unified,stock", "--json", str(tmp_path / "g.json")])
+    found = json.loads((tmp_path / "g.json").read_text())
+    assert [each["system"] for each in found["rows"]] == ["unified"]
+    assert found["ended"].startswith("early")
