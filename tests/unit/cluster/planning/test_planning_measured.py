@@ -16,7 +16,7 @@ from bench.simulator.policies.workload import Workload as Simulated
 from cluster.local.memory_plan import GPU_SHARE, ModelSizes, engine_memory
 from cluster.planning.adapter_memory import COPIES, AdapterSizes, adapter_memory
 from cluster.planning.gpus import GPUS
-from cluster.planning.pools import Demand, closed_loop_rate, prefill_pool
+from cluster.planning.pools import Demand, closed_loop_rate, generating_pool, prefill_pool
 from cluster.planning.queues import wait_s
 from cluster.planning.speed import Coefficients, Speed
 from cluster.planning.workload import AdapterKind, Workload
@@ -127,6 +127,22 @@ def test_a_pair_on_another_gpu(tmp_path: Path):
         tpot_s = probe["summary"]["tpot_ms"]["mean"] / 1000
         running = probe["summary"]["requests_per_s"] * 128 * tpot_s
         assert h100.step_s(running, 2048 + 64) == pytest.approx(tpot_s, rel=0.15)
+
+
+def test_unified_workers_on_another_gpu(tmp_path: Path):
+    """The same GPUs as two unified workers: what they held within objectives, of 99 % of the requests."""
+    gpu = GPUS["h100-sxm"]
+    h100 = Speed(speed_of(tmp_path, result(UNIFIED_8B)["settings"]).sizes, gpu, 1, Coefficients())
+    memory = engine_memory(h100.sizes, int(gpu.memory_bytes * GPU_SHARE), 1, 0)
+    by_tpot = {}
+    for sweep in result("goodput-h100x2-unified")["rows"]:
+        objectives = {f"{key}_s": limit / 1000 for key, limit in sweep["slo_ms"].items()}
+        wanted = workload(2048, 128, AdapterKind("lora", 16), length_cv=0.0, **objectives)
+        pool = generating_pool(h100, memory, Demand(wanted, 0.0, 0.0, 0.0), "unified")
+        assert pool is not None
+        by_tpot[wanted.tpot_s] = 2 * pool.most_per_s / sweep["best_requests_per_s"]
+    assert by_tpot[0.02] == pytest.approx(1, rel=0.10)
+    assert 0.7 < by_tpot[0.05] < 1  # the plan goes by the busiest moments
 
 
 def test_waits_are_those_of_the_simulated_fleet():
