@@ -111,6 +111,11 @@ class FleetState:
         return {indices[each] for each in self._holders.of(revision_id) if each in indices}
 
     @cached_property
+    def reader_disks(self) -> tuple[Set[str], ...]:
+        """The revisions on the disks of `readers`, in their order, as current as the residencies."""
+        return tuple(worker.residency.disk for worker in self.readers)
+
+    @cached_property
     def _reader_indices(self) -> Mapping[object, int]:
         return {worker.residency: index for index, worker in enumerate(self.readers)}
 

@@ -30,6 +30,7 @@ class Readers:
         self._request, self._policy = request, policy
         self.workers: Sequence[WorkerView] = fleet.readers
         self._loads: Sequence[WorkerLoad] = fleet.reader_loads
+        self._disks: Sequence[Set[str]] = fleet.reader_disks
         if request.positions != "all" and request.is_stored and not excluded:
             self._copies = set() if request.revision_id is None else fleet.readers_with(request.revision_id)
             self._cold = fleet.cold_readers if request.needs_decode else frozenset()
@@ -41,6 +42,7 @@ class Readers:
             everywhere = set() if request.revision_id is None else fleet.readers_with(request.revision_id)
             self.workers = [fleet.readers[i] for i in indices]
             self._loads = [fleet.reader_loads[i] for i in indices]
+            self._disks = [fleet.reader_disks[i] for i in indices]
             self._copies = {position for position, i in enumerate(indices) if i in everywhere}
             self._cold = frozenset()
             homes = homes_among(tuple(worker.name for worker in self.workers))
@@ -144,7 +146,7 @@ class Readers:
             likely.update(self._order[: max(choice.num_homes, FIRST_HOMES)])
             likely.add(self._queues_s.index(min(self._queues_s)))
             if revision_id is not None:
-                likely.update(i for i, worker in enumerate(self.workers) if revision_id in worker.residency.disk)
+                likely.update([i for i, disk in enumerate(self._disks) if revision_id in disk])
         if names := self._policy.prefixes.workers(self._request):
             likely.update(i for i, worker in enumerate(self.workers) if worker.name in names)
         return likely

@@ -10,6 +10,8 @@ from random import Random
 import aiohttp
 import psutil
 import pytest
+import requests
+import yaml
 
 from bench.systems.mock_worker import HOST
 from bench.systems.routers import MODEL, our_router, running_workers, workers
@@ -17,7 +19,8 @@ from bench.systems.routers import MODEL, our_router, running_workers, workers
 pytestmark = pytest.mark.long
 
 NUM_REQUESTS = 160_000  # it has levelled off after half of them
-AT_A_TIME = 16
+AT_A_TIME = 64
+EVENT_GAP_S = 0.02  # so that clients which leave after the first event leave in the answer's middle
 WORDS = 400
 MIB = 1 << 20
 
@@ -48,9 +51,19 @@ class Clients:
                     await answer.read()
 
 
+def num_left(cluster_yaml: Path) -> float:
+    """Clients that left before their answer's end, as the router counts them."""
+    port = yaml.safe_load(cluster_yaml.read_text())["router"]["admin"]["port"]
+    lines = requests.get(f"http://{HOST}:{port}/metrics", timeout=30).text.splitlines()
+    counts = [
+        line.split()[-1] for line in lines if line.startswith("prelude_router_requests_total{") and '"499"' in line
+    ]
+    return sum(map(float, counts))
+
+
 def test_it_levels_off(tmp_path: Path) -> None:
     async def scenario() -> None:
-        settings = workers(num_events=4, event_gap_s=0.0)
+        settings = workers(num_events=4, event_gap_s=EVENT_GAP_S)
         with running_workers(settings, tmp_path):
             async with our_router(settings, tmp_path, num_processes=1) as router:
                 clients, process = Clients(router.port), psutil.Process(router.pid)
@@ -62,5 +75,7 @@ def test_it_levels_off(tmp_path: Path) -> None:
                 print(f"{begin / MIB:.0f}, {middle / MIB:.0f}, {end / MIB:.0f} MiB")
                 assert end - middle < 4 * MIB, (begin / MIB, middle / MIB, end / MIB)
                 assert process.num_fds() < descriptors + 2 * AT_A_TIME
+                left = await asyncio.to_thread(num_left, tmp_path / "ours/cluster.yaml")
+                assert left == pytest.approx(NUM_REQUESTS / 4, rel=0.02)
 
     asyncio.run(scenario())
