@@ -6,16 +6,17 @@ import argparse
 import shlex
 import sys
 from collections.abc import Callable
-from dataclasses import fields, replace
 from functools import partial, wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from cli.bench import goodput as bench_goodput
+from cli.bench import kernels as bench_kernels
 from cli.bench import load as bench_load
 from cli.bench import matrix as bench_matrix
 from cli.bench import simulate as bench_simulate
 from cli.bench import training as bench_training
+from cli.bench.given_options import with_given
 from cli.bench.load import MODELS, positive
 from cli.bench.recorded import recorded_command
 
@@ -221,6 +222,7 @@ def add_commands(commands: Any) -> None:
     bench_load.add_command(benchmarks)
     bench_matrix.add_command(benchmarks)
     bench_goodput.add_command(benchmarks)
+    bench_kernels.add_commands(benchmarks)
     bench_simulate.add_command(benchmarks)
     bench_training.add_commands(benchmarks)
 
@@ -297,7 +299,7 @@ def _adapter_tax(arguments: argparse.Namespace) -> None:
 def _affinity(arguments: argparse.Namespace) -> None:
     from bench import affinity
 
-    options = _with_given(affinity.QUICK if arguments.quick else affinity.Options(), arguments)
+    options = with_given(affinity.QUICK if arguments.quick else affinity.Options(), arguments)
     affinity.run(options, recorded_command(), arguments.json, _say)
 
 
@@ -320,7 +322,7 @@ def _placement(arguments: argparse.Namespace) -> None:
 def _idle(arguments: argparse.Namespace) -> None:
     from bench import idle_pair
 
-    options = _with_given(idle_pair.QUICK if arguments.quick else idle_pair.Options(), arguments)
+    options = with_given(idle_pair.QUICK if arguments.quick else idle_pair.Options(), arguments)
     idle_pair.run(options, recorded_command(), arguments.json, _say)
 
 
@@ -328,7 +330,7 @@ def _idle(arguments: argparse.Namespace) -> None:
 def _slots(arguments: argparse.Namespace) -> None:
     from bench import slot_swaps
 
-    options = _with_given(slot_swaps.QUICK if arguments.quick else slot_swaps.Options(), arguments)
+    options = with_given(slot_swaps.QUICK if arguments.quick else slot_swaps.Options(), arguments)
     slot_swaps.run(options, recorded_command(), arguments.json, _say)
 
 
@@ -350,7 +352,7 @@ def _catalog(arguments: argparse.Namespace) -> None:
 def _cold_load(arguments: argparse.Namespace) -> None:
     from bench import cold_load
 
-    options = _with_given(cold_load.QUICK if arguments.quick else cold_load.Options(), arguments)
+    options = with_given(cold_load.QUICK if arguments.quick else cold_load.Options(), arguments)
     cold_load.run(options, recorded_command(), arguments.json, _say)
 
 
@@ -358,7 +360,7 @@ def _cold_load(arguments: argparse.Namespace) -> None:
 def _host_memory(arguments: argparse.Namespace) -> None:
     from bench import host_memory
 
-    options = _with_given(host_memory.QUICK if arguments.quick else host_memory.Options(), arguments)
+    options = with_given(host_memory.QUICK if arguments.quick else host_memory.Options(), arguments)
     host_memory.run(options, recorded_command(), arguments.json, _say)
 
 
@@ -366,7 +368,7 @@ def _host_memory(arguments: argparse.Namespace) -> None:
 def _router(arguments: argparse.Namespace) -> None:
     from bench import router_relay
 
-    options = _with_given(router_relay.QUICK if arguments.quick else router_relay.Options(), arguments)
+    options = with_given(router_relay.QUICK if arguments.quick else router_relay.Options(), arguments)
     router_relay.run(options, arguments.sglang_router, recorded_command(), arguments.json, _say)
 
 
@@ -374,7 +376,7 @@ def _router(arguments: argparse.Namespace) -> None:
 def _chaos(arguments: argparse.Namespace) -> None:
     from bench import chaos
 
-    options = _with_given(chaos.QUICK if arguments.quick else chaos.Options(), arguments)
+    options = with_given(chaos.QUICK if arguments.quick else chaos.Options(), arguments)
     known_words = {"layouts": tuple(chaos.LAYOUTS), "signals": tuple(chaos.SIGNALS), "parts": chaos.Options().parts}
     for name, known in known_words.items():
         if unknown := set(getattr(options, name)) - set(known):
@@ -389,7 +391,7 @@ def _chaos(arguments: argparse.Namespace) -> None:
 def _soak(arguments: argparse.Namespace) -> None:
     from bench import soak
 
-    options = _with_given(soak.QUICK if arguments.quick else soak.Options(), arguments)
+    options = with_given(soak.QUICK if arguments.quick else soak.Options(), arguments)
     for name in ("minutes", "load", "kill_every_s"):
         if not 0 < getattr(options, name) < 10_000:
             sys.exit(f"prelude: --{name.removesuffix('_s').replace('_', '-')} must be positive")
@@ -406,12 +408,6 @@ def _admission(arguments: argparse.Namespace) -> None:
         only=_words(arguments.only) if arguments.only else (),
     )
     admission.run(options, recorded_command(), arguments.json, _say)
-
-
-def _with_given(options: Options, arguments: argparse.Namespace) -> Options:
-    """The options with what the command line says: arguments are named, or have a `dest`, as their fields are."""
-    given = {field.name: getattr(arguments, field.name, None) for field in fields(options)}
-    return replace(options, **{name: value for name, value in given.items() if value is not None})
 
 
 def _counts(text: str) -> tuple[int, ...]:

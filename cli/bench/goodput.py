@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from cli.bench.given_options import with_given
 from cli.bench.load import MODELS, objective, positive, positive_float
 from cli.bench.matrix import systems_named
 from cli.bench.recorded import recorded_command
@@ -44,7 +45,10 @@ def add_command(benchmarks: Any) -> None:
     goodput.add_argument("--model", choices=MODELS, help="model dimensions; default: tiny")
     goodput.add_argument("--lora-rank", type=positive, help="default: 16")
     goodput.add_argument(
-        "--engine-arguments", type=shlex.split, metavar="TEXT", help="additional SGLang arguments for every engine"
+        "--engine-arguments",
+        type=lambda text: tuple(shlex.split(text)),
+        metavar="TEXT",
+        help="additional SGLang arguments for every engine",
     )
     goodput.add_argument("--quick", action="store_true", help="a smoke test: one system, two rates")
     goodput.add_argument("--json", type=Path, metavar="FILE", help="write every rate's figures")
@@ -63,18 +67,9 @@ def _run(arguments: argparse.Namespace) -> None:
         "least_probe_s": arguments.duration_s,
     }
     sweep = replace(options.sweep, **{name: value for name, value in swept.items() if value is not None})
-    names = (
-        "systems", "adapters", "slots", "prompt_tokens", "generated_tokens", "concurrency", "num_gpus", "device",
-        "model", "lora_rank",
-    )  # fmt: skip
-    given: dict[str, Any] = {name: value for name in names if (value := getattr(arguments, name)) is not None}
-    if arguments.objectives:
-        given["objectives"] = tuple(arguments.objectives)
-    if arguments.engine_arguments:
-        given["engine_arguments"] = tuple(arguments.engine_arguments)
     try:
         goodput.run(
-            replace(options, sweep=sweep, **given),
+            with_given(replace(options, sweep=sweep), arguments),
             recorded_command(),
             arguments.json,
             lambda line: print(line, flush=True),

@@ -12,8 +12,8 @@ class WorkerResidency:
     """Revision ids in a worker's host memory and on its disk, and those that only its memory has.
 
     There is one per control stream, and only its WorkerLink updates it. All WorkerViews of the stream share it, because
-    copying 100,000 ids for each view would cost too much. It is the only mutable part of a view. Its sets are changed in
-    place: keep references to them no longer than a FleetState.
+    copying 100,000 ids for each view would cost too much. It is the only mutable part of a view. Its sets are changed
+    in place: keep references to them no longer than a FleetState.
     """
 
     def __init__(self, holders: Holders | None = None) -> None:

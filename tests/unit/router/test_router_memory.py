@@ -16,9 +16,9 @@ import yaml
 from bench.systems.mock_worker import HOST
 from bench.systems.routers import MODEL, our_router, running_workers, workers
 
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.long, pytest.mark.timeout(1800)]
 
-NUM_REQUESTS = 160_000  # it has levelled off after half of them
+NUM_REQUESTS = 400_000  # it has levelled off after half of them
 AT_A_TIME = 64
 EVENT_GAP_S = 0.02  # so that clients which leave after the first event leave in the answer's middle
 WORDS = 400
