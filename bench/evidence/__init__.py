@@ -70,7 +70,6 @@ TABLES: dict[str, Callable[[], str]] = {
     "pioneer-h200": cold_adapters.pioneer_h200,
     "slots": cold_adapters.slots,
     "pair-goodput": pairs.goodput,
-    "pair-tpot": pairs.tpot_by_rate,
     "pair-first-tokens": pairs.first_tokens,
     "host-memory-h200": cold_adapters.host_memory_h200,
     "catalog": cold_adapters.catalog,

@@ -82,6 +82,7 @@ def probes_of(found: Found) -> list[dict[str, Any]]:
         {
             "requests_per_s": each.rate,
             "came_per_s": each.came_per_s,
+            "ttft_ms_quarters": each.ttft_ms_quarters,
             "share": each.share,
             "summary": {**each.summary, "windows": []},
         }

@@ -23,7 +23,7 @@ from bench.load.report.compare import table as table_of_ratios
 from bench.load.report.compare_page import compare_page, sweep_page, verdict
 from bench.load.report.page import load_page
 from bench.load.report.terminal import LiveLine, busy_warning, table
-from bench.load.summary import SLO_KEYS, summary
+from bench.load.summary import SLO_KEYS, summary, ttft_ms_quarters
 from bench.load.sweep import Ended, Found, Probe, Sweep, search
 from bench.measuring.output import require_folders, write_json, write_text
 from bench.workloads.lengths import ChosenLengths
@@ -193,10 +193,10 @@ async def find_highest_rate(
         figures = summary(outcome.records, slo_ms)
         share = figures["goodput"]["share"]
         warning = busy_warning(generator_of(outcome))
-        came = round(count / duration_s, 4) if tried.workload.conversation else None
-        told = "" if came is None else f" ({came:.4g} came)"
-        print(f"  {rate:.4g} requests/s{told}: {share:.1%} within the objectives{warning}", file=out, flush=True)
-        return Probe(rate, share, figures, came)
+        came, quarters = round(count / duration_s, 4), ttft_ms_quarters(outcome.records, duration_s)
+        told = f"{came:.4g} came, {figures['requests_per_s']:.4g} were answered"
+        print(f"  {rate:.4g} requests/s ({told}): {share:.1%} within the objectives{warning}", file=out, flush=True)
+        return Probe(rate, share, figures, came, quarters, tried.workload.conversation is not None)
 
     found = await search(sweep, probe)
     return found, *loads[0]

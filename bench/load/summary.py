@@ -49,6 +49,15 @@ def meets(record: Record, slo_ms: dict[str, float]) -> bool:
     return all(1000 * measured[key] <= limit for key, limit in slo_ms.items())
 
 
+def ttft_ms_quarters(records: Sequence[Record], load_s: float) -> tuple[float, ...]:
+    """The median TTFT of the requests that were due in each quarter of the load, in ms; 0 where none was answered."""
+    quarters: list[list[float]] = [[], [], [], []]
+    for each in records:
+        if each.error is None and load_s > 0:
+            quarters[min(3, int(4 * each.intended_s / load_s))].append(each.ttft_s)
+    return tuple(round(1000 * statistics.median(each), 3) if each else 0.0 for each in quarters)
+
+
 def duration_s(records: Sequence[Record]) -> float:
     """From the first intended time to the last end."""
     if not records:

@@ -59,12 +59,14 @@ class Probe:
     rate: float
     share: float  # of the requests that met every objective
     summary: dict[str, Any]
-    came_per_s: float | None = None  # of conversations, whose later turns may be due after the probe's end
+    came_per_s: float | None = None  # requests; arrivals are random, and a conversation's later turns may be due later
+    ttft_ms_quarters: tuple[float, ...] = ()  # medians by when requests came: a queue that grows cannot be held
+    has_turns: bool = False
 
     @property
     def is_short(self) -> bool:
-        """Clearly fewer requests came than the rate says."""
-        return self.came_per_s is not None and self.came_per_s < _MOST_CAME * self.rate
+        """Clearly fewer requests came than the rate says, since turns of conversations were due after the probe."""
+        return self.has_turns and self.came_per_s is not None and self.came_per_s < _MOST_CAME * self.rate
 
 
 @dataclass(frozen=True, slots=True)

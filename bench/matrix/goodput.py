@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, TextIO
 
-from bench.errors import BenchError
+from bench.errors import BenchError, SystemFailed
 from bench.load.document import probes_of
 from bench.load.options import Load
 from bench.load.report.compare_page import verdict
@@ -46,7 +46,7 @@ class Options:
     slots: int = 8
     prompt_tokens: int = 128
     generated_tokens: int = 16
-    concurrency: int = 16  # requests that a KV cache has room for; more wait
+    concurrency: int = 16  # four fifths of the requests that the KV cache of an engine has room for; more wait
     sweep: Sweep = field(default_factory=lambda: Sweep(least_probe_s=10.0, lowest=1 / 8))
     num_gpus: int = 1  # of each system
     model: str = "tiny"  # a key of bench.systems.models.MODELS
@@ -61,7 +61,13 @@ class Options:
         for slo_ms in self.objectives:
             if not slo_ms or set(slo_ms) - set(SLO_KEYS):
                 raise BenchError(f"--objectives: each names some of {', '.join(SLO_KEYS)}, such as ttft:1000,tpot:20")
-        self.sweep.check()
+        sweep = self.sweep
+        if sweep.first_rate > sweep.max_rate:
+            raise BenchError(f"--first-rate {sweep.first_rate:g}: at most {sweep.max_rate:g} here")
+        if not 0 < sweep.share <= 1:
+            raise BenchError(f"--share {sweep.share:g}: above 0, at most 1")
+        if not 0.001 <= sweep.precision < 1:
+            raise BenchError(f"--precision {sweep.precision:g}: from 0.001 to below 1")
         for name in self.systems:
             self.matrix_of(name).check()
 
@@ -74,7 +80,7 @@ class Options:
         return MatrixOptions(
             cells=(Cell(workload),), systems=(system,), slo_ms={}, duration_s=0.0, num_slots=self.slots,
             lora_rank=self.lora_rank, model=self.model, device=self.device, num_gpus=self.num_gpus, through="router",
-            engine_arguments=self.engine_arguments,
+            engine_arguments=self.engine_arguments, is_alone=True,
         )  # fmt: skip
 
 
@@ -101,7 +107,7 @@ def run(options: Options, command: str, json_path: Path | None, progress: Callab
                 try:
                     asyncio.run(_measure(options, name, Path(folder), add, progress))
                 except asyncio.CancelledError:
-                    raise BenchError(f"stopped after {len(rows)} sweeps; the file has them") from None
+                    raise BenchError(f"stopped after {len(rows)} sweeps") from None
     return document
 
 
@@ -113,11 +119,14 @@ async def _measure(
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)  # stops the engines in order
     matrix = options.matrix_of(name)
     async with contextlib.AsyncExitStack() as stack:
-        base, [system] = await Starter(matrix, folder, stack).start_all(progress)
+        starter = Starter(matrix, folder, stack)
+        base, [system] = await starter.start_all(progress)
         workload = replace(matrix.cells[0].workload, concurrency=None, vocabulary=base.vocabulary)
         for number, slo_ms in enumerate(options.objectives):
             row = await _swept(options, system, workload, slo_ms, 1 + _SEED * number, sys.stdout)
-            add(row)
+            add({**row, "max_total_tokens": starter.max_total_tokens})
+            if row["ended"].startswith("stopped"):
+                raise BenchError(f"{name}: {row['ended']}")
             objectives = ", ".join(f"{key} {limit:g} ms" for key, limit in slo_ms.items())
             progress(f"{name}: within {objectives}: {row['verdict']}")
 
@@ -133,11 +142,16 @@ async def _swept(
         processes=0,  # as many as each rate needs
     )
     found, _, _ = await find_highest_rate(load, options.sweep, _WARM_UP, slo_ms, out)
+    for probe in found.probes:
+        if probe.summary["num_failed"] == probe.summary["num_requests"]:
+            said = probe.summary["errors"]["most_frequent"][0]
+            raise SystemFailed(f"{system.name}: every request failed: {said['kind']}: {said['detail']}")
     return {
         "system": system.name,
         "slo_ms": slo_ms,
         "best_requests_per_s": found.best,
         "is_bounded": found.is_bounded,
+        "ended": found.ended,
         "verdict": verdict(found),
         "probes": probes_of(found),
     }

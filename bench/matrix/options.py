@@ -38,6 +38,7 @@ class Options:
     device: str = "cpu"  # or "cuda"
     num_gpus: int = 1  # of each system
     through: str = "engines"  # or "router": our systems as a whole cluster, with one
+    is_alone: bool = False  # one system at a time, so that a GPU's memory is its own
     seed: int = 1
     engine_arguments: tuple[str, ...] = ()  # for every engine
 

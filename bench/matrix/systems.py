@@ -145,9 +145,16 @@ class Starter:
         # With one GPU, engines take the one that this process sees.
         return self._sized(replace(spec, visible_gpus=gpus) if options.num_gpus > 1 else spec)
 
+    @property
+    def max_total_tokens(self) -> int | None:
+        """The KV cache of every engine."""
+        return self._spec("decode", "", 0, gpus=(), has_adapters=False).max_total_tokens
+
     def _sized(self, spec: EngineSpec) -> EngineSpec:
-        """All systems are up at a time, each with a KV cache of the same size."""
+        """All systems are up at a time, each with a KV cache of the same size, unless one runs alone on its GPUs."""
         assert spec.max_total_tokens is not None
+        if self.options.is_alone and self.options.device != "cpu":
+            return spec
         most = _MAX_TOTAL_TOKENS[self.options.device]
         return replace(spec, max_total_tokens=min(most, spec.max_total_tokens))
 

@@ -29,7 +29,9 @@ def add_command(benchmarks: Any) -> None:
     goodput.add_argument("--prompt-tokens", type=positive, help="default: 128")
     goodput.add_argument("--generated-tokens", type=positive, help="default: 16")
     goodput.add_argument(
-        "--concurrency", type=positive, help="requests that the KV cache of an engine has room for; default: 16"
+        "--concurrency",
+        type=positive,
+        help="the KV cache of an engine has room for 5/4 of so many requests; default: 16",
     )
     goodput.add_argument("--first-rate", type=positive_float, help="requests/s; default: 1")
     goodput.add_argument("--share", type=positive_float, help="of the requests, within the objectives; default: 0.99")
@@ -79,4 +81,7 @@ def _run(arguments: argparse.Namespace) -> None:
 
 
 def _objectives(text: str) -> dict[str, float]:
-    return dict(objective(word) for word in text.split(","))
+    found = [objective(word) for word in text.split(",")]
+    if len(dict(found)) < len(found):
+        raise argparse.ArgumentTypeError(f"{text!r} names an objective twice")
+    return dict(found)

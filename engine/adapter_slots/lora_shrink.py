@@ -6,8 +6,8 @@ Tokens of one adapter come in segments of at most `batch_info.max_len`, through 
 
 The step reads much and computes little, so it is as fast as its reads. SGLang's kernel has one program per segment of
 128 tokens and 16 columns: 16 to 48 programs for a prompt of 2,048 tokens, on the 132 multiprocessors of an H100. Each
-reads its tokens again for every 16 columns. Here a program takes fewer tokens and all columns: x is read once, by all
-multiprocessors.
+reads its tokens again for every 16 columns. Here a program takes fewer tokens and up to 64 columns: all multiprocessors
+read, and x is read once where n R is at most 64.
 """
 
 from __future__ import annotations
@@ -23,11 +23,12 @@ from engine.adapter_slots.lora_expand import segments_in
 
 _MOST_COLUMNS = 64  # of a program; more would not stay in registers beside the tokens
 _FEWEST_ROWS = 16  # and columns; tensor cores take no fewer
-_BLOCK_K = 256
+_MOST_ROWS_WITH_RESIDUAL = 32  # more would not stay in registers, since both tiles pass through them
+_MOST_BLOCK_K = 256
+_FEWEST_BLOCK_K = 32
 _NUM_WARPS = 4
-_NUM_STAGES = 4
-_MANY_ROWS = 32
-_INTERPRETED_MULTIPROCESSORS = 4
+_MOST_STAGES, _FEWEST_STAGES = 4, 2  # steps over K that are loaded ahead
+_INTERPRETED = (4, 227 * 1024)  # multiprocessors, bytes of shared memory
 
 
 @triton.jit
@@ -83,10 +84,12 @@ def _shrink_kernel(
 
 
 @cache
-def _multiprocessors(device: torch.device) -> int:
+def _gpu(device: torch.device) -> tuple[int, int]:
+    """Multiprocessors, and bytes of shared memory that a program may have."""
     if device.type != "cuda":
-        return _INTERPRETED_MULTIPROCESSORS
-    return torch.cuda.get_device_properties(device).multi_processor_count
+        return _INTERPRETED
+    properties = torch.cuda.get_device_properties(device)
+    return properties.multi_processor_count, properties.shared_memory_per_block_optin
 
 
 def _rows_per_program(num_tokens: int, most: int, multiprocessors: int) -> int:
@@ -102,9 +105,18 @@ def block_n_for(columns: int) -> int:
     return min(_MOST_COLUMNS, max(_FEWEST_ROWS, triton.next_power_of_2(columns)))
 
 
-def stages_for(rows: int, has_residual: bool) -> int:
-    """Steps over K that are loaded ahead, as many as shared memory has room for: 64 KiB of x per step at 128 rows."""
-    return 2 if has_residual or rows > _MANY_ROWS else _NUM_STAGES
+def steps_for(rows: int, columns: int, inputs: int, element_bytes: int, shared_bytes: int) -> tuple[int, int]:
+    """Elements of K per step, and steps that are loaded ahead: as many as shared memory has room for.
+
+    `rows` are those of x and of the residual, `columns` rows of A.
+    """
+    block_k = min(_MOST_BLOCK_K, max(16, triton.next_power_of_2(inputs)))
+    while True:
+        step_bytes = (rows + columns) * block_k * element_bytes
+        stages = min(_MOST_STAGES, shared_bytes // step_bytes)
+        if stages >= _FEWEST_STAGES or block_k <= _FEWEST_BLOCK_K:
+            return block_k, max(_FEWEST_STAGES, stages)
+        block_k //= 2
 
 
 def shrink(
@@ -128,9 +140,13 @@ def shrink(
     assert residual is None or (residual.is_contiguous() and residual.shape == x.shape)
     assert bias is None or (bias.is_contiguous() and bias.shape == weights.shape[:2])
     output = x.new_empty(len(x), all_columns)
-    rows = _rows_per_program(len(x), batch_info.max_len, _multiprocessors(x.device))
+    multiprocessors, shared_bytes = _gpu(x.device)
+    most_rows = batch_info.max_len if residual is None else min(batch_info.max_len, _MOST_ROWS_WITH_RESIDUAL)
+    rows = _rows_per_program(len(x), most_rows, multiprocessors)
     parts = triton.cdiv(batch_info.max_len, rows)
     block_n = block_n_for(all_columns)
+    read_rows = rows if residual is None else 2 * rows
+    block_k, num_stages = steps_for(read_rows, block_n, inputs, x.element_size(), shared_bytes)
     grid = (segments_in(batch_info) * parts, triton.cdiv(all_columns, block_n))
     _shrink_kernel[grid](
         x,
@@ -150,9 +166,9 @@ def shrink(
         PARTS=parts,
         BLOCK_M=rows,
         BLOCK_N=block_n,
-        BLOCK_K=min(_BLOCK_K, max(16, triton.next_power_of_2(inputs))),
+        BLOCK_K=block_k,
         num_warps=_NUM_WARPS,
-        num_stages=stages_for(rows, residual is not None),
+        num_stages=num_stages,
     )
     return output
 

@@ -72,6 +72,8 @@ class ReftPool:
     def allow_graphs(self, max_num_tokens: int) -> None:
         """Allocate, before capture, the fixed buffers that prefill CUDA graphs read a batch's slots from."""
         self._backend.init_prefill_cuda_graph_batch_info(max_num_tokens)
+        if self._has_sums:
+            return
         self._slot_of_token_in_graphs = torch.zeros(max_num_tokens, dtype=torch.int64, device=self.a.device)
 
     def begin_batch(

@@ -83,6 +83,7 @@ class Load:
             self._stop.set()
             for thread in threads:
                 thread.join(120)
+        assert not [thread.name for thread in threads if thread.is_alive()]
         assert not self._failures, self._failures  # a client that ended leaves panels empty
 
     def _until_stopped(self, job: Callable[..., None], *arguments: Any) -> None:
@@ -123,8 +124,13 @@ class Load:
         body = {"model": "demo", "prompt": [seed] * 9, "max_tokens": 24, "ignore_eos": True, "n": 4}
 
         def one() -> None:
-            with contextlib.suppress(httpx.TimeoutException), self._client(tenant) as client:
-                self._note(tenant, client.post("/v1/completions", json=body).status_code)
+            try:
+                with self._client(tenant) as client:
+                    self._note(tenant, client.post("/v1/completions", json=body).status_code)
+            except httpx.TimeoutException:
+                pass  # as in `_until_stopped`
+            except Exception as error:  # noqa: BLE001 - likewise
+                self._failures.append(f"a burst: {error!r}")
 
         while not self._stop.wait(5):
             threads = [threading.Thread(target=one) for _ in range(10)]

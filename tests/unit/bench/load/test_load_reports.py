@@ -407,7 +407,9 @@ def test_an_early_end_keeps_what_was_found():
 
 def test_a_rate_that_conversations_did_not_reach_is_told():
     def told(came_per_s: float | None) -> str:
-        return verdict(Found(40.0, True, (Probe(40.0, 1.0, {}, came_per_s), Probe(80.0, 0.5, {}, 20.0))))
+        return verdict(
+            Found(40.0, True, (Probe(40.0, 1.0, {}, came_per_s, has_turns=True), Probe(80.0, 0.5, {}, 20.0)))
+        )
 
     assert told(None) == told(38.0) == "40 requests/s hold the objectives"
     assert told(26.3).startswith("40 requests/s hold the objectives; but 26.3 came per second")

@@ -60,7 +60,7 @@ def check_every_size_of_program() -> None:
     weights = torch.randn(4, 48, 96, device=DEVICE)
     made = []
     for multiprocessors in (1, 2, 1000):
-        lora_shrink._multiprocessors = lambda _device, count=multiprocessors: count
+        lora_shrink._gpu = lambda _device, count=multiprocessors: (count, 227 * 1024)
         made.append(lora_shrink.shrink(x, weights, batch, 3)[slots == 1])
     for other in made[1:]:
         torch.testing.assert_close(other, made[0], atol=1e-3 if DEVICE == "cpu" else 0.1, rtol=1e-3)

@@ -29,6 +29,23 @@ def test_a_program_takes_more_tokens_only_when_no_multiprocessor_is_idle(num_tok
     assert _rows_per_program(num_tokens, 128, 132) == rows
 
 
+@pytest.mark.parametrize(
+    ("rows", "columns", "element_bytes", "kib", "steps"),
+    [
+        (16, 64, 2, 227, (256, 4)),  # a prompt of 2,048 tokens on an H100
+        (128, 64, 2, 227, (256, 2)),
+        (128, 64, 2, 99, (128, 2)),  # an L40S
+        (128, 64, 4, 99, (64, 2)),  # float32
+        (16, 16, 2, 227, (256, 4)),
+    ],
+)
+def test_steps_fit_into_shared_memory(rows: int, columns: int, element_bytes: int, kib: int, steps: tuple[int, int]):
+    from engine.adapter_slots.lora_shrink import steps_for
+
+    assert steps_for(rows, columns, 4096, element_bytes, kib * 1024) == steps
+    assert (rows + columns) * steps[0] * steps[1] * element_bytes <= kib * 1024
+
+
 def test_only_gpu_engines_with_adapters_have_it():
     def has_it(role: str, device: str) -> bool:
         return lora_kernels.shrink_on_all_multiprocessors in {hook.fn for hook in hooks_for(role, device)}
