@@ -16,6 +16,7 @@ _HALF_LIFE_S = 30.0  # of what a worker was seen to do, once it reads nothing
 # lately seemed the fastest; if it does not, homes decide.
 _ALIKE = 0.2
 _LONGEST = 4.0  # of an observation in the fleet's rate, as a multiple of what was expected
+_REMEMBERED = 1 - 1 / 500  # of the fleet's rate, at each prompt: many from prefix caches must not outweigh new ones
 _NEWS = 0.05  # relative change of the fleet's rate from which on workers get it
 _MAX_ROUTERS = 256
 _WEIGHT_OF_NEWEST = 0.1  # of prompts' sizes
@@ -258,6 +259,7 @@ class WorkerLoads(Mapping[str, WorkerLoad]):
 
     def _observed(self, busy_s: float, tokens: float) -> None:
         # One that is compiling kernels must not make all others look slow.
+        self._fleets_rate.fade(_REMEMBERED)
         self._fleets_rate.observe(min(busy_s, _LONGEST * self._expected * tokens), tokens)
         s_per_token = self._fleets_rate.s_per_token
         if abs(s_per_token - self._expected) > _NEWS * self._expected:

@@ -89,6 +89,15 @@ def test_a_worker_that_was_slow_once_is_tried_again(loads: WorkerLoads, clock: C
     assert loads["p1"].tokens_per_s == pytest.approx(loads["p0"].tokens_per_s, rel=0.2)
 
 
+def test_new_prompts_outweigh_many_that_were_read_from_prefix_caches(loads: WorkerLoads, clock: Clock) -> None:
+    for _ in range(20_000):
+        read_prompt(loads, clock, "p0", 0.0005)
+    assert loads["before"].tokens_per_s == pytest.approx(1_000_000, rel=0.1)
+    for _ in range(1500):
+        read_prompt(loads, clock, "p0", 0.02)
+    assert loads["after"].tokens_per_s == pytest.approx(25_000, rel=0.2)
+
+
 def test_a_slow_worker_is_not_taken_for_faster_while_it_reads(loads: WorkerLoads, clock: Clock) -> None:
     for _ in range(50):
         read_prompt(loads, clock, "p0", 0.02)
