@@ -1,7 +1,7 @@
 """Ends routers and agents of a local cluster that hang, so that the supervisor restarts them.
 
 From a process's first answer on, the rules are those for an engine's HTTP server (`engine/hang_watch.py`). Until then
-it starts, which may take long: it hangs only if it uses no processor time at all.
+it starts, which may take long: it hangs only if it uses no processor time at all, or was stopped by a signal.
 """
 
 from __future__ import annotations
@@ -19,8 +19,11 @@ from engine.hang_watch import OBSERVE_S, HangWatch, PartState, Timeouts, process
 from process.lifetime import kill_group
 
 _ASK_EVERY_S = 4.0
+_ASK_EARLY_EVERY_S = 0.5  # until the first answer: clients may have had theirs before
 _TIMEOUTS = Timeouts(hang_s=15.0, batch_s=0.0)  # ended after 30 s without processor time, after 60 s with it
-_START_IDLE_S = 120.0  # a process that has not answered yet, and uses no processor time for so long, is stopped
+# A process that has not answered yet is ended when it has used no processor time for so long.
+_START_IDLE_S = 120.0
+_START_STOPPED_S = 30.0  # if it was stopped by a signal
 
 
 @dataclass(slots=True)
@@ -71,7 +74,7 @@ class ProcessWatch:
                         self._watched[name].num_answers += 1
             except (aiohttp.ClientError, OSError, TimeoutError):
                 pass  # it starts, has ended, or hangs
-            await asyncio.sleep(_ASK_EVERY_S)
+            await asyncio.sleep(_ASK_EVERY_S if name in self._watched else _ASK_EARLY_EVERY_S)
 
     async def _look(self) -> None:
         while True:
@@ -90,18 +93,19 @@ class ProcessWatch:
             await asyncio.sleep(OBSERVE_S)
 
     def _look_at_start(self, name: str, pid: int | None) -> None:
-        """End a process that was stopped before its first answer."""
+        """End a process that hangs before its first answer."""
         try:
             if pid is None or (name in self._watched and self._watched[name].pid == pid):
                 self._starting.pop(name, None)
                 return
-            times = psutil.Process(pid).cpu_times()
+            process = psutil.Process(pid)
+            times, is_stopped = process.cpu_times(), process.status() == psutil.STATUS_STOPPED
         except psutil.Error:  # it has just ended
             return
         now, used_s, known = time.monotonic(), times.user + times.system, self._starting.get(name)
         if known is None or (known.pid, known.processor_s) != (pid, used_s):
             self._starting[name] = _Starting(pid, used_s, now)
-        elif now - known.since > _START_IDLE_S:
+        elif now - known.since > (_START_STOPPED_S if is_stopped else _START_IDLE_S):
             del self._starting[name]
             self._end(name, pid)
 
