@@ -93,6 +93,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "protected": request_path.protected,
     "admission": request_path.admission,
     "chaos": failures.chaos,
+    "chaos-unified-stop": lambda: failures.chaos(RESULTS / "chaos-unified-stop-cpu.json"),
     "soak": failures.soak,
     "training-h200": training.training_h200,
     "training-sft": training.training_sft,
