@@ -26,7 +26,7 @@ from bench.measuring.contention import cpu_use, foreign_cores
 from bench.measuring.output import growing_json, require_folders
 from bench.measuring.quantile import quantile
 from bench.options import DTYPE, Options, Shape
-from bench.systems.models import MODELS, engines_read_weights
+from bench.systems.models import MODELS, engines_read_weights, require_loadable
 from bench.systems.start import Starter
 from bench.systems.systems import HAVE_BASELINE, Request, System
 from bench.workloads import session as sessions
@@ -43,6 +43,7 @@ def run(
 ) -> None:
     """Measure, print the table, write the files. The JSON grows with each load, and says until the last that it ended
     early. Raises BenchError."""
+    require_loadable(options.systems, options.engine_arguments)
     require_folders(json_path, plot_path)
     if plot_path is not None:
         report.require_plotting()

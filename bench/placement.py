@@ -77,7 +77,7 @@ def run(
 
 
 def _medians(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Of every number; and of each quantile what every run had."""
+    """Of every number; and each run's own p99."""
     found = {name: statistics.median(run[name] for run in runs) for name in runs[0]}
     return {**found, "runs_p99_us": [run["p99_us"] for run in runs]}
 

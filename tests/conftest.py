@@ -18,6 +18,8 @@ from xdist.scheduler import LoadScopeScheduling
 
 ROOT = Path(__file__).parent
 
+LONGEST_FAILURE = 4000  # characters printed of a failure when it happens: the end, with the error
+
 # Examples have no deadline, as a machine may stand still for seconds; those of one test share its fixtures, knowingly.
 settings.register_profile(
     "prelude", deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
@@ -31,6 +33,8 @@ def pytest_configure(config: pytest.Config) -> None:
     Tests send Ctrl-C to what they start; a shell's `&` starts us with it ignored, which children would inherit.
     Tests also look for files that were left behind, so each of several processes has its own temporary folder.
     """
+    if not hasattr(config, "workerinput"):
+        config.pluginmanager.register(_FailuresAtOnce(config))
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if hasattr(config, "workerinput"):  # of pytest-xdist
@@ -76,6 +80,21 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return 2 if "cluster" in getattr(item, "fixturenames", ()) else 1
 
     items.sort(key=turn)
+
+
+class _FailuresAtOnce:
+    """Prints each failure when it happens: a run that is ended from outside never gets to its summary."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._plugins = config.pluginmanager
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        terminal = self._plugins.get_plugin("terminalreporter")  # not yet there when pytest is configured
+        if not report.failed or terminal is None:
+            return
+        terminal.ensure_newline()
+        terminal.write_line(f"FAILED {report.nodeid} ({report.when}, {report.duration:.0f} s)")
+        terminal.write_line(report.longreprtext[-LONGEST_FAILURE:])
 
 
 @pytest.hookimpl(wrapper=True)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from bench.errors import BenchError
 from bench.matrix.plan import Cell
-from bench.systems.models import engines_read_weights
+from bench.systems.models import require_loadable
 
 # In the order in which they are started and measured.
 SYSTEMS = {
@@ -54,11 +54,7 @@ class Options:
             raise BenchError(
                 f"--gpus {self.num_gpus}: {' and '.join(pairs)} have two engines each; give an even number"
             )
-        if any(name.startswith("stock") for name in self.systems) and not engines_read_weights(self.engine_arguments):
-            raise BenchError(
-                "--engine-arguments --load-format dummy: stock SGLang loads no adapters beside weights that it made up "
-                "itself; leave it out or measure other systems"
-            )
+        require_loadable(self.systems, self.engine_arguments)
         if self.device == "cpu" and self.num_gpus > 1:
             raise BenchError(f"--gpus {self.num_gpus}: --device cpu has none")
 

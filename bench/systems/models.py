@@ -6,13 +6,14 @@ Sizes are from the models' config.json on the Hugging Face hub: meta-llama/Llama
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from bench.errors import BenchError
 from cluster.local.demo import llama_config, make_model, make_tokenizer
 
 _WEIGHTS_STD = 0.02  # the usual initialization
@@ -105,6 +106,15 @@ def write_model(name: str, folder: Path, device: str, engine_arguments: Sequence
         config.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     (folder / "generation_config.json").write_text(json.dumps({}))
+
+
+def require_loadable(systems: Iterable[str], engine_arguments: Sequence[str]) -> None:
+    """Stock SGLang loads no adapters beside weights that it made up itself. Raises BenchError."""
+    if any(name.startswith("stock") for name in systems) and not engines_read_weights(engine_arguments):
+        raise BenchError(
+            "--engine-arguments --load-format dummy: stock SGLang loads no adapters beside weights that it made up "
+            "itself; leave it out or measure other systems"
+        )
 
 
 def engines_read_weights(engine_arguments: Sequence[str]) -> bool:

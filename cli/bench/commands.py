@@ -5,8 +5,6 @@ from __future__ import annotations
 import argparse
 import shlex
 import sys
-from collections.abc import Callable
-from functools import partial, wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -17,7 +15,8 @@ from cli.bench import matrix as bench_matrix
 from cli.bench import simulate as bench_simulate
 from cli.bench import training as bench_training
 from cli.bench.given_options import with_given
-from cli.bench.load import MODELS, positive
+from cli.bench.load import MODELS, numbers, positive, words
+from cli.bench.outcome import failure_ends, say
 from cli.bench.recorded import recorded_command
 
 if TYPE_CHECKING:
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
 # A copy of bench.systems.systems.SYSTEMS, which takes long to import.
 _SYSTEMS = ("none", "stock", "unified_lora", "unified_direft", "pd")
 
-Run = Callable[[argparse.Namespace], None]
 Options = TypeVar("Options", bound="DataclassInstance")
 
 
@@ -40,7 +38,7 @@ def add_commands(commands: Any) -> None:
     )
     tax = benchmarks.add_parser("adapter-tax", help=text, description=text)
     tax.add_argument("--systems", type=_names, default=_SYSTEMS, help=f"default: {','.join(_SYSTEMS)}")
-    tax.add_argument("--adapters", type=_numbers, help="numbers of adapters in use; default: 1,8,32,64")
+    tax.add_argument("--adapters", type=numbers, help="numbers of adapters in use; default: 1,8,32,64")
     tax.add_argument("--repeats", type=positive, help="default: 3")
     tax.add_argument("--requests", type=positive, help="requests per load; default: 192")
     tax.add_argument("--concurrency", type=positive, default=16, help="concurrent requests; default: 16")
@@ -102,7 +100,7 @@ def add_commands(commands: Any) -> None:
         "More adapters than host memory: requests/s and TTFT against a load whose adapters fit, unified and as a pair."
     )
     memory = benchmarks.add_parser("host-memory", help=text, description=text)
-    memory.add_argument("--layouts", type=_words, help="default: unified,pair")
+    memory.add_argument("--layouts", type=words, help="default: unified,pair")
     memory.add_argument("--adapters", type=positive, help="number of adapters that requests rotate over; default: 32")
     memory.add_argument("--room", type=positive, help="adapters that fit in host memory; default: 8")
     memory.add_argument("--fitting", type=positive, help="adapters of the load that fits; default: 6")
@@ -116,7 +114,7 @@ def add_commands(commands: Any) -> None:
         "CPU time of the router per streamed event and per request, and added latency, next to SGLang's Rust gateway."
     )
     router = benchmarks.add_parser("router", help=text, description=text)
-    router.add_argument("--concurrency", type=_numbers, help="connections of each load; default: 32,128")
+    router.add_argument("--concurrency", type=numbers, help="connections of each load; default: 32,128")
     router.add_argument("--repeats", type=positive, help="default: 3")
     router.add_argument(
         "--events", type=positive, dest="num_events", metavar="N", help="events per stream; default: 64"
@@ -166,14 +164,14 @@ def add_commands(commands: Any) -> None:
     chaos = benchmarks.add_parser("chaos", help=text, description=text)
     chaos.add_argument(
         "--layout",
-        type=_words,
+        type=words,
         dest="layouts",
         metavar="LAYOUTS",
         help="pair, pairs (two of each role) or unified (two workers), or several, separated by commas; default: pair",
     )
     chaos.add_argument("--in-flight", type=_counts, help="requests at the time of the signal; default: 0,32")
-    chaos.add_argument("--signals", type=_words, help="default: kill,stop")
-    chaos.add_argument("--parts", type=_words, help="default: router,agent,server,scheduler,detokenizer")
+    chaos.add_argument("--signals", type=words, help="default: kill,stop")
+    chaos.add_argument("--parts", type=words, help="default: router,agent,server,scheduler,detokenizer")
     chaos.add_argument("--quick", action="store_true", help="a smoke test: one kill of one scheduler")
     _add_json(chaos)
     chaos.set_defaults(run=_chaos)
@@ -209,7 +207,7 @@ def add_commands(commands: Any) -> None:
     idle.set_defaults(run=_idle)
     text = "More adapters than slots: TTFT and requests/s of one engine that swaps adapters into prefill batches."
     slots = benchmarks.add_parser("slots", help=text, description=text)
-    slots.add_argument("--adapters", type=_numbers, help="numbers of adapters in use; default: 8,32")
+    slots.add_argument("--adapters", type=numbers, help="numbers of adapters in use; default: 8,32")
     slots.add_argument(
         "--requests", type=positive, dest="num_requests", metavar="N", help="requests per load; default: 96"
     )
@@ -251,25 +249,7 @@ def _add_engine_options(benchmark: argparse.ArgumentParser) -> None:
     )
 
 
-_say = partial(print, flush=True)
-
-
-def _failure_ends(run: Run) -> Run:
-    """Have a benchmark that fails end the command with its message."""
-
-    @wraps(run)
-    def command(arguments: argparse.Namespace) -> None:
-        from bench.errors import BenchError
-
-        try:
-            run(arguments)
-        except BenchError as error:
-            sys.exit(f"prelude: {error}")
-
-    return command
-
-
-@_failure_ends
+@failure_ends
 def _adapter_tax(arguments: argparse.Namespace) -> None:
     from bench import adapter_tax
     from bench.options import Options, Shape
@@ -292,18 +272,18 @@ def _adapter_tax(arguments: argparse.Namespace) -> None:
         reft_rank=arguments.reft_rank,
         engine_arguments=arguments.engine_arguments,
     )
-    adapter_tax.run(options, recorded_command(), arguments.json, arguments.plot, _say)
+    adapter_tax.run(options, recorded_command(), arguments.json, arguments.plot, say)
 
 
-@_failure_ends
+@failure_ends
 def _affinity(arguments: argparse.Namespace) -> None:
     from bench import affinity
 
     options = with_given(affinity.QUICK if arguments.quick else affinity.Options(), arguments)
-    affinity.run(options, recorded_command(), arguments.json, _say)
+    affinity.run(options, recorded_command(), arguments.json, say)
 
 
-@_failure_ends
+@failure_ends
 def _placement(arguments: argparse.Namespace) -> None:
     from bench import placement
     from bench.simulator.policies.policies import POLICIES
@@ -314,27 +294,27 @@ def _placement(arguments: argparse.Namespace) -> None:
         arguments.placements or (1000 if arguments.quick else 20_000),
         recorded_command(),
         arguments.json,
-        _say,
+        say,
     )
 
 
-@_failure_ends
+@failure_ends
 def _idle(arguments: argparse.Namespace) -> None:
     from bench import idle_pair
 
     options = with_given(idle_pair.QUICK if arguments.quick else idle_pair.Options(), arguments)
-    idle_pair.run(options, recorded_command(), arguments.json, _say)
+    idle_pair.run(options, recorded_command(), arguments.json, say)
 
 
-@_failure_ends
+@failure_ends
 def _slots(arguments: argparse.Namespace) -> None:
     from bench import slot_swaps
 
     options = with_given(slot_swaps.QUICK if arguments.quick else slot_swaps.Options(), arguments)
-    slot_swaps.run(options, recorded_command(), arguments.json, _say)
+    slot_swaps.run(options, recorded_command(), arguments.json, say)
 
 
-@_failure_ends
+@failure_ends
 def _catalog(arguments: argparse.Namespace) -> None:
     from bench import catalog
 
@@ -344,35 +324,35 @@ def _catalog(arguments: argparse.Namespace) -> None:
         arguments.database,
         recorded_command(),
         arguments.json,
-        _say,
+        say,
     )
 
 
-@_failure_ends
+@failure_ends
 def _cold_load(arguments: argparse.Namespace) -> None:
     from bench import cold_load
 
     options = with_given(cold_load.QUICK if arguments.quick else cold_load.Options(), arguments)
-    cold_load.run(options, recorded_command(), arguments.json, _say)
+    cold_load.run(options, recorded_command(), arguments.json, say)
 
 
-@_failure_ends
+@failure_ends
 def _host_memory(arguments: argparse.Namespace) -> None:
     from bench import host_memory
 
     options = with_given(host_memory.QUICK if arguments.quick else host_memory.Options(), arguments)
-    host_memory.run(options, recorded_command(), arguments.json, _say)
+    host_memory.run(options, recorded_command(), arguments.json, say)
 
 
-@_failure_ends
+@failure_ends
 def _router(arguments: argparse.Namespace) -> None:
     from bench import router_relay
 
     options = with_given(router_relay.QUICK if arguments.quick else router_relay.Options(), arguments)
-    router_relay.run(options, arguments.sglang_router, recorded_command(), arguments.json, _say)
+    router_relay.run(options, arguments.sglang_router, recorded_command(), arguments.json, say)
 
 
-@_failure_ends
+@failure_ends
 def _chaos(arguments: argparse.Namespace) -> None:
     from bench import chaos
 
@@ -382,12 +362,12 @@ def _chaos(arguments: argparse.Namespace) -> None:
         if unknown := set(getattr(options, name)) - set(known):
             option = name.replace("layouts", "layout")
             sys.exit(f"prelude: --{option}: there is no {', '.join(sorted(unknown))}; there are {', '.join(known)}")
-    found = chaos.run(options, recorded_command(), arguments.json, _say)
+    found = chaos.run(options, recorded_command(), arguments.json, say)
     if faults := chaos.faults(found["summary"]):
         sys.exit(f"prelude: {', '.join(faults)}")
 
 
-@_failure_ends
+@failure_ends
 def _soak(arguments: argparse.Namespace) -> None:
     from bench import soak
 
@@ -395,29 +375,25 @@ def _soak(arguments: argparse.Namespace) -> None:
     for name in ("minutes", "load", "kill_every_s"):
         if not 0 < getattr(options, name) < 10_000:
             sys.exit(f"prelude: --{name.removesuffix('_s').replace('_', '-')} must be positive")
-    soak.run(options, recorded_command(), arguments.json, _say)
+    soak.run(options, recorded_command(), arguments.json, say)
 
 
-@_failure_ends
+@failure_ends
 def _admission(arguments: argparse.Namespace) -> None:
     from bench import admission
 
     options = admission.Options(
         repeats=arguments.repeats or admission.Options().repeats,
         engine=not arguments.no_engine,
-        only=_words(arguments.only) if arguments.only else (),
+        only=words(arguments.only) if arguments.only else (),
     )
-    admission.run(options, recorded_command(), arguments.json, _say)
+    admission.run(options, recorded_command(), arguments.json, say)
 
 
 def _counts(text: str) -> tuple[int, ...]:
     if not all(word.isdecimal() for word in text.split(",")):
         raise argparse.ArgumentTypeError(f"{text!r} is no list of numbers, such as 0,32")
     return tuple(sorted({int(word) for word in text.split(",")}))
-
-
-def _words(text: str) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(text.split(",")))
 
 
 def _names(text: str) -> tuple[str, ...]:
@@ -427,7 +403,3 @@ def _names(text: str) -> tuple[str, ...]:
             f"unknown system {', '.join(sorted(unknown))}; choose from {', '.join(_SYSTEMS)}"
         )
     return tuple(name for name in _SYSTEMS if name in names)
-
-
-def _numbers(text: str) -> tuple[int, ...]:
-    return tuple(sorted({positive(word) for word in text.split(",")}))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import shlex
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 from cli.bench.given_options import with_given
 from cli.bench.load import MODELS, objective, positive, positive_float
 from cli.bench.matrix import systems_named
+from cli.bench.outcome import failure_ends, say
 from cli.bench.recorded import recorded_command
 
 
@@ -39,7 +39,7 @@ def add_command(benchmarks: Any) -> None:
         "--precision", type=positive_float, help="the lowest rate that fails is within this share; default: 0.05"
     )
     goodput.add_argument(
-        "--duration-s", type=positive_float, metavar="S",
+        "--duration-s", type=positive_float, dest="least_probe_s", metavar="S",
         help="of each rate; longer where that makes too few requests; default: 10",
     )  # fmt: skip
     goodput.add_argument("--gpus", type=positive, dest="num_gpus", metavar="N", help="of each system; default: 1")
@@ -57,27 +57,13 @@ def add_command(benchmarks: Any) -> None:
     goodput.set_defaults(run=_run)
 
 
+@failure_ends
 def _run(arguments: argparse.Namespace) -> None:
-    from bench.errors import BenchError
     from bench.matrix import goodput
 
     options = goodput.QUICK if arguments.quick else goodput.Options()
-    swept = {
-        "first_rate": arguments.first_rate,
-        "share": arguments.share,
-        "precision": arguments.precision,
-        "least_probe_s": arguments.duration_s,
-    }
-    sweep = replace(options.sweep, **{name: value for name, value in swept.items() if value is not None})
-    try:
-        goodput.run(
-            with_given(replace(options, sweep=sweep), arguments),
-            recorded_command(),
-            arguments.json,
-            lambda line: print(line, flush=True),
-        )
-    except BenchError as error:
-        sys.exit(f"prelude: {error}")
+    options = replace(options, sweep=with_given(options.sweep, arguments))
+    goodput.run(with_given(options, arguments), recorded_command(), arguments.json, say)
 
 
 def _objectives(text: str) -> dict[str, float]:

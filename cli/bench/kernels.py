@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import argparse
 import shlex
-import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from cli.bench.given_options import with_given
-from cli.bench.load import MODELS, positive
+from cli.bench.load import MODELS, numbers, positive, words
+from cli.bench.outcome import failure_ends, say
 from cli.bench.recorded import recorded_command
 
 
@@ -18,8 +17,8 @@ def add_commands(benchmarks: Any) -> None:
     """Add both to the benchmarks."""
     text = "Where an engine's time goes while it reads prompts, kernel by kernel, with and without an adapter."
     profile = benchmarks.add_parser("prompt-profile", help=text, description=text)
-    profile.add_argument("--kinds", type=_words, help="any of none,lora,direft; default: none,lora")
-    profile.add_argument("--prompt-tokens", type=_numbers, metavar="N,…", help="default: 128")
+    profile.add_argument("--kinds", type=words, help="any of none,lora,direft; default: none,lora")
+    profile.add_argument("--prompt-tokens", type=numbers, metavar="N,…", help="default: 128")
     profile.add_argument("--timed", type=positive, metavar="N", help="prompts of each kind; default: 10")
     profile.add_argument("--profiled", type=positive, metavar="N", help="prompts of each kind; default: 4")
     profile.add_argument("--slots", type=positive, help="adapter slots; default: 8")
@@ -36,7 +35,7 @@ def add_commands(benchmarks: Any) -> None:
     profile.set_defaults(run=_profile)
     text = "LoRA's shrink step alone on a GPU: SGLang's kernel, Prelude's, and cuBLAS with one adapter."
     shrink = benchmarks.add_parser("shrink", help=text, description=text)
-    shrink.add_argument("--tokens", type=_numbers, metavar="N,…", help="of a batch; default: 512,2048,8192")
+    shrink.add_argument("--tokens", type=numbers, metavar="N,…", help="of a batch; default: 512,2048,8192")
     shrink.add_argument("--adapters", type=positive, help="of a batch; default: 4")
     shrink.add_argument("--model", choices=MODELS, help="model dimensions; default: llama-3.1-8b")
     shrink.add_argument("--lora-rank", type=positive, help="default: 16")
@@ -44,36 +43,16 @@ def add_commands(benchmarks: Any) -> None:
     shrink.set_defaults(run=_shrink)
 
 
+@failure_ends
 def _profile(arguments: argparse.Namespace) -> None:
     from bench.kernels import prompt_profile
 
     options = with_given(prompt_profile.QUICK if arguments.quick else prompt_profile.Options(), arguments)
-    _ended(lambda: prompt_profile.run(options, recorded_command(), arguments.json, _say))
+    prompt_profile.run(options, recorded_command(), arguments.json, say)
 
 
+@failure_ends
 def _shrink(arguments: argparse.Namespace) -> None:
     from bench.kernels import shrink
 
-    options = with_given(shrink.Options(), arguments)
-    _ended(lambda: shrink.run(options, recorded_command(), arguments.json, _say))
-
-
-def _ended(run: Callable[[], Any]) -> None:
-    from bench.errors import BenchError
-
-    try:
-        run()
-    except BenchError as error:
-        sys.exit(f"prelude: {error}")
-
-
-def _say(line: str) -> None:
-    print(line, flush=True)
-
-
-def _words(text: str) -> tuple[str, ...]:
-    return tuple(text.split(","))
-
-
-def _numbers(text: str) -> tuple[int, ...]:
-    return tuple(positive(word) for word in text.split(","))
+    shrink.run(with_given(shrink.Options(), arguments), recorded_command(), arguments.json, say)

@@ -430,3 +430,13 @@ def positive(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a positive number")
     return int(text)
+
+
+def words(text: str) -> tuple[str, ...]:
+    """Separated by commas, each once."""
+    return tuple(dict.fromkeys(text.split(",")))
+
+
+def numbers(text: str) -> tuple[int, ...]:
+    """Positive numbers, separated by commas, each once, the least first. Raises argparse.ArgumentTypeError."""
+    return tuple(sorted({positive(word) for word in text.split(",")}))

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cli.bench.load import MODELS, add_popularity, objective, positive, positive_float
+from cli.bench.load import MODELS, add_popularity, numbers, objective, positive, positive_float
 from cli.bench.recorded import recorded_command
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def add_command(benchmarks: Any) -> None:
         help="additional SGLang arguments for every engine",
     )  # fmt: skip
     matrix.add_argument(
-        "--adapters", type=_numbers, metavar="N,…", help="numbers of adapters in use; default: the workload's"
+        "--adapters", type=numbers, metavar="N,…", help="numbers of adapters in use; default: the workload's"
     )
     add_popularity(matrix)
     matrix.add_argument(
@@ -136,7 +136,3 @@ def systems_named(text: str) -> tuple[str, ...]:
             f"unknown system {', '.join(sorted(unknown))}; choose from {', '.join(SYSTEMS)}"
         )
     return names
-
-
-def _numbers(text: str) -> tuple[int, ...]:
-    return tuple(sorted({positive(word) for word in text.split(",")}))

@@ -78,7 +78,7 @@ bench.load
 bench.systems
 bench.training
 bench
-cli.quiet cli.agents cli.bench.recorded cli.bench.given_options
+cli.quiet cli.agents cli.bench.recorded cli.bench.given_options cli.bench.outcome
 cli.bench.load
 cli.bench.matrix cli.bench.simulate cli.bench.training
 cli.adapters cli.bench cli.train

@@ -99,6 +99,11 @@ def test_wrong_arguments(words):
     assert ended.value.code == 2
 
 
+def test_stock_with_weights_of_its_own_is_refused_first(systems):
+    with pytest.raises(SystemExit, match="stock SGLang loads no adapters beside"):
+        main(["bench", "adapter-tax", "--quick", "--systems", "stock", "--engine-arguments=--load-format dummy"])
+
+
 def test_the_command(systems, monkeypatch, tmp_path, capsys):
     path = tmp_path / "numbers.json"
     words = ["bench", "adapter-tax", "--quick", "--systems", "stock,none", "--json", str(path)]

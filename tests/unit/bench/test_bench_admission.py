@@ -21,6 +21,7 @@ TOKENIZER_PATHS = (TOKENIZE, DETOKENIZE)
 LIMITS = Limits(128, 128_000, 131_072, RequestLimits())
 
 
+@pytest.mark.slow
 def test_bodies_are_refused_and_admitted_as_they_claim():
     for body in refused("m", 16 * 1024**2):
         assert len(body.body) <= 16 * 1024**2, body.name

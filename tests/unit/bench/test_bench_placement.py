@@ -103,6 +103,7 @@ def test_the_benchmark_writes_what_it_prints(tmp_path: Path) -> None:
         assert f"p50 {cost['p50_us']} µs" in line
 
 
+@pytest.mark.slow
 def test_cold_adapters_are_resident_nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
     place, num_holders = Placer.place, list[int]()
 

@@ -229,6 +229,7 @@ def test_a_tenant_of_the_configuration_stays(prelude: Run, folder: Path):
     assert "imported again" in result["error"]["message"]
 
 
+@pytest.mark.slow
 def test_workers_that_cannot_be_asked_are_no_proof(prelude: Run, agent: tuple[Agent, int], folder: Path):
     prelude("adapters", "import", "acme/legal", "lora-1")
     text = (folder / "cluster.yaml").read_text()

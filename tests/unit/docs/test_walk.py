@@ -9,6 +9,7 @@ from pathlib import Path
 from types import FrameType
 
 import openai
+import pytest
 from support.router_stand_ins import MODEL, running_cluster
 
 ROOT = Path(__file__).parents[3]
@@ -62,6 +63,7 @@ def is_met_in_order(files: list[str], entered: list[str]) -> bool:
     return firsts == sorted(firsts) and firsts[-1] < len(entered) - entered[::-1].index(relay)
 
 
+@pytest.mark.slow
 def test_a_request_meets_the_walks_files_in_order():
     files, entered = walk(), asyncio.run(files_of_a_request())
     assert len(files) > 5

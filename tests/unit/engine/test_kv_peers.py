@@ -224,5 +224,6 @@ class TestMessages:
         pull.close(0)
         context.term()
 
+    @pytest.mark.slow
     def test_a_strangers_does_not(self, monkeypatch: pytest.MonkeyPatch):
         assert self.received(monkeypatch, is_peer=False) == [b"unguarded"]

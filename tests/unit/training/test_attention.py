@@ -12,6 +12,7 @@ from training.attention import attention_mask, block_mask, tree_attention
 from training.tree.rows import Row
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_key_value_heads", [2, 4])
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 def test_both_attentions_compute_the_same(num_key_value_heads: int):

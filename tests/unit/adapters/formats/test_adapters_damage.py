@@ -208,6 +208,7 @@ def test_no_value_anywhere_in_a_configuration_crashes(file, base, limits, tmp_pa
         assert str(error)  # noqa: PT017
 
 
+@pytest.mark.slow
 @settings(max_examples=150)
 @given(data=st.data())
 def test_no_flipped_byte_goes_unnoticed(base, limits, sound, tmp_path, data):

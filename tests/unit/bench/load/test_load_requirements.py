@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from importlib.metadata import PackageNotFoundError, packages_distributions, requires
 from pathlib import Path
 
+import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from support.bench.streaming_mock import MockServer
@@ -89,6 +90,7 @@ def run_with(modules: set[str], folder: Path) -> subprocess.CompletedProcess[str
     return call("--compare", str(folder / "a.json"), str(folder / "a.json"), "--html", str(folder / "b.html"))
 
 
+@pytest.mark.slow
 def test_the_extra_has_what_a_load_imports(tmp_path: Path) -> None:
     modules = modules_of_the_extra()
     assert {"aiohttp", "psutil"} <= modules

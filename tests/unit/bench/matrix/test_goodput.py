@@ -116,7 +116,6 @@ def test_a_system_that_fails_every_request_is_no_result(started, tmp_path: Path,
     async def refuse(_server: MockServer, _request: web.Request, _body: dict[str, Any]) -> web.StreamResponse:
         return web.json_response({"error": {"message": "no memory is left"}}, status=500)
 
-    monkeypatch.setattr(MockServer, "answer", refuse, raising=False)
     made = MockServer.__init__
     monkeypatch.setattr(MockServer, "__init__", lambda self, **given: made(self, **{"answer": refuse, **given}))
     with pytest.raises(SystemExit, match="unified: every request failed: error_answer"):

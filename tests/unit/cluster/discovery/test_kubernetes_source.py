@@ -84,6 +84,7 @@ async def two_workers(double: KubernetesApiDouble) -> None:
     await double.set_slice("a", "prefill", 9000, [endpoint("10.0.0.1"), endpoint("10.0.0.2")])
 
 
+@pytest.mark.slow
 def test_a_service_is_followed(tmp_path: Path) -> None:
     async def scenario(it: Following) -> None:
         await it.until()
@@ -232,6 +233,7 @@ def test_a_watch_that_ends_goes_on_from_where_it_was(tmp_path: Path, monkeypatch
     follow(tmp_path, scenario)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("failure", ["down", 500, 429])
 def test_an_outage_of_a_minute_keeps_the_fleet(tmp_path: Path, failure, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from support.adapters.catalog_databases import SqliteDatabase
 from support.router_stand_ins import (
@@ -85,6 +86,7 @@ class TestMetrics:
 
         asyncio.run(scenario())
 
+    @pytest.mark.slow
     def test_what_failed_or_was_left(self, tmp_path: Path) -> None:
         database = SqliteDatabase(tmp_path / "catalog")
         open_catalog(database.url).close()  # makes the tables
