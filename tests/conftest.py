@@ -18,6 +18,7 @@ from xdist.scheduler import LoadScopeScheduling
 
 ROOT = Path(__file__).parent
 
+UNIT_TIMEOUT_S = 240  # a test that hangs must not use up the time of the whole run
 LONGEST_FAILURE = 4000  # characters printed of a failure when it happens: the end, with the error
 
 # Examples have no deadline, as a machine may stand still for seconds; those of one test share its fixtures, knowingly.
@@ -80,6 +81,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return 2 if "cluster" in getattr(item, "fixturenames", ()) else 1
 
     items.sort(key=turn)
+    for item in items:
+        has_own = item.get_closest_marker("long") or item.get_closest_marker("timeout")
+        if item.path.is_relative_to(ROOT / "unit") and not has_own:
+            item.add_marker(pytest.mark.timeout(UNIT_TIMEOUT_S))
 
 
 class _FailuresAtOnce:
