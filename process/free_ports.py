@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import random
 import socket
+from collections import deque
 from pathlib import Path
 
 _FIRST = 10240  # below are the ports of well-known services
 _RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
+_random = random.SystemRandom()  # tests seed the common one, and two processes would choose alike
+# Ports that this process has chosen: whoever is to listen there may still be starting. Of thirty out of 20,000, two
+# would be equal in two of a hundred cases.
+_chosen: deque[int] = deque(maxlen=1000)
 
 
 def unbound_socket(host: str) -> socket.socket:
@@ -27,11 +32,14 @@ def bound_socket(host: str = "127.0.0.1") -> socket.socket:
         first_given = int(_RANGE.read_text().split()[0])
     except (OSError, ValueError, IndexError):  # not Linux
         first_given = 0
-    for port in random.sample(range(_FIRST, first_given), 100) if first_given >= 2 * _FIRST else ():
+    for port in _random.sample(range(_FIRST, first_given), 100) if first_given >= 2 * _FIRST else ():
+        if port in _chosen:
+            continue
         try:
             listener.bind((host, port))
         except OSError:
             continue
+        _chosen.append(port)
         return listener
     listener.bind((host, 0))
     return listener

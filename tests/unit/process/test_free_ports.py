@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import socket
 from pathlib import Path
 
@@ -26,6 +27,15 @@ def test_a_port_is_none_that_the_kernel_gives(first: str, tmp_path: Path, monkey
     ports = {free_port() for _ in range(50)}
     assert len(ports) > 40
     assert 10240 <= min(ports) <= max(ports) < int(first)
+
+
+def test_ports_that_are_chosen_before_anybody_listens_differ(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "range").write_text("32768\t60999\n")
+    monkeypatch.setattr(free_ports, "_RANGE", tmp_path / "range")
+    random.seed(1)
+    first = {free_port() for _ in range(300)}
+    random.seed(1)
+    assert len(first | {free_port() for _ in range(300)}) == 600
 
 
 @pytest.mark.parametrize("content", ["1024 65000", "", None])
