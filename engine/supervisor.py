@@ -21,7 +21,7 @@ from pathlib import Path
 
 from engine.arguments import EngineSpec, command, environment
 from engine.client import EngineClient
-from engine.errors import EngineError
+from engine.errors import EngineError, EngineRefused, EngineUnreachable
 from engine.hang_watch import OBSERVE_S, EngineProbe, HangWatch, Timeouts, parts_of
 from engine.hooks.ledger import hooks_for
 from engine.hooks.report import ProcessReport, read_reports
@@ -209,10 +209,12 @@ class EngineSupervisor:
             self._spec.url,
             timeout_s=5.0,
             key=self._spec.keys.requests if self._spec.keys else "",
+            admin_key=self._spec.keys.admin if self._spec.keys else "",
             tls=self._spec.tls.call if self._spec.tls else None,
         )
+        has_server = self._spec.nodes is None or self._spec.nodes.rank == 0
         try:
-            while not await client.answers(has_server=self._spec.nodes is None or self._spec.nodes.rank == 0):
+            while not await client.answers(has_server=has_server):
                 if self._process.returncode is not None:
                     code = self._process.returncode
                     raise EngineStartFailed(f"the engine ended with code {code} at start: {self._last_output()}")
@@ -221,9 +223,18 @@ class EngineSupervisor:
                         f"the engine did not answer within {self._start_timeout_s:.0f} s: {self._last_output()}"
                     )
                 await asyncio.sleep(_POLL_S)
+            if has_server:
+                await self._spare_garbage_collection(client)
         finally:
             await client.aclose()
         return self._proven_reports()
+
+    async def _spare_garbage_collection(self, client: EngineClient) -> None:
+        """Without it an engine is right as well, and stops for a moment now and then."""
+        try:
+            await client.spare_garbage_collection()
+        except (EngineRefused, EngineUnreachable) as error:
+            log.warning("the engine collects its modules as garbage", extra={"fields": {"reason": str(error)}})
 
     def _proven_reports(self) -> tuple[ProcessReport, ...]:
         """The reports of the server and of each scheduler.

@@ -73,6 +73,17 @@ def test_its_processes_are_forked(unified: Unified):
     assert (len(pids), len(starts)) == (2, 1)
 
 
+def test_modules_are_not_collected_as_garbage(unified: Unified):
+    """A collection of a million objects would stop the server or the scheduler for nearly half a second."""
+    deadline = time.monotonic() + 10
+    wanted = {"Tokenizer Manager", "Scheduler", "Detokenizer Manager"}  # in SGLang's own words
+    while wanted and time.monotonic() < deadline:
+        lines = [line for line in unified.engine.output if "Freezing GC" in line]
+        wanted = {each for each in wanted if not any(each in line for line in lines)}
+        time.sleep(0.1)
+    assert not wanted
+
+
 def test_adapters_change_answers(unified: Unified, cases: list[Case]):
     """Each revision's answer differs from the base model's: none is silently dropped, in the reference or here."""
     for case in cases:
