@@ -79,4 +79,4 @@ def _open_store(config: ClusterConfig, profile: str | None, signer: Signer | Non
 def limits_of(config: ClusterConfig) -> Limits:
     """The deployment's limits on adapters."""
     bounds = config.adapter_limits
-    return Limits(max_rank=bounds.max_rank, max_bytes=bounds.max_bytes, target_modules=bounds.target_modules)
+    return Limits(bounds.max_rank, bounds.max_bytes, bounds.target_modules, bounds.max_expert_rank)

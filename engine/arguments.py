@@ -11,6 +11,7 @@ from pathlib import Path
 from engine.access import EngineKeys, EngineTls
 from engine.hooks.guards.http import ADMIN_KEY_VARIABLE, IN_ENVIRONMENT, KEY_VARIABLE
 from engine.hooks.guards.kv import FOUND_PEERS_VARIABLE, PEERS_VARIABLE
+from engine.hooks.memory_pool import EXPERT_RANK_VARIABLE
 from engine.hooks.report import REPORT_DIR_VARIABLE, ROLE_VARIABLE
 from engine.plugin import DEVICE_VARIABLE
 from process.addresses import host_and_port
@@ -24,6 +25,7 @@ class AdapterSlots:
     count: int  # distinct adapters in one prefill batch
     max_rank: int
     target_modules: tuple[str, ...]
+    max_expert_rank: int = 0  # of LoRA on experts; 0: the slots have no room for any
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,6 +219,8 @@ def environment(spec: EngineSpec, inherited: dict[str, str]) -> dict[str, str]:
         if spec.tensor_parallel > 1:  # one core per rank, round robin
             cores = [str(rank % (os.cpu_count() or 1)) for rank in range(spec.tensor_parallel)]
             ours |= {"SGLANG_CPU_OMP_THREADS_BIND": "|".join(cores)}
+    if spec.adapters is not None:
+        ours[EXPERT_RANK_VARIABLE] = str(spec.adapters.max_expert_rank)
     if spec.traces is not None:
         ours |= _trace_environment(spec.traces, inherited)
     return {**inherited, **ours}

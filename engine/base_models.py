@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from adapters.model.base_model import BaseModel
+from adapters.model.base_model import MLP_MODULES, BaseModel
 from engine.arguments import EngineSpec
 from engine.errors import BaseModelNotRun
 from engine.pin import SGLANG_VERSION
 
 
 def fitted_to(spec: EngineSpec, base: BaseModel) -> EngineSpec:
-    """The spec with its target modules reduced to those that the engine adapts in this base model.
+    """The spec with the target modules that the engine adapts in this base model.
 
-    In a mixture of experts these are attention's projections. Raises BaseModelNotRun if the engine would not run the
-    model as its weights define it, or if no target module remains.
+    In a mixture of experts these are attention's projections and, where slots have room for LoRA on experts, all three
+    of each expert, which SGLang adapts together only. Raises BaseModelNotRun if the engine would not run the model as
+    its weights define it, or if no target module remains.
     """
     if (
         base.architecture == "Qwen3MoeForCausalLM"
@@ -29,12 +30,25 @@ def fitted_to(spec: EngineSpec, base: BaseModel) -> EngineSpec:
     if spec.adapters is None:
         return spec
     modules = base.slot_modules(spec.adapters.target_modules)
+    expert_rank = spec.adapters.max_expert_rank if base.experts is not None else 0
+    if expert_rank:
+        check_experts_run_on(spec.device)
+        modules += MLP_MODULES
     if not modules:
         raise BaseModelNotRun(
             f"adapter_limits.target_modules names {', '.join(spec.adapters.target_modules)}, of which engines of "
             f"{base} adapt none; name a projection of attention, such as q_proj"
         )
-    return replace(spec, adapters=replace(spec.adapters, target_modules=modules))
+    return replace(spec, adapters=replace(spec.adapters, target_modules=modules, max_expert_rank=expert_rank))
+
+
+def check_experts_run_on(device: str) -> None:
+    """Raise BaseModelNotRun unless engines on this device apply LoRA on experts."""
+    if device != "cpu":
+        raise BaseModelNotRun(
+            "adapter_limits.max_expert_rank is set, and LoRA on experts has been run on CPU engines only: leave it out "
+            "on GPUs"
+        )
 
 
 def check_tensor_parallel(size: int, base: BaseModel) -> None:

@@ -88,6 +88,7 @@ def build_app(
     adapters: AdapterService,
     metrics: Metrics,
     max_adapter_bytes: int,
+    max_expert_rank: int,
     workers: Mapping[str, tuple[str, str]],  # name -> (role, host:port of the agent)
     sources: Sequence[WorkerSource] = (),  # of more workers, which may come and go
     discovery: DiscoveryConfig = DiscoveryConfig(),
@@ -169,7 +170,7 @@ def build_app(
         )
         for endpoint in Endpoint
     ]
-    management = Management(backends, adapters, memory_only, max_adapter_bytes, audit, quotas)
+    management = Management(backends, adapters, memory_only, max_adapter_bytes, max_expert_rank, audit, quotas)
     # An adapter's name may contain slashes, so paths that end in a verb must match before it does.
     management_routes: list[Route] = []
     for endpoint_kind in (ImportEndpoint, ExportEndpoint, WorkersEndpoint, VllmEndpoint, AdaptersEndpoint):

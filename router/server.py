@@ -80,6 +80,7 @@ def run(config: ClusterConfig, siblings: Siblings | None = None) -> NoReturn:
         adapters=adapters,
         metrics=metrics,
         max_adapter_bytes=config.adapter_limits.max_bytes,
+        max_expert_rank=config.adapter_limits.max_expert_rank,
         workers=worker_addresses(config),
         admin=bound_listener("router.admin.port", router.admin.host, router.admin_port, share=share),
         sources=configured_sources(config.discovery, only_ready=True),

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from adapters.catalog.records import AdapterDetails, AdapterRevision, AdapterSummary, AliasMove, RevisionSummary
-from adapters.model.serving import EXPERTS_NOT_SERVED
+from adapters.model.serving import why_experts_are_refused
 
 
-def revision_as_json(revision: AdapterRevision) -> dict[str, Any]:
-    """One revision of one adapter."""
+def revision_as_json(revision: AdapterRevision, max_expert_rank: int) -> dict[str, Any]:
+    """One revision of one adapter. `max_expert_rank`: what workers accept."""
     return {
         "object": "adapter.revision",
         "name": revision.full_name,
@@ -22,7 +22,7 @@ def revision_as_json(revision: AdapterRevision) -> dict[str, Any]:
         "base_model": revision.manifest.base_model,
         "bytes": revision.bytes,
         "stored": revision.stored,
-        "not_served": EXPERTS_NOT_SERVED if revision.manifest.experts else "",  # why workers refuse it
+        "not_served": why_experts_are_refused(revision.manifest.expert_rank, max_expert_rank),  # why workers refuse it
         "created_at": revision.created_at,
     }
 

@@ -14,3 +14,4 @@ class Limits:
     max_rank: int = 64
     max_bytes: int = 2 * 1024**3  # of all weight files together
     target_modules: tuple[str, ...] = MODULES  # the projections that the engine can adapt
+    max_expert_rank: int = 0  # of LoRA on experts that workers accept; an import takes any

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from adapters.model.base_model import BaseModel
+from adapters.model.base_model import MLP_MODULES, BaseModel
 from adapters.model.normal_form import Adapter
 from adapters.model.serving import EngineDtype, engine_modules
 
@@ -30,12 +30,13 @@ def footprint_of(
     base: BaseModel,
     *,
     max_rank: int,
+    max_expert_rank: int,
     target_modules: tuple[str, ...],
     num_slots: int,
     dtype: EngineDtype,
 ) -> Footprint:
     """The footprint of an adapter whose serving form is in a directory and has `host_bytes` of tensors."""
-    slot = slot_bytes(base, max_rank, target_modules, dtype)
+    slot = slot_bytes(base, max_rank, target_modules, dtype, max_expert_rank)
     return Footprint(
         files=adapter.num_file_bytes,
         disk=sum(path.stat().st_size for path in serving_directory.iterdir()),
@@ -45,22 +46,33 @@ def footprint_of(
     )
 
 
-def slot_bytes(base: BaseModel, max_rank: int, target_modules: tuple[str, ...], dtype: EngineDtype) -> int:
+def slot_bytes(
+    base: BaseModel, max_rank: int, target_modules: tuple[str, ...], dtype: EngineDtype, max_expert_rank: int = 0
+) -> int:
     """Bytes of the buffers of one slot without tensor parallelism.
 
     SGLang allocates A [max_rank, in] and B [out, max_rank] for each target projection of every layer, siblings of
     stacked projections included, whatever adapter is in the slot (`LoRAMemoryPool.get_lora_A_shape`). ReFT adds A and B
     [max_rank, hidden] and b [max_rank] for every layer (`engine.adapter_slots.reft.ReftPool`). Tensor-parallel ranks
     share SGLang's buffers, but each has all of ReFT's. For a mixture of experts, slots have attention's projections
-    only: engines do not apply LoRA on experts.
+    and, with a `max_expert_rank`, all projections of all experts.
     """
-    return lora_bytes(base, max_rank, target_modules, dtype) + reft_bytes(base, max_rank, dtype)
+    lora = lora_bytes(base, max_rank, target_modules, dtype) + expert_bytes(base, max_expert_rank, dtype)
+    return lora + reft_bytes(base, max_rank, dtype)
 
 
 def lora_bytes(base: BaseModel, rank: int, target_modules: tuple[str, ...], dtype: EngineDtype) -> int:
     """Bytes of a LoRA's factors in the form that engines load, with the siblings of stacked projections."""
     shapes = [base.shape_of(module) for module in engine_modules(set(base.slot_modules(target_modules)))]
     return base.num_layers * rank * sum(size_in + size_out for size_out, size_in in shapes) * ITEM_BYTES[dtype]
+
+
+def expert_bytes(base: BaseModel, rank: int, dtype: EngineDtype) -> int:
+    """Bytes of LoRA on gate, up and down of all experts of all layers; 0 for a base model without experts."""
+    if base.experts is None:
+        return 0
+    width = sum(sum(base.expert_shape_of(module)) for module in MLP_MODULES)
+    return len(base.experts.layers) * base.experts.count * rank * width * ITEM_BYTES[dtype]
 
 
 def reft_bytes(base: BaseModel, rank: int, dtype: EngineDtype) -> int:

@@ -110,6 +110,11 @@ class Manifest:
         return max(entry.rank for each in (self.lora, self.reft, self.experts) for entry in each)
 
     @property
+    def expert_rank(self) -> int:
+        """The largest rank of LoRA on experts; 0 without any."""
+        return max((entry.rank for entry in self.experts), default=0)
+
+    @property
     def target_modules(self) -> tuple[str, ...]:
         """The projections that LoRA changes, in alphabetical order; those of experts as `experts.up_proj`."""
         return tuple(

@@ -12,10 +12,22 @@ from adapters.model.normal_form import ExpertFactors, LoraFactors, ReftFactors
 
 EngineDtype = Literal["float32", "bfloat16", "float16"]
 EXPERTS_NOT_SERVED = (
-    "it has LoRA on experts, which is imported and packed, but not applied by engines yet: train on the projections of "
-    "attention only"
+    "it has LoRA on experts, which is imported and packed, but not applied by engines without "
+    "adapter_limits.max_expert_rank, which is for CPUs: train on the projections of attention only"
 )
 _LARGEST = {"float32": 3.4028234e38, "bfloat16": 3.3895313e38, "float16": 65504.0}
+
+
+def why_experts_are_refused(rank: int, max_expert_rank: int) -> str:
+    """Why workers refuse LoRA of this rank on experts; empty if they accept it, or if there is none (rank 0)."""
+    if rank <= max_expert_rank:
+        return ""
+    if max_expert_rank == 0:
+        return EXPERTS_NOT_SERVED
+    return (
+        f"it has LoRA of rank {rank} on experts, and workers take at most {max_expert_rank}: train with a lower rank, "
+        "or raise adapter_limits.max_expert_rank"
+    )
 
 
 def engine_modules(modules: set[str]) -> tuple[str, ...]:

@@ -23,7 +23,7 @@ from adapters.model.base_model import BaseModel, name_of_module
 from adapters.model.footprint import Footprint, footprint_of
 from adapters.model.manifest import Manifest, revision_id_of
 from adapters.model.normal_form import Adapter, ExpertFactors, LoraFactors
-from adapters.model.serving import EXPERTS_NOT_SERVED, EngineDtype
+from adapters.model.serving import EngineDtype, why_experts_are_refused
 from adapters.packed import write_for_engine
 from adapters.verification.serving_form import ServingForm
 
@@ -81,11 +81,7 @@ class SelfCheck:
     factors: FactorCheck
     model: ModelCheck | None
     model_skipped: str  # why there is no model check; empty when there is one
-
-    @property
-    def not_served(self) -> str:
-        """Why workers refuse it although it can be imported; empty if they accept it."""
-        return EXPERTS_NOT_SERVED if self.manifest.experts else ""
+    not_served: str  # why workers refuse it although it can be imported; empty if they accept it
 
     @property
     def problems(self) -> tuple[str, ...]:
@@ -129,18 +125,21 @@ def check_adapter(directory: Path, model_dir: Path, deployment: Deployment, *, r
             served.num_bytes,
             base,
             max_rank=deployment.limits.max_rank,
+            max_expert_rank=deployment.limits.max_expert_rank,
             target_modules=deployment.limits.target_modules,
             num_slots=deployment.num_slots,
             dtype=deployment.dtype,
         )
     skipped = _why_no_model(model_dir) if run_model else "it was not requested"
+    manifest = Manifest.of(adapter)
     return SelfCheck(
-        manifest=Manifest.of(adapter),
+        manifest=manifest,
         revision_id=revision_id_of(adapter),
         footprint=footprint,
         factors=compare_factors(adapter, served, FACTOR_TOLERANCE[deployment.dtype]),
         model=None if skipped else compare_outputs(model_dir, directory, adapter, served, deployment.dtype),
         model_skipped=skipped,
+        not_served=why_experts_are_refused(manifest.expert_rank, deployment.limits.max_expert_rank),
     )
 
 

@@ -109,11 +109,11 @@ def _import(arguments: argparse.Namespace) -> None:
                     arguments.name, arguments.directory, by=by, moves_latest=not arguments.keep_latest, on_step=on_step
                 )
                 note["new"] = f"r{revision.number} {revision.revision_id}"
+                as_json = revision_as_json(revision, library.limits.max_expert_rank)
                 if arguments.tag is not None:
                     library.catalog.set_alias(tenant, name, arguments.tag, revision.number, by=by)
     tagged = "" if arguments.tag is None else f", {arguments.tag}"
     line = f"{revision.full_name}@r{revision.number}{tagged}  {revision.revision_id}  {revision.bytes:,} bytes"
-    as_json = revision_as_json(revision)
     notes = [f"note: workers refuse it: {as_json['not_served']}"] if as_json["not_served"] else []
     print_result(arguments, as_json, [line, *notes])
 
@@ -299,7 +299,7 @@ def _export(arguments: argparse.Namespace) -> None:
         AdapterReference.parse(arguments.reference)
         with opened_library(arguments) as library:
             revision = library.export(arguments.reference, arguments.directory)
-            dtype = library.dtype
+            dtype, max_expert_rank = library.dtype, library.limits.max_expert_rank
     line = f"{revision.full_name}@r{revision.number} is in {arguments.directory}, in {dtype} with its scales folded in"
-    as_json = revision_as_json(revision) | {"directory": str(arguments.directory), "dtype": dtype}
+    as_json = revision_as_json(revision, max_expert_rank) | {"directory": str(arguments.directory), "dtype": dtype}
     print_result(arguments, as_json, [line])

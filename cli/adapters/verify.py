@@ -80,7 +80,7 @@ def _deployment(arguments: argparse.Namespace) -> tuple[Deployment, Path]:
     config = load_cluster_config(arguments.config)
     bounds = config.adapter_limits
     deployment = Deployment(
-        limits=Limits(bounds.max_rank, bounds.max_bytes, bounds.target_modules),
+        limits=Limits(bounds.max_rank, bounds.max_bytes, bounds.target_modules, bounds.max_expert_rank),
         dtype=config.model.dtype,
         num_slots=bounds.slots,
         serves_all_positions=bool(config.workers_of("unified")) or config.discovery.unified is not None,
@@ -123,12 +123,14 @@ def _lines(directory: Path, check: SelfCheck, deployment: Deployment) -> Iterato
     if check.factors.changes_nothing:
         yield "  note         it changes nothing: every change that it makes is exactly zero"
     yield f"  revision     {check.revision_id}"
-    kinds: tuple[tuple[str, Sequence[LoraEntry | ReftEntry | ExpertsEntry]], ...] = (
-        ("LoRA   ", manifest.lora), ("experts", manifest.experts), ("ReFT   ", manifest.reft),
-    )  # fmt: skip
-    for kind, entries in kinds:
+    kinds: tuple[tuple[str, Sequence[LoraEntry | ReftEntry | ExpertsEntry], int], ...] = (
+        ("LoRA   ", manifest.lora, limits.max_rank),
+        ("experts", manifest.experts, limits.max_expert_rank),
+        ("ReFT   ", manifest.reft, limits.max_rank),
+    )
+    for kind, entries, max_rank in kinds:
         if entries:
-            ranks = f"rank {_ranges(sorted({entry.rank for entry in entries}))} (at most {limits.max_rank})"
+            ranks = f"rank {_ranges(sorted({entry.rank for entry in entries}))} (at most {max_rank})"
             dtypes = ", ".join(sorted({entry.dtype for entry in entries}))
             yield f"  {kind}      {ranks}, {dtypes}, layers {_ranges(sorted({entry.layer for entry in entries}))}"
     if manifest.target_modules:
@@ -143,6 +145,7 @@ def _lines(directory: Path, check: SelfCheck, deployment: Deployment) -> Iterato
     yield (
         f"  {size.slot:>15,}  one adapter slot of the engine, whichever adapter is in it: rank {limits.max_rank} on "
         f"{len(limits.target_modules)} projections and the residual stream of every layer"
+        + (f", {limits.max_expert_rank} on experts" if limits.max_expert_rank else "")
     )
     yield f"  {size.all_slots:>15,}  all {deployment.num_slots} slots and one for the base model"
     yield "Self-check"

@@ -72,7 +72,9 @@ def engine_spec(config: ClusterConfig, name: str, scratch: Path) -> EngineSpec:
         tensor_parallel=engine.tensor_parallel,
         tool_call_parser=config.model.tool_call_parser,
         reasoning_parser=config.model.reasoning_parser,
-        adapters=AdapterSlots(limits.slots, limits.max_rank, limits.target_modules) if worker.holds_adapters else None,
+        adapters=AdapterSlots(limits.slots, limits.max_rank, limits.target_modules, limits.max_expert_rank)
+        if worker.holds_adapters
+        else None,
         extra_arguments=(*engine.extra_arguments, *engine.more_arguments),
         scratch=scratch,
         visible_gpus=_visible_gpus(config, name),

@@ -43,11 +43,23 @@ class AdapterLimits(Section):
     """Limits on adapters, checked at import and by workers."""
 
     max_rank: Annotated[int, Field(ge=1, le=512)] = 64
+    # Of LoRA on a mixture's experts, on CPUs. Every slot then has room for it on all experts, which can be gigabytes: 0
+    # keeps that memory, and workers refuse such adapters.
+    max_expert_rank: Annotated[int, Field(ge=0, le=512)] = 0
     max_bytes: Annotated[int, Field(ge=1)] = 2 * 1024**3  # of an adapter's files
     slots: Annotated[int, Field(ge=1)] = 8  # distinct adapters in one prefill batch
     target_modules: tuple[str, ...] = (
         "q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj",
     )  # fmt: skip
+
+    @model_validator(mode="after")
+    def _experts_are_adapters_too(self) -> AdapterLimits:
+        if self.max_expert_rank > self.max_rank:
+            raise ValueError(
+                f"max_expert_rank is {self.max_expert_rank}, over max_rank with {self.max_rank}, which limits all of "
+                "an adapter; raise max_rank"
+            )
+        return self
 
 
 class AdapterConfig(Section):
@@ -207,6 +219,12 @@ class ClusterConfig(Section):
                     f"workers: there is no {role} worker for the {peer} workers; "
                     "a cluster needs at least one of each, or unified workers only"
                 )
+        holders = [self.engine_of(name) for name, worker in self.workers.items() if worker.holds_adapters]
+        on_gpus = any(engine.device != "cpu" for engine in holders or [self.engine])
+        if self.adapter_limits.max_expert_rank and on_gpus:
+            raise ValueError(
+                "adapter_limits.max_expert_rank: LoRA on experts has been run on CPU engines only; leave it out on GPUs"
+            )
         for name, worker in self.workers.items():
             if self.tls is not None and name in ("router", "operator", "ca"):
                 raise ValueError(f"workers.{name}: with `tls` that name is another process's certificate; rename it")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import yaml
 
-from adapters.model.footprint import ITEM_BYTES
+from adapters.model.footprint import ITEM_BYTES, expert_bytes
 from cluster.config.schema import AdapterLimits
 from cluster.errors import ConfigError
 from cluster.host_memory import available_bytes, gib
@@ -140,6 +140,7 @@ def initial_config(model: Path, sizes: ModelSizes, host: Host, pools: Pools) -> 
             "  ",
         ),
         f"  slots: {limits.slots}",
+        *_expert_lines(sizes, device),
         "",
         "residency:",
         *_comment(
@@ -194,6 +195,14 @@ def _tokens(sizes: ModelSizes, host: Host, pools: Pools, slots: int) -> tuple[in
             f"and {MIN_TOKENS} are the least. {remedy}"
         )
     return memory.max_tokens, f"{memory.arithmetic}. Usable is {GPU_SHARE:.0%} of a GPU's {gib(host.gpu_bytes)}"
+
+
+def _expert_lines(sizes: ModelSizes, device: str) -> list[str]:
+    if sizes.base.experts is None or device != "cpu":
+        return []
+    more = expert_bytes(sizes.base, _TYPICAL_RANK, sizes.dtype)
+    text = f"LoRA on experts is refused at 0. A rank of {_TYPICAL_RANK} adds {gib(more)} to each slot."
+    return [*_comment(text, "  "), "  max_expert_rank: 0"]
 
 
 def _tokens_lines(tokens: tuple[int, str] | None, indent: str) -> list[str]:

@@ -60,6 +60,41 @@ def cut_kv_in_host_memory(original, manager, peer):
     )
 
 
+# The layer whose experts SGLang is about to run, with LoRA in this batch.
+_adapted_layer: Any = None
+
+
+def run_experts_in_base_layer(original, layer, hidden_states, topk_output, **kwargs):
+    """Run the layer without SGLang's kernels for LoRA; `add_lora_to_experts` adds it inside."""
+    global _adapted_layer
+    if layer.lora_backend.prelude_experts.slot_of is None:
+        return layer.base_layer.forward(hidden_states, topk_output, **kwargs)
+    _adapted_layer = layer
+    try:
+        made = layer.base_layer.forward(hidden_states, topk_output, **kwargs)
+        if _adapted_layer is not None:
+            raise RuntimeError("SGLang did not run experts where LoRA is added to them: an adapter was not applied")
+        return made
+    finally:
+        _adapted_layer = None
+
+
+def add_lora_to_experts(original, base_layer, x, topk_output, moe_runner_config):
+    """Run a layer's experts with each token's LoRA on them."""
+    global _adapted_layer
+    layer, _adapted_layer = _adapted_layer, None
+    if layer is None or not len(x):
+        return original(base_layer, x, topk_output, moe_runner_config)
+    from engine.adapter_slots.experts import ExpertBuffers, run_experts
+
+    buffers = ExpertBuffers(
+        layer.gate_up_lora_a_weights, layer.gate_up_lora_b_weights, layer.down_lora_a_weights, layer.down_lora_b_weights
+    )
+    shares, chosen, _ = topk_output
+    slot_of = layer.lora_backend.prelude_experts.slot_of
+    return run_experts(x, chosen, shares, base_layer.w13_weight, base_layer.w2_weight, buffers, slot_of)
+
+
 def mask_vocabulary_on_cpu(original, *owner, logits, vocab_mask):
     """Apply a grammar's token mask with xgrammar's CPU kernel. `owner` is the grammar, or empty."""
     if logits.device.type != "cpu":

@@ -1,4 +1,4 @@
-"""Body of the hook that runs after SGLang allocates its adapter slots and before it sizes the KV cache."""
+"""Bodies of the hooks that size SGLang's adapter slots, and complement them before it sizes the KV cache."""
 
 from __future__ import annotations
 
@@ -8,12 +8,21 @@ from collections.abc import Mapping
 from engine.hooks.packed import make_packed_loader
 from engine.hooks.reft import add_reft_to_layers
 
+EXPERT_RANK_VARIABLE = "PRELUDE_ENGINE_EXPERT_RANK"  # the largest of LoRA on experts; 0 or unset: there is none
 # Options under which the hooks would read stale or foreign metadata.
 _UNSUPPORTED = {
     "enable_lora_overlap_loading": "slots are filled on a stream of their own already, for the next batch",
     "enable_dp_attention": "batches without tokens bypass the hooks",
     "max_loaded_loras": "the engine would evict adapters on its own, and the agent would not know",
     "speculative_algorithm": "the hooks do not tell verified draft tokens from prompt and answer",
+}
+
+# The same for LoRA on experts.
+_UNSUPPORTED_WITH_EXPERTS = {
+    "experts_shared_outer_loras": "packed adapters have factors of their own for each expert",
+    "lora_use_virtual_experts": "it is for SGLang's GPU kernels",
+    "enable_eplb": "slots have experts in the model's order",
+    "init_expert_location": "slots have experts in the model's order",
 }
 
 
@@ -34,11 +43,57 @@ def check_supported(server_args, backend_name: str, environment: Mapping[str, st
         raise ValueError("SGLANG_EXPERIMENTAL_LORA_OPTI reads slots beyond an adapter's rank; unset it")
 
 
+def check_experts_supported(server_args, layers) -> None:
+    """Raise ValueError for settings under which LoRA on experts would be wrong or left out. `layers`: SGLang's."""
+    if server_args.device != "cpu":
+        raise ValueError("LoRA on experts has been run on CPU engines only")
+    if getattr(server_args, "ep_size", 1) > 1:
+        raise ValueError(
+            "--ep-size above 1 cannot be used with LoRA on experts: every rank has all experts in its slots; remove it "
+            "from extra_arguments"
+        )
+    for name, why in _UNSUPPORTED_WITH_EXPERTS.items():
+        if getattr(server_args, name, None) not in (None, False, "trivial"):
+            option = name.replace("_", "-")
+            raise ValueError(f"--{option} cannot be used with LoRA on experts: {why}; remove it from extra_arguments")
+    if any(getattr(layer, "use_intel_amx_backend", False) for layer in layers):
+        raise ValueError("SGLang runs experts in its AMX kernel here, which applies no LoRA")
+
+
+def room_for_experts(original, pool, module_name, base_model, max_lora_dim, layer_idx):
+    """The shape of a factor's slots. Experts have a largest rank of their own: each rank costs them gigabytes."""
+    if pool.is_moe_module(module_name):
+        max_lora_dim = expert_rank(os.environ)
+    return original(pool, module_name, base_model, max_lora_dim, layer_idx)
+
+
+def expert_rank(environment: Mapping[str, str]) -> int:
+    """The largest rank of LoRA on experts that the slots have room for."""
+    return int(environment.get(EXPERT_RANK_VARIABLE) or 0)
+
+
 def complement_memory_pool(result, manager):
-    """Check the settings, then attach the packed loader and the ReFT pool to the memory pool."""
+    """Check the settings, then attach the packed loader, the ReFT pool and what experts need to the memory pool."""
     from sglang.srt.runtime_context import get_server_args
 
     check_supported(get_server_args(), manager.lora_backend.name, os.environ)
+    _prepare_experts(manager, get_server_args())
     make_packed_loader(manager)
     add_reft_to_layers(manager)
     return result
+
+
+def _prepare_experts(manager, server_args) -> None:
+    from sglang.srt.lora.layers import FusedMoEWithLoRA
+
+    from engine.adapter_slots.experts import AdaptedTokens
+
+    layers = [module for module in manager.base_model.modules() if isinstance(module, FusedMoEWithLoRA)]
+    if not layers:
+        return
+    if not expert_rank(os.environ):
+        raise ValueError("--lora-target-modules names projections of experts; use adapter_limits.max_expert_rank")
+    check_experts_supported(server_args, [layer.base_layer for layer in layers])
+    tokens = AdaptedTokens()
+    manager.memory_pool.prelude_experts = manager.lora_backend.prelude_experts = tokens
+    manager.lora_backend.is_moe_lora = False  # then it prepares nothing for SGLang's kernels, which do not run

@@ -91,7 +91,7 @@ def make_packed_loader(manager) -> None:
     from sglang.srt.runtime_context import get_server_args
 
     from adapters.model.base_model import BaseModel
-    from engine.adapter_slots.packed_adapters import PackedLoader, share_of  # the ledger is read without torch
+    from engine.adapter_slots.packed_adapters import PackedLoader  # the ledger is read without torch
 
     pool = manager.memory_pool
     base = BaseModel.read(get_server_args().model_path)
@@ -101,8 +101,20 @@ def make_packed_loader(manager) -> None:
         for module, layers in part.items()
         for layer, buffer in enumerate(layers)
     }
-    shares = None
-    if pool.tp_size > 1:
-        wrapped = {name.rsplit(".", 1)[-1]: module for name, module in manager.lora_modules[0].items()}
-        shares = {module: share_of(wrapped[module], *base.shape_of(module)) for module in pool.A_buffer}
+    shares = _shares_of_this_rank(manager, base) if pool.tp_size > 1 else None
     pool.prelude_packed = PackedLoader(buffers, base, pool.max_lora_rank, shares)
+
+
+def _shares_of_this_rank(manager, base):
+    from adapters.packed.fused_layout import EXPERT_PARTS_OF
+    from engine.adapter_slots.slot_places import expert_share_of, share_of
+
+    pool, shares = manager.memory_pool, {}
+    wrapped = {name.rsplit(".", 1)[-1]: module for name, module in manager.lora_modules[0].items()}
+    for module in pool.A_buffer:
+        if module in EXPERT_PARTS_OF:
+            shape = base.expert_shape_of(module.removesuffix("_moe"))
+            shares[module] = expert_share_of(wrapped["experts"], module, pool.moe_tp_rank, *shape)
+        else:
+            shares[module] = share_of(wrapped[module], *base.shape_of(module))
+    return shares

@@ -58,7 +58,7 @@ def take_adapter_back(result, req):
 def cut_into_segments(original, cls, batch, model_runner, *args, **kwargs):
     """Build the forward batch with `_segments` set for the LoRA manager's hooks."""
     global _segments
-    end_batch(model_runner.lora_manager)  # also for batches that SGLang does not prepare LoRA for
+    _end_batch(model_runner.lora_manager)  # also for batches that SGLang does not prepare LoRA for
     _segments = _segments_of(model_runner.lora_manager, batch)
     try:
         return original(cls, batch, model_runner, *args, **kwargs)
@@ -101,7 +101,7 @@ def fetch_only_adapters_in_use(original, manager, new_loras, running_loras=froze
 
 def prepare_segments(original, manager, forward_batch):
     """Prepare the LoRA backend for the batch's segments; without adapted tokens every layer takes its base path."""
-    end_batch(manager)
+    _end_batch(manager)
     adapters = {segment.adapter for segment in _segments or () if segment.adapter is not None}
     manager.prelude_batch_is_adapted = bool(adapters)
     in_graph = manager.can_use_prefill_cuda_graph(forward_batch)  # a graph runs its LoRA kernels in any case
@@ -115,9 +115,31 @@ def prepare_segments(original, manager, forward_batch):
         return manager.reset_lora_batch()
     batch = _SegmentedBatch(forward_batch, _segments)
     begin_batch(manager, batch, batch.lora_ids, in_graph)
+    _adapt_experts(manager, batch)
     if not in_graph and not any(has_lora(manager, adapter) for adapter in adapters):
         return manager.reset_lora_batch()
     return original(manager, batch)
+
+
+def _adapt_experts(manager, batch) -> None:
+    """Set which tokens of the batch have LoRA on experts."""
+    pool = manager.memory_pool
+    tokens = getattr(pool, "prelude_experts", None)
+    if tokens is None:  # slots have no room for it
+        return
+    slots = [
+        pool.uid_to_buffer_id[adapter] if adapter is not None and manager.loras[adapter].has_experts else -1
+        for adapter in batch.lora_ids
+    ]
+    tokens.begin_batch(slots, batch.extend_seq_lens_cpu)
+
+
+def _end_batch(manager) -> None:
+    """Disable ReFT and LoRA on experts for the next batch."""
+    end_batch(manager)
+    tokens = getattr(manager.memory_pool, "prelude_experts", None)
+    if tokens is not None:
+        tokens.end_batch()
 
 
 def has_lora(manager, adapter: str) -> bool:

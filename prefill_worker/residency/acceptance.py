@@ -8,9 +8,9 @@ from pathlib import Path
 from adapters.errors import AdapterIncompatible, AdapterMalformed, AdapterUnsupported
 from adapters.formats import Limits
 from adapters.model.base_model import BaseModel
-from adapters.model.serving import EXPERTS_NOT_SERVED, EngineDtype
+from adapters.model.serving import EngineDtype, why_experts_are_refused
 from adapters.packed import PackedMetadata, read_packed, write_engine_config
-from adapters.packed.fused_layout import ENGINE_MODULE_OF
+from adapters.packed.fused_layout import ENGINE_MODULE_OF, EXPERT_MODULE_OF
 from adapters.store.signing import Trust
 
 
@@ -45,8 +45,9 @@ class Acceptance:
             raise AdapterUnsupported(
                 f"{revision_id} acts on {metadata.positions!r} positions, which only a unified worker can serve"
             )
-        if metadata.experts is not None:
-            raise AdapterUnsupported(f"{revision_id} cannot be served: {EXPERTS_NOT_SERVED}")
+        expert_rank = 0 if metadata.experts is None else metadata.experts.rank
+        if why := why_experts_are_refused(expert_rank, self.limits.max_expert_rank):
+            raise AdapterUnsupported(f"{revision_id} cannot be served: {why}")
         if metadata.dtype != self.dtype:
             raise AdapterIncompatible(
                 f"{revision_id} is stored in {metadata.dtype}, this cluster serves {self.dtype}; use a store of "
@@ -58,7 +59,11 @@ class Acceptance:
                 "(adapter_limits.max_rank)"
             )
         served = {ENGINE_MODULE_OF.get(module, module) for module in self.limits.target_modules}
-        if unserved := sorted(metadata.modules.keys() - served):
+        adapted = set(metadata.modules)
+        if metadata.experts is not None:
+            served |= {EXPERT_MODULE_OF[module] for module in self.limits.target_modules if module in EXPERT_MODULE_OF}
+            adapted |= metadata.experts.modules.keys()
+        if unserved := sorted(adapted - served):
             raise AdapterIncompatible(
                 f"{revision_id} adapts {', '.join(unserved)}, this worker only {', '.join(sorted(served))} "
                 "(adapter_limits.target_modules)"

@@ -7,6 +7,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -75,7 +76,7 @@ class ImportEndpoint:
             await self._point(request, alias, revision, by)
         _note(request, alias, current, revision)
         await self._management.changed()
-        return json_answer({**revision_as_json(revision), "alias": alias}, 201)
+        return json_answer({**self._as_json(revision), "alias": alias}, 201)
 
     async def push(self, request: Request) -> Response:
         """Import the files, load the revision on the workers that have the alias's current one, then move the alias.
@@ -103,8 +104,11 @@ class ImportEndpoint:
         await self._management.changed()
         seconds = round(time.monotonic() - began_at, 4)
         return json_answer(
-            {**revision_as_json(revision), "alias": alias, "workers": outcomes.described(), "seconds": seconds}
+            {**self._as_json(revision), "alias": alias, "workers": outcomes.described(), "seconds": seconds}
         )
+
+    def _as_json(self, revision: AdapterRevision) -> dict[str, Any]:
+        return revision_as_json(revision, self._management.max_expert_rank)
 
     async def _load(
         self, revision: AdapterRevision, current: AdapterRevision | None, alias: str, wait_s: float

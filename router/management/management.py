@@ -53,6 +53,7 @@ class Management:
     adapters: AdapterService
     memory_only: MemoryOnlyRevisions
     max_adapter_bytes: int  # of one adapter's weight files
+    max_expert_rank: int  # of LoRA on experts that workers accept
     audit: AuditLog
     quotas: Quotas
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -16,6 +17,8 @@ from engine.hooks.ledger import HOOKS, hooks_for
 _TOKENS = [True, [[-1.0, 5, "t5"], [-2.0, 6, "t6"], [-3.0, 5, "t5"]], [[-1.0, 5, None]]]
 _POSITIONS = [[None, [[-1.0, 5, "t5"], [-2.0, 6, "t6"]], None, [[-3.0, 5, "t5"]]], [None, None]]
 _WRITTEN, _LEFT = ["a hook", True], ["FastAPI", True]  # who makes the JSON, and whether it is SGLang's
+# One expert's output where all weights are 1, and all of LoRA's: gate = up = 3, and 3 more; twice h = silu(gate) up.
+_EXPERT, _ADAPTED_EXPERT = round(2 * 9 / (1 + math.exp(-3)), 3), round(4 * 36 / (1 + math.exp(-6)), 3)
 
 # Checks of what each target does without our hook, and with it.
 EXPECTED = {
@@ -85,6 +88,8 @@ EXPECTED = {
         lambda seen: seen[:2] == ["True", [True, False]],
         lambda seen: "in use by a load" in seen[0] and seen[1:] == [[True, True], "True", [False, False]],
     ),
+    "experts_run_in_their_base_layer": (lambda seen: seen == "SGLang's kernels", lambda seen: seen == _EXPERT),
+    "experts_are_adapted": (lambda seen: seen == 2 * [_EXPERT], lambda seen: seen == [_EXPERT, _ADAPTED_EXPERT]),
     "grammar_masks_do_not_pin": (lambda seen: "Error" in seen, lambda seen: seen == [1, 2]),
     "grammar_masks_on_cpu": (lambda seen: "Unsupported device" in seen, lambda seen: seen == [0, 2]),
     "grammar_backend_masks_on_cpu": (lambda seen: "Unsupported device" in seen, lambda seen: seen == [0, 2]),
@@ -116,6 +121,8 @@ SHOWN_ELSEWHERE = {
     "sglang_counts_no_uses": "tests/unit/engine/hooks/test_use_hooks.py",
     "memory_pool_is_complemented": "test_unified.py::test_parity_alone",
     "reft_in_prefill_graphs": "test_bfloat16.py on a GPU; tests/unit/engine/adapter_slots/test_reft.py what it is for",
+    "slots_of_experts_have_their_rank_in_a": "test_experts.py: without one of the two A and B have different ranks",
+    "slots_of_experts_have_their_rank_in_b": "test_experts.py: the same",
     "slots_are_filled_at_once": "test_unified.py::test_more_adapters_than_slots_at_once",
     "slots_are_cleared_at_once": "tests/unit/engine/hooks/test_packed_hooks.py; test_unified.py: every unload",
     "kv_progress_thread_naps": "tests/unit/engine/hooks/test_kv_progress.py",

@@ -1,4 +1,7 @@
-"""Every kind of adapter on every supported family of models, and on two tensor-parallel ranks."""
+"""Every kind of adapter on every supported family of models, and on two tensor-parallel ranks.
+
+`test_experts.py` has mixtures of experts with room for LoRA on experts.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +24,6 @@ from samples.random_adapters import write_random_lora, write_random_mixed, write
     [
         ("qwen2", 1),
         ("llama", 2),
-        ("qwen3_moe", 2),
-        ("mixtral", 1),
         *(pytest.param(*each, marks=pytest.mark.long) for each in (("qwen3", 1), ("mistral", 1), ("qwen3_moe", 1))),
     ],
     ids=lambda value: str(value),

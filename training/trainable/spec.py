@@ -73,7 +73,7 @@ class AdapterSpec:
                 )
             if module not in base.slot_modules():
                 raise AdapterUntrainable(
-                    f"LoRA on {module!r} of a mixture of experts is LoRA on experts, which workers do not apply; "
+                    f"LoRA on {module!r} of a mixture of experts is LoRA on experts, which is not trained; "
                     f"{', '.join(ATTENTION_MODULES)} can be trained"
                 )
         return tuple(module for module in MODULES if module in self.modules)

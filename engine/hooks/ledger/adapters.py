@@ -157,6 +157,29 @@ GROUPS: tuple[HookGroup, ...] = (
         ),
     ),
     HookGroup(
+        lacking="A largest rank of their own for experts",
+        upstream="none; SGLang's slots have one largest rank for all modules",
+        remove_when="SGLang has an option for it",
+        hooks=(
+            Hook(
+                name="slots_of_experts_have_their_rank_in_a",
+                target="sglang.srt.lora.mem_pool.LoRAMemoryPool.get_lora_A_shape",
+                fn=memory_pool.room_for_experts,
+                roles=ADAPTER_ROLES,
+                source_sha256="62dd88b712749aeaa3b1e1591e2238b9f71453d22795a51f6c786232d2ea3568",
+                why="with 128 experts each slot takes gigabytes at attention's usual ranks",
+            ),
+            Hook(
+                name="slots_of_experts_have_their_rank_in_b",
+                target="sglang.srt.lora.mem_pool.LoRAMemoryPool.get_lora_B_shape",
+                fn=memory_pool.room_for_experts,
+                roles=ADAPTER_ROLES,
+                source_sha256="aa95eef7246aa82f4c2b3108a9e10a14c1805abc2ddf2facab88746314d2cdb2",
+                why="the same for the other factor",
+            ),
+        ),
+    ),
+    HookGroup(
         lacking="An expand kernel with wide memory accesses",
         upstream="none; the csgmv expand kernel reads and writes single elements",
         remove_when="SGLang's csgmv expand kernel uses the alignment of its slices",

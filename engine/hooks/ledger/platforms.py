@@ -5,7 +5,7 @@ from __future__ import annotations
 from engine.hooks import cpu
 from engine.hooks.hook import Hook, HookGroup, HookKind, Platform
 from engine.hooks.kv import progress
-from engine.hooks.ledger.roles import LORA_ROLES, PAIR_ROLES
+from engine.hooks.ledger.roles import ADAPTER_ROLES, LORA_ROLES, PAIR_ROLES
 
 GROUPS: tuple[HookGroup, ...] = (
     HookGroup(
@@ -66,6 +66,31 @@ GROUPS: tuple[HookGroup, ...] = (
                 platform=Platform.CPU,
                 source_sha256="2f924bdfd9881dd5f39d03055719cab78c4f1082f14b4c49d1d53e57cfcc38df",
                 why="the grammar backend asks for it, too, for the token masks of JSON-schema output",
+            ),
+        ),
+    ),
+    HookGroup(
+        lacking="LoRA on experts on a CPU",
+        upstream="none; SGLang's runner for it is Triton's",
+        remove_when="SGLang runs LoRA on experts without Triton",
+        hooks=(
+            Hook(
+                name="experts_run_in_their_base_layer",
+                target="sglang.srt.lora.layers.FusedMoEWithLoRA.forward",
+                fn=cpu.run_experts_in_base_layer,
+                roles=ADAPTER_ROLES,
+                platform=Platform.CPU,
+                source_sha256="96b4f2c621044688ed50b19bd537061a1acdee43490c2b1f614f345966c86101",
+                why="SGLang's runner for LoRA on experts needs a GPU",
+            ),
+            Hook(
+                name="experts_are_adapted",
+                target="sglang.srt.layers.moe.fused_moe_native.moe_forward_native",
+                fn=cpu.add_lora_to_experts,
+                roles=ADAPTER_ROLES,
+                platform=Platform.CPU,
+                source_sha256="e94e6fac5846d0a03cf2186040a839e71e6459c13084230d963cfbbb920f6dbf",
+                why="LoRA changes what is between an expert's products; base tokens keep the bits that this body gives",
             ),
         ),
     ),

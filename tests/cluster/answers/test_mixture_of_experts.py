@@ -1,6 +1,6 @@
-"""A pair on a mixture of experts: LoRA on attention and ReFT are served, LoRA on experts is refused with its reason.
+"""Pairs on mixtures of experts: LoRA on attention and ReFT are served, LoRA on experts up to the rank that is allowed.
 
-A cluster of its own.
+Clusters of their own.
 """
 
 from __future__ import annotations
@@ -38,23 +38,53 @@ def ask(cluster: RunningCluster, adapter: str | None, prompt_ids: tuple[int, ...
     return httpx.post(f"{cluster.url}/v1/completions", json=body, timeout=120)
 
 
-def test_attention_and_reft_are_served_and_experts_refused(mixture: RunningCluster, tmp_path: Path):
-    generator = random.Random(4)
-    prompts = [tuple(generator.randrange(10, 600) for _ in range(count)) for count in (9, 2 * CHUNK_TOKENS + 5)]
-    asked = [(name, ids) for name in (None, "lora", "reft") for ids in prompts]
+def prompts_of(seed: int) -> list[tuple[int, ...]]:
+    generator = random.Random(seed)
+    return [tuple(generator.randrange(10, 600) for _ in range(count)) for count in (9, 2 * CHUNK_TOKENS + 5)]
+
+
+def cases_of(
+    cluster: RunningCluster, names: tuple[str | None, ...], prompts: list[tuple[int, ...]], folder: Path
+) -> list[Case]:
+    asked = [(name, ids) for name in names for ids in prompts]
     requests = [
-        {"adapter": name and mixture.adapters[name], "prompt_ids": ids, "max_new_tokens": NEW_TOKENS}
+        {"adapter": name and cluster.adapters[name], "prompt_ids": ids, "max_new_tokens": NEW_TOKENS}
         for name, ids in asked
     ]
-    references = run_reference(mixture.model_dir, requests, tmp_path)
-    cases = [Case(name, f"{len(ids)}", ids, found) for (name, ids), found in zip(asked, references, strict=True)]
+    references = run_reference(cluster.model_dir, requests, folder)
+    return [Case(name, f"{len(ids)}", ids, found) for (name, ids), found in zip(asked, references, strict=True)]
+
+
+def test_attention_and_reft_are_served_and_experts_refused(mixture: RunningCluster, tmp_path: Path):
+    prompts = prompts_of(4)
+    cases = cases_of(mixture, (None, "lora", "reft"), prompts, tmp_path)
     refused = ask(mixture, "experts", prompts[0])
     assert refused.status_code == 422, refused.text
     assert refused.json()["error"]["code"] == "adapter_unsupported"
-    assert "LoRA on experts, which is imported and packed, but not applied by engines yet" in refused.text
+    assert "LoRA on experts, which is imported and packed, but not applied by engines" in refused.text
     for case in cases:
         answer = ask(mixture, case.adapter, case.prompt_ids)
         assert answer.status_code == 200, f"{case.name}: {answer.text}"
         check_tokens(case, answer.json())
         check_logprobs(case, answer.json())
     assert ask(mixture, "experts", prompts[0]).status_code == 422
+
+
+def test_experts_are_served_up_to_the_rank_that_is_allowed(tmp_path: Path):
+    make_family("mixtral", tmp_path / "model")
+    base = BaseModel.read(tmp_path / "model")
+    adapters = {
+        "experts": write_random_expert_lora(tmp_path / "experts", base, 3, rank=4, attention=["q_proj"]),
+        "larger": write_random_expert_lora(tmp_path / "larger", base, 4, rank=5, experts=[1]),
+    }
+    with running_cluster(tmp_path, tmp_path / "model", adapters, adapter_limits={"max_expert_rank": 4}) as cluster:
+        prompts = prompts_of(5)
+        for case in cases_of(cluster, (None, "experts"), prompts, tmp_path):
+            answer = ask(cluster, case.adapter, case.prompt_ids)
+            assert answer.status_code == 200, f"{case.name}: {answer.text}"
+            check_tokens(case, answer.json())
+            check_logprobs(case, answer.json())
+        refused = ask(cluster, "larger", prompts[0])
+        assert refused.status_code == 422, refused.text
+        assert refused.json()["error"]["code"] == "adapter_unsupported"
+        assert "rank 5 on experts, and workers take at most 4" in refused.text

@@ -184,6 +184,7 @@ async def running_cluster(
             adapters=adapters,
             metrics=metrics,
             max_adapter_bytes=adapters_of_tests.LIMITS.max_bytes,
+            max_expert_rank=adapters_of_tests.LIMITS.max_expert_rank,
             shares_quotas=shares_quotas,
             workers={worker.name: (worker.role, worker.address) for worker in workers},
             admin=admin,

@@ -114,7 +114,7 @@ def test_experts_are_checked_but_not_served(capsys, moe_base, moe_dir, tmp_path)
     assert code == 1
     for expected in (
         "is NOT SERVED",
-        "not applied by engines yet",
+        "not applied by engines without adapter_limits.max_expert_rank",
         "experts      rank 4",
         "experts.gate_proj, experts.up_proj, q_proj",
         "against the base model",
@@ -124,6 +124,31 @@ def test_experts_are_checked_but_not_served(capsys, moe_base, moe_dir, tmp_path)
     found = json.loads(text)
     assert (code, found["loads"], found["problems"]) == (1, False, [])
     assert "not applied by engines" in found["not_served"]
+
+
+def test_experts_are_served_up_to_their_limit(capsys, moe_base, moe_dir, tmp_path):
+    source = write_random_expert_lora(tmp_path / "lora", moe_base, 1, attention=["q_proj"], rank=4)
+    config = tmp_path / "cluster.yaml"
+    data = {
+        "model": {"path": str(moe_dir), "name": "m"},
+        "engine": {"device": "cpu"},
+        "workers": {"u": {"role": "unified"}},
+    }
+    found = {}
+    for rank in (4, 3):
+        config.write_text(yaml.safe_dump(data | {"adapter_limits": {"max_expert_rank": rank}}))
+        code, text, _ = verify(capsys, source, "--config", config, "--json", "--no-model")
+        found[rank] = json.loads(text)
+        assert code == (rank == 3)
+    assert (found[4]["loads"], found[4]["not_served"]) == (True, "")
+    assert "rank 4 on experts, and workers take at most 3" in found[3]["not_served"]
+    experts = moe_base.experts  # each with gate, up and down between 32 and its intermediate size
+    one_rank = len(experts.layers) * experts.count * 3 * (32 + experts.intermediate) * 2
+    assert found[4]["bytes"]["slot"] - found[3]["bytes"]["slot"] == one_rank
+    config.write_text(yaml.safe_dump(data | {"adapter_limits": {"max_expert_rank": 4}}))
+    _, text, _ = verify(capsys, source, "--config", config, "--no-model")
+    assert "experts      rank 4 (at most 4)" in text
+    assert "every layer, 4 on experts" in text
 
 
 def test_attention_of_a_mixture_of_experts_loads(capsys, moe_base, moe_dir, tmp_path):

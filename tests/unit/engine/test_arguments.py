@@ -10,6 +10,7 @@ import pytest
 from cluster.agent.engine_spec import engine_spec
 from cluster.config.schema import ClusterConfig
 from engine.arguments import command, environment
+from engine.hooks.memory_pool import EXPERT_RANK_VARIABLE
 
 CONFIG = ClusterConfig.model_validate({
     "model": {"path": "/m", "name": "demo", "dtype": "float32", "tool_call_parser": "qwen25"},
@@ -39,6 +40,13 @@ def test_prefill_holds_adapters():
     at = words("p").index("--lora-target-modules")
     assert words("p")[at + 1 : at + 3] == ["q_proj", "v_proj"]
     assert value("p", "--disaggregation-bootstrap-port") == "2"
+
+
+def test_the_rank_of_experts_is_in_the_environment():
+    assert environment(engine_spec(CONFIG, "p", Path("/scratch")), {})[EXPERT_RANK_VARIABLE] == "0"
+    limits = CONFIG.adapter_limits.model_copy(update={"max_expert_rank": 4})
+    spec = engine_spec(CONFIG.model_copy(update={"adapter_limits": limits}), "p", Path("/scratch"))
+    assert environment(spec, {EXPERT_RANK_VARIABLE: "9"})[EXPERT_RANK_VARIABLE] == "4"
 
 
 def test_decode_knows_no_adapters():

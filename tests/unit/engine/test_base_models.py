@@ -43,6 +43,22 @@ def test_slots_are_for_what_engines_adapt():
         assert fitted_to(spec(None), mixture) == spec(None)
 
 
+def test_experts_have_slots_where_they_have_a_rank():
+    """SGLang adapts gate, up and down of experts together only."""
+    limited = spec(("up_proj", "q_proj"))
+    assert limited.adapters is not None
+    with_rank = replace(limited, adapters=replace(limited.adapters, max_expert_rank=4))
+    for mixture in (MIXTURE, MIXTRAL):
+        fitted = fitted_to(with_rank, mixture)
+        assert modules_of(fitted) == ("q_proj", "gate_proj", "up_proj", "down_proj")
+        assert fitted.adapters is not None
+        assert fitted.adapters.max_expert_rank == 4
+    assert fitted_to(with_rank, DENSE) == limited
+    with pytest.raises(BaseModelNotRun, match="CPU engines only"):
+        fitted_to(replace(with_rank, device="cuda"), MIXTURE)
+    assert fitted_to(replace(limited, device="cuda"), MIXTURE).adapters == AdapterSlots(2, 16, ("q_proj",))
+
+
 def test_slots_for_nothing_are_refused():
     with pytest.raises(BaseModelNotRun, match=r"names gate_proj, down_proj, of which engines .* adapt none"):
         fitted_to(spec(("gate_proj", "down_proj")), MIXTURE)

@@ -16,10 +16,13 @@ def revision(*experts: ExpertsEntry) -> AdapterRevision:
 
 
 def test_a_revision_that_workers_refuse_says_why():
-    refused = revision_as_json(revision(ExpertsEntry(0, "up_proj", ((0, 3),), 4, 32, 48, 1.0, "float32")))
+    on_experts = revision(ExpertsEntry(0, "up_proj", ((0, 3),), 4, 32, 48, 1.0, "float32"))
+    refused = revision_as_json(on_experts, 0)
     assert "it has LoRA on experts" in refused["not_served"]
     assert "attention only" in refused["not_served"]
-    served = revision_as_json(revision())
+    assert "rank 4 on experts, and workers take at most 3" in revision_as_json(on_experts, 3)["not_served"]
+    assert revision_as_json(on_experts, 4)["not_served"] == ""
+    served = revision_as_json(revision(), 0)
     assert served["not_served"] == ""
     assert served["name"] == "acme/bot"
     said = msgspec.json.decode(msgspec.json.encode(served))

@@ -170,6 +170,17 @@ def test_without_weights_only_factors_are_compared(base, tmp_path):
     assert check.problems == ()
 
 
+def test_slot_bytes_of_experts_are_those_of_sglangs_buffers(base, moe_base):
+    """Per expert: gate_up A [2r, 32], B [2i, r]; down A [r, i], B [32, r]."""
+    found, modules = moe_base.experts, ("q_proj",)
+    assert found is not None
+    per_rank = (2 * 32 + 2 * found.intermediate) + (found.intermediate + 32)
+    experts = len(found.layers) * found.count * 4 * per_rank * 2
+    without = slot_bytes(moe_base, 16, modules, "bfloat16")
+    assert slot_bytes(moe_base, 16, modules, "bfloat16", 4) == without + experts
+    assert slot_bytes(base, 16, modules, "bfloat16", 4) == slot_bytes(base, 16, modules, "bfloat16")
+
+
 def test_slot_bytes_are_those_of_sglangs_buffers(base):
     """Per layer: qkv A [3r, 32], B [48+24+24, r]; o 48 -> 32; gate_up A [2r, 32], B [96, r]; down 48 -> 32."""
     per_rank = (3 * 32 + 96) + (48 + 32) + (2 * 32 + 96) + (48 + 32) + (2 * 32 + 1)  # the last for ReFT

@@ -75,6 +75,20 @@ def test_the_numbers_of_an_8b_on_two_gpus(tmp_path: Path):
         assert number in text.replace("\n  # ", " ")
 
 
+def test_what_lora_on_experts_would_take_is_said_where_it_is_served(tmp_path: Path):
+    """Of Qwen3-30B-A3B: 48 layers, 128 experts, rank 16, 3 (2048 + 768) columns and rows, in 2 bytes."""
+    sizes = {
+        **LLAMA_8B, "architectures": ["Qwen3MoeForCausalLM"], "hidden_size": 2048, "intermediate_size": 6144,
+        "num_hidden_layers": 48, "num_key_value_heads": 4, "head_dim": 128, "num_experts": 128,
+        "num_experts_per_tok": 8, "moe_intermediate_size": 768, "vocab_size": 151936,
+    }  # fmt: skip
+    text, config = written(model_in(tmp_path / "m", sizes), NO_GPU, Pools.chosen(0, 1, None, None, True))
+    assert "A rank of 16 adds 1.5 GiB to each slot." in text.replace("\n  # ", " ")
+    assert config.adapter_limits.max_expert_rank == 0
+    on_gpu, _ = written(tmp_path / "m", Host(1, 141 * GIB, **HOST_BYTES), Pools.chosen(1, 1, None, None, True))
+    assert "max_expert_rank" not in on_gpu
+
+
 def test_the_weights_are_counted_in_the_serving_dtype(tmp_path: Path):
     model = model_in(tmp_path / "m", {**SMALL, "torch_dtype": "bfloat16"})
     weights(model / "model-1.safetensors", ("F32", [10, 20]), ("BF16", [3]), ("F8_E4M3", [7]))

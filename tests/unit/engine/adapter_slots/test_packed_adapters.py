@@ -23,7 +23,8 @@ from adapters.packed import PACKED_NAME, kept_directory, write_for_engine
 from adapters.packed.fused_layout import PARTS_OF
 from adapters.verification.serving_form import ServingForm
 from cluster.local.demo import make_model
-from engine.adapter_slots.packed_adapters import PackedLoader, Share, share_of
+from engine.adapter_slots.packed_adapters import PackedLoader
+from engine.adapter_slots.slot_places import Share, share_of
 from samples.random_adapters import (
     write_random_expert_lora,
     write_random_lora,

@@ -23,7 +23,7 @@ def image(rank: int, numbers=(0, 1, 2, 3)) -> SlotImage:
     for number in numbers:
         rows, columns = SHAPES[number]
         shape = (rows, rank) if number % 2 else (rank * (2 if number == 2 else 1), columns)
-        regions.append(Region(number, shape, start, shape[1], 0, columns))
+        regions.append(Region(number, shape, start, (shape[1], 1), 0, (columns, 1)))
         parts.append(torch.randn(shape))
         start += parts[-1].numel()
     return SlotImage(torch.cat([part.flatten() for part in parts]) if parts else torch.empty(0), tuple(regions))
@@ -42,6 +42,16 @@ def assert_is_in(buffers, slot: int, own: SlotImage) -> None:
 
 def filler_of(buffers) -> SlotFiller:
     return SlotFiller(buffers, sum(rows * columns for rows, columns in SHAPES))
+
+
+@pytest.mark.parametrize("max_piece", [RANK * 10, 10 * RANK + 1, 10**4])
+@pytest.mark.parametrize("rank", [3, RANK])
+def test_a_large_image_comes_in_pieces(buffers, rank: int, max_piece: int):
+    own, filler = image(rank), SlotFiller(buffers, max_piece)
+    for slot in (1, 2):
+        filler.fill(slot, own)
+        assert_is_in(buffers, slot, own)
+    assert len(filler._staging) == max_piece
 
 
 @pytest.mark.parametrize(
@@ -88,12 +98,43 @@ def test_a_part_of_a_matrix_arrives_where_it_belongs(buffers):
     own = SlotImage(
         data,
         (
-            Region(0, (RANK, 6), 6, 12, 0, 6),
-            Region(1, (4, RANK), len(a.flatten()) + 3 * RANK, RANK, 0, RANK),
-            Region(1, (6, RANK), len(a.flatten()) + 12 * RANK, RANK, 4 * RANK, RANK),
+            Region(0, (RANK, 6), 6, (12, 1), 0, (6, 1)),
+            Region(1, (4, RANK), len(a.flatten()) + 3 * RANK, (RANK, 1), 0, (RANK, 1)),
+            Region(1, (6, RANK), len(a.flatten()) + 12 * RANK, (RANK, 1), 4 * RANK, (RANK, 1)),
         ),
     )
     SlotFiller(buffers, len(data)).fill(2, own)
     assert torch.equal(buffers[0][2], a[:, 6:])
     assert torch.equal(buffers[1][2], torch.cat([b[3:7], b[12:18]]))
     assert not buffers[2][2].any()
+
+
+def test_experts_are_filled_between_zeros():
+    """Experts 1 and 2 of four get their matrices; kernels read the whole buffer, so the rest must be zero."""
+    experts, untouched = torch.randn(SLOTS, 4, RANK, 6), torch.randn(SLOTS, 7, RANK)
+    data = torch.randn(2 * 3 * 6 + 7 * 2)
+    regions = (
+        Region(0, (2, 3, 6), 0, (18, 6, 1), RANK * 6, (RANK * 6, 6, 1)),
+        Region(1, (7, 2), 36, (2, 1), 0, (RANK, 1)),
+    )
+    before, filler = untouched.clone(), SlotFiller([experts, untouched], 40)
+    filler.fill(3, SlotImage(data, regions))
+    wanted = torch.zeros(4, RANK, 6)
+    wanted[1:3, :3] = data[:36].view(2, 3, 6)
+    assert torch.equal(experts[3], wanted)
+    assert torch.equal(untouched[3, :, :2], data[36:].view(7, 2))
+    assert torch.equal(untouched[3, :, 2:], before[3, :, 2:])  # kernels read up to the adapter's rank there
+    filler.fill(3, SlotImage(torch.empty(0), ()))
+    assert not experts[3].any()
+    assert not untouched[3].any()
+
+
+def test_experts_that_fill_the_buffer_are_not_zeroed_first(monkeypatch):
+    """Zeroing gigabytes takes as long as filling them."""
+    zeroed = []
+    monkeypatch.setattr(torch, "_foreach_zero_", zeroed.append)
+    experts, data = torch.randn(SLOTS, 4, RANK, 6), torch.randn(4 * RANK * 6)
+    strides = (RANK * 6, 6, 1)
+    SlotFiller([experts], len(data)).fill(0, SlotImage(data, (Region(0, (4, RANK, 6), 0, strides, 0, strides),)))
+    assert torch.equal(experts[0].flatten(), data)
+    assert zeroed == []

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from engine.hooks import memory_pool
+from engine.hooks.memory_pool import EXPERT_RANK_VARIABLE
 
 
 @pytest.mark.parametrize(
@@ -30,3 +31,41 @@ def test_settings_that_hooks_are_not_written_for_are_refused(arguments, backend,
 def test_other_settings_are_not(backend: str):
     defaults = {"enable_dp_attention": False, "speculative_algorithm": None, "max_loaded_loras": None}
     memory_pool.check_supported(SimpleNamespace(**defaults, tokenizer_worker_num=1), backend, {})
+
+
+def with_experts(**arguments) -> SimpleNamespace:
+    defaults = {"device": "cpu", "ep_size": 1, "enable_eplb": False, "init_expert_location": "trivial"}
+    return SimpleNamespace(**{**defaults, **arguments})
+
+
+@pytest.mark.parametrize(
+    ("arguments", "layer", "words"),
+    [
+        ({"device": "cuda"}, {}, "CPU engines only"),
+        ({"ep_size": 2}, {}, "--ep-size above 1 cannot be used"),
+        ({"experts_shared_outer_loras": True}, {}, "--experts-shared-outer-loras cannot be used"),
+        ({"lora_use_virtual_experts": True}, {}, "--lora-use-virtual-experts cannot be used"),
+        ({"enable_eplb": True}, {}, "--enable-eplb cannot be used"),
+        ({"init_expert_location": "a.json"}, {}, "--init-expert-location cannot be used"),
+        ({}, {"use_intel_amx_backend": True}, "AMX"),
+    ],
+)
+def test_settings_under_which_experts_would_be_wrong_are_refused(arguments, layer, words):
+    memory_pool.check_experts_supported(with_experts(), [SimpleNamespace()])
+    with pytest.raises(ValueError, match=words):
+        memory_pool.check_experts_supported(with_experts(**arguments), [SimpleNamespace(), SimpleNamespace(**layer)])
+
+
+@pytest.mark.parametrize(("module", "rank"), [("gate_up_proj_moe", 3), ("down_proj_moe", 3), ("qkv_proj", 64)])
+def test_experts_have_a_rank_of_their_own(monkeypatch, module: str, rank: int):
+    monkeypatch.setenv(EXPERT_RANK_VARIABLE, "3")
+    pool = SimpleNamespace(is_moe_module=lambda name: "moe" in name)
+
+    def original(_pool, _module, _model, max_rank, layer):
+        return max_rank, layer
+
+    assert memory_pool.room_for_experts(original, pool, module, None, 64, 2) == (rank, 2)
+
+
+def test_without_the_variable_there_is_no_room_for_experts():
+    assert memory_pool.expert_rank({}) == memory_pool.expert_rank({EXPERT_RANK_VARIABLE: "0"}) == 0

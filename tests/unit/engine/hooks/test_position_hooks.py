@@ -76,6 +76,23 @@ def test_what_a_prefill_batch_is_prepared_with(monkeypatch, adapters, in_graph: 
     assert begun == ([(slots, [4] * len(adapters), in_graph)] if any(adapters) or in_graph else [])
 
 
+def test_tokens_of_adapters_with_experts_are_known_by_their_slots(monkeypatch):
+    own, seen = manager(a="prefill", e="prefill"), []
+    own.loras.update({"a": SimpleNamespace(has_experts=False), "e": SimpleNamespace(has_experts=True)})
+    own.memory_pool.uid_to_buffer_id.update({"a": 3, "e": 2, None: 1})
+    own.memory_pool.prelude_experts = SimpleNamespace(
+        begin_batch=lambda *words: seen.append(words), end_batch=lambda: seen.append("end")
+    )
+    mode = SimpleNamespace(is_decode=lambda: False)
+    batch = SimpleNamespace(forward_mode=mode)
+    segments = tuple(positions.Segment(name, 4) for name in ("e", None, "a"))
+    monkeypatch.setattr(positions, "_segments", segments)
+    positions.prepare_segments(lambda *_: None, own, batch)
+    monkeypatch.setattr(positions, "_segments", (positions.Segment(None, 4),))
+    positions.prepare_segments(lambda *_: None, own, batch)
+    assert seen == ["end", ([2, -1, -1], [4, 4, 4]), "end"]
+
+
 def test_a_decode_batch_of_base_tokens_is_one_segment():
     own = manager(a="prefill", b="all")
     mode = SimpleNamespace(is_decode=lambda: True)
