@@ -71,8 +71,8 @@ class EngineClient:
     async def spare_garbage_collection(self) -> None:
         """Exempt all objects that the engine's processes have now from garbage collection.
 
-        They are about a million, nearly all of them modules. A collection of them stops the server, with all streams, or
-        the scheduler for 0.4 s. SGLang does this after its own warm-up, which agents replace.
+        Most are modules. A collection of all of them stops the server, with its streams, or the scheduler for 0.4 s.
+        SGLang offers this for after a warm-up.
         """
         await self._call("POST", "/freeze_gc")
 
