@@ -81,7 +81,7 @@ def test_lists_and_histories(library: AdapterLibrary) -> None:
 @pytest.mark.parametrize("reference", ANSWERS["resolved"])
 def test_names_resolve(library: AdapterLibrary, reference: str) -> None:
     revision = library.catalog.resolve(reference)
-    check_same(revision_as_json(revision), ANSWERS["resolved"][reference])
+    check_same(revision_as_json(revision, max_expert_rank=0), ANSWERS["resolved"][reference])
     assert revision.manifest.to_json() == ANSWERS["manifests"][revision.revision_id]
     by_digest = f"{revision.full_name}@{revision.revision_id}"
     assert library.catalog.resolve(by_digest) == revision
