@@ -71,8 +71,8 @@ class EngineClient:
     async def spare_garbage_collection(self) -> None:
         """Exempt all objects that the engine's processes have now from garbage collection.
 
-        Most are modules. A collection of all of them stops the server, with its streams, or the scheduler for 0.4 s.
-        SGLang offers this for after a warm-up.
+        Most are modules. A collection of all of them stopped the server, with its streams, for 0.4 s. The call reaches
+        the scheduler and the detokenizer, too.
         """
         await self._call("POST", "/freeze_gc")
 

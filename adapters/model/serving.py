@@ -11,7 +11,7 @@ from adapters.model.base_model import FUSED_MODULES, MODULES
 from adapters.model.normal_form import ExpertFactors, LoraFactors, ReftFactors
 
 EngineDtype = Literal["float32", "bfloat16", "float16"]
-EXPERTS_NOT_SERVED = (
+_EXPERTS_NOT_SERVED = (
     "it has LoRA on experts, which is imported and packed, but not applied by engines without "
     "adapter_limits.max_expert_rank, which is for CPUs: train on the projections of attention only"
 )
@@ -23,7 +23,7 @@ def why_experts_are_refused(rank: int, max_expert_rank: int) -> str:
     if rank <= max_expert_rank:
         return ""
     if max_expert_rank == 0:
-        return EXPERTS_NOT_SERVED
+        return _EXPERTS_NOT_SERVED
     return (
         f"it has LoRA of rank {rank} on experts, and workers take at most {max_expert_rank}: train with a lower rank, "
         "or raise adapter_limits.max_expert_rank"

@@ -54,7 +54,8 @@ def router_host() -> str:
 
 
 def router() -> str:
-    keys = [key for key in _ROUTER_GOALS if _was_quiet() or key.startswith("cpu_")]  # else latencies mean nothing
+    was_quiet = _was_quiet()
+    keys = [key for key in _ROUTER_GOALS if was_quiet or key.startswith("cpu_")]  # else latencies mean nothing
     goals = [f"at most {_ROUTER_GOALS[key]}" for key in keys for _ in _ROUTER.document["ours"][key]]
     rows = [(*row, goal) for row, goal in zip(_router_rows(*keys), goals, strict=True)]
     return markdown((*_ROUTER_HEAD, "goal"), rows)
@@ -64,7 +65,7 @@ def _was_quiet() -> bool:
     """Whether nothing else used the cores in most repeats of each load of streams, so medians are of such repeats."""
     foreign_cores: dict[tuple[Any, ...], list[float]] = {}
     for each in filter(itemgetter("is_streaming"), _ROUTER.document["repeats"]):  # whose latencies are shown
-        load = tuple(each[name] for name in ("system", "concurrency", "is_streaming", "is_spread"))
+        load = tuple(each[name] for name in ("system", "concurrency", "is_spread"))
         foreign_cores.setdefault(load, []).append(each["foreign_cores"])
     return all(statistics.median_high(found) <= QUIET_CORES for found in foreign_cores.values())
 

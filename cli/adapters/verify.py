@@ -70,19 +70,18 @@ def _verify(arguments: argparse.Namespace) -> None:
 
 
 def _deployment(arguments: argparse.Namespace) -> tuple[Deployment, Path]:
-    from adapters.formats import Limits
     from adapters.verification.self_check import Deployment
 
     if arguments.config is None:
         return Deployment(), arguments.model
     from cluster.config.load import load_cluster_config
+    from cluster.open_library import limits_of
 
     config = load_cluster_config(arguments.config)
-    bounds = config.adapter_limits
     deployment = Deployment(
-        limits=Limits(bounds.max_rank, bounds.max_bytes, bounds.target_modules, bounds.max_expert_rank),
+        limits=limits_of(config),
         dtype=config.model.dtype,
-        num_slots=bounds.slots,
+        num_slots=config.adapter_limits.slots,
         serves_all_positions=bool(config.workers_of("unified")) or config.discovery.unified is not None,
     )
     return deployment, arguments.model or config.model.path

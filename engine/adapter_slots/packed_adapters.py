@@ -17,7 +17,7 @@ import torch
 
 from adapters.errors import AdapterIncompatible, AdapterUnsupported
 from adapters.model.base_model import BaseModel
-from adapters.model.serving import EXPERTS_NOT_SERVED
+from adapters.model.serving import why_experts_are_refused
 from adapters.packed import PACKED_NAME, PackedMetadata, kept_directory, read_packed
 from engine.adapter_slots.fill_stream import FillStream
 from engine.adapter_slots.kept_files import KeptFiles
@@ -139,13 +139,9 @@ class PackedLoader:
     def _check_experts(self, metadata: PackedMetadata) -> None:
         if metadata.experts is None:
             return
-        if self._places.expert_rank == 0:
-            raise AdapterUnsupported(f"revision {metadata.revision_id} cannot be loaded: {EXPERTS_NOT_SERVED}")
-        if metadata.experts.rank > self._places.expert_rank:
-            raise AdapterIncompatible(
-                f"revision {metadata.revision_id} has rank {metadata.experts.rank} on experts, and the engine's slots "
-                f"take at most {self._places.expert_rank}"
-            )
+        if why := why_experts_are_refused(metadata.experts.rank, self._places.expert_rank):
+            error = AdapterIncompatible if self._places.expert_rank else AdapterUnsupported
+            raise error(f"revision {metadata.revision_id} cannot be loaded: {why}")
 
 
 def _layout_of(metadata: PackedMetadata) -> tuple[Any, ...]:

@@ -58,7 +58,7 @@ def take_adapter_back(result, req):
 def cut_into_segments(original, cls, batch, model_runner, *args, **kwargs):
     """Build the forward batch with `_segments` set for the LoRA manager's hooks."""
     global _segments
-    _end_batch(model_runner.lora_manager)  # also for batches that SGLang does not prepare LoRA for
+    _disable_adapters(model_runner.lora_manager)  # also for batches that SGLang does not prepare LoRA for
     _segments = _segments_of(model_runner.lora_manager, batch)
     try:
         return original(cls, batch, model_runner, *args, **kwargs)
@@ -101,7 +101,7 @@ def fetch_only_adapters_in_use(original, manager, new_loras, running_loras=froze
 
 def prepare_segments(original, manager, forward_batch):
     """Prepare the LoRA backend for the batch's segments; without adapted tokens every layer takes its base path."""
-    _end_batch(manager)
+    _disable_adapters(manager)
     adapters = {segment.adapter for segment in _segments or () if segment.adapter is not None}
     manager.prelude_batch_is_adapted = bool(adapters)
     in_graph = manager.can_use_prefill_cuda_graph(forward_batch)  # a graph runs its LoRA kernels in any case
@@ -134,7 +134,7 @@ def _adapt_experts(manager, batch) -> None:
     tokens.begin_batch(slots, batch.extend_seq_lens_cpu)
 
 
-def _end_batch(manager) -> None:
+def _disable_adapters(manager) -> None:
     """Disable ReFT and LoRA on experts for the next batch."""
     end_batch(manager)
     tokens = getattr(manager.memory_pool, "prelude_experts", None)

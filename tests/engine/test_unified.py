@@ -74,7 +74,7 @@ def test_its_processes_are_forked(unified: Unified):
 
 
 def test_modules_are_not_collected_as_garbage(unified: Unified):
-    """A collection of a million objects would stop the server or the scheduler for nearly half a second."""
+    """A collection of all of them stopped the server for nearly half a second."""
     deadline = time.monotonic() + 10
     wanted = {"Tokenizer Manager", "Scheduler", "Detokenizer Manager"}  # in SGLang's own words
     while wanted and time.monotonic() < deadline:
