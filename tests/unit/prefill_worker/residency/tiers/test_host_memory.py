@@ -269,7 +269,7 @@ def test_shared_memory_with_less_room_than_the_budget(stored: StoredAdapters, tm
             resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, hard))
             try:
                 with pytest.raises(HostMemoryFull, match=r"has no room .* lower it, or give this worker more"):
-                    await worker.residency.ensure(a, Tier.HOST, 0.5)
+                    await worker.residency.ensure(a, Tier.HOST, 3)
                 assert worker.folders() == []
                 waiting = asyncio.create_task(worker.residency.ensure(b, Tier.HOST, 10))
                 await asyncio.sleep(0.2)
