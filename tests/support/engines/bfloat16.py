@@ -29,6 +29,8 @@ class Judge:
     model: Path
     directories: dict[str, Path]  # adapters whose names begin with "everywhere" are for all positions
     folder: Path  # to exchange files with the reference
+    mean_tolerance: float = MEAN_TOLERANCE
+    largest_tolerance: float = LARGEST_TOLERANCE
 
     def check(self, cases: list[Case], answers: list[dict]) -> list[Case]:
         """Every answer, with or without its prompt, is within tolerance; the cases with the reference's values."""
@@ -46,8 +48,8 @@ class Judge:
                 name = case.adapter or "base"
                 before = worst.get(name, (0.0, 0.0))
                 worst[name] = (max(mean, before[0]), max(largest, before[1]))
-                assert mean <= MEAN_TOLERANCE, (case.name, mean)
-                assert largest <= LARGEST_TOLERANCE, (case.name, largest)
+                assert mean <= self.mean_tolerance, (case.name, mean)
+                assert largest <= self.largest_tolerance, (case.name, largest)
         for name, (mean, largest) in worst.items():
             print(f"{name}: mean {mean:.4f}, largest {largest:.4f}")
         return known

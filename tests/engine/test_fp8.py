@@ -1,0 +1,71 @@
+"""FP8 engines: base weights and KV cache quantized by SGLang, adapters in bfloat16. They run on GPUs only.
+
+Quantization itself moves answers, so they are not held to the tolerance of bfloat16. Two things are: an answer is
+within a wider tolerance of the float32 reference, for the base model and every adapter, and it is far closer to its own
+adapter's reference than to any other's.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from support.engines.bfloat16 import Judge, cases_of
+from support.engines.running_engine import DEVICE, EXTRA_ARGUMENTS, MODULES, AdapterSlots, engine_spec, running_engine
+from support.engines.unified_engine import Unified, tokens
+
+from adapters.model.base_model import BaseModel
+from samples.random_adapters import write_random_lora, write_random_mixed, write_random_reft
+
+pytestmark = pytest.mark.skipif(DEVICE != "cuda", reason="SGLang has no FP8 kernels for CPUs without AMX")
+
+MEAN_TOLERANCE, LARGEST_TOLERANCE = 0.2, 2.0
+NEAREST = 0.5  # of the difference from any other adapter's reference, at most
+NEW_TOKENS = 40
+QUANTIZATIONS = {
+    "weights": ("--quantization", "fp8"),
+    "weights-and-kv": ("--quantization", "fp8", "--kv-cache-dtype", "fp8_e4m3"),
+}
+
+
+@pytest.fixture(scope="module")
+def directories(tmp_path_factory, model: Path) -> dict[str, Path]:
+    base, root = BaseModel.read(model), tmp_path_factory.mktemp("adapters")
+    return {
+        "lora": write_random_lora(root / "lora", base, 1, std=0.2, dtype="bfloat16"),
+        "direft": write_random_reft(root / "direft", base, 2, rank=8, std=2.0),
+        "loreft": write_random_reft(root / "loreft", base, 3, kind="loreft", std=2.0),
+        "mixed": write_random_mixed(root / "mixed", base, 4),
+    }
+
+
+@pytest.mark.parametrize("quantization", QUANTIZATIONS)
+def test_parity_mixed(quantization: str, tmp_path_factory, model: Path, directories: dict[str, Path]):
+    spec = engine_spec(
+        "unified",
+        model,
+        tmp_path_factory.mktemp("e") / "s",
+        adapters=AdapterSlots(2, 64, MODULES),  # fewer than adapters
+        dtype="bfloat16",
+        extra_arguments=(*EXTRA_ARGUMENTS, *QUANTIZATIONS[quantization]),
+    )
+    folder = tmp_path_factory.mktemp("judge")
+    judge = Judge(model, directories, folder, mean_tolerance=MEAN_TOLERANCE, largest_tolerance=LARGEST_TOLERANCE)
+    names = (None, *directories)
+    with running_engine(spec, tmp_path_factory.mktemp("cache")) as engine:
+        revisions = {name: engine.load(directory) for name, directory in directories.items()}
+        unified = Unified(engine, directories, revisions, folder)
+        mixed = cases_of([(name, tokens(count, 7)) for name in names for count in (20, 158)], NEW_TOKENS)
+        judge.check(mixed, unified.ask_together(mixed))
+        same = cases_of([(name, tokens(150, 9)) for name in names], new_tokens=1)
+        answers = unified.ask_together(same)
+    known = judge.check(same, answers)
+    for case, answer in zip(same, answers, strict=True):
+        found = answer["choices"][0]["logprobs"]["token_logprobs"][1:150]
+        means = {}
+        for other in known:
+            wanted = other.reference["prompt_logprobs"][1:]
+            means[other.adapter] = sum(abs(f - w) for f, w in zip(found, wanted, strict=True)) / len(found)
+        own = means.pop(case.adapter)
+        print(f"{quantization} {case.adapter}: own {own:.4f}, nearest other {min(means.values()):.4f}")
+        assert own < NEAREST * min(means.values()), (case.adapter, own, means)
