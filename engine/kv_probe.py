@@ -1,8 +1,11 @@
-"""Measures transfers between two NIXL agents in two processes, like those of a pair, and a plain copy for comparison.
+"""Measures transfers between two NIXL agents in two processes, like those of a pair, and plain copies for comparison.
+
+A prompt's KV cache goes in pieces: K and V of every layer, 64 of them for a model of 32 layers. Each copy is compared
+with plain copies of the same pieces, and with one copy of as many bytes.
 
 `python -m engine.kv_probe` prints a line, PROBE and JSON, among those of UCX, from which `transports_in` reads the
-transports. It is a process of its own because UCX reads its settings
-once, and because a transport that hangs must not take its caller with it.
+transports. It is a process of its own because UCX reads its settings once, and because a transport that hangs must not
+take its caller with it.
 """
 
 from __future__ import annotations
@@ -14,21 +17,40 @@ import os
 import re
 import statistics
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
 _WAIT_S = 40.0
-_POLL_S = 0.0002
-_PAGE_BYTES = 1 << 20  # KV goes in pieces
+_POLL_S = {"cpu": 0.0002, "cuda": 0.00002}  # a busy loop would take the processor from the receiver
 _REPEATS = 7  # and one more before, which sets the connection up
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What a transfer moves: so many pieces of so many bytes, one behind the other."""
+
+    pieces: int
+    piece_bytes: int
+
+    @property
+    def num_bytes(self) -> int:
+        return self.pieces * self.piece_bytes
+
+    @classmethod
+    def parse(cls, text: str) -> Shape:
+        """From PIECESxKIB."""
+        pieces, kibibytes = (int(each) for each in text.split("x"))
+        return cls(pieces, kibibytes << 10)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--mebibytes", type=int, default=64)
+    parser.add_argument("--shape", action="append", type=Shape.parse, required=True, metavar="PIECESxKIB")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     arguments = parser.parse_args()
-    num_bytes = arguments.mebibytes << 20
+    num_bytes = max(shape.num_bytes for shape in arguments.shape)
     here, there = multiprocessing.Pipe()
     os.environ.update(UCX_LOG_LEVEL="info", NIXL_LOG_LEVEL="ERROR")  # UCX writes its lanes to standard output
     receiver = multiprocessing.get_context("spawn").Process(
@@ -36,7 +58,7 @@ def main() -> None:
     )
     receiver.start()
     try:
-        answer = _send(here, num_bytes, arguments.device)
+        answer = _send(here, num_bytes, arguments.shape, arguments.device)
     finally:
         here.close()
         receiver.terminate()
@@ -49,43 +71,56 @@ def transports_in(log: str) -> list[str]:
     return sorted({each for line in lanes for group in re.findall(r"\(([^)]*)\)", line) for each in group.split()})
 
 
-def _send(pipe: Connection, num_bytes: int, device: str) -> dict[str, Any]:
+def _send(pipe: Connection, num_bytes: int, shapes: list[Shape], device: str) -> dict[str, Any]:
     buffer, copy, where = _buffers(num_bytes, device, 0)
     agent = _agent("sender")
     registered = agent.register_memory([(*buffer, "")], _kind(device))
     metadata, target = _received(pipe)
     peer = agent.add_remote_agent(metadata)
-    durations = []
-    for _ in range(_REPEATS + 1):
-        begun = time.perf_counter()
-        handle = agent.initialize_xfer(
-            "WRITE",
-            agent.get_xfer_descs(_pages(buffer), _kind(device)),
-            agent.get_xfer_descs(_pages(target), _kind(device)),
-            peer,
-        )
-        state = agent.transfer(handle)
-        while state not in ("DONE", "ERR"):
-            if time.perf_counter() - begun > _WAIT_S:
-                raise SystemExit(f"a transfer of {num_bytes} bytes took over {_WAIT_S:g} s")
-            time.sleep(_POLL_S)  # a busy loop would take the processor from the receiver
-            state = agent.check_xfer_state(handle)
-        if state == "ERR":
-            raise SystemExit("NIXL reports an error")
-        durations.append(time.perf_counter() - begun)
-        agent.release_xfer_handle(handle)
-    copies = [copy() for _ in range(_REPEATS + 1)]
+    # The largest first: the receiver checks all of its memory.
+    rows = [
+        {
+            "pieces": shape.pieces,
+            "piece_bytes": shape.piece_bytes,
+            "transfer_s": _median(lambda shape=shape: _transfer(agent, peer, buffer, target, shape, device)),
+            "copy_s": _median(lambda shape=shape: copy(shape)),
+            "whole_copy_s": _median(lambda shape=shape: copy(Shape(1, shape.num_bytes))),
+        }
+        for shape in sorted(shapes, key=lambda each: -each.num_bytes)
+    ]
     pipe.send("the end")
     if not _received(pipe):
         raise SystemExit("the bytes that arrived are not those that were sent")
     agent.deregister_memory(registered)
-    return {
-        "mebibytes": num_bytes >> 20,
-        "repeats": _REPEATS,
-        "where": where,
-        "transfer_bytes_per_s": num_bytes / statistics.median(durations[1:]),
-        "copy_bytes_per_s": num_bytes / statistics.median(copies[1:]),
-    }
+    return {"repeats": _REPEATS, "where": where, "shapes": rows}
+
+
+def _median(timed: Callable[[], float]) -> float:
+    return statistics.median([timed() for _ in range(_REPEATS + 1)][1:])
+
+
+def _transfer(
+    agent: Any, peer: str, source: tuple[int, int, int], target: tuple[int, int, int], shape: Shape, device: str
+) -> float:
+    """One transfer, its preparation included, s."""
+    begun = time.perf_counter()
+    handle = agent.initialize_xfer(
+        "WRITE",
+        agent.get_xfer_descs(_pieces(source, shape), _kind(device)),
+        agent.get_xfer_descs(_pieces(target, shape), _kind(device)),
+        peer,
+    )
+    state = agent.transfer(handle)
+    while state not in ("DONE", "ERR"):
+        if time.perf_counter() - begun > _WAIT_S:
+            raise SystemExit(f"a transfer of {shape.num_bytes} bytes took over {_WAIT_S:g} s")
+        time.sleep(_POLL_S[device])
+        state = agent.check_xfer_state(handle)
+    took_s = time.perf_counter() - begun
+    if state == "ERR":
+        raise SystemExit("NIXL reports an error")
+    agent.release_xfer_handle(handle)
+    return took_s
 
 
 def _receive(pipe: Connection, num_bytes: int, device: str) -> None:
@@ -101,8 +136,8 @@ def _receive(pipe: Connection, num_bytes: int, device: str) -> None:
 _kept: list[Any] = []  # what owns the memory
 
 
-def _buffers(num_bytes: int, device: str, number: int) -> tuple[tuple[int, int, int], Any, str]:
-    """(address, bytes, device) of memory, with a pattern at the sender; a plain copy of it in seconds; where it is."""
+def _buffers(num_bytes: int, device: str, number: int) -> tuple[tuple[int, int, int], Callable[[Shape], float], str]:
+    """(address, bytes, device) of memory, with a pattern at the sender; plain copies of it in seconds; where it is."""
     if device == "cuda":
         import torch
 
@@ -112,10 +147,12 @@ def _buffers(num_bytes: int, device: str, number: int) -> tuple[tuple[int, int, 
         target = torch.empty_like(source, device=f"cuda:{other}")
         _kept.append((source, target))
 
-        def copy() -> float:
+        def copy(shape: Shape) -> float:
+            pairs = [(target[begin:end], source[begin:end]) for begin, end in _bounds(shape)]
             torch.cuda.synchronize(index)
             begun = time.perf_counter()
-            target.copy_(source)
+            for into, piece in pairs:
+                into.copy_(piece, non_blocking=True)
             torch.cuda.synchronize(index)
             torch.cuda.synchronize(other)
             return time.perf_counter() - begun
@@ -127,17 +164,22 @@ def _buffers(num_bytes: int, device: str, number: int) -> tuple[tuple[int, int, 
     memory, into = np.full(num_bytes, 0 if number else 7, np.uint8), np.zeros(num_bytes, np.uint8)
     _kept.append((memory, into))
 
-    def copy_in_memory() -> float:
+    def copy_in_memory(shape: Shape) -> float:
         begun = time.perf_counter()
-        np.copyto(into, memory)
+        for begin, end in _bounds(shape):
+            np.copyto(into[begin:end], memory[begin:end])
         return time.perf_counter() - begun
 
     return (memory.ctypes.data, num_bytes, 0), copy_in_memory, "host memory"
 
 
-def _pages(buffer: tuple[int, int, int]) -> list[tuple[int, int, int]]:
-    address, num_bytes, index = buffer
-    return [(address + begin, min(_PAGE_BYTES, num_bytes - begin), index) for begin in range(0, num_bytes, _PAGE_BYTES)]
+def _bounds(shape: Shape) -> list[tuple[int, int]]:
+    return [(begin, begin + shape.piece_bytes) for begin in range(0, shape.num_bytes, shape.piece_bytes)]
+
+
+def _pieces(buffer: tuple[int, int, int], shape: Shape) -> list[tuple[int, int, int]]:
+    address, _, index = buffer
+    return [(address + begin, end - begin, index) for begin, end in _bounds(shape)]
 
 
 def _has_pattern(buffer: tuple[int, int, int], device: str) -> bool:

@@ -24,6 +24,7 @@ _LLAMA_RANK1 = result("adapter-tax-h200-llama-3.1-8b-rank1-n512.json")
 _QWEN = result("adapter-tax-h200-qwen2.5-0.5b-rank16.json")
 _LONG_PROMPTS_SEPARATE = result("adapter-tax-h100-llama-3.1-8b-prompt2048.json")
 _LONG_PROMPTS_LORA = result("adapter-tax-h100-llama-3.1-8b-prompt2048-lora.json")
+_LONG_PROMPTS_REWORKED = result("adapter-tax-h100-llama-3.1-8b-prompt2048-lora-reworked.json")
 _LONG_PROMPTS_DIREFT = result("adapter-tax-h100-llama-3.1-8b-prompt2048-direft.json")
 _TINY = result("adapter-tax-cpu.json")
 _CPU_COUNTS = (1, 8, 32, 64)
@@ -120,6 +121,7 @@ def long_prompts() -> str:
             "unified_lora",
             "c/a",
         ),
+        ("LoRA rank 16, joined kernel and ReFT's steps reworked", _LONG_PROMPTS_REWORKED, "unified_lora", "c/a"),
         ("DiReFT rank 8", _LONG_PROMPTS_DIREFT, "unified_direft", "d/a"),
     )
     rows = [

@@ -10,6 +10,14 @@ from bench.evidence.cells import fixed, markdown, result
 _SYSTEMS = {"pair": "a pair", "unified": "two unified workers"}
 _GOODPUT = {name: result(f"goodput-h100x2-{name}.json") for name in _SYSTEMS}
 _EARLIER_PAIR = result("sweep-h100x2-pair.json")
+_ONE_GPU = {"stock SGLang": result("goodput-h100-stock.json"), "unified worker": result("goodput-h100-unified.json")}
+_KV_TRANSFERS = result("kv-transfer-h100x2.json")
+_KV_SHAPES = {
+    (64, 1 << 20): "512 tokens",
+    (64, 4 << 20): "2048 tokens",
+    (64, 8 << 20): "4096 tokens",
+    (1, 512 << 20): "as many bytes in one piece",
+}
 _PROMPT_TOKENS = (512, 4096)
 _FIRST_TOKENS = {
     (name, length): result(f"first-token-h100x2-{name}-{length}.json") for name in _SYSTEMS for length in _PROMPT_TOKENS
@@ -22,6 +30,17 @@ def goodput() -> str:
     sweeps += [
         (_SYSTEMS[name], file.commit, sweep) for name, file in _GOODPUT.items() for sweep in file.document["rows"]
     ]
+    return _probes(sweeps)
+
+
+def goodput_of_one_gpu() -> str:
+    """Stock SGLang multi-LoRA beside a unified worker, each on a GPU of its own at the same time."""
+    return _probes(
+        [(name, file.commit, sweep) for name, file in _ONE_GPU.items() for sweep in file.document["rows"]]
+    )  # fmt: skip
+
+
+def _probes(sweeps: list[tuple[str, str, dict[str, Any]]]) -> str:
     rows = []
     for system, commit, sweep in sweeps:
         slo_ms = sweep["slo_ms"]
@@ -40,6 +59,33 @@ def goodput() -> str:
 def _came_per_s(probe: dict[str, Any]) -> float:
     """Arrivals are random. These files have no `came_per_s`; their probes lasted 20 s, or until 150 were expected."""
     return probe.get("came_per_s") or probe["summary"]["num_requests"] / max(20.0, 150 / probe["requests_per_s"])
+
+
+def kv_transfers() -> str:
+    """Medians and ranges over the runs with UCX's default settings, as many NIXL threads as a prefill engine has."""
+    rows = []
+    for (pieces, piece_bytes), name in _KV_SHAPES.items():
+        found = [
+            row
+            for row in _KV_TRANSFERS.document["rows"]
+            if (row["pieces"], row["piece_bytes"]) == (pieces, piece_bytes)
+            and row["threads"]
+            and set(row["ucx"]) <= {"A"}
+        ]
+        moved, copied = (
+            [pieces * piece_bytes / row[key] / 1e9 for row in found] for key in ("transfer_s", "copy_s")
+        )  # fmt: skip
+        ratios = [row["copy_s"] / row["transfer_s"] for row in found]
+        rows.append(
+            (
+                f"{name}: {pieces} x {piece_bytes >> 20} MiB",
+                f"{median(moved):.0f} ({min(moved):.0f} to {max(moved):.0f})",
+                f"{median(copied):.0f} ({min(copied):.0f} to {max(copied):.0f})",
+                f"{median(ratios):.2f}",
+                "0.8" if (pieces, piece_bytes) == (64, 8 << 20) else "",
+            )
+        )
+    return markdown(("GPU to GPU, GB/s", "NIXL", "plain copies of the same pieces", "ratio", "goal"), rows)
 
 
 def first_tokens() -> str:

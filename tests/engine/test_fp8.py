@@ -1,8 +1,8 @@
 """FP8 engines: base weights and KV cache quantized by SGLang, adapters in bfloat16. They run on GPUs only.
 
-Quantization itself moves answers, so they are not held to the tolerance of bfloat16. Two things are: an answer is
-within a wider tolerance of the float32 reference, for the base model and every adapter, and it is far closer to its own
-adapter's reference than to any other's.
+Quantization itself moves answers, so the tolerance is wider than that of bfloat16, for the base model and every adapter
+alike: log-probabilities of prompts and of answers of 40 tokens differ from the float32 reference by at most 0.2 in the
+mean and 2 at most. And those of a prompt are far closer to its own adapter's reference than to any other's.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from samples.random_adapters import write_random_lora, write_random_mixed, write
 
 pytestmark = pytest.mark.skipif(DEVICE != "cuda", reason="SGLang has no FP8 kernels for CPUs without AMX")
 
-MEAN_TOLERANCE, LARGEST_TOLERANCE = 0.2, 2.0
+MEAN_TOLERANCE, LARGEST_TOLERANCE = 0.2, 2.0  # seen on an H100: 0.14 and 0.59; with FP8 KV 0.16 and 1.2
 NEAREST = 0.5  # of the difference from any other adapter's reference, at most
 NEW_TOKENS = 40
 QUANTIZATIONS = {
@@ -59,7 +59,7 @@ def test_parity_mixed(quantization: str, tmp_path_factory, model: Path, director
         judge.check(mixed, unified.ask_together(mixed))
         same = cases_of([(name, tokens(150, 9)) for name in names], new_tokens=1)
         answers = unified.ask_together(same)
-    known = judge.check(same, answers)
+    known = judge.references(same, answers)
     for case, answer in zip(same, answers, strict=True):
         found = answer["choices"][0]["logprobs"]["token_logprobs"][1:150]
         means = {}

@@ -17,6 +17,9 @@ from engine.pin import SGLANG_VERSION
 
 HOOKS_S = 240.0  # importing SGLang on a busy machine
 TRANSFER_S = 60.0
+_SMALL = "1x1024"  # PIECESxKIB
+# K and V of 32 layers: 512 and 4,096 tokens of a model with 8 KV heads of 128 elements in bfloat16.
+_SHAPES = {"cpu": ("64x1024",), "cuda": ("64x1024", "64x8192")}
 _WRONG_PLUGIN_FILTER = "unset SGLANG_PLUGINS: it keeps Prelude's plugin out of SGLang"
 
 
@@ -85,9 +88,10 @@ def hooks(host: Host, *, device: str) -> Iterator[Finding]:
 
 def transfer(host: Host, *, bandwidth: bool, device: str) -> Iterator[Finding]:
     """The transports that two NIXL agents choose here and, on request, their bandwidth."""
-    mebibytes = 64 if bandwidth else 1
+    shapes = _SHAPES[device] if bandwidth else (_SMALL,)
     status, output = host.run(
-        sys.executable, "-m", "engine.kv_probe", "--mebibytes", str(mebibytes), "--device", device,
+        sys.executable, "-m", "engine.kv_probe", "--device", device,
+        *(word for shape in shapes for word in ("--shape", shape)),
         timeout_s=TRANSFER_S - 5,
     )  # fmt: skip
     line = next((each[6:] for each in output.splitlines() if each.startswith("PROBE ")), "")
@@ -108,11 +112,14 @@ def transfer(host: Host, *, bandwidth: bool, device: str) -> Iterator[Finding]:
     if value := host.environment.get("UCX_TLS"):
         yield warning(f"UCX_TLS={value} restricts the transports", "unset it, unless that is meant")
     if bandwidth:
-        moved, copied = answer["transfer_bytes_per_s"] / 1e9, answer["copy_bytes_per_s"] / 1e9
-        yield ok(
-            f"KV between two processes: {moved:.2f} GB/s, {moved / copied:.2f} of a plain copy ({copied:.2f} GB/s), "
-            f"{answer['mebibytes']} MiB, median of {answer['repeats']}, {answer['where']}"
-        )
+        for row in answer["shapes"]:
+            num_bytes = row["pieces"] * row["piece_bytes"]
+            moved, copied, whole = (num_bytes / row[key] / 1e9 for key in ("transfer_s", "copy_s", "whole_copy_s"))
+            yield ok(
+                f"KV between two processes, {row['pieces']} pieces of {row['piece_bytes'] / 2**20:g} MiB: "
+                f"{moved:.2f} GB/s, {moved / copied:.2f} of plain copies of the same pieces ({copied:.2f} GB/s), "
+                f"{moved / whole:.2f} of one copy ({whole:.2f} GB/s), medians of {answer['repeats']}, {answer['where']}"
+            )
 
 
 def _reinstall() -> str:

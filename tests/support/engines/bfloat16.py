@@ -34,7 +34,7 @@ class Judge:
 
     def check(self, cases: list[Case], answers: list[dict]) -> list[Case]:
         """Every answer, with or without its prompt, is within tolerance; the cases with the reference's values."""
-        known = self._asked(cases, answers)
+        known = self.references(cases, answers)
         worst: dict[str, tuple[float, float]] = {}
         for case, answer in zip(known, answers, strict=True):
             found = answer["choices"][0]["logprobs"]["token_logprobs"]
@@ -54,7 +54,8 @@ class Judge:
             print(f"{name}: mean {mean:.4f}, largest {largest:.4f}")
         return known
 
-    def _asked(self, cases: list[Case], answers: list[dict]) -> list[Case]:
+    def references(self, cases: list[Case], answers: list[dict]) -> list[Case]:
+        """The cases with the reference's values for these answers' tokens."""
         requests = [
             {
                 "adapter": self.directories[case.adapter] if case.adapter else None,

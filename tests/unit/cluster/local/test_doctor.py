@@ -269,15 +269,18 @@ NVLINK = "UCX  INFO  receiver intra-node cfg#2 rma(cuda_ipc/cuda)  am(sysv/memor
 
 def test_transports(tmp_path: Path):
     assert transports_in(UCX + "self cfg#0 rma(self/memory)\n") == ["cma/memory", "tcp/lo"]
-    answer = {"mebibytes": 64, "repeats": 7, "where": "host memory"}
-    answer |= {"transfer_bytes_per_s": 2e9, "copy_bytes_per_s": 8e9}
+    times = {"transfer_s": 0.5, "copy_s": 0.25, "whole_copy_s": 0.125}
+    answer = {"repeats": 7, "where": "host memory", "shapes": [{"pieces": 500, "piece_bytes": 2_000_000, **times}]}
     line = f"PROBE {json.dumps(answer)}\n"
 
     def look(output: str, device: str = "cpu", **environment: str) -> list[tuple[str, str]]:
         host = FakeHost(tmp_path, {sys.executable: (0, output)}, **environment)
         return levels(software.transfer(host, bandwidth=True, device=device))
 
-    measured = "KV between two processes: 2.00 GB/s, 0.25 of a plain copy (8.00 GB/s), 64 MiB, median of 7, host memory"
+    measured = (
+        "KV between two processes, 500 pieces of 1.90735 MiB: 2.00 GB/s, 0.50 of plain copies of the same pieces "
+        "(4.00 GB/s), 0.25 of one copy (8.00 GB/s), medians of 7, host memory"
+    )
     assert look(UCX + line) == [("ok", "UCX moves KV within this host over cma/memory, tcp/lo"), ("ok", measured)]
     assert look(UCX + line, "cuda")[0][0] == "warning"
     assert look(UCX + NVLINK + line, "cuda")[0][0] == "ok"
