@@ -9,6 +9,7 @@ from ipaddress import ip_address
 from pathlib import Path
 
 from engine.access import EngineKeys, EngineTls
+from engine.hooks.bounds.events import EVENTS_VARIABLE
 from engine.hooks.guards.http import ADMIN_KEY_VARIABLE, IN_ENVIRONMENT, KEY_VARIABLE
 from engine.hooks.guards.kv import FOUND_PEERS_VARIABLE, PEERS_VARIABLE
 from engine.hooks.memory_pool import EXPERT_RANK_VARIABLE
@@ -77,6 +78,7 @@ class EngineSpec:
     keys: EngineKeys | None = None  # None: whoever reaches the server may use it, as benchmarks do
     tls: EngineTls | None = None  # None: plain HTTP
     nodes: EngineNodes | None = None  # None: all of it runs here
+    max_events_per_s: int = 0  # that it streams, before events carry several tokens; 0: no bound
 
     @property
     def url(self) -> str:
@@ -219,6 +221,7 @@ def environment(spec: EngineSpec, inherited: dict[str, str]) -> dict[str, str]:
         if spec.tensor_parallel > 1:  # one core per rank, round robin
             cores = [str(rank % (os.cpu_count() or 1)) for rank in range(spec.tensor_parallel)]
             ours |= {"SGLANG_CPU_OMP_THREADS_BIND": "|".join(cores)}
+    ours[EVENTS_VARIABLE] = str(spec.max_events_per_s)
     if spec.adapters is not None:
         ours[EXPERT_RANK_VARIABLE] = str(spec.adapters.max_expert_rank)
     if spec.traces is not None:

@@ -19,6 +19,7 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -82,9 +83,9 @@ def _send(pipe: Connection, num_bytes: int, shapes: list[Shape], device: str) ->
         {
             "pieces": shape.pieces,
             "piece_bytes": shape.piece_bytes,
-            "transfer_s": _median(lambda shape=shape: _transfer(agent, peer, buffer, target, shape, device)),
-            "copy_s": _median(lambda shape=shape: copy(shape)),
-            "whole_copy_s": _median(lambda shape=shape: copy(Shape(1, shape.num_bytes))),
+            "transfer_s": _median(partial(_transfer, agent, peer, buffer, target, shape, device)),
+            "copy_s": _median(partial(copy, shape)),
+            "whole_copy_s": _median(partial(copy, Shape(1, shape.num_bytes))),
         }
         for shape in sorted(shapes, key=lambda each: -each.num_bytes)
     ]

@@ -205,6 +205,19 @@ def add_commands(commands: Any) -> None:
     _add_engine_options(idle)
     _add_json(idle)
     idle.set_defaults(run=_idle)
+    text = "What streaming costs an engine's HTTP server and the engine, by its bound on events per second."
+    streams = benchmarks.add_parser("streams", help=text, description=text)
+    streams.add_argument("--bounds", type=_counts, help="events per second, 0 for no bound; default: 0,200")
+    streams.add_argument("--concurrency", type=positive, help="concurrent requests; default: 16")
+    streams.add_argument("--requests", type=positive, dest="num_requests", metavar="N", help="per load; default: 64")
+    streams.add_argument("--prompt-tokens", type=positive, help="default: 16")
+    streams.add_argument("--generated-tokens", type=positive, help="default: 128")
+    streams.add_argument("--repeats", type=positive, help="default: 3")
+    streams.add_argument("--model", choices=MODELS, help="model dimensions; default: tiny")
+    streams.add_argument("--quick", action="store_true", help="a smoke test: one engine, few requests")
+    _add_engine_options(streams)
+    _add_json(streams)
+    streams.set_defaults(run=_streams)
     text = "More adapters than slots: TTFT and requests/s of one engine that swaps adapters into prefill batches."
     slots = benchmarks.add_parser("slots", help=text, description=text)
     slots.add_argument("--adapters", type=numbers, help="numbers of adapters in use; default: 8,32")
@@ -299,8 +312,15 @@ def _placement(arguments: argparse.Namespace) -> None:
 
 
 @failure_ends
+def _streams(arguments: argparse.Namespace) -> None:
+    from bench.serving import streams
+
+    options = with_given(streams.QUICK if arguments.quick else streams.Options(), arguments)
+    streams.run(options, recorded_command(), arguments.json, say)
+
+
 def _idle(arguments: argparse.Namespace) -> None:
-    from bench import idle_pair
+    from bench.serving import idle_pair
 
     options = with_given(idle_pair.QUICK if arguments.quick else idle_pair.Options(), arguments)
     idle_pair.run(options, recorded_command(), arguments.json, say)

@@ -82,6 +82,7 @@ def engine_spec(config: ClusterConfig, name: str, scratch: Path) -> EngineSpec:
         kv_peers=_kv_peers(config, name),
         kv_found_peers=scratch.with_name(f"{scratch.name}-kv-peers") if _finds_kv_peers(config, name) else None,
         nodes=first_node(worker),
+        max_events_per_s=engine.max_events_per_s,
     )
 
 

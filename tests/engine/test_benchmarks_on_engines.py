@@ -1,4 +1,4 @@
-"""Benchmarks on a real engine, small: that adapters swap slots, and that SGLang's profiler is read for every kind."""
+"""Benchmarks on a real engine, small: adapters swap slots, SGLang's profiler is read for every kind, streams."""
 
 from __future__ import annotations
 
@@ -34,3 +34,16 @@ def test_prompt_profile(tmp_path: Path):
     assert "aten::addmm_" not in operators["none"]  # the segmented products, on a CPU
     assert "aten::addmm_" in operators["lora"] & operators["direft"]
     assert all(row["client_ms"] > 0 and row["busy_ms"] > 0 for row in rows.values())
+
+
+@pytest.mark.long
+def test_streams(tmp_path: Path):
+    file = tmp_path / "numbers.json"
+    words = [sys.executable, "-m", "cli.main", "bench", "streams", "--quick", "--json", str(file)]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=400)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    whole, streamed = json.loads(file.read_text())["medians"]
+    assert (whole["streamed"], streamed["streamed"]) == (False, True)
+    assert (whole["tokens_per_event"], whole["bound"]) == (32, 20)
+    assert 1 < streamed["tokens_per_event"] < 8
+    assert streamed["of_not_streamed"] > 0

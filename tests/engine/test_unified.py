@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import json
 import random
 import time
 from pathlib import Path
@@ -294,32 +295,58 @@ def test_two_choices_are_two_requests(unified: Unified):
     unified.engine.load(unified.directories["mixed"])
 
 
-def test_retracted_requests(tmp_path_factory, model: Path, directories: dict[str, Path]):
-    """KV memory runs out while many decode: those that are retracted come back with their own adapters' KV."""
+@pytest.fixture(scope="module")
+def tight(tmp_path_factory, model: Path, directories: dict[str, Path]):
+    """Little room for KV, and for few events per second."""
     spec = engine_spec(
         "unified",
         model,
         tmp_path_factory.mktemp("e") / "s",
         adapters=AdapterSlots(SLOTS, 64, MODULES),
         max_total_tokens=900,
+        max_events_per_s=4,
         # Admit more than will fit, so that requests are retracted.
         extra_arguments=("--schedule-conservativeness", "0.0"),
     )
     with running_engine(spec, tmp_path_factory.mktemp("cache")) as engine:
         revisions = {name: engine.load(directory) for name, directory in directories.items()}
-        unified = Unified(engine, directories, revisions, tmp_path_factory.mktemp("reference"))
-        names = ("lora", "direft", "mixed", "everywhere", None, "loreft", "lora-q", "lora")
-        cases = unified.cases([(name, tokens(30 + n, 600 + n)) for n, name in enumerate(names)], new_tokens=160)
-        plain = {"echo": False, "logprobs": None}
-        for case, answer in zip(cases, unified.ask_together(cases, **plain), strict=True):
-            check_tokens(case, answer)
-        metrics = httpx.get(f"{spec.url}/metrics").text
-        assert sum_of(metrics, "sglang:num_retracted_requests_total") > 0, "nothing was retracted: this proved nothing"
-        # Next turns find no KV of answers that were read again, or written by decode.
-        grown = [
-            (case.adapter, (*case.prompt_ids, *case.reference["tokens"][:50], 17, 23))
-            for case in cases
-            if case.adapter != "everywhere"
-        ]
-        for case in unified.cases(grown):
-            check_tokens(case, unified.ask(case, **plain))
+        yield Unified(engine, directories, revisions, tmp_path_factory.mktemp("reference"))
+
+
+def test_busy_engines_stream_fewer_events(tight: Unified):
+    """The first token at once, then up to eight per event, and nothing is lost: text, log-probabilities, usage."""
+    [case] = tight.cases([("lora", tokens(30, 650))], new_tokens=200)
+    whole = tight.ask(case, echo=False, logprobs=1)
+    check_tokens(case, whole)
+    body = tight.body(case, echo=False, logprobs=1, stream=True, stream_options={"include_usage": True})
+    with httpx.stream("POST", f"{tight.engine.spec.url}/v1/completions", json=body, timeout=60) as answer:
+        lines = [line[6:] for line in answer.iter_lines() if line.startswith("data: {")]
+    *parts, usage = [json.loads(line) for line in lines]
+    choices = [part["choices"][0] for part in parts]
+    counts = [len(choice["logprobs"]["tokens"]) if choice["logprobs"] else 0 for choice in choices]
+    assert usage["usage"]["completion_tokens"] == sum(counts) == 200
+    assert "".join(choice["text"] for choice in choices) == whole["choices"][0]["text"]
+    found = [value for choice in choices if choice["logprobs"] for value in choice["logprobs"]["token_logprobs"]]
+    assert found == pytest.approx(whole["choices"][0]["logprobs"]["token_logprobs"], abs=1e-4)
+    assert counts[0] == 1, counts
+    assert max(counts) == 8, counts
+    assert len(counts) < 100, counts
+
+
+def test_retracted_requests(tight: Unified):
+    """KV memory runs out while many decode: those that are retracted come back with their own adapters' KV."""
+    names = ("lora", "direft", "mixed", "everywhere", None, "loreft", "lora-q", "lora")
+    cases = tight.cases([(name, tokens(30 + n, 600 + n)) for n, name in enumerate(names)], new_tokens=160)
+    plain = {"echo": False, "logprobs": None}
+    for case, answer in zip(cases, tight.ask_together(cases, **plain), strict=True):
+        check_tokens(case, answer)
+    metrics = httpx.get(f"{tight.engine.spec.url}/metrics").text
+    assert sum_of(metrics, "sglang:num_retracted_requests_total") > 0, "nothing was retracted: this proved nothing"
+    # Next turns find no KV of answers that were read again, or written by decode.
+    grown = [
+        (case.adapter, (*case.prompt_ids, *case.reference["tokens"][:50], 17, 23))
+        for case in cases
+        if case.adapter != "everywhere"
+    ]
+    for case in tight.cases(grown):
+        check_tokens(case, tight.ask(case, **plain))

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from engine.hooks import hidden_states, identity, positions
-from engine.hooks.bounds import grammars, log_probabilities, preparation
+from engine.hooks.bounds import events, grammars, log_probabilities, preparation
 from engine.hooks.hook import Hook, HookGroup, HookKind
 from engine.hooks.kv import room
-from engine.hooks.ledger.roles import ADAPTER_ROLES, DECODE, UNIFIED
+from engine.hooks.ledger.roles import ADAPTER_ROLES, DECODE, GENERATING_ROLES, UNIFIED
 
 GROUPS: tuple[HookGroup, ...] = (
     HookGroup(
@@ -163,6 +163,21 @@ GROUPS: tuple[HookGroup, ...] = (
                 fn=grammars.with_a_bounded_cache,
                 source_sha256="2f924bdfd9881dd5f39d03055719cab78c4f1082f14b4c49d1d53e57cfcc38df",
                 why="the compiler has a cache of its own without a bound, and threads for all cores",
+            ),
+        ),
+    ),
+    HookGroup(
+        lacking="A bound on streamed events",
+        upstream="--stream-interval sets one number of tokens per event, for idle and busy engines alike",
+        remove_when="SGLang streams several tokens per event when its server has no time for one each",
+        hooks=(
+            Hook(
+                name="busy_engines_stream_fewer_events",
+                target="sglang.srt.managers.scheduler_components.output_streamer.SchedulerOutputStreamer._stream_output_generation",
+                fn=events.stream_in_bounds,
+                roles=GENERATING_ROLES,
+                source_sha256="4b7f7afb740ae4eba7e79aebfda4879c93a793d004fb04cf431a42fc6f662f0e",
+                why="an event costs the server 70 µs; a GPU generates more tokens than one process can send",
             ),
         ),
     ),

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from engine.hooks.bounds import grammars, preparation
+from engine.hooks.bounds import events, grammars, preparation
+from engine.hooks.bounds.events import EventPace
 from engine.hooks.bounds.grammars import CompiledGrammars
 
 KIB = 1024
@@ -153,3 +154,45 @@ def test_the_answer_of_a_long_text_is_json_already() -> None:
 
     found = asyncio.run(preparation.answer_in_a_thread(answer, "h", "a", "r", raw(100_000)))
     assert json.loads(found.body) == {"tokens": [1, 2], "count": None}
+
+
+def paced(events_per_s: int, streams: int, steps_per_s: float, seconds: float) -> list[int]:
+    """Tokens per event at each step of a load."""
+    now = [0.0]
+    pace = EventPace(events_per_s, lambda: now[0])
+    found = []
+    for _ in range(round(seconds * steps_per_s)):
+        now[0] += 1 / steps_per_s
+        found.append(pace.tokens_per_event(streams))
+    return found
+
+
+def test_events_carry_as_many_tokens_as_the_bound_needs() -> None:
+    assert set(paced(8000, 64, 100, 2)) == {1}  # 6,400 tokens/s
+    assert paced(8000, 128, 100, 2)[24:] == [2] * 176  # 12,800
+    assert paced(8000, 512, 60, 2)[-1] == 4  # 30,720
+    assert paced(8, 512, 60, 2)[-1] == events.MOST_TOKENS
+    assert set(paced(0, 512, 60, 2)) == {1}  # no bound
+
+
+def test_events_are_single_tokens_again_after_a_busy_time() -> None:
+    now = [0.0]
+    pace = EventPace(1000, lambda: now[0])
+    for _ in range(100):
+        now[0] += 0.01
+        busy = pace.tokens_per_event(64)
+    assert busy == 7
+    now[0] += 5.0  # nobody asks
+    assert pace.tokens_per_event(1) == 1
+
+
+def test_only_streams_are_paced(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(events, "_pace", lambda: SimpleNamespace(tokens_per_event=lambda count: 2 + count))
+    requests = [
+        SimpleNamespace(stream=stream, sampling_params=SimpleNamespace(stream_interval=None))
+        for stream in (True, False, True)
+    ]
+    sent: list[Any] = []
+    events.stream_in_bounds(lambda *given: sent.append(given), "streamer", requests, True, None)
+    assert sent == [("streamer", requests, True, None)]
+    assert [each.sampling_params.stream_interval for each in requests] == [4, None, 4]
