@@ -78,7 +78,6 @@ def _send(pipe: Connection, num_bytes: int, shapes: list[Shape], device: str) ->
     registered = agent.register_memory([(*buffer, "")], _kind(device))
     metadata, target = _received(pipe)
     peer = agent.add_remote_agent(metadata)
-    # The largest first: the receiver checks all of its memory.
     rows = [
         {
             "pieces": shape.pieces,
@@ -87,7 +86,7 @@ def _send(pipe: Connection, num_bytes: int, shapes: list[Shape], device: str) ->
             "copy_s": _median(partial(copy, shape)),
             "whole_copy_s": _median(partial(copy, Shape(1, shape.num_bytes))),
         }
-        for shape in sorted(shapes, key=lambda each: -each.num_bytes)
+        for shape in shapes
     ]
     pipe.send("the end")
     if not _received(pipe):

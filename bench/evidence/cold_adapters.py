@@ -6,6 +6,7 @@ from statistics import fmean
 from typing import Any
 
 from bench.evidence.cells import (
+    RESULTS,
     fixed,
     markdown,
     result,
@@ -138,3 +139,21 @@ def catalog() -> str:
     ]
     heads = [f"{name} {quantile}" for name in _CATALOGS for quantile in ("p50", "p99")]
     return markdown(("1,000,000 revisions", *heads, "goal"), rows)
+
+
+def punica() -> str:
+    """Punica's four distributions of adapters: requests/s of each system, relative to no adapters, and TPOT p50."""
+    systems = ("none", "stock", "unified", "pair")
+    rows = []
+    for distribution in ("identical", "uniform", "zipf", "distinct"):
+        path = RESULTS / f"matrix-punica-{distribution}-cpu.json"
+        if not path.exists():
+            continue
+        found = {(each["system"], each["name"]): float(each["value"]) for each in result(path.name).document["figures"]}
+        rates = [found[system, "answered"] for system in systems]
+        paces = [found[system, "TPOT p50"] for system in systems]
+        rows.append(
+            [distribution]
+            + [f"{rate:.2f} ({rate / rates[0]:.2f}) · {pace:.0f} ms" for rate, pace in zip(rates, paces, strict=True)]
+        )
+    return markdown(("punica: requests/s (/ none) · TPOT p50", *systems), rows)

@@ -61,6 +61,29 @@ def _came_per_s(probe: dict[str, Any]) -> float:
     return probe.get("came_per_s") or probe["summary"]["num_requests"] / max(20.0, 150 / probe["requests_per_s"])
 
 
+def streams() -> str:
+    """What streaming costs an engine's server, by its bound on events per second."""
+    rows = []
+    for row in result("streams-cpu.json").document["medians"]:
+        bound = f"{row['bound']} events/s" if row["bound"] else "none"
+        ratio = f"{row['of_not_streamed']:.2f}" if row["streamed"] else ""
+        rows.append(
+            (
+                bound,
+                "all streamed" if row["streamed"] else "none streamed",
+                f"{row['requests_per_s']:.1f}",
+                ratio,
+                f"{row['tokens_per_event']:.1f}" if row["streamed"] else "",
+                f"{row['server_us_per_token']:.1f} µs",
+                f"{row['first_p50_ms']:.0f} ms" if row["streamed"] else "",
+            )
+        )
+    header = (
+        "bound", "answers", "requests/s", "of none streamed", "tokens per event", "server per token", "first event p50",
+    )  # fmt: skip
+    return markdown(header, rows)
+
+
 def kv_transfers() -> str:
     """Medians and ranges over the runs with UCX's default settings, as many NIXL threads as a prefill engine has."""
     rows = []
@@ -68,9 +91,7 @@ def kv_transfers() -> str:
         found = [
             row
             for row in _KV_TRANSFERS.document["rows"]
-            if (row["pieces"], row["piece_bytes"]) == (pieces, piece_bytes)
-            and row["threads"]
-            and set(row["ucx"]) <= {"A"}
+            if (row["pieces"], row["piece_bytes"]) == (pieces, piece_bytes) and row["threads"] and not row["ucx"]
         ]
         moved, copied = (
             [pieces * piece_bytes / row[key] / 1e9 for row in found] for key in ("transfer_s", "copy_s")

@@ -34,6 +34,7 @@ from engine.hooks.report import read_reports
 
 _FIRST_TOKEN_ID, _TOKEN_IDS = 10, 390  # of prompts; every model's tokenizer has them
 _TIMEOUT_S = 600.0
+_DONE, _ERROR = b"data: [DONE]\n\n", b'data: {"error"'
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,6 +185,8 @@ async def _ask(session: aiohttp.ClientSession, url: str, body: dict[str, Any]) -
                 raise SystemFailed(f"the engine answers {answer.status}: {content[:300]!r}")
     except (aiohttp.ClientError, TimeoutError) as error:
         raise SystemFailed(f"a request failed: {error!r}") from error
+    if body["stream"] and (not content.endswith(_DONE) or _ERROR in content):
+        raise SystemFailed(f"a stream ends with {content[-300:]!r}")
     return _Answer(first_s, content.count(b"data: {") if body["stream"] else 1)
 
 

@@ -319,6 +319,7 @@ def _streams(arguments: argparse.Namespace) -> None:
     streams.run(options, recorded_command(), arguments.json, say)
 
 
+@failure_ends
 def _idle(arguments: argparse.Namespace) -> None:
     from bench.serving import idle_pair
 

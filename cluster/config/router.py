@@ -116,7 +116,7 @@ class SloConfig(Section):
     """
 
     first_token_s: Seconds = 2.0  # from a request's head to its first event
-    event_gap_s: Seconds = 0.1  # mean time between later events; an event has one or more tokens
+    event_gap_s: Seconds = 0.1  # mean time per later token; per event where engines count no tokens
 
 
 class RouterConfig(Section):

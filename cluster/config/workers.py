@@ -36,7 +36,8 @@ class EngineConfig(Section):
     max_running_requests: Annotated[int, Field(ge=1)] = 64
     chunked_prefill_tokens: Annotated[int, Field(ge=1)] = 2048
     context_length: Annotated[int, Field(ge=8)] | None = None  # None: the model's maximum
-    # Of streams, per engine: above it, an event carries up to 8 tokens, since one process sends them all. 0: no bound.
+    # Of streams, per engine: above it, an event carries up to 8 tokens, since one process sends them all, and more
+    # where they may be the begin of a stop string. 0: no bound.
     max_events_per_s: Annotated[int, Field(ge=0)] = 8000
     tensor_parallel: Annotated[int, Field(ge=1)] = 1  # number of GPUs that share the model of one engine
     start_timeout_s: Seconds = 600.0

@@ -3,6 +3,7 @@
 Each event costs the engine's HTTP server, one process, some 70 µs of a core. A GPU can generate more tokens per second
 than that leaves room for: then answers queue in the server, and the scheduler waits for nobody. So when more tokens
 than the bound are streamed per second, an event carries several. First tokens and ends of answers are sent at once.
+Engines that decode speculatively are left alone: their steps make several tokens anyway.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ import math
 import os
 import time
 from collections.abc import Callable
-from typing import Any
 
 EVENTS_VARIABLE = "PRELUDE_ENGINE_EVENTS_PER_S"  # 0: no bound
 MOST_TOKENS = 8  # of an event: clients see them as one step of so many
@@ -21,10 +21,14 @@ _WINDOW_S = 0.25
 
 def stream_in_bounds(original, streamer, reqs, *args, **kwargs):
     """Before a batch's tokens are sent, set how many of them make an event; the rest waits in its request."""
-    streamed = [req for req in reqs if req.stream]
-    tokens = _pace().tokens_per_event(len(streamed))
-    for req in streamed:
-        req.sampling_params.stream_interval = tokens
+    pace = _pace()
+    if pace is not None and streamer.spec_algorithm.is_none():
+        streamed = [req for req in reqs if req.stream]
+        tokens = pace.tokens_per_event(len(streamed))
+        for req in streamed:
+            # None: as the engine's --stream-interval says. What is not sent yet may be a part of a character or the
+            # begin of a stop string: then the next token is looked at.
+            req.sampling_params.stream_interval = tokens if tokens > 1 and req.send_token_offset else None
     return original(streamer, reqs, *args, **kwargs)
 
 
@@ -40,8 +44,6 @@ class EventPace:
 
     def tokens_per_event(self, num_tokens: int) -> int:
         """Count so many tokens, one of each request, and return the number for their events."""
-        if not self._events_per_s:
-            return 1
         self._tokens += num_tokens
         elapsed_s = self._now() - self._began_at
         if elapsed_s >= _WINDOW_S:
@@ -52,5 +54,7 @@ class EventPace:
 
 
 @functools.cache
-def _pace() -> Any:
-    return EventPace(int(os.environ.get(EVENTS_VARIABLE) or 0))
+def _pace() -> EventPace | None:
+    """This process's; None without a bound."""
+    events_per_s = int(os.environ.get(EVENTS_VARIABLE) or 0)
+    return EventPace(events_per_s) if events_per_s else None

@@ -172,7 +172,6 @@ def test_events_carry_as_many_tokens_as_the_bound_needs() -> None:
     assert paced(8000, 128, 100, 2)[24:] == [2] * 176  # 12,800
     assert paced(8000, 512, 60, 2)[-1] == 4  # 30,720
     assert paced(8, 512, 60, 2)[-1] == events.MOST_TOKENS
-    assert set(paced(0, 512, 60, 2)) == {1}  # no bound
 
 
 def test_events_are_single_tokens_again_after_a_busy_time() -> None:
@@ -186,13 +185,26 @@ def test_events_are_single_tokens_again_after_a_busy_time() -> None:
     assert pace.tokens_per_event(1) == 1
 
 
-def test_only_streams_are_paced(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(events, "_pace", lambda: SimpleNamespace(tokens_per_event=lambda count: 2 + count))
+def streamed(pace: Any, *, speculates: bool = False) -> list[int | None]:
+    """The intervals of a stream, of an answer that is not streamed, and of a stream whose first token is not sent."""
     requests = [
-        SimpleNamespace(stream=stream, sampling_params=SimpleNamespace(stream_interval=None))
-        for stream in (True, False, True)
+        SimpleNamespace(stream=stream, send_token_offset=sent, sampling_params=SimpleNamespace(stream_interval=None))
+        for stream, sent in ((True, 5), (False, 0), (True, 0))
     ]
+    streamer = SimpleNamespace(spec_algorithm=SimpleNamespace(is_none=lambda: not speculates))
     sent: list[Any] = []
-    events.stream_in_bounds(lambda *given: sent.append(given), "streamer", requests, True, None)
-    assert sent == [("streamer", requests, True, None)]
-    assert [each.sampling_params.stream_interval for each in requests] == [4, None, 4]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(events, "_pace", lambda: pace)
+        events.stream_in_bounds(lambda *given: sent.append(given), streamer, requests, True, None)
+    assert sent == [(streamer, requests, True, None)]
+    return [each.sampling_params.stream_interval for each in requests]
+
+
+def test_only_streams_that_have_begun_are_paced() -> None:
+    asked: list[int] = []
+    pace = SimpleNamespace(tokens_per_event=lambda count: asked.append(count) or 4)
+    assert streamed(pace) == [4, None, None]
+    assert asked == [2]
+    assert streamed(pace, speculates=True) == [None, None, None]
+    assert streamed(SimpleNamespace(tokens_per_event=lambda count: 1)) == [None, None, None]  # the engine's own
+    assert streamed(None) == [None, None, None]
