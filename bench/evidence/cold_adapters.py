@@ -6,7 +6,6 @@ from statistics import fmean
 from typing import Any
 
 from bench.evidence.cells import (
-    RESULTS,
     fixed,
     markdown,
     result,
@@ -146,10 +145,8 @@ def punica() -> str:
     systems = ("none", "stock", "unified", "pair")
     rows = []
     for distribution in ("identical", "uniform", "zipf", "distinct"):
-        path = RESULTS / f"matrix-punica-{distribution}-cpu.json"
-        if not path.exists():
-            continue
-        found = {(each["system"], each["name"]): float(each["value"]) for each in result(path.name).document["figures"]}
+        figures = result(f"matrix-punica-{distribution}-cpu.json").document["figures"]
+        found = {(each["system"], each["name"]): float(each["value"]) for each in figures}
         rates = [found[system, "answered"] for system in systems]
         paces = [found[system, "TPOT p50"] for system in systems]
         rows.append(

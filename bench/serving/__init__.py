@@ -1,1 +1,1 @@
-"""Benchmarks of how engines serve: what they take of the cores when idle, and what streaming costs."""
+"""Benchmarks of how engines serve: first tokens, what they take of the cores when idle, what streaming costs."""

@@ -205,6 +205,19 @@ def add_commands(commands: Any) -> None:
     _add_engine_options(idle)
     _add_json(idle)
     idle.set_defaults(run=_idle)
+    text = (
+        "The first token of single prompts: a pair beside a unified worker, and how long each stage of engines takes."
+    )
+    first = benchmarks.add_parser("first-token", help=text, description=text)
+    first.add_argument("--layouts", type=words, help="any of pair,unified; default: both, asked in turn")
+    first.add_argument("--prompt-tokens", type=_counts, metavar="N,…", help="default: 64,512")
+    first.add_argument("--requests", type=positive, help="of each length, at each layout; default: 20")
+    first.add_argument("--gpus", type=positive, dest="num_gpus", metavar="N", help="of the pair; default: 1")
+    first.add_argument("--model", choices=MODELS, help="model dimensions; default: tiny")
+    first.add_argument("--quick", action="store_true", help="a smoke test: short prompts, few requests")
+    _add_engine_options(first)
+    _add_json(first)
+    first.set_defaults(run=_first_token)
     text = "What streaming costs an engine's HTTP server and the engine, by its bound on events per second."
     streams = benchmarks.add_parser("streams", help=text, description=text)
     streams.add_argument("--bounds", type=_counts, help="events per second, 0 for no bound; default: 0,200")
@@ -309,6 +322,14 @@ def _placement(arguments: argparse.Namespace) -> None:
         arguments.json,
         say,
     )
+
+
+@failure_ends
+def _first_token(arguments: argparse.Namespace) -> None:
+    from bench.serving import first_token
+
+    options = with_given(first_token.QUICK if arguments.quick else first_token.Options(), arguments)
+    first_token.run(options, recorded_command(), arguments.json, say)
 
 
 @failure_ends

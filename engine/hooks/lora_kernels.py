@@ -1,6 +1,6 @@
-"""Bodies of the hooks that replace SGLang's LoRA kernels on GPUs.
+"""Bodies of the hooks that replace SGLang's LoRA kernels.
 
-Our shrink and expand kernels take the place of SGLang's. The expand step of gate and up is left to the activation after
+Our shrink and expand kernels take the place of SGLang's on GPUs, and our products by segment on CPUs. On GPUs, the expand step of gate and up is left to the activation after
 it (`engine.adapter_slots.gate_up`).
 """
 
@@ -22,6 +22,20 @@ def shrink_on_all_multiprocessors(_original):
     from engine.adapter_slots.lora_shrink import shrink  # processes without triton read the ledger
 
     return shrink
+
+
+def shrink_neighbours_at_once(_original):
+    """Our product, which takes the same arguments."""
+    from engine.adapter_slots.segment_products import shrink  # processes without torch read the ledger
+
+    return shrink
+
+
+def expand_neighbours_at_once(_original):
+    """Our product, which takes the same arguments."""
+    from engine.adapter_slots.segment_products import expand  # processes without torch read the ledger
+
+    return expand
 
 
 # ---- gate and up ----------------------------------------------------------------------------------------------------

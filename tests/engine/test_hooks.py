@@ -99,6 +99,8 @@ EXPECTED = {
 # Hooks whose effect other tests show, and the test that fails without each.
 SHOWN_ELSEWHERE = {
     "busy_engines_stream_fewer_events": "test_unified.py::test_busy_engines_stream_fewer_events",
+    "cpu_segments_shrink_together": "tests/unit/engine/adapter_slots/test_segment_products.py; every parity test",
+    "cpu_segments_expand_together": "tests/unit/engine/adapter_slots/test_segment_products.py; every parity test",
     "batches_are_cut_by_position": "test_unified.py: every parity test",
     "slots_for_segments_only": "tests/unit/engine/hooks/test_position_hooks.py",
     "lora_runs_on_segments": "test_unified.py::test_parity_alone",

@@ -180,6 +180,33 @@ GROUPS: tuple[HookGroup, ...] = (
         ),
     ),
     HookGroup(
+        lacking="LoRA's products on CPUs without a call for each segment and slice",
+        upstream="none; SGLang's lora_ops loop over segments and read their lengths out of tensors",
+        remove_when="SGLang multiplies the segments of a CPU batch together",
+        hooks=(
+            Hook(
+                name="cpu_segments_shrink_together",
+                target="sglang.srt.lora.torch_ops.sgemm_lora_a_control_fwd",
+                kind=HookKind.GLOBAL,
+                fn=lora_kernels.shrink_neighbours_at_once,
+                roles=ADAPTER_ROLES,
+                platform=Platform.CPU,
+                source_sha256="a54d8b9f1b57cf752893530d858cf5c0b36936b4e55aa3a7aa8bc97866889c48",
+                why="a prompt of another adapter is a segment: sixteen short ones cost seven times one of their length",
+            ),
+            Hook(
+                name="cpu_segments_expand_together",
+                target="sglang.srt.lora.torch_ops.sgemm_lora_b_control_fwd",
+                kind=HookKind.GLOBAL,
+                fn=lora_kernels.expand_neighbours_at_once,
+                roles=ADAPTER_ROLES,
+                platform=Platform.CPU,
+                source_sha256="a54d8b9f1b57cf752893530d858cf5c0b36936b4e55aa3a7aa8bc97866889c48",
+                why="the same for the second product, with a call for each of q, k and v",
+            ),
+        ),
+    ),
+    HookGroup(
         lacking="An expand kernel with wide memory accesses",
         upstream="none; the csgmv expand kernel reads and writes single elements",
         remove_when="SGLang's csgmv expand kernel uses the alignment of its slices",

@@ -29,6 +29,7 @@ RUNS = {
     "soak": ("bench.soak:run",),
     "placement": ("bench.placement:run",),
     "idle": ("bench.serving.idle_pair:run",),
+    "first-token": ("bench.serving.first_token:run",),
     "streams": ("bench.serving.streams:run",),
     "slots": ("bench.slot_swaps:run",),
     "load": ("bench.load.run:run", "bench.load.run:run_sweep", "bench.load.run:run_compare"),

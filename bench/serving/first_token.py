@@ -1,0 +1,207 @@
+"""Benchmark of the time to first token of single prompts: a prefill/decode pair beside a unified worker.
+
+Each layout is a whole cluster with its router. All run at the same time and are asked in turn, so that what slows the
+machine slows all. Engines say how long each stage of their requests took; with two GPUs, a pair has one for each role,
+and a unified worker shares the first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+import tempfile
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from bench.errors import BenchError, SystemFailed
+from bench.load.options import Endpoint
+from bench.load.strict import closed_load
+from bench.measuring import provenance
+from bench.measuring.output import growing_json, require_folders
+from bench.measuring.quantile import quantile
+from bench.systems.models import write_model
+from bench.workloads.lengths import FixedLengths
+from bench.workloads.session import Session
+from bench.workloads.workload import Stream, Workload
+from cluster.agent.engine_metrics import FRESH_S
+from cluster.config.schema import ClusterConfig
+from cluster.errors import StartError
+from cluster.local.supervisor import LocalCluster, local_cluster
+
+LAYOUTS = ("pair", "unified")
+_VOCABULARY = 400  # of the tokenizer that is written with each model
+_WARM_UP = 4
+_ROOM = 16  # prompts that an engine's KV cache has room for
+_STAGE = re.compile(
+    r'^sglang:per_stage_req_latency_seconds_(sum|count)\{[^}]*stage="([^"]+)"[^}]*\} (\S+)', re.MULTILINE
+)
+
+Stages = dict[str, tuple[float, float]]  # by stage: seconds and requests so far
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """One run of the benchmark."""
+
+    layouts: tuple[str, ...] = LAYOUTS
+    prompt_tokens: tuple[int, ...] = (64, 512)
+    requests: int = 20  # of each length, at each layout
+    num_gpus: int = 1  # that the pair is spread over
+    model: str = "tiny"  # a key of bench.systems.models.MODELS
+    device: str = "cpu"
+    engine_arguments: tuple[str, ...] = ()
+
+    def check(self) -> None:
+        """Raises BenchError."""
+        if not self.layouts or set(self.layouts) - set(LAYOUTS):
+            raise BenchError(f"--layouts {','.join(self.layouts)}: there are {', '.join(LAYOUTS)}")
+
+
+QUICK = Options(prompt_tokens=(32,), requests=3)
+
+
+def run(options: Options, command: str, json_path: Path | None, progress: Callable[[str], None]) -> dict[str, Any]:
+    """Measure, print the medians and the stages, write the file; returns its content. Raises BenchError."""
+    options.check()
+    require_folders(json_path)
+    rows: list[dict[str, Any]] = []
+    document = {**provenance.head("first-token", command, asdict(options), options.device), "rows": rows}
+    with (
+        growing_json(document, json_path, "after all prompts") as write,
+        tempfile.TemporaryDirectory(prefix="prelude-bench-") as folder,
+    ):
+
+        def add(row: dict[str, Any]) -> None:
+            rows.append(row)
+            write()
+            _show(row, progress)
+
+        try:
+            asyncio.run(_measure(options, Path(folder), add, progress))
+        except StartError as error:
+            raise SystemFailed(str(error)) from error
+    return document
+
+
+def _show(row: dict[str, Any], progress: Callable[[str], None]) -> None:
+    progress(
+        f"{row['prompt_tokens']} tokens, {row['layout']}: first token after {row['first_token_p50_ms']:.1f} ms (p50)"
+    )
+    for worker, stages in row["stages_ms"].items():
+        progress(f"  {worker}: " + ", ".join(f"{stage} {mean_ms:.1f}" for stage, mean_ms in stages.items()) + " ms")
+
+
+async def _measure(
+    options: Options, folder: Path, add: Callable[[dict[str, Any]], None], progress: Callable[[str], None]
+) -> None:
+    progress("Creating the model.")
+    await asyncio.to_thread(write_model, options.model, folder / "model", options.device, options.engine_arguments)
+    async with contextlib.AsyncExitStack() as stack:
+        session = await stack.enter_async_context(aiohttp.ClientSession())
+        asked = {}
+        for layout in options.layouts:
+            progress(f"Starting {layout}.")
+            config = config_of(options, layout, folder)
+            cluster = await stack.enter_async_context(local_cluster(config, folder / f"logs-{layout}"))
+            asked[layout] = _Asked(cluster, session)
+        for length in options.prompt_tokens:
+            workload = Workload("first-token", "", "", lengths=FixedLengths(length, 2), vocabulary=_VOCABULARY)
+            # A seed for each length: a prompt must not begin as a shorter one did, which is cached.
+            sessions = iter(Stream(workload, length, 0).sessions(len(asked) * (_WARM_UP + options.requests)))
+            times: dict[str, list[float]] = defaultdict(list)
+            before: dict[str, dict[str, Stages]] = {}
+            for number in range(_WARM_UP + options.requests):
+                for layout, each in asked.items():
+                    if number == _WARM_UP:
+                        before[layout] = await each.stages()
+                    times[layout].append(await each.first_token_ms(next(sessions)))
+            for layout, each in asked.items():
+                measured, after = times[layout][_WARM_UP:], await each.stages()
+                add(
+                    {
+                        "prompt_tokens": length,
+                        "layout": layout,
+                        "first_token_p50_ms": round(quantile(measured, 0.5), 2),
+                        "first_token_ms": [round(value, 2) for value in measured],
+                        "stages_ms": {name: means_ms(before[layout][name], after[name]) for name in after},
+                    }
+                )
+
+
+class _Asked:
+    """One cluster, asked for the base model."""
+
+    def __init__(self, cluster: LocalCluster, session: aiohttp.ClientSession) -> None:
+        self._endpoint = Endpoint(cluster.url, "bench")
+        self._pages = {
+            name: f"http://{worker.host}:{worker.metrics_port}/engine/metrics"
+            for name, worker in cluster.config.workers.items()
+        }
+        self._session = session
+
+    async def first_token_ms(self, session: Session) -> float:
+        [record] = await closed_load(self._endpoint, [session], 1)
+        return 1000 * record.ttft_s
+
+    async def stages(self) -> dict[str, Stages]:
+        """By worker."""
+        await asyncio.sleep(FRESH_S)  # agents keep a page for so long
+        found = {}
+        for name, url in self._pages.items():
+            async with self._session.get(url) as answer:
+                found[name] = stages_in(await answer.text())
+        return found
+
+
+def stages_in(page: str) -> Stages:
+    """SGLang's times of a request's stages, of an engine's metrics."""
+    sums: dict[str, float] = defaultdict(float)
+    counts: dict[str, float] = defaultdict(float)
+    for kind, stage, value in _STAGE.findall(page):
+        (sums if kind == "sum" else counts)[stage] += float(value)
+    return {stage: (sums[stage], counts[stage]) for stage in counts}
+
+
+def means_ms(before: Stages, after: Stages) -> dict[str, float]:
+    """The mean time in each stage of the requests between the two."""
+    found = {}
+    for stage, (seconds, requests) in after.items():
+        seconds_before, requests_before = before.get(stage, (0.0, 0.0))
+        if requests > requests_before:
+            found[stage] = round(1000 * (seconds - seconds_before) / (requests - requests_before), 3)
+    return found
+
+
+def config_of(options: Options, layout: str, folder: Path) -> ClusterConfig:
+    """A cluster of one layout, with room for some prompts."""
+    gpus: Iterable[dict[str, Any]] = ({}, {})
+    if options.num_gpus > 1:
+        gpus = ({"gpus": [0]}, {"gpus": [1]})
+    first, second = gpus
+    workers: dict[str, Any] = (
+        {"prefill-0": {"role": "prefill", **first}, "decode-0": {"role": "decode", **second}}
+        if layout == "pair"
+        else {"unified-0": {"role": "unified", **first}}
+    )
+    return ClusterConfig.model_validate(
+        {
+            "model": {"path": folder / "model", "name": "bench", "dtype": "bfloat16"},
+            "engine": {
+                "device": options.device,
+                "max_total_tokens": max(4096, _ROOM * max(options.prompt_tokens)),
+                "max_running_requests": 8,
+                "extra_arguments": list(options.engine_arguments),
+            },
+            "router": {"port": 0},
+            "workers": workers,
+            "catalog": {"url": f"sqlite:///{folder}/{layout}.db"},
+            "store": {"url": f"file://{folder}/store-{layout}"},
+            "residency": {"host_bytes": 1 << 28},
+        }
+    )
