@@ -1,7 +1,7 @@
 """Bodies of the hooks that replace SGLang's LoRA kernels.
 
-Our shrink and expand kernels take the place of SGLang's on GPUs, and our products by segment on CPUs. On GPUs, the expand step of gate and up is left to the activation after
-it (`engine.adapter_slots.gate_up`).
+On GPUs our shrink and expand kernels take the place of SGLang's, and the expand step of gate and up is left to the
+activation after it (`engine.adapter_slots.gate_up`). On CPUs our products take that of SGLang's loops.
 """
 
 from __future__ import annotations
