@@ -46,15 +46,21 @@ def test_intervals_of_fewer_than_three_repeats_say_what_they_lack(found: dict[st
 
 
 def test_loads_of_few_requests_and_short_loads_are_counted(found: dict[str, Any]) -> None:
-    text = "\n".join(notes(found))
-    few = next(line for line in notes(found) if line.startswith("FEW"))
-    assert "databricks-decode, n = 16 (1 of 8)" in few
-    assert "punica, n = 32 (2 of 8)" in few
-    assert "chat, n = 64 (8 of 8)" in few
-    assert "loads lasted 1.5 to 7.8 s, tails included, and less than 3.6 s in chat, n = 64 (8 of 8)" in text
     for load in found["loads"]:
-        load["summary"]["duration_s"] = 4.0
-    assert "less than 3.6 s" not in "\n".join(notes(found))
+        load["summary"].update(duration_s=4.0, num_requests=100)
+    of = {
+        name: [load["summary"] for load in found["loads"] if load["cell"].startswith(name)]
+        for name in ("punica", "chat")
+    }
+    assert "FEW" not in "\n".join(notes(found))
+    assert "loads lasted 4.0 to 4.0 s, tails included; " in "\n".join(notes(found))
+    for summary in of["punica"][:2]:
+        summary.update(num_requests=29, duration_s=7.8)
+    for summary in of["chat"]:
+        summary.update(num_requests=12, duration_s=1.5)
+    text = "\n".join(notes(found))
+    assert "FEW: less than 30 requests in loads of punica, n = 32 (2 of 8); chat, n = 64 (8 of 8), so" in text
+    assert "loads lasted 1.5 to 7.8 s, tails included, and less than 3.6 s in chat, n = 64 (8 of 8)" in text
 
 
 @pytest.mark.parametrize(
