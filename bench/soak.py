@@ -299,7 +299,13 @@ def _after(kill: Kill, until_s: float, answers: list[Answer], normal_s: float) -
         for each in answers
         if each.began_s + each.seconds >= kill.at_s and each.began_s < until_s and each.outcome != LEFT
     ]
-    later = [each for each in during if each.began_s >= kill.at_s + BACK_WITHIN_S]
+    # Those whom the next kill hit do not count here.
+    later = [
+        each
+        for each in during
+        if each.began_s >= kill.at_s + BACK_WITHIN_S
+        and (each.outcome == "answered" or each.began_s + each.seconds < until_s)
+    ]
     p99_s = quantile([each.seconds for each in later], 0.99) if later else None
     bad = [each for each in during if each.outcome != "answered" or each.seconds > SLOW * normal_s]
     return {

@@ -149,3 +149,12 @@ def test_a_soak_that_finds_nothing_to_kill_ends():
 
     with pytest.raises(SystemFailed, match="no process left to kill"):
         asyncio.run(run())
+
+
+def test_those_whom_the_next_kill_hits_are_not_the_last_ones():
+    before_the_next, next_kill_s = KILLS[0].at_s + 45.0, KILLS[1].at_s
+    hit = Answer(next_kill_s - 1.5, 2.0, "event worker_lost")
+    found = seen(hit)["kills"]
+    assert found[0]["is_back"] is True
+    assert found[1]["failed"] == {"event worker_lost": 1}
+    assert seen(Answer(before_the_next, 1.0, "event worker_lost"))["kills"][0]["is_back"] is False
