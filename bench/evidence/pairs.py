@@ -1,4 +1,4 @@
-"""Tables of a prefill/decode pair beside two unified workers on the same two GPUs, each a cluster with its router."""
+"""Tables of layouts beside each other: a pair, unified workers, stock SGLang; and what KV and streaming cost."""
 
 from __future__ import annotations
 

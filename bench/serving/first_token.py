@@ -1,8 +1,8 @@
 """Benchmark of the time to first token of single prompts: a prefill/decode pair beside a unified worker.
 
-Each layout is a whole cluster with its router. All run at the same time and are asked in turn, so that what slows the
-machine slows all. Engines say how long each stage of their requests took; with two GPUs, a pair has one for each role,
-and a unified worker shares the first.
+Each layout is a whole cluster with its router. All run at the same time and read the same prompts in turn, so that what
+slows the machine slows all. Engines say how long each stage of their requests took; with two GPUs, a pair has one for
+each role, and a unified worker shares the first.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import contextlib
 import re
 import tempfile
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -20,22 +20,17 @@ from typing import Any
 import aiohttp
 
 from bench.errors import BenchError, SystemFailed
-from bench.load.options import Endpoint
-from bench.load.strict import closed_load
 from bench.measuring import provenance
 from bench.measuring.output import growing_json, require_folders
 from bench.measuring.quantile import quantile
+from bench.serving.single_prompts import SinglePrompts, small_cluster
 from bench.systems.models import write_model
-from bench.workloads.lengths import FixedLengths
-from bench.workloads.session import Session
-from bench.workloads.workload import Stream, Workload
 from cluster.agent.engine_metrics import FRESH_S
 from cluster.config.schema import ClusterConfig
 from cluster.errors import StartError
 from cluster.local.supervisor import LocalCluster, local_cluster
 
 LAYOUTS = ("pair", "unified")
-_VOCABULARY = 400  # of the tokenizer that is written with each model
 _WARM_UP = 4
 _ROOM = 16  # prompts that an engine's KV cache has room for
 _STAGE = re.compile(
@@ -104,25 +99,24 @@ async def _measure(
     await asyncio.to_thread(write_model, options.model, folder / "model", options.device, options.engine_arguments)
     async with contextlib.AsyncExitStack() as stack:
         session = await stack.enter_async_context(aiohttp.ClientSession())
-        asked = {}
+        clusters = {}
         for layout in options.layouts:
             progress(f"Starting {layout}.")
             config = config_of(options, layout, folder)
-            cluster = await stack.enter_async_context(local_cluster(config, folder / f"logs-{layout}"))
-            asked[layout] = _Asked(cluster, session)
+            clusters[layout] = await stack.enter_async_context(local_cluster(config, folder / f"logs-{layout}"))
         for length in options.prompt_tokens:
-            workload = Workload("first-token", "", "", lengths=FixedLengths(length, 2), vocabulary=_VOCABULARY)
             # A seed for each length: a prompt must not begin as a shorter one did, which is cached.
-            sessions = iter(Stream(workload, length, 0).sessions(len(asked) * (_WARM_UP + options.requests)))
+            count = _WARM_UP + options.requests
+            prompts = {layout: SinglePrompts(clusters[layout].url, length, count, seed=length) for layout in clusters}
             times: dict[str, list[float]] = defaultdict(list)
             before: dict[str, dict[str, Stages]] = {}
-            for number in range(_WARM_UP + options.requests):
-                for layout, each in asked.items():
+            for number in range(count):
+                for layout, cluster in clusters.items():
                     if number == _WARM_UP:
-                        before[layout] = await each.stages()
-                    times[layout].append(await each.first_token_ms(next(sessions)))
-            for layout, each in asked.items():
-                measured, after = times[layout][_WARM_UP:], await each.stages()
+                        before[layout] = await _stages(session, cluster)
+                    times[layout].append(await prompts[layout].first_token_ms())
+            for layout, cluster in clusters.items():
+                measured, after = times[layout][_WARM_UP:], await _stages(session, cluster)
                 add(
                     {
                         "prompt_tokens": length,
@@ -134,29 +128,14 @@ async def _measure(
                 )
 
 
-class _Asked:
-    """One cluster, asked for the base model."""
-
-    def __init__(self, cluster: LocalCluster, session: aiohttp.ClientSession) -> None:
-        self._endpoint = Endpoint(cluster.url, "bench")
-        self._pages = {
-            name: f"http://{worker.host}:{worker.metrics_port}/engine/metrics"
-            for name, worker in cluster.config.workers.items()
-        }
-        self._session = session
-
-    async def first_token_ms(self, session: Session) -> float:
-        [record] = await closed_load(self._endpoint, [session], 1)
-        return 1000 * record.ttft_s
-
-    async def stages(self) -> dict[str, Stages]:
-        """By worker."""
-        await asyncio.sleep(FRESH_S)  # agents keep a page for so long
-        found = {}
-        for name, url in self._pages.items():
-            async with self._session.get(url) as answer:
-                found[name] = stages_in(await answer.text())
-        return found
+async def _stages(session: aiohttp.ClientSession, cluster: LocalCluster) -> dict[str, Stages]:
+    """By worker."""
+    await asyncio.sleep(FRESH_S)  # agents keep a page for so long
+    found = {}
+    for name, worker in cluster.config.workers.items():
+        async with session.get(f"http://{worker.host}:{worker.metrics_port}/engine/metrics") as answer:
+            found[name] = stages_in(await answer.text())
+    return found
 
 
 def stages_in(page: str) -> Stages:
@@ -180,28 +159,17 @@ def means_ms(before: Stages, after: Stages) -> dict[str, float]:
 
 def config_of(options: Options, layout: str, folder: Path) -> ClusterConfig:
     """A cluster of one layout, with room for some prompts."""
-    gpus: Iterable[dict[str, Any]] = ({}, {})
-    if options.num_gpus > 1:
-        gpus = ({"gpus": [0]}, {"gpus": [1]})
-    first, second = gpus
-    workers: dict[str, Any] = (
+    first, second = ({"gpus": [0]}, {"gpus": [1]}) if options.num_gpus > 1 else ({}, {})
+    workers = (
         {"prefill-0": {"role": "prefill", **first}, "decode-0": {"role": "decode", **second}}
         if layout == "pair"
         else {"unified-0": {"role": "unified", **first}}
     )
-    return ClusterConfig.model_validate(
-        {
-            "model": {"path": folder / "model", "name": "bench", "dtype": "bfloat16"},
-            "engine": {
-                "device": options.device,
-                "max_total_tokens": max(4096, _ROOM * max(options.prompt_tokens)),
-                "max_running_requests": 8,
-                "extra_arguments": list(options.engine_arguments),
-            },
-            "router": {"port": 0},
-            "workers": workers,
-            "catalog": {"url": f"sqlite:///{folder}/{layout}.db"},
-            "store": {"url": f"file://{folder}/store-{layout}"},
-            "residency": {"host_bytes": 1 << 28},
-        }
+    return small_cluster(
+        folder,
+        workers,
+        device=options.device,
+        max_total_tokens=_ROOM * max(options.prompt_tokens),
+        engine_arguments=options.engine_arguments,
+        name=layout,
     )

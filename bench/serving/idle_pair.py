@@ -18,19 +18,16 @@ from typing import Any
 import psutil
 
 from bench.errors import SystemFailed
-from bench.load.options import Endpoint
-from bench.load.strict import closed_load, stopwatch
+from bench.load.strict import stopwatch
 from bench.measuring import provenance
 from bench.measuring.output import growing_json, require_folders
 from bench.measuring.quantile import quantile
+from bench.serving.single_prompts import SinglePrompts, small_cluster
 from bench.systems.models import write_model
-from bench.workloads.lengths import FixedLengths
-from bench.workloads.workload import Stream, Workload
-from cluster.config.schema import ClusterConfig
 from cluster.errors import StartError
 from cluster.local.supervisor import local_cluster
 
-_VOCABULARY = 400  # of the tokenizer that is written with each model
+_WARM_UP = 3
 _SHOWN_CORES = 0.001
 
 
@@ -75,9 +72,16 @@ async def _measure(options: Options, folder: Path, document: dict[str, Any], pro
     progress("Creating the model.")
     await asyncio.to_thread(write_model, options.model, folder / "model", options.device, options.engine_arguments)
     progress("Starting the pair.")
-    async with local_cluster(_config(options, folder), folder / "logs") as cluster:
-        first_token = _FirstToken(options, cluster.url)
-        await first_token.times_ms(3, 0.0)  # kernels are compiled, connections made
+    config = small_cluster(
+        folder,
+        {"prefill-0": {"role": "prefill"}, "decode-0": {"role": "decode"}},  # on a GPU, both on one
+        device=options.device,
+        max_total_tokens=8 * options.prompt_tokens,
+        engine_arguments=options.engine_arguments,
+    )
+    async with local_cluster(config, folder / "logs") as cluster:
+        prompts = SinglePrompts(cluster.url, options.prompt_tokens, _WARM_UP + 2 * options.requests)
+        await _times_ms(prompts, _WARM_UP, 0.0)  # kernels are compiled, connections made
         await asyncio.sleep(min(options.seconds, 4.0))
         processes = await _cores(options.seconds)
         document["processes"] = [each for each in processes if each["cores"] >= _SHOWN_CORES]
@@ -85,26 +89,17 @@ async def _measure(options: Options, folder: Path, document: dict[str, Any], pro
         schedulers = [each["cores"] for each in processes if "scheduler" in each["name"]]
         document["scheduler_cores"] = max(schedulers, default=0.0)
         for name, pause_s in (("after_pause", options.pause_s), ("without_pause", 0.0)):
-            times = await first_token.times_ms(options.requests, pause_s)
+            times = await _times_ms(prompts, options.requests, pause_s)
             document[f"first_token_{name}_p50_ms"] = round(quantile(times, 0.5), 2)
             document[f"first_token_{name}_ms"] = [round(each, 2) for each in times]
 
 
-class _FirstToken:
-    """Single requests for the base model, one after the other, of different prompts."""
-
-    def __init__(self, options: Options, url: str) -> None:
-        self._endpoint = Endpoint(url, "bench")
-        workload = Workload("idle", "", "", lengths=FixedLengths(options.prompt_tokens, 2), vocabulary=_VOCABULARY)
-        self._sessions = iter(Stream(workload, 1, 0).sessions(3 + 2 * options.requests))
-
-    async def times_ms(self, count: int, pause_s: float) -> list[float]:
-        times = []
-        for _ in range(count):
-            await asyncio.sleep(pause_s)
-            [record] = await closed_load(self._endpoint, [next(self._sessions)], 1)
-            times.append(1000 * record.ttft_s)
-        return times
+async def _times_ms(prompts: SinglePrompts, count: int, pause_s: float) -> list[float]:
+    times = []
+    for _ in range(count):
+        await asyncio.sleep(pause_s)
+        times.append(await prompts.first_token_ms())
+    return times
 
 
 async def _cores(seconds: float) -> list[dict[str, Any]]:
@@ -129,23 +124,3 @@ def _cpu_s() -> dict[int, tuple[str, float]]:
             role = next((word for word in words if word.endswith("-worker") or word in ("router", "engine.launch")), "")
             found[process.pid] = f"{process.name()} {role}".strip(), times.user + times.system
     return found
-
-
-def _config(options: Options, folder: Path) -> ClusterConfig:
-    tokens = max(4096, 8 * options.prompt_tokens)
-    return ClusterConfig.model_validate(
-        {
-            "model": {"path": folder / "model", "name": "bench", "dtype": "bfloat16"},
-            "engine": {
-                "device": options.device,
-                "max_total_tokens": tokens,
-                "max_running_requests": 8,
-                "extra_arguments": list(options.engine_arguments),
-            },
-            "router": {"port": 0},
-            "workers": {"prefill-0": {"role": "prefill"}, "decode-0": {"role": "decode"}},  # on a GPU, both on one
-            "catalog": {"url": f"sqlite:///{folder}/catalog.db"},
-            "store": {"url": f"file://{folder}/store"},
-            "residency": {"host_bytes": 1 << 28},
-        }
-    )

@@ -38,7 +38,7 @@ def runs(slots: list[int], lengths: list[int], ranks: list[int]) -> Iterator[Run
         if not length:
             continue
         rank = ranks[slot]
-        if found is not None and (found.length, found.rank) == (length, rank) and found.tokens.stop == begin:
+        if found is not None and (found.length, found.rank) == (length, rank):
             found = Run(found.begin, length, (*found.slots, slot), rank)
         else:
             if found is not None:

@@ -6,28 +6,31 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 
+def numbers_of(tmp_path: Path, *words: str) -> dict[str, Any]:
+    """What a quick run of a benchmark writes."""
+    file = tmp_path / "numbers.json"
+    command = [sys.executable, "-m", "cli.main", "bench", *words, "--quick", "--json", str(file)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=400)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    return json.loads(file.read_text())
+
+
 @pytest.mark.long
 def test_slots(tmp_path: Path):
-    file = tmp_path / "numbers.json"
-    words = [sys.executable, "-m", "cli.main", "bench", "slots", "--quick", "--json", str(file)]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=400)
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
-    found = json.loads(file.read_text())
+    found = numbers_of(tmp_path, "slots")
     assert [(each["adapters"], each["fills"]) for each in found["medians"]] == [(2, 0), (4, 16)]
     assert all(0 < each["first_token_p50_ms"] <= each["first_token_p95_ms"] for each in found["rows"])
 
 
 @pytest.mark.long
 def test_prompt_profile(tmp_path: Path):
-    file = tmp_path / "numbers.json"
-    words = [sys.executable, "-m", "cli.main", "bench", "prompt-profile", "--quick", "--kinds", "none,lora,direft"]
-    done = subprocess.run([*words, "--json", str(file)], capture_output=True, text=True, timeout=400)
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
-    rows = {each["kind"]: each for each in json.loads(file.read_text())["rows"]}
+    found = numbers_of(tmp_path, "prompt-profile", "--kinds", "none,lora,direft")
+    rows = {each["kind"]: each for each in found["rows"]}
     assert list(rows) == ["none", "lora", "direft"]
     operators = {kind: {part["name"] for part in row["parts"]} for kind, row in rows.items()}
     assert all("aten::mm" in each for each in operators.values())
@@ -38,12 +41,20 @@ def test_prompt_profile(tmp_path: Path):
 
 @pytest.mark.long
 def test_streams(tmp_path: Path):
-    file = tmp_path / "numbers.json"
-    words = [sys.executable, "-m", "cli.main", "bench", "streams", "--quick", "--json", str(file)]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=400)
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
-    whole, streamed = json.loads(file.read_text())["medians"]
+    whole, streamed = numbers_of(tmp_path, "streams")["medians"]
     assert (whole["streamed"], streamed["streamed"]) == (False, True)
     assert (whole["tokens_per_event"], whole["bound"]) == (32, 20)
     assert 1 < streamed["tokens_per_event"] < 8
     assert streamed["of_not_streamed"] > 0
+
+
+@pytest.mark.long
+def test_first_tokens(tmp_path: Path):
+    pair, unified = numbers_of(tmp_path, "first-token")["rows"]
+    assert (pair["layout"], unified["layout"]) == ("pair", "unified")
+    assert [len(each["first_token_ms"]) for each in (pair, unified)] == [3, 3]
+    assert {"prefill_bootstrap", "prefill_forward", "prefill_transfer_kv_cache"} <= pair["stages_ms"][
+        "prefill-0"
+    ].keys()
+    assert 0 < pair["stages_ms"]["decode-0"]["decode_transferred"] < pair["first_token_p50_ms"]
+    assert 0 < unified["stages_ms"]["unified-0"]["prefill_forward"] < unified["first_token_p50_ms"]

@@ -17,7 +17,7 @@ from support.engines.unified_engine import Unified, tokens
 from adapters.model.base_model import BaseModel
 from samples.random_adapters import write_random_lora, write_random_mixed, write_random_reft
 
-pytestmark = pytest.mark.skipif(DEVICE != "cuda", reason="SGLang has no FP8 kernels for CPUs without AMX")
+pytestmark = pytest.mark.skipif(DEVICE != "cuda", reason="it is about the FP8 kernels of GPUs")
 
 MEAN_TOLERANCE, LARGEST_TOLERANCE = 0.2, 2.0  # seen on an H100: 0.14 and 0.59; with FP8 KV 0.16 and 1.2
 NEAREST = 0.5  # of the difference from any other adapter's reference, at most

@@ -78,9 +78,8 @@ def test_a_stream_that_breaks_is_no_answer(end: bytes, is_whole: bool) -> None:
         site = web.TCPSite(runner, "127.0.0.1", 0)
         await site.start()
         try:
-            port = site._server.sockets[0].getsockname()[1]  # type: ignore[union-attr]
+            url = f"http://127.0.0.1:{runner.addresses[0][1]}/v1/completions"
             async with aiohttp.ClientSession() as session:
-                url = f"http://127.0.0.1:{port}/v1/completions"
                 return (await streams._ask(session, url, {"stream": True})).events
         finally:
             await runner.cleanup()
