@@ -10,13 +10,15 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 from support.clusters.running_cluster import CHUNK_TOKENS, RunningCluster, running_cluster
 from support.engines.bfloat16 import Judge, cases_of
-from support.engines.parity import completion_body
+from support.engines.parity import Case, completion_body
 from support.engines.running_engine import DEVICE, EXTRA_ARGUMENTS
 from support.observability.otlp_receiver import OtlpReceiver, ReceivedSpan, children_of, named, otlp_receiver
 
@@ -45,20 +47,28 @@ def collector() -> Iterator[OtlpReceiver]:
         yield receiver
 
 
-@pytest.fixture(scope="module")
-def pair(model_dir: Path, directories: dict[str, Path], collector: OtlpReceiver, tmp_path_factory):
+@contextmanager
+def pair_of(
+    root: Path, model_dir: Path, directories: dict[str, Path], *arguments: str, **sections: Any
+) -> Iterator[RunningCluster]:
+    """A pair in bfloat16, whose engines have these arguments of SGLang's."""
     engine = {
         "device": DEVICE,
         "max_total_tokens": 16384,
         "max_running_requests": 32,
         "chunked_prefill_tokens": CHUNK_TOKENS,
         "context_length": 2048,
-        "extra_arguments": list(EXTRA_ARGUMENTS),
+        "extra_arguments": [*EXTRA_ARGUMENTS, *arguments],
     }
     model = {"path": str(model_dir), "name": "demo", "dtype": "bfloat16"}
-    root = tmp_path_factory.mktemp("pair")
+    with running_cluster(root, model_dir, directories, model=model, engine=engine, **sections) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def pair(model_dir: Path, directories: dict[str, Path], collector: OtlpReceiver, tmp_path_factory):
     tracing = {"endpoint": collector.url, "sample_ratio": 0}
-    with running_cluster(root, model_dir, directories, model=model, engine=engine, tracing=tracing) as cluster:
+    with pair_of(tmp_path_factory.mktemp("pair"), model_dir, directories, tracing=tracing) as cluster:
         yield cluster
 
 
@@ -96,19 +106,22 @@ def is_whole(spans: list[ReceivedSpan]) -> bool:
     return {each.parent_id for each in spans} - {each.span_id for each in spans} == {CALLER_ID}
 
 
-def test_parity_mixed(pair: RunningCluster, directories: dict[str, Path], tmp_path: Path):
+def mixed_cases(directories: dict[str, Path]) -> list[Case]:
+    """Prompts within a chunk and over several, under each adapter."""
     generator = random.Random(4)
     prompts = [
         (name, tuple(generator.randrange(10, 600) for _ in range(count)))
         for name in (None, *directories)
         for count in (9, CHUNK_TOKENS, 2 * CHUNK_TOKENS + 5)
     ]
-    cases = cases_of(prompts, NEW_TOKENS)
+    return cases_of(prompts, NEW_TOKENS)
 
+
+def ask_together(url: str, cases: list[Case]) -> list[dict]:
     async def run() -> list[dict]:
-        async with httpx.AsyncClient(base_url=pair.url, timeout=120) as client:
+        async with httpx.AsyncClient(base_url=url, timeout=120) as client:
 
-            async def one(case) -> dict:
+            async def one(case: Case) -> dict:
                 body = completion_body(case.adapter, case.prompt_ids, max_tokens=NEW_TOKENS, echo=True, logprobs=1)
                 answer = await client.post("/v1/completions", json=body)
                 assert answer.status_code == 200, f"{case.name}: {answer.text}"
@@ -116,7 +129,12 @@ def test_parity_mixed(pair: RunningCluster, directories: dict[str, Path], tmp_pa
 
             return await asyncio.gather(*(one(case) for case in cases))
 
-    known = Judge(pair.model_dir, directories, tmp_path).check(cases, asyncio.run(run()))
+    return asyncio.run(run())
+
+
+def test_parity_mixed(pair: RunningCluster, directories: dict[str, Path], tmp_path: Path):
+    cases = mixed_cases(directories)
+    known = Judge(pair.model_dir, directories, tmp_path).check(cases, ask_together(pair.url, cases))
     plain = Judge(pair.model_dir, {}, tmp_path)
     for case in known:
         if case.adapter is not None and len(case.prompt_ids) > 9:  # the adapters matter: base answers would be far off
@@ -128,3 +146,13 @@ def test_parity_mixed(pair: RunningCluster, directories: dict[str, Path], tmp_pa
             wanted = case.reference["prompt_logprobs"][1:]
             assert sum(abs(f - w) for f, w in zip(found, wanted, strict=True)) / len(found) > 0.2, case.name
             plain.check(cases_of([(None, case.prompt_ids)], NEW_TOKENS), [base])
+
+
+@pytest.mark.skipif(DEVICE != "cuda", reason="FP8 KV is for the attention kernels of GPUs")
+def test_kv_in_fp8(model_dir: Path, directories: dict[str, Path], tmp_path: Path, tmp_path_factory):
+    """Half the bytes on the way. Tolerance: that of `test_fp8.py`, for the base model and every adapter alike."""
+    cases = mixed_cases(directories)
+    with pair_of(tmp_path_factory.mktemp("p"), model_dir, directories, "--kv-cache-dtype", "fp8_e4m3") as pair:
+        answers = ask_together(pair.url, cases)
+    judge = Judge(model_dir, directories, tmp_path, mean_tolerance=0.2, largest_tolerance=2.0)
+    judge.check(cases, answers)
