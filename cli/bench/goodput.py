@@ -8,8 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from cli.bench.arguments import MODELS, positive, positive_float
 from cli.bench.given_options import with_given
-from cli.bench.load import MODELS, objective, positive, positive_float
+from cli.bench.load import objective
 from cli.bench.matrix import systems_named
 from cli.bench.outcome import failure_ends, say
 from cli.bench.recorded import recorded_command

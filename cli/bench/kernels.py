@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import shlex
-from pathlib import Path
 from typing import Any
 
+from cli.bench.arguments import MODELS, add_engine_options, add_json, numbers, positive, words
 from cli.bench.given_options import with_given
-from cli.bench.load import MODELS, numbers, positive, words
-from cli.bench.outcome import failure_ends, say
+from cli.bench.outcome import failure_ends, run_of, say
 from cli.bench.recorded import recorded_command
 
 
@@ -25,30 +23,18 @@ def add_commands(benchmarks: Any) -> None:
     profile.add_argument("--lora-rank", type=positive, help="default: 16")
     profile.add_argument("--reft-rank", type=positive, help="default: 8")
     profile.add_argument("--model", choices=MODELS, help="model dimensions; default: tiny")
-    profile.add_argument("--device", choices=("cpu", "cuda"), help="default: cpu")
-    profile.add_argument(
-        "--engine-arguments", type=lambda text: tuple(shlex.split(text)), metavar="TEXT",
-        help="additional SGLang arguments",
-    )  # fmt: skip
+    add_engine_options(profile)
     profile.add_argument("--quick", action="store_true", help="a smoke test: few prompts")
-    profile.add_argument("--json", type=Path, metavar="FILE", help="write every kernel's time")
-    profile.set_defaults(run=_profile)
+    add_json(profile)
+    profile.set_defaults(run=run_of("bench.kernels.prompt_profile"))
     text = "LoRA's shrink step alone on a GPU: SGLang's kernel, Prelude's, and cuBLAS with one adapter."
     shrink = benchmarks.add_parser("shrink", help=text, description=text)
     shrink.add_argument("--tokens", type=numbers, metavar="N,…", help="of a batch; default: 512,2048,8192")
     shrink.add_argument("--adapters", type=positive, help="of a batch; default: 4")
     shrink.add_argument("--model", choices=MODELS, help="model dimensions; default: llama-3.1-8b")
     shrink.add_argument("--lora-rank", type=positive, help="default: 16")
-    shrink.add_argument("--json", type=Path, metavar="FILE", help="write the times")
+    add_json(shrink)
     shrink.set_defaults(run=_shrink)
-
-
-@failure_ends
-def _profile(arguments: argparse.Namespace) -> None:
-    from bench.kernels import prompt_profile
-
-    options = with_given(prompt_profile.QUICK if arguments.quick else prompt_profile.Options(), arguments)
-    prompt_profile.run(options, recorded_command(), arguments.json, say)
 
 
 @failure_ends

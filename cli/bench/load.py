@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from cli.bench.arguments import not_negative, not_negative_float, positive, positive_float
 from cli.bench.given_options import given_options
 from cli.bench.recorded import recorded_command
 
@@ -30,7 +31,6 @@ DISTRIBUTIONS = ("identical", "uniform", "zipf", "skewed", "distinct", "round-ro
 ADAPTER_FIELDS = ("adapter", "model", "base:adapter", "lora_path", "none")
 ARRIVALS = ("constant", "poisson", "bursts")
 SLO_KEYS = ("ttft", "tpot", "e2e")
-MODELS = ("tiny", "qwen2.5-0.5b", "llama-3.1-8b")  # of bench.systems.models
 MAX_SWEPT_RATE = 100_000.0
 _MAX_ADAPTERS = 10_000_000
 _ADAPTER_PREFIX = "a"
@@ -54,7 +54,11 @@ def add_command(benchmarks: Any) -> None:
     )
     load.add_argument("--disable-ignore-eos", action="store_true", help="let answers end before the requested length")
     load.add_argument(
-        "--ready-timeout-s", type=_seconds, default=0.0, metavar="S", help="wait until the server generates; default: 0"
+        "--ready-timeout-s",
+        type=not_negative_float,
+        default=0.0,
+        metavar="S",
+        help="wait until the server generates; default: 0",
     )
     load.add_argument(
         "--timeout-s", type=positive_float, default=300.0, metavar="S", help="timeout of a request; default: 300"
@@ -65,7 +69,7 @@ def add_command(benchmarks: Any) -> None:
     what.add_argument(
         "--list-workloads", action="store_true", help="describe the workloads with their sources, and exit"
     )
-    what.add_argument("--seed", "--random-seed", type=_count, default=1, help="default: 1")
+    what.add_argument("--seed", "--random-seed", type=not_negative, default=1, help="default: 1")
     what.add_argument(
         "--random-input-len", type=positive, metavar="TOKENS", help="prompt length of `random`; default: 1024"
     )
@@ -116,7 +120,7 @@ def add_command(benchmarks: Any) -> None:
         "--duration-s", "--max-seconds", type=positive_float, metavar="S",
         help="duration of the load; in a sweep, of each rate (default: at least 30)",
     )  # fmt: skip
-    pace.add_argument("--warmup-requests", type=_count, help="sent first and discarded; default: the workload's")
+    pace.add_argument("--warmup-requests", type=not_negative, help="sent first and discarded; default: the workload's")
     pace.add_argument(
         "--processes", type=positive, help="processes of the generator; default: as many as the rate needs"
     )
@@ -399,44 +403,3 @@ def _json_object(text: str) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise argparse.ArgumentTypeError("no JSON object")
     return found
-
-
-def positive_float(text: str) -> float:
-    """Raises argparse.ArgumentTypeError."""
-    number = _seconds(text)
-    if number <= 0:
-        raise argparse.ArgumentTypeError(f"{text!r} is not above 0")
-    return number
-
-
-def _seconds(text: str) -> float:
-    try:
-        number = float(text)
-    except ValueError:
-        number = -1.0
-    if not 0 <= number < 1e9:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number from 0 on")
-    return number
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} is no number from 0 on")
-    return int(text)
-
-
-def positive(text: str) -> int:
-    """Raises argparse.ArgumentTypeError."""
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a positive number")
-    return int(text)
-
-
-def words(text: str) -> tuple[str, ...]:
-    """Separated by commas, each once."""
-    return tuple(dict.fromkeys(text.split(",")))
-
-
-def numbers(text: str) -> tuple[int, ...]:
-    """Positive numbers, separated by commas, each once, the least first. Raises argparse.ArgumentTypeError."""
-    return tuple(sorted({positive(word) for word in text.split(",")}))

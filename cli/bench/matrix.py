@@ -8,7 +8,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cli.bench.load import MODELS, add_popularity, numbers, objective, positive, positive_float
+from cli.bench.arguments import MODELS, numbers, positive, positive_float
+from cli.bench.load import add_popularity, objective
 from cli.bench.recorded import recorded_command
 
 if TYPE_CHECKING:

@@ -8,7 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from cli.bench.load import positive
+from cli.bench.arguments import numbers, positive, words
+from cli.bench.given_options import with_given
+from cli.bench.outcome import failure_ends, say
 from cli.bench.recorded import recorded_command
 
 
@@ -18,8 +20,8 @@ def add_commands(benchmarks: Any) -> None:
     training = benchmarks.add_parser("training", help=text, description=text)
     training.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="default: cpu")
     training.add_argument("--model", help="small, qwen2.5-0.5b or llama-3.1-8b; default: small, on a GPU llama-3.1-8b")
-    training.add_argument("--profiles", type=_words, help="data sets whose lengths to use; default: all six")
-    training.add_argument("--layouts", type=_words, help="default: shared,paired,padded")
+    training.add_argument("--profiles", type=words, help="data sets whose lengths to use; default: all six")
+    training.add_argument("--layouts", type=words, help="default: shared,paired,padded")
     training.add_argument("--row-tokens", type=positive, metavar="N", help="default: 4096, on a GPU 8192")
     training.add_argument(
         "--rows", type=positive, dest="num_rows", metavar="N", help="rows per measurement; default: 1, on a GPU 2"
@@ -34,7 +36,7 @@ def add_commands(benchmarks: Any) -> None:
     training.set_defaults(run=_training)
     text = "Does the best learning rate stay the same from rank 1 to 32? Trains many small adapters."
     transfer = benchmarks.add_parser("rank-transfer", help=text, description=text)
-    transfer.add_argument("--kinds", type=_words, help="default: lora,direft,loreft")
+    transfer.add_argument("--kinds", type=words, help="default: lora,direft,loreft")
     transfer.add_argument(
         "--steps", type=positive, dest="num_steps", metavar="N", help="training steps per adapter; default: 60"
     )
@@ -48,9 +50,9 @@ def add_commands(benchmarks: Any) -> None:
     text = "Compare prompt-only adapters with adapters for all positions, on the demo's tasks, by kind and rank."
     positions = benchmarks.add_parser("positions", help=text, description=text)
     positions.add_argument("--demo", type=Path, metavar="DIR", help="a folder of `prelude demo`; default: make one")
-    positions.add_argument("--kinds", type=_words, help="default: lora,direft")
-    positions.add_argument("--ranks", type=_numbers, help="default: 8,16,32")
-    positions.add_argument("--styles", type=_words, help="default: all five")
+    positions.add_argument("--kinds", type=words, help="default: lora,direft")
+    positions.add_argument("--ranks", type=numbers, help="default: 8,16,32")
+    positions.add_argument("--styles", type=words, help="default: all five")
     positions.add_argument(
         "--steps", type=positive, dest="num_steps", metavar="N", help="training steps per adapter; default: 120"
     )
@@ -60,64 +62,37 @@ def add_commands(benchmarks: Any) -> None:
     positions.set_defaults(run=_positions)
 
 
+@failure_ends
 def _training(arguments: argparse.Namespace) -> None:
-    from bench.errors import BenchError
     from bench.training import speed
 
     base = speed.GPU if arguments.device == "cuda" else speed.Options()
     if arguments.quick:
         base = replace(base, profiles=("capybara",), num_rows=1, repeats=1, row_tokens=1024, long_row=None)
-    names = ("device", "model", "profiles", "layouts", "row_tokens", "num_rows", "repeats", "rank", "limit_s")
-    try:
-        speed.run(_given(base, arguments, names), recorded_command(), arguments.json, _print)
-    except BenchError as error:
-        sys.exit(f"prelude: {error}")
+    speed.run(with_given(base, arguments), recorded_command(), arguments.json, say)
 
 
+@failure_ends
 def _rank_transfer(arguments: argparse.Namespace) -> None:
-    from bench.errors import BenchError
     from bench.measuring.output import require_folders
     from bench.measuring.report import require_plotting
     from bench.training import rank_transfer
 
-    base = rank_transfer.QUICK if arguments.quick else rank_transfer.Options()
-    try:
-        require_folders(arguments.plot)
-        if arguments.plot:
-            require_plotting()
-        names = ("kinds", "num_steps", "seeds", "processes", "device")
-        document = rank_transfer.run(_given(base, arguments, names), recorded_command(), arguments.json, _print)
-        if arguments.plot:
-            rank_transfer.draw(document, arguments.plot)
-    except BenchError as error:
-        sys.exit(f"prelude: {error}")
+    options = with_given(rank_transfer.QUICK if arguments.quick else rank_transfer.Options(), arguments)
+    require_folders(arguments.plot)
+    if arguments.plot:
+        require_plotting()
+    document = rank_transfer.run(options, recorded_command(), arguments.json, say)
+    if arguments.plot:
+        rank_transfer.draw(document, arguments.plot)
 
 
+@failure_ends
 def _positions(arguments: argparse.Namespace) -> None:
-    from bench.errors import BenchError
     from bench.training import positions
     from training.errors import TrainingError
 
-    names = ("demo", "kinds", "ranks", "styles", "num_steps", "processes", "resume")
     try:
-        chosen = _given(positions.Options(), arguments, names)
-        positions.run(chosen, recorded_command(), arguments.json, _print)
-    except (BenchError, TrainingError) as error:
+        positions.run(with_given(positions.Options(), arguments), recorded_command(), arguments.json, say)
+    except TrainingError as error:
         sys.exit(f"prelude: {error}")
-
-
-def _given(base: Any, arguments: argparse.Namespace, names: tuple[str, ...]) -> Any:
-    values = {name: getattr(arguments, name) for name in names}
-    return replace(base, **{name: value for name, value in values.items() if value is not None})
-
-
-def _print(line: str) -> None:
-    print(line, flush=True)
-
-
-def _numbers(text: str) -> tuple[int, ...]:
-    return tuple(dict.fromkeys(positive(each) for each in text.split(",")))
-
-
-def _words(text: str) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(text.split(",")))

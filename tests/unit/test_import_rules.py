@@ -78,7 +78,8 @@ bench.load
 bench.systems
 bench.training
 bench
-cli.quiet cli.agents cli.bench.recorded cli.bench.given_options cli.bench.outcome
+cli.quiet cli.agents cli.bench.recorded cli.bench.given_options cli.bench.arguments
+cli.bench.outcome
 cli.bench.load
 cli.bench.matrix cli.bench.simulate cli.bench.training
 cli.adapters cli.bench cli.train

@@ -14,7 +14,7 @@ from bench.matrix.run import load_of
 from bench.systems.models import MODELS
 from bench.workloads.catalog import WORKLOADS
 from bench.workloads.workload import Stream
-from cli.bench import load as load_command
+from cli.bench import arguments
 from cli.bench import matrix as command
 from cli.main import _parser, main
 
@@ -30,7 +30,7 @@ def options_of(*words: str) -> options.Options:
 def test_the_copied_names_are_those_of_the_benchmark():
     assert tuple(options.SYSTEMS) == command.SYSTEMS
     assert tuple(plan.MATRICES) == command.MATRICES
-    assert tuple(MODELS) == load_command.MODELS
+    assert tuple(MODELS) == arguments.MODELS
     assert not set(plan.MATRICES) & set(WORKLOADS)  # one name space
 
 

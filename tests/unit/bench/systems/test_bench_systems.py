@@ -12,7 +12,7 @@ from bench.errors import SystemFailed, WrongAnswer
 from bench.load.options import Endpoint, Engine, Prefill
 from bench.systems.models import MODELS
 from bench.systems.systems import HAVE_BASELINE, SYSTEMS, CalledSystem, Request
-from cli.bench import commands as command
+from cli.bench import engines as command
 
 BASE, ADAPTED = Request([1, 2, 3], None), Request([1, 2, 3], 1)
 
