@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import logging
 import math
@@ -12,9 +13,10 @@ import socket
 import ssl
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import partial
 from types import FrameType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import uvicorn
 
@@ -96,7 +98,7 @@ def run(config: ClusterConfig, siblings: Siblings | None = None) -> NoReturn:
     )
     metrics.connections.set_function(lambda: len(connections))
     _allow_open_files(router.http.max_connections)
-    server = RouterServer(uvicorn_config(app, config, connections, clients))
+    server = RouterServer(uvicorn_config(app, config, connections, clients), connections)
     spare_garbage_collection()
     admin = host_and_port(router.admin.host, router.admin_port)
     log.info("router starting", extra={"fields": {"host": router.host, "port": router.port, "admin": admin}})
@@ -209,8 +211,42 @@ def uvicorn_config(
     )
 
 
+def _accept_waiting(listening: socket.socket) -> Iterator[socket.socket]:
+    """The connections that the system has made for a listener, and the event loop has not accepted."""
+    listening.setblocking(False)
+    with suppress(OSError):  # there is none, or no room for it
+        while True:
+            accepted, _ = listening.accept()
+            accepted.setblocking(False)
+            yield accepted
+
+
 class RouterServer(uvicorn.Server):
-    """A server that returns after a stop signal, where uvicorn's raises the signal again. The second one ends it."""
+    """A server that returns after a stop signal, where uvicorn's raises the signal again. The second one ends it.
+
+    Clients that connected before it stops get their answers: uvicorn's would close those without a complete request,
+    and the system those that wait to be accepted.
+    """
+
+    def __init__(self, config: uvicorn.Config, connections: ClientConnections) -> None:
+        super().__init__(config)
+        self._connections = connections
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._connections.stop()
+        loop = asyncio.get_running_loop()
+        protocol: Any = self.config.http_protocol_class
+        make = partial(
+            protocol,
+            config=self.config,
+            server_state=self.server_state,
+            app_state=self.lifespan.state,
+            _loop=loop,
+        )
+        waiting = [accepted for listening in sockets or () for accepted in _accept_waiting(listening)]
+        adopted = [asyncio.create_task(loop.connect_accepted_socket(make, each)) for each in waiting]
+        await super().shutdown(sockets)
+        await asyncio.gather(*adopted, return_exceptions=True)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         super().handle_exit(sig, frame)

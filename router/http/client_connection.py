@@ -7,7 +7,10 @@ its `RequestResponseCycle` knows whether the response has begun and ended, so ke
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import math
+import struct
+import termios
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
@@ -282,6 +285,8 @@ class ClientProtocol(HttpToolsProtocol):
         self.scope[SCOPE_KEY] = connection  # type: ignore[literal-required]
         super().on_headers_complete()  # starts the request's task, which runs later
         connection.cycle = self.cycle
+        if self._connections.is_stopping:
+            self.cycle.keep_alive = False
         self._in_body, self._body_at = True, self.loop.time()
         self._num_unanswered += 1
 
@@ -310,7 +315,18 @@ class ClientProtocol(HttpToolsProtocol):
             self._body_at = self.loop.time()
         self._set_deadline()
 
-    # ---- called by ClientConnections ----------------------------------------------------------------------------
+    # ---- called by ClientConnections and uvicorn ----------------------------------------------------------------
+
+    def shutdown(self) -> None:
+        """The listener has closed. Close this connection too, unless a request is under way or may be on its way."""
+        self._connections.stop()
+        is_idle = self.cycle is not None and not self._num_unanswered and not self._in_headers
+        if is_idle and not _num_unread_bytes(self.transport):
+            self.transport.close()
+            return
+        if self._num_unanswered:
+            self.cycle.keep_alive = False
+        self._set_deadline()
 
     def out_of_time(self) -> None:
         """The deadline has passed: close the connection, with an answer if a request has begun and none was sent."""
@@ -356,6 +372,8 @@ class ClientProtocol(HttpToolsProtocol):
             self.deadline = math.inf
         else:
             self.deadline = self._idle_at + limits.idle_timeout_s
+        if not self._num_unanswered and not self._is_refused:
+            self.deadline = min(self.deadline, self._connections.last_request_at)
 
     def _refuse(self, why: Refusal) -> None:
         """Stop reading. Answers that have begun are finished; if there are none, the client gets an error answer."""
@@ -386,6 +404,14 @@ class ClientProtocol(HttpToolsProtocol):
             self._set_deadline()
         else:
             self.transport.close()
+
+
+def _num_unread_bytes(transport: asyncio.Transport) -> int:
+    """What the client has sent and the event loop has not read."""
+    opened = transport.get_extra_info("socket")
+    if opened is None or opened.fileno() < 0:
+        return 0
+    return int(struct.unpack("i", fcntl.ioctl(opened.fileno(), termios.FIONREAD, bytes(4)))[0])
 
 
 def client_protocol(connections: ClientConnections) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from cluster.config.router import RouterConfig
 
 _MOST_SWEEP_S = 1.0
 _BEYOND_STREAMS_S = 10.0
+_LAST_REQUESTS_S = 1.0  # after the listener has closed, for requests that were sent before
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +92,16 @@ class ClientConnections:
         self._open: dict[Connection, None] = {}  # the longest open first
         self._by_address: Counter[str] = Counter()
         self._sweep: asyncio.TimerHandle | None = None
+        self.last_request_at = math.inf  # by the loop's clock, when requests must be complete: the listener closes
+
+    @property
+    def is_stopping(self) -> bool:
+        return self.last_request_at < math.inf
+
+    def stop(self) -> None:
+        """The listener closes: each connection may have one more request, if it comes at once. Idempotent."""
+        if not self.is_stopping:
+            self.last_request_at = asyncio.get_running_loop().time() + _LAST_REQUESTS_S
 
     def __len__(self) -> int:
         return len(self._open)

@@ -64,7 +64,9 @@ class TlsHandshake(asyncio.Protocol):
         self._transport.abort()
 
     def shutdown(self) -> None:
-        self._transport.abort()
+        """The listener has closed: the handshake, and a request after it, may still end in time."""
+        self._connections.stop()
+        self.deadline = self._connections.last_request_at
 
     def _is_over(self, outcome: asyncio.Future[None]) -> None:
         outcome.exception()  # clients that give up or speak no TLS are no news

@@ -84,14 +84,16 @@ class TestNames:
         go_on = threading.Event()
 
         async def scenario() -> None:
-            async with following(managed_adapters(tmp_path, **DIRECTORIES)) as adapters:
+            adapters = managed_adapters(tmp_path, **DIRECTORIES)
+            adapters._resolve_timeout_s = 120  # the machine may stall
+            async with following(adapters):
                 resolver = adapters._resolver
                 assert resolver is not None
                 resolve = resolver.resolve
 
                 def slow(reference: str) -> Any:
                     asked.append(reference)
-                    go_on.wait(10)
+                    go_on.wait(120)
                     return resolve(reference)
 
                 resolver.resolve = slow  # type: ignore[method-assign]
