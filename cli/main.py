@@ -222,15 +222,20 @@ def _worker(arguments: argparse.Namespace) -> None:
         if is_worker:  # other nodes serve no one, and have no certificate
             _check_certificates(config, arguments.config, arguments.name)
         log.setup(arguments.name, config.log_level)
+        from cluster.agent.engine_spec import check_socket_paths
         from cluster.agent.worker_agent import run_agent
         from cluster.local.gpus import with_host_gpus
 
         config = with_host_gpus(config, config.workers[arguments.name].host)
 
         agent = _agent_class(arguments.role) if is_worker else functools.partial(_engine_node, arguments)
-    scratch = arguments.scratch
-    if scratch is not None:
-        run_agent(agent(config, arguments.name, scratch.resolve()))
+
+    def run_in(scratch: Path) -> None:
+        check_socket_paths(arguments.name, scratch)
+        run_agent(agent(config, arguments.name, scratch))
+
+    if arguments.scratch is not None:
+        run_in(arguments.scratch.resolve())
         return
     from adapters.files.locked_folder import LockedFolder, sweep_abandoned
 
@@ -239,7 +244,7 @@ def _worker(arguments: argparse.Namespace) -> None:
     # The prefix is short: the folder holds engines' sockets, whose paths have a length limit.
     folder = LockedFolder(_SCRATCH_PREFIX, arguments.role, temporary)
     try:
-        run_agent(agent(config, arguments.name, folder.path))
+        run_in(folder.path)
     finally:
         folder.close()
 

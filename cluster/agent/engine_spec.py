@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,6 +21,8 @@ from engine.base_models import fitted_to
 from engine.errors import BaseModelNotRun
 from process.addresses import host_and_port
 
+_LONGEST_SOCKET_PATH = 107  # bytes: `sun_path` of Linux, less its end
+_A_SOCKET = "engine/tmp/tmp12345678"  # in the agent's folder; the last part as Python's tempfile names it
 PEER_ROLES = {"prefill": "decode", "decode": "prefill"}  # the other ends of KV transfers
 
 
@@ -46,6 +49,16 @@ def fitted_spec(config: ClusterConfig, name: str, scratch: Path, base: BaseModel
         return fitted_to(engine_spec(config, name, scratch), base)
     except BaseModelNotRun as error:
         raise ConfigError(f"worker {name} cannot start: {error}") from error
+
+
+def check_socket_paths(name: str, scratch: Path) -> None:
+    """Raise ConfigError if the engine of an agent with this folder could not make its sockets: it would never start."""
+    excess = len(os.fsencode(scratch / _A_SOCKET)) - _LONGEST_SOCKET_PATH
+    if excess > 0:
+        raise ConfigError(
+            f"worker {name}: the path of the folder for its temporary files is {excess} bytes too long for the "
+            f"engine's sockets in it: {scratch}; give a shorter --scratch, or a shorter TMPDIR"
+        )
 
 
 def engine_spec(config: ClusterConfig, name: str, scratch: Path) -> EngineSpec:

@@ -16,7 +16,7 @@ from typing import Any
 import aiohttp
 
 from adapters.files.locked_folder import LockedFolder, sweep_abandoned
-from cluster.agent.engine_spec import base_model_of, fitted_spec
+from cluster.agent.engine_spec import base_model_of, check_socket_paths, fitted_spec
 from cluster.config.load import dump_cluster_config
 from cluster.config.schema import ClusterConfig
 from cluster.errors import StartError
@@ -78,6 +78,8 @@ class LocalCluster:
         check_host_bytes(self.config)
         check_free(self.config)
         self._make_logs()
+        for name in self.config.workers:
+            check_socket_paths(name, self._run_dir / name)
         dump_cluster_config(self.config, self._run_dir / "cluster.yaml")
         for name, worker in self.config.workers.items():
             await self._launch(name, [f"{worker.role}-worker", "--name", name])

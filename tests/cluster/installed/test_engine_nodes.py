@@ -10,6 +10,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -70,7 +71,8 @@ class Cluster:
         )  # fmt: skip
 
     def start(self, log: str, *words: str) -> subprocess.Popen[bytes]:
-        scratch = [] if words[0] == "router" else ["--scratch", str(self._folder / f"scratch-{log}")]
+        # A short one: the engine's sockets are in it.
+        scratch = [] if words[0] == "router" else ["--scratch", tempfile.mkdtemp()]
         gpu = {"CUDA_VISIBLE_DEVICES": "1" if log == "other" else "0"} if DEVICE == "cuda" else {}
         output = self._stack.enter_context((self._folder / f"{log}.log").open("wb"))
         command = [sys.executable, "-m", "cli.main", *words, "--config", str(self.path), *scratch]

@@ -76,6 +76,7 @@ def test_it_levels_off(tmp_path: Path) -> None:
                 assert end - middle < 4 * MIB, (begin / MIB, middle / MIB, end / MIB)
                 assert process.num_fds() < descriptors + 2 * AT_A_TIME
                 left = await asyncio.to_thread(num_left, tmp_path / "ours/cluster.yaml")
-                assert left == pytest.approx(NUM_REQUESTS / 4, rel=0.02)
+                # On a busy machine some hear of the first event when the last one has been sent.
+                assert 0.8 * NUM_REQUESTS / 4 < left <= NUM_REQUESTS / 4
 
     asyncio.run(scenario())
