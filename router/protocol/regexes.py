@@ -40,6 +40,8 @@ class RegexRefused(ValueError):
 
 def check_regex(pattern: str) -> None:
     """Raises RegexRefused."""
+    if "\0" in pattern:  # xgrammar stops reading there: one that begins so ends the engine, others are cut
+        raise RegexRefused("it has a NUL character; write \\x00")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

@@ -12,7 +12,19 @@ from router.protocol.messages import TEMPLATE_KWARGS
 from router.protocol.rules import BOOLEANS, INTEGERS, NUMBERS
 
 FIELDS = sorted(USER_FACING | BOOKKEEPING | REFUSED | NOT_OFFERED.keys() | {"reasoning", "adapter"})
-REGEXES = ("[a-z]+", "(a|b){1,3}c", r"\d{2}-\d{2}", "([a-z]+,)*", "([a-z]+)+", "(", "a{3,1}", ".*x.*y", "(?=a)b", "")
+REGEXES = (
+    "[a-z]+",
+    "(a|b){1,3}c",
+    r"\d{2}-\d{2}",
+    "([a-z]+,)*",
+    "([a-z]+)+",
+    "(",
+    "a{3,1}",
+    ".*x.*y",
+    "(?=a)b",
+    "",
+    "\0a",
+)
 
 
 class Bodies:

@@ -154,6 +154,31 @@ def test_bounds_are_by_configuration() -> None:
             RequestLimits(template_kwargs=(name,))
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"regex": "\0"},
+        {"ebnf": 'root ::= "\0"'},
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"pattern": "\0"}}}},
+        {"response_format": {"type": "json_schema", "schema": {"items": [{"pattern": "\0"}]}}},
+        {"response_format": {"type": "json_schema", "schema": {"patternProperties": {"\0": {}}}}},
+        {"response_format": {"type": "structural_tag", "format": {"type": "regex", "pattern": "\0"}}},
+        {"response_format": {"type": "structural_tag", "format": {"schema": [{"patternProperties": {"\0": {}}}]}}},
+        {"response_format": {"type": "structural_tag", "triggers": ["<f"], "structures": [
+            {"begin": "<f>", "schema": {"pattern": "\0"}, "end": "</f>"},
+        ]}},
+        {"tools": [tool(strict=True, parameters={"pattern": "\0"})]},
+        {"tools": [tool(parameters={"pattern": "\0"})], "tool_choice": "required"},
+    ],
+)  # fmt: skip
+def test_a_nul_in_a_grammar_is_refused(fields: dict[str, Any]) -> None:
+    """xgrammar 0.2.1 ends its process at a regular expression that begins with one: an engine's scheduler."""
+    limits = Limits(128, 1000, 4096, RequestLimits(ebnf_bytes=1000))
+    with pytest.raises(RequestError, match="NUL") as refused:
+        chat(limits, **fields)
+    assert refused.value.http_status == 400
+
+
 def test_a_prompt_has_no_more_than_the_context() -> None:
     complete(prompt="x" * (4096 * 16 - 2))
     complete(prompt=[[1] * 4096, [2] * 4096])

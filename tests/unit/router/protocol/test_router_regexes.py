@@ -37,6 +37,9 @@ REFUSED = {
     "(": "no valid",
     "a{3,1}": "no valid",
     "(()|()){64}" * 80: "nested",
+    "\0": "NUL",  # one that begins so ended the engine's scheduler
+    "\0a": "NUL",
+    "a\0b": "NUL",  # and of this one xgrammar read the a alone
 }
 
 
