@@ -27,8 +27,12 @@ class LockedFolder:
         while True:
             self.path = parent / f"{prefix}{owner}-{uuid.uuid4().hex[:12]}"
             self.path.mkdir(mode=0o700)
-            descriptor = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            if _lock(descriptor) and _is_at(descriptor, self.path):  # else a sweep took it for abandoned
+            # Until it is locked, a sweep may take it for abandoned.
+            try:
+                descriptor = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            except FileNotFoundError:
+                continue
+            if _lock(descriptor) and _is_at(descriptor, self.path):
                 break
             os.close(descriptor)
         self._descriptor = descriptor
