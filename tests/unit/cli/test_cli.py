@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -58,11 +59,18 @@ def test_a_worker_of_another_role_is_not_run(role: str, agents: list[WorkerAgent
     assert agents == []
 
 
-def test_scratch_folders_do_not_outlive_their_workers(agents: list[WorkerAgent], tmp_path: Path, monkeypatch):
-    temporary = tmp_path / "temporary"
+@pytest.fixture
+def short_path() -> Iterator[Path]:
+    """A folder in which paths of engines' sockets are short enough, whatever pytest calls its own."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        yield Path(folder)
+
+
+def test_scratch_folders_do_not_outlive_their_workers(agents: list[WorkerAgent], short_path: Path, monkeypatch):
+    temporary = short_path / "temporary"
     (temporary / "prelude-other").mkdir(parents=True)
     monkeypatch.setattr(tempfile, "tempdir", str(temporary))
-    given = tmp_path / "given"
+    given = short_path / "given"
     left = LockedFolder("prelude-scratch-", "d", temporary)
     os.close(left._descriptor)  # as by a kill
     assert left.path.is_dir()
@@ -75,5 +83,5 @@ def test_scratch_folders_do_not_outlive_their_workers(agents: list[WorkerAgent],
     monkeypatch.setattr(worker_agent, "run_agent", run)
     main(["decode-worker", "--name", "d"])
     main(["decode-worker", "--name", "d", "--scratch", str(given)])
-    assert [agent.scratch.parent for agent in agents] == [temporary, tmp_path]
+    assert [agent.scratch.parent for agent in agents] == [temporary, short_path]
     assert [path.name for path in temporary.iterdir()] == ["prelude-other"]
