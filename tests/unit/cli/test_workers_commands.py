@@ -205,7 +205,7 @@ def dns_port(tmp_path: Path) -> Iterator[int]:
     with served(Agent("found-1")) as one, served(Agent("a")) as two:
         thread = threading.Thread(target=lambda: asyncio.run(serve([f"127.0.0.1:{one}", f"127.0.0.1:{two}"])))
         thread.start()
-        assert started.wait(10)
+        assert started.wait(120)
         try:
             yield ports[0]
         finally:

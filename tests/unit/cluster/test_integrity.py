@@ -159,7 +159,7 @@ def test_loads_in_several_threads_all_find_the_key(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(Path, "read_bytes", slowly)
 
     def check(_: int) -> None:
-        barrier.wait(10)
+        barrier.wait(120)
         trust.check_object(signer.signed(ENVELOPE))
 
     with ThreadPoolExecutor(8) as threads:

@@ -233,7 +233,7 @@ def test_fsck_takes_no_bytes_from_under_an_import(library, lora, monkeypatch):
 
     def add_later(*arguments, **options):
         is_at_row.set()
-        assert may_write_row.wait(10)
+        assert may_write_row.wait(120)
         return add_revision(*arguments, **options)
 
     def delete_after_the_row(store, revision_id):
@@ -246,7 +246,7 @@ def test_fsck_takes_no_bytes_from_under_an_import(library, lora, monkeypatch):
         # The import may be writing its bytes again when the repair looks for unfinished ones.
         patched.setattr(AdapterStore, "incoming_older_than", lambda _store, _age_s: iter(()))
         importing = pool.submit(library.import_directory, "new", lora(1))
-        assert is_at_row.wait(10)
+        assert is_at_row.wait(120)
         assert library.fsck(0, repair=True).num_repaired == 1
         imported.append(importing.result(30))
     assert imported[0].revision_id == revision_id

@@ -210,7 +210,7 @@ class CudartStandIn:
 
     def cudaHostRegister(self, address: int, num_bytes: int, flags: int) -> int:
         assert (num_bytes > 0, flags) == (True, 0)
-        assert self.may_go_on.wait(10)
+        assert self.may_go_on.wait(120)
         self.calls.append(("lock", address))
         return self._error
 

@@ -205,7 +205,7 @@ class TestRefusals:
 
         def slow(library: AdapterLibrary, *arguments: object) -> None:
             original(library, *arguments)  # type: ignore[arg-type]
-            go_on.wait(10)
+            go_on.wait(120)
             is_done.set()
 
         monkeypatch.setattr(AdapterLibrary, "export_revision", slow)
@@ -234,7 +234,7 @@ class TestRefusals:
         go_on, original = threading.Event(), AdapterLibrary.export_revision
 
         def slow(library: AdapterLibrary, *arguments: object) -> None:
-            go_on.wait(10)
+            go_on.wait(120)
             original(library, *arguments)  # type: ignore[arg-type]
 
         monkeypatch.setattr(AdapterLibrary, "export_revision", slow)

@@ -305,7 +305,10 @@ class TestTheAdaptersOfTheConfiguration:
 
         async def scenario() -> None:
             adapters = managed_adapters(tmp_path, **DIRECTORIES)
-            importing = adapters._import_threads.submit(go_on.wait, 10), adapters._import_threads.submit(go_on.wait, 10)
+            importing = (
+                adapters._import_threads.submit(go_on.wait, 120),
+                adapters._import_threads.submit(go_on.wait, 120),
+            )
             asking = None
             try:
                 adapters.open()
