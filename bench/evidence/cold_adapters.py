@@ -13,7 +13,7 @@ from bench.evidence.cells import (
 
 _COLD = result("cold-load-cpu.json")
 _COLD_SLOW_STORE = result("cold-load-cpu-slow-store.json")
-_COLD_H200 = result("cold-load-h200.json")
+_COLD_H100 = result("cold-load-h100.json")
 _SLOTS = {"H200": result("slots-h200-llama-3.1-8b-rank16.json"), "H100": result("slots-h100-llama-3.1-8b-rank16.json")}
 _PIONEER_H200 = result("matrix-pioneer-h200-llama-3.1-8b.json")
 _HOST_MEMORY_H200 = result("host-memory-h200-llama-3.1-8b-rank16.json")
@@ -37,13 +37,13 @@ def cold_loads() -> str:
         ("requests/s: 128 adapters in turn, memory for 32", "overcommit_requests_per_s", 1, "", ""),
         ("128 adapters / 32 adapters", "overcommit_throughput_ratio", 2, "", "at least 0.8"),
     )
-    files = (_COLD, _COLD_SLOW_STORE, _COLD_H200)
+    files = (_COLD, _COLD_SLOW_STORE, _COLD_H100)
     rows = [
         (text, *(fixed(file.document[key], digits) + unit if key in file.document else "" for file in files), goal)
         for text, key, digits, unit, goal in lines
     ]
     delay_ms = _COLD_SLOW_STORE.document["settings"]["store_delay_ms"]
-    header = ("medians of three repeats", "folder", f"S3, answers after {delay_ms:.0f} ms", "H200, 16 cores", "goal")
+    header = ("medians of three repeats", "folder", f"S3, answers after {delay_ms:.0f} ms", "H100, 16 cores", "goal")
     return markdown(header, rows)
 
 
@@ -83,11 +83,12 @@ def slots() -> str:
             f"{row['first_token_p50_ms']:.0f} ms",
             f"{row['first_token_p95_ms']:.0f} ms",
             f"{row['fills']:.0f}",
+            f"{file.document['settings']['repeats']}",
         )
         for gpu, file in _SLOTS.items()
         for row in file.document["medians"]
     ]
-    return markdown(("medians of two loads", "requests/s", "TTFT p50", "TTFT p95", "slot fills"), rows)
+    return markdown(("medians", "requests/s", "TTFT p50", "TTFT p95", "slot fills", "loads"), rows)
 
 
 def host_memory_h200() -> str:

@@ -18,10 +18,8 @@ _KV_SHAPES = {
     (64, 8 << 20): "4096 tokens",
     (1, 512 << 20): "as many bytes in one piece",
 }
-_PROMPT_TOKENS = (512, 4096)
-_FIRST_TOKENS = {
-    (name, length): result(f"first-token-h100x2-{name}-{length}.json") for name in _SYSTEMS for length in _PROMPT_TOKENS
-}
+_FIRST_TOKENS = result("first-token-h100x2.json")
+_STREAMS = {"two CPU cores": result("streams-cpu.json"), "H100": result("streams-h100-llama-3.1-8b.json")}
 
 
 def goodput() -> str:
@@ -64,11 +62,13 @@ def _came_per_s(probe: dict[str, Any]) -> float:
 def streams() -> str:
     """What streaming costs an engine's server, by its bound on events per second."""
     rows = []
-    for row in result("streams-cpu.json").document["medians"]:
+    found = [(machine, row) for machine, file in _STREAMS.items() for row in file.document["medians"]]
+    for machine, row in found:
         bound = f"{row['bound']} events/s" if row["bound"] else "none"
         ratio = f"{row['of_not_streamed']:.2f}" if row["streamed"] else ""
         rows.append(
             (
+                machine,
                 bound,
                 "all streamed" if row["streamed"] else "none streamed",
                 f"{row['requests_per_s']:.1f}",
@@ -79,7 +79,7 @@ def streams() -> str:
             )
         )
     header = (
-        "bound", "answers", "requests/s", "of none streamed", "tokens per event", "server per token", "first event p50",
+        "", "bound", "answers", "requests/s", "of none streamed", "tokens per event", "server per token", "first event p50",
     )  # fmt: skip
     return markdown(header, rows)
 
@@ -110,24 +110,21 @@ def kv_transfers() -> str:
 
 
 def first_tokens() -> str:
+    """Medians, and means of what each engine counts of its own stages."""
     rows = []
-    for length in _PROMPT_TOKENS:
-        of = {name: _first_token_ms(_FIRST_TOKENS[name, length].document) for name in _SYSTEMS}
-        more = of["pair"] - of["unified"]
-        goal = "5 ms" if length == _PROMPT_TOKENS[0] else ""
-        rows.append((f"{length} tokens", f"{of['pair']:.1f} ms", f"{of['unified']:.1f} ms", f"{more:.1f} ms", goal))
-    return markdown(("TTFT p50, one request at a time", *_SYSTEMS.values(), "difference", "goal"), rows)
-
-
-def _first_token_ms(load: dict[str, Any]) -> float:
-    """The median of those requests whose adapter an earlier request of the load had used."""
-    used: set[str] = set()
-    times = []
-    for each in sorted(load["requests"], key=lambda each: float(each["sent_s"])):
-        if each["adapter"] in used:
-            times.append(1000 * (each["token_s"][0] - each["sent_s"]))
-        used.add(each["adapter"])
-    return median(times)
+    found = {(row["prompt_tokens"], row["layout"]): row for row in _FIRST_TOKENS.document["rows"]}
+    for length in dict.fromkeys(length for length, _ in found):
+        pair, unified = (found[length, layout]["first_token_p50_ms"] for layout in ("pair", "unified"))
+        prefill, decode = (found[length, "pair"]["stages_ms"][name] for name in ("prefill-0", "decode-0"))
+        stages = (prefill["prefill_bootstrap"], prefill["prefill_transfer_kv_cache"], decode["fake_output"])
+        goal = "5 ms" if length == min(length for length, _ in found) else ""
+        times = (*(f"{each:.1f} ms" for each in (pair, unified, pair - unified)), goal)
+        rows.append((f"{length} tokens", *times, *(f"{each:.1f} ms" for each in stages)))
+    header = (
+        "TTFT p50, one request at a time", "a pair", "a unified worker", "difference", "goal",
+        "of it the handshake", "the transfer", "the first token's way",
+    )  # fmt: skip
+    return markdown(header, rows)
 
 
 def _latencies(probe: dict[str, Any]) -> list[str]:
