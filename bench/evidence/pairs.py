@@ -79,7 +79,8 @@ def streams() -> str:
             )
         )
     header = (
-        "", "bound", "answers", "requests/s", "of none streamed", "tokens per event", "server per token", "first event p50",
+        "", "bound", "answers", "requests/s", "of none streamed", "tokens per event", "server per token",
+        "first event p50",
     )  # fmt: skip
     return markdown(header, rows)
 
