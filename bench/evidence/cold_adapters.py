@@ -83,7 +83,7 @@ def slots() -> str:
             f"{row['first_token_p50_ms']:.0f} ms",
             f"{row['first_token_p95_ms']:.0f} ms",
             f"{row['fills']:.0f}",
-            f"{file.document['settings']['repeats']}",
+            f"{sum(each['adapters'] == row['adapters'] for each in file.document['rows'])}",
         )
         for gpu, file in _SLOTS.items()
         for row in file.document["medians"]

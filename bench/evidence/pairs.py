@@ -62,8 +62,7 @@ def _came_per_s(probe: dict[str, Any]) -> float:
 def streams() -> str:
     """What streaming costs an engine's server, by its bound on events per second."""
     rows = []
-    found = [(machine, row) for machine, file in _STREAMS.items() for row in file.document["medians"]]
-    for machine, row in found:
+    for machine, row in ((machine, row) for machine, file in _STREAMS.items() for row in file.document["medians"]):
         bound = f"{row['bound']} events/s" if row["bound"] else "none"
         ratio = f"{row['of_not_streamed']:.2f}" if row["streamed"] else ""
         rows.append(
@@ -111,19 +110,19 @@ def kv_transfers() -> str:
 
 
 def first_tokens() -> str:
-    """Medians, and means of what each engine counts of its own stages."""
+    """Medians, and means of what the pair's engines count of its stages."""
     rows = []
     found = {(row["prompt_tokens"], row["layout"]): row for row in _FIRST_TOKENS.document["rows"]}
-    for length in dict.fromkeys(length for length, _ in found):
+    lengths = _FIRST_TOKENS.document["settings"]["prompt_tokens"]
+    for length in lengths:
         pair, unified = (found[length, layout]["first_token_p50_ms"] for layout in ("pair", "unified"))
         prefill, decode = (found[length, "pair"]["stages_ms"][name] for name in ("prefill-0", "decode-0"))
         stages = (prefill["prefill_bootstrap"], prefill["prefill_transfer_kv_cache"], decode["fake_output"])
-        goal = "5 ms" if length == min(length for length, _ in found) else ""
-        times = (*(f"{each:.1f} ms" for each in (pair, unified, pair - unified)), goal)
-        rows.append((f"{length} tokens", *times, *(f"{each:.1f} ms" for each in stages)))
+        p50, means = ([f"{each:.1f} ms" for each in times] for times in ((pair, unified, pair - unified), stages))
+        rows.append((f"{length} tokens", *p50, "5 ms" if length == lengths[0] else "", *means))
     header = (
         "TTFT p50, one request at a time", "a pair", "a unified worker", "difference", "goal",
-        "of it the handshake", "the transfer", "the first token's way",
+        "KV handshake", "KV transfer", "decode's first output",
     )  # fmt: skip
     return markdown(header, rows)
 
