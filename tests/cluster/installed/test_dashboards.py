@@ -105,17 +105,16 @@ class Load:
 
     def _ask(self, tenant: str, seed: int) -> None:
         generator = random.Random(seed)
+        name = "nobody"  # an unknown adapter first, while the tenant's quota lasts
         with self._client(tenant) as client:
             while not self._stop.is_set() and self._left.acquire(blocking=False):
                 prompt = [generator.randrange(10, 600) for _ in range(generator.choice((4, 30, 90)))]
                 body = {"model": "demo", "prompt": prompt, "max_tokens": generator.choice((4, 12)), "ignore_eos": True}
-                name = generator.choice(["", "a0", "a0", "a1", "reft", "mixed", "nobody"])
-                if tenant and name:
-                    name = f"default/{name}"
-                body |= {"adapter": name} if name else {}
+                body |= {"adapter": f"default/{name}" if tenant else name} if name else {}
                 body |= {"stream": generator.random() < 0.6}
                 status = client.post("/v1/completions", json=body).status_code
                 self._note(tenant, status)
+                name = generator.choice(["", "a0", "a0", "a1", "reft", "mixed", "nobody"])
                 if status in (401, 429):
                     self._stop.wait(0.5)
 
