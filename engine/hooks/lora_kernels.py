@@ -1,4 +1,4 @@
-"""Bodies of the hooks that replace SGLang's LoRA kernels.
+"""Bodies of the hooks that replace SGLang's LoRA kernels, and of one that prepares their batches without a wait.
 
 On GPUs our shrink and expand kernels take the place of SGLang's, and the expand step of gate and up is left to the
 activation after it (`engine.adapter_slots.gate_up`). On CPUs our products take that of SGLang's loops.
@@ -22,6 +22,15 @@ def shrink_on_all_multiprocessors(_original):
     from engine.adapter_slots.lora_shrink import shrink  # processes without triton read the ledger
 
     return shrink
+
+
+def prepare_nothing_for_lm_head(_original, _backend, *_args):
+    """Neither batch nor passes for LoRA on lm_head, which no adapter has (`adapters.formats.peft.names` refuses it).
+
+    SGLang makes both from lists by `torch.tensor(…, device=…)`, which waits until the GPU has run all that was launched
+    before: the scheduler could prepare no prefill batch while the batch before it runs.
+    """
+    return None, None
 
 
 def shrink_neighbours_at_once(_original):

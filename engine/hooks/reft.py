@@ -31,12 +31,9 @@ def _another_backend(manager):
     """A second instance of the manager's LoRA backend, with separate batch state."""
     from sglang.srt.runtime_context import get_server_args
 
-    backend = type(manager.lora_backend)(
+    return type(manager.lora_backend)(
         max_loras_per_batch=manager.max_loras_per_batch, device=manager.device, server_args=get_server_args()
     )
-    # Needed for LoRA on lm_head only, and it synchronizes with the device.
-    backend._prepare_lm_head_batch_info = lambda *_args: (None, None)
-    return backend
 
 
 def _layer_hook(reft, number: int):

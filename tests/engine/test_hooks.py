@@ -141,6 +141,7 @@ SHOWN_ELSEWHERE = {
     "prefill_is_counted_once": "tests/unit/engine/hooks/test_inspection_hooks.py",
     "layers_live": "tests/unit/engine/hooks/test_inspection_hooks.py; tests/cluster/faults/test_spinning_scheduler.py",
     "children_are_forked": "test_unified.py::test_its_processes_are_forked",
+    "lm_head_gets_no_lora_batch": "tests/unit/engine/hooks/test_lora_batch_hook.py on a GPU",
     "lora_shrinks_on_all_multiprocessors": "tests/unit/engine/adapter_slots/test_lora_shrink.py; test_bfloat16.py",
     "lora_expands_with_wide_accesses": "tests/unit/engine/adapter_slots/test_lora_expand.py; test_bfloat16.py on a GPU",
     "llama_joins_expand_and_activation": "tests/unit/engine/adapter_slots/test_gate_up.py; test_bfloat16.py on a GPU",

@@ -207,6 +207,22 @@ GROUPS: tuple[HookGroup, ...] = (
         ),
     ),
     HookGroup(
+        lacking="LoRA batches that are prepared while the GPU is busy",
+        upstream="none; every prefill batch gets one for LoRA on lm_head, copied from memory that is not page-locked",
+        remove_when="SGLang prepares that batch only for adapters of lm_head, or from page-locked memory",
+        hooks=(
+            Hook(
+                name="lm_head_gets_no_lora_batch",
+                target="sglang.srt.lora.backend.chunked_backend.ChunkedSgmvLoRABackend._prepare_lm_head_batch_info",
+                fn=lora_kernels.prepare_nothing_for_lm_head,
+                roles=ADAPTER_ROLES,
+                platform=Platform.GPU,
+                source_sha256="fc326f02c4b4db0c521013c14eec2d9e5540ac7891d4a1bd296264426e119e71",
+                why="its copies wait for all earlier batches, so the GPU idles while the CPU prepares the next",
+            ),
+        ),
+    ),
+    HookGroup(
         lacking="An expand kernel with wide memory accesses",
         upstream="none; the csgmv expand kernel reads and writes single elements",
         remove_when="SGLang's csgmv expand kernel uses the alignment of its slices",
