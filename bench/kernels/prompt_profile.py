@@ -1,7 +1,8 @@
 """Benchmark of where an engine's time goes while it reads prompts, with and without an adapter.
 
-One unified engine. First the client's time of single prompts, kinds in turn, then SGLang's profiler over a few prompts
-of each kind: every GPU kernel's time, or on a CPU every operator's own.
+One unified engine, and for the kind "plain" SGLang without hooks and adapter slots. First the client's time of single
+prompts, kinds in turn, then SGLang's profiler over a few prompts of each kind: every GPU kernel's time, or on a CPU
+every operator's own.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from bench.systems.engines import engine_spec, load_adapters, running_engine
 from bench.systems.models import write_model
 from engine.arguments import AdapterSlots
 
-KINDS = ("none", "lora", "direft")
+KINDS = ("plain", "none", "lora", "direft")
 _WARM_UP = 3
 _TRACE_TIMEOUT_S = 120.0
 _SHOWN = 12
@@ -97,10 +98,15 @@ async def _measure(
     await asyncio.to_thread(write_model, options.model, folder / "model", options.device, options.engine_arguments)
     base = BaseModel.read(folder / "model")
     slots = AdapterSlots(options.slots, max(options.lora_rank, options.reft_rank), MODULES)
-    spec = engine_spec("unified", folder / "model", slots, _engine_options(options), folder / "engine")
+    role_of = {"plain": "stock", "none": "unified"}
+    adapters_of = {"plain": None, "none": slots}
+    specs = {
+        kind: engine_spec(role_of[kind], folder / "model", adapters_of[kind], _engine_options(options), folder / kind)
+        for kind in dict.fromkeys("plain" if kind == "plain" else "none" for kind in options.kinds)
+    }
     async with contextlib.AsyncExitStack() as stack:
         kept = stack.enter_context(adapters_folder(options.device, folder))
-        revisions: dict[str, str | None] = {"none": None}
+        revisions: dict[str, str | None] = {"plain": None, "none": None}
         serving = {}
         for kind, rank in (("lora", options.lora_rank), ("direft", options.reft_rank)):
             if kind in options.kinds:
@@ -108,21 +114,29 @@ async def _measure(
                     prepare_adapters, kind, rank, 1, base, DTYPE, kept, frozenset({"serving"})
                 )
                 revisions[kind], serving[made.revision_id] = made.revision_id, made.serving
-        progress("Starting the engine.")
-        await stack.enter_async_context(running_engine(spec))
-        await load_adapters(spec, serving)
         session = await stack.enter_async_context(aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=300)))
-        reader = _Reader(session, spec.url, base.vocabulary)
+        readers: dict[str, _Reader] = {}
+
+        def reader_of(kind: str) -> _Reader:
+            return readers["plain" if kind == "plain" else "none"]
+
+        for kind, spec in specs.items():
+            progress(f"Starting the engine{' without adapter slots' if kind == 'plain' else ''}.")
+            await stack.enter_async_context(running_engine(spec))
+            if kind != "plain":
+                await load_adapters(spec, serving)
+            readers[kind] = _Reader(session, spec.url, base.vocabulary)
         for length in options.prompt_tokens:
             seconds: dict[str, list[float]] = defaultdict(list)
             for repeat in range(_WARM_UP + options.timed):
                 for kind in options.kinds:
-                    took_s = await reader.read(length, revisions[kind])
+                    took_s = await reader_of(kind).read(length, revisions[kind])
                     if repeat >= _WARM_UP:
                         seconds[kind].append(took_s)
             for kind in options.kinds:
                 traces = folder / f"{length}-{kind}"
                 await asyncio.to_thread(traces.mkdir)
+                reader = reader_of(kind)
                 events = await reader.profile(length, revisions[kind], options.profiled, traces, options.device)
                 unit, parts = parts_of(events, options.profiled)
                 add(

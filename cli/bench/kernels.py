@@ -15,7 +15,7 @@ def add_commands(benchmarks: Any) -> None:
     """Add both to the benchmarks."""
     text = "Where an engine's time goes while it reads prompts, kernel by kernel, with and without an adapter."
     profile = benchmarks.add_parser("prompt-profile", help=text, description=text)
-    profile.add_argument("--kinds", type=words, help="any of none,lora,direft; default: none,lora")
+    profile.add_argument("--kinds", type=words, help="any of plain,none,lora,direft; default: none,lora")
     profile.add_argument("--prompt-tokens", type=numbers, metavar="N,…", help="default: 128")
     profile.add_argument("--timed", type=positive, metavar="N", help="prompts of each kind; default: 10")
     profile.add_argument("--profiled", type=positive, metavar="N", help="prompts of each kind; default: 4")

@@ -20,7 +20,7 @@ import triton.language as tl
 from engine.adapter_slots.lora_expand import block_k_for, segments_in
 
 _BLOCK_M = 32  # at most; several programs share a longer segment, so that some compute while others wait for memory
-_BLOCK_N = 64
+_BLOCK_N = 128
 _BLOCKS_PER_PROGRAM = 4  # of BLOCK_N columns: they share one read of x
 _NUM_WARPS = 4
 

@@ -6,8 +6,9 @@ Tokens of one adapter come in segments of at most `batch_info.max_len`, through 
 
 The step reads much and computes little, so it is as fast as its reads. SGLang's kernel has one program per segment of
 128 tokens and 16 columns: 16 to 48 programs for a prompt of 2,048 tokens, on the 132 multiprocessors of an H100. Each
-reads its tokens again for every 16 columns. Here a program takes fewer tokens and up to 64 columns: all multiprocessors
-read, and x is read once where n R is at most 64.
+reads its tokens again for every 16 columns. Here a program takes up to 64 tokens and 64 columns, so x is read once
+where n R is at most 64. Where that gives too few programs, several share the inputs of one tile, and the one that ends
+last adds what they have made.
 """
 
 from __future__ import annotations
@@ -22,18 +23,22 @@ import triton.language as tl
 from engine.adapter_slots.lora_expand import segments_in
 
 _MOST_COLUMNS = 64  # of a program; more would not stay in registers beside the tokens
+_MOST_ROWS = 64  # tokens of a program
+_MOST_SPLITS = 4  # programs that share a tile's inputs
+_FEWEST_INPUTS = 512  # of each of them
+_MOST_TILES = 1 << 16  # whose inputs can be shared
 _FEWEST_ROWS = 16  # and columns; tensor cores take no fewer
 _MOST_ROWS_WITH_RESIDUAL = 32  # more would not stay in registers, since both tiles pass through them
 _MOST_BLOCK_K = 256
 _FEWEST_BLOCK_K = 32
 _NUM_WARPS = 4
 _MOST_STAGES, _FEWEST_STAGES = 4, 2  # steps over K that are loaded ahead
-_INTERPRETED = (4, 227 * 1024)  # multiprocessors, bytes of shared memory
+_INTERPRETED = (32, 227 * 1024)  # multiprocessors, bytes of shared memory
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_tokens"])
 def _shrink_kernel(
-    x, residual, weights, bias, output, seg_indptr, weight_indices, lora_ranks, permutation,
+    x, residual, weights, bias, output, sums, arrivals, num_tokens, seg_indptr, weight_indices, lora_ranks, permutation,
     NUM_SLICES: tl.constexpr,
     N: tl.constexpr,  # n R
     K: tl.constexpr,
@@ -43,6 +48,8 @@ def _shrink_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
+    SPLITS: tl.constexpr,  # programs that share the inputs of one tile
+    SPLIT_K: tl.constexpr,  # inputs of each, a multiple of BLOCK_K
 ):  # fmt: skip
     segment = tl.program_id(0) // PARTS
     begin = tl.load(seg_indptr + segment) + tl.program_id(0) % PARTS * BLOCK_M
@@ -59,12 +66,12 @@ def _shrink_kernel(
     rows = tl.load(permutation + tokens, mask=is_row, other=0).to(tl.int64)
     n = first + tl.arange(0, BLOCK_N)
     is_column = n < columns
-    k = tl.arange(0, BLOCK_K)
+    k = tl.program_id(2) * SPLIT_K + tl.arange(0, BLOCK_K)
     offsets = rows[:, None] * K + k[None, :]
     w_pointers = weights + slot.to(tl.int64) * (N * K) + n[None, :] * K + k[:, None]
     total = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
-    for start in range(0, K, BLOCK_K):
-        if K % BLOCK_K == 0:
+    for start in range(0, SPLIT_K, BLOCK_K):
+        if K == SPLITS * SPLIT_K:
             is_x = is_row[:, None]
             is_w = is_column[None, :]
         else:
@@ -76,11 +83,41 @@ def _shrink_kernel(
             more = tl.load(residual + offsets + start, mask=is_x, other=0.0)
             x_tile = (x_tile.to(tl.float32) + more.to(tl.float32)).to(x_tile.dtype)
         total += tl.dot(x_tile, tl.load(w_pointers + start, mask=is_w, other=0.0))
+    is_made = is_row[:, None] & is_column[None, :]
+    if SPLITS > 1:
+        # The program that comes last adds all parts, in their order: the same input gives the same bits.
+        parts = sums + rows[:, None] * N + n[None, :]
+        tl.store(parts + tl.program_id(2) * num_tokens.to(tl.int64) * N, total, mask=is_made)
+        tl.debug_barrier()  # the parts of all threads are written before one thread says so
+        tile = tl.program_id(0) * tl.num_programs(1) + tl.program_id(1)
+        if tl.atomic_add(arrivals + tile, 1, sem="acq_rel") != SPLITS - 1:
+            return
+        tl.store(arrivals + tile, 0)  # for the next launch
+        total = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
+        for part in range(SPLITS):
+            total += tl.load(parts + part * num_tokens.to(tl.int64) * N, mask=is_made, other=0.0, cache_modifier=".cg")
     made = total.to(output.dtype.element_ty)
     if HAS_BIAS:
         added = tl.load(bias + slot * N + n, mask=is_column, other=0.0)
         made = (made.to(tl.float32) + added.to(tl.float32)[None, :]).to(output.dtype.element_ty)
-    tl.store(output + rows[:, None] * N + n[None, :], made, mask=is_row[:, None] & is_column[None, :])
+    tl.store(output + rows[:, None] * N + n[None, :], made, mask=is_made)
+
+
+_arrivals_of: dict[torch.device, torch.Tensor] = {}
+
+
+def _arrivals(device: torch.device, tiles: int) -> torch.Tensor | None:
+    """A zero for each tile, which the kernel leaves as zeros; None if there are too many tiles.
+
+    Launches take turns with it, so all have to be on one stream.
+    """
+    if tiles > _MOST_TILES:
+        return None
+    if device not in _arrivals_of:
+        if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+            return None  # it would belong to the graph
+        _arrivals_of[device] = torch.zeros(_MOST_TILES, dtype=torch.int32, device=device)
+    return _arrivals_of[device]
 
 
 @cache
@@ -92,12 +129,18 @@ def _gpu(device: torch.device) -> tuple[int, int]:
     return properties.multi_processor_count, properties.shared_memory_per_block_optin
 
 
-def _rows_per_program(num_tokens: int, most: int, multiprocessors: int) -> int:
-    """The most that leave no multiprocessor idle: more tokens per program read A less often."""
-    rows = most
-    while rows > _FEWEST_ROWS and triton.cdiv(num_tokens, rows) < multiprocessors:
+def rows_and_splits_for(num_tokens: int, most_rows: int, inputs: int, multiprocessors: int) -> tuple[int, int]:
+    """Tokens of a program, and programs that share the inputs of these tokens.
+
+    Every program reads its tokens' A, so few tokens per program mean many reads of A; a share of the inputs needs only
+    a share of A. But what the programs of a tile have made must be written, read and added. Half as many programs as
+    multiprocessors were the fastest on an H100.
+    """
+    rows = min(most_rows, _MOST_ROWS)
+    while rows > _FEWEST_ROWS and num_tokens <= rows // 2:
         rows //= 2
-    return rows
+    splits = multiprocessors // (2 * triton.cdiv(num_tokens, rows))
+    return rows, max(1, min(splits, _MOST_SPLITS, inputs // _FEWEST_INPUTS))
 
 
 def block_n_for(columns: int) -> int:
@@ -142,18 +185,28 @@ def shrink(
     output = x.new_empty(len(x), all_columns)
     multiprocessors, shared_bytes = _gpu(x.device)
     most_rows = batch_info.max_len if residual is None else min(batch_info.max_len, _MOST_ROWS_WITH_RESIDUAL)
-    rows = _rows_per_program(len(x), most_rows, multiprocessors)
-    parts = triton.cdiv(batch_info.max_len, rows)
     block_n = block_n_for(all_columns)
+    rows, splits = rows_and_splits_for(len(x), most_rows, inputs, multiprocessors)
+    parts = triton.cdiv(batch_info.max_len, rows)
     read_rows = rows if residual is None else 2 * rows
     block_k, num_stages = steps_for(read_rows, block_n, inputs, x.element_size(), shared_bytes)
-    grid = (segments_in(batch_info) * parts, triton.cdiv(all_columns, block_n))
+    tiles = (segments_in(batch_info) * parts, triton.cdiv(all_columns, block_n))
+    arrivals = None if splits == 1 else _arrivals(x.device, tiles[0] * tiles[1])
+    if arrivals is None:
+        splits, sums, arrivals = 1, output, output
+    else:
+        sums = x.new_empty((splits, len(x), all_columns), dtype=torch.float32)
+    split_k = triton.cdiv(triton.cdiv(inputs, splits), block_k) * block_k
+    grid = (*tiles, splits)
     _shrink_kernel[grid](
         x,
         x if residual is None else residual,
         weights,
         weights if bias is None else bias,
         output,
+        sums,
+        arrivals,
+        len(x),
         batch_info.seg_indptr,
         batch_info.weight_indices,
         batch_info.lora_ranks,
@@ -167,6 +220,8 @@ def shrink(
         BLOCK_M=rows,
         BLOCK_N=block_n,
         BLOCK_K=block_k,
+        SPLITS=splits,
+        SPLIT_K=split_k,
         num_warps=_NUM_WARPS,
         num_stages=num_stages,
     )

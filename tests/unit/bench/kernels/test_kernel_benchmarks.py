@@ -46,7 +46,7 @@ def test_an_operator_has_its_own_time_without_those_that_it_calls():
 
 
 def test_what_cannot_be_measured_is_refused_first(tmp_path):
-    with pytest.raises(BenchError, match="--kinds none,loreft: there are none, lora, direft"):
+    with pytest.raises(BenchError, match="--kinds none,loreft: there are plain, none, lora, direft"):
         prompt_profile.run(prompt_profile.Options(kinds=("none", "loreft")), "x", None, print)
     with pytest.raises(SystemExit, match="there is no folder"):
         main(["bench", "prompt-profile", "--json", str(tmp_path / "no" / "a.json")])

@@ -19,7 +19,7 @@ def compiled(kernel: Any, constants: dict[str, Any], num_warps: int, num_stages:
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    types = {"scalings": "*fp32", "slice_offsets": "*i32"} | dict.fromkeys(BATCH, "*i32")
+    types = {"scalings": "*fp32", "sums": "*fp32"} | dict.fromkeys((*BATCH, "slice_offsets", "arrivals"), "*i32")
     types |= dict.fromkeys(("output_stride", "num_tokens", "num_segments"), "i32")
     names = kernel.arg_names
     signature = {name: "constexpr" if name in constants else types.get(name, "*bf16") for name in names}
@@ -46,14 +46,14 @@ def check(made: Any, capability: int = 90) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("rows", [16, 32, 128])
+@pytest.mark.parametrize(("rows", "splits"), [(16, 4), (32, 1), (64, 1), (64, 4)])
 @pytest.mark.parametrize("capability", SHARED_MEMORY)
 @pytest.mark.parametrize(
     ("inputs", "columns", "is_reft"),
     [(4096, 48, False), (14336, 64, False), (4096, 16, True)],
     ids=("qkv", "64", "reft"),
 )
-def test_shrink(rows: int, capability: int, inputs: int, columns: int, is_reft: bool):
+def test_shrink(rows: int, splits: int, capability: int, inputs: int, columns: int, is_reft: bool):
     from engine.adapter_slots import lora_shrink
 
     if is_reft:
@@ -72,6 +72,8 @@ def test_shrink(rows: int, capability: int, inputs: int, columns: int, is_reft: 
         "BLOCK_M": rows,
         "BLOCK_N": block_n,
         "BLOCK_K": block_k,
+        "SPLITS": splits,
+        "SPLIT_K": inputs // splits,
     }
     made = compiled(lora_shrink._shrink_kernel, constants, lora_shrink._NUM_WARPS, num_stages, capability)
     check(made, capability)

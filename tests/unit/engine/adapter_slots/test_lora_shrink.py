@@ -20,13 +20,23 @@ def test_against_the_formula():
 
 
 @pytest.mark.parametrize(
-    ("num_tokens", "rows"),
-    [(1, 16), (2048, 16), (2112, 16), (4224, 32), (8192, 32), (8448, 64), (16896, 128), (100_000, 128)],
+    ("num_tokens", "most_rows", "inputs", "wanted"),
+    [
+        (1, 16, 4096, (16, 4)),
+        (512, 128, 4096, (64, 4)),
+        (2048, 128, 14336, (64, 2)),
+        (2048, 32, 4096, (32, 1)),  # ReFT
+        (8192, 128, 4096, (64, 1)),
+        (512, 128, 1024, (64, 2)),  # a share would be too small
+        (512, 128, 256, (64, 1)),
+    ],
 )
-def test_a_program_takes_more_tokens_only_when_no_multiprocessor_is_idle(num_tokens: int, rows: int):
-    from engine.adapter_slots.lora_shrink import _rows_per_program
+def test_inputs_are_shared_while_multiprocessors_are_idle(
+    num_tokens: int, most_rows: int, inputs: int, wanted: tuple[int, int]
+):
+    from engine.adapter_slots.lora_shrink import rows_and_splits_for
 
-    assert _rows_per_program(num_tokens, 128, 132) == rows
+    assert rows_and_splits_for(num_tokens, most_rows, inputs, 132) == wanted
 
 
 @pytest.mark.parametrize(
