@@ -162,6 +162,8 @@ def command(spec: EngineSpec) -> list[str]:
         }
         if spec.device == "cpu":
             arguments["lora-backend"] = "torch_native"
+        elif spec.adapters.max_expert_rank:
+            arguments["moe-runner-backend"] = "triton"  # where LoRA on experts has been run; on an H100 the default
     if spec.traces is not None:
         arguments |= {"enable-trace": True, "otlp-traces-endpoint": spec.traces.settings.endpoint}
     return [sys.executable, "-m", "engine.launch", *_flags(arguments), *spec.extra_arguments]

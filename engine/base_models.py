@@ -32,7 +32,6 @@ def fitted_to(spec: EngineSpec, base: BaseModel) -> EngineSpec:
     modules = base.slot_modules(spec.adapters.target_modules)
     expert_rank = spec.adapters.max_expert_rank if base.experts is not None else 0
     if expert_rank:
-        check_experts_run_on(spec.device)
         modules += MLP_MODULES
     if not modules:
         raise BaseModelNotRun(
@@ -40,15 +39,6 @@ def fitted_to(spec: EngineSpec, base: BaseModel) -> EngineSpec:
             f"{base} adapt none; name a projection of attention, such as q_proj"
         )
     return replace(spec, adapters=replace(spec.adapters, target_modules=modules, max_expert_rank=expert_rank))
-
-
-def check_experts_run_on(device: str) -> None:
-    """Raise BaseModelNotRun unless engines on this device apply LoRA on experts."""
-    if device != "cpu":
-        raise BaseModelNotRun(
-            "adapter_limits.max_expert_rank is set, and LoRA on experts has been run on CPU engines only: leave it out "
-            "on GPUs"
-        )
 
 
 def check_tensor_parallel(size: int, base: BaseModel) -> None:

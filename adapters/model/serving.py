@@ -13,7 +13,7 @@ from adapters.model.normal_form import ExpertFactors, LoraFactors, ReftFactors
 EngineDtype = Literal["float32", "bfloat16", "float16"]
 _EXPERTS_NOT_SERVED = (
     "it has LoRA on experts, which is imported and packed, but not applied by engines without "
-    "adapter_limits.max_expert_rank, which is for CPUs: train on the projections of attention only"
+    "adapter_limits.max_expert_rank: set it, or train on the projections of attention only"
 )
 _LARGEST = {"float32": 3.4028234e38, "bfloat16": 3.3895313e38, "float16": 65504.0}
 

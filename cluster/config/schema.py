@@ -43,7 +43,7 @@ class AdapterLimits(Section):
     """Limits on adapters, checked at import and by workers."""
 
     max_rank: Annotated[int, Field(ge=1, le=512)] = 64
-    # Of LoRA on a mixture's experts, on CPUs. Every slot then has room for it on all experts, which can be gigabytes: 0
+    # Of LoRA on a mixture's experts. Every slot then has room for it on all experts, which can be gigabytes: 0
     # keeps that memory, and workers refuse such adapters.
     max_expert_rank: Annotated[int, Field(ge=0, le=512)] = 0
     max_bytes: Annotated[int, Field(ge=1)] = 2 * 1024**3  # of an adapter's files
@@ -219,12 +219,6 @@ class ClusterConfig(Section):
                     f"workers: there is no {role} worker for the {peer} workers; "
                     "a cluster needs at least one of each, or unified workers only"
                 )
-        holders = [self.engine_of(name) for name, worker in self.workers.items() if worker.holds_adapters]
-        on_gpus = any(engine.device != "cpu" for engine in holders or [self.engine])
-        if self.adapter_limits.max_expert_rank and on_gpus:
-            raise ValueError(
-                "adapter_limits.max_expert_rank: LoRA on experts has been run on CPU engines only; leave it out on GPUs"
-            )
         for name, worker in self.workers.items():
             if self.tls is not None and name in ("router", "operator", "ca"):
                 raise ValueError(f"workers.{name}: with `tls` that name is another process's certificate; rename it")

@@ -140,7 +140,7 @@ def initial_config(model: Path, sizes: ModelSizes, host: Host, pools: Pools) -> 
             "  ",
         ),
         f"  slots: {limits.slots}",
-        *_expert_lines(sizes, device),
+        *_expert_lines(sizes),
         "",
         "residency:",
         *_comment(
@@ -197,8 +197,8 @@ def _tokens(sizes: ModelSizes, host: Host, pools: Pools, slots: int) -> tuple[in
     return memory.max_tokens, f"{memory.arithmetic}. Usable is {GPU_SHARE:.0%} of a GPU's {gib(host.gpu_bytes)}"
 
 
-def _expert_lines(sizes: ModelSizes, device: str) -> list[str]:
-    if sizes.base.experts is None or device != "cpu":
+def _expert_lines(sizes: ModelSizes) -> list[str]:
+    if sizes.base.experts is None:
         return []
     more = expert_bytes(sizes.base, _TYPICAL_RANK, sizes.dtype)
     text = f"LoRA on experts is refused at 0. A rank of {_TYPICAL_RANK} adds {gib(more)} to each slot."

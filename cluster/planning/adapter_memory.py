@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from adapters.model.footprint import lora_bytes, reft_bytes, slot_bytes
+from adapters.model.footprint import expert_bytes, lora_bytes, reft_bytes, slot_bytes
 from cluster.config.schema import AdapterLimits
 from cluster.errors import ConfigError
 from cluster.host_memory import gib
@@ -35,8 +35,11 @@ class AdapterSizes:
     @classmethod
     def of(cls, workload: Workload, sizes: ModelSizes) -> AdapterSizes:
         base, dtype = sizes.base, sizes.dtype
+        if workload.max_expert_rank and base.experts is None:
+            raise ConfigError(f"--adapter: {base} has no experts; give projections, such as all or q_proj+v_proj")
         each = [
             lora_bytes(base, kind.rank, kind.targets, dtype)
+            + expert_bytes(base, kind.rank if kind.experts else 0, dtype)
             if kind.kind == "lora"
             else reft_bytes(base, kind.rank, dtype)
             for kind in workload.kinds
@@ -44,11 +47,12 @@ class AdapterSizes:
         if 0 in each:
             targets = "+".join(workload.kinds[each.index(0)].targets)
             raise ConfigError(
-                f"--adapter: engines of {base} adapt none of {targets}; give projections of attention, such as q_proj"
+                f"--adapter: engines of {base} adapt none of {targets}; give projections of attention, such as q_proj, "
+                "or experts"
             )
         weights = [kind.share for kind in workload.kinds]
         mean = sum(size * weight for size, weight in zip(each, weights, strict=True)) / sum(weights)
-        slot = slot_bytes(base, workload.max_rank, workload.target_modules, dtype)
+        slot = slot_bytes(base, workload.max_rank, workload.target_modules, dtype, workload.max_expert_rank)
         return cls(math.ceil(mean), max(each), slot)
 
 

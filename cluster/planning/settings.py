@@ -77,6 +77,7 @@ def _shared(plan: Plan, workload: Workload) -> dict[str, Any]:
     return {
         "adapter_limits": {
             "max_rank": workload.max_rank,
+            **({"max_expert_rank": workload.max_expert_rank} if workload.max_expert_rank else {}),
             "slots": plan.slots,
             "target_modules": list(workload.target_modules),
             **({"max_bytes": _up(files, _MIB)} if files > limits.max_bytes else {}),

@@ -21,7 +21,8 @@ class AdapterKind:
 
     kind: Literal["lora", "reft"]
     rank: int
-    targets: tuple[str, ...] = MODULES  # of a LoRA
+    targets: tuple[str, ...] = MODULES  # of a LoRA; in a mixture of experts those of attention
+    experts: bool = False  # a LoRA on all projections of all experts, too
     share: float = 1.0  # of the adapters, relative to the other kinds'
 
     @classmethod
@@ -36,24 +37,26 @@ class AdapterKind:
             raise ConfigError(f"--adapter {text!r}: its kind is {kind!r}; {form}")
         if not rank.isascii() or not rank.isdecimal() or not 1 <= int(rank[:6]) <= MAX_RANK:
             raise ConfigError(f"--adapter {text!r}: its rank is {rank!r}; give a number from 1 to {MAX_RANK}")
-        targets = _targets(text, parts[2]) if len(parts) > 2 and parts[2] else MODULES
+        targets, experts = _targets(text, parts[2]) if len(parts) > 2 and parts[2] else (MODULES, False)
         try:
             share = float(parts[3]) if len(parts) > 3 else 1.0
         except ValueError:
             share = math.nan
         if not 0 < share < 1e6:
             raise ConfigError(f"--adapter {text!r}: its share is {parts[3]!r}; give a positive number, such as 0.3")
-        return cls("lora" if kind == "lora" else "reft", int(rank), targets, share)
+        return cls("lora" if kind == "lora" else "reft", int(rank), targets, experts and kind == "lora", share)
 
 
-def _targets(text: str, names: str) -> tuple[str, ...]:
-    targets = _NAMED_TARGETS.get(names) or tuple(dict.fromkeys(names.split("+")))
+def _targets(text: str, names: str) -> tuple[tuple[str, ...], bool]:
+    """The named projections, and whether experts are named."""
+    given = [name for part in names.split("+") for name in _NAMED_TARGETS.get(part, (part,))]
+    targets = tuple(dict.fromkeys(name for name in given if name != "experts"))
     if unknown := set(targets) - set(MODULES):
         raise ConfigError(
             f"--adapter {text!r}: no projection is called {', '.join(sorted(unknown))}; give "
-            f"{', '.join(_NAMED_TARGETS)}, or some of {'+'.join(MODULES)}"
+            f"{', '.join(_NAMED_TARGETS)}, experts, or some of {'+'.join(MODULES)}"
         )
-    return targets
+    return targets, "experts" in given
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +101,11 @@ class Workload:
     @property
     def max_rank(self) -> int:
         return max(kind.rank for kind in self.kinds)
+
+    @property
+    def max_expert_rank(self) -> int:
+        """Of LoRA on experts; 0: there is none."""
+        return max((kind.rank for kind in self.kinds if kind.experts), default=0)
 
     @property
     def lora_share(self) -> float:

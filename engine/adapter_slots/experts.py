@@ -1,4 +1,4 @@
-"""LoRA on experts on CPUs, where SGLang's kernels for it do not run.
+"""Which tokens have LoRA on experts, and the experts' products on CPUs, where SGLang's kernels do not run.
 
 For a token x whose adapter is in slot s, and an expert e that the router has chosen for it:
 

@@ -47,6 +47,15 @@ def expand_neighbours_at_once(_original):
     return expand
 
 
+def skip_experts_without_lora(original, layer, hidden_states, topk_output, **kwargs):
+    """Run SGLang's own layer of experts for a batch without LoRA on them, which needs none of SGLang's alignment."""
+    if layer.lora_backend.prelude_experts.slot_of is None:
+        return layer.base_layer.forward(hidden_states, topk_output, **kwargs)
+    if layer.lora_backend.batch_info is None:  # then SGLang leaves LoRA out
+        raise RuntimeError("a batch with LoRA on experts was not prepared: an adapter was not applied")
+    return original(layer, hidden_states, topk_output, **kwargs)
+
+
 # ---- gate and up ----------------------------------------------------------------------------------------------------
 
 

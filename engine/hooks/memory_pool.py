@@ -17,12 +17,16 @@ _UNSUPPORTED = {
     "speculative_algorithm": "the hooks do not tell verified draft tokens from prompt and answer",
 }
 
+# Sizes above 1 of these: tokens of a rank are no longer those of the batch's segments.
+_PARALLEL = ("attn_cp_size", "moe_dp_size")
+
 # The same for LoRA on experts.
 _UNSUPPORTED_WITH_EXPERTS = {
     "experts_shared_outer_loras": "packed adapters have factors of their own for each expert",
-    "lora_use_virtual_experts": "it is for SGLang's GPU kernels",
+    "lora_use_virtual_experts": "its kernels have not been run with packed adapters",
     "enable_eplb": "slots have experts in the model's order",
     "init_expert_location": "slots have experts in the model's order",
+    "enable_fused_moe_sum_all_reduce": "experts' outputs would be summed before LoRA is added to them",
 }
 
 
@@ -32,6 +36,12 @@ def check_supported(server_args, backend_name: str, environment: Mapping[str, st
         if getattr(server_args, name, None):
             option = name.replace("_", "-")
             raise ValueError(f"--{option} cannot be used with adapters: {why}; remove it from extra_arguments")
+    for name in _PARALLEL:
+        if (getattr(server_args, name, None) or 1) > 1:
+            raise ValueError(
+                f"--{name.replace('_', '-')} above 1 cannot be used with adapters: a rank would apply them to other "
+                "tokens; remove it from extra_arguments"
+            )
     if getattr(server_args, "tokenizer_worker_num", 1) > 1:
         raise ValueError(
             "--tokenizer-worker-num above 1 cannot be used with adapters: each of these processes would know only its "
@@ -45,8 +55,11 @@ def check_supported(server_args, backend_name: str, environment: Mapping[str, st
 
 def check_experts_supported(server_args, layers) -> None:
     """Raise ValueError for settings under which LoRA on experts would be wrong or left out. `layers`: SGLang's."""
-    if server_args.device != "cpu":
-        raise ValueError("LoRA on experts has been run on CPU engines only")
+    if getattr(server_args, "moe_a2a_backend", "none") != "none":
+        raise ValueError(
+            f"--moe-a2a-backend {server_args.moe_a2a_backend} cannot be used with LoRA on experts: it sends tokens to "
+            "other ranks' experts; remove it from extra_arguments"
+        )
     if getattr(server_args, "ep_size", 1) > 1:
         raise ValueError(
             "--ep-size above 1 cannot be used with LoRA on experts: every rank has all experts in its slots; remove it "
@@ -56,8 +69,14 @@ def check_experts_supported(server_args, layers) -> None:
         if getattr(server_args, name, None) not in (None, False, "trivial"):
             option = name.replace("_", "-")
             raise ValueError(f"--{option} cannot be used with LoRA on experts: {why}; remove it from extra_arguments")
-    if any(getattr(layer, "use_intel_amx_backend", False) for layer in layers):
+    if any(getattr(layer.base_layer, "use_intel_amx_backend", False) for layer in layers):
         raise ValueError("SGLang runs experts in its AMX kernel here, which applies no LoRA")
+    others = [layer._lora_runner_backend for layer in layers if not layer._lora_runner_backend.is_triton()]
+    if server_args.device != "cpu" and others:
+        raise ValueError(
+            f"SGLang runs experts with {others[0].value} here, and LoRA on experts has been run with triton only; add "
+            "--moe-runner-backend triton to extra_arguments"
+        )
 
 
 def room_for_experts(original, pool, module_name, base_model, max_lora_dim, layer_idx):
@@ -93,7 +112,18 @@ def _prepare_experts(manager, server_args) -> None:
         return
     if not expert_rank(os.environ):
         raise ValueError("--lora-target-modules names projections of experts; use adapter_limits.max_expert_rank")
-    check_experts_supported(server_args, [layer.base_layer for layer in layers])
+    check_experts_supported(server_args, layers)
     tokens = AdaptedTokens()
     manager.memory_pool.prelude_experts = manager.lora_backend.prelude_experts = tokens
-    manager.lora_backend.is_moe_lora = False  # then it prepares nothing for SGLang's kernels, which do not run
+    if server_args.device == "cpu":
+        manager.lora_backend.is_moe_lora = False  # then it prepares nothing for SGLang's kernels, which do not run
+    else:
+        _compile_alignment()
+
+
+def _compile_alignment() -> None:
+    """Compile SGLang's kernel that sorts tokens by expert, now and not while the first request for it waits."""
+    import torch
+    from sglang.kernels.ops.moe import moe_lora_align
+
+    moe_lora_align._jit_moe_align_module(torch.int32)

@@ -223,6 +223,22 @@ GROUPS: tuple[HookGroup, ...] = (
         ),
     ),
     HookGroup(
+        lacking="Base experts in batches without LoRA on experts",
+        upstream="none; the layer aligns tokens for LoRA as soon as a batch has any LoRA",
+        remove_when="SGLang runs the base layer for batches whose adapters have nothing on experts",
+        hooks=(
+            Hook(
+                name="experts_without_lora_run_in_their_base_layer",
+                target="sglang.srt.lora.layers.FusedMoEWithLoRA.forward",
+                fn=lora_kernels.skip_experts_without_lora,
+                roles=ADAPTER_ROLES,
+                platform=Platform.GPU,
+                source_sha256="96b4f2c621044688ed50b19bd537061a1acdee43490c2b1f614f345966c86101",
+                why="most batches have none, and decode has some only under adapters that act on all positions",
+            ),
+        ),
+    ),
+    HookGroup(
         lacking="An expand kernel with wide memory accesses",
         upstream="none; the csgmv expand kernel reads and writes single elements",
         remove_when="SGLang's csgmv expand kernel uses the alignment of its slices",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from pathlib import Path
 
@@ -40,6 +41,16 @@ def test_prefill_holds_adapters():
     at = words("p").index("--lora-target-modules")
     assert words("p")[at + 1 : at + 3] == ["q_proj", "v_proj"]
     assert value("p", "--disaggregation-bootstrap-port") == "2"
+
+
+def test_experts_run_in_triton_on_gpus_where_lora_may_be_on_them():
+    def runner(name: str, rank: int) -> str | None:
+        spec = engine_spec(CONFIG, name, Path("/scratch"))
+        assert spec.adapters is not None
+        arguments = command(replace(spec, adapters=replace(spec.adapters, max_expert_rank=rank)))
+        return dict(itertools.pairwise(arguments)).get("--moe-runner-backend")
+
+    assert (runner("g", 4), runner("g", 0), runner("p", 4)) == ("triton", None, None)
 
 
 def test_the_rank_of_experts_is_in_the_environment():

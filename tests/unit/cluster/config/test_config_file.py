@@ -208,9 +208,6 @@ BAD = {
     "the same key twice": (GOOD + "model: {path: y, name: z}\n", (":10:", "line 1")),
     "a worker's name": (GOOD.replace("  d:", "  'd e':"), ("d e",)),
     "nobody's home": (GOOD.replace("/somewhere/else", "~no-such-user/x"), (":9:", "acme/tone.path", "~no-such-user")),
-    "experts on a GPU": (
-        UNIFIED + "engine: {device: cuda}\nadapter_limits: {max_expert_rank: 8}\n", ("max_expert_rank", "CPU engines"),
-    ),
     "experts over all": (
         UNIFIED + "adapter_limits: {max_rank: 4, max_expert_rank: 8}\n", ("max_expert_rank is 8", "raise max_rank"),
     ),

@@ -24,6 +24,7 @@ from cluster.planning.gpus import GPUS
 from cluster.planning.plan import Plan, Site, make_plan
 from cluster.planning.pools import IN_TIME
 from cluster.planning.queues import busiest, wait_s
+from cluster.planning.settings import cluster_settings
 from cluster.planning.speed import Coefficients, Speed
 from cluster.planning.workload import AdapterKind, Workload
 
@@ -328,6 +329,25 @@ def test_float32_is_refused_with_the_remedy(tmp_path: Path, capsys: pytest.Captu
     with pytest.raises(SystemExit):
         main(["plan", "--model", str(tmp_path), *OPTIONS])
     assert "give --dtype bfloat16" in capsys.readouterr().err
+
+
+def test_slots_of_experts_are_counted(sizes):
+    """Of 48 layers with 128 experts each: rank 8, 3 (2048 + 768) columns and rows, in 2 bytes."""
+    mixture = sizes(MIXTURE)
+    attention = replace(LOAD, kinds=(AdapterKind.parsed("lora:8:attention"),))
+    both = replace(LOAD, kinds=(AdapterKind.parsed("lora:8:attention+experts"), AdapterKind.parsed("lora:16:q_proj")))
+    larger = replace(LOAD, kinds=(AdapterKind.parsed("lora:16:attention"),))
+    more = AdapterSizes.of(both, mixture).slot - AdapterSizes.of(larger, mixture).slot
+    assert more == 48 * 128 * 8 * 3 * (2048 + 768) * 2
+    with_experts, without = planned(both, mixture), planned(attention, mixture)
+    limits = cluster_settings(with_experts, both, mixture, Path("m"), 8192)["adapter_limits"]
+    assert (limits["max_rank"], limits["max_expert_rank"]) == (16, 8)
+    assert "max_expert_rank" not in cluster_settings(without, attention, mixture, Path("m"), 8192)["adapter_limits"]
+    assert with_experts.holders.memory.max_tokens < without.holders.memory.max_tokens
+    only = AdapterKind.parsed("lora:8:experts")
+    assert (only.targets, only.experts) == ((), True)
+    with pytest.raises(ConfigError, match="has no experts"):
+        planned(both, sizes(LLAMA_8B))
 
 
 def test_experts_that_engines_do_not_adapt_are_named(sizes):

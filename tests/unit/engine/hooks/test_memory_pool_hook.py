@@ -17,6 +17,8 @@ from engine.hooks.memory_pool import EXPERT_RANK_VARIABLE
         ({"enable_dp_attention": True}, "csgmv", {}, "--enable-dp-attention cannot be used"),
         ({"speculative_algorithm": "NGRAM"}, "csgmv", {}, "--speculative-algorithm cannot be used"),
         ({"max_loaded_loras": 4}, "csgmv", {}, "--max-loaded-loras cannot be used"),
+        ({"attn_cp_size": 2}, "csgmv", {}, "--attn-cp-size above 1 cannot be used"),
+        ({"moe_dp_size": 2}, "csgmv", {}, "--moe-dp-size above 1 cannot be used"),
         ({"tokenizer_worker_num": 2}, "csgmv", {}, "--tokenizer-worker-num above 1 cannot be used"),
         ({}, "triton", {}, "--lora-backend triton is not supported"),
         ({}, "csgmv", {"SGLANG_EXPERIMENTAL_LORA_OPTI": "1"}, "unset it"),
@@ -38,22 +40,30 @@ def with_experts(**arguments) -> SimpleNamespace:
     return SimpleNamespace(**{**defaults, **arguments})
 
 
+def layer_of_experts(backend: str = "triton", **base) -> SimpleNamespace:
+    runner = SimpleNamespace(value=backend, is_triton=lambda: backend == "triton")
+    return SimpleNamespace(base_layer=SimpleNamespace(**base), _lora_runner_backend=runner)
+
+
 @pytest.mark.parametrize(
     ("arguments", "layer", "words"),
     [
-        ({"device": "cuda"}, {}, "CPU engines only"),
         ({"ep_size": 2}, {}, "--ep-size above 1 cannot be used"),
+        ({"moe_a2a_backend": "deepep"}, {}, "--moe-a2a-backend deepep cannot be used"),
         ({"experts_shared_outer_loras": True}, {}, "--experts-shared-outer-loras cannot be used"),
         ({"lora_use_virtual_experts": True}, {}, "--lora-use-virtual-experts cannot be used"),
         ({"enable_eplb": True}, {}, "--enable-eplb cannot be used"),
         ({"init_expert_location": "a.json"}, {}, "--init-expert-location cannot be used"),
+        ({"enable_fused_moe_sum_all_reduce": True}, {}, "--enable-fused-moe-sum-all-reduce cannot be used"),
         ({}, {"use_intel_amx_backend": True}, "AMX"),
+        ({"device": "cuda"}, {"backend": "deep_gemm"}, "with deep_gemm here.*--moe-runner-backend triton"),
     ],
 )
 def test_settings_under_which_experts_would_be_wrong_are_refused(arguments, layer, words):
-    memory_pool.check_experts_supported(with_experts(), [SimpleNamespace()])
+    for device in ("cpu", "cuda"):
+        memory_pool.check_experts_supported(with_experts(device=device), [layer_of_experts()])
     with pytest.raises(ValueError, match=words):
-        memory_pool.check_experts_supported(with_experts(**arguments), [SimpleNamespace(), SimpleNamespace(**layer)])
+        memory_pool.check_experts_supported(with_experts(**arguments), [layer_of_experts(), layer_of_experts(**layer)])
 
 
 @pytest.mark.parametrize(("module", "rank"), [("gate_up_proj_moe", 3), ("down_proj_moe", 3), ("qkv_proj", 64)])

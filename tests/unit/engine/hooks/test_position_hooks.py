@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from engine.hooks import positions
+from engine.hooks import lora_kernels, positions
 
 
 def manager(in_graph: bool = False, **positions_of) -> SimpleNamespace:
@@ -91,6 +91,24 @@ def test_tokens_of_adapters_with_experts_are_known_by_their_slots(monkeypatch):
     monkeypatch.setattr(positions, "_segments", (positions.Segment(None, 4),))
     positions.prepare_segments(lambda *_: None, own, batch)
     assert seen == ["end", ([2, -1, -1], [4, 4, 4]), "end"]
+
+
+def test_experts_run_with_lora_only_where_a_batch_has_some():
+    backend = SimpleNamespace(batch_info=None, prelude_experts=SimpleNamespace(slot_of=None))
+    base = SimpleNamespace(forward=lambda *_words, **_options: "base")
+    layer = SimpleNamespace(base_layer=base, lora_backend=backend)
+
+    def run():
+        return lora_kernels.skip_experts_without_lora(lambda *_: "LoRA", layer, "states", "routes")
+
+    assert run() == "base"
+    backend.batch_info = "of LoRA on attention"
+    assert run() == "base"
+    backend.prelude_experts.slot_of = "some tokens"
+    assert run() == "LoRA"
+    backend.batch_info = None
+    with pytest.raises(RuntimeError, match="an adapter was not applied"):
+        run()
 
 
 def test_a_decode_batch_of_base_tokens_is_one_segment():
