@@ -194,10 +194,13 @@ class _Reader:
         raise SystemFailed(f"SGLang's profiler wrote no trace within {_TRACE_TIMEOUT_S:g} s")
 
     async def _post(self, path: str, body: dict[str, Any]) -> None:
-        async with self._session.post(self._url + path, json=body) as answer:
-            text = await answer.text()
-            if answer.status != 200:
-                raise SystemFailed(f"{path} answered {answer.status}: {text[:500]}")
+        try:
+            async with self._session.post(self._url + path, json=body) as answer:
+                text = await answer.text()
+        except (aiohttp.ClientError, TimeoutError) as error:
+            raise SystemFailed(f"{path} got no answer: {error or type(error).__name__}") from error
+        if answer.status != 200:
+            raise SystemFailed(f"{path} answered {answer.status}: {text[:500]}")
 
 
 def _trace_in(folder: Path) -> list[dict[str, Any]] | None:

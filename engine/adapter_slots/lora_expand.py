@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 
 _BLOCK_N = 128
-_BLOCKS_PER_PROGRAM = 2  # of BLOCK_N columns: they share one read of x, and a CUDA graph's empty segments cost less
+_BLOCKS_PER_PROGRAM = 4  # of BLOCK_N columns: they share one read of x, and a CUDA graph's empty segments cost less
 _NUM_WARPS = 4
 _LARGEST_BLOCK_K = 32
 

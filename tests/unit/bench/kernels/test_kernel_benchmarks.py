@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
+import aiohttp
 import pytest
 
-from bench.errors import BenchError
+from bench.errors import BenchError, SystemFailed
 from bench.kernels import prompt_profile, shrink
 from cli.main import main
+from process.free_ports import free_port
 
 
 def event(name: str, category: str, begin: float, duration: float, thread: int = 1) -> dict[str, Any]:
@@ -61,3 +64,14 @@ def test_the_shrink_benchmark_needs_a_gpu():
         pytest.skip("there is one")
     with pytest.raises(SystemExit, match="needs a CUDA GPU"):
         main(["bench", "shrink"])
+
+
+def test_an_engine_that_is_gone_is_named():
+    """So that `running_engine` says why it ended."""
+
+    async def read() -> None:
+        async with aiohttp.ClientSession() as session:
+            await prompt_profile._Reader(session, f"http://127.0.0.1:{free_port()}", 100).read(8, None)
+
+    with pytest.raises(SystemFailed, match="/v1/completions got no answer: "):
+        asyncio.run(read())
