@@ -26,6 +26,10 @@ _LONG_PROMPTS_SEPARATE = result("adapter-tax-h100-llama-3.1-8b-prompt2048.json")
 _LONG_PROMPTS_LORA = result("adapter-tax-h100-llama-3.1-8b-prompt2048-lora.json")
 _LONG_PROMPTS_REWORKED = result("adapter-tax-h100-llama-3.1-8b-prompt2048-lora-reworked.json")
 _LONG_PROMPTS_DIREFT = result("adapter-tax-h100-llama-3.1-8b-prompt2048-direft.json")
+_LONG_PROMPTS_NO_WAIT = result("adapter-tax-h100-llama-3.1-8b-prompt2048-lora-no-wait.json")
+_LONG_PROMPTS_DIREFT_NO_WAIT = result("adapter-tax-h100-llama-3.1-8b-prompt2048-direft-no-wait.json")
+_SHRINK = result("shrink-h100.json")
+_PROFILE = result("prompt-profile-h100.json")
 _TINY = result("adapter-tax-cpu.json")
 _CPU_COUNTS = (1, 8, 32, 64)
 
@@ -112,7 +116,7 @@ def h200_history() -> str:
 
 
 def long_prompts() -> str:
-    """The first run was cut short: it has two loads of each system instead of three."""
+    """Some runs were cut short: see bench/results/README.md for the loads of each."""
     runs = (
         ("LoRA rank 16, separate expand step", _LONG_PROMPTS_SEPARATE, "unified_lora", "c/a"),
         (
@@ -122,7 +126,14 @@ def long_prompts() -> str:
             "c/a",
         ),
         ("LoRA rank 16, joined kernel and ReFT's steps reworked", _LONG_PROMPTS_REWORKED, "unified_lora", "c/a"),
+        (
+            "LoRA rank 16, no wait for the GPU, shrink programs that share inputs",
+            _LONG_PROMPTS_NO_WAIT,
+            "unified_lora",
+            "c/a",
+        ),
         ("DiReFT rank 8", _LONG_PROMPTS_DIREFT, "unified_direft", "d/a"),
+        ("DiReFT rank 8, no wait for the GPU", _LONG_PROMPTS_DIREFT_NO_WAIT, "unified_direft", "d/a"),
     )
     rows = [
         (
@@ -130,12 +141,46 @@ def long_prompts() -> str:
             f"`{file.commit}`",
             *rates(file, "none", (32,)),
             *rates(file, system, (32,)),
-            *texts([file.document["ratios"][ratio]["32"]]),
+            fixed(file.document["ratios"][ratio]["32"], 3),
             "0.97",
         )
         for name, file, system, ratio in runs
     ]
     return markdown(("8B, 32 adapters, requests/s", "commit", "no adapters", "with adapters", "ratio", "goal"), rows)
+
+
+def shrink() -> str:
+    """Of all four projections; each batch has the same number of adapters."""
+    rows = _SHRINK.document["rows"]
+    table = []
+    for tokens in dict.fromkeys(row["tokens"] for row in rows):
+        for name, key in (("SGLang's", "sglang"), ("ours", "ours"), ("cuBLAS, one adapter", "cublas")):
+            found = [row[key] for row in rows if row["tokens"] == tokens]
+            cells = (fixed(value, 1) for value in (*found, sum(found)))
+            table.append((f"{tokens:,}" if key == "sglang" else "", name, *cells))
+    projections = list(dict.fromkeys(row["projection"] for row in rows))
+    return markdown(("tokens", "kernel, µs", *projections, "all"), table)
+
+
+_KERNEL_GROUPS = {
+    "shrink steps, LoRA's and ReFT's": ("_shrink_kernel",),
+    "expand steps, LoRA's and ReFT's": ("_expand_kernel",),
+    "activation, with gate's and up's expand step": ("_gate_up_kernel", "act_and_mul"),
+}
+
+
+def prompt_profile() -> str:
+    """What the client waits for, and what the GPU does meanwhile."""
+    rows = []
+    for row in _PROFILE.document["rows"]:
+        groups = (
+            sum(part["ms"] for part in row["parts"] if any(name in part["name"] for name in names))
+            for names in _KERNEL_GROUPS.values()
+        )
+        name = {"plain": "SGLang, no adapter slots", "none": "base model", "lora": "LoRA rank 16"}[row["kind"]]
+        values = (row["client_ms"], row["busy_ms"], *groups)
+        rows.append((f"{row['prompt_tokens']:,}", name, *(fixed(value, 2) for value in values)))
+    return markdown(("tokens", "ms per prompt", "client", "all kernels", *_KERNEL_GROUPS), rows)
 
 
 def cpu_requests() -> str:

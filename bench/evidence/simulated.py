@@ -8,6 +8,7 @@ from bench.evidence.cells import markdown, result, wrapped
 
 _SIMULATED = result("simulate-h200.json")
 _ROLES = result("simulate-roles-h200.json")
+_VALIDATED = result("simulate-validate-h100.json")
 
 
 def _rows(question: str) -> list[dict[str, Any]]:
@@ -152,6 +153,24 @@ def scale() -> str:
         for row in _rows("scale")
     ]
     head = ("", "requests/s", "requests per CPU second", "events per CPU second", "TTFT p99", "memory")
+    return markdown(head, rows)
+
+
+def validated() -> str:
+    figures = {"throughput_per_s": 1, "ttft_ms_p50": 0, "ttft_ms_p95": 0, "tpot_ms_p50": 1}
+    rows = [
+        (
+            f"{row['load']:g}",
+            f"{row['requests_per_s']:.1f}",
+            *(
+                f"{row[f'simulated_{name}']:.{digits}f}, {row[f'measured_{name}']:.{digits}f} "
+                f"({100 * row[f'error_{name}']:+.0f}%)"
+                for name, digits in figures.items()
+            ),
+        )
+        for row in _VALIDATED.document["rows"]
+    ]
+    head = ("load", "requests/s", "answered/s: simulated, measured", "TTFT p50, ms", "TTFT p95, ms", "TPOT p50, ms")
     return markdown(head, rows)
 
 
