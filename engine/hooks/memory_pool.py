@@ -13,6 +13,8 @@ EXPERT_RANK_VARIABLE = "PRELUDE_ENGINE_EXPERT_RANK"  # the largest of LoRA on ex
 _UNSUPPORTED = {
     "enable_lora_overlap_loading": "slots are filled on a stream of their own already, for the next batch",
     "enable_dp_attention": "batches without tokens bypass the hooks",
+    "enable_two_batch_overlap": "half of a batch has other tokens than the batch's segments",
+    "enable_pdmux": "prompts and answers run at the same time, and the hooks keep the state of one batch",
     "max_loaded_loras": "the engine would evict adapters on its own, and the agent would not know",
     "speculative_algorithm": "the hooks do not tell verified draft tokens from prompt and answer",
 }

@@ -15,6 +15,8 @@ from engine.hooks.memory_pool import EXPERT_RANK_VARIABLE
     [
         ({"enable_lora_overlap_loading": True}, "csgmv", {}, "--enable-lora-overlap-loading cannot be used"),
         ({"enable_dp_attention": True}, "csgmv", {}, "--enable-dp-attention cannot be used"),
+        ({"enable_two_batch_overlap": True}, "csgmv", {}, "--enable-two-batch-overlap cannot be used"),
+        ({"enable_pdmux": True}, "csgmv", {}, "--enable-pdmux cannot be used"),
         ({"speculative_algorithm": "NGRAM"}, "csgmv", {}, "--speculative-algorithm cannot be used"),
         ({"max_loaded_loras": 4}, "csgmv", {}, "--max-loaded-loras cannot be used"),
         ({"attn_cp_size": 2}, "csgmv", {}, "--attn-cp-size above 1 cannot be used"),
