@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
-from support.router_stand_ins import REVISION_ID, answers, drops, running_cluster
+from aiohttp import web
+from support.router_stand_ins import REVISION_ID, EngineStandIn, answers, drops, running_cluster
 
 from router.generation.engine_bodies import NOBODY
 
@@ -27,7 +29,7 @@ def test_embeddings(shape: tuple[int, int, int]) -> None:
             assert (answer["model"], answer["object"], answer["id"][:5]) == ("base", "list", "embd-")
             assert REVISION_ID[7:19] in answer["system_fingerprint"]
             (worker,) = cluster.prefill or cluster.unified
-            assert [sent["text"] for sent in worker.engine.requests] == ["one", "two"]
+            assert sorted(sent["text"] for sent in worker.engine.requests) == ["one", "two"]  # sent at once
             for sent in worker.engine.requests:
                 assert (sent["lora_path"], sent["extra_key"]) == (REVISION_ID, "default|")
                 assert sent["return_hidden_states"] == "last"
@@ -37,6 +39,28 @@ def test_embeddings(shape: tuple[int, int, int]) -> None:
             assert (named["model"], named["data"]) == ("a0", answer["data"])
             metrics = await cluster.metrics_page()
             assert 'prelude_router_requests_total{endpoint="embeddings",status="200"} 2.0' in metrics
+
+    asyncio.run(scenario())
+
+
+def test_each_input_gets_its_own_vector_whichever_is_answered_first() -> None:
+    two_is_answered = asyncio.Event()
+
+    async def by_text(engine: EngineStandIn, fields: dict[str, Any], request: web.Request) -> web.Response:
+        if fields["text"] == "one":
+            await two_is_answered.wait()
+        else:
+            two_is_answered.set()
+        answer = engine.answer(fields)
+        states = [1.0, 0.0, 0.0] if fields["text"] == "one" else [0.0, 1.0, 0.0]
+        answer["meta_info"] = {**answer["meta_info"], "hidden_states": states}
+        return web.json_response(answer)
+
+    async def scenario() -> None:
+        async with running_cluster() as cluster:
+            cluster.prefill[0].engine.behaviours = [by_text] * 2
+            _, answer, _ = await cluster.post("/v1/embeddings", input=["one", "two"])
+            assert [each["embedding"] for each in answer["data"]] == [[1.0, 0.0, 0.0], [0.0, 1.0, 0.0]]
 
     asyncio.run(scenario())
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from typing import Any
 
 import pytest
@@ -126,13 +127,36 @@ def test_scores(shape: tuple[int, int, int]) -> None:
             assert (answer["model"], answer["id"][:6]) == ("base", "score-")
             assert REVISION_ID[7:19] in answer["system_fingerprint"]
             (worker,) = cluster.prefill or cluster.unified
-            assert [sent["text"] for sent in worker.engine.requests] == ["Is it? yes", "Is it? no"]
+            assert sorted(sent["text"] for sent in worker.engine.requests) == ["Is it? no", "Is it? yes"]  # at once
             for sent in worker.engine.requests:
                 assert (sent["lora_path"], sent["extra_key"]) == (REVISION_ID, "default|")
                 assert sent.get("bootstrap_host") == (NOBODY if worker.role == "prefill" else None)
             assert [decode.engine.bodies for decode in cluster.decode] == [[]] * shape[1]
             _, named, _ = await cluster.post("/v1/score", **{**SCORE, "model": "a0"})
             assert (named["model"], named["scores"]) == ("a0", answer["scores"])
+
+    asyncio.run(scenario())
+
+
+def test_each_item_gets_its_own_score_whichever_is_answered_first() -> None:
+    no_is_answered = asyncio.Event()
+
+    async def by_length(engine: EngineStandIn, fields: dict[str, Any], request: web.Request) -> web.Response:
+        text = fields["text"]
+        if text == "Is it? yes":
+            await no_is_answered.wait()
+        else:
+            no_is_answered.set()
+        answer = engine.answer(fields)
+        labels = [[-math.log(len(text)), token_id, None] for token_id in fields["token_ids_logprob"]]
+        answer["meta_info"] = {**answer["meta_info"], "output_token_ids_logprobs": [labels]}
+        return web.json_response(answer)
+
+    async def scenario() -> None:
+        async with running_cluster() as cluster:
+            cluster.prefill[0].engine.behaviours = [by_length] * 2
+            _, answer, _ = await cluster.post("/v1/score", **SCORE)
+            assert answer["scores"] == [pytest.approx([1 / 10] * 2), pytest.approx([1 / 9] * 2)]
 
     asyncio.run(scenario())
 
