@@ -98,11 +98,10 @@ async def _measure(
     await asyncio.to_thread(write_model, options.model, folder / "model", options.device, options.engine_arguments)
     base = BaseModel.read(folder / "model")
     slots = AdapterSlots(options.slots, max(options.lora_rank, options.reft_rank), MODULES)
-    role_of = {"plain": "stock", "none": "unified"}
-    adapters_of = {"plain": None, "none": slots}
+    shared = _engine_options(options)
     specs = {
-        kind: engine_spec(role_of[kind], folder / "model", adapters_of[kind], _engine_options(options), folder / kind)
-        for kind in dict.fromkeys("plain" if kind == "plain" else "none" for kind in options.kinds)
+        role: engine_spec(role, folder / "model", slots if role == "unified" else None, shared, folder / role)
+        for role in dict.fromkeys(map(_role_of, options.kinds))
     }
     async with contextlib.AsyncExitStack() as stack:
         kept = stack.enter_context(adapters_folder(options.device, folder))
@@ -116,27 +115,23 @@ async def _measure(
                 revisions[kind], serving[made.revision_id] = made.revision_id, made.serving
         session = await stack.enter_async_context(aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=300)))
         readers: dict[str, _Reader] = {}
-
-        def reader_of(kind: str) -> _Reader:
-            return readers["plain" if kind == "plain" else "none"]
-
-        for kind, spec in specs.items():
-            progress(f"Starting the engine{' without adapter slots' if kind == 'plain' else ''}.")
+        for role, spec in specs.items():
+            progress(f"Starting the {role} engine.")
             await stack.enter_async_context(running_engine(spec))
-            if kind != "plain":
+            if role == "unified":
                 await load_adapters(spec, serving)
-            readers[kind] = _Reader(session, spec.url, base.vocabulary)
+            readers[role] = _Reader(session, spec.url, base.vocabulary)
         for length in options.prompt_tokens:
             seconds: dict[str, list[float]] = defaultdict(list)
             for repeat in range(_WARM_UP + options.timed):
                 for kind in options.kinds:
-                    took_s = await reader_of(kind).read(length, revisions[kind])
+                    took_s = await readers[_role_of(kind)].read(length, revisions[kind])
                     if repeat >= _WARM_UP:
                         seconds[kind].append(took_s)
             for kind in options.kinds:
                 traces = folder / f"{length}-{kind}"
                 await asyncio.to_thread(traces.mkdir)
-                reader = reader_of(kind)
+                reader = readers[_role_of(kind)]
                 events = await reader.profile(length, revisions[kind], options.profiled, traces, options.device)
                 unit, parts = parts_of(events, options.profiled)
                 add(
@@ -149,6 +144,10 @@ async def _measure(
                         "parts": parts,
                     }
                 )
+
+
+def _role_of(kind: str) -> str:
+    return "stock" if kind == "plain" else "unified"
 
 
 def _engine_options(options: Options) -> EngineOptions:

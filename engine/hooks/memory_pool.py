@@ -19,8 +19,13 @@ _UNSUPPORTED = {
     "speculative_algorithm": "the hooks do not tell verified draft tokens from prompt and answer",
 }
 
-# Sizes above 1 of these: tokens of a rank are no longer those of the batch's segments.
-_PARALLEL = ("attn_cp_size", "moe_dp_size")
+# Sizes that must be 1.
+_UNSUPPORTED_ABOVE_1 = {
+    "attn_cp_size": "a rank would apply them to other tokens",
+    "moe_dp_size": "a rank would apply them to other tokens",
+    "tokenizer_worker_num": "each of these processes would know only its own requests, and an adapter could be "
+    "unloaded under another one's",
+}
 
 # The same for LoRA on experts.
 _UNSUPPORTED_WITH_EXPERTS = {
@@ -30,25 +35,20 @@ _UNSUPPORTED_WITH_EXPERTS = {
     "init_expert_location": "slots have experts in the model's order",
     "enable_fused_moe_sum_all_reduce": "experts' outputs would be summed before LoRA is added to them",
 }
+_UNSUPPORTED_ABOVE_1_WITH_EXPERTS = {"ep_size": "every rank has all experts in its slots"}
+
+
+def _refuse(what: str, server_args, unsupported: dict[str, str], above_1: dict[str, str]) -> None:
+    for name, why in (unsupported | above_1).items():
+        unset = (None, False, "trivial") if name in unsupported else (None, 1)
+        if getattr(server_args, name, None) not in unset:
+            option = f"--{name.replace('_', '-')}{' above 1' if name in above_1 else ''}"
+            raise ValueError(f"{option} cannot be used with {what}: {why}; remove it from extra_arguments")
 
 
 def check_supported(server_args, backend_name: str, environment: Mapping[str, str]) -> None:
     """Raise ValueError for settings under which adapters would give wrong results."""
-    for name, why in _UNSUPPORTED.items():
-        if getattr(server_args, name, None):
-            option = name.replace("_", "-")
-            raise ValueError(f"--{option} cannot be used with adapters: {why}; remove it from extra_arguments")
-    for name in _PARALLEL:
-        if (getattr(server_args, name, None) or 1) > 1:
-            raise ValueError(
-                f"--{name.replace('_', '-')} above 1 cannot be used with adapters: a rank would apply them to other "
-                "tokens; remove it from extra_arguments"
-            )
-    if getattr(server_args, "tokenizer_worker_num", 1) > 1:
-        raise ValueError(
-            "--tokenizer-worker-num above 1 cannot be used with adapters: each of these processes would know only its "
-            "own requests, and an adapter could be unloaded under another one's; remove it from extra_arguments"
-        )
+    _refuse("adapters", server_args, _UNSUPPORTED, _UNSUPPORTED_ABOVE_1)
     if backend_name not in ("csgmv", "torch_native"):
         raise ValueError(f"--lora-backend {backend_name} is not supported; use csgmv on GPU, torch_native on a CPU")
     if environment.get("SGLANG_EXPERIMENTAL_LORA_OPTI", "").lower() in ("1", "true", "yes", "on", "y", "t"):
@@ -62,15 +62,7 @@ def check_experts_supported(server_args, layers) -> None:
             f"--moe-a2a-backend {server_args.moe_a2a_backend} cannot be used with LoRA on experts: it sends tokens to "
             "other ranks' experts; remove it from extra_arguments"
         )
-    if getattr(server_args, "ep_size", 1) > 1:
-        raise ValueError(
-            "--ep-size above 1 cannot be used with LoRA on experts: every rank has all experts in its slots; remove it "
-            "from extra_arguments"
-        )
-    for name, why in _UNSUPPORTED_WITH_EXPERTS.items():
-        if getattr(server_args, name, None) not in (None, False, "trivial"):
-            option = name.replace("_", "-")
-            raise ValueError(f"--{option} cannot be used with LoRA on experts: {why}; remove it from extra_arguments")
+    _refuse("LoRA on experts", server_args, _UNSUPPORTED_WITH_EXPERTS, _UNSUPPORTED_ABOVE_1_WITH_EXPERTS)
     if any(getattr(layer.base_layer, "use_intel_amx_backend", False) for layer in layers):
         raise ValueError("SGLang runs experts in its AMX kernel here, which applies no LoRA")
     others = [layer._lora_runner_backend for layer in layers if not layer._lora_runner_backend.is_triton()]
