@@ -201,6 +201,8 @@ def _footnotes(options: Options) -> list[str]:
         f"{shape.generated_tokens} tokens, {shape.num_requests} per load; {options.num_slots} adapter slots; medians "
         f"of {options.repeats} repeats, all systems in turn, there and back.",
     ]
+    if options.tensor_parallel > 1:
+        notes.append(f"Each engine has {options.tensor_parallel} tensor-parallel ranks.")
     if "pd" in options.systems:
         notes.append(
             "pd goes through the router, which costs the same CPU cores too."

@@ -33,4 +33,5 @@ class Options:
     device: str = "cpu"  # or "cuda"
     lora_rank: int = 16
     reft_rank: int = 8
+    tensor_parallel: int = 1  # ranks of each engine, one GPU each
     engine_arguments: tuple[str, ...] = ()  # for every engine

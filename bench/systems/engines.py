@@ -43,7 +43,7 @@ def engine_spec(
         max_running_requests=2 * shape.concurrency,
         chunked_prefill_tokens=2048 if options.device == "cpu" else 8192,
         context_length=None,
-        tensor_parallel=1,
+        tensor_parallel=options.tensor_parallel,
         tool_call_parser=None,
         reasoning_parser=None,
         adapters=adapters,

@@ -41,6 +41,9 @@ def add_commands(benchmarks: Any) -> None:
     tax.add_argument("--lora-rank", type=positive, default=16, help="default: 16")
     tax.add_argument("--reft-rank", type=positive, default=8, help="default: 8")
     tax.add_argument(
+        "--tensor-parallel", type=positive, default=1, metavar="N", help="ranks of each engine; default: 1"
+    )
+    tax.add_argument(
         "--pd-through",
         choices=("engines", "router"),
         default="engines",
@@ -166,6 +169,7 @@ def _adapter_tax(arguments: argparse.Namespace) -> None:
         device=arguments.device,
         lora_rank=arguments.lora_rank,
         reft_rank=arguments.reft_rank,
+        tensor_parallel=arguments.tensor_parallel,
         engine_arguments=arguments.engine_arguments,
     )
     adapter_tax.run(options, recorded_command(), arguments.json, arguments.plot, say)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
@@ -120,6 +120,15 @@ def test_the_command(systems, monkeypatch, tmp_path, capsys):
         main(["bench", "--help"])
     assert ended.value.code == 0
     assert "adapter-tax" in capsys.readouterr().out
+
+
+def test_the_ranks_of_each_engine(systems, tmp_path):
+    path = tmp_path / "numbers.json"
+    words = ["--quick", "--systems", "none", "--tensor-parallel", "2", "--json", str(path)]
+    main(["bench", "adapter-tax", *words])
+    assert json.loads(path.read_text())["settings"]["tensor_parallel"] == 2
+    options = replace(OPTIONS, tensor_parallel=2)
+    assert engines.engine_spec("unified", Path("m"), None, options, Path("s")).tensor_parallel == 2
 
 
 class PretendedSupervisor:
