@@ -160,6 +160,9 @@ def command(spec: EngineSpec) -> list[str]:
             "max-lora-rank": spec.adapters.max_rank,
             "lora-target-modules": spec.adapters.target_modules,
         }
+        if spec.role != "stock":
+            # Of itself on GPUs, for some models on several ranks. ReFT would read a layer's output before ranks sum it.
+            arguments["enforce-disable-flashinfer-allreduce-fusion"] = True
         if spec.device == "cpu":
             arguments["lora-backend"] = "torch_native"
         elif spec.adapters.max_expert_rank:

@@ -154,7 +154,7 @@ def expand_and_activate(x: torch.Tensor, weights: torch.Tensor, batch_info: Any,
     assert x.shape == (len(gate_up), 2 * max_rank)
     assert gate_up.shape[1] == output_dim
     output = gate_up.new_empty(len(gate_up), d)
-    num_segments = segments_in(batch_info)
+    num_segments = segments_in(batch_info, len(gate_up), len(weights))
     block_m = min(_BLOCK_M, batch_info.max_len)
     parts = triton.cdiv(batch_info.max_len, block_m)
     grid = (triton.cdiv(d, _BLOCK_N * _BLOCKS_PER_PROGRAM), (num_segments + 1) * parts)

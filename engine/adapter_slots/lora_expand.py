@@ -21,6 +21,7 @@ _BLOCK_N = 128
 _BLOCKS_PER_PROGRAM = 4  # of BLOCK_N columns: they share one read of x, and a CUDA graph's empty segments cost less
 _NUM_WARPS = 4
 _LARGEST_BLOCK_K = 32
+_MOST_OF_FEW_TOKENS = 16  # whole segments, `init_prefill_cuda_graph_batch_info` of SGLang's csgmv backend
 
 
 @triton.jit
@@ -105,9 +106,16 @@ def _expand_kernel(
         )  # fmt: skip
 
 
-def segments_in(batch_info: Any) -> int:
-    """Of the grid: those of the batch, or all that a CUDA graph has room for, most of which may be empty."""
-    return len(batch_info.weight_indices) if batch_info.use_cuda_graph else batch_info.num_segments
+def segments_in(batch_info: Any, num_tokens: int, num_slots: int) -> int:
+    """Of the grid: those of the batch, or the most that a CUDA graph for so many tokens may get, many of them empty.
+
+    Each slot's tokens end with a segment that may be short. A graph may also run a batch of fewer tokens, whose
+    segments are shorter than the graph's, but SGLang gives fewer than 256 tokens at most 16 whole segments.
+    """
+    if not batch_info.use_cuda_graph:
+        return batch_info.num_segments
+    whole = max(triton.cdiv(num_tokens, batch_info.max_len), _MOST_OF_FEW_TOKENS)
+    return min(len(batch_info.weight_indices), whole + num_slots)
 
 
 def block_k_for(max_rank: int) -> int:
@@ -134,7 +142,11 @@ def expand(
     assert weights.is_contiguous()
     assert output.stride(1) == 1
     assert x.shape[1] == num_slices * max_rank
-    grid = (triton.cdiv(max_slice_size, _BLOCK_N * _BLOCKS_PER_PROGRAM), num_slices, segments_in(batch_info))
+    grid = (
+        triton.cdiv(max_slice_size, _BLOCK_N * _BLOCKS_PER_PROGRAM),
+        num_slices,
+        segments_in(batch_info, len(x), len(weights)),
+    )
     _expand_kernel[grid](
         x,
         weights,

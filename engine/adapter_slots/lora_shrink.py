@@ -190,7 +190,7 @@ def shrink(
     parts = triton.cdiv(batch_info.max_len, rows)
     read_rows = rows if residual is None else 2 * rows
     block_k, num_stages = steps_for(read_rows, block_n, inputs, x.element_size(), shared_bytes)
-    tiles = (segments_in(batch_info) * parts, triton.cdiv(all_columns, block_n))
+    tiles = (segments_in(batch_info, len(x), len(weights)) * parts, triton.cdiv(all_columns, block_n))
     arrivals = None if splits == 1 else _arrivals(x.device, tiles[0] * tiles[1])
     if arrivals is None:
         splits, sums, arrivals = 1, output, output

@@ -53,6 +53,13 @@ def test_experts_run_in_triton_on_gpus_where_lora_may_be_on_them():
     assert (runner("g", 4), runner("g", 0), runner("p", 4)) == ("triton", None, None)
 
 
+def test_ranks_sum_a_layer_before_reft_reads_it():
+    fusion_off = "--enforce-disable-flashinfer-allreduce-fusion"
+    assert [fusion_off in words(name) for name in ("p", "g", "d")] == [True, True, False]
+    stock = replace(engine_spec(CONFIG, "g", Path("/scratch")), role="stock")
+    assert fusion_off not in command(stock)
+
+
 def test_the_rank_of_experts_is_in_the_environment():
     assert environment(engine_spec(CONFIG, "p", Path("/scratch")), {})[EXPERT_RANK_VARIABLE] == "0"
     limits = CONFIG.adapter_limits.model_copy(update={"max_expert_rank": 4})
