@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from bench.evidence.cells import (
     GPU_COUNTS,
     columns,
@@ -28,8 +30,15 @@ _LONG_PROMPTS_REWORKED = result("adapter-tax-h100-llama-3.1-8b-prompt2048-lora-r
 _LONG_PROMPTS_DIREFT = result("adapter-tax-h100-llama-3.1-8b-prompt2048-direft.json")
 _LONG_PROMPTS_NO_WAIT = result("adapter-tax-h100-llama-3.1-8b-prompt2048-lora-no-wait.json")
 _LONG_PROMPTS_DIREFT_NO_WAIT = result("adapter-tax-h100-llama-3.1-8b-prompt2048-direft-no-wait.json")
+_LONG_PROMPTS_FOUR_BLOCKS = result("adapter-tax-h100-llama-3.1-8b-prompt2048-lora-four-blocks.json")
+_LONG_PROMPTS_SEGMENTS = result("adapter-tax-h100-llama-3.1-8b-prompt2048-lora-segments.json")
+_LONG_PROMPTS_RANKS = result("adapter-tax-h100x2-llama-3.1-8b-prompt2048-lora-two-ranks.json")
 _SHRINK = result("shrink-h100.json")
 _PROFILE = result("prompt-profile-h100.json")
+_PROFILES_OF_SEGMENTS = {
+    "all": result("prompt-profile-h100-all-segments.json"),
+    "few": result("prompt-profile-h100-few-segments.json"),
+}
 _TINY = result("adapter-tax-cpu.json")
 _CPU_COUNTS = (1, 8, 32, 64)
 
@@ -132,6 +141,9 @@ def long_prompts() -> str:
             "unified_lora",
             "c/a",
         ),
+        ("the same, four blocks per expand program", _LONG_PROMPTS_FOUR_BLOCKS, "unified_lora", "c/a"),
+        ("LoRA rank 16, graphs with fewer empty segments", _LONG_PROMPTS_SEGMENTS, "unified_lora", "c/a"),
+        ("LoRA rank 16, two ranks on two GPUs", _LONG_PROMPTS_RANKS, "unified_lora", "c/a"),
         ("DiReFT rank 8", _LONG_PROMPTS_DIREFT, "unified_direft", "d/a"),
         ("DiReFT rank 8, no wait for the GPU", _LONG_PROMPTS_DIREFT_NO_WAIT, "unified_direft", "d/a"),
     )
@@ -169,18 +181,43 @@ _KERNEL_GROUPS = {
 }
 
 
+_PROFILED = {"plain": "SGLang, no adapter slots", "none": "base model", "lora": "LoRA rank 16"}
+
+
 def prompt_profile() -> str:
     """What the client waits for, and what the GPU does meanwhile."""
     rows = []
     for row in _PROFILE.document["rows"]:
-        groups = (
-            sum(part["ms"] for part in row["parts"] if any(name in part["name"] for name in names))
-            for names in _KERNEL_GROUPS.values()
-        )
-        name = {"plain": "SGLang, no adapter slots", "none": "base model", "lora": "LoRA rank 16"}[row["kind"]]
-        values = (row["client_ms"], row["busy_ms"], *groups)
-        rows.append((f"{row['prompt_tokens']:,}", name, *(fixed(value, 2) for value in values)))
+        values = (row["client_ms"], row["busy_ms"], *_by_group(row))
+        rows.append((f"{row['prompt_tokens']:,}", _PROFILED[row["kind"]], *(fixed(value, 2) for value in values)))
     return markdown(("tokens", "ms per prompt", "client", "all kernels", *_KERNEL_GROUPS), rows)
+
+
+def graph_segments() -> str:
+    """Kernels of prompts whose graphs have programs for the largest graph's segments, and for their own."""
+    before, after = (
+        {(row["prompt_tokens"], row["kind"]): (row["busy_ms"], *_by_group(row)) for row in file.document["rows"]}
+        for file in _PROFILES_OF_SEGMENTS.values()
+    )
+    rows = [
+        (
+            f"{tokens:,}",
+            _PROFILED[kind],
+            *(
+                f"{fixed(first, 2)} -> {fixed(then, 2)}"
+                for first, then in zip(before[tokens, kind], values, strict=True)
+            ),
+        )
+        for (tokens, kind), values in after.items()
+    ]
+    return markdown(("tokens", "ms per prompt", "all kernels", *_KERNEL_GROUPS), rows)
+
+
+def _by_group(row: dict[str, Any]) -> list[float]:
+    return [
+        sum(part["ms"] for part in row["parts"] if any(name in part["name"] for name in names))
+        for names in _KERNEL_GROUPS.values()
+    ]
 
 
 def cpu_requests() -> str:

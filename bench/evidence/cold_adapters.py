@@ -15,6 +15,9 @@ _COLD = result("cold-load-cpu.json")
 _COLD_SLOW_STORE = result("cold-load-cpu-slow-store.json")
 _COLD_H100 = result("cold-load-h100.json")
 _COLD_H100_8B = result("cold-load-h100-llama-3.1-8b.json")
+_COLD_H100_NO_WAIT = result("cold-load-h100-no-wait.json")
+_COLD_H100_8B_NO_WAIT = result("cold-load-h100-llama-3.1-8b-no-wait.json")
+_PIONEER_PAIR = result("matrix-pioneer-h100x2-pair.json")
 _SLOTS = {"H200": result("slots-h200-llama-3.1-8b-rank16.json"), "H100": result("slots-h100-llama-3.1-8b-rank16.json")}
 _PIONEER_H200 = result("matrix-pioneer-h200-llama-3.1-8b.json")
 _HOST_MEMORY_H200 = result("host-memory-h200-llama-3.1-8b-rank16.json")
@@ -38,15 +41,42 @@ def cold_loads() -> str:
         ("requests/s: 128 adapters in turn, memory for 32", "overcommit_requests_per_s", 1, "", ""),
         ("128 adapters / 32 adapters", "overcommit_throughput_ratio", 2, "", "at least 0.8"),
     )
-    files = (_COLD, _COLD_SLOW_STORE, _COLD_H100, _COLD_H100_8B)
+    files = (_COLD, _COLD_SLOW_STORE, _COLD_H100, _COLD_H100_NO_WAIT, _COLD_H100_8B, _COLD_H100_8B_NO_WAIT)
     rows = [
         (text, *(fixed(file.document[key], digits) + unit if key in file.document else "" for file in files), goal)
         for text, key, digits, unit, goal in lines
     ]
     delay_ms = _COLD_SLOW_STORE.document["settings"]["store_delay_ms"]
     slow = f"S3, answers after {delay_ms:.0f} ms"
-    header = ("medians of three repeats", "folder", slow, "H100, 16 cores", "the same, 8B's sizes", "goal")
+    machines = ("H100, 16 cores", "H100, 64 cores")
+    header = ("medians of three repeats", "folder", slow, *machines, *(f"8B: {each}" for each in machines), "goal")
     return markdown(header, rows)
+
+
+def pioneer_pair() -> str:
+    """Means over the loads of each number of adapters, and the second number's over the first's."""
+    by_cell: dict[str, list[dict[str, Any]]] = {}
+    for load in _PIONEER_PAIR.document["loads"]:
+        by_cell.setdefault(load["cell"], []).append(load["summary"])
+    values = {
+        cell: (
+            fmean(each["requests_per_s"] for each in loads),
+            *(fmean(each["ttft_ms"][key] for each in loads) for key in ("p50", "p90", "p99")),
+            fmean(each["tpot_ms"]["p50"] for each in loads),
+        )
+        for cell, loads in by_cell.items()
+    }
+    first, last = values.values()
+    units = ("", " ms", " ms", " ms", " ms")
+    rows = [
+        (
+            cell,
+            *(fixed(value, digits) + unit for value, digits, unit in zip(found, (1, 0, 0, 0, 1), units, strict=True)),
+        )
+        for cell, found in values.items()
+    ]
+    rows.append(("ratio", *(fixed(then / before, 2) for before, then in zip(first, last, strict=True))))
+    return markdown(("", "requests/s", "TTFT p50", "TTFT p90", "TTFT p99", "TPOT p50"), rows)
 
 
 def pioneer_h200() -> str:
