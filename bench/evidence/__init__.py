@@ -10,12 +10,12 @@ import re
 import sys
 from collections.abc import Callable
 
-from bench.evidence import adapter_tax, cold_adapters, failures, pairs, request_path, simulated, training
+from bench.evidence import adapter_tax, cold_adapters, failures, pairs, request_path, simulated, sweep, training
 from bench.evidence.cells import RESULTS, ROOT, wrapped
 from bench.matrix.report import published
 from bench.measuring.result_file import ResultFile
 
-__all__ = ["PAGES", "RESULTS", "ROOT", "TABLES", "main", "rendered", "tables_in"]
+__all__ = ["PAGES", "PLOTS", "RESULTS", "ROOT", "TABLES", "main", "rendered", "tables_in"]
 
 PAGES = (
     "README.md",
@@ -29,13 +29,16 @@ PAGES = (
 _BLOCK = re.compile(r"<!-- table ([a-z0-9-]+) -->\n.*?<!-- end -->", re.DOTALL)
 
 
+PLOTS: dict[str, Callable[[], str]] = {"docs/images/matrix-sweep.svg": sweep.plot}
+
+
 def main() -> None:
-    """Rewrite the pages and name those that changed."""
-    for name in PAGES:
-        before = (ROOT / name).read_text()
-        after = rendered(before)
-        if after != before:
-            (ROOT / name).write_text(after)
+    """Rewrite the pages and plots, and name those that changed."""
+    pages = {name: rendered((ROOT / name).read_text()) for name in PAGES}
+    for name, after in (pages | {name: draw() for name, draw in PLOTS.items()}).items():
+        path = ROOT / name
+        if not path.exists() or path.read_text() != after:
+            path.write_text(after)
             print(f"{name} updated", file=sys.stderr)
 
 
@@ -94,6 +97,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "simulated-measured": simulated.measured,
     "validated": simulated.validated,
     "affinity": request_path.affinity,
+    "no-cliff": sweep.table,
     "matrix": lambda: published(RESULTS / "matrix-cpu.json"),
     "matrix-sweep": lambda: published(RESULTS / "matrix-sweep-cpu.json"),
     "router-cpu": request_path.router_cpu,

@@ -172,6 +172,16 @@ def _brief(row: list[str] | None) -> str:
     return f"{rate} ({ratio}) · {goodput}" if ratio else f"{rate} · {goodput}"
 
 
+def rates_over_adapters(found: dict[str, Any]) -> dict[str, dict[int, tuple[float, str]]]:
+    """Of each system, by the number of adapters of a cell: requests/s, and the same as text with its interval."""
+    rates: dict[str, dict[int, tuple[float, str]]] = {}
+    for each in found["figures"]:
+        if each["name"] == THROUGHPUT:
+            count = int(each["cell"].partition(", n = ")[2])
+            rates.setdefault(each["system"], {})[count] = (each["value"], _with_interval(each, "value"))
+    return rates
+
+
 def matrix_page(found: dict[str, Any]) -> str:
     """One page with tables and plots; nothing in it is loaded from elsewhere."""
     known = _Found(found)

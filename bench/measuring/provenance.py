@@ -31,6 +31,7 @@ def head(benchmark: str, command: str, settings: Mapping[str, Any], device: str 
 def commit() -> str:
     """The commit checked out, with `+changes` when files differ from it; outside of a checkout, $PRELUDE_COMMIT.
 
+    Results are no changes: a benchmark may follow one that has just written its own.
     An installed copy may be inside of someone else's checkout, in its virtual environment.
     """
     try:
@@ -41,7 +42,7 @@ def commit() -> str:
             for words in (
                 ["rev-parse", "--show-toplevel"],
                 ["rev-parse", "HEAD"],
-                ["status", "--porcelain", "--untracked-files=no"],
+                ["status", "--porcelain", "--untracked-files=no", "--", ".", ":!bench/results"],
             )
         )
     except (OSError, subprocess.SubprocessError):

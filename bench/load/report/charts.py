@@ -14,6 +14,13 @@ _MAX_TICKS = 6
 _MIN_LOG_RATIO = 5.0  # below it a logarithmic axis has too few ticks
 _MIN_SPAN = 1e-3
 
+_HEAD = 28  # above an image's chart, for the names of its lines
+_IMAGE_STYLE = (
+    "text{font:11px system-ui,sans-serif;fill:#808080}.grid{stroke:#80808040}polyline{fill:none;stroke-width:2}"
+    "polyline.t0{stroke:#3d8bd4}polyline.t1{stroke:#d9772f}polyline.t2{stroke:#3fa864}polyline.t3{stroke:#a35fce}"
+    ".key{font-weight:600}.key.t0{fill:#3d8bd4}.key.t1{fill:#d9772f}.key.t2{fill:#3fa864}.key.t3{fill:#a35fce}"
+)
+
 Point = tuple[float, float]
 
 
@@ -28,12 +35,32 @@ class Series:
 
 def line_chart(title: str, x_label: str, y_label: str, series: Sequence[Series], log_x: bool = False) -> str:
     """Lines over one axis; with `log_x` positive x only, on a logarithmic axis if they span much."""
-    shown = []
-    for each in series:
-        if points := _thinned([point for point in each.points if point[0] > 0 or not log_x]):
-            shown.append(Series(each.name, points, each.tone))
+    shown = _shown(series, log_x)
     if not shown:
         return _empty(title)
+    return _figure(title, _lines(x_label, y_label, shown, log_x), [(each.name, each.tone) for each in shown])
+
+
+def line_image(title: str, x_label: str, y_label: str, series: Sequence[Series], log_x: bool = False) -> str:
+    """The same as an SVG file of its own, with colours that do on light and on dark pages."""
+    shown = _shown(series, log_x)
+    keys = "".join(
+        f'<text class="key t{each.tone}" x="{_LEFT + 130 * number}" y="{_TOP + 18}">\u25a0 {escape(each.name)}</text>'
+        for number, each in enumerate(shown)
+    )
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 {-_HEAD} {WIDTH} {HEIGHT + _HEAD}" role="img">'
+        f"<title>{escape(title)}</title><style>{_IMAGE_STYLE}</style>"
+        f'<g transform="translate(0 {-_HEAD})">{keys}</g>{_lines(x_label, y_label, shown, log_x)}</svg>\n'
+    )
+
+
+def _shown(series: Sequence[Series], log_x: bool) -> list[Series]:
+    kept = ((each, _thinned([point for point in each.points if point[0] > 0 or not log_x])) for each in series)
+    return [Series(each.name, points, each.tone) for each, points in kept if points]
+
+
+def _lines(x_label: str, y_label: str, shown: Sequence[Series], log_x: bool) -> str:
     xs, ys = ([point[axis] for each in shown for point in each.points] for axis in (0, 1))
     left, right = min(xs), max(xs)
     if right - left < _MIN_SPAN * abs(right):  # rounding errors are no axis
@@ -45,7 +72,7 @@ def line_chart(title: str, x_label: str, y_label: str, series: Sequence[Series],
         + f'"><title>{escape(each.name)}</title></polyline>'
         for each in shown
     ]
-    return _figure(title, _axes(scale, x_label, y_label) + "".join(lines), [(each.name, each.tone) for each in shown])
+    return _axes(scale, x_label, y_label) + "".join(lines)
 
 
 def distribution_chart(title: str, x_label: str, groups: Sequence[tuple[str, Sequence[float]]]) -> str:

@@ -16,12 +16,12 @@ from bench.simulator.scenario import Pools, Scenario
 from bench.simulator.traffic import ClosedLoop
 
 RESULTS = Path(__file__).parents[2] / "results"
-SAMPLES = ((0.01, 5.0), (0.1, 3.0))  # of the fleet, with seconds of traffic
+SAMPLES = ((0.01, 5.0), (0.1, 3.0), (1.0, 1.0))  # shares of the fleet, with seconds of traffic
 MEASURED = "adapter-tax-h200-llama-3.1-8b-rank16-unified.json"
 
 
 def scale(options: Options, say: Say) -> list[Row]:
-    """A thousand workers, a million adapters and 10^5 requests/s: a tenth of the fleet, for comparison a hundredth."""
+    """A thousand workers, a million adapters and 10^5 requests/s; for comparison a tenth and a hundredth of them."""
     rows = []
     asked = replace(options, prompt_tokens=128, output_tokens=32, length_cv=0.5, host_adapters=2000, base_share=0.0)
     for share, seconds in SAMPLES:

@@ -22,7 +22,8 @@ def test_a_small_run(tmp_path: Path):
     assert repeat["num_events"] == 64
     assert repeat["events_per_read"] >= 1
     assert found["events_per_cpu_s"] == pytest.approx(64 / repeat["cpu_s"], rel=0.05)
-    assert lines[-1].startswith("median: ")
+    assert found["events_per_s"] == pytest.approx(64 / repeat["duration_s"], rel=0.05)
+    assert lines[-1].startswith("medians: ")
 
 
 def test_a_file_without_a_folder(tmp_path: Path):

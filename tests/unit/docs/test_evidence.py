@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from collections import Counter
 from pathlib import Path
@@ -34,6 +35,11 @@ def test_the_page_is_what_the_results_give(name: str):
     assert page == evidence.rendered(page), "run: python -m bench.evidence"
 
 
+@pytest.mark.parametrize("name", evidence.PLOTS)
+def test_the_plot_is_what_the_results_give(name: str):
+    assert (evidence.ROOT / name).read_text() == evidence.PLOTS[name](), "run: python -m bench.evidence"
+
+
 def test_every_table_is_on_one_page():
     found = Counter(
         table for name in evidence.PAGES for table in evidence.tables_in((evidence.ROOT / name).read_text())
@@ -59,9 +65,12 @@ def test_main_rewrites_only_pages_that_differ(tmp_path: Path, monkeypatch: pytes
     (tmp_path / "old.md").write_text("<!-- table catalog -->\n| 1 s |\n<!-- end -->\n")
     monkeypatch.setattr(evidence, "ROOT", tmp_path)
     monkeypatch.setattr(evidence, "PAGES", ("right.md", "old.md"))
+    (tmp_path / "right.svg").write_text("right")
+    monkeypatch.setattr(evidence, "PLOTS", {"right.svg": lambda: "right", "new.svg": lambda: "new"})
     evidence.main()
     assert (tmp_path / "old.md").read_text() == (tmp_path / "right.md").read_text()
-    assert capsys.readouterr().err == "old.md updated\n"
+    assert (tmp_path / "new.svg").read_text() == "new"
+    assert capsys.readouterr().err == "old.md updated\nnew.svg updated\n"
 
 
 def test_numbers_are_rounded_half_up():
@@ -112,7 +121,7 @@ class TestPositions:
 def test_a_result_names_its_machine_commit_and_a_command_that_parses(path: Path):
     file = ResultFile(path)
     assert file.machine
-    assert len(file.commit.partition("+")[0]) == 7
+    assert re.fullmatch(r"[0-9a-f]{7}(\+changes)?", file.commit)
     program, *arguments = shlex.split(file.command)
     assert program == "prelude"
     _parser().parse_args(arguments)

@@ -10,6 +10,7 @@ import sys
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import msgspec
 import pytest
@@ -20,7 +21,7 @@ from bench.load.document import generator_of
 from bench.load.generator import Outcome
 from bench.load.options import Endpoint, Load
 from bench.load.record import TRUNCATED, Record
-from bench.load.report.charts import Series, bar_chart, distribution_chart, line_chart, log_ticks, ticks
+from bench.load.report.charts import Series, bar_chart, distribution_chart, line_chart, line_image, log_ticks, ticks
 from bench.load.report.compare import compare, differences, failures, figures_of, ratios_of, table
 from bench.load.report.compare_page import compare_page, sweep_page, verdict
 from bench.load.report.page import load_page
@@ -129,6 +130,14 @@ def test_a_chart_has_every_point_in_its_frame():
     numbers = [float(each) for each in re.search(r'points="([^"]+)"', svg)[1].replace(",", " ").split()]
     assert numbers[0::2] == [64, 346, 628]
     assert numbers[1::2] == [220, 12, pytest.approx(157.6)]
+
+
+def test_an_image_is_a_file_of_its_own_with_the_lines_and_their_names():
+    image = line_image("t < u", "x", "y", [Series("one", [(1, 5), (100, 10)]), Series("two & more", [(2, 1)], 1)], True)
+    svg = ElementTree.fromstring(image)
+    texts = [each.text for each in svg.iter("{http://www.w3.org/2000/svg}text")]
+    assert texts[:2] == ["\u25a0 one", "\u25a0 two & more"]
+    assert [each.get("class") for each in svg.iter("{http://www.w3.org/2000/svg}polyline")] == ["t0", "t1"]
 
 
 def test_a_long_line_is_thinned_to_its_ends():

@@ -51,3 +51,19 @@ def test_the_commit_of_an_enclosing_checkout_is_not_ours(tmp_path: Path, monkeyp
     assert provenance.commit() == "0123"
     monkeypatch.setattr(provenance, "_ROOT", tmp_path)
     assert len(provenance.commit()) == 40
+
+
+def test_results_are_no_changes_and_all_else_is(tmp_path: Path, monkeypatch):
+    """So that a benchmark which follows another one names the commit that it measured."""
+    files = [tmp_path / "bench" / "results" / "a.json", tmp_path / "engine.py"]
+    files[0].parent.mkdir(parents=True)
+    for file in files:
+        file.write_text("before")
+    author = ("-c", "user.name=a", "-c", "user.email=a@b")
+    for words in (("init", "-q"), ("add", "-A"), (*author, "commit", "-q", "-m", "both")):
+        subprocess.run(["git", "-C", str(tmp_path), *words], check=True)
+    monkeypatch.setattr(provenance, "_ROOT", tmp_path)
+    files[0].write_text("after")
+    assert len(provenance.commit()) == 40
+    files[1].write_text("after")
+    assert provenance.commit().endswith("+changes")

@@ -8,11 +8,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
+from typing import Any
 
 import pytest
 from scipy import stats
 
 from bench.errors import BenchError
+from bench.workloads import conversations
 from bench.workloads.catalog import WORKLOADS, workload_named
 from bench.workloads.draws import Draws
 from bench.workloads.lengths import ChosenLengths, FixedLengths, PunicaLengths
@@ -23,6 +25,7 @@ from bench.workloads.workload import Stream
 
 MIN_P = 0.05
 COUNT = 4000
+MIN_P_OF_FOUR = MIN_P / 4  # where four comparisons are one test (Bonferroni)
 
 
 def spread(values: Sequence[int], shares: Sequence[float]) -> list[float]:
@@ -157,6 +160,40 @@ def test_chosen_lengths():
     pairs = tuple((prompt, 1) for prompt in range(12))
     found = [ChosenLengths(pairs).of(1, session)[0] for session in range(COUNT)]
     assert uniform_p(spread(found, [1] * 12)) > MIN_P
+
+
+# ---- conversations --------------------------------------------------------------------------------------------------
+
+
+def ranges_p(values: Sequence[int], low: int, high: int) -> float:
+    """Of whole numbers from `low` to `high`, each as likely."""
+    return uniform_p(spread([value - low for value in values], [1] * (high - low + 1)))
+
+
+def num_words(message: dict[str, Any]) -> int:
+    return len(message["content"].split())
+
+
+def test_chats_have_the_turns_words_answers_and_pauses_that_they_claim():
+    chats = [conversations.chat(3, number, None) for number in range(1000)]
+    turns = [turn for chat in chats for turn in chat]
+    assert ranges_p([len(chat) for chat in chats], 2, 6) > MIN_P_OF_FOUR
+    assert ranges_p([num_words(turn.content["messages"][-1]) for turn in turns], 8, 64) > MIN_P_OF_FOUR
+    assert ranges_p([turn.max_tokens for turn in turns], 64, 256) > MIN_P_OF_FOUR
+    pauses_s = [turn.pause_s for chat in chats for turn in chat[1:]]
+    assert max(pauses_s) == 10.0
+    shorter = [pause_s for pause_s in pauses_s if pause_s < 10.0]
+    assert stats.kstest(shorter, stats.truncexpon(5.0, scale=2.0).cdf).pvalue > MIN_P_OF_FOUR
+    assert len(shorter) / len(pauses_s) == pytest.approx(1 - math.exp(-5.0), abs=0.005)
+
+
+def test_agents_have_the_steps_results_and_calls_that_they_claim():
+    agents = [conversations.agent(3, number, None) for number in range(500)]
+    assert ranges_p([len(agent) for agent in agents], 3, 10) > MIN_P_OF_FOUR
+    results = [num_words(step.content["messages"][-1]) for agent in agents for step in agent[1:]]
+    assert ranges_p(results, 50, 400) > MIN_P_OF_FOUR
+    assert ranges_p([step.max_tokens for agent in agents for step in agent[:-1]], 32, 96) > MIN_P_OF_FOUR
+    assert ranges_p([agent[-1].max_tokens for agent in agents], 200, 400) > MIN_P_OF_FOUR
 
 
 # ---- named workloads ------------------------------------------------------------------------------------------------
