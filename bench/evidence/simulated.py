@@ -7,6 +7,7 @@ from typing import Any
 from bench.evidence.cells import markdown, result, wrapped
 
 _SIMULATED = result("simulate-h200.json")
+_SCALE = result("simulate-scale.json")
 _ROLES = result("simulate-roles-h200.json")
 _VALIDATED = result("simulate-validate-h100.json")
 
@@ -150,10 +151,10 @@ def scale() -> str:
             f"{row['ttft_ms_p99']:,.0f} ms",
             f"{row['memory_mib']:,} MiB",
         )
-        for row in _rows("scale")
+        for row in _SCALE.document["answers"]["scale"]
     ]
     head = ("", "requests/s", "requests per CPU second", "events per CPU second", "TTFT p99", "memory")
-    return markdown(head, rows)
+    return f"{markdown(head, rows)}\n\n`{_SCALE.command}`, commit `{_SCALE.commit}`"
 
 
 def validated() -> str:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
+from itertools import accumulate
 
 WIDTH, HEIGHT = 640, 260
 _LEFT, _RIGHT, _TOP, _BOTTOM = 64, 12, 12, 40
@@ -15,6 +16,7 @@ _MIN_LOG_RATIO = 5.0  # below it a logarithmic axis has too few ticks
 _MIN_SPAN = 1e-3
 
 _HEAD = 28  # above an image's chart, for the names of its lines
+_CHARACTER = 7  # the width of one in these names, or a little less
 _IMAGE_STYLE = (
     "text{font:11px system-ui,sans-serif;fill:#808080}.grid{stroke:#80808040}polyline{fill:none;stroke-width:2}"
     "polyline.t0{stroke:#3d8bd4}polyline.t1{stroke:#d9772f}polyline.t2{stroke:#3fa864}polyline.t3{stroke:#a35fce}"
@@ -44,9 +46,10 @@ def line_chart(title: str, x_label: str, y_label: str, series: Sequence[Series],
 def line_image(title: str, x_label: str, y_label: str, series: Sequence[Series], log_x: bool = False) -> str:
     """The same as an SVG file of its own, with colours that do on light and on dark pages."""
     shown = _shown(series, log_x)
+    begins = accumulate((_CHARACTER * (len(each.name) + 5) for each in shown), initial=_LEFT)
     keys = "".join(
-        f'<text class="key t{each.tone}" x="{_LEFT + 130 * number}" y="{_TOP + 18}">\u25a0 {escape(each.name)}</text>'
-        for number, each in enumerate(shown)
+        f'<text class="key t{each.tone}" x="{begin}" y="{_TOP + 18}">\u25a0 {escape(each.name)}</text>'
+        for each, begin in zip(shown, begins, strict=False)
     )
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 {-_HEAD} {WIDTH} {HEIGHT + _HEAD}" role="img">'

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
+import shutil
 import subprocess
 import sys
 import tomllib
+import venv
 from collections.abc import Iterable
 from importlib.metadata import PackageNotFoundError, packages_distributions, requires
 from pathlib import Path
@@ -98,6 +101,33 @@ def test_the_extra_has_what_a_load_imports(tmp_path: Path) -> None:
     done = run_with(modules, tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     assert (tmp_path / "b.html").exists()
+
+
+@pytest.mark.long
+def test_it_installs_into_a_fresh_environment_without_torch(tmp_path: Path) -> None:
+    shutil.copytree(
+        ROOT, tmp_path / "source", ignore=shutil.ignore_patterns(".*", "build", "*.egg-info", "__pycache__")
+    )
+    venv.create(tmp_path / "env", with_pip=True)
+    python = tmp_path / "env" / "bin" / "python"
+
+    def call(*words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run([str(python), *words], capture_output=True, text=True, timeout=600, cwd=tmp_path)
+
+    done = call("-m", "pip", "install", "-q", f"{tmp_path / 'source'}[bench]")
+    assert done.returncode == 0, done.stderr
+    names = {each["name"] for each in json.loads(call("-m", "pip", "list", "--format", "json").stdout)}
+    assert "aiohttp" in names
+    assert not names & {"torch", "sglang", "transformers"}
+
+    async def load() -> subprocess.CompletedProcess[str]:
+        async with MockServer().running() as server:
+            words = ("--url", server.url, "--num-requests", "8", "--html", "a.html")
+            return await asyncio.to_thread(call, "-m", "cli.main", "bench", "load", *words)
+
+    done = asyncio.run(load())
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert (tmp_path / "a.html").stat().st_size > 1000
 
 
 def test_a_package_that_is_missing_is_noticed(tmp_path: Path) -> None:
