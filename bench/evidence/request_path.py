@@ -45,7 +45,11 @@ def router_cpu() -> str:
     keys = ("cpu_us_per_event", "cpu_us_per_request")
     head = (*_ROUTER_HEAD, "Prelude's, cores of a GPU host", "the gateway, there")
     there = [row[1:] for row in _router_rows(*keys, document=_ROUTER_HOST.document)]
-    return markdown(head, [(*here, *other) for here, other in zip(_router_rows(*keys), there, strict=True)])
+    table = markdown(head, [(*here, *other) for here, other in zip(_router_rows(*keys), there, strict=True)])
+    return (
+        f"{table}\n\n{_ROUTER.machine}, commit `{_ROUTER.commit}`; a GPU host with {_ROUTER_HOST.machine}, commit "
+        f"`{_ROUTER_HOST.commit}`; [the commands](bench/results/README.md)."
+    )
 
 
 def router_host() -> str:

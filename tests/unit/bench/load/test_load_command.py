@@ -209,6 +209,14 @@ def test_names_of_other_tools():
     assert (load.workload.popularity.distribution, load.workload.popularity.alpha) == ("skewed", 1.5)
 
 
+@pytest.mark.parametrize("name", ["--url", "--base-url", "--target"])
+def test_the_server_and_the_bounds_by_the_names_of_other_tools(name: str):
+    words = parsed(name, "http://there:1", "--max-requests", "7", "--max-seconds", "2.5")
+    load = command.load_of(words)
+    assert load.endpoint.url.startswith("http://there:1")
+    assert (load.num_requests, load.duration_s) == (7, 2.5)
+
+
 @pytest.mark.parametrize(
     ("words", "says"),
     [
