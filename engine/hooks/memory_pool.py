@@ -9,14 +9,18 @@ from engine.hooks.packed import make_packed_loader
 from engine.hooks.reft import add_reft_to_layers
 
 EXPERT_RANK_VARIABLE = "PRELUDE_ENGINE_EXPERT_RANK"  # the largest of LoRA on experts; 0 or unset: there is none
+_SPREAD = "a rank would have other tokens than the batch's segments"
+_LATE_SUM = "ranks sum a layer's output in the next layer, after ReFT has read it"
 # Options under which the hooks would read stale or foreign metadata.
 _UNSUPPORTED = {
     "enable_lora_overlap_loading": "slots are filled on a stream of their own already, for the next batch",
     "enable_dp_attention": "batches without tokens bypass the hooks",
     "enable_two_batch_overlap": "half of a batch has other tokens than the batch's segments",
-    "flashinfer_allreduce_fusion_backend": "ranks sum a layer's output in the next layer, after ReFT has read it",
-    "enable_aiter_allreduce_fusion": "ranks sum a layer's output in the next layer, after ReFT has read it",
-    "enable_attn_tp_input_scattered": "each rank would have other tokens than the batch's segments",
+    "flashinfer_allreduce_fusion_backend": _LATE_SUM,
+    "enable_aiter_allreduce_fusion": _LATE_SUM,
+    "moe_a2a_backend": _SPREAD,
+    "moe_dense_tp_size": _SPREAD,
+    "enable_attn_tp_input_scattered": _SPREAD,
     "enable_pdmux": "prompts and answers run at the same time, and the hooks keep the state of one batch",
     "max_loaded_loras": "the engine would evict adapters on its own, and the agent would not know",
     "speculative_algorithm": "the hooks do not tell verified draft tokens from prompt and answer",
@@ -24,8 +28,10 @@ _UNSUPPORTED = {
 
 # Sizes that must be 1.
 _UNSUPPORTED_ABOVE_1 = {
-    "attn_cp_size": "a rank would apply them to other tokens",
-    "moe_dp_size": "a rank would apply them to other tokens",
+    "pp_size": "adapters have not been run where a rank has some of the layers",
+    "attn_cp_size": _SPREAD,
+    "moe_dp_size": _SPREAD,
+    "dwdp_size": _SPREAD,
     "tokenizer_worker_num": "each of these processes would know only its own requests, and an adapter could be "
     "unloaded under another one's",
 }
@@ -43,7 +49,7 @@ _UNSUPPORTED_ABOVE_1_WITH_EXPERTS = {"ep_size": "every rank has all experts in i
 
 def _refuse(what: str, server_args, unsupported: dict[str, str], above_1: dict[str, str]) -> None:
     for name, why in (unsupported | above_1).items():
-        unset = (None, False, "trivial") if name in unsupported else (None, 1)
+        unset = (None, False, "none", "trivial") if name in unsupported else (None, 1)
         if getattr(server_args, name, None) not in unset:
             option = f"--{name.replace('_', '-')}{' above 1' if name in above_1 else ''}"
             raise ValueError(f"{option} cannot be used with {what}: {why}; remove it from extra_arguments")
@@ -60,11 +66,6 @@ def check_supported(server_args, backend_name: str, environment: Mapping[str, st
 
 def check_experts_supported(server_args, layers) -> None:
     """Raise ValueError for settings under which LoRA on experts would be wrong or left out. `layers`: SGLang's."""
-    if getattr(server_args, "moe_a2a_backend", "none") != "none":
-        raise ValueError(
-            f"--moe-a2a-backend {server_args.moe_a2a_backend} cannot be used with LoRA on experts: it sends tokens to "
-            "other ranks' experts; remove it from extra_arguments"
-        )
     _refuse("LoRA on experts", server_args, _UNSUPPORTED_WITH_EXPERTS, _UNSUPPORTED_ABOVE_1_WITH_EXPERTS)
     if any(getattr(layer.base_layer, "use_intel_amx_backend", False) for layer in layers):
         raise ValueError("SGLang runs experts in its AMX kernel here, which applies no LoRA")

@@ -19,6 +19,10 @@ from engine.hooks.memory_pool import EXPERT_RANK_VARIABLE
         ({"flashinfer_allreduce_fusion_backend": "auto"}, "csgmv", {}, "--flashinfer-allreduce-fusion-backend cannot"),
         ({"enable_aiter_allreduce_fusion": True}, "csgmv", {}, "--enable-aiter-allreduce-fusion cannot be used"),
         ({"enable_attn_tp_input_scattered": True}, "csgmv", {}, "--enable-attn-tp-input-scattered cannot be used"),
+        ({"moe_a2a_backend": "deepep"}, "csgmv", {}, "--moe-a2a-backend cannot be used"),
+        ({"moe_dense_tp_size": 1}, "csgmv", {}, "--moe-dense-tp-size cannot be used"),
+        ({"dwdp_size": 2}, "csgmv", {}, "--dwdp-size above 1 cannot be used"),
+        ({"pp_size": 2}, "csgmv", {}, "--pp-size above 1 cannot be used"),
         ({"enable_pdmux": True}, "csgmv", {}, "--enable-pdmux cannot be used"),
         ({"speculative_algorithm": "NGRAM"}, "csgmv", {}, "--speculative-algorithm cannot be used"),
         ({"max_loaded_loras": 4}, "csgmv", {}, "--max-loaded-loras cannot be used"),
@@ -36,7 +40,7 @@ def test_settings_that_hooks_are_not_written_for_are_refused(arguments, backend,
 
 @pytest.mark.parametrize("backend", ["csgmv", "torch_native"])
 def test_other_settings_are_not(backend: str):
-    defaults = {"enable_dp_attention": False, "speculative_algorithm": None, "max_loaded_loras": None}
+    defaults = {"enable_dp_attention": False, "speculative_algorithm": None, "moe_a2a_backend": "none", "pp_size": 1}
     memory_pool.check_supported(SimpleNamespace(**defaults, tokenizer_worker_num=1), backend, {})
 
 
@@ -54,7 +58,6 @@ def layer_of_experts(backend: str = "triton", **base) -> SimpleNamespace:
     ("arguments", "layer", "words"),
     [
         ({"ep_size": 2}, {}, "--ep-size above 1 cannot be used"),
-        ({"moe_a2a_backend": "deepep"}, {}, "--moe-a2a-backend deepep cannot be used"),
         ({"experts_shared_outer_loras": True}, {}, "--experts-shared-outer-loras cannot be used"),
         ({"lora_use_virtual_experts": True}, {}, "--lora-use-virtual-experts cannot be used"),
         ({"enable_eplb": True}, {}, "--enable-eplb cannot be used"),
