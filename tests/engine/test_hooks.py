@@ -142,13 +142,13 @@ SHOWN_ELSEWHERE = {
     "layers_live": "tests/unit/engine/hooks/test_inspection_hooks.py; tests/cluster/faults/test_spinning_scheduler.py",
     "children_are_forked": "test_unified.py::test_its_processes_are_forked",
     "lm_head_gets_no_lora_batch": "tests/unit/engine/hooks/test_lora_batch_hook.py on a GPU",
-    "lora_shrinks_on_all_multiprocessors": "tests/unit/engine/adapter_slots/test_lora_shrink.py; test_bfloat16.py",
+    "lora_shrinks_on_all_multiprocessors": "kernels/test_lora_shrink.py; test_bfloat16.py",
     "experts_without_lora_run_in_their_base_layer": "test_experts.py on a GPU; test_position_hooks.py",
-    "lora_expands_with_wide_accesses": "tests/unit/engine/adapter_slots/test_lora_expand.py; test_bfloat16.py on a GPU",
-    "llama_joins_expand_and_activation": "tests/unit/engine/adapter_slots/test_gate_up.py; test_bfloat16.py on a GPU",
-    "qwen_joins_expand_and_activation": "tests/unit/engine/adapter_slots/test_gate_up.py; test_bfloat16.py on a GPU",
-    "gate_and_up_leave_their_expand_step": "tests/unit/engine/adapter_slots/test_gate_up.py; test_bfloat16.py on a GPU",
-    "silu_expands_what_was_left": "tests/unit/engine/adapter_slots/test_gate_up.py; test_bfloat16.py on a GPU",
+    "lora_expands_with_wide_accesses": "kernels/test_lora_expand.py; test_bfloat16.py on a GPU",
+    "llama_joins_expand_and_activation": "kernels/test_gate_up.py; test_bfloat16.py on a GPU",
+    "qwen_joins_expand_and_activation": "kernels/test_gate_up.py; test_bfloat16.py on a GPU",
+    "gate_and_up_leave_their_expand_step": "kernels/test_gate_up.py; test_bfloat16.py on a GPU",
+    "silu_expands_what_was_left": "kernels/test_gate_up.py; test_bfloat16.py on a GPU",
 }
 
 

@@ -315,7 +315,10 @@ def tight(tmp_path_factory, model: Path, directories: dict[str, Path]):
 
 
 def test_busy_engines_stream_fewer_events(tight: Unified):
-    """The first token at once, then up to eight per event, and nothing is lost: text, log-probabilities, usage."""
+    """Up to eight tokens per event, and nothing is lost: text, log-probabilities, usage.
+
+    That first tokens are not held back is in test_bounds_hooks.py: here a late server sends the next ones with them.
+    """
     [case] = tight.cases([("lora", tokens(30, 650))], new_tokens=200)
     whole = tight.ask(case, echo=False, logprobs=1)
     check_tokens(case, whole)
@@ -330,7 +333,6 @@ def test_busy_engines_stream_fewer_events(tight: Unified):
     found = [value for choice in choices if choice["logprobs"] for value in choice["logprobs"]["token_logprobs"]]
     assert found == pytest.approx(whole["choices"][0]["logprobs"]["token_logprobs"], abs=1e-4)
     # How many fewer depends on how fast the machine is: at 2 tokens per second half as many, from 8 on an eighth.
-    assert counts[0] == 1, counts
     assert 1 < max(counts) <= 8, counts
     assert len(counts) < 150, counts
 
