@@ -29,9 +29,6 @@ PAGES = (
 _BLOCK = re.compile(r"<!-- table ([a-z0-9-]+) -->\n.*?<!-- end -->", re.DOTALL)
 
 
-PLOTS: dict[str, Callable[[], str]] = {"docs/images/matrix-sweep.svg": sweep.plot}
-
-
 def main() -> None:
     """Rewrite the pages and plots, and name those that changed."""
     pages = {name: rendered((ROOT / name).read_text()) for name in PAGES}
@@ -58,6 +55,8 @@ def _sources() -> str:
         lines += [f"# {file.path.name}: {file.machine}, commit {file.commit}", wrapped(file.command), ""]
     return "\n".join((*lines[:-1], "```"))
 
+
+PLOTS: dict[str, Callable[[], str]] = {"docs/images/matrix-sweep.svg": sweep.plot}
 
 TABLES: dict[str, Callable[[], str]] = {
     "speed": adapter_tax.speed,

@@ -35,10 +35,10 @@ _LONG_PROMPTS_SEGMENTS = result("adapter-tax-h100-llama-3.1-8b-prompt2048-lora-s
 _LONG_PROMPTS_RANKS = result("adapter-tax-h100x2-llama-3.1-8b-prompt2048-lora-two-ranks.json")
 _SHRINK = result("shrink-h100.json")
 _PROFILE = result("prompt-profile-h100.json")
-_PROFILES_OF_SEGMENTS = {
-    "all": result("prompt-profile-h100-all-segments.json"),
-    "few": result("prompt-profile-h100-few-segments.json"),
-}
+_PROFILES_OF_SEGMENTS = (
+    result("prompt-profile-h100-all-segments.json"),
+    result("prompt-profile-h100-few-segments.json"),
+)
 _TINY = result("adapter-tax-cpu.json")
 _CPU_COUNTS = (1, 8, 32, 64)
 
@@ -179,8 +179,6 @@ _KERNEL_GROUPS = {
     "expand steps, LoRA's and ReFT's": ("_expand_kernel",),
     "activation, with gate's and up's expand step": ("_gate_up_kernel", "act_and_mul"),
 }
-
-
 _PROFILED = {"plain": "SGLang, no adapter slots", "none": "base model", "lora": "LoRA rank 16"}
 
 
@@ -197,7 +195,7 @@ def graph_segments() -> str:
     """Kernels of prompts whose graphs have programs for the largest graph's segments, and for their own."""
     before, after = (
         {(row["prompt_tokens"], row["kind"]): (row["busy_ms"], *_by_group(row)) for row in file.document["rows"]}
-        for file in _PROFILES_OF_SEGMENTS.values()
+        for file in _PROFILES_OF_SEGMENTS
     )
     rows = [
         (

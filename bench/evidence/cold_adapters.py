@@ -10,6 +10,7 @@ from bench.evidence.cells import (
     markdown,
     result,
 )
+from bench.matrix.results import THROUGHPUT
 
 _COLD = result("cold-load-cpu.json")
 _COLD_SLOW_STORE = result("cold-load-cpu-slow-store.json")
@@ -54,29 +55,18 @@ def cold_loads() -> str:
 
 
 def pioneer_pair() -> str:
-    """Means over the loads of each number of adapters, and the second number's over the first's."""
-    by_cell: dict[str, list[dict[str, Any]]] = {}
-    for load in _PIONEER_PAIR.document["loads"]:
-        by_cell.setdefault(load["cell"], []).append(load["summary"])
-    values = {
-        cell: (
-            fmean(each["requests_per_s"] for each in loads),
-            *(fmean(each["ttft_ms"][key] for each in loads) for key in ("p50", "p90", "p99")),
-            fmean(each["tpot_ms"]["p50"] for each in loads),
-        )
-        for cell, loads in by_cell.items()
-    }
-    first, last = values.values()
-    units = ("", " ms", " ms", " ms", " ms")
-    rows = [
-        (
-            cell,
-            *(fixed(value, digits) + unit for value, digits, unit in zip(found, (1, 0, 0, 0, 1), units, strict=True)),
-        )
-        for cell, found in values.items()
-    ]
-    rows.append(("ratio", *(fixed(then / before, 2) for before, then in zip(first, last, strict=True))))
-    return markdown(("", "requests/s", "TTFT p50", "TTFT p90", "TTFT p99", "TPOT p50"), rows)
+    """The figures of each number of adapters, and the second number's over the first's."""
+    digits = {THROUGHPUT: 1, "TTFT p50": 0, "TTFT p90": 0, "TTFT p99": 0, "TPOT p50": 1}
+    figures = {(each["cell"], each["name"]): each for each in _PIONEER_PAIR.document["figures"]}
+    first, last = cells = _PIONEER_PAIR.document["settings"]["cells"]
+    rows = [(cell, *(_measured(figures[cell, name], digits[name]) for name in digits)) for cell in cells]
+    ratios = (figures[last, name]["value"] / figures[first, name]["value"] for name in digits)
+    return markdown(("", "requests/s", *list(digits)[1:]), [*rows, ("ratio", *(fixed(each, 2) for each in ratios))])
+
+
+def _measured(figure: dict[str, Any], digits: int) -> str:
+    value = fixed(figure["value"], digits)
+    return f"{value} ms" if figure["unit"] == "ms" else value
 
 
 def pioneer_h200() -> str:

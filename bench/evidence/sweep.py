@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from bench.evidence.cells import markdown, result
-from bench.load.report.charts import Series, line_image
-from bench.matrix.report import rates_over_adapters
+from bench.load.report.charts import line_image
+from bench.matrix.report import lines_over_adapters, rates_over_adapters, with_interval
 
 _SWEEP = result("matrix-sweep-cpu.json")
-_NAMES = {
-    "none": "no adapters",
-    "unified": "Prelude, unified worker",
-    "pair": "Prelude, pair",
-    "stock": "stock SGLang multi-LoRA",
-}
+_NAMES = {"none": "no adapters", "unified": "Prelude, unified worker", "stock": "stock SGLang multi-LoRA"}
 
 
 def table() -> str:
-    rates = rates_over_adapters(_SWEEP.document)
-    shown = [name for name in _NAMES if name in rates]
-    counts = sorted({count for each in rates.values() for count in each})
-    rows = [(_NAMES[name], *(rates[name][count][1] for count in counts)) for name in shown]
+    rates = _rates()
+    counts = sorted(set().union(*rates.values()))
+    rows = [(name, *(with_interval(figures[count], "value") for count in counts)) for name, figures in rates.items()]
     head = ("requests/s", *(f"n = {count}" if count == counts[0] else str(count) for count in counts))
     settings = _SWEEP.document["settings"]
     source = (
@@ -31,10 +27,11 @@ def table() -> str:
 
 def plot() -> str:
     """An SVG file."""
-    rates = rates_over_adapters(_SWEEP.document)
-    shown = [name for name in _NAMES if name in rates]
-    series = [
-        Series(_NAMES[name], sorted((count, value) for count, (value, _) in rates[name].items()), tone)
-        for tone, name in enumerate(shown)
-    ]
-    return line_image("Requests/s over the number of adapters", "adapters in use", "requests/s", series, log_x=True)
+    lines = lines_over_adapters(_rates())
+    return line_image("Requests/s over the number of adapters", "adapters in use", "requests/s", lines, log_x=True)
+
+
+def _rates() -> dict[str, dict[int, dict[str, Any]]]:
+    """Figures of each system by the number of adapters; systems by the names that readers know."""
+    (found,) = rates_over_adapters(_SWEEP.document).values()
+    return {text: found[name] for name, text in _NAMES.items()}

@@ -52,19 +52,14 @@ class _Found:
             rows.append(
                 [
                     system,
-                    _with_interval(self.figures[cell, system, THROUGHPUT], "value"),
-                    "" if ratio is None else _with_interval(ratio, "ratio"),
+                    with_interval(self.figures[cell, system, THROUGHPUT], "value"),
+                    "" if ratio is None else with_interval(ratio, "ratio"),
                     "" if goodput is None else f"{_number(goodput['value'])} ({share:.0%})",
                     *(self._ms(cell, system, name) for name in ("TTFT p50", "TTFT p99", "TPOT p50", "TPOT p99")),
                     f"{failed} of {total}",
                 ]
             )
         return rows
-
-    def rates(self, system: str, points: Sequence[tuple[int, str]]) -> list[tuple[float, float]]:
-        """Requests/s over the number of adapters, of cells by that number."""
-        keys = [(count, (cell, system, THROUGHPUT)) for count, cell in points]
-        return [(count, self.figures[key]["value"]) for count, key in keys if key in self.figures]
 
     def _ms(self, cell: str, system: str, name: str) -> str:
         figure = self.figures.get((cell, system, name))
@@ -172,14 +167,22 @@ def _brief(row: list[str] | None) -> str:
     return f"{rate} ({ratio}) · {goodput}" if ratio else f"{rate} · {goodput}"
 
 
-def rates_over_adapters(found: dict[str, Any]) -> dict[str, dict[int, tuple[float, str]]]:
-    """Of each system, by the number of adapters of a cell: requests/s, and the same as text with its interval."""
-    rates: dict[str, dict[int, tuple[float, str]]] = {}
-    for each in found["figures"]:
-        if each["name"] == THROUGHPUT:
-            count = int(each["cell"].partition(", n = ")[2])
-            rates.setdefault(each["system"], {})[count] = (each["value"], _with_interval(each, "value"))
+def rates_over_adapters(found: dict[str, Any]) -> dict[str, dict[str, dict[int, dict[str, Any]]]]:
+    """Of each workload and each system, the figure of requests/s by the number of adapters."""
+    rates: dict[str, dict[str, dict[int, dict[str, Any]]]] = {}
+    for figure in found["figures"]:
+        if figure["name"] == THROUGHPUT:
+            workload, _, count = figure["cell"].partition(", n = ")
+            rates.setdefault(workload, {}).setdefault(figure["system"], {})[int(count)] = figure
     return rates
+
+
+def lines_over_adapters(rates: dict[str, dict[int, dict[str, Any]]]) -> list[Series]:
+    """A line for each system of one workload."""
+    return [
+        Series(system, [(count, figure["value"]) for count, figure in figures.items()], number % _MAX_TONES)
+        for number, (system, figures) in enumerate(rates.items())
+    ]
 
 
 def matrix_page(found: dict[str, Any]) -> str:
@@ -207,19 +210,11 @@ def matrix_page(found: dict[str, Any]) -> str:
 
 def _over_adapters(known: _Found) -> list[str]:
     """Requests/s over the number of adapters, for workloads with several."""
-    workloads: dict[str, list[tuple[int, str]]] = {}
-    for cell in known.cells:
-        name, _, count = cell.partition(", n = ")
-        workloads.setdefault(name, []).append((int(count), cell))
-    charts = []
-    for name, points in workloads.items():
-        if len(points) > 1:
-            series = [
-                Series(system, known.rates(system, points), number % _MAX_TONES)
-                for number, system in enumerate(known.systems)
-            ]
-            charts.append(line_chart(name, "adapters in use", "requests/s", series, log_x=True))
-    return charts
+    return [
+        line_chart(workload, "adapters in use", "requests/s", lines_over_adapters(rates), log_x=True)
+        for workload, rates in rates_over_adapters(known.found).items()
+        if len(set().union(*rates.values())) > 1
+    ]
 
 
 def _even_rows(found: dict[str, Any]) -> list[list[str]]:
@@ -235,7 +230,8 @@ def _even_rows(found: dict[str, Any]) -> list[list[str]]:
     ]
 
 
-def _with_interval(each: dict[str, Any], key: str) -> str:
+def with_interval(each: dict[str, Any], key: str) -> str:
+    """A figure's value or ratio, with its ends in brackets if it has an interval."""
     value = f"{each[key]:.2f}" if key == "ratio" else _number(each[key])
     if each["low"] is None:
         return value

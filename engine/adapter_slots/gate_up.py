@@ -17,7 +17,8 @@ import torch
 import triton
 import triton.language as tl
 
-from engine.adapter_slots.lora_expand import block_k_for, segments_in
+from engine.adapter_slots.lora_expand import block_k_for
+from engine.adapter_slots.segments import segments_in
 
 _BLOCK_M = 32  # at most; several programs share a longer segment, so that some compute while others wait for memory
 _BLOCK_N = 128
