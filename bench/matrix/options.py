@@ -45,11 +45,6 @@ class Options:
     def check(self) -> None:
         """Raises BenchError."""
         pairs = [name for name in self.systems if name in PAIRS]
-        if self.device == "cpu" and "stock_pd" in self.systems:
-            raise BenchError(
-                "--systems stock_pd: it needs --device cuda, since SGLang without our hooks labels every KV buffer as "
-                "GPU memory"
-            )
         if pairs and self.num_gpus > 1 and self.num_gpus % 2:
             raise BenchError(
                 f"--gpus {self.num_gpus}: {' and '.join(pairs)} have two engines each; give an even number"

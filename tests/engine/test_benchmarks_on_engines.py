@@ -12,9 +12,9 @@ import pytest
 
 
 def numbers_of(tmp_path: Path, *words: str) -> dict[str, Any]:
-    """What a quick run of a benchmark writes."""
+    """What a run of a benchmark writes."""
     file = tmp_path / "numbers.json"
-    command = [sys.executable, "-m", "cli.main", "bench", *words, "--quick", "--json", str(file)]
+    command = [sys.executable, "-m", "cli.main", "bench", *words, "--json", str(file)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=400)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     return json.loads(file.read_text())
@@ -22,14 +22,14 @@ def numbers_of(tmp_path: Path, *words: str) -> dict[str, Any]:
 
 @pytest.mark.long
 def test_slots(tmp_path: Path):
-    found = numbers_of(tmp_path, "slots")
+    found = numbers_of(tmp_path, "slots", "--quick")
     assert [(each["adapters"], each["fills"]) for each in found["medians"]] == [(2, 0), (4, 16)]
     assert all(0 < each["first_token_p50_ms"] <= each["first_token_p95_ms"] for each in found["rows"])
 
 
 @pytest.mark.long
 def test_prompt_profile(tmp_path: Path):
-    found = numbers_of(tmp_path, "prompt-profile", "--kinds", "plain,none,lora,direft")
+    found = numbers_of(tmp_path, "prompt-profile", "--kinds", "plain,none,lora,direft", "--quick")
     rows = {each["kind"]: each for each in found["rows"]}
     assert list(rows) == ["plain", "none", "lora", "direft"]
     operators = {kind: {part["name"] for part in row["parts"]} for kind, row in rows.items()}
@@ -41,7 +41,7 @@ def test_prompt_profile(tmp_path: Path):
 
 @pytest.mark.long
 def test_streams(tmp_path: Path):
-    whole, streamed = numbers_of(tmp_path, "streams")["medians"]
+    whole, streamed = numbers_of(tmp_path, "streams", "--quick")["medians"]
     assert (whole["streamed"], streamed["streamed"]) == (False, True)
     assert (whole["tokens_per_event"], whole["bound"]) == (32, 20)
     assert 1 < streamed["tokens_per_event"] < 8
@@ -50,7 +50,7 @@ def test_streams(tmp_path: Path):
 
 @pytest.mark.long
 def test_first_tokens(tmp_path: Path):
-    pair, unified = numbers_of(tmp_path, "first-token")["rows"]
+    pair, unified = numbers_of(tmp_path, "first-token", "--quick")["rows"]
     assert (pair["layout"], unified["layout"]) == ("pair", "unified")
     assert [len(each["first_token_ms"]) for each in (pair, unified)] == [3, 3]
     assert {"prefill_bootstrap", "prefill_forward", "prefill_transfer_kv_cache"} <= pair["stages_ms"][
@@ -58,3 +58,13 @@ def test_first_tokens(tmp_path: Path):
     ].keys()
     assert 0 < pair["stages_ms"]["decode-0"]["decode_transferred"] < pair["first_token_p50_ms"]
     assert 0 < unified["stages_ms"]["unified-0"]["prefill_forward"] < unified["first_token_p50_ms"]
+
+
+@pytest.mark.long
+def test_both_pairs_serve_adapters(tmp_path: Path):
+    """SGLang's own pair, too. Before it measures, `matrix` asks every adapter for an answer of its own."""
+    words = "matrix pioneer --systems stock_pd,pair --adapters 4 --slots 4 --scale 0.03 --duration-s 2 --repeats 1"
+    found = numbers_of(tmp_path, *words.split())
+    summaries = {each["system"]: each["summary"] for each in found["loads"]}
+    assert list(summaries) == ["stock_pd", "pair"]
+    assert all(each["num_requests"] > 0 and each["num_failed"] == 0 for each in summaries.values())

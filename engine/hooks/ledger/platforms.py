@@ -5,7 +5,7 @@ from __future__ import annotations
 from engine.hooks import cpu
 from engine.hooks.hook import Hook, HookGroup, HookKind, Platform
 from engine.hooks.kv import progress
-from engine.hooks.ledger.roles import ADAPTER_ROLES, LORA_ROLES, PAIR_ROLES
+from engine.hooks.ledger.roles import ADAPTER_ROLES, LORA_ROLES, PAIR_ROLES, TRANSFER_ROLES
 
 GROUPS: tuple[HookGroup, ...] = (
     HookGroup(
@@ -103,7 +103,7 @@ GROUPS: tuple[HookGroup, ...] = (
                 name="kv_is_host_memory",
                 target="sglang.srt.disaggregation.nixl.conn._normalize_kv_mem_kinds",
                 fn=cpu.register_kv_as_dram,
-                roles=PAIR_ROLES,
+                roles=TRANSFER_ROLES,
                 platform=Platform.CPU,
                 source_sha256="d24095a7ec6b10dac71b8a8deb624f1ff5fe070ae92f47b06dd43150760b4444",
                 why="on a CPU engine KV buffers are host memory, and NIXL must know",
@@ -136,7 +136,7 @@ GROUPS: tuple[HookGroup, ...] = (
                 target="nixl_cu13._api.nixlBind",
                 kind=HookKind.GLOBAL,
                 fn=progress.patient_on_cpu,
-                roles=PAIR_ROLES,
+                roles=TRANSFER_ROLES,
                 platform=Platform.CPU,
                 source_sha256="79ac70eed826672f09a21df7e71c8646654e761961c9783ecd8e145c0a7149a7",
                 why="NIXL's progress thread polls without pause, which takes a whole core even when idle",

@@ -71,7 +71,7 @@ def test_each_system_is_swept_for_each_objective(started, tmp_path: Path, monkey
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (("--systems", "pair,stock_pd"), "stock_pd: it needs --device cuda"),
+        (("--systems", "pair,stock_pd", "--gpus", "2"), "--gpus 2: --device cpu has none"),
         (("--systems", "unified,stock", "--engine-arguments=--load-format dummy"), "stock SGLang loads no adapters"),
         (("--share", "1.5"), "--share 1.5: above 0, at most 1"),
         (("--quick", "--first-rate", "20"), "--first-rate 20: at most 16 here"),

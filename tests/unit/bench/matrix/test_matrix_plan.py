@@ -120,7 +120,6 @@ def test_every_system_gets_the_same_requests_and_no_repeat_those_of_another(name
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (("--systems", "stock_pd"), "stock_pd: it needs --device cuda"),
         (("--gpus", "2"), "--gpus 2: --device cpu has none"),
         (("--device", "cuda", "--gpus", "3", "--systems", "pair"), "pair have two engines each; give an even number"),
         (
