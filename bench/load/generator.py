@@ -138,7 +138,7 @@ async def _share(child: asyncio.subprocess.Process, start_at: float, heard: Call
     reader, writer = _pipes(child)
     writer.write(b"%r\n" % start_at)
     decoder = msgspec.json.Decoder(Progress | Share)
-    while line := await reader.readline():
+    while (line := await reader.readline()).endswith(b"\n"):
         message = decoder.decode(line)
         if isinstance(message, Share):
             return message

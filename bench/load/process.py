@@ -134,14 +134,19 @@ def main() -> None:
     """The child's side of the protocol above."""
     job = msgspec.json.decode(sys.stdin.readline(), type=Job)
     stream = job.load.stream()
-    print("ready", flush=True)
-    start_at = float(sys.stdin.readline())
+    # With PYTHONUNBUFFERED, sys.stdout drops what a pipe does not take at once.
+    with open(sys.stdout.fileno(), "wb", closefd=False) as parent:
 
-    def tell(message: Progress | Share) -> None:
-        sys.stdout.buffer.write(msgspec.json.encode(message) + b"\n")
-        sys.stdout.buffer.flush()
+        def send(line: bytes) -> None:
+            parent.write(line + b"\n")
+            parent.flush()
 
-    tell(uvloop.run(run_share(job, stream, start_at, tell)))
+        def report(message: Progress | Share) -> None:
+            send(msgspec.json.encode(message))
+
+        send(b"ready")
+        start_at = float(sys.stdin.readline())
+        report(uvloop.run(run_share(job, stream, start_at, report)))
 
 
 if __name__ == "__main__":
