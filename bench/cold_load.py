@@ -34,6 +34,7 @@ from bench.load.strict import closed_load, open_load, requests_per_s
 from bench.measuring import provenance
 from bench.measuring.output import growing_json, require_folders
 from bench.measuring.quantile import quantile
+from bench.measuring.stage_times import Stages, means_ms, stages_in
 from bench.systems.imported_adapters import import_random_adapters
 from bench.systems.models import write_model
 from bench.systems.slow_store import BUCKET, slow_store
@@ -50,6 +51,7 @@ from samples.random_adapters import write_random_lora
 _WORKER = "unified-0"
 _VOCABULARY = 600
 _ENSURE_DEADLINE_S = 120.0
+_STAGES = "prelude_worker_adapter_load_stage_seconds"
 _TIMEOUT = aiohttp.ClientTimeout(total=300)
 
 
@@ -133,10 +135,10 @@ async def _measure(
             config = config.model_copy(update={"store": store})
         cluster = await stack.enter_async_context(local_cluster(config, folder / "logs"))
         session = await stack.enter_async_context(aiohttp.ClientSession(timeout=_TIMEOUT))
-        address = f"{cluster.config.workers[_WORKER].host}:{cluster.config.workers[_WORKER].control_port}"
-        async with grpc.aio.insecure_channel(address) as channel:
-            lease_s = config.residency.lease_s
-            bench = _Bench(options, session, cluster.url, WorkerControlStub(channel), lease_s)
+        worker = cluster.config.workers[_WORKER]
+        async with grpc.aio.insecure_channel(f"{worker.host}:{worker.control_port}") as channel:
+            lease_s, agent_url = config.residency.lease_s, f"http://{worker.host}:{worker.metrics_port}"
+            bench = _Bench(options, session, cluster.url, agent_url, WorkerControlStub(channel), lease_s)
             async for found in bench.time_to_ready(progress):
                 add(found)
             async for found in bench.throughput(progress):
@@ -210,6 +212,7 @@ class _Bench:
         options: Options,
         session: aiohttp.ClientSession,
         url: str,
+        agent_url: str,
         stub: WorkerControlStub,
         lease_s: float = 0.0,
     ) -> None:
@@ -217,6 +220,7 @@ class _Bench:
         self._lease_s = lease_s
         self._session = session
         self._url = url
+        self._agent_url = agent_url
         names = tuple(map(_name, range(options.num_adapters)))
         self._endpoint = Endpoint(url, "bench", names)
         self._stub = stub
@@ -226,12 +230,17 @@ class _Bench:
     async def time_to_ready(self, progress: Callable[[str], None]) -> AsyncIterator[dict[str, Any]]:
         """Time until cold adapters are usable: loaded one after the other, then concurrently."""
         ratios, singles, lasts = [], [], []
+        one_stages, many_stages = [], []
         for _ in range(self._options.repeats):
             alone = [await self._revision_of(next(self._cold)) for _ in range(self._options.num_single)]
             together = [await self._revision_of(next(self._cold)) for _ in range(self._options.at_once)]
+            before = await self._stages()
             one = statistics.median([await self._ready_s(revision_id) for revision_id in alone])
+            one_stages.append(means_ms(before, await self._stages()))
             await asyncio.sleep(2 * self._lease_s)  # or leases of the adapters to evict would be measured, too
+            before = await self._stages()
             last = max(await asyncio.gather(*(self._ready_s(revision_id) for revision_id in together)))
+            many_stages.append(means_ms(before, await self._stages()))
             singles.append(one)
             lasts.append(last)
             ratios.append(last / one)
@@ -242,6 +251,8 @@ class _Bench:
                 "one_cold_ms": round(1000 * statistics.median(singles), 2),
                 "last_of_many_ms": round(1000 * statistics.median(lasts), 2),
                 "sixteen_over_one": round(statistics.median(ratios), 3),
+                "one_cold_stages_ms": _medians(one_stages),
+                "many_stages_ms": _medians(many_stages),
             }
 
     async def _ready_s(self, revision_id: str) -> float:
@@ -249,6 +260,10 @@ class _Bench:
         call = pb.EnsureAdapterRequest(revision_id=revision_id, deadline_s=_ENSURE_DEADLINE_S)
         await self._stub.EnsureAdapter(call, timeout=_ENSURE_DEADLINE_S + ANSWER_MARGIN_S)
         return time.perf_counter() - began_at
+
+    async def _stages(self) -> Stages:
+        async with self._session.get(f"{self._agent_url}/metrics") as answer:
+            return stages_in(await answer.text(), _STAGES)
 
     async def _revision_of(self, number: int) -> str:
         async with self._session.get(f"{self._url}/v1/models/{_name(number)}") as answer:
@@ -322,3 +337,9 @@ class _Bench:
                 watched.add(number)
         records = await open_load(self._endpoint, due)
         return quantile((each.ttft_s for each in records if each.session in watched), 0.95)
+
+
+def _medians(repeats: Sequence[dict[str, float]]) -> dict[str, float]:
+    """By stage, without those that are off a load's path."""
+    stages = {stage: [each[stage] for each in repeats if stage in each] for stage in repeats[0]}
+    return {stage: round(statistics.median(found), 2) for stage, found in stages.items() if stage != "disk_write"}

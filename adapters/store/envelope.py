@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Generator, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
@@ -112,25 +113,62 @@ def begin_content(
 def _checked(
     envelope: Envelope, rest: Part, chunks: Iterator[bytes], key: str
 ) -> Generator[Part | Envelope, None, None]:
-    digest, num_bytes, signature = hashlib.sha256(), 0, b""
+    num_bytes, signature = 0, b""
     most = len(envelope.signature)
     rest = rest or next(chunks, b"")
-    while rest:
-        part = rest[: envelope.content_bytes - num_bytes]
-        signature += bytes(rest[len(part) :][: most + 1])
-        if len(signature) > most:
-            break  # longer than claimed, so the rest does not matter
-        if part:
-            num_bytes += len(part)
-            digest.update(part)
-            yield part
-        rest = next(chunks, b"")
+    with _Digest() as digest:
+        while rest:
+            part = rest[: envelope.content_bytes - num_bytes]
+            signature += bytes(rest[len(part) :][: most + 1])
+            if len(signature) > most:
+                break  # longer than claimed, so the rest does not matter
+            if part:
+                num_bytes += len(part)
+                digest.update(part, is_all=len(part) == envelope.content_bytes)
+                yield part
+            rest = next(chunks, b"")
+        found_sha256 = digest.hexdigest()
     is_whole = num_bytes == envelope.content_bytes and len(signature) == most
-    if not is_whole or digest.hexdigest() != envelope.content_sha256:
+    if not is_whole or found_sha256 != envelope.content_sha256:
         more = "more than " if len(signature) > most else ""
         found = f"{more}{num_bytes}"
         raise StoreCorrupt(
             f"{key} should have {envelope.content_bytes} bytes of SHA-256 {envelope.content_sha256}, but has {found} "
-            f"bytes of SHA-256 {digest.hexdigest()}; run the store's fsck with repair and import the adapter again"
+            f"bytes of SHA-256 {found_sha256}; run the store's fsck with repair and import the adapter again"
         )
     yield replace(envelope, signature=signature)
+
+
+class _Digest:
+    """SHA-256 of parts, each hashed in a thread while the one before the next is written and the next is read.
+
+    Hashing takes longer than reading and writing together. Parts must not change.
+    """
+
+    def __init__(self) -> None:
+        self._digest = hashlib.sha256()
+        self._thread = ThreadPoolExecutor(1, "digest")  # starts with its first work
+        self._hashing: Future[None] | None = None
+
+    def __enter__(self) -> _Digest:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._thread.shutdown()
+
+    def update(self, part: Part, *, is_all: bool) -> None:
+        """Take the next part. A thread is not worth it where the part `is_all` of the content."""
+        if is_all:
+            self._digest.update(part)
+            return
+        self._wait()
+        self._hashing = self._thread.submit(self._digest.update, part)
+
+    def hexdigest(self) -> str:
+        """Of all parts."""
+        self._wait()
+        return self._digest.hexdigest()
+
+    def _wait(self) -> None:
+        if self._hashing is not None:
+            self._hashing.result()

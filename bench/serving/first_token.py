@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import re
 import tempfile
 from collections import defaultdict
 from collections.abc import Callable
@@ -23,6 +22,7 @@ from bench.errors import BenchError, SystemFailed
 from bench.measuring import provenance
 from bench.measuring.output import growing_json, require_folders
 from bench.measuring.quantile import quantile
+from bench.measuring.stage_times import Stages, means_ms, stages_in
 from bench.serving.single_prompts import SinglePrompts, small_cluster
 from bench.systems.models import write_model
 from cluster.agent.engine_metrics import FRESH_S
@@ -33,11 +33,7 @@ from cluster.local.supervisor import LocalCluster, local_cluster
 LAYOUTS = ("pair", "unified")
 _WARM_UP = 4
 _ROOM = 16  # prompts that an engine's KV cache has room for
-_STAGE = re.compile(
-    r'^sglang:per_stage_req_latency_seconds_(sum|count)\{[^}]*stage="([^"]+)"[^}]*\} (\S+)', re.MULTILINE
-)
-
-Stages = dict[str, tuple[float, float]]  # by stage: seconds and requests so far
+_STAGES = "sglang:per_stage_req_latency_seconds"  # SGLang's times of a request's stages
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,26 +130,7 @@ async def _stages(session: aiohttp.ClientSession, cluster: LocalCluster) -> dict
     found = {}
     for name, worker in cluster.config.workers.items():
         async with session.get(f"http://{worker.host}:{worker.metrics_port}/engine/metrics") as answer:
-            found[name] = stages_in(await answer.text())
-    return found
-
-
-def stages_in(page: str) -> Stages:
-    """SGLang's times of a request's stages, of an engine's metrics."""
-    sums: dict[str, float] = defaultdict(float)
-    counts: dict[str, float] = defaultdict(float)
-    for kind, stage, value in _STAGE.findall(page):
-        (sums if kind == "sum" else counts)[stage] += float(value)
-    return {stage: (sums[stage], counts[stage]) for stage in counts}
-
-
-def means_ms(before: Stages, after: Stages) -> dict[str, float]:
-    """The mean time in each stage of the requests between the two."""
-    found = {}
-    for stage, (seconds, requests) in after.items():
-        seconds_before, requests_before = before.get(stage, (0.0, 0.0))
-        if requests > requests_before:
-            found[stage] = round(1000 * (seconds - seconds_before) / (requests - requests_before), 3)
+            found[name] = stages_in(await answer.text(), _STAGES)
     return found
 
 

@@ -55,7 +55,7 @@ def with_bench(use: Any, **changes: Any) -> list[str]:
         url = f"http://127.0.0.1:{runner.addresses[0][1]}"
         options = cold_load.Options(**changes)
         async with aiohttp.ClientSession() as session:
-            await use(cold_load._Bench(options, session, url, None))  # type: ignore[arg-type]
+            await use(cold_load._Bench(options, session, url, url, None))  # type: ignore[arg-type]
         await runner.cleanup()
 
     asyncio.run(run())

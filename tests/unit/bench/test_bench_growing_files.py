@@ -80,7 +80,8 @@ def test_adapter_tax(error: BaseException, ended: str, tmp_path: Path, monkeypat
 @pytest.mark.parametrize(("error", "ended"), ERRORS)
 def test_cold_load(error: BaseException, ended: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = SimpleNamespace(
-        workers={"unified-0": SimpleNamespace(host="127.0.0.1", control_port=1)}, residency=SimpleNamespace(lease_s=0.0)
+        workers={"unified-0": SimpleNamespace(host="127.0.0.1", control_port=1, metrics_port=1)},
+        residency=SimpleNamespace(lease_s=0.0),
     )
 
     @contextlib.asynccontextmanager
@@ -90,6 +91,7 @@ def test_cold_load(error: BaseException, ended: str, tmp_path: Path, monkeypatch
     monkeypatch.setattr(cold_load, "_prepare", lambda *_: config)
     monkeypatch.setattr(cold_load, "local_cluster", cluster)
     monkeypatch.setattr(cold_load._Bench, "_revision_of", ended_in(0, answer=lambda: "sha256:a", error=error))
+    monkeypatch.setattr(cold_load._Bench, "_stages", ended_in(0, answer=lambda: {"engine": (1.0, 1.0)}, error=error))
     # Two repeats of two adapters each: the second repeat does not get ready.
     monkeypatch.setattr(cold_load._Bench, "_ready_s", ended_in(4, answer=lambda: 0.25, error=error))
     path = tmp_path / "cold.json"

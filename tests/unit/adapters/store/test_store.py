@@ -3,6 +3,7 @@
 import hashlib
 import os
 import resource
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -326,6 +327,16 @@ def test_any_change_of_an_object_is_found(content, sizes, data):
     for changed in (flipped, whole[:place], whole + data.draw(st.binary(min_size=1))):
         with pytest.raises(StoreCorrupt):
             read(changed)
+
+
+def test_a_read_that_is_not_finished_leaves_no_thread():
+    content = bytes(10_000)
+    envelope = Envelope(revision(1), hashlib.sha256(content).hexdigest(), len(content))
+    parts = content_of([envelope.encode() + content[:5000], content[5000:]], "key", revision(1))
+    assert next(parts) == content[:5000]
+    assert [each for each in threading.enumerate() if each.name.startswith("digest")]  # a part is hashed meanwhile
+    parts.close()
+    assert not [each for each in threading.enumerate() if each.name.startswith("digest")]
 
 
 def test_every_error_says_how_it_is_answered():

@@ -1,0 +1,28 @@
+"""Mean times of stages, from two pages of a histogram in Prometheus' text format."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+
+Stages = dict[str, tuple[float, float]]  # by stage: seconds and observations so far
+
+
+def stages_in(page: str, histogram: str) -> Stages:
+    """What a histogram with a label `stage` has counted, summed over its other labels."""
+    line = re.compile(rf'^{re.escape(histogram)}_(sum|count)\{{[^}}]*stage="([^"]+)"[^}}]*\}} (\S+)', re.MULTILINE)
+    sums: dict[str, float] = defaultdict(float)
+    counts: dict[str, float] = defaultdict(float)
+    for kind, stage, value in line.findall(page):
+        (sums if kind == "sum" else counts)[stage] += float(value)
+    return {stage: (sums[stage], counts[stage]) for stage in counts}
+
+
+def means_ms(before: Stages, after: Stages) -> dict[str, float]:
+    """The mean time in each stage between the two."""
+    found = {}
+    for stage, (seconds, observations) in after.items():
+        seconds_before, observations_before = before.get(stage, (0.0, 0.0))
+        if observations > observations_before:
+            found[stage] = round(1000 * (seconds - seconds_before) / (observations - observations_before), 3)
+    return found
