@@ -76,6 +76,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "pioneer-h200": cold_adapters.pioneer_h200,
     "pioneer-pair": cold_adapters.pioneer_pair,
     "slots": cold_adapters.slots,
+    "two-gpus": pairs.two_gpus,
     "pair-goodput": pairs.goodput,
     "one-gpu-goodput": pairs.goodput_of_one_gpu,
     "pair-first-tokens": pairs.first_tokens,

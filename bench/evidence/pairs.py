@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from statistics import median
+from statistics import fmean, median
 from typing import Any
 
 from bench.evidence.cells import fixed, markdown, result
@@ -18,7 +18,8 @@ _KV_SHAPES = {
     (64, 8 << 20): "4096 tokens",
     (1, 512 << 20): "as many bytes in one piece",
 }
-_FIRST_TOKENS = result("first-token-h100x2.json")
+_FIRST_TOKENS = [result(f"first-token-h100x2{name}.json") for name in ("", "-200-prompts")]
+_TWO_GPUS = [result(f"matrix-pioneer-h100x2-{name}.json") for name in ("none", "stock-pd")]
 _STREAMS = {"two CPU cores": result("streams-cpu.json"), "H100": result("streams-h100-llama-3.1-8b.json")}
 
 
@@ -57,6 +58,35 @@ def _probes(sweeps: list[tuple[str, str, dict[str, Any]]]) -> str:
 def _came_per_s(probe: dict[str, Any]) -> float:
     """Arrivals are random. These files have no `came_per_s`; their probes lasted 20 s, or until 150 were expected."""
     return probe.get("came_per_s") or probe["summary"]["num_requests"] / max(20.0, 150 / probe["requests_per_s"])
+
+
+def two_gpus() -> str:
+    """Pioneer's workload with 32 adapters, by each system on the same two GPUs; means of its loads."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for load in (load for file in _TWO_GPUS for load in file.document["loads"]):
+        found.setdefault(load["system"], []).append(load["summary"])
+    rates = {system: fmean(each["requests_per_s"] for each in loads) for system, loads in found.items()}
+    rows = [
+        (
+            f"`{system}`",
+            str(len(loads)),
+            f"{rates[system]:.1f}",
+            f"{rates[system] / rates['none']:.2f}",
+            f"{rates[system] / rates['stock_pd']:.2f}",
+            *(
+                f"{fmean(each[key]['p50'] for each in loads):.{digits}f}, "
+                f"{fmean(each[key]['p99'] for each in loads):.{digits}f} ms"
+                for key, digits in (("ttft_ms", 0), ("tpot_ms", 1))
+            ),
+            f"{fmean(each['goodput']['share'] for each in loads):.0%}",
+        )
+        for system, loads in found.items()
+    ]
+    header = (
+        "256 + 64 tokens, 32 adapters, 64 at a time", "loads of 60 s", "requests/s", "/ no adapters", "/ stock's pair",
+        "TTFT p50, p99", "TPOT p50, p99", "within 500 and 50 ms",
+    )  # fmt: skip
+    return markdown(header, rows)
 
 
 def streams() -> str:
@@ -112,16 +142,20 @@ def kv_transfers() -> str:
 def first_tokens() -> str:
     """Medians, and means of what the pair's engines count of its stages."""
     rows = []
-    found = {(row["prompt_tokens"], row["layout"]): row for row in _FIRST_TOKENS.document["rows"]}
-    lengths = _FIRST_TOKENS.document["settings"]["prompt_tokens"]
-    for length in lengths:
-        pair, unified = (found[length, layout]["first_token_p50_ms"] for layout in ("pair", "unified"))
-        prefill, decode = (found[length, "pair"]["stages_ms"][name] for name in ("prefill-0", "decode-0"))
+    found = {
+        (row["prompt_tokens"], len(row["first_token_ms"]), row["layout"]): row
+        for file in _FIRST_TOKENS
+        for row in file.document["rows"]
+    }
+    runs = sorted({key[:2] for key in found})
+    for length, count in runs:
+        pair, unified = (found[length, count, layout]["first_token_p50_ms"] for layout in ("pair", "unified"))
+        prefill, decode = (found[length, count, "pair"]["stages_ms"][name] for name in ("prefill-0", "decode-0"))
         stages = (prefill["prefill_bootstrap"], prefill["prefill_transfer_kv_cache"], decode["fake_output"])
         p50, means = ([f"{each:.1f} ms" for each in times] for times in ((pair, unified, pair - unified), stages))
-        rows.append((f"{length} tokens", *p50, "5 ms" if length == lengths[0] else "", *means))
+        rows.append((f"{count} of {length} tokens", *p50, "5 ms" if length == runs[0][0] else "", *means))
     header = (
-        "TTFT p50, one request at a time", "a pair", "a unified worker", "difference", "goal",
+        "TTFT p50, one prompt at a time", "a pair", "a unified worker", "difference", "goal",
         "KV handshake", "KV transfer", "decode's first output",
     )  # fmt: skip
     return markdown(header, rows)
