@@ -27,6 +27,7 @@ class Measured:
     records: tuple[Record, ...]
     document: dict[str, Any]  # as `prelude bench load --json` writes it
     foreign_cores: float  # that other processes kept busy meanwhile
+    stages_ms: dict[str, dict[str, float]]  # by engine and stage: the mean over the load's requests
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +137,7 @@ def document(
                 "system": each.system,
                 "repeat": each.repeat,
                 "foreign_cores": round(each.foreign_cores, 2),
+                "stages_ms": each.stages_ms,
                 **{name: each.document[name] for name in ("settings", "workload", "generator")},
                 "summary": {name: value for name, value in each.document["summary"].items() if name not in _LEFT_OUT},
             }

@@ -25,10 +25,12 @@ from bench.matrix.options import SYSTEMS, Options
 from bench.matrix.plan import Cell, in_turn
 from bench.matrix.report import markdown, matrix_page
 from bench.matrix.results import Measured
+from bench.matrix.stages import stages_of
 from bench.matrix.systems import Started, Starter
 from bench.measuring import provenance
 from bench.measuring.contention import cpu_use, foreign_cores
 from bench.measuring.output import make_folder, require_folders, write_json, write_text
+from bench.measuring.stage_times import means_ms
 from bench.options import DTYPE
 from bench.systems.models import MODELS
 
@@ -136,16 +138,20 @@ async def measure(
     warm_up = await generate(warm_up_of(load, max(cell.workload.warm_up, at_a_time)), is_apart=True)
     if warm_up.is_stopped:
         raise asyncio.CancelledError
+    stages_before = await stages_of(system.endpoint)
     before, began_at = cpu_use(), asyncio.get_running_loop().time()
     outcome = await generate(load, is_apart=True)
     foreign = foreign_cores(before, cpu_use(), asyncio.get_running_loop().time() - began_at)
+    stages_ms = {
+        engine: means_ms(stages_before[engine], stages) for engine, stages in (await stages_of(system.endpoint)).items()
+    }
     if outcome.is_stopped:
         raise asyncio.CancelledError
     found = load_document(load, outcome, command, options.slo_ms)
     if not found["summary"]["num_good"]:
         said = found["summary"]["errors"]["most_frequent"][0]
         raise SystemFailed(f"{system.name}: every request of {cell.name} failed: {said['kind']}: {said['detail']}")
-    return Measured(cell.name, system.name, repeat, outcome.records, found, foreign)
+    return Measured(cell.name, system.name, repeat, outcome.records, found, foreign, stages_ms)
 
 
 def load_of(options: Options, endpoint: Endpoint, repeat: int, cell: Cell, vocabulary: int) -> Load:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -35,6 +37,7 @@ _OPEN_CONCURRENCY = 32  # that an open loop is expected to reach
 _SIZED_BY = 64  # requests of each cell from which the largest is taken
 _CHECK_PROMPT_TOKENS = 32
 _CHECK_TOKENS = 4
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,14 +96,10 @@ class Starter:
         if self.options.through == "router" and name in ("unified", "pair"):
             return await self._start_cluster(name, adapters)
         names = tuple(each.revision_id for each in adapters)
-        engines: list[Engine] = []
-        for number in range(self._num_groups(name)):
-            if name in PAIRS:
-                engines.append(await self._pair(name, number, adapters))
-            else:
-                role = "unified" if name == "unified" else "stock"
-                spec = self._spec(role, name, number, gpus=(number,), has_adapters=name != "none")
-                engines.append(Engine(await self._run(spec, name, adapters)))
+        start = self._pair if name in PAIRS else self._single
+        engines = await self._side_by_side(
+            *(partial(start, name, number, adapters) for number in range(self._num_groups(name)))
+        )
         field = "none" if name == "none" else "lora_path"
         # Names stay where no adapter is sent, so that all systems get the same requests.
         names = names or tuple(f"adapter-{number}" for number in range(self.options.max_adapters))
@@ -120,6 +119,22 @@ class Starter:
         """Engines, or pairs of engines. On one GPU or a CPU, both engines of a pair share it."""
         return max(1, self.options.num_gpus // 2) if name in PAIRS else self.options.num_gpus
 
+    async def _side_by_side(self, *starts: Callable[[], Coroutine[Any, Any, T]]) -> list[T]:
+        """Start at the same time what has a GPU of its own. What shares one has to see what memory the others left."""
+        if self.options.num_gpus == 1:
+            return [await start() for start in starts]
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(start()) for start in starts]
+        except ExceptionGroup as failed:
+            raise failed.exceptions[0] from failed
+        return [task.result() for task in tasks]
+
+    async def _single(self, name: str, number: int, adapters: list[PreparedAdapter]) -> Engine:
+        role = "unified" if name == "unified" else "stock"
+        spec = self._spec(role, name, number, gpus=(number,), has_adapters=name != "none")
+        return Engine(await self._run(spec, name, adapters))
+
     async def _pair(self, name: str, number: int, adapters: list[PreparedAdapter]) -> Engine:
         first, second = (2 * number, 2 * number + 1) if self.options.num_gpus > 1 else (0, 0)
         is_stock = name == "stock_pd"
@@ -133,8 +148,9 @@ class Starter:
                 extra_arguments=(*_disaggregated("prefill"), *prefill.extra_arguments),
             )
             decode = replace(decode, extra_arguments=(*_disaggregated("decode"), *decode.extra_arguments))
-        prefill_url = await self._run(prefill, name, adapters)
-        decode_url = await self._run(decode, name, adapters if is_stock else [])
+        prefill_url, decode_url = await self._side_by_side(
+            partial(self._run, prefill, name, adapters), partial(self._run, decode, name, adapters if is_stock else [])
+        )
         assert prefill.bootstrap_port is not None
         return Engine(decode_url, Prefill(prefill_url, HOST, prefill.bootstrap_port), is_stock)
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 
+SGLANG_STAGES = "sglang:per_stage_req_latency_seconds"  # a histogram of the stages of an engine's requests
+
 Stages = dict[str, tuple[float, float]]  # by stage: seconds and observations so far
 
 

@@ -22,7 +22,7 @@ from bench.errors import BenchError, SystemFailed
 from bench.measuring import provenance
 from bench.measuring.output import growing_json, require_folders
 from bench.measuring.quantile import quantile
-from bench.measuring.stage_times import Stages, means_ms, stages_in
+from bench.measuring.stage_times import SGLANG_STAGES, Stages, means_ms, stages_in
 from bench.serving.single_prompts import SinglePrompts, small_cluster
 from bench.systems.models import write_model
 from cluster.agent.engine_metrics import FRESH_S
@@ -33,7 +33,6 @@ from cluster.local.supervisor import LocalCluster, local_cluster
 LAYOUTS = ("pair", "unified")
 _WARM_UP = 4
 _ROOM = 16  # prompts that an engine's KV cache has room for
-_STAGES = "sglang:per_stage_req_latency_seconds"  # SGLang's times of a request's stages
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +129,7 @@ async def _stages(session: aiohttp.ClientSession, cluster: LocalCluster) -> dict
     found = {}
     for name, worker in cluster.config.workers.items():
         async with session.get(f"http://{worker.host}:{worker.metrics_port}/engine/metrics") as answer:
-            found[name] = stages_in(await answer.text(), _STAGES)
+            found[name] = stages_in(await answer.text(), SGLANG_STAGES)
     return found
 
 

@@ -1,0 +1,130 @@
+"""How the engines of a system are started: side by side where each has a GPU, in turn where they share one."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+
+import pytest
+from aiohttp import web
+
+from bench.errors import SystemFailed
+from bench.load.options import Endpoint, Engine, Prefill
+from bench.matrix import systems
+from bench.matrix.options import Options
+from bench.matrix.plan import cells_of, matrix_named
+from bench.matrix.stages import stages_of
+from bench.matrix.systems import Started, Starter
+from engine.arguments import EngineSpec
+
+HANG_GUARD_S = 30
+
+
+class Engines:
+    """Stand-ins; `starting` returns when one is up."""
+
+    def __init__(self, starting: Callable[[Engines, EngineSpec], Awaitable[object]]) -> None:
+        self._starting = starting
+        self.began: list[str] = []
+        self.up: list[str] = []
+        self.ended: list[str] = []
+
+    @contextlib.asynccontextmanager
+    async def running(self, spec: EngineSpec) -> AsyncIterator[None]:
+        name = spec.scratch.name
+        self.began.append(name)
+        try:
+            async with asyncio.timeout(HANG_GUARD_S):
+                await self._starting(self, spec)
+            self.up.append(name)
+            yield
+        finally:
+            self.ended.append(name)
+
+
+def start(name: str, num_gpus: int, engines: Engines, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Started:
+    async def loaded(*_: object) -> None: ...
+
+    async def run() -> Started:
+        options = Options(
+            systems=(name,),
+            cells=cells_of([matrix_named("pioneer")], device="cuda"),
+            slo_ms={},
+            duration_s=1,
+            device="cuda",
+            num_gpus=num_gpus,
+        )
+        async with contextlib.AsyncExitStack() as stack:
+            return await Starter(options, tmp_path, stack)._start(name, [])
+
+    monkeypatch.setattr(systems, "running_engine", engines.running)
+    monkeypatch.setattr(systems, "load_adapters", loaded)
+    return asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("name", "num_gpus", "names"),
+    [
+        ("pair", 2, {"engine-pair-prefill-0", "engine-pair-decode-0"}),
+        ("none", 4, {f"engine-none-{n}" for n in range(4)}),
+    ],
+)
+def test_engines_with_gpus_of_their_own_start_together(name, num_gpus, names, tmp_path, monkeypatch):
+    all_began = asyncio.Barrier(len(names))
+    engines = Engines(lambda *_: all_began.wait())
+    started = start(name, num_gpus, engines, tmp_path, monkeypatch)
+    assert set(engines.up) == set(engines.ended) == names
+    assert len(started.endpoint.engines) == (num_gpus // 2 if name == "pair" else num_gpus)
+
+
+def test_a_pair_on_one_gpu_starts_in_turn(tmp_path, monkeypatch):
+    async def alone(engines: Engines, _: EngineSpec) -> None:
+        await asyncio.sleep(0)
+        assert len(engines.began) == len(engines.up) + 1
+
+    engines = Engines(alone)
+    start("pair", 1, engines, tmp_path, monkeypatch)
+    assert engines.began == engines.up == ["engine-pair-prefill-0", "engine-pair-decode-0"]
+
+
+def test_one_that_does_not_start_ends_the_others(tmp_path, monkeypatch):
+    async def no_decode(_: Engines, spec: EngineSpec) -> None:
+        if spec.role == "decode":
+            raise SystemFailed("it has no memory")
+        await asyncio.Event().wait()
+
+    engines = Engines(no_decode)
+    with pytest.raises(SystemFailed, match="it has no memory"):
+        start("pair", 2, engines, tmp_path, monkeypatch)
+    assert sorted(engines.ended) == sorted(engines.began)
+    assert not engines.up
+
+
+PAGE = """sglang:per_stage_req_latency_seconds_sum{engine_type="prefill",stage="prefill_forward"} 0.5
+sglang:per_stage_req_latency_seconds_count{engine_type="prefill",stage="prefill_forward"} 10.0
+"""
+
+
+def test_the_stages_of_engines_and_not_of_a_cluster():
+    async def run() -> None:
+        async def page(_: web.Request) -> web.Response:
+            return web.Response(text=PAGE)
+
+        app = web.Application()
+        app.router.add_get("/metrics", page)
+        runner = web.AppRunner(app)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+        pair = Engine(url, Prefill(url, "127.0.0.1", 1))
+        stages = {"prefill_forward": (0.5, 10.0)}
+        assert await stages_of(Endpoint(url, "m", engines=(pair,))) == {"prefill-0": stages, "decode-0": stages}
+        assert await stages_of(Endpoint(url, "m", engines=(Engine(url),))) == {"engine-0": stages}
+        assert await stages_of(Endpoint(url, "m")) == {}
+        with pytest.raises(SystemFailed, match=r"engine-0 does not show its metrics at .*/none/metrics"):
+            await stages_of(Endpoint(url, "m", engines=(Engine(f"{url}/none"),)))
+        await runner.cleanup()
+
+    asyncio.run(run())
