@@ -26,6 +26,7 @@ from adapters.model.base_model import BaseModel
 from samples.random_adapters import write_random_lora, write_random_mixed, write_random_reft
 
 NEW_TOKENS = 40
+WAVE_TOKENS, AT_A_TIME = 12, 24
 TRACE_ID, CALLER_ID = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 SECRET = "nobody reads this"
 
@@ -117,13 +118,18 @@ def mixed_cases(directories: dict[str, Path]) -> list[Case]:
     return cases_of(prompts, NEW_TOKENS)
 
 
-def ask_together(url: str, cases: list[Case]) -> list[dict]:
+def ask_together(url: str, cases: list[Case], at_a_time: int | None = None, **fields: Any) -> list[dict]:
+    """Answers in the order of the cases; without `at_a_time`, all at once."""
+    fields = {"max_tokens": NEW_TOKENS, "echo": True, **fields}
+
     async def run() -> list[dict]:
+        turns = asyncio.Semaphore(at_a_time or len(cases))
         async with httpx.AsyncClient(base_url=url, timeout=120) as client:
 
             async def one(case: Case) -> dict:
-                body = completion_body(case.adapter, case.prompt_ids, max_tokens=NEW_TOKENS, echo=True, logprobs=1)
-                answer = await client.post("/v1/completions", json=body)
+                body = completion_body(case.adapter, case.prompt_ids, logprobs=1, **fields)
+                async with turns:
+                    answer = await client.post("/v1/completions", json=body)
                 assert answer.status_code == 200, f"{case.name}: {answer.text}"
                 return answer.json()
 
@@ -146,6 +152,21 @@ def test_parity_mixed(pair: RunningCluster, directories: dict[str, Path], tmp_pa
             wanted = case.reference["prompt_logprobs"][1:]
             assert sum(abs(f - w) for f, w in zip(found, wanted, strict=True)) / len(found) > 0.2, case.name
             plain.check(cases_of([(None, case.prompt_ids)], NEW_TOKENS), [base])
+
+
+def test_parity_while_batches_follow_one_another(pair: RunningCluster, directories: dict[str, Path], tmp_path: Path):
+    """Equal prompts in one batch and in the next: one's KV is sent, another's page is freed, a third is computed."""
+    generator = random.Random(5)
+
+    def tokens(count: int) -> tuple[int, ...]:
+        return tuple(generator.randrange(10, 600) for _ in range(count))
+
+    start = tokens(CHUNK_TOKENS // 2)
+    prompts = [(name, start + tokens(count)) for name in (None, *directories) for count in (3, 40, CHUNK_TOKENS)]
+    copies = [each for each in prompts for _ in range(2)]  # side by side, and again later
+    cases = cases_of(copies * 3, WAVE_TOKENS)
+    answers = ask_together(pair.url, cases, AT_A_TIME, max_tokens=WAVE_TOKENS, echo=False)
+    Judge(pair.model_dir, directories, tmp_path).check(cases, answers)
 
 
 @pytest.mark.skipif(DEVICE != "cuda", reason="FP8 KV is for the attention kernels of GPUs")
