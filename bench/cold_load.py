@@ -34,7 +34,7 @@ from bench.load.strict import closed_load, open_load, requests_per_s
 from bench.measuring import provenance
 from bench.measuring.output import growing_json, require_folders
 from bench.measuring.quantile import quantile
-from bench.measuring.stage_times import Stages, means_ms, stages_in
+from bench.measuring.stage_times import Stages, means_ms, stages_at
 from bench.systems.imported_adapters import import_random_adapters
 from bench.systems.models import write_model
 from bench.systems.slow_store import BUCKET, slow_store
@@ -262,8 +262,7 @@ class _Bench:
         return time.perf_counter() - began_at
 
     async def _stages(self) -> Stages:
-        async with self._session.get(f"{self._agent_url}/metrics") as answer:
-            return stages_in(await answer.text(), _STAGES)
+        return await stages_at(self._session, _WORKER, f"{self._agent_url}/metrics", _STAGES)
 
     async def _revision_of(self, number: int) -> str:
         async with self._session.get(f"{self._url}/v1/models/{_name(number)}") as answer:
@@ -341,5 +340,5 @@ class _Bench:
 
 def _medians(repeats: Sequence[dict[str, float]]) -> dict[str, float]:
     """By stage, without those that are off a load's path."""
-    stages = {stage: [each[stage] for each in repeats if stage in each] for stage in repeats[0]}
-    return {stage: round(statistics.median(found), 2) for stage, found in stages.items() if stage != "disk_write"}
+    stages = dict.fromkeys(stage for each in repeats for stage in each if stage != "disk_write")
+    return {stage: round(statistics.median(each[stage] for each in repeats if stage in each), 2) for stage in stages}

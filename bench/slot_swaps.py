@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import re
 import statistics
 import tempfile
 from collections.abc import Callable
@@ -20,13 +19,14 @@ from typing import Any
 import aiohttp
 
 from adapters.model.base_model import MODULES, BaseModel
-from bench.errors import BenchError, SystemFailed
+from bench.errors import BenchError
 from bench.load.options import Endpoint
 from bench.load.record import Record
 from bench.load.strict import closed_load, requests_per_s
 from bench.measuring import provenance
 from bench.measuring.output import growing_json, require_folders
 from bench.measuring.quantile import quantile
+from bench.measuring.stage_times import stages_at
 from bench.options import DTYPE, Shape
 from bench.options import Options as EngineOptions
 from bench.systems.adapter_set import adapters_folder, prepare_adapters
@@ -37,7 +37,7 @@ from bench.workloads.workload import Stream, Workload
 from engine.arguments import AdapterSlots
 
 _REQUEST_TIMEOUT_S = 300.0
-_STEP = re.compile(r'^prelude_engine_adapter_step_seconds_(count|sum)\{[^}]*step="fill"[^}]*\} (\S+)', re.MULTILINE)
+_STEPS = "prelude_engine_adapter_step_seconds"
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,10 +154,10 @@ async def _measure(
         return await closed_load(endpoint, sessions, options.concurrency)
 
     await load(0, max(options.concurrency, options.slots))
-    fills_before, seconds_before = await _fills(session, url)
+    seconds_before, fills_before = await _fills(session, url)
     records = await load(1, options.num_requests)
     first_tokens_s = [each.ttft_s for each in records]
-    fills, seconds = await _fills(session, url)
+    seconds, fills = await _fills(session, url)
     fills, seconds = fills - fills_before, seconds - seconds_before
     return {
         "adapters": count,
@@ -171,12 +171,6 @@ async def _measure(
 
 
 async def _fills(session: aiohttp.ClientSession, url: str) -> tuple[float, float]:
-    """Number and seconds of slot fills so far."""
-    async with session.get(f"{url}/metrics") as answer:
-        text = await answer.text()
-        if answer.status != 200:
-            raise SystemFailed(f"{url}/metrics answered {answer.status}: {text[:500]}")
-    found = {"count": 0.0, "sum": 0.0}
-    for name, value in _STEP.findall(text):
-        found[name] += float(value)
-    return found["count"], found["sum"]
+    """Seconds and number of slot fills so far."""
+    steps = await stages_at(session, "the engine", f"{url}/metrics", _STEPS, "step")
+    return steps.get("fill", (0.0, 0.0))

@@ -140,7 +140,7 @@ def _checked(
 
 
 class _Digest:
-    """SHA-256 of parts, each hashed in a thread while the one before the next is written and the next is read.
+    """SHA-256 of parts. A thread hashes each of them while the caller writes it and reads the next.
 
     Hashing takes longer than reading and writing together. Parts must not change.
     """

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import aiohttp
 
-from bench.errors import SystemFailed
 from bench.load.options import Endpoint
-from bench.measuring.stage_times import SGLANG_STAGES, Stages, stages_in
+from bench.measuring.stage_times import SGLANG_STAGES, Stages, stages_at
 
 _TIMEOUT = aiohttp.ClientTimeout(total=30)
 
@@ -24,12 +23,8 @@ def engines_of(endpoint: Endpoint) -> dict[str, str]:
 
 async def stages_of(endpoint: Endpoint) -> dict[str, Stages]:
     """By engine, what it has counted so far. Raises SystemFailed."""
-    found = {}
     async with aiohttp.ClientSession(timeout=_TIMEOUT) as session:
-        for name, url in engines_of(endpoint).items():
-            try:
-                async with session.get(f"{url}/metrics", raise_for_status=True) as answer:
-                    found[name] = stages_in(await answer.text(), SGLANG_STAGES)
-            except (aiohttp.ClientError, TimeoutError) as error:
-                raise SystemFailed(f"{name} does not show its metrics at {url}/metrics: {error}") from error
-    return found
+        return {
+            name: await stages_at(session, name, f"{url}/metrics", SGLANG_STAGES)
+            for name, url in engines_of(endpoint).items()
+        }

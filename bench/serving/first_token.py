@@ -22,7 +22,7 @@ from bench.errors import BenchError, SystemFailed
 from bench.measuring import provenance
 from bench.measuring.output import growing_json, require_folders
 from bench.measuring.quantile import quantile
-from bench.measuring.stage_times import SGLANG_STAGES, Stages, means_ms, stages_in
+from bench.measuring.stage_times import SGLANG_STAGES, Stages, means_ms, stages_at
 from bench.serving.single_prompts import SinglePrompts, small_cluster
 from bench.systems.models import write_model
 from cluster.agent.engine_metrics import FRESH_S
@@ -126,11 +126,12 @@ async def _measure(
 async def _stages(session: aiohttp.ClientSession, cluster: LocalCluster) -> dict[str, Stages]:
     """By worker."""
     await asyncio.sleep(FRESH_S)  # agents keep a page for so long
-    found = {}
-    for name, worker in cluster.config.workers.items():
-        async with session.get(f"http://{worker.host}:{worker.metrics_port}/engine/metrics") as answer:
-            found[name] = stages_in(await answer.text(), SGLANG_STAGES)
-    return found
+    return {
+        name: await stages_at(
+            session, name, f"http://{worker.host}:{worker.metrics_port}/engine/metrics", SGLANG_STAGES
+        )
+        for name, worker in cluster.config.workers.items()
+    }
 
 
 def config_of(options: Options, layout: str, folder: Path) -> ClusterConfig:
