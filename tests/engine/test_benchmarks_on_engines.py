@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import pytest
@@ -56,8 +57,9 @@ def test_first_tokens(tmp_path: Path):
     assert {"prefill_bootstrap", "prefill_forward", "prefill_transfer_kv_cache"} <= pair["stages_ms"][
         "prefill-0"
     ].keys()
-    assert 0 < pair["stages_ms"]["decode-0"]["decode_transferred"] < pair["first_token_p50_ms"]
-    assert 0 < unified["stages_ms"]["unified-0"]["prefill_forward"] < unified["first_token_p50_ms"]
+    # Means against means: of three requests, one that was slow lifts the mean of its stage above the median of all.
+    assert 0 < pair["stages_ms"]["decode-0"]["decode_transferred"] < fmean(pair["first_token_ms"])
+    assert 0 < unified["stages_ms"]["unified-0"]["prefill_forward"] < fmean(unified["first_token_ms"])
 
 
 @pytest.mark.long
