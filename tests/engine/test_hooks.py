@@ -128,6 +128,8 @@ SHOWN_ELSEWHERE = {
     "slots_of_experts_have_their_rank_in_b": "test_experts.py: the same",
     "slots_are_filled_at_once": "test_unified.py::test_more_adapters_than_slots_at_once",
     "slots_are_cleared_at_once": "tests/unit/engine/hooks/test_packed_hooks.py; test_unified.py: every unload",
+    "kv_leaves_before_the_next_batch_ends": "tests/unit/engine/hooks/kv/test_kv_early_sends.py",
+    "the_next_batch_is_waited_for": "tests/unit/engine/hooks/kv/test_kv_early_sends.py",
     "kv_progress_thread_naps": "tests/unit/engine/hooks/kv/test_kv_progress.py",
     "heartbeats_begin_anew": "tests/unit/engine/hooks/kv/test_kv_heartbeats.py",
     "failed_kv_rooms_are_held": "tests/unit/engine/hooks/kv/test_kv_held_rooms.py; test_late_kv_writes.py",

@@ -1,14 +1,41 @@
-"""The end of KV transfers that fail."""
+"""KV transfers: when they start, and the end of those that fail."""
 
 from __future__ import annotations
 
-from engine.hooks.hook import Hook, HookGroup, HookKind
-from engine.hooks.kv import held_rooms, posts
+from engine.hooks.hook import Hook, HookGroup, HookKind, Platform
+from engine.hooks.kv import early_sends, held_rooms, posts
 from engine.hooks.ledger.roles import DECODE
 
 _PREFILL = frozenset({"prefill"})
 
 GROUPS: tuple[HookGroup, ...] = (
+    HookGroup(
+        lacking="KV that leaves while the next batch is computed",
+        upstream="none; since pull request 31687 the scheduler's stream waits for batch k+1 before KV of batch k is "
+        "looked up on it",
+        remove_when="a prefill engine looks up KV before its stream waits, or without that stream",
+        hooks=(
+            Hook(
+                name="kv_leaves_before_the_next_batch_ends",
+                target="sglang.srt.managers.scheduler.Scheduler._apply_war_barrier",
+                fn=early_sends.put_off,
+                roles=_PREFILL,
+                platform=Platform.GPU,
+                source_sha256="795909ae5f28c3288b8537381fd6851e3a31a5d6a8f66d7fc60c3c771d4cb3aa",
+                why="first tokens would come a whole batch later, and the GPU would idle meanwhile",
+            ),
+            Hook(
+                name="the_next_batch_is_waited_for",
+                target="sglang.srt.managers.scheduler.Scheduler.process_batch_result",
+                kind=HookKind.AFTER,
+                fn=early_sends.wait_now,
+                roles=_PREFILL,
+                platform=Platform.GPU,
+                source_sha256="2b92e6cdbfb7621326695b49adfb7e6f373bfbd99ca49c1574964e414a10b7a9",
+                why="the same wait, before the scheduler writes to what the running batch reads",
+            ),
+        ),
+    ),
     HookGroup(
         lacking="KV pages that stay with a failed request until nothing is written to them any longer",
         upstream="a TODO in NixlKVManager._handle_abort_notification; pages are free at once, and a write that was "
