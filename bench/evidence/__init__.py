@@ -77,6 +77,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "pioneer-pair": cold_adapters.pioneer_pair,
     "slots": cold_adapters.slots,
     "two-gpus": pairs.two_gpus,
+    "early-sends": pairs.early_sends,
     "pair-goodput": pairs.goodput,
     "one-gpu-goodput": pairs.goodput_of_one_gpu,
     "pair-first-tokens": pairs.first_tokens,

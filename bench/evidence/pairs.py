@@ -20,6 +20,10 @@ _KV_SHAPES = {
 }
 _FIRST_TOKENS = [result(f"first-token-h100x2{name}.json") for name in ("", "-200-prompts")]
 _TWO_GPUS = [result(f"matrix-pioneer-h100x2-{name}.json") for name in ("none", "stock-pd")]
+_SENDS = {
+    "": result("matrix-pioneer-h100x2-early-sends.json"),
+    ", KV sent once the next batch is computed": result("matrix-pioneer-h100x2-late-sends.json"),
+}
 _STREAMS = {"two CPU cores": result("streams-cpu.json"), "H100": result("streams-h100-llama-3.1-8b.json")}
 
 
@@ -64,15 +68,37 @@ def two_gpus() -> str:
     """Pioneer's workload with 32 adapters, by each system on the same two GPUs; means of its loads."""
     found: dict[str, list[dict[str, Any]]] = {}
     for load in (load for file in _TWO_GPUS for load in file.document["loads"]):
-        found.setdefault(load["system"], []).append(load["summary"])
+        found.setdefault(f"`{load['system']}`", []).append(load["summary"])
+    header = (
+        "256 + 64 tokens, 32 adapters, 64 at a time", "loads of 60 s", "requests/s", "/ no adapters", "/ stock's pair",
+        "TTFT p50, p99", "TPOT p50, p99", "within 500 and 50 ms",
+    )  # fmt: skip
+    return markdown(header, _beside(found, "`none`", "`stock_pd`"))
+
+
+def early_sends() -> str:
+    """The same beside a pair without the hooks that send KV while the next batch is computed, on two more GPUs."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for when, file in _SENDS.items():
+        for load in file.document["loads"]:
+            system = f"`{load['system']}`{when if load['system'] == 'pair' else ''}"
+            found.setdefault(system, []).append(load["summary"])
+    header = (
+        "256 + 64 tokens, 32 adapters, 64 at a time", "loads of 45 s", "requests/s", "/ no adapters",
+        "TTFT p50, p99", "TPOT p50, p99", "within 500 and 50 ms",
+    )  # fmt: skip
+    return markdown(header, _beside(found, "`none`"))
+
+
+def _beside(found: dict[str, list[dict[str, Any]]], *bases: str) -> list[tuple[str, ...]]:
+    """Rows of systems by the summaries of their loads, with ratios of requests/s to these systems'."""
     rates = {system: fmean(each["requests_per_s"] for each in loads) for system, loads in found.items()}
-    rows = [
+    return [
         (
-            f"`{system}`",
+            system,
             str(len(loads)),
             f"{rates[system]:.1f}",
-            f"{rates[system] / rates['none']:.2f}",
-            f"{rates[system] / rates['stock_pd']:.2f}",
+            *(f"{rates[system] / rates[base]:.2f}" for base in bases),
             *(
                 f"{fmean(each[key]['p50'] for each in loads):.{digits}f}, "
                 f"{fmean(each[key]['p99'] for each in loads):.{digits}f} ms"
@@ -82,11 +108,6 @@ def two_gpus() -> str:
         )
         for system, loads in found.items()
     ]
-    header = (
-        "256 + 64 tokens, 32 adapters, 64 at a time", "loads of 60 s", "requests/s", "/ no adapters", "/ stock's pair",
-        "TTFT p50, p99", "TPOT p50, p99", "within 500 and 50 ms",
-    )  # fmt: skip
-    return markdown(header, rows)
 
 
 def streams() -> str:
