@@ -100,15 +100,10 @@ def evenness(cells: Sequence[Cell], found: Sequence[Compared], systems: Sequence
     return rows
 
 
-def document(
-    facts: dict[str, Any], options: Options, measured: Sequence[Measured], has_figures: bool = True
-) -> dict[str, Any]:
-    """The content of `--json`: a summary of every load, figures with intervals, ratios. docs/benchmarks.md has it.
-
-    Figures take long: while loads are still measured, the file goes without.
-    """
+def document(facts: dict[str, Any], options: Options, measured: Sequence[Measured]) -> dict[str, Any]:
+    """The content of `--json`: a summary of every load, figures with intervals, ratios. docs/benchmarks.md has it."""
     cells, systems = options.cells, options.systems
-    found = compared(measured, systems, options.slo_ms) if has_figures else []
+    found = compared(measured, systems, options.slo_ms)
     return {
         "format": FORMAT,
         **facts,

@@ -64,22 +64,23 @@ def run(options: Options, command: str, files: Files, progress: Callable[[str], 
     files.check()
     facts = facts_of(options, command)
     measured: list[Measured] = []
+    found: dict[str, Any] = {}
 
     def publish(one: Measured) -> None:
+        nonlocal found
         measured.append(one)
         write_load(one, files)
+        found = results.document(facts, options, measured)
         if files.json is not None:
-            write_json(results.document(facts, options, measured, has_figures=False), files.json)
+            write_json(found, files.json)
 
-    found: dict[str, Any] = {}
     with tempfile.TemporaryDirectory(prefix="prelude-bench-") as folder:
         try:
             asyncio.run(_measure_all(options, Path(folder), command, progress, publish))
         except asyncio.CancelledError:
             raise BenchError(f"stopped after {len(measured)} loads; the files have them") from None
         finally:
-            if measured:
-                found = results.document(facts, options, measured)
+            if found:
                 progress("\n" + markdown(found))
                 write(found, files)
     return found

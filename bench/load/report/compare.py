@@ -17,7 +17,6 @@ _BLOCK_S = 1.0  # of the rates: requests that end in the same second are kept to
 _MIN_BLOCKS = 10  # fewer say nothing about how much they vary
 MIN_REPEATS = 3  # fewer say nothing about how much they vary, either
 _MAX_SHOWN = 100  # characters of a setting
-_CHUNK = 4_000_000  # numbers drawn at a time
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 
@@ -134,15 +133,19 @@ def _latency_figures(name: str, loads: Sequence[Array], generator: np.random.Gen
 
 
 def _resampled_quantiles(values: Array, generator: np.random.Generator) -> Array:
-    """[_RESAMPLES, quantiles]"""
-    shares = [share for _, share in _QUANTILES]
-    rows = max(1, _CHUNK // len(values))
-    parts = []
-    for begin in range(0, _RESAMPLES, rows):
-        count = min(rows, _RESAMPLES - begin)
-        drawn = values[generator.integers(0, len(values), (count, len(values)))]
-        parts.append(np.quantile(drawn, shares, axis=1, method="inverted_cdf").T)
-    return np.concatenate(parts)
+    """[_RESAMPLES, quantiles] of as many values drawn again, of which only the ranks in question are drawn.
+
+    The k-th smallest of n uniform numbers has the distribution Beta(k, n - k + 1); those above it are uniform again.
+    """
+    ordered, count = np.sort(values), len(values)
+    ranks = 1 + np.quantile(np.arange(count), [share for _, share in _QUANTILES], method="inverted_cdf")
+    position, columns, below = np.zeros(_RESAMPLES), [], 0
+    for rank in ranks.astype(int):
+        if rank > below:
+            position = position + (1 - position) * generator.beta(rank - below, count - rank + 1, _RESAMPLES)
+        columns.append(ordered[np.minimum((position * count).astype(int), count - 1)])
+        below = rank
+    return np.stack(columns, axis=1)
 
 
 def _over_repeats(drawn: Sequence[Array]) -> Array:

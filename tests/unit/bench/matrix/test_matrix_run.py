@@ -140,6 +140,22 @@ def test_failed_requests_are_counted_and_a_system_without_any_answer_ends_the_ru
     assert {each["system"] for each in kept["figures"]} == {"none", "stock"}
 
 
+@pytest.mark.slow
+def test_the_file_is_whole_after_each_load(servers, tmp_path, monkeypatch):
+    """A machine may be gone before the last one."""
+    seen: list[dict] = []
+
+    async def reads(server, request, body):
+        seen.append(json.loads((tmp_path / "m.json").read_text()))
+        return await stream(server, request, body)
+
+    servers["unified"].answer = reads
+    run(tmp_path, monkeypatch, "--repeats", "1")
+    assert [each["system"] for each in seen[0]["loads"]] == ["none", "stock"]
+    assert {each["system"] for each in seen[0]["figures"]} == {"none", "stock"}
+    assert {(each["system"], each["to"]) for each in seen[0]["ratios"]} == {("none", "stock")}
+
+
 def test_few_requests_are_told_with_the_tables(servers, tmp_path, monkeypatch):
     found = run(tmp_path, monkeypatch, "--systems", "stock", "--repeats", "1", "--adapters", "1")
     told = "FEW: less than 30 requests in loads of pioneer, n = 1 (1 of 1), so percentiles say little there"
