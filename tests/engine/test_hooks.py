@@ -130,6 +130,7 @@ SHOWN_ELSEWHERE = {
     "slots_are_cleared_at_once": "tests/unit/engine/hooks/test_packed_hooks.py; test_unified.py: every unload",
     "kv_leaves_before_the_next_batch_ends": "tests/unit/engine/hooks/kv/test_kv_early_sends.py",
     "the_next_batch_is_waited_for": "tests/unit/engine/hooks/kv/test_kv_early_sends.py",
+    "only_loaded_kv_is_sent": "tests/unit/engine/hooks/kv/test_kv_early_sends.py",
     "kv_progress_thread_naps": "tests/unit/engine/hooks/kv/test_kv_progress.py",
     "heartbeats_begin_anew": "tests/unit/engine/hooks/kv/test_kv_heartbeats.py",
     "failed_kv_rooms_are_held": "tests/unit/engine/hooks/kv/test_kv_held_rooms.py; test_late_kv_writes.py",

@@ -37,6 +37,22 @@ GROUPS: tuple[HookGroup, ...] = (
         ),
     ),
     HookGroup(
+        lacking="KV that leaves once it is there, where a hierarchical cache loads it",
+        upstream="none; a prompt's KV that the cache has is sent at once, also while it is loaded for another prompt",
+        remove_when="NIXL's sender waits for what loads KV, as mori's does for what computes it",
+        hooks=(
+            Hook(
+                name="only_loaded_kv_is_sent",
+                target="sglang.srt.disaggregation.prefill.SchedulerDisaggregationPrefillMixin."
+                "maybe_send_cached_prefix_chunk",
+                fn=early_sends.send_only_loaded_kv,
+                roles=_PREFILL,
+                source_sha256="046705ef4d564ed06939565ee83eb8b0e37dd4ae768ef0f1ba2fb13cb7d4cc1f",
+                why="a decode engine would get what the pages had before, and answer wrongly without an error",
+            ),
+        ),
+    ),
+    HookGroup(
         lacking="KV pages that stay with a failed request until nothing is written to them any longer",
         upstream="a TODO in NixlKVManager._handle_abort_notification; pages are free at once, and a write that was "
         "posted before or comes later lands in another request's KV",

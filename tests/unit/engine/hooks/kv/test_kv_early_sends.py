@@ -1,4 +1,4 @@
-"""When a prefill engine's stream waits for the batch it has launched: by SGLang's own loop, with streams that record.
+"""When a prefill engine sends KV, by SGLang's own loop and its own sends, with streams that record.
 
 A stand-in for the GPU: what SGLang enqueues, and in which order, is real; that the order keeps answers right and is
 faster shows on GPUs only (`tests/cluster/answers/test_pair_bfloat16.py` with PRELUDE_TEST_DEVICE=cuda).
@@ -32,9 +32,9 @@ class Batch(str):
         return self
 
 
-def order(batches, hooked, swa):
+def order(batches, hooked, **kind):
     events = []
-    barrier, processed = Scheduler._apply_war_barrier, None
+    barrier = Scheduler._apply_war_barrier
 
     class Stand:
         pass
@@ -77,7 +77,8 @@ def order(batches, hooked, swa):
         on_idle=lambda: None,
         process_disagg_prefill_inflight_queue=note("transfers"),
         launch_batch_sample_if_needed=lambda *args: None,
-        is_hybrid_swa=swa,
+        is_hybrid_swa=kind.get("swa", False),
+        enable_hierarchical_cache=kind.get("hierarchical", False),
         _war_barrier_enabled=True,
         model_worker=SimpleNamespace(war_fastpath_runner=SimpleNamespace(war_fastpath_read_done_event=None)),
         schedule_stream=SimpleNamespace(wait_stream=wait, wait_event=wait),
@@ -93,23 +94,72 @@ def order(batches, hooked, swa):
         return events
 
 
-print(json.dumps([order(*each) for each in json.loads(sys.argv[1])]))
+print(json.dumps([order(**each) for each in json.loads(sys.argv[1])]))
 """
 
 
-def orders(*asked: tuple[list[str | None], bool, bool]) -> list[list[str]]:
-    """What the loop enqueues for batches (None: nothing to run), with the hooks or not, with windows or not."""
-    done = subprocess.run([sys.executable, "-c", _CODE, json.dumps(asked)], capture_output=True, text=True, check=False)
+def orders(batches: list[str | None], *engines: dict[str, bool]) -> list[list[str]]:
+    """What the loop of each engine enqueues for these batches (None: nothing to run)."""
+    asked = json.dumps([{"batches": batches, **engine} for engine in engines])
+    done = subprocess.run([sys.executable, "-c", _CODE, asked], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     return json.loads(done.stdout.splitlines()[-1])
 
 
 @pytest.mark.slow
 def test_kv_of_a_batch_leaves_before_the_stream_waits_for_the_next():
-    batches = ["a", "b", None, "c"]
-    without, hooked, windows = orders((batches, False, False), (batches, True, False), (batches, True, True))
+    without, hooked, *others = orders(
+        ["a", "b", None, "c"],
+        {"hooked": False},
+        {"hooked": True},
+        {"hooked": True, "swa": True},
+        {"hooked": True, "hierarchical": True},
+    )
     first = ["launch a", "wait for a", "transfers"]  # nothing to send yet: the wait is where SGLang has it
     rest = ["results b", "transfers", "launch c", "wait for c", "transfers"]
     assert without == [*first, "launch b", "wait for b", "results a", "transfers", *rest]
     assert hooked == [*first, "launch b", "results a", "wait for b", "transfers", *rest]
-    assert windows == without
+    assert others == [without, without]
+
+
+_FOUND_CODE = """
+import json
+from types import SimpleNamespace
+from engine import cpu_support
+cpu_support.install()
+from sglang.srt.disaggregation.prefill import SchedulerDisaggregationPrefillMixin as Prefill
+from engine.hooks.kv.early_sends import send_only_loaded_kv
+
+original = Prefill.maybe_send_cached_prefix_chunk
+
+
+def sent(send, hierarchical):
+    found = []
+    scheduler = SimpleNamespace(
+        enable_hierarchical_cache=hierarchical,
+        enable_staging=False,
+        enable_overlap=False,
+        token_to_kv_pool_allocator=SimpleNamespace(page_size=1),
+        send_kv_chunk=lambda req, last_chunk, end_idx: found.append(end_idx),
+    )
+    # All of these tokens are in the cache: another prompt of the batch has begun to load them.
+    req = SimpleNamespace(prefix_indices=[0] * 7, host_hit_length=0, start_send_idx=0, pending_bootstrap=False)
+    send(scheduler, req)
+    return found
+
+
+def hooked(scheduler, req):
+    return send_only_loaded_kv(original, scheduler, req)
+
+
+print(json.dumps([sent(send, hierarchical) for send in (original, hooked) for hierarchical in (False, True)]))
+"""
+
+
+@pytest.mark.slow
+def test_kv_that_a_hierarchical_cache_may_still_load_is_not_sent_ahead():
+    done = subprocess.run([sys.executable, "-c", _FOUND_CODE], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    plain, loading, plain_hooked, loading_hooked = json.loads(done.stdout.splitlines()[-1])
+    assert (plain, plain_hooked) == ([7], [7])
+    assert (loading, loading_hooked) == ([7], [])
