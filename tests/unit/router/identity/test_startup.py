@@ -6,9 +6,11 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
+from sqlalchemy import create_engine, update
 from support.routers.local_issuer import local_issuer
 
 from adapters.catalog.sql import SqlCatalog
+from adapters.catalog.sql.tables import api_keys
 from adapters.scopes import Scope
 from cluster.config.load import load_cluster_config, located
 from cluster.errors import ConfigError
@@ -52,12 +54,13 @@ def test_keys_that_nobody_has(tmp_path: Path):
     assert found.startswith("error cluster.yaml:7: router.auth.keys: there is no key in the catalog")
     assert "prelude keys create" in found
     catalog = SqlCatalog.open(f"sqlite:///{tmp_path / '.prelude' / 'catalog.db'}")
-    soon = catalog.now() + timedelta(seconds=0.01)
-    catalog.keys.create("acme", "short", {Scope.INFER}, expires_at=soon, by=None)
+    an_hour = timedelta(hours=1)
+    catalog.keys.create("acme", "short", {Scope.INFER}, expires_at=catalog.now() + an_hour, by=None)
+    ended = update(api_keys).values(expires_at=catalog.now() - an_hour)  # as if the hour had passed
+    with create_engine(f"sqlite:///{tmp_path / '.prelude' / 'catalog.db'}").begin() as connection:
+        assert connection.execute(ended).rowcount == 1
     record, _ = catalog.keys.create("acme", "revoked", {Scope.INFER}, expires_at=None, by=None)
     catalog.keys.revoke(record.key_id)
-    while catalog.now() <= soon:
-        pass
     assert "all revoked or expired" in outcome(tmp_path, router)
     catalog.keys.create("acme", "good", {Scope.INFER}, expires_at=None, by=None)
     assert outcome(tmp_path, router) == ""
