@@ -44,26 +44,21 @@ class Compared:
         return next((each for each in self.figures.get(system, ()) if each.name == name), None)
 
 
-def compared(
-    measured: Sequence[Measured], systems: Sequence[str], slo_ms: dict[str, float], seed: int = 1
-) -> list[Compared]:
-    """Every cell in the order of its first load. A system's ratios are to stock multi-LoRA, if that was measured."""
-    loads: dict[str, dict[str, list[Measured]]] = defaultdict(lambda: defaultdict(list))
+def compared(measured: Sequence[Measured], systems: Sequence[str], slo_ms: dict[str, float], seed: int = 1) -> Compared:
+    """The loads of one cell. A system's ratios are to stock multi-LoRA, if that was measured."""
+    by_system: dict[str, list[Measured]] = defaultdict(list)
     for each in measured:
-        loads[each.cell][each.system].append(each)
-    found = []
-    for cell, by_system in loads.items():
-        figures = {
-            name: figures_of(
-                [load.records for load in sorted(by_system[name], key=lambda one: one.repeat)], slo_ms, seed + number
-            )
-            for number, name in enumerate(systems)
-            if name in by_system
-        }
-        to = "stock" if "stock" in figures else next(iter(figures))
-        ratios = {name: ratios_of(figures[to], of) for name, of in figures.items() if name != to}
-        found.append(Compared(cell, figures, to, ratios))
-    return found
+        by_system[each.system].append(each)
+    figures = {
+        name: figures_of(
+            [load.records for load in sorted(by_system[name], key=lambda one: one.repeat)], slo_ms, seed + number
+        )
+        for number, name in enumerate(systems)
+        if name in by_system
+    }
+    to = "stock" if "stock" in figures else next(iter(figures))
+    ratios = {name: ratios_of(figures[to], of) for name, of in figures.items() if name != to}
+    return Compared(measured[0].cell, figures, to, ratios)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,10 +95,10 @@ def evenness(cells: Sequence[Cell], found: Sequence[Compared], systems: Sequence
     return rows
 
 
-def document(facts: dict[str, Any], options: Options, measured: Sequence[Measured]) -> dict[str, Any]:
+def document(
+    facts: dict[str, Any], options: Options, measured: Sequence[Measured], found: Sequence[Compared]
+) -> dict[str, Any]:
     """The content of `--json`: a summary of every load, figures with intervals, ratios. docs/benchmarks.md has it."""
-    cells, systems = options.cells, options.systems
-    found = compared(measured, systems, options.slo_ms)
     return {
         "format": FORMAT,
         **facts,
@@ -124,7 +119,7 @@ def document(facts: dict[str, Any], options: Options, measured: Sequence[Measure
         "evenness": [
             {"workload": each.workload, "system": each.system, "worst_over_best": _rounded(each.share),
              "worst_at": each.worst[0], "best_at": each.best[0]}
-            for each in evenness(cells, found, systems)
+            for each in evenness(options.cells, found, options.systems)
         ],
         "loads": [
             {

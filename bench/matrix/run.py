@@ -64,13 +64,16 @@ def run(options: Options, command: str, files: Files, progress: Callable[[str], 
     files.check()
     facts = facts_of(options, command)
     measured: list[Measured] = []
+    cells: dict[str, results.Compared] = {}
     found: dict[str, Any] = {}
 
     def publish(one: Measured) -> None:
         nonlocal found
         measured.append(one)
         write_load(one, files)
-        found = results.document(facts, options, measured)
+        of_cell = [each for each in measured if each.cell == one.cell]
+        cells[one.cell] = results.compared(of_cell, options.systems, options.slo_ms)
+        found = results.document(facts, options, measured, list(cells.values()))
         if files.json is not None:
             write_json(found, files.json)
 

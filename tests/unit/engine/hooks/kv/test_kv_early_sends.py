@@ -98,12 +98,16 @@ print(json.dumps([order(**each) for each in json.loads(sys.argv[1])]))
 """
 
 
-def orders(batches: list[str | None], *engines: dict[str, bool]) -> list[list[str]]:
-    """What the loop of each engine enqueues for these batches (None: nothing to run)."""
-    asked = json.dumps([{"batches": batches, **engine} for engine in engines])
-    done = subprocess.run([sys.executable, "-c", _CODE, asked], capture_output=True, text=True, check=False)
+def printed(code: str, *arguments: str) -> list:
+    """What the code prints as JSON."""
+    done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     return json.loads(done.stdout.splitlines()[-1])
+
+
+def orders(batches: list[str | None], *engines: dict[str, bool]) -> list[list[str]]:
+    """What the loop of each engine enqueues for these batches (None: nothing to run)."""
+    return printed(_CODE, json.dumps([{"batches": batches, **engine} for engine in engines]))
 
 
 @pytest.mark.slow
@@ -158,8 +162,6 @@ print(json.dumps([sent(send, hierarchical) for send in (original, hooked) for hi
 
 @pytest.mark.slow
 def test_kv_that_a_hierarchical_cache_may_still_load_is_not_sent_ahead():
-    done = subprocess.run([sys.executable, "-c", _FOUND_CODE], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
-    plain, loading, plain_hooked, loading_hooked = json.loads(done.stdout.splitlines()[-1])
+    plain, loading, plain_hooked, loading_hooked = printed(_FOUND_CODE)
     assert (plain, plain_hooked) == ([7], [7])
     assert (loading, loading_hooked) == ([7], [])
