@@ -26,7 +26,7 @@ from bench.load.sweep import Sweep
 from bench.matrix.options import SYSTEMS
 from bench.matrix.options import Options as MatrixOptions
 from bench.matrix.plan import Cell
-from bench.matrix.systems import Started, Starter
+from bench.matrix.systems import Started, Starter, gpus_of
 from bench.measuring import provenance
 from bench.measuring.output import growing_json, require_folders
 from bench.workloads.lengths import FixedLengths
@@ -119,7 +119,7 @@ async def _measure(
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)  # stops the engines in order
     matrix = options.matrix_of(name)
     async with contextlib.AsyncExitStack() as stack:
-        starter = Starter(matrix, folder, stack)
+        starter = Starter(matrix, folder, stack, gpus_of(matrix))
         base, [system] = await starter.start_all(progress)
         workload = replace(matrix.cells[0].workload, concurrency=None, vocabulary=base.vocabulary)
         for number, slo_ms in enumerate(options.objectives):

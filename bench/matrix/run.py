@@ -26,7 +26,7 @@ from bench.matrix.plan import Cell, in_turn
 from bench.matrix.report import markdown, matrix_page
 from bench.matrix.results import Measured
 from bench.matrix.stages import stages_of
-from bench.matrix.systems import Started, Starter
+from bench.matrix.systems import Started, Starter, gpus_of
 from bench.measuring import provenance
 from bench.measuring.contention import cpu_use, foreign_cores
 from bench.measuring.output import make_folder, require_folders, write_json, write_text
@@ -123,7 +123,7 @@ async def _measure_all(
     # SIGTERM acts as Ctrl-C: the engines are stopped in order, which removes their shared memory.
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     async with contextlib.AsyncExitStack() as stack:
-        base, started = await Starter(options, folder, stack).start_all(progress)
+        base, started = await Starter(options, folder, stack, gpus_of(options)).start_all(progress)
         systems = {each.name: each for each in started}
         progress(_checked(options))
         total = len(options.cells) * len(systems) * options.repeats

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, replace
 from functools import partial
@@ -28,6 +29,7 @@ from bench.systems.systems import SERVED_MODEL, CalledSystem, System
 from bench.workloads.workload import Stream
 from cluster.config.schema import ClusterConfig
 from cluster.errors import StartError
+from cluster.local.gpus import list_gpus
 from cluster.local.supervisor import local_cluster
 from engine.arguments import AdapterSlots, EngineSpec
 from process.free_ports import free_port
@@ -56,6 +58,7 @@ class Starter:
     options: Options
     folder: Path
     stack: contextlib.AsyncExitStack
+    gpus: tuple[int, ...] = ()  # by index on this host; (): that which this process sees first
 
     async def start_all(self, progress: Callable[[str], None]) -> tuple[BaseModel, list[Started]]:
         """Start every system, one after the other, with its adapters in host memory. Raises SystemFailed."""
@@ -132,15 +135,15 @@ class Starter:
 
     async def _single(self, name: str, number: int, adapters: list[PreparedAdapter]) -> Engine:
         role = "unified" if name == "unified" else "stock"
-        spec = self._spec(role, name, number, gpus=(number,), has_adapters=name != "none")
+        spec = self._spec(role, name, number, gpus=self.gpus[number : number + 1], has_adapters=name != "none")
         return Engine(await self._run(spec, name, adapters))
 
     async def _pair(self, name: str, number: int, adapters: list[PreparedAdapter]) -> Engine:
-        first, second = (2 * number, 2 * number + 1) if self.options.num_gpus > 1 else (0, 0)
+        own = self.gpus[2 * number : 2 * number + 2]
         is_stock = name == "stock_pd"
         roles = ("stock", "stock") if is_stock else ("prefill", "decode")
-        prefill = self._spec(roles[0], f"{name}-prefill", number, gpus=(first, second), has_adapters=True)
-        decode = self._spec(roles[1], f"{name}-decode", number, gpus=(second, first), has_adapters=is_stock)
+        prefill = self._spec(roles[0], f"{name}-prefill", number, gpus=own, has_adapters=True)
+        decode = self._spec(roles[1], f"{name}-decode", number, gpus=own[::-1], has_adapters=is_stock)
         if is_stock:
             prefill = replace(
                 prefill,
@@ -158,8 +161,7 @@ class Starter:
         options = self.options
         slots = AdapterSlots(options.num_slots, options.lora_rank, MODULES) if has_adapters else None
         spec = engine_spec(role, self._model, slots, self._engine_options(), self.folder / f"engine-{name}-{number}")
-        # With one GPU, engines take the one that this process sees.
-        return self._sized(replace(spec, visible_gpus=gpus) if options.num_gpus > 1 else spec)
+        return self._sized(replace(spec, visible_gpus=gpus))
 
     @property
     def max_total_tokens(self) -> int | None:
@@ -229,6 +231,19 @@ class Starter:
     @property
     def _model(self) -> Path:
         return self.folder / "model"
+
+
+def gpus_of(options: Options) -> tuple[int, ...]:
+    """The GPUs of each system by index, if it has several: the first that this process may use. Raises SystemFailed."""
+    if options.num_gpus == 1:
+        return ()
+    try:
+        available = list_gpus(os.environ)
+    except StartError as error:
+        raise SystemFailed(str(error)) from error
+    if len(available.gpus) < options.num_gpus:
+        raise SystemFailed(f"--gpus {options.num_gpus}: this host has {available}. Ask for fewer")
+    return tuple(gpu.index for gpu in available.gpus[: options.num_gpus])
 
 
 def largest_of(options: Options) -> tuple[int, int]:

@@ -136,11 +136,11 @@ async def _stages(session: aiohttp.ClientSession, cluster: LocalCluster) -> dict
 
 def config_of(options: Options, layout: str, folder: Path) -> ClusterConfig:
     """A cluster of one layout, with room for some prompts."""
-    first, second = ({"gpus": [0]}, {"gpus": [1]}) if options.num_gpus > 1 else ({}, {})
+    gpus = {"gpus": 1} if options.num_gpus > 1 else {}
     workers = (
-        {"prefill-0": {"role": "prefill", **first}, "decode-0": {"role": "decode", **second}}
+        {"prefill-0": {"role": "prefill", **gpus}, "decode-0": {"role": "decode", **gpus}}
         if layout == "pair"
-        else {"unified-0": {"role": "unified", **first}}
+        else {"unified-0": {"role": "unified", **gpus}}
     )
     return small_cluster(
         folder,

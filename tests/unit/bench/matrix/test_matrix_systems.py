@@ -16,7 +16,8 @@ from bench.matrix import systems
 from bench.matrix.options import Options
 from bench.matrix.plan import cells_of, matrix_named
 from bench.matrix.stages import stages_of
-from bench.matrix.systems import Started, Starter
+from bench.matrix.systems import Started, Starter, gpus_of
+from cluster.local.gpus import Gpu, HostGpus
 from engine.arguments import EngineSpec
 
 HANG_GUARD_S = 30
@@ -30,11 +31,13 @@ class Engines:
         self.began: list[str] = []
         self.up: list[str] = []
         self.ended: list[str] = []
+        self.gpus: dict[str, tuple[int, ...]] = {}
 
     @contextlib.asynccontextmanager
     async def running(self, spec: EngineSpec) -> AsyncIterator[None]:
         name = spec.scratch.name
         self.began.append(name)
+        self.gpus[name] = spec.visible_gpus
         try:
             async with asyncio.timeout(HANG_GUARD_S):
                 await self._starting(self, spec)
@@ -44,21 +47,32 @@ class Engines:
             self.ended.append(name)
 
 
+def on_gpus(name: str, num_gpus: int) -> Options:
+    return Options(
+        systems=(name,),
+        cells=cells_of([matrix_named("pioneer")], device="cuda"),
+        slo_ms={},
+        duration_s=1,
+        device="cuda",
+        num_gpus=num_gpus,
+    )
+
+
+def host_of(num_gpus: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its GPUs in reverse, as CUDA_VISIBLE_DEVICES can order them."""
+    gpus = tuple(Gpu(index, f"GPU-{index}") for index in reversed(range(num_gpus)))
+    monkeypatch.setattr(systems, "list_gpus", lambda _environment: HostGpus(gpus))
+
+
 def start(name: str, num_gpus: int, engines: Engines, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Started:
     async def loaded(*_: object) -> None: ...
 
     async def run() -> Started:
-        options = Options(
-            systems=(name,),
-            cells=cells_of([matrix_named("pioneer")], device="cuda"),
-            slo_ms={},
-            duration_s=1,
-            device="cuda",
-            num_gpus=num_gpus,
-        )
+        options = on_gpus(name, num_gpus)
         async with contextlib.AsyncExitStack() as stack:
-            return await Starter(options, tmp_path, stack)._start(name, [])
+            return await Starter(options, tmp_path, stack, gpus_of(options))._start(name, [])
 
+    host_of(4, monkeypatch)
     monkeypatch.setattr(systems, "running_engine", engines.running)
     monkeypatch.setattr(systems, "load_adapters", loaded)
     return asyncio.run(run())
@@ -77,6 +91,17 @@ def test_engines_with_gpus_of_their_own_start_together(name, num_gpus, names, tm
     started = start(name, num_gpus, engines, tmp_path, monkeypatch)
     assert set(engines.up) == set(engines.ended) == names
     assert len(started.endpoint.engines) == (num_gpus // 2 if name == "pair" else num_gpus)
+    if name == "pair":  # each sees its peer's, which NVLink needs
+        assert engines.gpus == {"engine-pair-prefill-0": (3, 2), "engine-pair-decode-0": (2, 3)}
+    else:
+        assert engines.gpus == {f"engine-none-{n}": (3 - n,) for n in range(4)}
+
+
+def test_more_gpus_than_this_process_may_use(monkeypatch):
+    host_of(1, monkeypatch)
+    assert gpus_of(on_gpus("none", 1)) == ()
+    with pytest.raises(SystemFailed, match=r"--gpus 2: this host has 1 \(0\)\. Ask for fewer"):
+        gpus_of(on_gpus("none", 2))
 
 
 def test_a_pair_on_one_gpu_starts_in_turn(tmp_path, monkeypatch):

@@ -22,8 +22,8 @@ def test_a_pair_is_spread_over_two_gpus(tmp_path: Path) -> None:
         return {name: worker.gpus for name, worker in config.workers.items()}
 
     assert gpus("pair", 1) == {"prefill-0": None, "decode-0": None}
-    assert gpus("pair", 2) == {"prefill-0": (0,), "decode-0": (1,)}
-    assert gpus("unified", 2) == {"unified-0": (0,)}
+    assert gpus("pair", 2) == {"prefill-0": 1, "decode-0": 1}
+    assert gpus("unified", 2) == {"unified-0": 1}
 
 
 @pytest.mark.parametrize("layouts", [(), ("pair", "three")])
