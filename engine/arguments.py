@@ -78,6 +78,7 @@ class EngineSpec:
     keys: EngineKeys | None = None  # None: whoever reaches the server may use it, as benchmarks do
     tls: EngineTls | None = None  # None: plain HTTP
     nodes: EngineNodes | None = None  # None: all of it runs here
+    kv_page_tokens: int = 1  # tokens per page of the KV cache; the same at both ends of a KV transfer
     max_events_per_s: int = 0  # that it streams, before events carry several tokens; 0: no bound
 
     @property
@@ -133,6 +134,7 @@ def command(spec: EngineSpec) -> list[str]:
         "tool-call-parser": spec.tool_call_parser,
         "reasoning-parser": spec.reasoning_parser,
         "disaggregation-bootstrap-port": spec.bootstrap_port,
+        "page-size": spec.kv_page_tokens if spec.kv_page_tokens > 1 else None,  # else SGLang's choice: mostly 1
     }
     arguments |= {name: value for name, value in optional.items() if value is not None}
     if spec.nodes is not None:

@@ -219,6 +219,7 @@ class ClusterConfig(Section):
                     f"workers: there is no {role} worker for the {peer} workers; "
                     "a cluster needs at least one of each, or unified workers only"
                 )
+        self._check_pages_agree()
         for name, worker in self.workers.items():
             if self.tls is not None and name in ("router", "operator", "ca"):
                 raise ValueError(f"workers.{name}: with `tls` that name is another process's certificate; rename it")
@@ -233,15 +234,33 @@ class ClusterConfig(Section):
                 raise ValueError(f"adapters.{name}: {error}") from error
         return self
 
+    def _check_pages_agree(self) -> None:
+        """SGLang would refuse each KV transfer between engines with different pages."""
+        found = {role: self._template(role, "localhost") for role in self.discovery.by_role}
+        pages = {
+            name: worker.engine_in(self.engine).kv_page_tokens
+            for name, worker in {**found, **self.workers}.items()
+            if worker.role in ("prefill", "decode")
+        }
+        if len(set(pages.values())) > 1:
+            given = ", ".join(f"{name} {tokens}" for name, tokens in pages.items())
+            raise ValueError(
+                f"workers: prefill and decode workers exchange pages of KV, but their kv_page_tokens differ ({given}); "
+                "set it in `engine` for all of them"
+            )
+
     def with_found_worker(self, name: str, role: str, host: str, control_port: int) -> ClusterConfig:
         """The configuration plus a worker that `workers` does not list, with `discovery`'s settings for its role.
 
         Raises ValueError.
         """
-        template = self.discovery.by_role[role].worker
-        fields = template.model_dump(exclude_unset=True)
-        worker = WorkerConfig.model_validate({**fields, "role": role, "host": host, "control_port": control_port})
+        worker = self._template(role, host, control_port=control_port)
         return self.model_copy(update={"workers": {**self.workers, name: worker.with_resolved_gpus(self.engine)}})
+
+    def _template(self, role: str, host: str, **fields: object) -> WorkerConfig:
+        """A worker that is discovered in this role."""
+        given = self.discovery.by_role[role].worker.model_dump(exclude_unset=True)
+        return WorkerConfig.model_validate({**given, "role": role, "host": host, **fields})
 
     def with_worker_at(self, name: str, host: str) -> ClusterConfig:
         """The configuration with one of `workers` at another host."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, StringConstraints
+from pydantic import BeforeValidator, Field, StringConstraints, model_validator
 
 from cluster.config.fields import LAST_PORT, Port, Seconds, Section
 
@@ -35,6 +35,9 @@ class EngineConfig(Section):
     max_total_tokens: Annotated[int, Field(ge=64)] | None = None  # KV cache capacity; None: as much as fits in memory
     max_running_requests: Annotated[int, Field(ge=1)] = 64
     chunked_prefill_tokens: Annotated[int, Field(ge=1)] = 2048
+    # Tokens per page of the KV cache, a power of two; the same for all prefill and decode workers. Pages of several
+    # tokens make KV transfers cheaper, and prompts share whole pages only (docs/workers.md).
+    kv_page_tokens: Annotated[int, Field(ge=1, le=256)] = 1
     context_length: Annotated[int, Field(ge=8)] | None = None  # None: the model's maximum
     # Of streams, per engine: above it, an event carries up to 8 tokens, since one process sends them all, and more
     # where they may be the begin of a stop string. 0: no bound.
@@ -54,6 +57,17 @@ class EngineConfig(Section):
     batch_timeout_s: Annotated[float, Field(ge=1)] = 300.0
     extra_arguments: tuple[str, ...] = ()  # appended to SGLang's command line; a worker's replace the cluster's
     more_arguments: tuple[str, ...] = ()  # appended after these; a worker's are added to the cluster's
+
+    @model_validator(mode="after")
+    def _whole_pages(self) -> EngineConfig:
+        page = self.kv_page_tokens
+        if page & (page - 1):
+            raise ValueError(f"kv_page_tokens is {page}; give a power of two, such as 16 or 64")
+        if self.chunked_prefill_tokens % page:
+            raise ValueError(
+                f"chunked_prefill_tokens is {self.chunked_prefill_tokens}; give a multiple of kv_page_tokens, {page}"
+            )
+        return self
 
 
 class WorkerConfig(Section):

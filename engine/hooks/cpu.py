@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import types
+from collections.abc import Callable
 from typing import Any
 
 
@@ -48,6 +49,47 @@ def pin_memory_is_identity(original, tensor, *_args, **_kwargs):
 def register_kv_as_dram(original, _kinds, expected_len: int):
     """Label every KV buffer as host memory."""
     return original(["DRAM"] * expected_len, expected_len)
+
+
+class _PageKernel:
+    """Stands in for a Triton kernel that says where a batch's new tokens go, called as `kernel[grid](…)`."""
+
+    def __init__(self, allot: Callable[..., None]) -> None:
+        self._allot = allot
+
+    def __getitem__(self, _grid) -> Callable[..., None]:
+        return self._allot
+
+
+def kernel_for_prompts(_kernel) -> _PageKernel:
+    """A replacement for SGLang's `alloc_extend_kernel`, which compiles for GPUs only."""
+    return _PageKernel(_allot)
+
+
+def kernel_for_next_tokens(_kernel) -> _PageKernel:
+    """A replacement for SGLang's `alloc_decode_kernel`: each sequence gets one token longer."""
+
+    def allot(lengths, last, free_pages, out, _size, page_tokens: int) -> None:
+        _allot(lengths - 1, lengths, last, free_pages, out, _size, page_tokens)
+
+    return _PageKernel(allot)
+
+
+def _allot(before, after, last, free_pages, out, _size, page_tokens: int) -> None:
+    """Write the KV slots of new tokens to `out`, sequence by sequence: the rest of its last page, then free pages.
+
+    `before`, `after`: tokens of each sequence; `last`: the slot of its last token before.
+    """
+    import torch
+
+    done = num_pages = 0
+    for begin, end, slot in zip(before.tolist(), after.tolist(), last.tolist(), strict=True):
+        own = -(-begin // page_tokens)  # pages that it has
+        in_own = torch.arange(slot + 1, slot + 1 + min(end, own * page_tokens) - begin)
+        rest = torch.arange(own * page_tokens, max(end, own * page_tokens))
+        pages = free_pages[num_pages + rest // page_tokens - own]
+        out[done : done + end - begin] = torch.cat((in_own, pages * page_tokens + rest % page_tokens))
+        done, num_pages = done + end - begin, num_pages + -(-end // page_tokens) - own
 
 
 def cut_kv_in_host_memory(original, manager, peer):

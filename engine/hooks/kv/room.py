@@ -14,14 +14,24 @@ def reserve_what_can_come(original, queue, n_active=None, extra_reserved_reqs=0)
     reserved = original(queue, n_active, extra_reserved_reqs)
     if n_active is not None or not queue.queue:  # nobody waits: the sum is not used
         return reserved
-    most = queue.num_reserved_decode_tokens
+    most, page = queue.num_reserved_decode_tokens, queue.token_to_kv_pool_allocator.page_size
     taken = itertools.chain(
         queue.scheduler.running_batch.reqs,
         (waiting.req for waiting in queue.transfer_queue.queue),
         queue.scheduler.waiting_queue,
     )
     return most * extra_reserved_reqs + sum(
-        min(most, max(0, request.sampling_params.max_new_tokens - len(request.output_ids)))
+        _room_to_come(request, most, page)
         for request in taken
         if request.finished_reason is None  # not those that have failed, whose pages are held
     )
+
+
+def _room_to_come(request, most: int, page: int) -> int:
+    """Tokens of the pages that a request may still take, for at most `most` tokens."""
+    left = min(most, max(0, request.sampling_params.max_new_tokens - len(request.output_ids)))
+    if page == 1 or not left:
+        return left
+    length = len(request.origin_input_ids) + len(request.output_ids)
+    has = length - 1  # the newest token may have no place yet
+    return page * (-(-(length + left) // page) - -(-has // page))

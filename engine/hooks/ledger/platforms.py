@@ -70,6 +70,31 @@ GROUPS: tuple[HookGroup, ...] = (
         ),
     ),
     HookGroup(
+        lacking="KV in pages of several tokens on a CPU",
+        upstream="none; SGLang's allocator of pages calls two Triton kernels",
+        remove_when="PagedTokenToKVPoolAllocator has a path without Triton",
+        hooks=(
+            Hook(
+                name="prompts_get_pages",
+                target="sglang.srt.mem_cache.allocator.paged.alloc_extend_kernel",
+                kind=HookKind.GLOBAL,
+                fn=cpu.kernel_for_prompts,
+                platform=Platform.CPU,
+                source_sha256="82dab7eebd3c3610ce79b8a8651ca5b339ff854a425451fcf309cb55996d909a",
+                why="so that tests without a GPU have the pages that prefill and decode engines have on one",
+            ),
+            Hook(
+                name="next_tokens_get_pages",
+                target="sglang.srt.mem_cache.allocator.paged.alloc_decode_kernel",
+                kind=HookKind.GLOBAL,
+                fn=cpu.kernel_for_next_tokens,
+                platform=Platform.CPU,
+                source_sha256="82dab7eebd3c3610ce79b8a8651ca5b339ff854a425451fcf309cb55996d909a",
+                why="the same, one token per sequence",
+            ),
+        ),
+    ),
+    HookGroup(
         lacking="LoRA on experts on a CPU",
         upstream="none; SGLang's runner for it is Triton's",
         remove_when="SGLang runs LoRA on experts without Triton",

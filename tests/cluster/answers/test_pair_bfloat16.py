@@ -26,6 +26,7 @@ from adapters.model.base_model import BaseModel
 from samples.random_adapters import write_random_lora, write_random_mixed, write_random_reft
 
 NEW_TOKENS = 40
+PAGE_TOKENS = 64 if DEVICE == "cuda" else 16  # of KV, in caches and transfers; `test_parity.py` has pages of one token
 WAVE_TOKENS, AT_A_TIME = 12, 24
 TRACE_ID, CALLER_ID = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 SECRET = "nobody reads this"
@@ -58,6 +59,7 @@ def pair_of(
         "max_total_tokens": 16384,
         "max_running_requests": 32,
         "chunked_prefill_tokens": CHUNK_TOKENS,
+        "kv_page_tokens": PAGE_TOKENS,
         "context_length": 2048,
         "extra_arguments": [*EXTRA_ARGUMENTS, *arguments],
     }
@@ -73,13 +75,19 @@ def pair(model_dir: Path, directories: dict[str, Path], collector: OtlpReceiver,
         yield cluster
 
 
+@pytest.mark.parametrize("worker", ["prefill-0", "decode-0"])
+def test_kv_is_in_pages(pair: RunningCluster, worker: str):
+    answer = pair.ask_engine(worker, "GET", "/get_server_info")
+    assert (answer.status_code, answer.json()["page_size"]) == (200, PAGE_TOKENS)
+
+
 def below(span: ReceivedSpan, spans: list[ReceivedSpan]) -> set[str]:
     """Names of all spans beneath one."""
     return {name for child in children_of(span, spans) for name in {child.name} | below(child, spans)}
 
 
 def test_one_trace_shows_router_agent_and_both_engines(pair: RunningCluster, collector: OtlpReceiver):
-    """Before the other tests have loaded any adapter. Warm-up and health checks leave no traces."""
+    """Before any test has loaded an adapter. Warm-up and health checks leave no traces."""
     body = {"model": "demo", "adapter": "lora", "prompt": SECRET, "max_tokens": 5, "ignore_eos": True, "stream": True}
     headers = {"traceparent": f"00-{TRACE_ID}-{CALLER_ID}-01"}
     answer = httpx.post(f"{pair.url}/v1/completions", json=body, headers=headers, timeout=120)

@@ -43,6 +43,14 @@ def test_prefill_holds_adapters():
     assert value("p", "--disaggregation-bootstrap-port") == "2"
 
 
+def test_kv_has_the_pages_of_the_configuration():
+    spec = engine_spec(CONFIG, "d", Path("/scratch"))
+    assert "--page-size" not in command(spec)  # SGLang chooses
+    assert dict(itertools.pairwise(command(replace(spec, kv_page_tokens=64))))["--page-size"] == "64"
+    paged = ClusterConfig.model_validate({**CONFIG.model_dump(), "engine": {"kv_page_tokens": 16}})
+    assert {engine_spec(paged, name, Path("/scratch")).kv_page_tokens for name in "pdg"} == {16}
+
+
 def test_experts_run_in_triton_on_gpus_where_lora_may_be_on_them():
     def runner(name: str, rank: int) -> str | None:
         spec = engine_spec(CONFIG, name, Path("/scratch"))

@@ -206,6 +206,15 @@ BAD = {
     "the same with its tenant": (GOOD.replace("legal:", "default/demo:"), ("default/demo", "base model's name")),
     "decode's bootstrap port": (GOOD.replace("decode\n", "decode\n    bootstrap_port: 9\n"), ("bootstrap_port",)),
     "the same key twice": (GOOD + "model: {path: y, name: z}\n", (":10:", "line 1")),
+    "no whole pages": (
+        GOOD.replace("max_running_requests: 7", "kv_page_tokens: 64, chunked_prefill_tokens: 100"),
+        ("workers.d.engine", "100; give a multiple of kv_page_tokens, 64"),
+    ),
+    "an odd page": (GOOD.replace("max_running_requests: 7", "kv_page_tokens: 48"), ("48; give a power of two",)),
+    "pages that differ": (
+        GOOD.replace("max_running_requests: 7", "kv_page_tokens: 64"),
+        ("their kv_page_tokens differ (p 1, d 64); set it in `engine`",),
+    ),
     "a worker's name": (GOOD.replace("  d:", "  'd e':"), ("d e",)),
     "nobody's home": (GOOD.replace("/somewhere/else", "~no-such-user/x"), (":9:", "acme/tone.path", "~no-such-user")),
     "experts over all": (

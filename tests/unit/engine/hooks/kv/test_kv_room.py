@@ -4,23 +4,31 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
+import pytest
+
 from engine.hooks.kv.room import reserve_what_can_come
 
 MOST = 512
 
 
-def taken(may_generate: int, generated: int = 0, failed: bool = False) -> SimpleNamespace:
+def taken(may_generate: int, generated: int = 0, failed: bool = False, prompt: int = 10) -> SimpleNamespace:
     """A request that the engine has taken."""
     parameters = SimpleNamespace(max_new_tokens=may_generate)
     reason = object() if failed else None
-    return SimpleNamespace(sampling_params=parameters, output_ids=generated * [7], finished_reason=reason)
+    return SimpleNamespace(
+        sampling_params=parameters,
+        origin_input_ids=prompt * [3],
+        output_ids=generated * [7],
+        finished_reason=reason,
+    )
 
 
-def room(running=(), transferred=(), ready=(), waiting=("somebody",)) -> SimpleNamespace:
+def room(running=(), transferred=(), ready=(), waiting=("somebody",), page: int = 1) -> SimpleNamespace:
     """A queue of requests that wait for room, with what it reads of the engine."""
     return SimpleNamespace(
         num_reserved_decode_tokens=MOST,
         queue=list(waiting),
+        token_to_kv_pool_allocator=SimpleNamespace(page_size=page),
         transfer_queue=SimpleNamespace(queue=[SimpleNamespace(req=request) for request in transferred]),
         scheduler=SimpleNamespace(running_batch=SimpleNamespace(reqs=list(running)), waiting_queue=list(ready)),
     )
@@ -53,6 +61,23 @@ def test_one_that_is_over_reserves_nothing():
 
 def test_one_that_has_failed_and_holds_its_pages_reserves_nothing():
     assert reserve_what_can_come(sglang, room(transferred=[taken(8, failed=True), taken(5)])) == 5
+
+
+@pytest.mark.parametrize(
+    ("prompt", "generated", "may_generate", "pages"),
+    [
+        (10, 0, 6, 0),  # the rest fits in its first page
+        (10, 0, 7, 1),
+        (16, 0, 16, 1),
+        (10, 7, 10, 1),  # 17 tokens, the newest of which may begin the second page
+        (10, 8, 10, 0),
+        (10, 20, 20, 0),
+        (10, 0, 10_000, 32),  # the most is 512 tokens
+    ],
+)
+def test_pages_are_reserved_whole(prompt, generated, may_generate, pages):
+    request = taken(may_generate, generated, prompt=prompt)
+    assert reserve_what_can_come(sglang, room(running=[request], page=16)) == 16 * pages
 
 
 def test_models_with_sliding_windows_reserve_as_sglang_does():
