@@ -1,4 +1,4 @@
-"""`prelude bench prompt-profile` and `shrink`. Imports of engines wait for the run."""
+"""`prelude bench prompt-profile`, `shrink` and `kv-pages`. Imports of engines wait for the run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from cli.bench.recorded import recorded_command
 
 
 def add_commands(benchmarks: Any) -> None:
-    """Add both to the benchmarks."""
+    """Add them to the benchmarks."""
     text = "Where an engine's time goes while it reads prompts, kernel by kernel, with and without an adapter."
     profile = benchmarks.add_parser("prompt-profile", help=text, description=text)
     profile.add_argument("--kinds", type=words, help="any of plain,none,lora,direft; default: none,lora")
@@ -35,6 +35,18 @@ def add_commands(benchmarks: Any) -> None:
     shrink.add_argument("--lora-rank", type=positive, help="default: 16")
     add_json(shrink)
     shrink.set_defaults(run=_shrink)
+    text = "What a prompt's KV takes from one process to another, by the tokens of a page, without engines."
+    transfer = benchmarks.add_parser("kv-pages", help=text, description=text)
+    transfer.add_argument("--page-tokens", type=numbers, metavar="N,…", help="default: 1,16,64")
+    transfer.add_argument("--prompt-tokens", type=numbers, metavar="N,…", help="default: 256,2048")
+    transfer.add_argument("--kv-tokens", type=positive, metavar="N", help="of each side's KV cache; default: 8192")
+    transfer.add_argument("--repeats", type=positive, help="of each transfer; default: 9")
+    transfer.add_argument("--model", choices=MODELS, help="model dimensions; default: llama-3.1-8b")
+    transfer.add_argument("--device", choices=("cpu", "cuda"), help="where KV is; default: cpu")
+    transfer.add_argument("--gpus", type=positive, dest="num_gpus", metavar="N", help="1 or 2; default: 1")
+    transfer.add_argument("--quick", action="store_true", help="a smoke test: one short prompt")
+    add_json(transfer)
+    transfer.set_defaults(run=run_of("bench.serving.kv_pages"))
 
 
 @failure_ends

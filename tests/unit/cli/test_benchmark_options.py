@@ -38,6 +38,7 @@ RUNS = {
     "goodput": ("bench.matrix.goodput:run",),
     "prompt-profile": ("bench.kernels.prompt_profile:run",),
     "shrink": ("bench.kernels.shrink:run",),
+    "kv-pages": ("bench.serving.kv_pages:run",),
     "simulate": ("bench.simulator.questions.report:run", "bench.simulator.validation.check:run"),
     "training": ("bench.training.speed:run",),
     "rank-transfer": ("bench.training.rank_transfer:run",),
