@@ -190,9 +190,9 @@ def _receive(sender: Connection, options: Options) -> None:
             block_bytes, blocks = sender.recv()
         except (EOFError, OSError):
             return
-        written = memory.view(-1, block_bytes)
-        sender.send(bool(written[blocks].all()))
-        memory.zero_()
+        have_come = bool(memory.view(-1, block_bytes)[blocks].all())
+        memory.zero_()  # before the answer, after which more comes
+        sender.send(have_come)
 
 
 def _agent_with_cache(name: str, options: Options, gpu: int) -> tuple[Any, _Cache]:
