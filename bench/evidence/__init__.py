@@ -78,6 +78,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "slots": cold_adapters.slots,
     "two-gpus": pairs.two_gpus,
     "early-sends": pairs.early_sends,
+    "chat": pairs.chat,
+    "kv-pages": pairs.kv_pages,
     "pair-goodput": pairs.goodput,
     "one-gpu-goodput": pairs.goodput_of_one_gpu,
     "pair-first-tokens": pairs.first_tokens,

@@ -9,6 +9,7 @@ from bench.evidence.cells import fixed, markdown, result
 
 _SYSTEMS = {"pair": "a pair", "unified": "two unified workers"}
 _GOODPUT = {name: result(f"goodput-h100x2-{name}.json") for name in _SYSTEMS}
+_GOODPUT_EARLY_SENDS = result("goodput-h100x2-pair-early-sends.json")
 _EARLIER_PAIR = result("sweep-h100x2-pair.json")
 _ONE_GPU = {"stock SGLang": result("goodput-h100-stock.json"), "unified worker": result("goodput-h100-unified.json")}
 _KV_TRANSFERS = result("kv-transfer-h100x2.json")
@@ -24,7 +25,16 @@ _SENDS = {
     "": result("matrix-pioneer-h100x2-early-sends.json"),
     ", KV sent once the next batch is computed": result("matrix-pioneer-h100x2-late-sends.json"),
 }
-_STREAMS = {"two CPU cores": result("streams-cpu.json"), "H100": result("streams-h100-llama-3.1-8b.json")}
+_CHAT = {
+    "as SGLang does: what the cache has of a prompt leaves first": result("matrix-chat-h100x2-pair.json"),
+    "all of a prompt leaves together": result("matrix-chat-h100x2-pair-one-send.json"),
+}
+_KV_PAGES = result("kv-pages-cpu.json")
+_STREAMS = {
+    "two CPU cores": result("streams-cpu.json"),
+    "H100, 8B": result("streams-h100-llama-3.1-8b.json"),
+    "H100, 0.5B": result("streams-h100-qwen2.5-0.5b.json"),
+}
 
 
 def goodput() -> str:
@@ -33,6 +43,8 @@ def goodput() -> str:
     sweeps += [
         (_SYSTEMS[name], file.commit, sweep) for name, file in _GOODPUT.items() for sweep in file.document["rows"]
     ]
+    early = _GOODPUT_EARLY_SENDS
+    sweeps += [("a pair that sends KV earlier", early.commit, sweep) for sweep in early.document["rows"]]
     return _probes(sweeps)
 
 
@@ -108,6 +120,57 @@ def _beside(found: dict[str, list[dict[str, Any]]], *bases: str) -> list[tuple[s
         )
         for system, loads in found.items()
     ]
+
+
+def chat() -> str:
+    """Conversations on a pair, whose prompts find most of themselves in the prefix cache; means of the loads."""
+    rows = []
+    for sends, file in _CHAT.items():
+        loads = file.document["loads"]
+        summaries = [load["summary"] for load in loads]
+        cached = sum(each["cached_prompt_tokens"] for each in summaries) / sum(
+            each["prompt_tokens"] for each in summaries
+        )
+        stages = [load["stages_ms"] for load in loads]
+        rows.append(
+            (
+                sends,
+                str(len(loads)),
+                f"{fmean(each['requests_per_s'] for each in summaries):.1f}",
+                f"{fmean(each['prompt_tokens'] / each['num_requests'] for each in summaries):.0f}",
+                f"{cached:.0%}",
+                *(
+                    f"{fmean(each[worker][stage] for each in stages):.0f} ms"
+                    for worker, stage in (
+                        ("prefill-0", "prefill_forward"),
+                        ("prefill-0", "prefill_transfer_kv_cache"),
+                        ("decode-0", "decode_transferred"),
+                    )
+                ),
+            )
+        )
+    header = (
+        "conversations, 16 adapters, 64 at a time", "loads of 40 s", "requests/s", "prompt tokens", "in the cache",
+        "in its prefill batch", "in its transfer", "decode waits for KV",
+    )  # fmt: skip
+    return markdown(header, rows)
+
+
+def kv_pages() -> str:
+    """What one prompt's KV takes between two processes, pages next to one another or anywhere at both ends."""
+    found: dict[tuple[int, int], dict[str, dict[str, Any]]] = {}
+    for row in _KV_PAGES.document["rows"]:
+        found.setdefault((row["prompt_tokens"], row["page_tokens"]), {})[row["places"]] = row
+    rows = [
+        (
+            f"{prompt} tokens, pages of {page}",
+            f"{places['anywhere']['blocks']}",
+            *(f"{places[place]['ms']:.0f} ms" for place in ("in a row", "anywhere")),
+            f"{places['anywhere']['ms'] / places['in a row']['ms']:.1f}",
+        )
+        for (prompt, page), places in sorted(found.items())
+    ]
+    return markdown(("8B's sizes", "pages of all layers", "in a row", "anywhere", "ratio"), rows)
 
 
 def streams() -> str:

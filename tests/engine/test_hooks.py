@@ -101,6 +101,8 @@ SHOWN_ELSEWHERE = {
     "busy_engines_stream_fewer_events": "test_unified.py::test_busy_engines_stream_fewer_events",
     "cpu_segments_shrink_together": "tests/unit/engine/adapter_slots/test_segment_products.py; every parity test",
     "cpu_segments_expand_together": "tests/unit/engine/adapter_slots/test_segment_products.py; every parity test",
+    "prompts_get_pages": "tests/unit/engine/hooks/test_page_kernels.py; every test of test_pair_bfloat16.py",
+    "next_tokens_get_pages": "tests/unit/engine/hooks/test_page_kernels.py; every test of test_pair_bfloat16.py",
     "batches_are_cut_by_position": "test_unified.py: every parity test",
     "slots_for_segments_only": "tests/unit/engine/hooks/test_position_hooks.py",
     "lora_runs_on_segments": "test_unified.py::test_parity_alone",
