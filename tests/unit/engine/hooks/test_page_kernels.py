@@ -1,4 +1,4 @@
-"""Where a batch's new tokens go on a CPU, compared with SGLang's `alloc_extend_naive`: its Triton kernels do not run."""
+"""Where a batch's new tokens go on a CPU, compared with SGLang's `alloc_extend_naive`."""
 
 from __future__ import annotations
 
