@@ -11,7 +11,7 @@ import itertools
 import multiprocessing
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -95,9 +95,11 @@ def run(options: Options, command: str, json_path: Path | None, progress: Callab
                 rows.append(row)
                 write()
                 progress(_text(row))
+        except BenchError:
+            raise
+        except EOFError as error:
+            raise SystemFailed("the receiving process ended; its message is above") from error
         except Exception as error:
-            if isinstance(error, BenchError):
-                raise
             raise SystemFailed(f"the transfer failed: {error or type(error).__name__}") from error
         finally:
             here.close()  # ends the receiver
@@ -113,7 +115,7 @@ def _text(row: dict[str, Any]) -> str:
     )
 
 
-def _measured(options: Options, receiver: Connection) -> Any:
+def _measured(options: Options, receiver: Connection) -> Iterator[dict[str, Any]]:
     """A row for each prompt, page and place."""
     import numpy as np
 
