@@ -81,11 +81,11 @@ def write_model(name: str, folder: Path, device: str, engine_arguments: Sequence
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    # Its vocabulary is smaller than a published model's, which is fine: requests and answers are token ids.
     tokenizer = make_tokenizer()
     if model.config is None:
         config = llama_config(tokenizer, model.hidden, model.num_layers)
     else:
+        tokenizer = with_vocabulary(tokenizer, model.config["vocab_size"])
         fields = dict(model.config)
         config = AutoConfig.for_model(fields.pop("model_type"), **fields, bos_token_id=None, eos_token_id=None)
     if reads_weights:
@@ -106,6 +106,25 @@ def write_model(name: str, folder: Path, device: str, engine_arguments: Sequence
         config.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     (folder / "generation_config.json").write_text(json.dumps({}))
+
+
+def with_vocabulary(tokenizer: Any, size: int) -> Any:
+    """The tokenizer with a text for each of this many token ids.
+
+    It never makes the new ones of a text. Of an answer's token that has no text, a chat's stream would have no event.
+    """
+    from tokenizers import Tokenizer
+
+    state = json.loads(tokenizer.backend_tokenizer.to_str())
+    vocabulary = state["model"]["vocab"]
+    vocabulary.update({f"Ġ#{number}": number for number in range(len(vocabulary), size)})  # Ġ: a space
+    whole = type(tokenizer)(
+        tokenizer_object=Tokenizer.from_str(json.dumps(state)),
+        eos_token=tokenizer.eos_token,
+        pad_token=tokenizer.pad_token,
+    )
+    whole.chat_template = tokenizer.chat_template
+    return whole
 
 
 def require_loadable(systems: Iterable[str], engine_arguments: Sequence[str]) -> None:

@@ -38,6 +38,7 @@ from samples.random_adapters import write_random_lora, write_random_reft
 NUM_ADAPTERS, NUM_PUSHES, NUM_REQUESTS = 200, 40, 1000
 SLOTS, IN_HOST_MEMORY, AT_ONCE = 8, 32, 16
 NEW_TOKENS = 8
+EVICTION_S = 30
 
 
 @dataclass
@@ -229,6 +230,19 @@ def eventually(fleet: Fleet, name: str, reference: str | None = None) -> None:
     fleet.check(name, answer)
 
 
+def evict(control: WorkerControlStub, revision_id: str) -> None:
+    """From memory and disk; once it is copied to the disk, until when a worker refuses."""
+    deadline = time.monotonic() + EVICTION_S
+    while True:
+        try:
+            control.EvictAdapter(pb.EvictAdapterRequest(revision_id=revision_id, from_disk=True), timeout=30)
+            return
+        except grpc.RpcError as error:
+            if "being copied" not in (error.details() or "") or time.monotonic() > deadline:
+                raise
+        time.sleep(0.05)
+
+
 def test_the_store_is_away(fleet: Fleet):
     """What is resident is served on, what is not is a 503, and comes by itself when the store is back."""
     resident, absent = "adapter-1", "adapter-2"
@@ -236,7 +250,7 @@ def test_the_store_is_away(fleet: Fleet):
     fleet.check(resident, fleet.ask(resident))
     time.sleep(2 * fleet.cluster.config.residency.lease_s)
     with fleet.control() as control:
-        control.EvictAdapter(pb.EvictAdapterRequest(revision_id=revision, from_disk=True), timeout=10)
+        evict(control, revision)
     away = fleet.store.rename(fleet.store.with_name("away"))
     try:
         fleet.check(resident, fleet.ask(resident))
@@ -299,7 +313,7 @@ def test_nothing_is_left_of_them(fleet: Fleet):
         assert mapped
         (folder,) = {path.parents[1] for path in mapped}  # other clusters' workers of this name have their own
         for revision_id in {*residency.resident, *residency.on_disk}:
-            control.EvictAdapter(pb.EvictAdapterRequest(revision_id=revision_id, from_disk=True), timeout=30)
+            evict(control, revision_id)
     models = fleet.cluster.ask_engine(fleet.worker, "GET", "/v1/models").json()["data"]
     assert [model["id"] for model in models if model.get("parent")] == []
     assert mapped_files(fleet.cluster.engine(fleet.worker)) == []

@@ -121,6 +121,7 @@ def test_one_that_came_from_the_store_is_reported_too(stored: StoredAdapters, tm
         a = stored.ids[0]
         async with running_worker(stored, tmp_path) as worker:
             await worker.residency.ensure(a, Tier.HOST, 5)
+            await worker.on_disk(a)  # while it is copied there, it is not evicted
             assert not worker.hub.in_memory_only
             envelope, _ = unstored(stored, a)  # its adapter was deleted, and collected
             await worker.residency.put(envelope, nothing(), 5)
