@@ -76,6 +76,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "pioneer-h200": cold_adapters.pioneer_h200,
     "pioneer-pair": cold_adapters.pioneer_pair,
     "slots": cold_adapters.slots,
+    "pair-speed": pairs.pair_speed,
     "two-gpus": pairs.two_gpus,
     "early-sends": pairs.early_sends,
     "chat": pairs.chat,

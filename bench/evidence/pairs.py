@@ -21,6 +21,7 @@ _KV_SHAPES = {
 }
 _FIRST_TOKENS = [result(f"first-token-h100x2{name}.json") for name in ("", "-200-prompts")]
 _TWO_GPUS = [result(f"matrix-pioneer-h100x2-{name}.json") for name in ("none", "stock-pd")]
+_LAYOUTS = {"none": "two engines without adapters", "pair": "Prelude's pair", "stock_pd": "SGLang's pair"}
 _SENDS = {
     "": result("matrix-pioneer-h100x2-early-sends.json"),
     ", KV sent once the next batch is computed": result("matrix-pioneer-h100x2-late-sends.json"),
@@ -76,16 +77,29 @@ def _came_per_s(probe: dict[str, Any]) -> float:
     return probe.get("came_per_s") or probe["summary"]["num_requests"] / max(20.0, 150 / probe["requests_per_s"])
 
 
+def _loads_on_two_gpus() -> dict[str, list[dict[str, Any]]]:
+    loads = [load for file in _TWO_GPUS for load in file.document["loads"]]
+    return {layout: [load["summary"] for load in loads if load["system"] == name] for name, layout in _LAYOUTS.items()}
+
+
+def pair_speed() -> str:
+    """The same in short."""
+    rows = _beside(_loads_on_two_gpus(), _LAYOUTS["none"])
+    short = [
+        (layout, rate, ratio, *(both.split(",")[0] + " ms" for both in (ttft, tpot)))
+        for layout, _, rate, ratio, ttft, tpot, _ in rows
+    ]
+    return markdown(("256 + 64 tokens, 32 adapters", "requests/s", "/ no adapters", "TTFT p50", "TPOT p50"), short)
+
+
 def two_gpus() -> str:
     """Pioneer's workload with 32 adapters, by each system on the same two GPUs; means of its loads."""
-    found: dict[str, list[dict[str, Any]]] = {}
-    for load in (load for file in _TWO_GPUS for load in file.document["loads"]):
-        found.setdefault(f"`{load['system']}`", []).append(load["summary"])
+    found = _loads_on_two_gpus()
     header = (
         "256 + 64 tokens, 32 adapters, 64 at a time", "loads of 60 s", "requests/s", "/ no adapters", "/ stock's pair",
         "TTFT p50, p99", "TPOT p50, p99", "within 500 and 50 ms",
     )  # fmt: skip
-    return markdown(header, _beside(found, "`none`", "`stock_pd`"))
+    return markdown(header, _beside(found, _LAYOUTS["none"], _LAYOUTS["stock_pd"]))
 
 
 def early_sends() -> str:
