@@ -78,18 +78,26 @@ def _came_per_s(probe: dict[str, Any]) -> float:
 
 
 def _loads_on_two_gpus() -> dict[str, list[dict[str, Any]]]:
+    """Summaries by layout."""
     loads = [load for file in _TWO_GPUS for load in file.document["loads"]]
     return {layout: [load["summary"] for load in loads if load["system"] == name] for name, layout in _LAYOUTS.items()}
 
 
 def pair_speed() -> str:
-    """The same in short."""
-    rows = _beside(_loads_on_two_gpus(), _LAYOUTS["none"])
-    short = [
-        (layout, rate, ratio, *(both.split(",")[0] + " ms" for both in (ttft, tpot)))
-        for layout, _, rate, ratio, ttft, tpot, _ in rows
+    """`two_gpus` in short, for the README."""
+    found = _loads_on_two_gpus()
+    rates = {layout: fmean(each["requests_per_s"] for each in loads) for layout, loads in found.items()}
+    rows = [
+        (
+            layout,
+            f"{rates[layout]:.1f}",
+            f"{rates[layout] / rates[_LAYOUTS['none']]:.2f}",
+            f"{fmean(each['ttft_ms']['p50'] for each in loads):.0f} ms",
+            f"{fmean(each['tpot_ms']['p50'] for each in loads):.1f} ms",
+        )
+        for layout, loads in found.items()
     ]
-    return markdown(("256 + 64 tokens, 32 adapters", "requests/s", "/ no adapters", "TTFT p50", "TPOT p50"), short)
+    return markdown(("256 + 64 tokens, 32 adapters", "requests/s", "/ no adapters", "TTFT p50", "TPOT p50"), rows)
 
 
 def two_gpus() -> str:

@@ -26,6 +26,7 @@ from bench.systems.models import MODELS
 PLACES = ("in a row", "anywhere")
 _BYTES_PER_ELEMENT = 2
 _WARM_UP = 3
+_SENDER_THREADS = 8  # of NIXL, as a prefill engine has; a decode engine has none
 _WAIT_S = 60.0
 
 
@@ -95,12 +96,8 @@ def run(options: Options, command: str, json_path: Path | None, progress: Callab
                 rows.append(row)
                 write()
                 progress(_text(row))
-        except BenchError:
-            raise
         except EOFError as error:
             raise SystemFailed("the receiving process ended; its message is above") from error
-        except Exception as error:
-            raise SystemFailed(f"the transfer failed: {error or type(error).__name__}") from error
         finally:
             here.close()  # ends the receiver
             receiver.join(_WAIT_S)
@@ -119,7 +116,7 @@ def _measured(options: Options, receiver: Connection) -> Iterator[dict[str, Any]
     """A row for each prompt, page and place."""
     import numpy as np
 
-    agent, source = _agent_with_cache("sender", options, 0)
+    agent, source = _agent_with_cache("sender", options, 0, _SENDER_THREADS)
     if not receiver.poll(_WAIT_S):
         raise SystemFailed(f"the receiving process did not start within {_WAIT_S:g} s")
     metadata, target = receiver.recv()
@@ -197,11 +194,11 @@ def _receive(sender: Connection, options: Options) -> None:
         sender.send(have_come)
 
 
-def _agent_with_cache(name: str, options: Options, gpu: int) -> tuple[Any, _Cache]:
-    """A NIXL agent over UCX, as SGLang's engines have one, and a KV cache that is registered with it."""
+def _agent_with_cache(name: str, options: Options, gpu: int, num_threads: int = 0) -> tuple[Any, _Cache]:
+    """A NIXL agent over UCX with as many threads, and a KV cache that is registered with it."""
     try:
         import torch
-        from nixl._api import nixl_agent, nixl_agent_config
+        from nixl._api import nixl_agent, nixl_agent_config, nixl_thread_sync_t
     except ImportError as error:
         raise BenchError(f"{error}; it is in requirements/") from error
     config = MODELS[options.model].config
@@ -212,7 +209,10 @@ def _agent_with_cache(name: str, options: Options, gpu: int) -> tuple[Any, _Cach
     if device.type == "cuda":
         torch.cuda.set_device(device)
     memory = torch.ones(num_parts * token_bytes * options.kv_tokens, dtype=torch.uint8, device=device)
-    agent = nixl_agent(name, nixl_agent_config(backends=["UCX"]))
+    # As SGLang's NixlKVManager makes it: the backend by itself, which gets its threads no other way.
+    sync = nixl_thread_sync_t.NIXL_THREAD_SYNC_STRICT
+    agent = nixl_agent(name, nixl_agent_config(backends=[], num_threads=num_threads, sync_mode=sync))
+    agent.create_backend("UCX", {"num_threads": str(num_threads)} if num_threads else {})
     agent.register_memory([memory])
     agent.kv_memory = memory  # as long as the agent
     return agent, _Cache(memory.data_ptr(), device.index or 0, num_parts, token_bytes, options.kv_tokens)

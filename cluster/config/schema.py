@@ -236,10 +236,10 @@ class ClusterConfig(Section):
 
     def _check_pages_agree(self) -> None:
         """SGLang would refuse each KV transfer between engines with different pages."""
-        found = {role: self._template(role, "localhost") for role in self.discovery.by_role}
+        found = {f"discovery.{role}": self._template(role, "localhost") for role in self.discovery.by_role}
         pages = {
             name: worker.engine_in(self.engine).kv_page_tokens
-            for name, worker in {**found, **self.workers}.items()
+            for name, worker in (found | self.workers).items()
             if worker.role in ("prefill", "decode")
         }
         if len(set(pages.values())) > 1:

@@ -215,6 +215,11 @@ BAD = {
         GOOD.replace("max_running_requests: 7", "kv_page_tokens: 64"),
         ("their kv_page_tokens differ (p 1, d 64); set it in `engine`",),
     ),
+    "pages that differ from those of workers that are found": (
+        GOOD.replace("  d:", "  decode:")
+        + "discovery: {decode: {dns: d.example.org, control_port: 9000, worker: {engine: {kv_page_tokens: 16}}}}\n",
+        ("discovery.decode 16, p 1, decode 1",),
+    ),
     "a worker's name": (GOOD.replace("  d:", "  'd e':"), ("d e",)),
     "nobody's home": (GOOD.replace("/somewhere/else", "~no-such-user/x"), (":9:", "acme/tone.path", "~no-such-user")),
     "experts over all": (
