@@ -162,27 +162,27 @@ def test_a_server_that_starts_slowly_is_counted_and_shown_and_leaves_later_figur
         if num_requests <= 5:
             return web.json_response({"error": {"message": "loading"}}, status=503)
         if num_requests <= 10:
-            await asyncio.sleep(0.3)
+            await asyncio.sleep(1.0)
         return await stream(server, request, body)
 
     async def main() -> dict[str, Any]:
         async with MockServer(answer).running() as server:
             workload = replace(workload_named("random"), lengths=FixedLengths(8, 2))
             load = Load(
-                Endpoint(server.url, "mock"), workload, num_requests=60, requests_per_s=40.0, arrivals="constant"
+                Endpoint(server.url, "mock"), workload, num_requests=100, requests_per_s=40.0, arrivals="constant"
             )
             outcome = await generate(load)
             return summary(outcome.records, {})
 
     found = asyncio.run(main())
-    assert (found["num_requests"], found["num_failed"]) == (60, 5)
+    assert (found["num_requests"], found["num_failed"]) == (100, 5)
     assert found["errors"]["by_kind"] == {ERROR_ANSWER: 5}
     assert f"5 {ERROR_ANSWER}" in table(found)
     first, *others = found["windows"]
     assert (first["num_failed"], sum(each["num_failed"] for each in others)) == (5, 0)
-    assert found["ttft_ms"]["max"] >= 300  # the late ones count
-    assert first["ttft_ms_p99"] >= 300
-    assert others[-1]["ttft_ms_p50"] < 100
+    assert found["ttft_ms"]["max"] >= 1000  # the late ones count
+    assert max(each["ttft_ms_p99"] for each in others) >= 1000  # in the window in which they end
+    assert others[-1]["ttft_ms_p50"] < 500  # far more than a loaded machine adds, half of what the server did
 
 
 def respond(status: int, **fields: Any) -> Any:
