@@ -58,11 +58,16 @@ def _numbers(path: Path) -> dict[str, int]:
 
 
 def with_fitted_default(settings: ResidencyConfig, num_workers: int, folder: Path = SHARED_MEMORY) -> ResidencyConfig:
-    """The settings, with a `host_bytes` that cluster.yaml does not set lowered to a worker's share of the memory."""
-    share = shutil.disk_usage(folder).total // max(1, num_workers)
-    if "host_bytes" in settings.model_fields_set or settings.host_bytes <= share:
+    """The settings, with a `host_bytes` that cluster.yaml does not set fitted to this host.
+
+    A worker gets its part of half of the shared memory, or of a quarter of the memory that is free if that is less,
+    as from `prelude init`; but at least the schema's default, if its part of all shared memory has room for it.
+    """
+    if "host_bytes" in settings.model_fields_set:
         return settings
-    fitted = settings.model_copy(update={"host_bytes": share})
+    total, num_workers = shutil.disk_usage(folder).total, max(1, num_workers)
+    wanted = min(total // 2, (available_bytes() or 0) // 4) // num_workers
+    fitted = settings.model_copy(update={"host_bytes": min(max(settings.host_bytes, wanted), total // num_workers)})
     fitted.model_fields_set.discard("host_bytes")
     return fitted
 

@@ -186,13 +186,13 @@ def kv_pages() -> str:
     rows = [
         (
             f"{prompt} tokens, pages of {page}",
-            f"{places['anywhere']['blocks']}",
-            *(f"{places[place]['ms']:.0f} ms" for place in ("in a row", "anywhere")),
-            f"{places['anywhere']['ms'] / places['in a row']['ms']:.1f}",
+            f"{places['scattered']['blocks']}",
+            *(f"{places[place]['ms']:.0f} ms" for place in ("contiguous", "scattered")),
+            f"{places['scattered']['ms'] / places['contiguous']['ms']:.1f}",
         )
         for (prompt, page), places in sorted(found.items())
     ]
-    return markdown(("8B's sizes", "pages of all layers", "in a row", "anywhere", "ratio"), rows)
+    return markdown(("8B's sizes", "pages of K and V, all layers", "contiguous", "scattered", "ratio"), rows)
 
 
 def streams() -> str:

@@ -20,7 +20,8 @@ def table() -> str:
     settings = _SWEEP.document["settings"]
     source = (
         f"A small model, LoRA of rank {settings['lora_rank']}, {settings['slots']} slots; {_SWEEP.machine}, commit "
-        f"`{_SWEEP.commit}`. In brackets, 95 % intervals of what varies within loads."
+        f"`{_SWEEP.commit}`. In brackets, 95 % intervals of what varies within loads, not between repeats (a bootstrap "
+        "over their seconds)."
     )
     return "\n".join((markdown(head, rows), "", source))
 

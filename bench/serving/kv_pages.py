@@ -2,7 +2,7 @@
 
 Two NIXL agents move what SGLang's prefill engine sends: for each layer's K and V and each page of the prompt, one
 block. Blocks that follow one another at both ends become one write, so pages next to one another cost little; pages
-that lie anywhere, as after many requests have come and gone, cost a write each.
+that are scattered, as after many requests have come and gone, cost a write each.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from bench.measuring import provenance
 from bench.measuring.output import growing_json, require_folders
 from bench.systems.models import MODELS
 
-PLACES = ("in a row", "anywhere")
+PLACES = ("contiguous", "scattered")
 _BYTES_PER_ELEMENT = 2
 _WARM_UP = 3
 _SENDER_THREADS = 8  # of NIXL, as a prefill engine has; a decode engine has none
@@ -138,7 +138,7 @@ def _measured(options: Options, receiver: Connection) -> Iterator[dict[str, Any]
         for tokens, places in itertools.product(options.prompt_tokens, PLACES):
             count, took = tokens // page, []
             for _ in range(_WARM_UP + options.repeats):
-                if places == "in a row":
+                if places == "contiguous":
                     first, second = (random.randrange(num_pages - count + 1) for _ in range(2))
                     mine, others = list(range(first, first + count)), list(range(second, second + count))
                 else:

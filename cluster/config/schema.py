@@ -118,8 +118,8 @@ class ResidencyConfig(Section):
 
     disk_bytes: Annotated[int, Field(ge=0)] = 64 * 1024**3  # size of the disk cache
     disk_directory: ConfigPath | None = None  # has a folder per worker; None: .prelude/cache beside cluster.yaml
-    # Size of the cache in host memory, /dev/shm, which all workers of a host share. Default: 8 GiB, or less if there
-    # is less.
+    # Size of the cache in host memory, /dev/shm, which all workers of a host share. Default: half of /dev/shm, or a
+    # quarter of the free memory if that is less, divided by the workers; at least 8 GiB, if /dev/shm has as much.
     host_bytes: Annotated[int, Field(ge=1)] = 8 * 1024**3
     # Concurrent loads. Default: the number of processor cores, at least 8 and at most 32.
     parallel_loads: Annotated[int, Field(ge=1)] = Field(default_factory=_parallel_loads)

@@ -9,9 +9,11 @@ import shutil
 import sys
 import tempfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from cluster import host_memory
 from cluster.config.load import dump_cluster_config, load_cluster_config
 from cluster.config.schema import ClusterConfig, ResidencyConfig
 from cluster.errors import StartError
@@ -170,6 +172,17 @@ def test_workers_that_share_a_hosts_memory_must_fit_in_it_together(tmp_path: Pat
     with pytest.raises(StartError, match=rf"3 x .*\(u-0, u-1, u-2\), and /dev/shm has .*at most {total // 3}, or"):
         asyncio.run(scenario())
     assert not (tmp_path / "logs").exists()
+
+
+@pytest.mark.parametrize(
+    ("total_gib", "free_gib", "num_workers", "expected_gib"),
+    [(1024, 1500, 2, 187.5), (512, 1500, 2, 128), (24, 20, 1, 8), (24, 20, 2, 8), (24, 20, 4, 6), (512, None, 2, 8)],
+)
+def test_the_default_follows_the_memory_of_the_host(monkeypatch, total_gib, free_gib, num_workers, expected_gib):
+    gib = 1024**3
+    monkeypatch.setattr(host_memory, "available_bytes", lambda: free_gib and free_gib * gib)
+    monkeypatch.setattr(host_memory.shutil, "disk_usage", lambda _path: SimpleNamespace(total=total_gib * gib))
+    assert with_fitted_default(ResidencyConfig(), num_workers).host_bytes == expected_gib * gib
 
 
 def test_a_default_that_does_not_fit_is_lowered_and_stays_a_default(tmp_path: Path):
