@@ -18,6 +18,8 @@ from engine.plugin import DEVICE_VARIABLE
 from process.addresses import host_and_port
 from process.tracing.settings import TraceSettings
 
+_RESERVED_TOKENS = 512  # what a decode engine keeps free for an answer, SGLang's default
+
 
 @dataclass(frozen=True, slots=True)
 class AdapterSlots:
@@ -128,6 +130,8 @@ def command(spec: EngineSpec) -> list[str]:
         arguments["return-hidden-states-mode"] = "last"
     if spec.role in ("prefill", "decode"):
         arguments |= {"disaggregation-mode": spec.role, "disaggregation-transfer-backend": "nixl"}
+    if spec.role == "decode" and spec.max_total_tokens is not None and spec.max_total_tokens < 8 * _RESERVED_TOKENS:
+        arguments["num-reserved-decode-tokens"] = spec.max_total_tokens // 8  # prompts have the rest
     optional = {
         "max-total-tokens": spec.max_total_tokens,
         "context-length": spec.context_length,

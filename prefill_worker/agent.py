@@ -106,6 +106,10 @@ class PrefillAgent(AdapterHolder):
             reason = (
                 f"it needs heads cut in {cuts}, and this engine cuts them in {self._cuts} for another decode worker"
             )
+        if (theirs.kv_page_tokens or 1) != ours.kv_page_tokens:
+            reason = (
+                f"its KV has pages of {theirs.kv_page_tokens or 1} tokens, and this engine's of {ours.kv_page_tokens}"
+            )
         if theirs.engine_version not in ("", ours.engine_version):
             reason = f"it runs SGLang {theirs.engine_version}, not {ours.engine_version}"
         if reason and self._unfit.get(peer.name) != reason:

@@ -264,6 +264,7 @@ class WorkerAgent:
             agent_id=self._agent_id,
             tensor_parallel=self.spec.tensor_parallel,
             engine_key=self.spec.keys.requests if self.spec.keys else "",
+            kv_page_tokens=self.spec.kv_page_tokens,
         )
 
     @property

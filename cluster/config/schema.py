@@ -235,7 +235,7 @@ class ClusterConfig(Section):
         return self
 
     def _check_pages_agree(self) -> None:
-        """SGLang would refuse each KV transfer between engines with different pages."""
+        """A decode engine of SGLang would end at the first transfer from an engine with different pages."""
         found = {f"discovery.{role}": self._template(role, "localhost") for role in self.discovery.by_role}
         pages = {
             name: worker.engine_in(self.engine).kv_page_tokens

@@ -98,6 +98,10 @@ EXPECTED = {
 
 # Hooks whose effect other tests show, and the test that fails without each.
 SHOWN_ELSEWHERE = {
+    "refused_prompts_send_no_kv": "tests/cluster/faults/test_long_prompts.py",
+    "refused_answers_take_no_kv": "tests/cluster/faults/test_long_prompts.py",
+    "unlike_prefill_engines_are_declined": "tests/unit/engine/hooks/kv/test_unlike_peers.py",
+    "lengths_are_those_that_fit": "tests/cluster/faults/test_long_prompts.py",
     "busy_engines_stream_fewer_events": "test_unified.py::test_busy_engines_stream_fewer_events",
     "cpu_segments_shrink_together": "tests/unit/engine/adapter_slots/test_segment_products.py; every parity test",
     "cpu_segments_expand_together": "tests/unit/engine/adapter_slots/test_segment_products.py; every parity test",

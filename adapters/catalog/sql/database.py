@@ -218,8 +218,8 @@ class Database:
                         "known; look before making it again"
                     ) from error
                 # A pooled connection may have been dead for long; by now the pool has dropped them all.
-                again = is_contended(error) or (lost and attempt == 0)
-                if not again or attempt + 1 == _ATTEMPTS or time.monotonic() - started >= LOCK_TIMEOUT_S:
+                in_time = attempt + 1 < _ATTEMPTS and time.monotonic() - started < LOCK_TIMEOUT_S
+                if not (lost and attempt == 0) and not (is_contended(error) and in_time):
                     raise
             time.sleep(random.uniform(0, _BACKOFF_S * 2**attempt))
         raise AssertionError("the last attempt returns or raises")

@@ -25,7 +25,8 @@ _POSTGRES_CONTENDED = {
 }
 # Connection lost, resources exhausted, shut down or killed, I/O; a standby that was promoted elsewhere; a timeout.
 _POSTGRES_UNREACHABLE_CLASSES = ("08", "53", "57", "58")
-_POSTGRES_UNREACHABLE = _POSTGRES_CONTENDED | {"25006", "25P03", "25P04"}
+_POSTGRES_IDLE = "25P03"  # this process stood still inside a transaction for longer than the server allows
+_POSTGRES_UNREACHABLE = _POSTGRES_CONTENDED | {"25006", _POSTGRES_IDLE, "25P04"}
 
 
 def is_contended(error: DBAPIError) -> bool:
@@ -38,7 +39,8 @@ def is_contended(error: DBAPIError) -> bool:
 
 def is_lost_connection(error: DBAPIError) -> bool:
     """True if the connection broke, so that a new one may work."""
-    return error.connection_invalidated
+    is_ended_by_server = isinstance(error.orig, psycopg.Error) and error.orig.sqlstate == _POSTGRES_IDLE
+    return error.connection_invalidated or is_ended_by_server  # the driver does not call the latter lost
 
 
 def is_unreachable(error: DBAPIError | PoolTimeout) -> bool:

@@ -1,4 +1,4 @@
-"""Body of the hook into the KV room that a decode engine reserves for tokens to come."""
+"""Bodies of the hooks into KV room: what a decode engine reserves, and how long a request may be."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def reserve_what_can_come(original, queue, n_active=None, extra_reserved_reqs=0)
     option stays the most that a request reserves. `n_active` is given for models with sliding windows alone.
     """
     reserved = original(queue, n_active, extra_reserved_reqs)
-    if n_active is not None or not queue.queue:  # nobody waits: the sum is not used
+    if n_active is not None or not (queue.queue or queue.retracted_queue):  # nobody waits: the sum is not used
         return reserved
     most, page = queue.num_reserved_decode_tokens, queue.token_to_kv_pool_allocator.page_size
     taken = itertools.chain(
@@ -35,3 +35,23 @@ def _room_to_come(request, most: int, page: int) -> int:
     length = len(request.origin_input_ids) + len(request.output_ids)
     has = length - 1  # the newest token may have no place yet
     return page * (-(-(length + left) // page) - -(-has // page))
+
+
+def bound_lengths(info, worker):
+    """`get_worker_info`'s answer, with no more than the tokens of a request that the scheduler can take some time.
+
+    Its fifth and sixth parts are the most tokens of a request and of its prompt. SGLang takes the cache's size for
+    them. But a prefill batch takes no prompt whose pages and one more are as many as the cache has, and a decode engine
+    none that leaves less than what it reserves for an answer. A longer one would wait for ever, and all behind it.
+    """
+    size, most, slack = info[0], info[4], info[4] - info[5]
+    page = worker.model_runner.token_to_kv_pool_allocator.page_size
+    if page > 1:
+        most = min(most, size - 2 * page)
+    if worker.server_args.disaggregation_mode == "decode":
+        most = min(most, size - worker.server_args.num_reserved_decode_tokens)
+    if most < slack + page:
+        raise RuntimeError(
+            f"a KV cache of {size} tokens, in pages of {page}, has no room for a prompt: give more max_total_tokens"
+        )
+    return (*info[:4], most, most - slack, *info[6:])

@@ -6,7 +6,7 @@ from engine.hooks import hidden_states, identity, positions
 from engine.hooks.bounds import events, grammars, log_probabilities, preparation
 from engine.hooks.hook import Hook, HookGroup, HookKind
 from engine.hooks.kv import room
-from engine.hooks.ledger.roles import ADAPTER_ROLES, DECODE, GENERATING_ROLES, UNIFIED
+from engine.hooks.ledger.roles import ADAPTER_ROLES, DECODE, GENERATING_ROLES, OUR_ROLES, UNIFIED
 
 GROUPS: tuple[HookGroup, ...] = (
     HookGroup(
@@ -140,6 +140,23 @@ GROUPS: tuple[HookGroup, ...] = (
                 roles=DECODE,
                 source_sha256="5da4b3b453893aab8b9256a034906a13924e0962cd33082d5cd4acd9b07bccbe",
                 why="requests with short answers need far less; others waited for room that stayed empty",
+            ),
+        ),
+    ),
+    HookGroup(
+        lacking="Limits on lengths that the scheduler keeps to",
+        upstream="none; a prompt that leaves less than two pages of the KV cache, or on a decode engine less than "
+        "--num-reserved-decode-tokens, passes the limits and is never scheduled",
+        remove_when="SGLang refuses each prompt that its scheduler would not take in an empty cache",
+        hooks=(
+            Hook(
+                name="lengths_are_those_that_fit",
+                target="sglang.srt.managers.tp_worker.TpModelWorker.get_worker_info",
+                kind=HookKind.AFTER,
+                fn=room.bound_lengths,
+                roles=OUR_ROLES,
+                source_sha256="e2c4b7196d3f93ec4ced107dc9abfa92b6e8d456197f4f4a8ef1acdedf5b9e5b",
+                why="one such prompt would hold up an engine and all requests behind it for good",
             ),
         ),
     ),

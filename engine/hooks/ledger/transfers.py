@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from engine.hooks.hook import Hook, HookGroup, HookKind, Platform
-from engine.hooks.kv import early_sends, held_rooms, posts
+from engine.hooks.kv import early_sends, held_rooms, posts, refusals
 from engine.hooks.ledger.roles import DECODE
 
 _PREFILL = frozenset({"prefill"})
@@ -49,6 +49,30 @@ GROUPS: tuple[HookGroup, ...] = (
                 roles=_PREFILL,
                 source_sha256="046705ef4d564ed06939565ee83eb8b0e37dd4ae768ef0f1ba2fb13cb7d4cc1f",
                 why="a decode engine would get what the pages had before, and answer wrongly without an error",
+            ),
+        ),
+    ),
+    HookGroup(
+        lacking="Requests that an engine refuses, and that move no KV",
+        upstream="none; set_finish_with_abort replaces the prompt by one token, and a prefill engine sends that "
+        "token's KV and ends the request as if it were done",
+        remove_when="a refused request ends with its error before it enters a queue of KV transfers",
+        hooks=(
+            Hook(
+                name="refused_prompts_send_no_kv",
+                target="sglang.srt.disaggregation.prefill.PrefillBootstrapQueue._check_if_req_exceed_kv_capacity",
+                fn=refusals.end_refused,
+                roles=_PREFILL,
+                source_sha256="cd5d88cd65327c43705ede6262b313691781a2c89d0ae85c9d3d8e1f610f86f0",
+                why="the decode engine would answer from what others have left in its pages",
+            ),
+            Hook(
+                name="refused_answers_take_no_kv",
+                target="sglang.srt.disaggregation.decode.DecodePreallocQueue._check_if_req_exceed_kv_capacity",
+                fn=refusals.end_refused,
+                roles=DECODE,
+                source_sha256="5b01c6ec3c1a1ba9b180ea751ce272bf7bef01e2d2f3d22663195346ab50e39a",
+                why="the client would wait for a transfer to learn that its request is refused, or get another error",
             ),
         ),
     ),

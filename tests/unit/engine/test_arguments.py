@@ -51,6 +51,15 @@ def test_kv_has_the_pages_of_the_configuration():
     assert {engine_spec(paged, name, Path("/scratch")).kv_page_tokens for name in "pdg"} == {16}
 
 
+def test_a_small_decode_engine_reserves_less_for_answers():
+    def reserved(name: str, tokens: int | None) -> str | None:
+        spec = replace(engine_spec(CONFIG, name, Path("/scratch")), max_total_tokens=tokens)
+        return dict(itertools.pairwise(command(spec))).get("--num-reserved-decode-tokens")
+
+    found = [reserved("d", tokens) for tokens in (None, 4096, 1024)]
+    assert (found, reserved("p", 1024)) == ([None, None, "128"], None)
+
+
 def test_experts_run_in_triton_on_gpus_where_lora_may_be_on_them():
     def runner(name: str, rank: int) -> str | None:
         spec = engine_spec(CONFIG, name, Path("/scratch"))

@@ -162,6 +162,24 @@ def test_a_commit_that_may_have_happened_is_not_repeated(catalog, database):
     assert times == 1
 
 
+@pytest.mark.parametrize("database", ["postgres"], indirect=True)
+def test_a_process_that_stood_still_in_a_transaction_begins_it_again(catalog, monkeypatch):
+    monkeypatch.setattr(database_module, "LOCK_TIMEOUT_S", 0.1)  # which is for waits behind others
+    times = 0
+
+    def work(connection):
+        nonlocal times
+        times += 1
+        if times == 1:
+            connection.execute(text("SET LOCAL idle_in_transaction_session_timeout = '50ms'"))
+            time.sleep(0.5)
+        return connection.execute(text("SELECT 7")).scalar_one()
+
+    assert catalog._database.transact(work) == 7
+    assert times == 2
+    assert add(catalog, "bot", 1).number == 1
+
+
 def test_a_database_without_tables(database):
     catalog = SqlCatalog(database.url)
     with pytest.raises(CatalogUnavailable, match="none of the catalog's tables; migrate it"):

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from engine.hooks.kv.room import reserve_what_can_come
+from engine.hooks.kv.room import bound_lengths, reserve_what_can_come
 
 MOST = 512
 
@@ -23,11 +23,12 @@ def taken(may_generate: int, generated: int = 0, failed: bool = False, prompt: i
     )
 
 
-def room(running=(), transferred=(), ready=(), waiting=("somebody",), page: int = 1) -> SimpleNamespace:
+def room(running=(), transferred=(), ready=(), waiting=("somebody",), retracted=(), page: int = 1) -> SimpleNamespace:
     """A queue of requests that wait for room, with what it reads of the engine."""
     return SimpleNamespace(
         num_reserved_decode_tokens=MOST,
         queue=list(waiting),
+        retracted_queue=list(retracted),
         token_to_kv_pool_allocator=SimpleNamespace(page_size=page),
         transfer_queue=SimpleNamespace(queue=[SimpleNamespace(req=request) for request in transferred]),
         scheduler=SimpleNamespace(running_batch=SimpleNamespace(reqs=list(running)), waiting_queue=list(ready)),
@@ -86,3 +87,43 @@ def test_models_with_sliding_windows_reserve_as_sglang_does():
 
 def test_nothing_is_summed_while_nobody_waits():
     assert reserve_what_can_come(sglang, room(running=[taken(8)], waiting=())) == MOST
+
+
+def test_those_that_were_retracted_wait_for_no_more():
+    assert reserve_what_can_come(sglang, room(running=[taken(8)], waiting=(), retracted=["somebody"])) == 8
+
+
+def lengths(size: int, page: int = 1, mode: str = "null", reserved: int = 512, context: int = 4096) -> tuple[int, int]:
+    """The most tokens of a request and of its prompt."""
+    worker = SimpleNamespace(
+        model_runner=SimpleNamespace(token_to_kv_pool_allocator=SimpleNamespace(page_size=page)),
+        server_args=SimpleNamespace(disaggregation_mode=mode, num_reserved_decode_tokens=reserved),
+    )
+    sglangs = min(context - 1, size - 1)
+    before, after = (size, 16384, 8, None), (42, "cpu", None, 8, context, size)
+    found = bound_lengths((*before, sglangs, sglangs - 5, *after), worker)
+    assert (found[:4], found[6:]) == (before, after)
+    return found[4:6]
+
+
+@pytest.mark.parametrize(
+    ("engine", "expected"),
+    [
+        ({"size": 2048}, 2047),  # as SGLang has it
+        ({"size": 2048, "mode": "prefill"}, 2047),
+        ({"size": 2048, "page": 64}, 2048 - 128),
+        ({"size": 2048, "page": 64, "mode": "prefill"}, 2048 - 128),
+        ({"size": 2048, "mode": "decode"}, 2048 - 512),
+        ({"size": 2048, "page": 64, "mode": "decode"}, 2048 - 512),
+        ({"size": 2048, "page": 64, "mode": "decode", "reserved": 100}, 2048 - 128),
+        ({"size": 100_000, "page": 64, "mode": "decode"}, 4095),  # the model's context
+    ],
+)
+def test_no_request_is_longer_than_the_scheduler_takes(engine, expected):
+    assert lengths(**engine) == (expected, expected - 5)
+
+
+@pytest.mark.parametrize("engine", [{"size": 512, "mode": "decode"}, {"size": 128, "page": 64}])
+def test_a_cache_without_room_for_a_prompt(engine):
+    with pytest.raises(RuntimeError, match=f"{engine['size']} tokens, .* has no room for a prompt: give more"):
+        lengths(**engine)

@@ -1,0 +1,60 @@
+"""Prompts nearly as long as an engine's KV cache are answered or refused, and hold up nobody behind them.
+
+SGLang's limits on lengths come from the cache's size and the model's context. Without Prelude's hooks some prompts pass
+them that the scheduler never takes: with pages of 64 tokens the last 58 lengths that fit, and on a decode engine those
+that leave less than what it reserves for each answer.
+"""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import httpx
+import pytest
+from support.clusters.running_cluster import RunningCluster, running_cluster
+from support.engines.parity import completion_body
+
+POOL_TOKENS, PAGE_TOKENS = 1024, 64
+SMALL = {"engine": {"max_total_tokens": POOL_TOKENS}}
+LAYOUTS = {
+    "a small decode engine": {"prefill-0": {"role": "prefill"}, "decode-0": {"role": "decode", **SMALL}},
+    "a small prefill engine": {"prefill-0": {"role": "prefill", **SMALL}, "decode-0": {"role": "decode"}},
+    "a small unified engine": {"unified-0": {"role": "unified", **SMALL}},
+}
+LENGTHS = (
+    500, 520, 700, 800, 888, 892, 896, 900, 959, 960, 962, 1000, 1015, 1017, 1018, 1019, 1023, 1024, 1025, 1100, 1500,
+)  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_each_is_answered_or_refused(model_dir: Path, adapters: dict[str, Path], tmp_path: Path, layout: str):
+    engine = {
+        "device": "cpu", "max_total_tokens": 8192, "max_running_requests": 8, "chunked_prefill_tokens": 256,
+        "context_length": 2048, "kv_page_tokens": PAGE_TOKENS,
+    }  # fmt: skip
+    names = {name: adapters[name] for name in ("a0", "reft")}
+    with running_cluster(tmp_path, model_dir, names, engine=engine, workers=LAYOUTS[layout]) as cluster:
+        answered = [length for length in LENGTHS if is_answered(cluster, length, "a0", 4)]
+        assert answered == [length for length in LENGTHS if length <= max(answered)], "a longer prompt was answered"
+        assert 800 <= max(answered) < POOL_TOKENS
+        for length in answered[-2:]:  # each answer may be as long as there is room, and then ends
+            assert is_answered(cluster, length, "reft", POOL_TOKENS)
+        assert all(each[2] == 0 for each in cluster.loads().values()), "somebody still holds KV"
+
+
+def is_answered(cluster: RunningCluster, length: int, adapter: str, max_tokens: int) -> bool:
+    """Whether a prompt of that length is answered, not refused, and one behind it is answered either way."""
+    generator = random.Random(length)
+    prompt = [generator.randrange(10, 600) for _ in range(length)]
+    with httpx.Client(base_url=cluster.url, timeout=30) as client:
+        answer = client.post("/v1/completions", json=completion_body(adapter, prompt, max_tokens=max_tokens))
+        assert answer.status_code in (200, 400), f"{length} tokens: {answer.status_code} {answer.text}"
+        if answer.status_code == 400:
+            assert "the maximum allowed length" in answer.text
+        behind = client.post(
+            "/v1/completions", json=completion_body(adapter, [10 + length % 600] + 19 * [7], max_tokens=4)
+        )
+        assert behind.status_code == 200, f"behind one of {length} tokens: {behind.text}"
+        return answer.status_code == 200
