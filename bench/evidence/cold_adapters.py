@@ -177,9 +177,11 @@ def catalog() -> str:
 def punica() -> str:
     """Punica's four distributions of adapters: requests/s of each system, relative to no adapters, and TPOT p50."""
     systems = ("none", "stock", "unified", "pair")
-    rows = []
+    rows, sources = [], set()
     for distribution in ("identical", "uniform", "zipf", "distinct"):
-        figures = result(f"matrix-punica-{distribution}-cpu.json").document["figures"]
+        file = result(f"matrix-punica-{distribution}-cpu.json")
+        sources.add(f"{file.machine}, commit `{file.commit}`")
+        figures = file.document["figures"]
         found = {(each["system"], each["name"]): float(each["value"]) for each in figures}
         rates = [found[system, "answered"] for system in systems]
         paces = [found[system, "TPOT p50"] for system in systems]
@@ -187,4 +189,5 @@ def punica() -> str:
             [distribution]
             + [f"{rate:.2f} ({rate / rates[0]:.2f}) · {pace:.0f} ms" for rate, pace in zip(rates, paces, strict=True)]
         )
-    return markdown(("punica: requests/s (/ none) · TPOT p50", *systems), rows)
+    table = markdown(("punica: requests/s (/ none) · TPOT p50", *systems), rows)
+    return f"{table}\n\n{'; '.join(sorted(sources))}."
