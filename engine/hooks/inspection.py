@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from engine.hooks.guards.prefix_cache import check_prefix_cache
+from engine.hooks.guards.whole_prompts import check_whole_prompts
 from engine.hooks.report import REPORT_DIR_VARIABLE, ROLE_VARIABLE
 from engine.hooks.state import report
 from engine.vital_signs import Vitals
@@ -21,8 +22,10 @@ log = logging.getLogger(__name__)
 
 
 def report_scheduler(result, scheduler):
-    """Report this scheduler's hooks and its number of adapter tensors; raises ValueError for a wrong prefix cache."""
-    check_prefix_cache(os.environ[ROLE_VARIABLE], scheduler.tree_cache, scheduler.server_args)
+    """Report this scheduler's hooks and its number of adapter tensors; raises ValueError for refused settings."""
+    role = os.environ[ROLE_VARIABLE]
+    check_prefix_cache(role, scheduler.tree_cache, scheduler.server_args)
+    check_whole_prompts(role, scheduler.server_args)
     runner = scheduler.tp_worker.model_runner
     own = report()
     own.process = f"scheduler-{scheduler.ps.tp_rank}"

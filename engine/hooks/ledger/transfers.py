@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from engine.hooks.hook import Hook, HookGroup, HookKind, Platform
-from engine.hooks.kv import early_sends, held_rooms, posts, refusals
+from engine.hooks.kv import early_sends, held_rooms, posts, prompt_digests, refusals, reuse
 from engine.hooks.ledger.roles import DECODE
 
 _PREFILL = frozenset({"prefill"})
@@ -73,6 +73,46 @@ GROUPS: tuple[HookGroup, ...] = (
                 roles=DECODE,
                 source_sha256="5b01c6ec3c1a1ba9b180ea751ce272bf7bef01e2d2f3d22663195346ab50e39a",
                 why="the client would wait for a transfer to learn that its request is refused, or get another error",
+            ),
+        ),
+    ),
+    HookGroup(
+        lacking="A check that KV is that of the prompt which the decode engine was asked for",
+        upstream="none; a decode engine compares rooms, but neither lengths nor tokens",
+        remove_when="a decode engine refuses the KV of another prompt",
+        hooks=(
+            Hook(
+                name="prompts_are_digested",
+                target="sglang.srt.disaggregation.utils.MetadataBuffers.set_buf",
+                kind=HookKind.AFTER,
+                fn=prompt_digests.send_digest,
+                roles=_PREFILL,
+                source_sha256="973c40ac4b68e4e1ca57b851a8429cf374ec22f18e90f82a7a16a69aac431fe4",
+                why="each engine makes its own tokens of a request, which may differ by their settings",
+            ),
+            Hook(
+                name="digests_are_compared",
+                target="sglang.srt.disaggregation.decode.DecodeTransferQueue._commit_transfer_to_req",
+                fn=prompt_digests.compare_digest,
+                roles=DECODE,
+                source_sha256="1b1aeca0a46a72996ba8012ea8fa6dffba1258f0d6b353e223b8e8d5502dd11a",
+                why="an answer from another prompt's KV, or from pages that nobody filled, would look like any other",
+            ),
+        ),
+    ),
+    HookGroup(
+        lacking="KV pages that are free when the last step that writes to them has run",
+        upstream="none; pages are free with the result of step k, while step k+1 may still write to one of them",
+        remove_when="a decode engine frees pages after the step that was launched before",
+        hooks=(
+            Hook(
+                name="freed_kv_waits_for_the_running_step",
+                target="sglang.srt.mem_cache.allocator.base.BaseTokenToKVPoolAllocator.merge_and_sort_free",
+                fn=reuse.wait_for_the_running_step,
+                roles=DECODE,
+                platform=Platform.GPU,
+                source_sha256="9da300dfcfcd4aeca46c3aca143895d5db8f3c1ac875ceb4bb8385751bbd4507",
+                why="a token of KV that a prefill engine has just written would be overwritten",
             ),
         ),
     ),

@@ -155,6 +155,28 @@ def test_late_writes_reach_nobody(engines: Engines):
     print(f"its pages were free {freed_s:.2f} s after the last answer")
 
 
+@pytest.mark.parametrize("change", ["another token", "one more", "one less", "a page less"])
+def test_kv_of_another_prompt(engines: Engines, change: str):
+    """The prefill engine reads another prompt than the decode engine was asked for."""
+    prompt = prompt_of(random.Random(change), 300)
+    others = {
+        "another token": [*prompt[:7], prompt[7] ^ 1, *prompt[8:]],
+        "one more": [*prompt, 11],
+        "one less": prompt[:-1],
+        "a page less": prompt[:-100],
+    }
+    asked, read = Room(engines.prefill, prompt, 4), Room(engines.prefill, others[change], 4)
+    read.body |= {key: asked.body[key] for key in ("rid", "bootstrap_room")}
+    leg = threading.Thread(target=read.call, args=(engines.prefill,))
+    leg.start()
+    answer = httpx.post(f"{engines.decode.spec.url}/generate", json=asked.body, timeout=WITHIN_S)
+    leg.join()
+    assert answer.status_code == 500
+    assert "made different tokens of this prompt" in answer.text
+    wait_until(lambda: engines.num_tokens_free() == POOL_TOKENS, FREED_WITHIN_S)
+    assert len(engines.ask(engines.prefill, Room(engines.prefill, prompt, 4))) == 4
+
+
 def test_pages_are_free_when_the_writer_has_gone(engines: Engines):
     lost = give_up(engines, prompt_of(random.Random(6), LOST_TOKENS))
     time.sleep(1.0)
