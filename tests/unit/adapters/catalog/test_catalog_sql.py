@@ -286,8 +286,9 @@ def test_changes_in_order(catalog):
     assert catalog.last_change() == 8
 
 
-def test_waiting_for_a_change(catalog, database):
-    """By another process's catalog."""
+def test_waiting_for_a_change(catalog, database, monkeypatch):
+    """By another process's catalog. PostgreSQL tells us: a look by ourselves would come too late."""
+    monkeypatch.setattr(database_module, "_POSTGRES_POLL_S", 60)
     started = time.monotonic()
     assert catalog.wait_for_change(0, 0.2) == 0
     assert 0.2 <= time.monotonic() - started < 5
@@ -298,7 +299,7 @@ def test_waiting_for_a_change(catalog, database):
         seen: list[float] = []
 
         def wait(sequence=sequence, seen=seen):
-            assert catalog.wait_for_change(sequence, 10) == sequence + 1
+            assert catalog.wait_for_change(sequence, 60) == sequence + 1
             seen.append(time.monotonic())
 
         thread = threading.Thread(target=wait)
@@ -307,7 +308,7 @@ def test_waiting_for_a_change(catalog, database):
         add(other, "bot", sequence)
         committed = time.monotonic()
         thread.join()
-        assert seen[0] - committed < 0.3
+        assert seen[0] - committed < 10
     other.close()
 
 
