@@ -48,7 +48,7 @@ def is_answered(cluster: RunningCluster, length: int, adapter: str, max_tokens: 
     """Whether a prompt of that length is answered, not refused, and one behind it is answered either way."""
     generator = random.Random(length)
     prompt = [generator.randrange(10, 600) for _ in range(length)]
-    with httpx.Client(base_url=cluster.url, timeout=30) as client:
+    with httpx.Client(base_url=cluster.url, timeout=100) as client:
         answer = client.post("/v1/completions", json=completion_body(adapter, prompt, max_tokens=max_tokens))
         assert answer.status_code in (200, 400), f"{length} tokens: {answer.status_code} {answer.text}"
         if answer.status_code == 400:
