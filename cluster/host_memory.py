@@ -57,17 +57,22 @@ def _numbers(path: Path) -> dict[str, int]:
     return {row[0]: int(row[1]) for row in rows if len(row) > 1 and row[1].isdecimal()}
 
 
+def part_for_adapters(shared_bytes: int, free_bytes: int, num_workers: int) -> int:
+    """Bytes of shared memory for the adapters of each worker: of half of it, or of a quarter of what is free."""
+    return min(shared_bytes // 2, free_bytes // 4) // num_workers
+
+
 def with_fitted_default(settings: ResidencyConfig, num_workers: int, folder: Path = SHARED_MEMORY) -> ResidencyConfig:
     """The settings, with a `host_bytes` that cluster.yaml does not set fitted to this host.
 
-    A worker gets its part of half of the shared memory, or of a quarter of the memory that is free if that is less,
-    as from `prelude init`; but at least the schema's default, if its part of all shared memory has room for it.
+    A worker gets what `prelude init` would give it, but at least the schema's default, if its part of all shared memory
+    has room for that.
     """
     if "host_bytes" in settings.model_fields_set:
         return settings
     total, num_workers = shutil.disk_usage(folder).total, max(1, num_workers)
-    wanted = min(total // 2, (available_bytes() or 0) // 4) // num_workers
-    fitted = settings.model_copy(update={"host_bytes": min(max(settings.host_bytes, wanted), total // num_workers)})
+    part = part_for_adapters(total, available_bytes() or 0, num_workers)
+    fitted = settings.model_copy(update={"host_bytes": min(max(settings.host_bytes, part), total // num_workers)})
     fitted.model_fields_set.discard("host_bytes")
     return fitted
 

@@ -13,7 +13,7 @@ import yaml
 from adapters.model.footprint import ITEM_BYTES, expert_bytes
 from cluster.config.schema import AdapterLimits
 from cluster.errors import ConfigError
-from cluster.host_memory import available_bytes, gib
+from cluster.host_memory import available_bytes, gib, part_for_adapters
 from cluster.local.memory_plan import CPU_SHARE, GPU_SHARE, MIN_TOKENS, ModelSizes, can_divide, engine_memory
 
 _TYPICAL_RANK = 16
@@ -88,7 +88,7 @@ def initial_config(model: Path, sizes: ModelSizes, host: Host, pools: Pools) -> 
     limits = AdapterLimits()
     tp, all_slots = pools.tensor_parallel, (limits.slots + 1) * sizes.adapter_bytes(limits.max_rank)
     holders, typical = pools.prefill + pools.unified, sizes.adapter_bytes(_TYPICAL_RANK)
-    host_bytes = min(host.shared_bytes // 2, host.free_bytes // 4) // holders
+    host_bytes = part_for_adapters(host.shared_bytes, host.free_bytes, holders)
     share = (
         f"half of /dev/shm's free {gib(host.shared_bytes)} or a quarter of the free memory ({gib(host.free_bytes)}), "
         f"whichever is less, divided by {holders}"

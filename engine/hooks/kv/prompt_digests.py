@@ -29,9 +29,9 @@ def compare_digest(original, queue, waiting):
     from sglang.srt.disaggregation.utils import prepare_abort
 
     request = waiting.req
-    ids = list(request.origin_input_ids)
+    ids = request.origin_input_ids
     if getattr(request, "pd_rebootstrap_in_progress", False):  # the prefill engine has read its answer so far, too
-        ids += request.output_ids
+        ids = [*ids, *request.output_ids]
     buffers, index = queue.metadata_buffers, waiting.metadata_buffer_index
     row = buffers.cached_tokens[index]
     theirs, ours = (int(row[_LENGTH]), int(row[_CHECKSUM])), _digest(ids)
@@ -56,5 +56,5 @@ def compare_digest(original, queue, waiting):
 
 def _digest(ids) -> tuple[int, int]:
     """The number of ids and a checksum of them, as numbers of 32 bits with a sign."""
-    checksum = zlib.crc32(array("q", ids).tobytes())
+    checksum = zlib.crc32(array("q", ids))
     return len(ids), checksum - (1 << 32) if checksum >> 31 else checksum

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from engine.hooks.hook import Hook, HookGroup, HookKind, Platform
-from engine.hooks.kv import early_sends, held_rooms, posts, prompt_digests, refusals, reuse
+from engine.hooks.kv import early_sends, held_rooms, page_reuse, posts, prompt_digests, refusals
 from engine.hooks.ledger.roles import DECODE
 
 _PREFILL = frozenset({"prefill"})
@@ -108,7 +108,7 @@ GROUPS: tuple[HookGroup, ...] = (
             Hook(
                 name="freed_kv_waits_for_the_running_step",
                 target="sglang.srt.mem_cache.allocator.base.BaseTokenToKVPoolAllocator.merge_and_sort_free",
-                fn=reuse.wait_for_the_running_step,
+                fn=page_reuse.wait_for_the_running_step,
                 roles=DECODE,
                 platform=Platform.GPU,
                 source_sha256="9da300dfcfcd4aeca46c3aca143895d5db8f3c1ac875ceb4bb8385751bbd4507",

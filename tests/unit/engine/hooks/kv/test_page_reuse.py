@@ -17,7 +17,7 @@ import torch
 from sglang.srt.mem_cache.allocator.base import BaseTokenToKVPoolAllocator as Base
 from sglang.srt.mem_cache.allocator.paged import PagedTokenToKVPoolAllocator
 from sglang.srt.mem_cache.allocator.token import TokenToKVPoolAllocator
-from engine.hooks.kv.reuse import wait_for_the_running_step
+from engine.hooks.kv.page_reuse import wait_for_the_running_step
 
 waits = []
 torch.cuda.synchronize = waits.append
