@@ -74,6 +74,7 @@ class EngineSupervisor:
 
     Without `hang_timeouts` nothing looks for hangs. With them, somebody must ask the engine's HTTP server at least once
     a second; `num_answers` says how many answers came, `is_warm` whether an incarnation has answered requests.
+    `before_start` runs in a thread before each start, which does not happen if it raises EngineError.
     """
 
     def __init__(
@@ -85,6 +86,7 @@ class EngineSupervisor:
         hang_timeouts: Timeouts | None = None,
         num_answers: Callable[[], int] = lambda: 0,
         is_warm: Callable[[str], bool] = lambda _incarnation: True,
+        before_start: Callable[[], None] = lambda: None,
     ) -> None:
         self._spec = spec
         self._start_timeout_s = start_timeout_s
@@ -92,6 +94,7 @@ class EngineSupervisor:
         self._hang_timeouts = hang_timeouts
         self._num_answers = num_answers
         self._is_warm = is_warm
+        self._before_start = before_start
         self.progress = 0  # changes while the engine works on requests
         self._process: asyncio.subprocess.Process | None = None
         self._left_behind: set[Path] = set()
@@ -126,6 +129,7 @@ class EngineSupervisor:
     async def _run_once(self) -> None:
         """Run the engine once. Always ends with EngineError or cancellation."""
         self._set(EngineStatus.STARTING, reason="the engine is starting")
+        await asyncio.to_thread(self._before_start)
         await self._spawn()
         reports = await self._wait_until_up()
         log.info("engine up", extra={"fields": {"pids": [report.pid for report in reports]}})

@@ -110,6 +110,8 @@ class PrefillAgent(AdapterHolder):
             reason = (
                 f"its KV has pages of {theirs.kv_page_tokens or 1} tokens, and this engine's of {ours.kv_page_tokens}"
             )
+        if theirs.base_weights not in ("", ours.base_weights):
+            reason = "its base model has other weights than this worker's; give both the same files in model.path"
         if theirs.engine_version not in ("", ours.engine_version):
             reason = f"it runs SGLang {theirs.engine_version}, not {ours.engine_version}"
         if reason and self._unfit.get(peer.name) != reason:

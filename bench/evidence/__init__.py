@@ -81,6 +81,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "early-sends": pairs.early_sends,
     "chat": pairs.chat,
     "kv-pages": pairs.kv_pages,
+    "pages-under-load": pairs.pages_under_load,
     "pair-goodput": pairs.goodput,
     "one-gpu-goodput": pairs.goodput_of_one_gpu,
     "pair-first-tokens": pairs.first_tokens,

@@ -30,11 +30,20 @@ _CHAT = {
     "as SGLang does: what the cache has of a prompt leaves first": result("matrix-chat-h100x2-pair.json"),
     "all of a prompt leaves together": result("matrix-chat-h100x2-pair-one-send.json"),
 }
-_KV_PAGES = result("kv-pages-cpu.json")
+_KV_PAGES = {"two CPU cores": result("kv-pages-cpu.json"), "two H200": result("kv-pages-h200x2.json")}
+_PAGES = {
+    page: [result(f"matrix-pages-h200x2-{page}{turn}.json") for turn in ("", "-again")] for page in (1, 64)
+}  # fmt: skip
+_STAGES = (
+    ("prefill-0", "prefill_forward"),
+    ("prefill-0", "prefill_transfer_kv_cache"),
+    ("decode-0", "decode_transferred"),
+)
 _STREAMS = {
     "two CPU cores": result("streams-cpu.json"),
     "H100, 8B": result("streams-h100-llama-3.1-8b.json"),
     "H100, 0.5B": result("streams-h100-qwen2.5-0.5b.json"),
+    "another H100, 0.5B": result("streams-h100-qwen2.5-0.5b-bound.json"),
 }
 
 
@@ -161,14 +170,7 @@ def chat() -> str:
                 f"{fmean(each['requests_per_s'] for each in summaries):.1f}",
                 f"{fmean(each['prompt_tokens'] / each['num_requests'] for each in summaries):.0f}",
                 f"{cached:.0%}",
-                *(
-                    f"{fmean(each[worker][stage] for each in stages):.0f} ms"
-                    for worker, stage in (
-                        ("prefill-0", "prefill_forward"),
-                        ("prefill-0", "prefill_transfer_kv_cache"),
-                        ("decode-0", "decode_transferred"),
-                    )
-                ),
+                *(f"{fmean(each[worker][stage] for each in stages):.0f} ms" for worker, stage in _STAGES),
             )
         )
     header = (
@@ -180,19 +182,44 @@ def chat() -> str:
 
 def kv_pages() -> str:
     """What one prompt's KV takes between two processes, pages next to one another or anywhere at both ends."""
-    found: dict[tuple[int, int], dict[str, dict[str, Any]]] = {}
-    for row in _KV_PAGES.document["rows"]:
-        found.setdefault((row["prompt_tokens"], row["page_tokens"]), {})[row["places"]] = row
+    blocks: dict[tuple[int, int], int] = {}
+    found: dict[tuple[int, int], list[str]] = {}
+    for file in _KV_PAGES.values():
+        for row in file.document["rows"]:
+            blocks[row["prompt_tokens"], row["page_tokens"]] = row["blocks"]
+            found.setdefault((row["prompt_tokens"], row["page_tokens"]), []).append(f"{row['ms']:.1f} ms")
     rows = [
-        (
-            f"{prompt} tokens, pages of {page}",
-            f"{places['scattered']['blocks']}",
-            *(f"{places[place]['ms']:.0f} ms" for place in ("contiguous", "scattered")),
-            f"{places['scattered']['ms'] / places['contiguous']['ms']:.1f}",
-        )
-        for (prompt, page), places in sorted(found.items())
+        (f"{prompt} tokens, pages of {page}", str(blocks[prompt, page]), *times)
+        for (prompt, page), times in sorted(found.items())
     ]
-    return markdown(("8B's sizes", "pages of K and V, all layers", "contiguous", "scattered", "ratio"), rows)
+    places = [f"{machine}, {place}" for machine in _KV_PAGES for place in ("contiguous", "scattered")]
+    return markdown(("8B's sizes", "pages of K and V, all layers", *places), rows)
+
+
+def pages_under_load() -> str:
+    """A pair with pages of one token of KV and of 64, the same loads; means of two starts, there and back."""
+    rows = []
+    for cell, text in (("pioneer, n = 32", "256 + 64 tokens"), ("chat, n = 32", "conversations")):
+        for page, files in _PAGES.items():
+            loads = [load for file in files for load in file.document["loads"] if load["cell"] == cell]
+            summaries = [load["summary"] for load in loads]
+            rows.append(
+                (
+                    f"{text}, pages of {page}",
+                    ", ".join(f"{each['requests_per_s']:.1f}" for each in summaries),
+                    *(f"{fmean(each['ttft_ms'][key] for each in summaries):.0f} ms" for key in ("mean", "p50", "p90")),
+                    f"{fmean(each['tpot_ms']['mean'] for each in summaries):.2f} ms",
+                    *(
+                        f"{fmean(load['stages_ms'][worker][stage] for load in loads):.0f} ms"
+                        for worker, stage in _STAGES
+                    ),
+                )
+            )
+    header = (
+        "32 adapters, 64 at a time", "requests/s", "TTFT mean", "p50", "p90", "TPOT mean", "in its prefill batch",
+        "in its transfer", "decode waits for KV",
+    )  # fmt: skip
+    return markdown(header, rows)
 
 
 def streams() -> str:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from adapters.errors import BaseModelInvalid
 from adapters.model.base_model import BaseModel
+from adapters.model.base_weights import weights_digest
 from cluster.agent.kv_transfer import check_kv_transfers
 from cluster.config.fields import is_loopback
 from cluster.config.schema import ClusterConfig
@@ -30,6 +31,14 @@ def base_model_of(config: ClusterConfig) -> BaseModel:
     """Read the base model's configuration. Raises ConfigError."""
     try:
         return BaseModel.read(config.model.path)
+    except BaseModelInvalid as error:
+        raise ConfigError(f"model.path: {error}") from error
+
+
+def base_weights_of(config: ClusterConfig) -> str:
+    """Digest of the base model's files. Raises ConfigError."""
+    try:
+        return weights_digest(config.model.path)
     except BaseModelInvalid as error:
         raise ConfigError(f"model.path: {error}") from error
 

@@ -21,7 +21,7 @@ import uvloop
 from prometheus_client import CollectorRegistry
 
 from cluster.agent.engine_metrics import EngineMetrics
-from cluster.agent.engine_spec import base_model_of, fitted_spec, guarded
+from cluster.agent.engine_spec import base_model_of, base_weights_of, fitted_spec, guarded
 from cluster.agent.peers import Peers
 from cluster.agent.worker_metrics import WorkerMetrics
 from cluster.config.schema import ClusterConfig
@@ -34,7 +34,7 @@ from cluster.control.transport import Transport
 from cluster.control.worker import AdapterOperations
 from cluster.control.worker_state import WorkerStateHub
 from cluster.control.worker_watch import WorkerWatch
-from cluster.errors import WorkerStopping
+from cluster.errors import ConfigError, WorkerStopping
 from engine.client import EngineClient
 from engine.errors import EngineError, EngineUnreachable
 from engine.hang_watch import Timeouts
@@ -90,6 +90,7 @@ class WorkerAgent:
         self.scratch = scratch
         self.worker = config.workers[name]
         self.base = base_model_of(config)
+        self._base_weights = base_weights_of(config)
         self.transport = Transport.of(config, name)
         self.spec = guarded(fitted_spec(config, name, scratch / "engine", self.base), self.transport, name)
         self.hub = WorkerStateHub()
@@ -167,6 +168,7 @@ class WorkerAgent:
             hang_timeouts=_hang_timeouts(settings),
             num_answers=lambda: self.engine.num_answers,
             is_warm=lambda incarnation: self._warm_incarnation == incarnation,
+            before_start=self._check_weights,
         )
         self.tracing = start_tracing(trace_settings(self.config.tracing), "prelude-worker", self.name)
         async with contextlib.AsyncExitStack() as stack:
@@ -265,7 +267,20 @@ class WorkerAgent:
             tensor_parallel=self.spec.tensor_parallel,
             engine_key=self.spec.keys.requests if self.spec.keys else "",
             kv_page_tokens=self.spec.kv_page_tokens,
+            base_weights=self._base_weights,
         )
+
+    def _check_weights(self) -> None:
+        """Raise EngineError if the next engine would load other weights than this worker is known for."""
+        try:
+            found = base_weights_of(self.config)
+        except ConfigError as error:
+            raise EngineError(str(error)) from error
+        if found != self._base_weights:
+            raise EngineError(
+                f"the files of {self.config.model.path} have changed since this worker started: restart the worker, "
+                "and all others that are to exchange KV with it"
+            )
 
     @property
     def registry(self) -> CollectorRegistry:

@@ -101,6 +101,8 @@ SHOWN_ELSEWHERE = {
     "prompts_are_digested": "tests/cluster/faults/test_late_kv_writes.py::test_kv_of_another_prompt",
     "digests_are_compared": "tests/cluster/faults/test_late_kv_writes.py::test_kv_of_another_prompt",
     "freed_kv_waits_for_the_running_step": "tests/unit/engine/hooks/kv/test_page_reuse.py",
+    "prompts_take_whole_pages": "tests/unit/engine/hooks/kv/test_whole_pages.py; every test of test_pair_bfloat16.py",
+    "finished_requests_free_whole_pages": "tests/unit/engine/hooks/kv/test_whole_pages.py; test_pair_bfloat16.py",
     "refused_prompts_send_no_kv": "tests/cluster/faults/test_long_prompts.py",
     "refused_answers_take_no_kv": "tests/cluster/faults/test_long_prompts.py",
     "unlike_prefill_engines_are_declined": "tests/unit/engine/hooks/kv/test_unlike_peers.py",

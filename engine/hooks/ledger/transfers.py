@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from engine.hooks.hook import Hook, HookGroup, HookKind, Platform
-from engine.hooks.kv import early_sends, held_rooms, page_reuse, posts, prompt_digests, refusals
+from engine.hooks.kv import early_sends, held_rooms, page_reuse, posts, prompt_digests, refusals, whole_pages
 from engine.hooks.ledger.roles import DECODE
 
 _PREFILL = frozenset({"prefill"})
@@ -113,6 +113,29 @@ GROUPS: tuple[HookGroup, ...] = (
                 platform=Platform.GPU,
                 source_sha256="9da300dfcfcd4aeca46c3aca143895d5db8f3c1ac875ceb4bb8385751bbd4507",
                 why="a token of KV that a prefill engine has just written would be overwritten",
+            ),
+        ),
+    ),
+    HookGroup(
+        lacking="KV pages of several tokens that a decode engine takes and frees without waiting for its GPU",
+        upstream="none; the prefix cache frees whole pages by `free_segment`, a decode engine's ChunkCache not yet",
+        remove_when="ChunkCache calls `free_segment`, and a prompt's pages are taken without copies to the GPU",
+        hooks=(
+            Hook(
+                name="prompts_take_whole_pages",
+                target="sglang.srt.disaggregation.decode.alloc_for_decode_prealloc",
+                fn=whole_pages.take_whole_pages,
+                roles=DECODE,
+                source_sha256="686c3d1b33b6e5ee34175ebde94d1f1a925119922339b4b6362f9156ca9795d5",
+                why="each prompt would make the scheduler wait for four copies to the GPU",
+            ),
+            Hook(
+                name="finished_requests_free_whole_pages",
+                target="sglang.srt.mem_cache.chunk_cache.ChunkCache.cache_finished_req",
+                fn=whole_pages.free_whole_pages,
+                roles=DECODE,
+                source_sha256="ff9d455e45ce8dbea5259ac9bce9e6700e075f108891733f3e417cd308de6bcc",
+                why="each finished request would make the scheduler wait for a search on the GPU",
             ),
         ),
     ),

@@ -62,7 +62,9 @@ class Watched:
 
 
 @asynccontextmanager
-async def watched_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Watched]:
+async def watched_engine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before_start: Callable[[], None] = lambda: None
+) -> AsyncIterator[Watched]:
     monkeypatch.setattr(supervisor, "OBSERVE_S", 0.1)
     monkeypatch.setattr(hang_watch, "_MAX_COUNTED_S", 0.15)
     port = free_port()
@@ -80,6 +82,7 @@ async def watched_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Asy
         engine.snapshots.append,
         hang_timeouts=Timeouts(HANG_S, 300.0),
         num_answers=lambda: client.num_answers,
+        before_start=before_start,
     )
 
     async def poll() -> None:
@@ -104,6 +107,25 @@ async def watched_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Asy
 
 def schedulers_of(snapshot: EngineSnapshot) -> list[int]:
     return [report.pid for report in snapshot.reports if report.process == "scheduler-0"]
+
+
+def test_an_engine_that_must_not_start(tmp_path: Path, monkeypatch):
+    started = engine_spec("prefill", tmp_path, tmp_path / "scratch").report_dir
+    found: list[bool] = []
+
+    def check() -> None:
+        found.append(any(started.rglob("*")))
+        if len(found) < 3:
+            raise EngineError(f"the weights are others, {len(found)}")
+
+    async def scenario() -> None:
+        async with watched_engine(tmp_path, monkeypatch, check) as engine:
+            reasons = [each.reason for each in engine.snapshots if each.status is EngineStatus.DOWN]
+            assert reasons == ["the weights are others, 1", "the weights are others, 2"]
+            assert found == [False, False, False]  # nothing was started before
+
+    monkeypatch.setattr(supervisor, "_BACKOFF_S", (0.05,))
+    asyncio.run(scenario())
 
 
 # The KV thread is one of the scheduler's, so either can be found silent first.

@@ -15,6 +15,7 @@ from cluster.config.schema import ClusterConfig
 from cluster.control import control_pb2 as pb
 from cluster.local.ports import with_ports
 from decode_worker.agent import DecodeAgent
+from engine.errors import EngineError
 from engine.supervisor import EngineSnapshot, EngineStatus
 from prefill_worker.agent import PrefillAgent
 
@@ -97,3 +98,19 @@ def test_pairs_with_a_suspected_engine_are_warmed_again(config: ClusterConfig, t
                 await state_where(agent, ready=True)
 
     asyncio.run(scenario())
+
+
+def test_an_engine_does_not_start_with_other_weights_than_its_worker_is_known_for(
+    config: ClusterConfig, tmp_path: Path
+):
+    weights = tmp_path / "model.safetensors"
+    weights.write_bytes(b"some weights")
+    agent = PrefillAgent(config, "p0", tmp_path / "scratch")
+    agent._check_weights()
+    assert agent.describe().base_weights
+    weights.write_bytes(b"other weights")
+    with pytest.raises(EngineError, match=f"{tmp_path} have changed since this worker started: restart the worker"):
+        agent._check_weights()
+    (tmp_path / "config.json").unlink()
+    with pytest.raises(EngineError, match=r"model\.path: .* cannot be read"):
+        agent._check_weights()
