@@ -90,6 +90,11 @@ _TOO_LONG = re.compile(
     r"tokens in the input messages or the completion to fit within the limit\."
     r"|max_completion_tokens is too large: \d+\.This model supports at most \d+ completion tokens\."
 )
+# The same where the KV cache is smaller than the model's context. Its remedy is an option that engines are refused.
+_TOO_LONG_FOR_THE_CACHE = re.compile(
+    r"Input length \((\d+) tokens\) exceeds the maximum allowed length \((\d+) tokens\)\. "
+    r"Use a shorter input or enable --allow-auto-truncate\."
+)
 # Nor of KV transfers that fail. The text before a request id, which is the router's, has no room for a client's either.
 _TRANSFER_FAILED = re.compile(r"(?:Prefill|Decode) (?:bootstrap|handshake|transfer) failed for request ")
 
@@ -112,12 +117,17 @@ def engine_error(status: int, body: bytes, worker: str) -> AttemptError:
         return EngineFailure(f"the engine of worker {worker} does not know the router", worker=worker)
     if 400 <= status < 500 and status not in (408, 429, 499):
         message, param = _readable(reported.message, reported.param)
+        if too_long := _TOO_LONG_FOR_THE_CACHE.fullmatch(reported.message):
+            message = (
+                f"The input ({too_long[1]} tokens) is longer than the longest that is served here "
+                f"({int(too_long[2]) - 1} tokens)."
+            )
         return EngineRefusal(
             message or "the engine refused the request",
             worker=worker,
             http_status=status,
             param=param,
-            is_too_long=_TOO_LONG.fullmatch(reported.message) is not None,
+            is_too_long=too_long is not None or _TOO_LONG.fullmatch(reported.message) is not None,
         )
     is_busy = status in (429, 503)
     what = "has too many requests" if is_busy else f"failed with status {status}"

@@ -52,7 +52,9 @@ def is_answered(cluster: RunningCluster, length: int, adapter: str, max_tokens: 
         answer = client.post("/v1/completions", json=completion_body(adapter, prompt, max_tokens=max_tokens))
         assert answer.status_code in (200, 400), f"{length} tokens: {answer.status_code} {answer.text}"
         if answer.status_code == 400:
-            assert "the maximum allowed length" in answer.text
+            error = answer.json()["error"]
+            assert error["code"] == "context_length_exceeded"
+            assert f"The input ({length} tokens) is longer than the " in error["message"]
         behind = client.post(
             "/v1/completions", json=completion_body(adapter, [10 + length % 600] + 19 * [7], max_tokens=4)
         )

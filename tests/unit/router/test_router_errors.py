@@ -25,6 +25,12 @@ from router.errors import (
 from router.fleet import worker_errors
 from router.fleet.worker_errors import engine_error, ensure_adapter_error
 
+# An engine refuses prompts of as many tokens as its bound, too.
+FULL_CACHE = (
+    "Input length (900 tokens) exceeds the maximum allowed length (891 tokens). "
+    "Use a shorter input or enable --allow-auto-truncate."
+)
+
 
 @pytest.mark.parametrize(
     ("error", "status", "kind", "code"),
@@ -88,12 +94,19 @@ def test_the_status_of_a_missing_adapter_is_the_hooks() -> None:
     ("message", "code"),
     [
         ("The input (3 tokens) is longer than the model's context length (2 tokens).", "context_length_exceeded"),
+        (FULL_CACHE, "context_length_exceeded"),
+        (f"tools: {FULL_CACHE}", "invalid_request"),
         ("tools: 'is longer than the model's context length'", "invalid_request"),
         ("x The input (3 tokens) is longer than the model's context length (2 tokens).", "invalid_request"),
     ],
 )
 def test_a_code_is_not_chosen_by_a_text_that_quotes_the_client(message: str, code: str) -> None:
     assert engine_error(400, json.dumps({"message": message, "code": 400}).encode(), "d0").code == code
+
+
+def test_a_prompt_longer_than_the_kv_cache_is_told_the_limit() -> None:
+    error = engine_error(400, json.dumps({"message": FULL_CACHE, "code": 400}).encode(), "d0")
+    assert str(error) == "The input (900 tokens) is longer than the longest that is served here (890 tokens)."
 
 
 @pytest.mark.parametrize(
