@@ -15,6 +15,7 @@ import time
 import uuid
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
@@ -74,7 +75,8 @@ class EngineSupervisor:
 
     Without `hang_timeouts` nothing looks for hangs. With them, somebody must ask the engine's HTTP server at least once
     a second; `num_answers` says how many answers came, `is_warm` whether an incarnation has answered requests.
-    `before_start` runs in a thread before each start, which does not happen if it raises EngineError.
+    `check_files` runs in a thread before each start and again when the engine is up, and raises EngineError if what the
+    engine reads is not what it should be: then the engine is ended, and started later.
     """
 
     def __init__(
@@ -86,7 +88,7 @@ class EngineSupervisor:
         hang_timeouts: Timeouts | None = None,
         num_answers: Callable[[], int] = lambda: 0,
         is_warm: Callable[[str], bool] = lambda _incarnation: True,
-        before_start: Callable[[], None] = lambda: None,
+        check_files: Callable[[], None] = lambda: None,
     ) -> None:
         self._spec = spec
         self._start_timeout_s = start_timeout_s
@@ -94,7 +96,8 @@ class EngineSupervisor:
         self._hang_timeouts = hang_timeouts
         self._num_answers = num_answers
         self._is_warm = is_warm
-        self._before_start = before_start
+        self._check_files = check_files
+        self._checks = ThreadPoolExecutor(1, thread_name_prefix="check-files")  # of its own: a mount may hang for good
         self.progress = 0  # changes while the engine works on requests
         self._process: asyncio.subprocess.Process | None = None
         self._left_behind: set[Path] = set()
@@ -129,9 +132,10 @@ class EngineSupervisor:
     async def _run_once(self) -> None:
         """Run the engine once. Always ends with EngineError or cancellation."""
         self._set(EngineStatus.STARTING, reason="the engine is starting")
-        await asyncio.to_thread(self._before_start)
+        await self._files_checked()
         await self._spawn()
         reports = await self._wait_until_up()
+        await self._files_checked()  # they may have changed while it read them
         log.info("engine up", extra={"fields": {"pids": [report.pid for report in reports]}})
         self._output.has_clients = True
         self._set(EngineStatus.UP, incarnation=uuid.uuid4().hex[:12], reports=reports)
@@ -147,6 +151,14 @@ class EngineSupervisor:
             hangs.cancel()
         dead = [report.process for report in reports if not is_alive(report.pid)]
         raise EngineError(f"the engine's {', '.join(dead)} process ended; its worker's log has its last output")
+
+    async def _files_checked(self) -> None:
+        """Raises EngineError if the files are wrong, or not read within the time that an engine has to start."""
+        try:
+            async with asyncio.timeout(self._start_timeout_s):
+                await asyncio.get_running_loop().run_in_executor(self._checks, self._check_files)
+        except TimeoutError:
+            raise EngineError(f"the model's files could not be read within {self._start_timeout_s:g} s") from None
 
     async def _look_for_hangs(self) -> None:
         """Publish what is suspicious. Raises EngineError if the engine hangs."""

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from pathlib import Path
 
+from adapters.model.base_weights import are_known_to_differ
 from cluster.agent.kv_transfer import cuts_between
 from cluster.config.schema import ClusterConfig
 from cluster.control import control_pb2 as pb
@@ -110,7 +111,9 @@ class PrefillAgent(AdapterHolder):
             reason = (
                 f"its KV has pages of {theirs.kv_page_tokens or 1} tokens, and this engine's of {ours.kv_page_tokens}"
             )
-        if theirs.base_weights not in ("", ours.base_weights):
+        if theirs.dtype not in ("", ours.dtype):
+            reason = f"its model.dtype is {theirs.dtype}, and this worker's {ours.dtype}"
+        if are_known_to_differ(ours.base_weights, theirs.base_weights):
             reason = "its base model has other weights than this worker's; give both the same files in model.path"
         if theirs.engine_version not in ("", ours.engine_version):
             reason = f"it runs SGLang {theirs.engine_version}, not {ours.engine_version}"

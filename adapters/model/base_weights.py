@@ -19,18 +19,25 @@ _MIN_SAMPLES = 8  # of each file
 _SAMPLE_BYTES = 256
 _READS_AT_A_TIME = 32  # a volume over an object store takes some 0.1 s for each
 _NOT_IDENTITY = ("_name_or_path", "transformers_version")  # of config.json: who wrote it, and where
+_EDITION = "1"  # of the way in which the digest is computed; another needs another number
 
 
-def weights_digest(model_dir: Path | str) -> str:
-    """Digest of `config.json` and of the weights' names, sizes and a sample of their bytes; 32 hexadecimal digits.
+def are_known_to_differ(ours: str, theirs: str) -> bool:
+    """True for two digests of the same edition that differ. Others, or none, say nothing of one another."""
+    return ours != theirs and ours.partition(":")[0] == theirs.partition(":")[0]
 
+
+def weights_digest(model_dir: Path | str, overrides: str = "") -> str:
+    """Digest of `config.json`, what the engine is told in its place, and the weights: "1:" and 32 hexadecimal digits.
+
+    Of the weights it takes their names, sizes and a sample of their bytes.
     The sample is some 256 KiB, spread evenly, so large models take no longer. Weights that were trained on differ
     nearly everywhere. A change of a few numbers can be missed. A directory without weights, as for
     `--load-format dummy`, has the digest of its `config.json`. Raises BaseModelInvalid if a file cannot be read.
     """
     folder = Path(model_dir)
     BaseModel.read(folder)  # its errors say what is wrong with config.json
-    digest = hashlib.blake2b(digest_size=16)
+    digest = hashlib.blake2b(overrides.encode(), digest_size=16)
     try:
         config = json.loads((folder / "config.json").read_bytes())
         kept = {key: value for key, value in config.items() if key not in _NOT_IDENTITY}
@@ -39,7 +46,7 @@ def weights_digest(model_dir: Path | str) -> str:
             digest.update(part)
     except OSError as error:
         raise BaseModelInvalid(f"{error.filename or folder} cannot be read ({error.strerror})") from error
-    return digest.hexdigest()
+    return f"{_EDITION}:{digest.hexdigest()}"
 
 
 def _weights_of(folder: Path) -> list[Path]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -24,6 +25,12 @@ from process.addresses import host_and_port
 
 _LONGEST_SOCKET_PATH = 107  # bytes: `sun_path` of Linux, less its end
 _A_SOCKET = "engine/tmp/tmp12345678"  # in the agent's folder; the last part as Python's tempfile names it
+_MODEL_OVERRIDES = "--json-model-override-args"
+_REFUSED = {
+    "--tokenizer-worker-num": "SGLang asks for no key then, and whoever reaches the engine could use it; leave it out",
+    "--model-path": "give model.path instead, which its peers are told of",
+    "--dtype": "give model.dtype instead, which its peers are told of",
+}
 PEER_ROLES = {"prefill": "decode", "decode": "prefill"}  # the other ends of KV transfers
 
 
@@ -35,10 +42,12 @@ def base_model_of(config: ClusterConfig) -> BaseModel:
         raise ConfigError(f"model.path: {error}") from error
 
 
-def base_weights_of(config: ClusterConfig) -> str:
-    """Digest of the base model's files. Raises ConfigError."""
+def base_weights_of(config: ClusterConfig, name: str) -> str:
+    """Digest of the base model that a worker's engine loads. Raises ConfigError."""
+    engine = config.engine_of(name)
+    overrides = _values_of(_MODEL_OVERRIDES, (*engine.extra_arguments, *engine.more_arguments))
     try:
-        return weights_digest(config.model.path)
+        return weights_digest(config.model.path, "\n".join(overrides))
     except BaseModelInvalid as error:
         raise ConfigError(f"model.path: {error}") from error
 
@@ -73,11 +82,10 @@ def check_socket_paths(name: str, scratch: Path) -> None:
 def engine_spec(config: ClusterConfig, name: str, scratch: Path) -> EngineSpec:
     """One worker's engine spec as configured."""
     worker, engine, limits = config.workers[name], config.engine_of(name), config.adapter_limits
-    if "--tokenizer-worker-num" in (*engine.extra_arguments, *engine.more_arguments):
-        raise ConfigError(
-            f"worker {name}: with --tokenizer-worker-num SGLang asks for no key, and whoever reaches the engine could "
-            "use it; leave it out"
-        )
+    extra_arguments = (*engine.extra_arguments, *engine.more_arguments)
+    for option, remedy in _REFUSED.items():
+        if _values_of(option, extra_arguments):
+            raise ConfigError(f"worker {name}: its engine's arguments have {option}; {remedy}")
     return EngineSpec(
         role=worker.role,
         device=engine.device,
@@ -98,7 +106,7 @@ def engine_spec(config: ClusterConfig, name: str, scratch: Path) -> EngineSpec:
         adapters=AdapterSlots(limits.slots, limits.max_rank, limits.target_modules, limits.max_expert_rank)
         if worker.holds_adapters
         else None,
-        extra_arguments=(*engine.extra_arguments, *engine.more_arguments),
+        extra_arguments=extra_arguments,
         scratch=scratch,
         visible_gpus=_visible_gpus(config, name),
         traces=_traces(config, name),
@@ -107,6 +115,16 @@ def engine_spec(config: ClusterConfig, name: str, scratch: Path) -> EngineSpec:
         nodes=first_node(worker),
         max_events_per_s=engine.max_events_per_s,
     )
+
+
+def _values_of(option: str, arguments: tuple[str, ...]) -> list[str]:
+    """The values given to an option, which argparse takes as `--option=value`, too, and abbreviated to `--op`."""
+    found = []
+    for argument, following in itertools.zip_longest(arguments, arguments[1:], fillvalue=""):
+        given, is_joined, value = argument.partition("=")
+        if len(given) >= len("--op") and option.startswith(given):
+            found.append(value if is_joined else following)
+    return found
 
 
 def first_node(worker: WorkerConfig) -> EngineNodes | None:

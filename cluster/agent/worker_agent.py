@@ -90,7 +90,7 @@ class WorkerAgent:
         self.scratch = scratch
         self.worker = config.workers[name]
         self.base = base_model_of(config)
-        self._base_weights = base_weights_of(config)
+        self._base_weights = base_weights_of(config, name)
         self.transport = Transport.of(config, name)
         self.spec = guarded(fitted_spec(config, name, scratch / "engine", self.base), self.transport, name)
         self.hub = WorkerStateHub()
@@ -168,7 +168,7 @@ class WorkerAgent:
             hang_timeouts=_hang_timeouts(settings),
             num_answers=lambda: self.engine.num_answers,
             is_warm=lambda incarnation: self._warm_incarnation == incarnation,
-            before_start=self._check_weights,
+            check_files=self._check_weights,
         )
         self.tracing = start_tracing(trace_settings(self.config.tracing), "prelude-worker", self.name)
         async with contextlib.AsyncExitStack() as stack:
@@ -268,12 +268,13 @@ class WorkerAgent:
             engine_key=self.spec.keys.requests if self.spec.keys else "",
             kv_page_tokens=self.spec.kv_page_tokens,
             base_weights=self._base_weights,
+            dtype=self.spec.dtype,
         )
 
     def _check_weights(self) -> None:
-        """Raise EngineError if the next engine would load other weights than this worker is known for."""
+        """Raise EngineError if an engine loads other weights than this worker is known for."""
         try:
-            found = base_weights_of(self.config)
+            found = base_weights_of(self.config, self.name)
         except ConfigError as error:
             raise EngineError(str(error)) from error
         if found != self._base_weights:

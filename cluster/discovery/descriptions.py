@@ -28,8 +28,7 @@ def check_description(description: pb.WorkerDescription, *, role: str, model: st
     found = ROLES.get(description.role, "unknown")
     if found != role:
         raise DescriptionRefused(f"its role is {found}, where {role} workers are looked for")
-    if description.model != model:
-        raise DescriptionRefused(f"it serves the model {_shown(description.model)}, not {model!r}")
+    check_model(description, model)
     _check_url(description.engine_url)
     if role == "prefill":
         if not _HOST.fullmatch(description.kv_host):
@@ -60,3 +59,9 @@ def _check_url(url: str) -> None:
 
 def _shown(value: str) -> str:
     return repr(value if len(value) <= _MAX_SHOWN else f"{value[:_MAX_SHOWN]}…")
+
+
+def check_model(description: pb.WorkerDescription, model: str) -> None:
+    """Raise DescriptionRefused if its engine serves another base model, by name."""
+    if description.model != model:
+        raise DescriptionRefused(f"it serves the model {_shown(description.model)}, not {model!r}")

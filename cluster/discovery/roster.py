@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Generic, Protocol, TypeVar
 
 from cluster.control import control_pb2 as pb
-from cluster.discovery.descriptions import check_description
+from cluster.discovery.descriptions import check_description, check_model
 from cluster.discovery.source import Endpoint, WorkerSource, keep_following
 from cluster.errors import DescriptionRefused
 
@@ -194,19 +194,19 @@ class Roster(Generic[F]):
     def _described(self, contact: Contact, description: pb.WorkerDescription) -> None:
         if contact.left.is_set():
             return
-        if not contact.is_listed:
-            try:
-                self._check(contact, description)
-            except DescriptionRefused as refusal:
+        try:
+            self._check(contact, description)
+        except DescriptionRefused as refusal:
+            if not contact.is_listed:
                 self._release(contact)
-                if contact.refusal != str(refusal):
-                    fields = {"address": contact.endpoint.address, "reason": str(refusal)}
-                    log.warning("worker refused", extra={"fields": fields})
-                contact.refusal = str(refusal)
-                self._owner.changed()
-                raise
-            if contact.name != description.name:
-                self._release(contact)
+            if contact.refusal != str(refusal):
+                fields = {"address": contact.endpoint.address, "reason": str(refusal)}
+                log.warning("worker refused", extra={"fields": fields})
+            contact.refusal = str(refusal)
+            self._owner.changed()
+            raise
+        if not contact.is_listed and contact.name != description.name:
+            self._release(contact)
         was_known = bool(contact.name)
         contact.refusal = ""
         contact.is_live, contact.agent_id = True, description.agent_id
@@ -218,6 +218,10 @@ class Roster(Generic[F]):
             self._owner.changed()
 
     def _check(self, contact: Contact, description: pb.WorkerDescription) -> None:
+        """Raise DescriptionRefused. The name, role and address of a worker in cluster.yaml are those given there."""
+        if contact.is_listed:
+            check_model(description, self._model)
+            return
         check_description(description, role=contact.endpoint.role, model=self._model)
         listed = self._members.get(description.name)
         if listed is not None and listed.is_listed:

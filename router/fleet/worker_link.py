@@ -184,6 +184,11 @@ class WorkerLink:
             log.info("call refused", extra={"fields": {**fields, "reason": details, "code": code.name}})
             metadata = {str(key): str(value) for key, value in error.trailing_metadata() or ()}
             raise ensure_adapter_error(code, details, metadata, self.view.name) from error
+        except asyncio.CancelledError:
+            if (task := asyncio.current_task()) is not None and task.cancelling():
+                raise
+            # The channel was closed for a new one with newer certificates: nobody knows what became of the call.
+            raise WorkerLost(f"the connection to worker {self.view.name} was closed", worker=self.view.name) from None
         finally:
             self.end_use()
 

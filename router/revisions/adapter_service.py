@@ -73,7 +73,8 @@ class AdapterService:
         self._library: AdapterLibrary | None = None
         self._resolver: CachedResolver | None = None
         # By the tenant that asks, whose turn it has to wait for, and the reference.
-        self._lookups: dict[tuple[str | None, str], asyncio.Task[_Outcome]] = {}
+        self._lookups: dict[tuple[str | None, str], asyncio.Task[_Outcome]] = {}  # that requests may join
+        self._running_lookups: set[asyncio.Task[_Outcome]] = set()
         self._lookup_turns = TenantTurns(_AT_ONCE, waiting=_WAITING)
         self._call_turns = TenantTurns(_AT_ONCE, waiting=_WAITING)
         self._lookup_threads = ThreadPoolExecutor(_LOOKUP_THREADS, "resolve")
@@ -113,9 +114,10 @@ class AdapterService:
             yield
         finally:
             importing.cancel()
-            for lookup in tuple(self._lookups.values()):
+            lookups = tuple(self._running_lookups)
+            for lookup in lookups:
                 lookup.cancel()
-            await asyncio.gather(importing, *self._lookups.values(), return_exceptions=True)
+            await asyncio.gather(importing, *lookups, return_exceptions=True)
             # A daemon, because the event loop waits for its own threads at its end and a database may hang.
             closing = threading.Thread(target=self.close, name="close adapters", daemon=True)
             closing.start()
@@ -203,10 +205,11 @@ class AdapterService:
         key = tenant, reference
         lookup = self._lookups.get(key)
         if lookup is None:
-            if len(self._lookups) >= _MAX_LOOKUPS:
-                raise CatalogUnavailable(f"{len(self._lookups)} other names are being looked up; try again")
+            if len(self._running_lookups) >= _MAX_LOOKUPS:
+                raise CatalogUnavailable(f"{len(self._running_lookups)} other names are being looked up; try again")
             lookup = asyncio.create_task(self._look_up(reference, tenant), name="look up")
             self._lookups[key] = lookup
+            self._running_lookups.add(lookup)
             lookup.add_done_callback(lambda done: self._forget(key, done))
         try:
             async with asyncio.timeout(self._resolve_timeout_s):
@@ -227,7 +230,9 @@ class AdapterService:
             return error.with_traceback(None)
 
     def _forget(self, key: tuple[str | None, str], done: asyncio.Task[_Outcome]) -> None:
-        del self._lookups[key]
+        self._running_lookups.discard(done)
+        if self._lookups.get(key) is done:
+            del self._lookups[key]
         if not done.cancelled():
             done.exception()  # marks it as retrieved; the waiting requests have raised it
 
@@ -266,6 +271,7 @@ class AdapterService:
         if self._resolver is not None:
             with suppress(CatalogUnavailable):  # the periodic refresh catches up
                 await self._in_thread(self._call_threads, self._resolver.refresh, _RESOLVE_TIMEOUT_S)
+        self._lookups.clear()  # later requests must not join one that may have read the catalog before the change
 
     @property
     def _opened_library(self) -> AdapterLibrary:

@@ -54,7 +54,7 @@ class Peer(WorkerControlServicer):
     def __init__(self, name: str, engine_url: str = "") -> None:
         self.hub = WorkerStateHub()
         self.hub.update(engine_state=pb.ENGINE_STATE_UP, incarnation=f"{name}-1")
-        self.description = pb.WorkerDescription(name=name, engine_url=engine_url)
+        self.description = pb.WorkerDescription(name=name, model="demo", engine_url=engine_url)
         self.address = ""
 
     async def Describe(self, request, context) -> pb.WorkerDescription:

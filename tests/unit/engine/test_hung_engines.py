@@ -9,6 +9,7 @@ import os
 import re
 import signal
 import sys
+import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -63,7 +64,7 @@ class Watched:
 
 @asynccontextmanager
 async def watched_engine(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before_start: Callable[[], None] = lambda: None
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, check_files: Callable[[], None] = lambda: None
 ) -> AsyncIterator[Watched]:
     monkeypatch.setattr(supervisor, "OBSERVE_S", 0.1)
     monkeypatch.setattr(hang_watch, "_MAX_COUNTED_S", 0.15)
@@ -82,7 +83,7 @@ async def watched_engine(
         engine.snapshots.append,
         hang_timeouts=Timeouts(HANG_S, 300.0),
         num_answers=lambda: client.num_answers,
-        before_start=before_start,
+        check_files=check_files,
     )
 
     async def poll() -> None:
@@ -115,16 +116,42 @@ def test_an_engine_that_must_not_start(tmp_path: Path, monkeypatch):
 
     def check() -> None:
         found.append(any(started.rglob("*")))
-        if len(found) < 3:
+        if len(found) in (1, 2, 4):
             raise EngineError(f"the weights are others, {len(found)}")
 
     async def scenario() -> None:
         async with watched_engine(tmp_path, monkeypatch, check) as engine:
             reasons = [each.reason for each in engine.snapshots if each.status is EngineStatus.DOWN]
-            assert reasons == ["the weights are others, 1", "the weights are others, 2"]
-            assert found == [False, False, False]  # nothing was started before
+            assert reasons == [f"the weights are others, {number}" for number in (1, 2, 4)]
+            assert found[:4] == [False, False, False, True]  # the third engine came up, with files that had changed
+            assert len(found) == 6
+            assert [each.status for each in engine.snapshots].count(EngineStatus.UP) == 1
 
     monkeypatch.setattr(supervisor, "_BACKOFF_S", (0.05,))
+    asyncio.run(scenario())
+
+
+def test_files_that_cannot_be_read_in_time(tmp_path: Path, monkeypatch):
+    come = threading.Event()
+    monkeypatch.setattr(supervisor, "_BACKOFF_S", (0.05,))
+    spec = dataclasses.replace(
+        engine_spec("prefill", tmp_path, tmp_path / "scratch"), host="127.0.0.1", port=free_port()
+    )
+    snapshots: list[EngineSnapshot] = []
+
+    def read() -> None:
+        come.wait(WITHIN_S)
+
+    async def scenario() -> None:
+        supervised = EngineSupervisor(spec, 0.2, snapshots.append, check_files=read)
+        running = asyncio.create_task(supervised.run())
+        async with asyncio.timeout(WITHIN_S):
+            while not any("could not be read within 0.2 s" in each.reason for each in snapshots):  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+        running.cancel()
+        come.set()
+        await asyncio.gather(running, return_exceptions=True)
+
     asyncio.run(scenario())
 
 

@@ -14,7 +14,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from adapters.errors import BaseModelInvalid
-from adapters.model.base_weights import weights_digest
+from adapters.model.base_weights import are_known_to_differ, weights_digest
 
 CONFIG = {
     "architectures": ["LlamaForCausalLM"], "num_hidden_layers": 4, "hidden_size": 64, "intermediate_size": 128,
@@ -96,7 +96,20 @@ def test_copies_and_links_have_the_same_digest(model: Path, tmp_path: Path):
     for path in model.iterdir():  # as in a Hugging Face cache
         (tmp_path / "linked" / path.name).symlink_to(path)
     assert weights_digest(tmp_path / "copy") == weights_digest(tmp_path / "linked") == weights_digest(model)
-    assert re.fullmatch("[0-9a-f]{32}", weights_digest(model))
+
+
+def test_digests_of_one_edition_are_compared(model: Path):
+    digest = weights_digest(model)
+    assert re.fullmatch("1:[0-9a-f]{32}", digest)
+    assert are_known_to_differ(digest, weights_digest(model, '{"rope_theta": 1}'))
+    assert not any(are_known_to_differ(digest, theirs) for theirs in (digest, "", digest.replace("1:", "2:")))
+
+
+def test_another_way_to_compute_it_needs_another_edition(tmp_path: Path):
+    """Workers of two releases that compute it differently would refuse each other."""
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    (tmp_path / "model.safetensors").write_bytes(bytes(range(256)) * 5000)
+    assert weights_digest(tmp_path) == "1:3ce554ed4b7ff024e8298f9fa68c9c2d"
 
 
 def test_a_directory_without_weights_and_files_of_other_kinds(model: Path):

@@ -209,6 +209,20 @@ def test_a_name_of_cluster_yaml_is_taken_even_while_its_worker_is_down(caplog):
     assert len([record for record in caplog.records if record.getMessage() == "worker refused"]) == 1
 
 
+def test_a_worker_of_cluster_yaml_with_another_model_is_refused_and_stays_a_member(caplog):
+    async def scenario(roster: Roster, owner: Owner, source: Source) -> None:
+        follower = owner.followers[A]
+        for _ in range(2):
+            with pytest.raises(DescriptionRefused, match=f"it serves the model 'v2', not '{MODEL}'"):
+                follower.describe(**BASE | {"name": "elsewhere", "model": "v2"})
+        assert owner.members == {"a": A}
+        assert caplog.text.count("worker refused") == 1
+        follower.describe(**BASE | {"name": "a"})
+        assert owner.members == {"a": A}
+
+    with_roster(scenario, listed={"a": ("decode", A)})
+
+
 def test_another_worker_may_answer_at_an_address():
     async def scenario(roster: Roster, owner: Owner, source: Source) -> None:
         owner.followers[A].describe("d0")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import time
 from pathlib import Path
@@ -9,11 +10,12 @@ from typing import Any
 
 import pytest
 import yaml
+from support.clusters.paired_agents import MODEL
 
-from cluster.agent.engine_spec import engine_spec
+from cluster.agent.engine_spec import base_weights_of, engine_spec
 from cluster.config.load import dump_cluster_config, load_cluster_config
 from cluster.config.schema import ClusterConfig
-from cluster.errors import StartError
+from cluster.errors import ConfigError, StartError
 from cluster.local import gpus as gpus_module
 from cluster.local.gpus import Gpu, HostGpus, lay_out, list_gpus, with_host_gpus
 from engine.arguments import command, environment
@@ -235,6 +237,30 @@ def test_bad_replicas_are_refused(workers: str, words: str, tmp_path: Path):
     with pytest.raises(Exception, match=r"replicas|port") as caught:
         replicas(f"workers:\n{workers}", tmp_path)
     assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "given", [["--dtype", "float16"], ["--dtype=half"], ["--dt", "half"], ["--model", "other"], ["--model-path=other"]]
+)
+def test_what_peers_are_told_is_not_among_the_arguments(given: list[str]):
+    found = config({"p": P, "d": {**D, "engine": {"more_arguments": given}}})
+    engine_spec(found, "p", Path("/scratch"))
+    with pytest.raises(ConfigError, match=r"worker d: its engine's arguments have --(dtype|model-path); give model\."):
+        engine_spec(found, "d", Path("/scratch"))
+
+
+def test_what_replaces_config_json_is_part_of_the_model(tmp_path: Path):
+    (tmp_path / "config.json").write_text(json.dumps(MODEL))
+    options = (["--json-model-override-args", "{}"], ["--json-model-override-args={}"], [], ["--load-format", "dummy"])
+    digests = []
+    for given in options:
+        data = {
+            "model": {"path": tmp_path, "name": "demo"},
+            "workers": {"p": P, "d": D},
+            "engine": {"extra_arguments": given},
+        }
+        digests.append(base_weights_of(ClusterConfig.model_validate(data), "p"))
+    assert digests[0] == digests[1] != digests[2] == digests[3]
 
 
 def test_more_arguments_are_added():

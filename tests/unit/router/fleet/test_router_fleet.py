@@ -8,6 +8,7 @@ import pytest
 from support.router_stand_ins import eventually, running_cluster
 
 from router.errors import WorkerLost
+from router.management.worker_calls import on_each
 
 REVISION = f"sha256:{1:064x}"
 
@@ -56,6 +57,33 @@ def test_a_link_for_each_worker() -> None:
             assert cluster.prefill[0].ensured == [REVISION]
             with pytest.raises(WorkerLost, match="no worker p9"):
                 cluster.fleet.link("p9")
+
+    asyncio.run(scenario())
+
+
+def test_a_call_that_a_new_connection_cuts_has_failed() -> None:
+    """As when the certificates were replaced: its channel is closed for a new one."""
+
+    async def scenario() -> None:
+        async with running_cluster() as cluster:
+            link = cluster.fleet.link("p0")
+
+            class Stub:
+                async def EvictAdapter(self, *_, **__):
+                    raise asyncio.CancelledError
+
+                async def EnsureAdapter(self, *_, **__):
+                    await asyncio.sleep(60)
+
+            link._stub = Stub()  # type: ignore[assignment]
+            outcomes = await on_each(["p0"], lambda _name: link.evict_adapter(REVISION, False, 5))
+            assert outcomes.all_failed
+            assert isinstance(outcomes.errors["p0"], WorkerLost)
+            asking = asyncio.create_task(link.ensure_adapter(REVISION, 5, tenant="acme"))
+            await asyncio.sleep(0.05)
+            asking.cancel()  # by who asked
+            with pytest.raises(asyncio.CancelledError):
+                await asking
 
     asyncio.run(scenario())
 

@@ -110,6 +110,40 @@ class TestNames:
 
         asyncio.run(scenario())
 
+    def test_after_a_change_nobody_joins_a_lookup_from_before(self, tmp_path: Path) -> None:
+        """A lookup has read the old row and is slow; the alias moves; who asks then gets the new one."""
+
+        async def scenario() -> None:
+            adapters = managed_adapters(tmp_path, **DIRECTORIES)
+            async with following(adapters):
+                assert adapters._resolver is not None
+                was_read, go_on = threading.Event(), threading.Event()
+                found = await adapters.resolve("a0")
+                answers = iter([("old", True), ("new", False)])
+
+                def resolve(_: str) -> Any:
+                    name, is_slow = next(answers)
+                    if is_slow:
+                        was_read.set()
+                        go_on.wait(60)
+                    return name
+
+                adapters._resolver.lookup = lambda _: None  # type: ignore[method-assign]
+                adapters._resolver.resolve = resolve  # type: ignore[method-assign, assignment]
+                before = asyncio.create_task(adapters.resolve("a0"))
+                await asyncio.to_thread(was_read.wait, 30)
+                await adapters.refresh()
+                try:
+                    assert await asyncio.wait_for(adapters.resolve("a0"), 30) == "new"
+                finally:
+                    go_on.set()
+                assert await before == "old"
+                assert not adapters._lookups
+                assert not adapters._running_lookups
+                assert found.revision_id == REVISION_ID
+
+        asyncio.run(scenario())
+
     def test_a_slow_catalog_has_a_deadline(self, tmp_path: Path) -> None:
         async def scenario() -> None:
             adapters = managed_adapters(tmp_path, **DIRECTORIES)
