@@ -131,7 +131,8 @@ def command(spec: EngineSpec) -> list[str]:
     if spec.role in ("prefill", "decode"):
         arguments |= {"disaggregation-mode": spec.role, "disaggregation-transfer-backend": "nixl"}
     if spec.role == "decode" and spec.max_total_tokens is not None and spec.max_total_tokens < 8 * _RESERVED_TOKENS:
-        arguments["num-reserved-decode-tokens"] = spec.max_total_tokens // 8  # prompts have the rest
+        # Prompts have the rest. A page at least, since retracted requests come back in whole pages.
+        arguments["num-reserved-decode-tokens"] = max(spec.max_total_tokens // 8, spec.kv_page_tokens)
     optional = {
         "max-total-tokens": spec.max_total_tokens,
         "context-length": spec.context_length,

@@ -145,7 +145,7 @@ SHOWN_ELSEWHERE = {
     "kv_progress_thread_naps": "tests/unit/engine/hooks/kv/test_kv_progress.py",
     "heartbeats_begin_anew": "tests/unit/engine/hooks/kv/test_kv_heartbeats.py",
     "failed_kv_rooms_are_held": "tests/unit/engine/hooks/kv/test_kv_held_rooms.py; test_late_kv_writes.py",
-    "held_kv_rooms_end_beside_retracted": "tests/unit/engine/hooks/kv/test_kv_held_rooms.py",
+    "kv_transfers_end_beside_retracted": "test_late_kv_writes.py; tests/unit/engine/hooks/kv/test_kv_held_rooms.py",
     "posts_are_noted": "tests/cluster/faults/test_late_kv_writes.py; tests/unit/engine/hooks/kv/test_kv_posts.py",
     "aborts_are_answered": "tests/cluster/faults/test_late_kv_writes.py; tests/unit/engine/hooks/kv/test_kv_posts.py",
     "failed_transfers_keep_their_source": "tests/unit/engine/hooks/kv/test_kv_posts.py",

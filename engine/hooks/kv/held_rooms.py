@@ -144,14 +144,19 @@ def _answer(scheduler, waiting) -> None:
 
 
 def end_beside_retracted(result, scheduler):
-    """Free the pages of failed rooms while retracted requests wait for pages, which SGLang does not."""
+    """Take requests whose KV has arrived or failed out of the queue, also while retracted requests wait for pages.
+
+    SGLang looks at no transfer then. But if nothing runs, only they can free pages: a retracted request comes back when
+    its tokens, what is reserved for its answer, and what is reserved for all others have room.
+    """
     from sglang.srt.disaggregation.base import KVPoll
 
     queue = scheduler.disagg_decode_transfer_queue
     if not scheduler.disagg_decode_prealloc_queue.retracted_queue or not queue.queue or queue.enable_staging:
         return result
     polls = queue._poll_with_metadata_gate()
-    failed = [each.req.rid for each, poll in zip(queue.queue, polls, strict=True) if poll == KVPoll.Failed]
-    if failed:
-        queue.pop_transferred(failed)
+    ended = (KVPoll.Failed,) if scheduler.enable_hisparse else (KVPoll.Failed, KVPoll.Success)
+    requests = [each.req.rid for each, poll in zip(queue.queue, polls, strict=True) if poll in ended]
+    if requests:
+        scheduler.waiting_queue.extend(queue.pop_transferred(requests))
     return result

@@ -194,11 +194,14 @@ def note_posts(original, manager, queue, *args, **kwargs):
     return original(manager, _NotingQueue(queue, _posts), *args, **kwargs)
 
 
-def answer_aborts(result, _manager, message):
+def answer_aborts(result, manager, message):
     """Close a room that a decode engine asks about, and answer once nothing of it is under way.
 
     The question is `ABORT, room, address, port` and a fifth part, which the answer repeats. Decode engines ask until
     they have the answer, so none is kept here. SGLang's own notice has four parts, and gets no answer.
+
+    The places of the room's KV are forgotten, four bytes for each page. SGLang keeps those of a request that ends
+    before its prompt is read.
     """
     if len(message) != 5 or message[0] != b"ABORT" or len(message[4]) > _MAX_QUESTION_BYTES:
         return result
@@ -206,6 +209,8 @@ def answer_aborts(result, _manager, message):
         room, host, port = int(message[1]), message[2].decode("ascii"), int(message[3])
         _posts.close(room)
         if _posts.are_done(room):
+            if room in manager.transfer_infos:
+                manager.transfer_infos[room] = {}  # not removed: the scheduler may be about to look it up
             _sender.send(host, port, [QUIET, message[4]])
     except ValueError as error:
         log.debug("a question about a KV room that cannot be answered: %s", error)

@@ -154,13 +154,13 @@ GROUPS: tuple[HookGroup, ...] = (
                 why="pages that are written to late would give another request a wrong answer",
             ),
             Hook(
-                name="held_kv_rooms_end_beside_retracted",
+                name="kv_transfers_end_beside_retracted",
                 target="sglang.srt.disaggregation.decode.SchedulerDisaggregationDecodeMixin.process_decode_queue",
                 kind=HookKind.AFTER,
                 fn=held_rooms.end_beside_retracted,
                 roles=DECODE,
                 source_sha256="869d4787e7c58f939b2e61500623f19d23df1190c2cce8c81c777826b20c20c0",
-                why="SGLang looks at no transfer while retracted requests wait, which may wait for the held pages",
+                why="SGLang looks at no transfer while retracted requests wait, and these may wait for its pages",
             ),
             Hook(
                 name="posts_are_noted",

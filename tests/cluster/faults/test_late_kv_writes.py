@@ -55,6 +55,11 @@ class Engines:
         assert rank["max_total_num_tokens"] == POOL_TOKENS
         return rank["max_total_num_tokens"] - rank["num_used_tokens"] - rank["num_waiting_reqs"]
 
+    def requests_in(self, queue: str) -> int:
+        """The number of requests in one of the decode engine's queues."""
+        rank = httpx.get(f"{self.decode.spec.url}/v1/loads", timeout=30).json()["loads"][0]
+        return rank["disaggregation"][f"{queue}_reqs"]
+
 
 class Room:
     """One request to two engines."""
@@ -175,6 +180,41 @@ def test_kv_of_another_prompt(engines: Engines, change: str):
     assert "made different tokens of this prompt" in answer.text
     wait_until(lambda: engines.num_tokens_free() == POOL_TOKENS, FREED_WITHIN_S)
     assert len(engines.ask(engines.prefill, Room(engines.prefill, prompt, 4))) == 4
+
+
+def test_a_retracted_request_and_kv_that_has_arrived_do_not_wait_for_each_other(engines: Engines):
+    """Nothing runs but them: one holds the pages that the other needs to go on, and goes on itself once it is asked.
+
+    Of 2,000 tokens 250 are reserved for an answer. Two requests run; a third comes, whose KV is late. They run out of
+    pages after some 455 tokens each. One goes on to its 520, and ends. The other needs 855, and the third leaves 820.
+    """
+    generator = random.Random(8)
+    for prefill in (engines.slow, engines.prefill):
+        assert len(engines.ask(prefill, Room(prefill, prompt_of(generator, 150), 4))) == 4
+    prompts = [prompt_of(generator, length) for length in (10, 150)]
+    both = [Room(engines.prefill, prompt, 520) for prompt in prompts]
+    late = Room(engines.slow, prompt_of(generator, 930), 286)
+    threads = [threading.Thread(target=engines.ask, args=(engines.prefill, room)) for room in both]
+    for thread in threads:
+        thread.start()
+    wait_until(lambda: all(room.tokens for room in both), WITHIN_S)
+    engines.writes.begin()
+    threads.append(threading.Thread(target=engines.ask, args=(engines.slow, late)))
+    threads[-1].start()
+    wait_until(lambda: engines.requests_in("decode_transfer_queue") == 1, WITHIN_S)
+    assert max(len(room.tokens) for room in both) < 300, "too late to take pages from those that run"
+    assert both[0].ended.wait(WITHIN_S)
+    time.sleep(1.0)
+    assert engines.requests_in("decode_retracted_queue") == 1, "nobody waits for pages: this proves nothing"
+    engines.writes.end(WITHIN_S)
+    assert late.ended.wait(WITHIN_S), "its KV has arrived, and it waits for the retracted request"
+    assert both[1].ended.wait(WITHIN_S), "it waits for pages"
+    for thread in threads:
+        thread.join()
+    assert len(late.tokens) == 286
+    wait_until(lambda: engines.num_tokens_free() == POOL_TOKENS, FREED_WITHIN_S)
+    alone = [engines.ask(engines.prefill, Room(engines.prefill, prompt, 520)) for prompt in prompts]
+    assert [room.tokens for room in both] == alone
 
 
 def test_pages_are_free_when_the_writer_has_gone(engines: Engines):

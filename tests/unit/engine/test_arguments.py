@@ -58,6 +58,8 @@ def test_a_small_decode_engine_reserves_less_for_answers():
 
     found = [reserved("d", tokens) for tokens in (None, 4096, 1024)]
     assert (found, reserved("p", 1024)) == ([None, None, "128"], None)
+    paged = replace(engine_spec(CONFIG, "d", Path("/scratch")), max_total_tokens=1024, kv_page_tokens=256)
+    assert dict(itertools.pairwise(command(paged)))["--num-reserved-decode-tokens"] == "256"  # a page, at least
 
 
 def test_experts_run_in_triton_on_gpus_where_lora_may_be_on_them():

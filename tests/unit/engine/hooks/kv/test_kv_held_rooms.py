@@ -245,7 +245,7 @@ def stream_output(requests, _):
 
 metrics = SimpleNamespace(enable_metrics=False)
 scheduler = SimpleNamespace(
-    spec_algorithm=None, enable_decode_hicache=False, enable_hisparse=False, metrics_reporter=metrics,
+    waiting_queue=[], spec_algorithm=None, enable_decode_hicache=False, enable_hisparse=False, metrics_reporter=metrics,
     output_streamer=SimpleNamespace(stream_output=stream_output),
     server_args=SimpleNamespace(disaggregation_transfer_backend="nixl"),
 )

@@ -216,9 +216,12 @@ def test_a_room_is_quiet_once_nothing_of_it_is_under_way(
     number, received = port
     posts.begin_chunk(ROOM)
     manager.agent.transfer("kv")
-    assert module.answer_aborts(True, None, question(number)) is True
+    manager.transfer_infos = {ROOM: {"decode:0": b"its pages"}, OTHER: {"decode:0": b"others"}}
+    assert module.answer_aborts(True, manager, question(number)) is True
+    assert manager.transfer_infos[ROOM], "its writes are under way"
     agent.states["kv"] = "DONE"
-    module.answer_aborts(True, None, question(number, text=b"q2"))
+    module.answer_aborts(True, manager, question(number, text=b"q2"))
+    assert manager.transfer_infos == {ROOM: {}, OTHER: {"decode:0": b"others"}}
     assert received() == [module.QUIET, b"q2"]  # and nothing for the first
     with pytest.raises(Exception, match="has failed"):
         manager.agent.transfer("more")
@@ -236,7 +239,7 @@ def test_a_room_is_quiet_once_nothing_of_it_is_under_way(
     ],
 )
 def test_other_messages_close_nothing(posts: Posts, manager: Manager, message: list[bytes]):
-    assert module.answer_aborts(None, None, message) is None
+    assert module.answer_aborts(None, manager, message) is None
     assert not posts._closed
 
 
@@ -245,7 +248,7 @@ def test_other_messages_close_nothing(posts: Posts, manager: Manager, message: l
 )
 def test_nobody_can_be_answered_at_a_bad_address(posts: Posts, manager: Manager, host: bytes, port: bytes, monkeypatch):
     monkeypatch.setattr(module, "_sender", MessageSender())
-    assert module.answer_aborts(True, None, [b"ABORT", b"7", host, port, b"q"]) is True
+    assert module.answer_aborts(True, manager, [b"ABORT", b"7", host, port, b"q"]) is True
     assert not module._sender._sockets
 
 
