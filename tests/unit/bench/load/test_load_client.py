@@ -95,6 +95,7 @@ def test_where_the_adapter_was_is_kept_if_the_server_says_it(said: str | None, k
     assert ask(MockServer(answer)).residency == kept
 
 
+@pytest.mark.alone
 def test_a_real_clock_agrees_with_the_stamps_of_the_server():
     """Medians: how late single events are is up to what else the machine does."""
     server = MockServer(first_s=0.02, gap_s=0.002)
@@ -109,6 +110,7 @@ def test_a_real_clock_agrees_with_the_stamps_of_the_server():
     assert statistics.median(errors_s) < 0.001
 
 
+@pytest.mark.alone  # another test's processes would be measured, too
 def test_first_tokens_are_right_within_a_millisecond():
     """Of forty requests, beside as many that a bare connection sends in turn: both include the server's own work.
 
