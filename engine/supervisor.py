@@ -135,12 +135,12 @@ class EngineSupervisor:
         await self._files_checked()
         await self._spawn()
         reports = await self._wait_until_up()
-        await self._files_checked()  # they may have changed while it read them
-        log.info("engine up", extra={"fields": {"pids": [report.pid for report in reports]}})
-        self._output.has_clients = True
-        self._set(EngineStatus.UP, incarnation=uuid.uuid4().hex[:12], reports=reports)
         pids = [report.pid for report in reports]
         self._left_behind = _own_shared_memory(pids)
+        await self._files_checked()  # they may have changed while it read them
+        log.info("engine up", extra={"fields": {"pids": pids}})
+        self._output.has_clients = True
+        self._set(EngineStatus.UP, incarnation=uuid.uuid4().hex[:12], reports=reports)
         hangs = asyncio.create_task(self._look_for_hangs(), name="hang-watch")
         try:
             while all(is_alive(pid) for pid in pids):  # grandchildren: only /proc shows their end

@@ -194,10 +194,11 @@ def test_a_retracted_request_and_kv_that_has_arrived_do_not_wait_for_each_other(
     prompts = [prompt_of(generator, length) for length in (10, 150)]
     both = [Room(engines.prefill, prompt, 520) for prompt in prompts]
     late = Room(engines.slow, prompt_of(generator, 930), 286)
-    threads = [threading.Thread(target=engines.ask, args=(engines.prefill, room)) for room in both]
-    for thread in threads:
-        thread.start()
-    wait_until(lambda: all(room.tokens for room in both), WITHIN_S)
+    threads: list[threading.Thread] = []
+    for room in both:  # the longer one comes second: with fewer tokens generated it is the one to be retracted
+        threads.append(threading.Thread(target=engines.ask, args=(engines.prefill, room)))
+        threads[-1].start()
+        wait_until(lambda room=room: bool(room.tokens), WITHIN_S)
     engines.writes.begin()
     threads.append(threading.Thread(target=engines.ask, args=(engines.slow, late)))
     threads[-1].start()

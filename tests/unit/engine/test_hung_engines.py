@@ -113,9 +113,13 @@ def schedulers_of(snapshot: EngineSnapshot) -> list[int]:
 def test_an_engine_that_must_not_start(tmp_path: Path, monkeypatch):
     started = engine_spec("prefill", tmp_path, tmp_path / "scratch").report_dir
     found: list[bool] = []
+    schedulers: list[int] = []
 
     def check() -> None:
         found.append(any(started.rglob("*")))
+        if len(found) == 4:
+            schedulers.append(read_vitals(started, "scheduler-0").pid)
+            assert all(path.exists() for path in hangable_engine.shared_memory(schedulers[0]))
         if len(found) in (1, 2, 4):
             raise EngineError(f"the weights are others, {len(found)}")
 
@@ -125,6 +129,7 @@ def test_an_engine_that_must_not_start(tmp_path: Path, monkeypatch):
             assert reasons == [f"the weights are others, {number}" for number in (1, 2, 4)]
             assert found[:4] == [False, False, False, True]  # the third engine came up, with files that had changed
             assert len(found) == 6
+            assert not any(path.exists() for path in hangable_engine.shared_memory(schedulers[0]))
             assert [each.status for each in engine.snapshots].count(EngineStatus.UP) == 1
 
     monkeypatch.setattr(supervisor, "_BACKOFF_S", (0.05,))
