@@ -42,12 +42,10 @@ def base_model_of(config: ClusterConfig) -> BaseModel:
         raise ConfigError(f"model.path: {error}") from error
 
 
-def base_weights_of(config: ClusterConfig, name: str) -> str:
-    """Digest of the base model that a worker's engine loads. Raises ConfigError."""
-    engine = config.engine_of(name)
-    overrides = _values_of(_MODEL_OVERRIDES, (*engine.extra_arguments, *engine.more_arguments))
+def base_weights_of(spec: EngineSpec) -> str:
+    """Digest of the base model that an engine loads. Raises ConfigError."""
     try:
-        return weights_digest(config.model.path, "\n".join(overrides))
+        return weights_digest(spec.model_path, "\n".join(_values_of(_MODEL_OVERRIDES, spec.extra_arguments)))
     except BaseModelInvalid as error:
         raise ConfigError(f"model.path: {error}") from error
 

@@ -90,9 +90,9 @@ class WorkerAgent:
         self.scratch = scratch
         self.worker = config.workers[name]
         self.base = base_model_of(config)
-        self._base_weights = base_weights_of(config, name)
         self.transport = Transport.of(config, name)
         self.spec = guarded(fitted_spec(config, name, scratch / "engine", self.base), self.transport, name)
+        self._base_weights = base_weights_of(self.spec)
         self.hub = WorkerStateHub()
         self.metrics = WorkerMetrics(name, self.role)
         export_expiry(self.metrics.registry, lambda: self.transport.validity)
@@ -274,12 +274,12 @@ class WorkerAgent:
     def _check_weights(self) -> None:
         """Raise EngineError if an engine loads other weights than this worker is known for."""
         try:
-            found = base_weights_of(self.config, self.name)
+            found = base_weights_of(self.spec)
         except ConfigError as error:
             raise EngineError(str(error)) from error
         if found != self._base_weights:
             raise EngineError(
-                f"the files of {self.config.model.path} have changed since this worker started: restart the worker, "
+                f"the files of {self.spec.model_path} have changed since this worker started: restart the worker, "
                 "and all others that are to exchange KV with it"
             )
 

@@ -259,7 +259,7 @@ def test_what_replaces_config_json_is_part_of_the_model(tmp_path: Path):
             "workers": {"p": P, "d": D},
             "engine": {"extra_arguments": given},
         }
-        digests.append(base_weights_of(ClusterConfig.model_validate(data), "p"))
+        digests.append(base_weights_of(engine_spec(ClusterConfig.model_validate(data), "p", tmp_path)))
     assert digests[0] == digests[1] != digests[2] == digests[3]
 
 
