@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from statistics import fmean, median
 from typing import Any
 
@@ -32,8 +33,9 @@ _CHAT = {
 }
 _KV_PAGES = {"two CPU cores": result("kv-pages-cpu.json"), "two H200": result("kv-pages-h200x2.json")}
 _PAGES = {
-    page: [result(f"matrix-pages-h200x2-{page}{turn}.json") for turn in ("", "-again")] for page in (1, 64)
-}  # fmt: skip
+    machine: {page: [result(f"matrix-pages-{files}-{page}{turn}.json") for turn in ("", "-again")] for page in (1, 64)}
+    for machine, files in (("two H200", "h200x2"), ("two H100", "h100x2"))
+}
 _STAGES = (
     ("prefill-0", "prefill_forward"),
     ("prefill-0", "prefill_transfer_kv_cache"),
@@ -199,13 +201,15 @@ def kv_pages() -> str:
 def pages_under_load() -> str:
     """A pair with pages of one token of KV and of 64, the same loads; means of two starts, there and back."""
     rows = []
-    for cell, text in (("pioneer, n = 32", "256 + 64 tokens"), ("chat, n = 32", "conversations")):
-        for page, files in _PAGES.items():
+    for (cell, text), (machine, by_page) in product(
+        (("pioneer, n = 32", "256 + 64 tokens"), ("chat, n = 32", "conversations")), _PAGES.items()
+    ):
+        for page, files in by_page.items():
             loads = [load for file in files for load in file.document["loads"] if load["cell"] == cell]
             summaries = [load["summary"] for load in loads]
             rows.append(
                 (
-                    f"{text}, pages of {page}",
+                    f"{text}, {machine}, pages of {page}",
                     ", ".join(f"{each['requests_per_s']:.1f}" for each in summaries),
                     *(f"{fmean(each['ttft_ms'][key] for each in summaries):.0f} ms" for key in ("mean", "p50", "p90")),
                     f"{fmean(each['tpot_ms']['mean'] for each in summaries):.2f} ms",

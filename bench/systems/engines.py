@@ -11,6 +11,7 @@ from typing import Any
 
 from bench.errors import SystemFailed
 from bench.options import Options
+from cluster.config.workers import EngineConfig
 from cluster.local import shared_memory
 from engine.arguments import AdapterSlots, EngineSpec
 from engine.client import EngineClient
@@ -20,6 +21,7 @@ from process.free_ports import free_port
 
 _START_TIMEOUT_S = 600.0
 _LOAD_TIMEOUT_S = 120.0
+_CHUNK_TOKENS = {"cpu": 2048, "cuda": 8192}
 _NOTICE_S = 1.0  # for a supervisor to notice that its engine is dead
 HOST = "127.0.0.1"
 
@@ -27,8 +29,11 @@ HOST = "127.0.0.1"
 def engine_spec(
     role: str, model_path: Path, adapters: AdapterSlots | None, options: Options, scratch: Path
 ) -> EngineSpec:
-    """An engine's settings. Compared engines differ in role and adapters only."""
+    """An engine's settings. Compared engines differ in role and adapters only, and by role in their pages of KV."""
     shape = options.shape
+    common = EngineConfig.model_validate(
+        {"device": options.device, "chunked_prefill_tokens": _CHUNK_TOKENS[options.device]}
+    )
     return EngineSpec(
         role=role,
         device=options.device,
@@ -41,7 +46,8 @@ def engine_spec(
         # Room for all concurrent requests and for the prefix cache.
         max_total_tokens=max(16384, 5 * shape.concurrency * (shape.prompt_tokens + shape.generated_tokens) // 4),
         max_running_requests=2 * shape.concurrency,
-        chunked_prefill_tokens=2048 if options.device == "cpu" else 8192,
+        chunked_prefill_tokens=common.chunked_prefill_tokens,
+        kv_page_tokens=common.kv_page_tokens_of(role),
         context_length=None,
         tensor_parallel=options.tensor_parallel,
         tool_call_parser=None,

@@ -96,7 +96,7 @@ def engine_spec(config: ClusterConfig, name: str, scratch: Path) -> EngineSpec:
         max_total_tokens=engine.max_total_tokens,
         max_running_requests=engine.max_running_requests,
         chunked_prefill_tokens=engine.chunked_prefill_tokens,
-        kv_page_tokens=engine.kv_page_tokens,
+        kv_page_tokens=engine.kv_page_tokens_of(worker.role),
         context_length=engine.context_length,
         tensor_parallel=engine.tensor_parallel,
         tool_call_parser=config.model.tool_call_parser,

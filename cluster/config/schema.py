@@ -238,7 +238,7 @@ class ClusterConfig(Section):
         """A decode engine of SGLang would end at the first transfer from an engine with different pages."""
         found = {f"discovery.{role}": self._template(role, "localhost") for role in self.discovery.by_role}
         pages = {
-            name: worker.engine_in(self.engine).kv_page_tokens
+            name: worker.engine_in(self.engine).kv_page_tokens_of(worker.role)
             for name, worker in (found | self.workers).items()
             if worker.role in ("prefill", "decode")
         }

@@ -28,6 +28,9 @@ def _check_gpus(value: Any) -> Any:
 Gpus = Annotated[int | tuple[int | str, ...], BeforeValidator(_check_gpus)]
 
 
+_GPU_PAGE_TOKENS = 64  # of KV that moves between GPUs (decision 28)
+
+
 class EngineConfig(Section):
     """Settings of every SGLang engine of the cluster."""
 
@@ -36,8 +39,9 @@ class EngineConfig(Section):
     max_running_requests: Annotated[int, Field(ge=1)] = 64
     chunked_prefill_tokens: Annotated[int, Field(ge=1)] = 2048
     # Tokens per page of the KV cache, a power of two; the same for all prefill and decode workers. Pages of several
-    # tokens make KV transfers cheaper, and prompts share whole pages only (docs/workers.md).
-    kv_page_tokens: Annotated[int, Field(ge=1, le=256)] = 1
+    # tokens make KV transfers cheaper, and prompts share whole pages only (docs/workers.md). None: 64 for prefill and
+    # decode workers on GPUs if chunked_prefill_tokens is a multiple of that, else 1.
+    kv_page_tokens: Annotated[int, Field(ge=1, le=256)] | None = None
     context_length: Annotated[int, Field(ge=8)] | None = None  # None: the model's maximum
     # Of streams, per engine: above it, an event carries up to 8 tokens, since one process sends them all, and more
     # where they may be the begin of a stop string. 0: no bound.
@@ -60,7 +64,7 @@ class EngineConfig(Section):
 
     @model_validator(mode="after")
     def _whole_pages(self) -> EngineConfig:
-        page = self.kv_page_tokens
+        page = self.kv_page_tokens or 1
         if page & (page - 1):
             raise ValueError(f"kv_page_tokens is {page}; give a power of two, such as 16 or 64")
         if self.chunked_prefill_tokens % page:
@@ -68,6 +72,15 @@ class EngineConfig(Section):
                 f"chunked_prefill_tokens is {self.chunked_prefill_tokens}; give a multiple of kv_page_tokens, {page}"
             )
         return self
+
+    def kv_page_tokens_of(self, role: str) -> int:
+        """Tokens per page of the KV cache of a worker with this role."""
+        if self.kv_page_tokens is not None:
+            return self.kv_page_tokens
+        exchanges_kv = role in ("prefill", "decode")
+        if exchanges_kv and self.device == "cuda" and self.chunked_prefill_tokens % _GPU_PAGE_TOKENS == 0:
+            return _GPU_PAGE_TOKENS
+        return 1
 
 
 class WorkerConfig(Section):

@@ -123,11 +123,6 @@ def initial_config(model: Path, sizes: ModelSizes, host: Host, pools: Pools) -> 
         f"  max_running_requests: {_MAX_RUNNING[device]}  # at once, per engine; the rest waits",
         f"  chunked_prefill_tokens: {_CHUNK_TOKENS[device]}  # of prompts, per prefill batch",
         *(
-            ["  # kv_page_tokens: 64  # for prompts of a thousand tokens or more, whose KV then moves in fewer pieces"]
-            if device == "cuda" and pools.decode
-            else []
-        ),
-        *(
             [f"  # context_length: {sizes.max_context}  # the model's own; less admits shorter requests only"]
             if sizes.max_context
             else []

@@ -18,8 +18,6 @@ from cluster.planning.workload import Workload
 
 _GIB = 1024**3
 _MIB = 1024**2
-_PAGE_TOKENS = 64  # of KV, where pairs exchange that of long prompts (decision 28)
-_LONG_PROMPT_TOKENS = 1000
 
 
 def cluster_settings(
@@ -28,7 +26,7 @@ def cluster_settings(
     """The fields of cluster.yaml. Workers have no hosts yet: as it is, it is for one host with all the GPUs."""
     settings = {
         "model": {"path": str(model.resolve()), "name": name_of(model), "dtype": sizes.dtype},
-        "engine": _every_engine(plan, workload, chunk_tokens),
+        "engine": _every_engine(chunk_tokens),
         "workers": {pool.role: _worker(pool) for pool in plan.pools},
         **_shared(plan, workload),
     }
@@ -52,7 +50,7 @@ def helm_values(plan: Plan, workload: Workload, sizes: ModelSizes, model: Path, 
         "model": {"name": name_of(model)},
         "cluster": {
             "model": {"dtype": sizes.dtype},
-            "engine": _every_engine(plan, workload, chunk_tokens),
+            "engine": _every_engine(chunk_tokens),
             **_shared(plan, workload),
         },
         "pools": {role: named for role, named in pools.items() if named},
@@ -69,10 +67,8 @@ def _worker(pool: Pool) -> dict[str, Any]:
     return {"role": pool.role, **number, "gpus": pool.tensor_parallel, "engine": _engine(pool)}
 
 
-def _every_engine(plan: Plan, workload: Workload, chunk_tokens: int) -> dict[str, Any]:
-    is_paged = any(pool.role == "prefill" for pool in plan.pools) and workload.prompt_tokens >= _LONG_PROMPT_TOKENS
-    pages = {"kv_page_tokens": _PAGE_TOKENS} if is_paged and chunk_tokens % _PAGE_TOKENS == 0 else {}
-    return {"device": "cuda", "chunked_prefill_tokens": chunk_tokens, **pages}
+def _every_engine(chunk_tokens: int) -> dict[str, Any]:
+    return {"device": "cuda", "chunked_prefill_tokens": chunk_tokens}
 
 
 def _engine(pool: Pool) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from typing import Any
 import httpx
 import psutil
 import yaml
+from support.engines.running_engine import START_TIMEOUT_S
 
 from cluster.config.load import dump_cluster_config, load_cluster_config
 from cluster.control import control_pb2 as pb
@@ -26,7 +27,6 @@ from cluster.local.ports import with_ports
 from process.certificates.contexts import make_pinned_context
 
 CHUNK_TOKENS = 64  # of prefill; prompts in the tests are shorter, equal and longer
-START_TIMEOUT_S = 240.0
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,9 @@ from engine.hooks.memory_pool import EXPERT_RANK_VARIABLE
 
 CONFIG = ClusterConfig.model_validate({
     "model": {"path": "/m", "name": "demo", "dtype": "float32", "tool_call_parser": "qwen25"},
-    "engine": {"device": "cpu", "max_total_tokens": 4096, "extra_arguments": ["--random-seed", "7"]},
+    "engine": {
+        "device": "cpu", "max_total_tokens": 4096, "kv_page_tokens": 1, "extra_arguments": ["--random-seed", "7"],
+    },
     "workers": {
         "p": {"role": "prefill", "engine_port": 1, "bootstrap_port": 2},
         "d": {"role": "decode", "engine_port": 3},
@@ -49,6 +51,24 @@ def test_kv_has_the_pages_of_the_configuration():
     assert dict(itertools.pairwise(command(replace(spec, kv_page_tokens=64))))["--page-size"] == "64"
     paged = ClusterConfig.model_validate({**CONFIG.model_dump(), "engine": {"kv_page_tokens": 16}})
     assert {engine_spec(paged, name, Path("/scratch")).kv_page_tokens for name in "pdg"} == {16}
+
+
+@pytest.mark.parametrize(
+    ("engine", "pages"),
+    [
+        ({"device": "cpu"}, {"prefill": 1, "decode": 1, "unified": 1}),
+        ({"device": "cuda"}, {"prefill": 64, "decode": 64, "unified": 1}),
+        ({"device": "cuda", "kv_page_tokens": 1}, {"prefill": 1, "decode": 1, "unified": 1}),
+        ({"device": "cuda", "kv_page_tokens": 16}, {"prefill": 16, "decode": 16, "unified": 16}),
+        ({"device": "cuda", "chunked_prefill_tokens": 1000}, {"prefill": 1, "decode": 1, "unified": 1}),
+    ],
+)
+def test_kv_that_moves_between_gpus_has_pages_of_64_tokens_by_default(engine: dict[str, object], pages: dict[str, int]):
+    workers = {role: {"role": role} for role in pages}
+    config = ClusterConfig.model_validate(
+        {"model": {"path": "/m", "name": "demo"}, "engine": engine, "workers": workers}
+    )
+    assert {role: engine_spec(config, role, Path("/scratch")).kv_page_tokens for role in pages} == pages
 
 
 def test_a_small_decode_engine_reserves_less_for_answers():

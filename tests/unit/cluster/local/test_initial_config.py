@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import yaml
 from support.engines.model_sizes import LLAMA_8B, LLAMA_70B
 
 from adapters.errors import BaseModelInvalid
@@ -74,11 +73,6 @@ def test_the_numbers_of_an_8b_on_two_gpus(tmp_path: Path):
     assert config.residency.host_bytes == 50 * GIB  # half of /dev/shm, a quarter of the memory
     for number in (f"= {kv} bytes", f"= {config.engine.max_total_tokens} tokens", "15.0 GiB of weights", "141.0 GiB"):
         assert number in text.replace("\n  # ", " ")
-    choice = "  # kv_page_tokens: 64"  # written as a comment
-    assert choice in text
-    chosen = ClusterConfig.model_validate(yaml.safe_load(text.replace(choice, "  kv_page_tokens: 64")))
-    assert chosen.engine.kv_page_tokens == 64
-    assert choice not in written(model, Host(1, 141 * GIB, **HOST_BYTES), Pools.chosen(1, 1, None, None, False))[0]
 
 
 def test_what_lora_on_experts_would_take_is_said(tmp_path: Path):

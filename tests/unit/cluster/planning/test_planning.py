@@ -21,10 +21,10 @@ from cluster.errors import ConfigError
 from cluster.local.memory_plan import ModelSizes
 from cluster.planning.adapter_memory import COPIES, AdapterSizes, num_slots
 from cluster.planning.gpus import GPUS
-from cluster.planning.plan import CHUNK_TOKENS, Plan, Site, make_plan
+from cluster.planning.plan import Plan, Site, make_plan
 from cluster.planning.pools import IN_TIME
 from cluster.planning.queues import busiest, wait_s
-from cluster.planning.settings import cluster_settings, helm_values
+from cluster.planning.settings import cluster_settings
 from cluster.planning.speed import Coefficients, Speed
 from cluster.planning.workload import AdapterKind, Workload
 
@@ -256,17 +256,6 @@ def test_the_cluster_yaml_is_taken_by_what_reads_it(
         fitted_spec(loaded, name, tmp_path, base)
     assert loaded.adapter_limits.max_rank == 32
     assert loaded.adapter_limits.target_modules == ("q_proj", "k_proj", "v_proj", "o_proj")
-
-
-@pytest.mark.parametrize(
-    ("layout", "prompt_tokens", "pages"), [("pairs", 2000, 64), ("pairs", 256, None), ("unified", 2000, None)]
-)
-def test_pairs_for_long_prompts_have_pages_of_kv(sizes, layout: str, prompt_tokens: int, pages: int | None):
-    model, workload = sizes(LLAMA_8B), replace(LOAD, prompt_tokens=prompt_tokens)
-    plan = planned(workload, model, layouts=(layout,))
-    engine = cluster_settings(plan, workload, model, Path("m"), CHUNK_TOKENS)["engine"]
-    assert engine.get("kv_page_tokens") == pages
-    assert helm_values(plan, workload, model, Path("m"), CHUNK_TOKENS)["cluster"]["engine"] == engine
 
 
 def test_json_has_what_the_table_and_the_settings_have(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
