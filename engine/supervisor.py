@@ -127,7 +127,12 @@ class EngineSupervisor:
                 await asyncio.sleep(_BACKOFF_S[min(failures, len(_BACKOFF_S) - 1)])
                 self._num_restarts += 1
         finally:
-            await asyncio.shield(self._stop())
+            stopping = asyncio.ensure_future(self._stop())
+            try:
+                await asyncio.shield(stopping)
+            except asyncio.CancelledError:  # a second Ctrl-C, for example: the first one's stop takes seconds
+                await stopping
+                raise
 
     async def _run_once(self) -> None:
         """Run the engine once. Always ends with EngineError or cancellation."""

@@ -88,8 +88,10 @@ async def running_engine(spec: EngineSpec) -> AsyncIterator[EngineSnapshot]:
     finally:
         own_segments = shared_memory.mapped_below(os.getpid())
         running.cancel()
-        await asyncio.gather(running, return_exceptions=True)
-        shared_memory.remove_abandoned(shared_memory.segments() - segments_before, own_segments)
+        try:
+            await asyncio.gather(running, return_exceptions=True)
+        finally:
+            shared_memory.remove_abandoned(shared_memory.segments() - segments_before, own_segments)
 
 
 def _died(spec: EngineSpec, supervisor: EngineSupervisor) -> SystemFailed:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from engine.hooks.kv.agreement import all_agree
 from engine.hooks.reft import fill_reft_slot
 from engine.step_times import timed
+
+log = logging.getLogger(__name__)
 
 
 def load_packed(original, manager, lora_ref) -> None:
@@ -18,16 +22,30 @@ def load_packed(original, manager, lora_ref) -> None:
 
 
 def load_once(original, manager, lora_ref):
-    """Load a revision unless it is loaded: the same id means the same content.
+    """Load a revision on all tensor-parallel ranks or on none, unless it is loaded: the same id means the same content.
 
-    Bypasses SGLang's logging of free device memory, for which it empties torch's caches.
+    SGLang answers for the first rank alone, and the first request for a revision that another rank lacks would end the
+    engine. Bypasses its logging of free device memory, for which it empties torch's caches.
     """
     if lora_ref.lora_id in manager.loras:
-        return manager.create_lora_update_result(success=True)
-    result = manager._load_lora_adapter(lora_ref)
+        result = manager.create_lora_update_result(success=True)
+    else:
+        result = manager._load_lora_adapter(lora_ref)
     if not result.success:
+        log.warning("%s cannot be loaded: %s", lora_ref, result.error_message)
         manager.configs.pop(lora_ref.lora_id, None)
-    return result
+    if manager.tp_size == 1 or all_agree([result.success], _ranks())[0] or not result.success:
+        return result
+    unload(None, manager, lora_ref)
+    return manager.create_lora_update_result(
+        success=False, error_message="another tensor-parallel rank of the engine cannot load it; its log says why"
+    )
+
+
+def _ranks():
+    from sglang.srt.distributed import get_tp_group
+
+    return get_tp_group().cpu_group
 
 
 def unload(original, manager, lora_ref):

@@ -79,7 +79,9 @@ def observe() -> dict:
         return [len(backend.cache), backend.get_cached_or_future_value(("json", "999"), False)[1]]
 
     resident = types.SimpleNamespace(
-        loras={"sha256:1": object()}, create_lora_update_result=lambda success: f"success={success}"
+        loras={"sha256:1": object()},
+        tp_size=1,
+        create_lora_update_result=lambda success: types.SimpleNamespace(success=success),
     )
     prefill = types.SimpleNamespace(
         attn_tp_size=1,
@@ -199,7 +201,7 @@ def observe() -> dict:
         "revision_is_adapter_id": outcome(ids),
         "kv_thread_drops_bad_messages": outcome(taken_by_the_kv_thread),
         "loading_twice_is_harmless": outcome(
-            lambda: LoRAManager.load_lora_adapter(resident, types.SimpleNamespace(lora_id="sha256:1"))
+            lambda: LoRAManager.load_lora_adapter(resident, types.SimpleNamespace(lora_id="sha256:1")).success
         ),
         "scheduler_reports_itself": outcome(reported),
         "tokenizers_have_no_limit": outcome(

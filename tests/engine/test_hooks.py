@@ -23,7 +23,7 @@ _EXPERT, _ADAPTED_EXPERT = round(2 * 9 / (1 + math.exp(-3)), 3), round(4 * 36 / 
 # Checks of what each target does without our hook, and with it.
 EXPECTED = {
     "revision_is_adapter_id": (lambda ids: ids[0] != ids[1], lambda ids: ids == ["sha256:1", "sha256:1"]),
-    "loading_twice_is_harmless": (lambda seen: "Error" in seen, lambda seen: seen == "success=True"),
+    "loading_twice_is_harmless": (lambda seen: "Error" in str(seen), lambda seen: seen is True),
     "scheduler_reports_itself": (lambda seen: seen == [], lambda seen: seen == ["scheduler-0"]),
     "tokenizers_have_no_limit": (lambda seen: seen == [7, 10**30], lambda seen: seen == [7, -1]),
     "scheduler_lives": (

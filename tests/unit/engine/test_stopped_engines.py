@@ -1,0 +1,50 @@
+"""Real processes: whoever supervises an engine leaves none behind."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+from support.engines.running_engine import engine_spec
+
+from engine import supervisor
+from engine.supervisor import EngineSupervisor
+from process.free_ports import free_port
+
+_IGNORES_SIGTERM = """
+import pathlib, signal, sys, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+pathlib.Path(sys.argv[1]).touch()
+time.sleep(600)
+"""
+
+
+@pytest.mark.slow
+def test_an_engine_is_gone_when_its_supervisor_is_even_if_that_is_cancelled_twice(tmp_path: Path, monkeypatch):
+    """As by a second Ctrl-C: the first one gives the engine seconds to end."""
+    runs = tmp_path / "runs"
+    monkeypatch.setattr(supervisor, "command", lambda _spec: [sys.executable, "-c", _IGNORES_SIGTERM, str(runs)])
+    monkeypatch.setattr(supervisor, "_STOP_GRACE_S", 1.0)
+    spec = dataclasses.replace(
+        engine_spec("prefill", tmp_path, tmp_path / "scratch"), host="127.0.0.1", port=free_port()
+    )
+
+    async def scenario() -> list[psutil.Process]:
+        running = asyncio.create_task(EngineSupervisor(spec, 60.0, lambda _snapshot: None).run())
+        async with asyncio.timeout(40):
+            while not runs.exists():  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+        [engine] = [each for each in psutil.Process().children() if str(runs) in each.cmdline()]
+        for _ in range(2):
+            running.cancel()
+            await asyncio.sleep(0.1)
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        return [engine] if engine.is_running() else []
+
+    assert asyncio.run(scenario()) == []
+    assert not spec.scratch.exists()
