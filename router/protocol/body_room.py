@@ -45,8 +45,8 @@ class BodyRoom:
         """Raises TooManyBytes."""
         if self._num_bytes + num_bytes > self._most_bytes:
             raise TooManyBytes(
-                f"the requests in flight have {self._num_bytes} bytes of the {self._most_bytes} that are accepted; try "
-                "again soon"
+                f"the bodies of all requests in flight may have {self._most_bytes} bytes, and there is no room for "
+                f"{num_bytes} more; try again soon"  # how much others have is none of a tenant's business
             )
         if (tenant := share.tenant) is not None and num_bytes:
             held = self._held.get(tenant, 0)

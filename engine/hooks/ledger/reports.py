@@ -27,8 +27,8 @@ GROUPS: tuple[HookGroup, ...] = (
                 fn=packed.load_once,
                 roles=ADAPTER_ROLES,
                 source_sha256="0c26b29925354d10c2499bd49ab8aad73355aae5ff5fbd6142b29d6cae852e91",
-                why="with stable ids, loading a resident adapter again fails an assertion and ends the scheduler; and one that "
-                "only some ranks could load ends it at the first request",
+                why="with stable ids, loading a resident adapter again fails an assertion and ends the scheduler; so "
+                "does the first request for one that only some ranks could load",
             ),
         ),
     ),
