@@ -174,13 +174,22 @@ def catalog() -> str:
     return markdown(("1,000,000 revisions", *heads, "goal"), rows)
 
 
+_PUNICA = {
+    "identical": "identical",
+    "uniform": "uniform",
+    "zipf": "zipf",
+    "distinct, 32 adapters": "distinct",
+    "distinct, 256 adapters, a slow machine": "distinct-256",
+}
+
+
 def punica() -> str:
     """Punica's four distributions of adapters: requests/s of each system, relative to no adapters, and TPOT p50."""
     systems = ("none", "stock", "unified", "pair")
-    rows, sources = [], set()
-    for distribution in ("identical", "uniform", "zipf", "distinct"):
-        file = result(f"matrix-punica-{distribution}-cpu.json")
-        sources.add(f"{file.machine}, commit `{file.commit}`")
+    rows, sources = [], []
+    for distribution, name in _PUNICA.items():
+        file = result(f"matrix-punica-{name}-cpu.json")
+        sources.append(f"{distribution}: {file.machine}, commit `{file.commit}`")
         figures = file.document["figures"]
         found = {(each["system"], each["name"]): float(each["value"]) for each in figures}
         rates = [found[system, "answered"] for system in systems]
@@ -190,4 +199,4 @@ def punica() -> str:
             + [f"{rate:.2f} ({rate / rates[0]:.2f}) · {pace:.0f} ms" for rate, pace in zip(rates, paces, strict=True)]
         )
     table = markdown(("punica: requests/s (/ none) · TPOT p50", *systems), rows)
-    return f"{table}\n\n{'; '.join(sorted(sources))}."
+    return f"{table}\n\n{'; '.join(sources)}."
