@@ -26,6 +26,7 @@ from support.engines.reference_answers import run_reference
 from support.engines.running_engine import DEVICE, EXTRA_ARGUMENTS
 
 from cluster.config.load import load_cluster_config
+from cluster.local.demo import make_model
 from process.free_ports import free_port
 
 pytestmark = pytest.mark.long
@@ -38,7 +39,9 @@ ADAPTERS = (None, "a0", "reft")
 class Cluster:
     """Processes that are started one by one."""
 
-    def __init__(self, folder: Path, model: Path, adapters: dict[str, Path], stack: ExitStack) -> None:
+    def __init__(
+        self, folder: Path, model: Path, adapters: dict[str, Path], stack: ExitStack, other_model: Path | None
+    ) -> None:
         self.port, self.metrics = free_port(), free_port()
         self._folder, self._stack = folder, stack
         workers = {
@@ -65,6 +68,10 @@ class Cluster:
         }  # fmt: skip
         self.path = folder / "cluster.yaml"
         self.path.write_text(yaml.safe_dump(data))
+        self.of_other = folder / "other.yaml"  # the file of the other node, as it might be on its own disk
+        self.of_other.write_text(
+            yaml.safe_dump({**data, "model": {**data["model"], "path": str(other_model or model)}})
+        )
         self.running = RunningCluster(
             url=f"http://127.0.0.1:{self.port}", model_dir=model, adapters=adapters, logs=folder,
             config=load_cluster_config(self.path), supervisor=psutil.Process(),
@@ -74,8 +81,9 @@ class Cluster:
         # A short one: the engine's sockets are in it.
         scratch = [] if words[0] == "router" else ["--scratch", tempfile.mkdtemp()]
         gpu = {"CUDA_VISIBLE_DEVICES": "1" if log == "other" else "0"} if DEVICE == "cuda" else {}
+        config = self.of_other if log == "other" else self.path
         output = self._stack.enter_context((self._folder / f"{log}.log").open("wb"))
-        command = [sys.executable, "-m", "cli.main", *words, "--config", str(self.path), *scratch]
+        command = [sys.executable, "-m", "cli.main", *words, "--config", str(config), *scratch]
         process = subprocess.Popen(
             command, stdout=output, stderr=output, env={**os.environ, **gpu, "PRELUDE_DIE_WITH_PARENT": "1"}
         )
@@ -90,9 +98,11 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 @contextmanager
-def _cluster(folder: Path, model: Path, adapters: dict[str, Path]) -> Iterator[Cluster]:
+def _cluster(
+    folder: Path, model: Path, adapters: dict[str, Path], other_model: Path | None = None
+) -> Iterator[Cluster]:
     with ExitStack() as stack:
-        yield Cluster(folder, model, adapters, stack)
+        yield Cluster(folder, model, adapters, stack, other_model)
 
 
 @pytest.mark.timeout(2400)
@@ -136,3 +146,17 @@ def test_two_nodes_decode_and_end_together(
         psutil.Process(first.pid).children()[0].kill()
         assert first.wait(END_S) == 1
         assert other.wait(END_S) == 0
+
+
+@pytest.mark.timeout(2400)
+def test_nodes_with_other_weights_do_not_start(tmp_path: Path, model_dir: Path):
+    other_model = tmp_path / "other"
+    make_model(other_model, seed=1)
+    with _cluster(tmp_path, model_dir, {}, other_model) as cluster:
+        decode = ("decode-worker", "--name", "decode-0")
+        other = cluster.start("other", *decode, "--node-rank", "1", "--first-node", FIRST, "--host", OTHER)
+        first = cluster.start("first", *decode)
+        assert first.wait(READY_S) == 1
+        assert other.wait(END_S) == 1
+    for log in ("first", "other"):
+        assert "give all nodes of the engine the same files" in (tmp_path / f"{log}.log").read_text()
