@@ -153,14 +153,15 @@ def test_kills_tear_nothing_and_lose_nothing(place, num_kills, database, catalog
     with workers(tmp_path / "settings.json", tmp_path / "scratch") as processes:
         for kill in itertools.count():
             outcomes = sum((journal.outcomes for journal in journals), collections.Counter())
-            # A busy machine has few changes between two kills: then there are more kills.
+            # A busy machine has few changes between two kills: then there are more kills, after more time.
             is_enough = outcomes["import"] > num_kills / 3 and sum(interrupted.values()) > num_kills / 3
             is_enough = is_enough and (num_kills < 100 or all(interrupted[change] for change in OFTEN_INTERRUPTED))
             if kill * NUM_WORKERS >= (num_kills if is_enough else 4 * num_kills):
                 break
+            longest_s = LONGEST_S[place] * max(1, kill * NUM_WORKERS / num_kills)
             running = [processes.start(worker) for worker in range(NUM_WORKERS)]
             for pid in running:
-                time.sleep(instants.uniform(0, LONGEST_S[place]))
+                time.sleep(instants.uniform(0, longest_s))
                 processes.kill(pid)
             for journal in journals:
                 begun = journal.take_in()
