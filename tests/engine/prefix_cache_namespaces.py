@@ -1,6 +1,6 @@
 """Prints what SGLang's own prefix cache finds for each prober, by the namespaces that the router gives, as JSON.
 
-Input: a list of cases on the command line. Each is a list of [extra_key of the router, revision or null], the victim's
+Input: the tokens of a page and a list of cases on the command line. Each is a list of [extra_key of the router, revision or null], the victim's
 first.
 """
 
@@ -29,9 +29,9 @@ def main() -> None:
     def num_cached(cache: RadixCache, who: list[str | None]) -> int:
         return len(cache.match_prefix(MatchPrefixParams(key=key(secret, *who))).device_indices)
 
-    secret, found = [*range(100, 164)], []
-    for victim, *probers in json.loads(sys.argv[1]):
-        cache = RadixCache.create_simulated()
+    secret, found = [*range(100, 228)], []
+    for victim, *probers in json.loads(sys.argv[2]):
+        cache = RadixCache.create_simulated(page_size=int(sys.argv[1]))
         cache.insert(InsertParams(key=key(secret, *victim)))
         found.append([num_cached(cache, victim), [num_cached(cache, prober) for prober in probers]])
     print(json.dumps(found))
