@@ -1,7 +1,7 @@
 """Prints what SGLang's own prefix cache finds for each prober, by the namespaces that the router gives, as JSON.
 
-Input: the tokens of a page and a list of cases on the command line. Each is a list of [extra_key of the router, revision or null], the victim's
-first.
+Input: the tokens of a page and a list of cases on the command line. Each case is a list of [extra_key of the router,
+revision or null], the victim's first.
 """
 
 from __future__ import annotations
