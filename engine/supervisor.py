@@ -20,6 +20,8 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 
+import psutil
+
 from engine.arguments import EngineSpec, command, environment
 from engine.client import EngineClient
 from engine.errors import EngineError, EngineRefused, EngineUnreachable
@@ -33,6 +35,7 @@ from process.mapped_files import mapped_among
 log = logging.getLogger(__name__)
 
 _POLL_S = 0.2
+_LOOK_S = 1.0  # between two looks at what an engine that starts has mapped
 _STOP_GRACE_S = 5.0
 _BACKOFF_S = (0.2, 1.0, 2.0, 5.0, 10.0, 30.0)
 # Shared memory of its own that an engine leaves: reports of load, of which SGLang removes none, and, when it is killed,
@@ -141,7 +144,7 @@ class EngineSupervisor:
         await self._spawn()
         reports = await self._wait_until_up()
         pids = [report.pid for report in reports]
-        self._left_behind = _own_shared_memory(pids)
+        self._left_behind |= _own_shared_memory(pids)
         await self._files_checked()  # they may have changed while it read them
         log.info("engine up", extra={"fields": {"pids": pids}})
         self._output.has_clients = True
@@ -234,8 +237,12 @@ class EngineSupervisor:
             tls=self._spec.tls.call if self._spec.tls else None,
         )
         has_server = self._spec.nodes is None or self._spec.nodes.rank == 0
+        looked_at = 0.0
         try:
             while not await client.answers(has_server=has_server):
+                if time.monotonic() - looked_at > _LOOK_S:  # if it ends by itself, nobody knows what it had mapped
+                    looked_at = time.monotonic()
+                    self._left_behind |= _own_shared_memory(_processes_of(self._process.pid))
                 if self._process.returncode is not None:
                     code = self._process.returncode
                     raise EngineStartFailed(f"the engine ended with code {code} at start: {self._last_output()}")
@@ -312,6 +319,12 @@ class EngineSupervisor:
     def _last_output(self) -> str:
         """For failures at start, before any client's text can be in it."""
         return " | ".join(list(self._last_lines)[-6:])
+
+
+def _processes_of(server: int) -> list[int]:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return [server, *(child.pid for child in psutil.Process(server).children(recursive=True))]
+    return []
 
 
 def _own_shared_memory(pids: list[int]) -> set[Path]:

@@ -92,7 +92,10 @@ class Cluster:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    if process.poll() is None:
+    process.terminate()
+    try:
+        process.wait(END_S)
+    except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
 

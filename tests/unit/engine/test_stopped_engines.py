@@ -12,7 +12,7 @@ import pytest
 from support.engines.running_engine import engine_spec
 
 from engine import supervisor
-from engine.supervisor import EngineSupervisor
+from engine.supervisor import EngineSnapshot, EngineSupervisor
 from process.free_ports import free_port
 
 _IGNORES_SIGTERM = """
@@ -48,3 +48,43 @@ def test_an_engine_is_gone_when_its_supervisor_is_even_if_that_is_cancelled_twic
 
     assert asyncio.run(scenario()) == []
     assert not spec.scratch.exists()
+
+
+_ENDS_AT_START = """
+import mmap, os, pathlib, sys, time
+path = pathlib.Path(f"/dev/shm/sglang_loads_stand-in_{os.getpid()}.shm")
+with path.open("w+b") as file:
+    file.truncate(mmap.PAGESIZE)
+    mapped = mmap.mmap(file.fileno(), mmap.PAGESIZE)
+with open(sys.argv[1], "a") as file:
+    print(path, file=file)
+time.sleep(1)
+sys.exit(3)
+"""
+
+
+@pytest.mark.slow
+def test_an_engine_that_ends_at_start_leaves_no_shared_memory(tmp_path: Path, monkeypatch):
+    """It is started again and again, so what it left would fill the memory."""
+    paths = tmp_path / "paths"
+    monkeypatch.setattr(supervisor, "command", lambda _spec: [sys.executable, "-c", _ENDS_AT_START, str(paths)])
+    monkeypatch.setattr(supervisor, "_BACKOFF_S", (0.05,))
+    monkeypatch.setattr(supervisor, "_LOOK_S", 0.1)
+    spec = dataclasses.replace(
+        engine_spec("prefill", tmp_path, tmp_path / "scratch"), host="127.0.0.1", port=free_port()
+    )
+    snapshots: list[EngineSnapshot] = []
+
+    async def scenario() -> None:
+        running = asyncio.create_task(EngineSupervisor(spec, 60.0, snapshots.append).run())
+        async with asyncio.timeout(40):
+            while not any(each.num_restarts >= 2 for each in snapshots):  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+
+    asyncio.run(scenario())
+    made = [Path(line) for line in paths.read_text().splitlines()]
+    assert len(made) >= 2
+    assert not [path for path in made if path.exists()]
