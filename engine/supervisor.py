@@ -144,7 +144,7 @@ class EngineSupervisor:
         await self._spawn()
         reports = await self._wait_until_up()
         pids = [report.pid for report in reports]
-        self._left_behind |= _own_shared_memory(pids)
+        self._note_shared_memory()
         await self._files_checked()  # they may have changed while it read them
         log.info("engine up", extra={"fields": {"pids": pids}})
         self._output.has_clients = True
@@ -240,9 +240,9 @@ class EngineSupervisor:
         looked_at = 0.0
         try:
             while not await client.answers(has_server=has_server):
-                if time.monotonic() - looked_at > _LOOK_S:  # if it ends by itself, nobody knows what it had mapped
+                if time.monotonic() - looked_at > _LOOK_S:
                     looked_at = time.monotonic()
-                    self._left_behind |= _own_shared_memory(_processes_of(self._process.pid))
+                    self._note_shared_memory()
                 if self._process.returncode is not None:
                     code = self._process.returncode
                     raise EngineStartFailed(f"the engine ended with code {code} at start: {self._last_output()}")
@@ -284,6 +284,15 @@ class EngineSupervisor:
                 raise EngineStartFailed(f"{report.process} holds {report.adapter_tensors} adapter tensors")
         return reports
 
+    def _note_shared_memory(self) -> None:
+        """Add to what is removed when the engine has ended; then nobody could say what it had mapped."""
+        assert self._process is not None
+        server = self._process.pid
+        paths = [path for kind in _LEFT_BEHIND for path in Path("/dev/shm").glob(kind)]
+        with contextlib.suppress(psutil.NoSuchProcess):
+            children = psutil.Process(server).children(recursive=True)
+            self._left_behind |= mapped_among(paths, [server, *(child.pid for child in children)])
+
     async def _kill(self) -> None:
         """End every process of the engine's group, wait for the server, and remove the shared memory that it leaves."""
         if self._process is None:
@@ -319,14 +328,3 @@ class EngineSupervisor:
     def _last_output(self) -> str:
         """For failures at start, before any client's text can be in it."""
         return " | ".join(list(self._last_lines)[-6:])
-
-
-def _processes_of(server: int) -> list[int]:
-    with contextlib.suppress(psutil.NoSuchProcess):
-        return [server, *(child.pid for child in psutil.Process(server).children(recursive=True))]
-    return []
-
-
-def _own_shared_memory(pids: list[int]) -> set[Path]:
-    """What the engine leaves behind if it is killed."""
-    return mapped_among((path for kind in _LEFT_BEHIND for path in Path("/dev/shm").glob(kind)), pids)

@@ -73,13 +73,17 @@ def test_an_engine_that_ends_at_start_leaves_no_shared_memory(tmp_path: Path, mo
     spec = dataclasses.replace(
         engine_spec("prefill", tmp_path, tmp_path / "scratch"), host="127.0.0.1", port=free_port()
     )
-    snapshots: list[EngineSnapshot] = []
 
     async def scenario() -> None:
-        running = asyncio.create_task(EngineSupervisor(spec, 60.0, snapshots.append).run())
+        is_third = asyncio.Event()
+
+        def note(snapshot: EngineSnapshot) -> None:
+            if snapshot.num_restarts == 2:
+                is_third.set()
+
+        running = asyncio.create_task(EngineSupervisor(spec, 60.0, note).run())
         async with asyncio.timeout(40):
-            while not any(each.num_restarts >= 2 for each in snapshots):  # noqa: ASYNC110
-                await asyncio.sleep(0.02)
+            await is_third.wait()
         running.cancel()
         with pytest.raises(asyncio.CancelledError):
             await running

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from support.engines.gloo_ranks import on_ranks
 
 from engine.hooks.guards.base_weights import check_same_weights
 
@@ -23,20 +23,15 @@ def model_in(folder: Path, **changes: object) -> str:
     return str(folder)
 
 
-def rank_of(
-    number: int, folder: Path, model: str, overrides: str, num_nodes: int, found: multiprocessing.Queue[tuple[int, str]]
-) -> None:
+def complaint_of(model: str, overrides: str, num_nodes: int) -> str:
     import torch.distributed as dist
 
-    dist.init_process_group("gloo", init_method=f"file://{folder / 'ranks'}", rank=number, world_size=2)
     server_args = SimpleNamespace(nnodes=num_nodes, model_path=model, json_model_override_args=overrides)
     try:
         check_same_weights(SimpleNamespace(server_args=server_args, tp_cpu_group=dist.group.WORLD))
     except ValueError as error:
-        found.put((number, str(error)))
-    else:
-        found.put((number, ""))
-    dist.barrier()
+        return str(error)
+    return ""
 
 
 @pytest.mark.parametrize(
@@ -52,17 +47,8 @@ def test_nodes_with_another_base_model_are_named(
     tmp_path: Path, changes: dict[str, object], overrides: str, num_nodes: int, differ: bool
 ):
     models = model_in(tmp_path / "first"), model_in(tmp_path / "second", **changes)
-    spawned = multiprocessing.get_context("spawn")
-    found: multiprocessing.Queue[tuple[int, str]] = spawned.Queue()
-    ranks = [
-        spawned.Process(target=rank_of, args=(number, tmp_path, model, given, num_nodes, found), daemon=True)
-        for number, (model, given) in enumerate(zip(models, ("{}", overrides), strict=True))
-    ]
-    for rank in ranks:
-        rank.start()
-    complaints = [complaint for _, complaint in sorted(found.get(timeout=60) for _ in ranks)]
-    for rank in ranks:
-        rank.join(60)
+    given = [(models[0], "{}", num_nodes), (models[1], overrides, num_nodes)]
+    complaints = on_ranks(tmp_path, complaint_of, given)
     if not differ:
         assert complaints == ["", ""]
         return

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import multiprocessing
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from support.engines.gloo_ranks import on_ranks
 
 from engine.hooks import packed
 
@@ -40,20 +40,16 @@ def test_memory_is_given_back_once_the_adapter_is_gone(success: bool):
     assert manager.given_back == (["a's mapping"] if success else [])
 
 
-def loading_rank(rank: int, meeting: Path, succeeds: bool, found: multiprocessing.Queue) -> None:
-    """Load `sha256:b` twice on one of two ranks; (rank, each answer, what is loaded then, what was given back)."""
+def load_twice(succeeds: bool) -> tuple[object, ...]:
+    """Load `sha256:b` twice on this rank: each answer, what is loaded then, and what was given back."""
     import torch.distributed as dist
 
-    dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=2)
     manager = LoadingManager(succeeds)
     packed._ranks = lambda: dist.group.WORLD
     lora_ref = SimpleNamespace(lora_id="sha256:b")
     answers = [packed.load_once(None, manager, lora_ref) for _ in range(2)]
-    found.put((
-        rank, [(each.success, each.error_message) for each in answers], sorted(manager.loras), sorted(manager.configs),
-        manager.given_back,
-    ))  # fmt: skip
-    dist.barrier()
+    outcomes = [(each.success, each.error_message) for each in answers]
+    return outcomes, sorted(manager.loras), sorted(manager.configs), manager.given_back
 
 
 class LoadingManager(Manager):
@@ -86,23 +82,12 @@ ELSEWHERE = (False, "another tensor-parallel rank of the engine cannot load it; 
 
 @pytest.mark.parametrize("second_succeeds", [True, False])
 def test_tensor_parallel_ranks_load_an_adapter_all_or_none(tmp_path: Path, second_succeeds: bool):
-    spawned = multiprocessing.get_context("spawn")
-    found = spawned.Queue()
-    ranks = [
-        spawned.Process(target=loading_rank, args=(rank, tmp_path / "meeting", succeeds, found), daemon=True)
-        for rank, succeeds in enumerate((True, second_succeeds))
-    ]
-    for rank in ranks:
-        rank.start()
-    first, second = sorted(found.get(timeout=60) for _ in ranks)
-    for rank in ranks:
-        rank.join(60)
+    first, second = on_ranks(tmp_path, load_twice, [(True,), (second_succeeds,)])
     if second_succeeds:
-        both = [(True, "")] * 2, ["sha256:a", "sha256:b"], ["sha256:b"], []
-        assert (first, second) == ((0, *both), (1, *both))
+        assert first == second == ([(True, "")] * 2, ["sha256:a", "sha256:b"], ["sha256:b"], [])
     else:
-        assert first == (0, [ELSEWHERE] * 2, ["sha256:a"], [], ["b's mapping"] * 2)
-        assert second == (1, [(False, "no memory")] * 2, ["sha256:a"], [], [])
+        assert first == ([ELSEWHERE] * 2, ["sha256:a"], [], ["b's mapping"] * 2)
+        assert second == ([(False, "no memory")] * 2, ["sha256:a"], [], [])
 
 
 class Fills:
