@@ -1,0 +1,67 @@
+"""A worker's process starts engines beside its gRPC threads."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+CLUSTER = "model: {path: ., name: demo}\nworkers: {p: {role: prefill}, d: {role: decode}, u: {role: unified}}\n"
+MODEL = {
+    "architectures": ["LlamaForCausalLM"], "num_hidden_layers": 1, "hidden_size": 8, "intermediate_size": 8,
+    "num_attention_heads": 1, "vocab_size": 9,
+}  # fmt: skip
+# The worker's command as it is; instead of its agent, one that starts processes while it answers calls.
+SCENE = """
+import asyncio, contextlib, importlib, os, sys
+from cli import main
+
+class Agent:
+    async def run(self):
+        server = grpc.aio.server()
+        address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+        await server.start()
+        async with grpc.aio.insecure_channel(address) as channel:
+            calls = [asyncio.create_task(call(channel)) for _ in range(4)]
+            codes = {await started() for _ in range(150)}
+            for each in calls:
+                each.cancel()
+        await server.stop(None)
+        print("codes", codes, os.environ.get("GRPC_ENABLE_FORK_SUPPORT"))
+
+async def started():
+    process = await asyncio.create_subprocess_exec("true", start_new_session=True)
+    return await process.wait()
+
+async def call(channel):
+    while True:
+        with contextlib.suppress(grpc.aio.AioRpcError):
+            await channel.unary_unary("/no.such/Method")(b"")
+
+def agent_class(role):
+    global grpc
+    found = real(role)
+    import grpc
+    return lambda *_: Agent()
+
+real, main._agent_class = main._agent_class, agent_class
+assert "grpc" not in sys.modules
+main.main(sys.argv[1:])
+"""
+
+
+@pytest.mark.parametrize("role", ["prefill", "decode", "unified"])
+def test_a_process_that_a_worker_starts_does_not_crash_in_grpcs_fork_handlers(role: str, tmp_path: Path):
+    (tmp_path / "cluster.yaml").write_text(CLUSTER)
+    (tmp_path / "config.json").write_text(json.dumps(MODEL))
+    found = subprocess.run(
+        [sys.executable, "-c", SCENE, f"{role}-worker", "--name", role[0]],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert (found.returncode, found.stdout) == (0, "codes {0} None\n"), found.stderr
