@@ -10,7 +10,10 @@ from bench.evidence.cells import fixed, markdown, result
 
 _SYSTEMS = {"pair": "a pair", "unified": "two unified workers"}
 _GOODPUT = {name: result(f"goodput-h100x2-{name}.json") for name in _SYSTEMS}
-_GOODPUT_EARLY_SENDS = result("goodput-h100x2-pair-early-sends.json")
+_GOODPUT_LATER = {
+    "a pair that sends KV earlier": result("goodput-h100x2-pair-early-sends.json"),
+    "a pair, KV in pages of 64": result("goodput-h100x2-pair-pages-64.json"),
+}
 _EARLIER_PAIR = result("sweep-h100x2-pair.json")
 _ONE_GPU = {"stock SGLang": result("goodput-h100-stock.json"), "unified worker": result("goodput-h100-unified.json")}
 _KV_TRANSFERS = result("kv-transfer-h100x2.json")
@@ -55,8 +58,7 @@ def goodput() -> str:
     sweeps += [
         (_SYSTEMS[name], file.commit, sweep) for name, file in _GOODPUT.items() for sweep in file.document["rows"]
     ]
-    early = _GOODPUT_EARLY_SENDS
-    sweeps += [("a pair that sends KV earlier", early.commit, sweep) for sweep in early.document["rows"]]
+    sweeps += [(name, file.commit, sweep) for name, file in _GOODPUT_LATER.items() for sweep in file.document["rows"]]
     return _probes(sweeps)
 
 
