@@ -29,7 +29,7 @@ from engine.hang_watch import OBSERVE_S, EngineProbe, HangWatch, Timeouts, parts
 from engine.hooks.ledger import hooks_for
 from engine.hooks.report import ProcessReport, read_reports
 from engine.output import EngineOutput
-from process.lifetime import is_alive, kill_group
+from process.lifetime import how_ended, is_alive, kill_group
 from process.mapped_files import mapped_among
 
 log = logging.getLogger(__name__)
@@ -244,8 +244,8 @@ class EngineSupervisor:
                     looked_at = time.monotonic()
                     self._note_shared_memory()
                 if self._process.returncode is not None:
-                    code = self._process.returncode
-                    raise EngineStartFailed(f"the engine ended with code {code} at start: {self._last_output()}")
+                    how = how_ended(self._process.returncode)
+                    raise EngineStartFailed(f"the engine ended {how} at start: {self._last_output()}")
                 if time.monotonic() > deadline:
                     raise EngineStartFailed(
                         f"the engine did not answer within {self._start_timeout_s:.0f} s: {self._last_output()}"

@@ -30,6 +30,16 @@ def is_alive(pid: int) -> bool:
         return False
 
 
+def how_ended(code: int) -> str:
+    """How a process ended, by its exit code: "with code 3", or "by SIGKILL", as where memory is short."""
+    if code >= 0:
+        return f"with code {code}"
+    try:
+        return f"by {signal.Signals(-code).name}"
+    except ValueError:  # a real-time signal
+        return f"by signal {-code}"
+
+
 def kill_group(group: int, number: signal.Signals) -> None:
     """Signal every process of a group; does nothing if the group is gone."""
     with contextlib.suppress(ProcessLookupError):

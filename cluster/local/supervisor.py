@@ -28,7 +28,7 @@ from cluster.local.process_watch import ProcessWatch
 from cluster.local.running import recorded
 from process.addresses import host_and_port
 from process.certificates.contexts import make_pinned_context
-from process.lifetime import end_processes, kill_group, stop_signal
+from process.lifetime import end_processes, how_ended, kill_group, stop_signal
 
 _FOLDER_PREFIX = "prelude-run"  # short: it holds engines' sockets, whose paths have a length limit
 _RESTART_S = 1.0
@@ -135,7 +135,7 @@ class LocalCluster:
         arguments = ["router"] if name == "router" else [f"{self.config.workers[name].role}-worker", "--name", name]
         while True:
             code = await self._processes[name].wait()
-            self._report(f"{name} ended with code {code} (see {self.logs / name}.log); restarting it")
+            self._report(f"{name} ended {how_ended(code)} (see {self.logs / name}.log); restarting it")
             await asyncio.sleep(_RESTART_S)
             left = await asyncio.to_thread(self._abandoned_segments)
             try:

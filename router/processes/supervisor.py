@@ -13,7 +13,7 @@ from typing import Any
 from adapters.files.locked_folder import LockedFolder, sweep_abandoned
 from cluster.config.schema import ClusterConfig
 from cluster.errors import ConfigError
-from process.lifetime import end_processes, stop_signal
+from process.lifetime import end_processes, how_ended, stop_signal
 from router.processes.siblings import bound_listener
 
 _FOLDER_PREFIX = "prelude-router-"
@@ -78,7 +78,9 @@ class _Processes:
                 code = await process.wait()
                 if code == _WRONG_CONFIG:
                     return code
-                log.error("router process ended; restarting it", extra={"fields": {"number": number, "code": code}})
+                log.error(
+                    "router process ended; restarting it", extra={"fields": {"number": number, "how": how_ended(code)}}
+                )
             except OSError as error:  # out of memory, processes or files: the loop retries
                 log.error("router process not started", extra={"fields": {"number": number, "reason": str(error)}})
             await asyncio.sleep(_RESTART_S)

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from process.lifetime import ctrl_c_ends_process, end_processes, stop_signal
+from process.lifetime import ctrl_c_ends_process, end_processes, how_ended, stop_signal
 
 # Python calls some code of the import system where it can only print a KeyboardInterrupt and go on.
 SWALLOWED_IN_AN_IMPORT = """
@@ -28,6 +28,14 @@ def load_cluster_config(path):
 config_file.load_cluster_config = load_cluster_config
 cli.main(sys.argv[1:])
 """
+
+
+@pytest.mark.parametrize(
+    ("code", "how"),
+    [(0, "with code 0"), (3, "with code 3"), (-9, "by SIGKILL"), (-11, "by SIGSEGV"), (-40, "by signal 40")],
+)
+def test_an_end_by_a_signal_has_its_name(code: int, how: str):
+    assert how_ended(code) == how
 
 
 @pytest.mark.parametrize("command", ["up", "router", "prefill-worker --name p"])
