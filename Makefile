@@ -124,7 +124,7 @@ format: setup-dev ## format the sources
 bench: setup ## compare Prelude with stock SGLang on the CPU and refresh the tables: under 20 minutes on two idle cores
 	@mkdir -p .prelude
 	$(BIN)/prelude bench matrix published --json bench/results/matrix-cpu.json --html .prelude/matrix-cpu.html
-	$(BIN)/prelude bench matrix pioneer-sweep --adapters 1,8,32,33,128 --duration-s 8 \
+	$(BIN)/prelude bench matrix pioneer-sweep --adapters 1,8,32,33,128 --systems none,stock,unified --duration-s 8 \
 		--json bench/results/matrix-sweep-cpu.json --html .prelude/matrix-sweep-cpu.html
 	@$(BIN)/python -m bench.evidence
 

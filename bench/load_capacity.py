@@ -1,24 +1,27 @@
 """Benchmark of the load generator itself: how many streamed events it takes per second, and per second of CPU time.
 
 A mock worker, a process of its own, streams to many clients an event every few milliseconds, without a model. What the
-generator's process uses is its CPU time, so that number holds on a busy machine.
+generator's process uses is its CPU time, so that number holds on a busy machine. Events are due at fixed times, so how
+far the measured gaps are from the mock's is the error of an ITL under this load; the mock's own lateness is part of it.
 """
 
 from __future__ import annotations
 
 import statistics
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import uvloop
 
 from bench.errors import SystemFailed
 from bench.load.client import ask_models
 from bench.load.generator import generate
 from bench.load.options import Endpoint, Load
+from bench.load.record import Record
 from bench.measuring import provenance
 from bench.measuring.contention import cpu_use, foreign_cores
 from bench.measuring.output import require_folders, write_json
@@ -55,6 +58,7 @@ def run(options: Options, command: str, json_path: Path | None, progress: Callab
         **provenance.head("load-capacity", command, asdict(options)),
         "events_per_s": round(statistics.median(each["events_per_s"] for each in repeats), 1),
         "events_per_cpu_s": round(statistics.median(each["events_per_cpu_s"] for each in repeats), 1),
+        "itl_error_ms_p50": round(statistics.median(each["itl_error_ms"]["p50"] for each in repeats), 3),
         "goal_events_per_cpu_s": GOAL_EVENTS_PER_CPU_S,
         "repeats": repeats,
     }
@@ -67,7 +71,7 @@ def run(options: Options, command: str, json_path: Path | None, progress: Callab
 
 
 async def _measure(options: Options, folder: Path, progress: Callable[[str], None]) -> list[dict[str, Any]]:
-    settings = workers(options.num_events, options.event_gap_ms / 1000)
+    settings = workers(options.num_events, options.event_gap_ms / 1000, is_paced=True)
     port = settings["decode-0"].engine_port
     workload = replace(workload_named("random"), lengths=FixedLengths(options.prompt_tokens, options.num_events))
     load = Load(
@@ -89,6 +93,8 @@ async def _measure(options: Options, folder: Path, progress: Callable[[str], Non
             seconds = max(each.end_s for each in outcome.records)
             num_reads = sum(len(set(each.token_s)) for each in outcome.records)  # events of one read have one time
             rate = num_events / outcome.cpu_s
+            wrong = itl_errors_ms(outcome.records, options.event_gap_ms)
+            errors = {f"p{p}": round(float(np.percentile(wrong, p)), 3) for p in (50, 90, 99)}
             found.append(
                 {
                     "num_events": num_events,
@@ -97,8 +103,18 @@ async def _measure(options: Options, folder: Path, progress: Callable[[str], Non
                     "duration_s": round(seconds, 3),
                     "events_per_s": round(num_events / seconds, 1),
                     "events_per_cpu_s": round(rate, 1),
+                    "itl_error_ms": errors,
                     "foreign_cores": round(foreign_cores(before, cpu_use(), seconds), 2),
                 }
             )
-            progress(f"  repeat {repeat + 1}/{options.repeats}: {num_events} events, {rate:.0f} per CPU second")
+            progress(
+                f"  repeat {repeat + 1}/{options.repeats}: {num_events} events, {rate:.0f} per CPU second; "
+                f"gaps wrong by {errors['p50']:.2f} ms (p50)"
+            )
     return found
+
+
+def itl_errors_ms(records: Iterable[Record], gap_ms: float) -> np.ndarray:
+    """How far each measured gap between two events is from the server's."""
+    gaps_s = np.concatenate([np.diff(each.token_s) for each in records])
+    return np.abs(gaps_s * 1000 - gap_ms)

@@ -10,6 +10,7 @@ from bench.evidence.cells import (
     markdown,
     result,
 )
+from bench.matrix.report import repeat_spread
 from bench.matrix.results import THROUGHPUT
 
 _COLD = result("cold-load-cpu.json")
@@ -189,7 +190,8 @@ def punica() -> str:
     rows, sources = [], []
     for distribution, name in _PUNICA.items():
         file = result(f"matrix-punica-{name}-cpu.json")
-        sources.append(f"{distribution}: {file.machine}, commit `{file.commit}`")
+        spread = repeat_spread(file.document["loads"]).removeprefix("repeats differ most in ")
+        sources.append(f"- {distribution}: {file.machine}, commit `{file.commit}`; repeats differ most in {spread}")
         figures = file.document["figures"]
         found = {(each["system"], each["name"]): float(each["value"]) for each in figures}
         rates = [found[system, "answered"] for system in systems]
@@ -199,4 +201,4 @@ def punica() -> str:
             + [f"{rate:.2f} ({rate / rates[0]:.2f}) · {pace:.0f} ms" for rate, pace in zip(rates, paces, strict=True)]
         )
     table = markdown(("punica: requests/s (/ none) · TPOT p50", *systems), rows)
-    return f"{table}\n\n{'; '.join(sources)}."
+    return "\n".join((table, "", *sources))

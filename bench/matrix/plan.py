@@ -52,7 +52,6 @@ MATRICES = {
             "fastest.",
             ("pioneer",),
             _PIONEER_COUNTS,
-            systems=("none", "stock", "unified"),
         ),
         Matrix("published", "Every workload that has a name.", tuple(WORKLOADS)),
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from html import escape
 from pathlib import Path
@@ -91,10 +91,14 @@ def notes(found: dict[str, Any], *, has_intervals: bool = True) -> list[str]:
         f" the repeats, in brackets {_intervals(settings['repeats']) if has_intervals else 'ratios'}",
         f"goodput: requests within {limits}, failed ones included in the share",
         *(f"{name}: {text}" for name, text in settings["systems"].items()),
-        f"{hardware['cpu']}, {hardware['cores']} cores, GPU: {hardware['gpu']}, {settings['gpus']} per system; commit "
-        f"{found['commit']}",
+        f"{hardware['cpu']}{_vectors(hardware)}, {hardware['cores']} cores, GPU: {hardware['gpu']}, "
+        f"{settings['gpus']} per system; commit {found['commit']}",
         f"`{found['command']}`",
     ]
+    if spread := repeat_spread(found["loads"]):
+        lines.append(spread)
+    if offered := _offered(found["loads"]):
+        lines.append(f"at a rate that was given, so that requests/s is what came where a system keeps up: {offered}")
     if settings["device"] == "cpu":
         lines.append("on a CPU all engines share the same cores, both of a pair, too")
     few = _shares(found["loads"], lambda load: load["summary"]["num_requests"] < _FEW_REQUESTS)
@@ -115,6 +119,10 @@ def notes(found: dict[str, Any], *, has_intervals: bool = True) -> list[str]:
     return lines
 
 
+def _vectors(hardware: dict[str, Any]) -> str:
+    return f" ({hardware['vectors']})" if "vectors" in hardware else ""  # results from before have none
+
+
 def _lengths(found: dict[str, Any]) -> str:
     """How long requests were due, and how long the loads lasted: longer with their tails, shorter with gaps."""
     due_s, loads = found["settings"]["duration_s"], found["loads"]
@@ -133,6 +141,33 @@ def _intervals(repeats: int) -> str:
     )
 
 
+def repeat_spread(loads: Sequence[dict[str, Any]]) -> str:
+    """How far the repeats that lie furthest apart do; empty without repeats."""
+    rates: dict[tuple[str, str], list[float]] = defaultdict(list)
+    for load in loads:
+        rates[load["cell"], load["system"]].append(load["summary"]["requests_per_s"])
+    apart = {key: (min(found), max(found)) for key, found in rates.items() if len(found) > 1}
+    if not apart:
+        return ""
+    (cell, system), (low, high) = min(apart.items(), key=lambda each: each[1][0] / (each[1][1] or 1))
+    return f"repeats differ most in {cell}, {system}: {_number(low)} and {_number(high)} requests/s"
+
+
+def _even_repeats(found: dict[str, Any], workload: str, system: str) -> list[float]:
+    """Slowest by fastest number of adapters within each repeat that had several."""
+    rates: dict[int, list[float]] = defaultdict(list)
+    for load in found["loads"]:
+        if (load["workload"]["name"], load["system"]) == (workload, system):
+            rates[load["repeat"]].append(load["summary"]["requests_per_s"])
+    return [min(each) / max(each) for each in rates.values() if len(each) > 1 and max(each)]
+
+
+def _offered(loads: Sequence[dict[str, Any]]) -> str:
+    """Cells in an open loop, with their rates: `chat, n = 64 (4/s)`."""
+    rates = {each["cell"]: each["settings"]["requests_per_s"] for each in loads}
+    return "; ".join(f"{cell} ({rate:g}/s)" for cell, rate in rates.items() if rate is not None)
+
+
 def _shares(loads: Sequence[dict[str, Any]], is_meant: Callable[[dict[str, Any]], bool]) -> str:
     """Cells with such loads and how many: `punica, n = 32 (2 of 8)`; empty if there are none."""
     cells = Counter(each["cell"] for each in loads)
@@ -145,7 +180,11 @@ def published(path: Path) -> str:
     if not path.exists():
         return "Not measured yet: `make bench` does it, on two idle cores."
     found = json.loads(path.read_text())
-    even = [f"- {each['system']}: slowest / fastest n {each['worst_over_best']:.2f}" for each in found["evenness"]]
+    even = []
+    for each in found["evenness"]:
+        within = ", ".join(f"{share:.2f}" for share in _even_repeats(found, each["workload"], each["system"]))
+        text = f"- {each['system']}: slowest / fastest n {each['worst_over_best']:.2f}"
+        even.append(f"{text}; within each repeat {within}" if "," in within else text)
     return "\n".join((overview(found), "", *even, *(f"- {each}" for each in notes(found, has_intervals=False))))
 
 

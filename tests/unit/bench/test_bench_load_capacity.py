@@ -10,6 +10,7 @@ import pytest
 
 from bench import load_capacity
 from bench.errors import BenchError
+from bench.load.record import Record
 
 ROOT = Path(__file__).parents[3]
 
@@ -25,9 +26,29 @@ def test_a_small_run_reaches_the_goal(tmp_path: Path):
     assert repeat["num_events"] == 128 * 64
     assert found["events_per_cpu_s"] > load_capacity.GOAL_EVENTS_PER_CPU_S
     assert repeat["events_per_read"] >= 1
+    errors = repeat["itl_error_ms"]
+    assert 0 <= errors["p50"] <= errors["p90"] <= errors["p99"]
     assert found["events_per_cpu_s"] == pytest.approx(128 * 64 / repeat["cpu_s"], rel=0.05)
     assert found["events_per_s"] == pytest.approx(128 * 64 / repeat["duration_s"], rel=0.05)
     assert lines[-1].startswith("medians: ")
+
+
+@pytest.mark.slow
+@pytest.mark.alone
+def test_gaps_are_right_while_five_thousand_events_come_per_second(tmp_path: Path):
+    """At their median: the rest is the time that this machine's cores are elsewhere, the mock worker's too."""
+    options = replace(load_capacity.QUICK, repeats=3, concurrency=60, num_requests=300, num_events=64)
+    found = load_capacity.run(options, "prelude bench load-capacity", None, lambda _line: None)
+    assert found["events_per_s"] > 5000
+    assert min(each["itl_error_ms"]["p50"] for each in found["repeats"]) < 1
+
+
+def test_the_error_of_a_gap_is_how_far_it_is_from_the_servers():
+    records = [
+        Record(session=number, turn=0, intended_s=0.0, sent_s=0.0, end_s=9.0, token_s=token_s)
+        for number, token_s in enumerate([(1.0, 1.010, 1.021), (2.0,), (3.0, 3.007)])
+    ]
+    assert load_capacity.itl_errors_ms(records, 10) == pytest.approx([0, 1, 3])
 
 
 def test_a_file_without_a_folder(tmp_path: Path):

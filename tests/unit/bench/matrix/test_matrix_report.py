@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ import pytest
 from bench.evidence.cells import RESULTS
 from bench.matrix.options import Options
 from bench.matrix.plan import Cell
-from bench.matrix.report import notes, overview, published
+from bench.matrix.report import notes, overview, published, repeat_spread
 from bench.matrix.run import _checked
 from bench.workloads.catalog import workload_named
 
@@ -73,3 +74,35 @@ def test_loads_of_few_requests_and_short_loads_are_counted(found: dict[str, Any]
 def test_a_check_of_some_adapters_does_not_claim_all(count: int, says: str) -> None:
     cells = (Cell(replace(workload_named("pioneer"), num_adapters=count)),)
     assert _checked(Options(cells, ("stock",), {}, 1.0)).startswith(says)
+
+
+def test_repeats_that_differ_are_said(found: dict[str, Any]) -> None:
+    loads = found["loads"]
+    for load in loads:
+        load["summary"]["requests_per_s"] = 10.0
+    of = [load["summary"] for load in loads if (load["cell"], load["system"]) == ("punica, n = 32", "pair")]
+    assert len(of) == 2
+    of[0]["requests_per_s"] = 8.5
+    assert "repeats differ most in punica, n = 32, pair: 8.50 and 10.0 requests/s" in notes(found)
+    assert repeat_spread(loads[:1]) == ""
+    assert not any("repeats differ" in line for line in notes({**found, "loads": loads[:1]}))
+
+
+def test_rates_that_were_given_are_said(found: dict[str, Any]) -> None:
+    (line,) = (line for line in notes(found) if line.startswith("at a rate that was given"))
+    assert line.endswith(": chat, n = 64 (4/s); agent, n = 16 (8/s)")
+    for load in found["loads"]:
+        load["settings"]["requests_per_s"] = None
+    assert not any(line.startswith("at a rate") for line in notes(found))
+
+
+def test_the_slowest_number_of_adapters_is_given_within_each_repeat(tmp_path: Path) -> None:
+    found = json.loads((RESULTS / "matrix-sweep-cpu.json").read_text())
+    for load in found["loads"]:
+        count = load["settings"]["num_adapters"]
+        is_slow = (load["system"], load["repeat"], count) == ("unified", 1, 8)
+        load["summary"]["requests_per_s"] = 86.0 if is_slow else 100.0
+    (tmp_path / "a.json").write_text(json.dumps(found))
+    text = published(tmp_path / "a.json")
+    assert "- unified: slowest / fastest n 0.91; within each repeat 1.00, 0.86\n" in text
+    assert "- stock: slowest / fastest n 0.45; within each repeat 1.00, 1.00\n" in text

@@ -33,7 +33,11 @@ def test_own_children_are_ours():
 
 def test_provenance_names_machine_and_versions():
     assert len(provenance.commit().removesuffix("+changes")) in (40, len("unknown"))
-    assert provenance.hardware("cpu")["cores"] >= 1
+    hardware = provenance.hardware("cpu")
+    assert hardware["cores"] >= 1
+    flags = Path("/proc/cpuinfo").read_text().split()
+    assert hardware["vectors"] == "unknown" or hardware["vectors"] in flags
+    assert hardware["cpu"]
     assert provenance.versions()["sglang"] == "0.5.17"
 
 
