@@ -103,6 +103,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "validated": simulated.validated,
     "affinity": request_path.affinity,
     "no-cliff": sweep.table,
+    "sweep-repeats": sweep.repeats,
     "matrix": lambda: published(RESULTS / "matrix-cpu.json"),
     "matrix-sweep": lambda: published(RESULTS / "matrix-sweep-cpu.json"),
     "router-cpu": request_path.router_cpu,
