@@ -20,8 +20,6 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 
-import psutil
-
 from engine.arguments import EngineSpec, command, environment
 from engine.client import EngineClient
 from engine.errors import EngineError, EngineRefused, EngineUnreachable
@@ -30,7 +28,7 @@ from engine.hooks.ledger import hooks_for
 from engine.hooks.report import ProcessReport, read_reports
 from engine.output import EngineOutput
 from process.lifetime import how_ended, is_alive, kill_group
-from process.mapped_files import mapped_among
+from process.mapped_files import descendants, mapped_among
 
 log = logging.getLogger(__name__)
 
@@ -288,10 +286,8 @@ class EngineSupervisor:
         """Add to what is removed when the engine has ended; then nobody could say what it had mapped."""
         assert self._process is not None
         server = self._process.pid
-        paths = [path for kind in _LEFT_BEHIND for path in Path("/dev/shm").glob(kind)]
-        with contextlib.suppress(psutil.NoSuchProcess):
-            children = psutil.Process(server).children(recursive=True)
-            self._left_behind |= mapped_among(paths, [server, *(child.pid for child in children)])
+        paths = (path for kind in _LEFT_BEHIND for path in Path("/dev/shm").glob(kind))
+        self._left_behind |= mapped_among(paths, [server, *descendants(server)])
 
     async def _kill(self) -> None:
         """End every process of the engine's group, wait for the server, and remove the shared memory that it leaves."""

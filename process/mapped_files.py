@@ -7,6 +7,8 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
+import psutil
+
 
 def mapped_among(paths: Iterable[Path], pids: Iterable[int]) -> set[Path]:
     """Those of the files of a tmpfs that one of the processes maps.
@@ -28,3 +30,11 @@ def mapped_among(paths: Iterable[Path], pids: Iterable[int]) -> set[Path]:
                 if (device, inode) in files:
                     found.add(files[device, inode])
     return found
+
+
+def descendants(pid: int) -> list[int]:
+    """The processes that a process has started, and those that they have; none once it has ended."""
+    try:
+        return [child.pid for child in psutil.Process(pid).children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return []

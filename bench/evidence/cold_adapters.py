@@ -190,7 +190,7 @@ def punica() -> str:
     rows, sources = [], []
     for distribution, name in _PUNICA.items():
         file = result(f"matrix-punica-{name}-cpu.json")
-        spread = repeat_spread(file.document["loads"]).removeprefix("repeats differ most in ")
+        spread = repeat_spread(file.document["loads"])
         sources.append(f"- {distribution}: {file.machine}, commit `{file.commit}`; repeats differ most in {spread}")
         figures = file.document["figures"]
         found = {(each["system"], each["name"]): float(each["value"]) for each in figures}

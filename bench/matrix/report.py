@@ -96,7 +96,7 @@ def notes(found: dict[str, Any], *, has_intervals: bool = True) -> list[str]:
         f"`{found['command']}`",
     ]
     if spread := repeat_spread(found["loads"]):
-        lines.append(spread)
+        lines.append(f"repeats differ most in {spread}")
     if offered := _offered(found["loads"]):
         lines.append(f"at a rate that was given, so that requests/s is what came where a system keeps up: {offered}")
     if settings["device"] == "cpu":
@@ -142,7 +142,7 @@ def _intervals(repeats: int) -> str:
 
 
 def repeat_spread(loads: Sequence[dict[str, Any]]) -> str:
-    """How far the repeats that lie furthest apart do; empty without repeats."""
+    """Where repeats lie furthest apart: `punica, n = 32, pair: 8.50 and 10.0 requests/s`; empty without repeats."""
     rates: dict[tuple[str, str], list[float]] = defaultdict(list)
     for load in loads:
         rates[load["cell"], load["system"]].append(load["summary"]["requests_per_s"])
@@ -150,16 +150,17 @@ def repeat_spread(loads: Sequence[dict[str, Any]]) -> str:
     if not apart:
         return ""
     (cell, system), (low, high) = min(apart.items(), key=lambda each: each[1][0] / (each[1][1] or 1))
-    return f"repeats differ most in {cell}, {system}: {_number(low)} and {_number(high)} requests/s"
+    return f"{cell}, {system}: {_number(low)} and {_number(high)} requests/s"
 
 
-def _even_repeats(found: dict[str, Any], workload: str, system: str) -> list[float]:
-    """Slowest by fastest number of adapters within each repeat that had several."""
+def _within_repeats(loads: Sequence[dict[str, Any]], workload: str, system: str) -> str:
+    """The slowest by the fastest number of adapters in each repeat; empty if there is one."""
     rates: dict[int, list[float]] = defaultdict(list)
-    for load in found["loads"]:
+    for load in loads:
         if (load["workload"]["name"], load["system"]) == (workload, system):
             rates[load["repeat"]].append(load["summary"]["requests_per_s"])
-    return [min(each) / max(each) for each in rates.values() if len(each) > 1 and max(each)]
+    shares = [min(each) / max(each) for each in rates.values() if max(each)]
+    return f"; within each repeat {', '.join(f'{share:.2f}' for share in shares)}" if len(shares) > 1 else ""
 
 
 def _offered(loads: Sequence[dict[str, Any]]) -> str:
@@ -180,11 +181,11 @@ def published(path: Path) -> str:
     if not path.exists():
         return "Not measured yet: `make bench` does it, on two idle cores."
     found = json.loads(path.read_text())
-    even = []
-    for each in found["evenness"]:
-        within = ", ".join(f"{share:.2f}" for share in _even_repeats(found, each["workload"], each["system"]))
-        text = f"- {each['system']}: slowest / fastest n {each['worst_over_best']:.2f}"
-        even.append(f"{text}; within each repeat {within}" if "," in within else text)
+    even = [
+        f"- {each['system']}: slowest / fastest n {each['worst_over_best']:.2f}"
+        f"{_within_repeats(found['loads'], each['workload'], each['system'])}"
+        for each in found["evenness"]
+    ]
     return "\n".join((overview(found), "", *even, *(f"- {each}" for each in notes(found, has_intervals=False))))
 
 

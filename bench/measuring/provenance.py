@@ -14,7 +14,6 @@ from typing import Any
 COMMIT_VARIABLE = "PRELUDE_COMMIT"  # the commit, for copies without a git checkout
 _ROOT = Path(__file__).parents[2]
 _PACKAGES = ("sglang", "torch", "transformers", "nixl", "aiohttp", "numpy")
-
 # What a CPU has for products in bfloat16, the fastest first; with AVX2 alone they are slow.
 _VECTORS = ("amx_bf16", "avx512_bf16", "avx512f", "avx2")
 
@@ -57,9 +56,10 @@ def commit() -> str:
 
 def hardware(device: str) -> dict[str, object]:
     """Properties of the machine that affect speed."""
+    flags = _of_cpu("flags").split()
     return {
         "cpu": _of_cpu("model name") or platform.processor() or "unknown",
-        "vectors": next((each for each in _VECTORS if each in _of_cpu("flags").split()), "unknown"),
+        "vectors": next((each for each in _VECTORS if each in flags), "unknown"),
         "cores": len(os.sched_getaffinity(0)),
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         "gpu": "none used" if device == "cpu" else gpu_name(),

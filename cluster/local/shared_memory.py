@@ -7,10 +7,8 @@ import os
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
-import psutil
-
 from process.lifetime import is_alive
-from process.mapped_files import mapped_among
+from process.mapped_files import descendants, mapped_among
 
 _SHARED_MEMORY = Path("/dev/shm")
 _INITIAL_PID, _INITIAL_IPC = "pid:[4026531836]", "ipc:[4026531839]"  # linux/proc_ns.h: 0xEFFFFFFC, 0xEFFFFFFF
@@ -34,7 +32,7 @@ def abandoned(paths: Collection[Path]) -> set[Path]:
 
 def mapped_below(pid: int) -> set[Path]:
     """Segments that the descendants of a process map."""
-    return mapped_among(segments(), [child.pid for child in psutil.Process(pid).children(recursive=True)])
+    return mapped_among(segments(), descendants(pid))
 
 
 def remove_abandoned(paths: Collection[Path], own: Collection[Path] = ()) -> None:

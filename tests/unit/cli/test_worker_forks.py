@@ -16,7 +16,7 @@ MODEL = {
 }  # fmt: skip
 # The worker's command as it is; instead of its agent, one that starts processes while it answers calls.
 SCENE = """
-import asyncio, contextlib, importlib, os, sys
+import asyncio, contextlib, os, sys
 from cli import main
 
 class Agent:
@@ -53,6 +53,7 @@ main.main(sys.argv[1:])
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("role", ["prefill", "decode", "unified"])
 def test_a_process_that_a_worker_starts_does_not_crash_in_grpcs_fork_handlers(role: str, tmp_path: Path):
     (tmp_path / "cluster.yaml").write_text(CLUSTER)

@@ -5,13 +5,15 @@ from __future__ import annotations
 import mmap
 import multiprocessing
 import os
+import signal
+import subprocess
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from process.mapped_files import mapped_among
+from process.mapped_files import descendants, mapped_among
 
 NOBODY = 2**22 + 1  # beyond the largest pid
 
@@ -39,3 +41,13 @@ def test_a_semaphore_is_found_though_it_was_mapped_under_another_name() -> None:
     lock = multiprocessing.get_context("spawn").Lock()
     path = Path(f"/dev/shm/sem.{lock._semlock.name.lstrip('/')}")  # type: ignore[attr-defined]
     assert mapped_among([path], [os.getpid()]) == {path}
+
+
+def test_descendants():
+    assert descendants(NOBODY) == []
+    with subprocess.Popen(["sh", "-c", "sleep 60 & echo ready; wait"], stdout=subprocess.PIPE, text=True) as shell:
+        assert shell.stdout is not None
+        assert shell.stdout.readline() == "ready\n"
+        (sleep,) = descendants(shell.pid)
+        assert {shell.pid, sleep} <= {*descendants(os.getpid())}
+        os.kill(sleep, signal.SIGKILL)
