@@ -20,6 +20,9 @@ from bench.measuring.report import Ratio
 
 _LLAMA = result("adapter-tax-h200-llama-3.1-8b-rank16-unified.json")
 _LLAMA_STOCK = result("adapter-tax-h200-llama-3.1-8b-rank16-stock.json")
+_LLAMA_REPEATED = result("adapter-tax-h200-llama-3.1-8b-rank16-two-repeats.json")
+_LLAMA_STOCK_REPEATED = result("adapter-tax-h200-llama-3.1-8b-rank16-stock-two-repeats.json")
+_REPEATED_COUNTS = (1, 32, 512)
 _LLAMA_BEFORE = result("adapter-tax-h200-llama-3.1-8b-rank16-before.json")
 _LLAMA_SGLANG_KERNELS = result("adapter-tax-h200-llama-3.1-8b-rank16-sglang-kernels.json")
 _LLAMA_RANK1 = result("adapter-tax-h200-llama-3.1-8b-rank1-n512.json")
@@ -45,15 +48,32 @@ _CPU_COUNTS = (1, 8, 32, 64)
 
 
 def speed() -> str:
+    own, stock, counts = _LLAMA_REPEATED, _LLAMA_STOCK_REPEATED, _REPEATED_COUNTS
     rows = [
-        ("no adapters", *rates(_LLAMA, "none")),
-        ("Prelude, LoRA rank 16", *rates_and_ratios(_LLAMA, "unified_lora")),
-        ("Prelude, DiReFT rank 8", *rates_and_ratios(_LLAMA, "unified_direft")),
-        ("stock SGLang multi-LoRA, rank 16", *rates_and_ratios(_LLAMA_STOCK, "stock")),
+        ("no adapters", *rates(own, "none", counts)),
+        ("Prelude, LoRA rank 16", *rates_and_ratios(own, "unified_lora", counts)),
+        ("Prelude, DiReFT rank 8", *rates_and_ratios(own, "unified_direft", counts)),
+        ("stock SGLang multi-LoRA, rank 16", *rates_and_ratios(stock, "stock", counts)),
     ]
-    source = f"One {_LLAMA.machine}, commit `{_LLAMA.commit}`; [the commands](bench/results/README.md)."
-    table = markdown(("Llama-3.1-8B's sizes, requests/s", *columns(GPU_COUNTS)), rows)
+    source = f"One {own.machine}, commit `{own.commit}`; [the commands](bench/results/README.md)."
+    table = markdown(("Llama-3.1-8B's sizes, requests/s", *columns(counts)), rows)
     return "\n".join((table, "", source))
+
+
+def h200_repeated() -> str:
+    """What the README's table leaves out."""
+    own, stock, counts = _LLAMA_REPEATED, _LLAMA_STOCK_REPEATED, _REPEATED_COUNTS
+    lora, over_stock = ratios(own, "unified_lora", "none", counts), ratios(stock, "none", "stock", counts)
+    lora_over_stock = [one * other for one, other in zip(lora, over_stock, strict=True)]
+    rows = [
+        ("LoRA / no adapters", *texts(lora), "0.97"),
+        ("DiReFT / no adapters", *texts(ratios(own, "unified_direft", "none", counts)), "0.97"),
+        ("no adapters / stock: the upper bound of the next row", *texts(over_stock), ""),
+        ("LoRA / stock: (LoRA / none) x (none / stock)", *texts(lora_over_stock), f"0.97 {_OF_BOUND}"),
+        ("median latency, no adapters / LoRA", *texts(latency_ratios(own, "unified_lora", counts)), "0.97"),
+        ("median latency, no adapters / DiReFT", *texts(latency_ratios(own, "unified_direft", counts)), "0.97"),
+    ]
+    return markdown(("8B, medians of two loads", *columns(counts), "goal"), rows)
 
 
 def h200_requests() -> str:
@@ -117,11 +137,12 @@ def h200_history() -> str:
         "SGLang's LoRA kernels, 128 slots": _LLAMA_SGLANG_KERNELS,
         "Prelude's expand kernel, 128 slots": _LLAMA_BEFORE,
         "Prelude's expand kernel, 512 slots": _LLAMA,
+        "the same, loads of 21 s": _LLAMA_REPEATED,
     }
-    rows = [
-        (text, f"`{file.commit}`", *texts(file.document["ratios"]["c/a"][str(n)] for n in counts))
-        for text, file in runs.items()
-    ]
+    rows = []
+    for text, file in runs.items():
+        found = (file.document["ratios"]["c/a"].get(str(n)) for n in counts)
+        rows.append((text, f"`{file.commit}`", *("" if ratio is None else fixed(ratio, 2) for ratio in found)))
     return markdown(("8B, LoRA rank 16 / no adapters", "commit", *columns(counts)), rows)
 
 

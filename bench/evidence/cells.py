@@ -29,18 +29,18 @@ def rates(file: ResultFile, system: str, counts: Sequence[int] = GPU_COUNTS) -> 
     return ["" if rate is None else fixed(rate, 0 if rate >= 99.95 else 1) for rate in measured]
 
 
-def rates_and_ratios(file: ResultFile, system: str) -> list[str]:
+def rates_and_ratios(file: ResultFile, system: str, counts: Sequence[int] = GPU_COUNTS) -> list[str]:
     """Requests/s, in parentheses relative to no adapters in the same run."""
-    relative = texts(ratios(file, system, "none"))
-    return [f"{rate} ({ratio})" for rate, ratio in zip(rates(file, system), relative, strict=True)]
+    relative = texts(ratios(file, system, "none", counts))
+    return [f"{rate} ({ratio})" for rate, ratio in zip(rates(file, system, counts), relative, strict=True)]
 
 
 def ratios(file: ResultFile, system: str, to: str, counts: Sequence[int] = GPU_COUNTS) -> list[float]:
     return [_quotient(file.rate(system, n), file.rate(to, n)) for n in counts]
 
 
-def latency_ratios(file: ResultFile, system: str) -> list[float]:
-    return [_quotient(file.latency_s("none", n), file.latency_s(system, n)) for n in GPU_COUNTS]
+def latency_ratios(file: ResultFile, system: str, counts: Sequence[int] = GPU_COUNTS) -> list[float]:
+    return [_quotient(file.latency_s("none", n), file.latency_s(system, n)) for n in counts]
 
 
 def _quotient(of: float | None, to: float | None) -> float:

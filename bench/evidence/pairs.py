@@ -14,6 +14,21 @@ _GOODPUT_LATER = {
     "a pair that sends KV earlier": result("goodput-h100x2-pair-early-sends.json"),
     "a pair, KV in pages of 64": result("goodput-h100x2-pair-pages-64.json"),
 }
+_ON_TWO_H200 = {
+    "two unified workers": result("goodput-h200x2-unified.json"),
+    "a pair": result("goodput-h200x2-pair.json"),
+    "two unified workers, again": result("goodput-h200x2-unified-again.json"),
+}
+_IDLE = {
+    "one H200": {
+        "sleeps": result("idle-h200-llama-3.1-8b.json"),
+        "polls": result("idle-h200-llama-3.1-8b-polling-again.json"),
+    },
+    "another": {
+        "polls": result("idle-h200-llama-3.1-8b-polling.json"),
+        "sleeps": result("idle-h200-llama-3.1-8b-again.json"),
+    },
+}
 _EARLIER_PAIR = result("sweep-h100x2-pair.json")
 _ONE_GPU = {"stock SGLang": result("goodput-h100-stock.json"), "unified worker": result("goodput-h100-unified.json")}
 _KV_TRANSFERS = result("kv-transfer-h100x2.json")
@@ -60,6 +75,29 @@ def goodput() -> str:
     ]
     sweeps += [(name, file.commit, sweep) for name, file in _GOODPUT_LATER.items() for sweep in file.document["rows"]]
     return _probes(sweeps)
+
+
+def goodput_on_one_machine() -> str:
+    """A pair and two unified workers on the same two H200, one after the other."""
+    return _probes(
+        [(name, file.commit, sweep) for name, file in _ON_TWO_H200.items() for sweep in file.document["rows"]]
+    )  # fmt: skip
+
+
+def idle() -> str:
+    """Pairs whose progress threads sleep and poll, in the order in which they ran on each GPU."""
+    rows = [
+        (
+            gpu,
+            does,
+            *(fixed(file.document[key], 3) for key in ("scheduler_cores", "cores")),
+            *(f"{fixed(file.document[f'first_token_{key}_p50_ms'], 1)} ms" for key in ("after_pause", "without_pause")),
+        )
+        for gpu, files in _IDLE.items()
+        for does, file in files.items()
+    ]
+    header = ("a pair on", "progress threads", "cores: one scheduler", "all", "TTFT p50 after 0.5 s", "without a pause")
+    return markdown(header, rows)
 
 
 def goodput_of_one_gpu() -> str:

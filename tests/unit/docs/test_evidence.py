@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from bench import evidence
-from bench.evidence import adapter_tax, training
+from bench.evidence import adapter_tax, cells, training
 from bench.evidence.cells import fixed
 from bench.measuring.report import Measurement
 from bench.measuring.result_file import ResultFile
@@ -125,6 +125,18 @@ def test_a_result_names_its_machine_commit_and_a_command_that_parses(path: Path)
     program, *arguments = shlex.split(file.command)
     assert program == "prelude"
     _parser().parse_args(arguments)
+
+
+def test_the_committed_runs_on_an_h200_meet_the_goal():
+    """README.md and docs/evidence.md say so. The same measure finds what adapters cost stock SGLang."""
+    runs = ResultFile(evidence.RESULTS / "adapter-tax-h200-llama-3.1-8b-rank16-two-repeats.json")
+    stock = ResultFile(evidence.RESULTS / "adapter-tax-h200-llama-3.1-8b-rank16-stock-two-repeats.json")
+    for adapters in (1, 32, 512):
+        for system in ("unified_lora", "unified_direft"):
+            (ratio,) = cells.ratios(runs, system, "none", (adapters,))
+            (of_latency,) = cells.latency_ratios(runs, system, (adapters,))
+            assert min(ratio, of_latency) >= 0.97, (system, adapters)
+        assert cells.ratios(stock, "stock", "none", (adapters,)) < [0.55]
 
 
 class TestResultFile:
