@@ -255,6 +255,11 @@ def stops_after(num_events: int) -> Behaviour:
     return behave
 
 
+def event_gap_timeout_s(code: str) -> float:
+    """A router's bound between events: short where the failure is to be seen by it, else too long to interfere."""
+    return 1.5 if code == "deadline_exceeded" else 60.0
+
+
 def streams(*events: bytes) -> Behaviour:
     """Stream exactly these bytes."""
 

@@ -17,6 +17,7 @@ from support.router_stand_ins import (
     answers,
     breaks_after,
     drops,
+    event_gap_timeout_s,
     eventually,
     hangs,
     running_cluster,
@@ -154,7 +155,7 @@ def test_an_answer_that_is_cut_off() -> None:
 )
 def test_a_failure_in_the_middle_is_the_last_event(failure: Any, code: str) -> None:
     async def scenario() -> None:
-        async with running_cluster(event_gap_timeout_s=1.5 if code == "deadline_exceeded" else 60.0) as cluster:
+        async with running_cluster(event_gap_timeout_s=event_gap_timeout_s(code)) as cluster:
             cluster.decode[0].engine.behaviours = [failure]
             events = await events_of(cluster)
             assert [event["type"] for event in events].count("response.failed") == 1

@@ -17,6 +17,7 @@ from support.router_stand_ins import (
     answers,
     breaks_after,
     drops,
+    event_gap_timeout_s,
     eventually,
     hangs,
     running_cluster,
@@ -321,7 +322,7 @@ class TestFailures:
     )
     def test_after_the_first_event(self, failure: Any, code: str) -> None:
         async def scenario() -> None:
-            async with unified_cluster(2, event_gap_timeout_s=1.5 if code == "deadline_exceeded" else 60.0) as cluster:
+            async with unified_cluster(2, event_gap_timeout_s=event_gap_timeout_s(code)) as cluster:
                 cluster.unified[0].engine.behaviours = [failure]
                 events = await cluster.stream(prompt="Hi")
                 assert json.loads(events[-1])["error"]["code"] == code

@@ -15,6 +15,7 @@ from support.router_stand_ins import (
     answers,
     breaks_after,
     drops,
+    event_gap_timeout_s,
     eventually,
     hangs,
     running_cluster,
@@ -197,7 +198,7 @@ class TestFailuresAfterTheFirstEvent:
     )
     def test_stream_ends_with_an_error_event(self, failure: Any, code: str) -> None:
         async def scenario() -> None:
-            async with running_cluster(event_gap_timeout_s=1.5 if code == "deadline_exceeded" else 60.0) as cluster:
+            async with running_cluster(event_gap_timeout_s=event_gap_timeout_s(code)) as cluster:
                 cluster.decode[0].engine.behaviours = [failure]
                 events = await cluster.stream(prompt="Hi")
                 assert len(events) >= 2
