@@ -121,7 +121,7 @@ format: setup-dev ## format the sources
 	@$(BIN)/ruff format .
 	@$(BIN)/ruff check --fix-only --quiet .
 
-bench: setup ## compare Prelude with stock SGLang on the CPU and refresh the tables: under 20 minutes on two idle cores with AVX-512
+bench: setup ## compare Prelude with stock SGLang on the CPU and refresh the tables: 19 minutes on two idle cores, 31 on slow ones
 	@mkdir -p .prelude
 	$(BIN)/prelude bench matrix published --json bench/results/matrix-cpu.json --html .prelude/matrix-cpu.html
 	$(BIN)/prelude bench matrix pioneer-sweep --adapters 1,8,32,33,128 --systems none,stock,unified --duration-s 8 \

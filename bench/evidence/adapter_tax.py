@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from bench.evidence.cells import (
@@ -17,6 +18,7 @@ from bench.evidence.cells import (
     texts,
 )
 from bench.measuring.report import Ratio
+from bench.measuring.result_file import ResultFile
 
 _LLAMA = result("adapter-tax-h200-llama-3.1-8b-rank16-unified.json")
 _LLAMA_STOCK = result("adapter-tax-h200-llama-3.1-8b-rank16-stock.json")
@@ -62,14 +64,9 @@ def speed() -> str:
 
 def h200_repeated() -> str:
     """What the README's table leaves out."""
-    own, stock, counts = _LLAMA_REPEATED, _LLAMA_STOCK_REPEATED, _REPEATED_COUNTS
-    lora, over_stock = ratios(own, "unified_lora", "none", counts), ratios(stock, "none", "stock", counts)
-    lora_over_stock = [one * other for one, other in zip(lora, over_stock, strict=True)]
+    own, counts = _LLAMA_REPEATED, _REPEATED_COUNTS
     rows = [
-        ("LoRA / no adapters", *texts(lora), "0.97"),
-        ("DiReFT / no adapters", *texts(ratios(own, "unified_direft", "none", counts)), "0.97"),
-        ("no adapters / stock: the upper bound of the next row", *texts(over_stock), ""),
-        ("LoRA / stock: (LoRA / none) x (none / stock)", *texts(lora_over_stock), f"0.97 {_OF_BOUND}"),
+        *_ratio_rows("", own, _LLAMA_STOCK_REPEATED, counts),
         ("median latency, no adapters / LoRA", *texts(latency_ratios(own, "unified_lora", counts)), "0.97"),
         ("median latency, no adapters / DiReFT", *texts(latency_ratios(own, "unified_direft", counts)), "0.97"),
     ]
@@ -92,19 +89,20 @@ def h200_requests() -> str:
 
 
 def h200_ratios() -> str:
-    lora, over_stock = ratios(_LLAMA, "unified_lora", "none"), ratios(_LLAMA_STOCK, "none", "stock")
-    lora_over_stock = [one * other for one, other in zip(lora, over_stock, strict=True)]
-    rows = [
-        ("8B: LoRA / no adapters", *texts(lora), "0.97"),
-        ("8B: DiReFT / no adapters", *texts(ratios(_LLAMA, "unified_direft", "none")), "0.97"),
-        ("8B: no adapters / stock: the upper bound of the next row", *texts(over_stock), ""),
-        ("8B: LoRA / stock, of two runs: (LoRA / none) x (none / stock)", *texts(lora_over_stock), f"0.97 {_OF_BOUND}"),
-        ("0.5B: LoRA / no adapters", *texts(ratios(_QWEN, "unified_lora", "none")), "0.97"),
-        ("0.5B: DiReFT / no adapters", *texts(ratios(_QWEN, "unified_direft", "none")), "0.97"),
-        ("0.5B: no adapters / stock: the upper bound of the next row", *texts(ratios(_QWEN, "none", "stock")), ""),
-        ("0.5B: LoRA / stock", *texts(ratios(_QWEN, "unified_lora", "stock")), f"0.97 {_OF_BOUND}"),
-    ]
+    rows = [*_ratio_rows("8B: ", _LLAMA, _LLAMA_STOCK, GPU_COUNTS), *_ratio_rows("0.5B: ", _QWEN, _QWEN, GPU_COUNTS)]
     return markdown(("ratios of requests/s", *columns(GPU_COUNTS), "goal"), rows)
+
+
+def _ratio_rows(model: str, own: ResultFile, stock: ResultFile, counts: Sequence[int]) -> list[Sequence[str]]:
+    """Stock SGLang may have been measured in another run: both have a baseline without adapters."""
+    lora, over_stock = ratios(own, "unified_lora", "none", counts), ratios(stock, "none", "stock", counts)
+    lora_over_stock = [one * other for one, other in zip(lora, over_stock, strict=True)]
+    return [
+        (f"{model}LoRA / no adapters", *texts(lora), "0.97"),
+        (f"{model}DiReFT / no adapters", *texts(ratios(own, "unified_direft", "none", counts)), "0.97"),
+        (f"{model}no adapters / stock: the upper bound of the next row", *texts(over_stock), ""),
+        (f"{model}LoRA / stock: (LoRA / none) x (none / stock)", *texts(lora_over_stock), f"0.97 {_OF_BOUND}"),
+    ]
 
 
 def h200_latencies() -> str:

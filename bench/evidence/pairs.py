@@ -7,6 +7,7 @@ from statistics import fmean, median
 from typing import Any
 
 from bench.evidence.cells import fixed, markdown, result
+from bench.measuring.result_file import ResultFile
 
 _SYSTEMS = {"pair": "a pair", "unified": "two unified workers"}
 _GOODPUT = {name: result(f"goodput-h100x2-{name}.json") for name in _SYSTEMS}
@@ -69,19 +70,14 @@ _STREAMS = {
 
 def goodput() -> str:
     """Every rate that was tried: what came, what was answered, and the share within the objectives."""
-    sweeps = [("a pair, an earlier run", _EARLIER_PAIR.commit, _EARLIER_PAIR.document)]
-    sweeps += [
-        (_SYSTEMS[name], file.commit, sweep) for name, file in _GOODPUT.items() for sweep in file.document["rows"]
-    ]
-    sweeps += [(name, file.commit, sweep) for name, file in _GOODPUT_LATER.items() for sweep in file.document["rows"]]
-    return _probes(sweeps)
+    earlier = ("a pair, an earlier run", _EARLIER_PAIR.commit, _EARLIER_PAIR.document)
+    files = {_SYSTEMS[name]: file for name, file in _GOODPUT.items()}
+    return _probes([earlier, *_sweeps(files | _GOODPUT_LATER)])
 
 
 def goodput_on_one_machine() -> str:
     """A pair and two unified workers on the same two H200, one after the other."""
-    return _probes(
-        [(name, file.commit, sweep) for name, file in _ON_TWO_H200.items() for sweep in file.document["rows"]]
-    )  # fmt: skip
+    return _probes(_sweeps(_ON_TWO_H200))
 
 
 def idle() -> str:
@@ -102,9 +98,11 @@ def idle() -> str:
 
 def goodput_of_one_gpu() -> str:
     """Stock SGLang multi-LoRA beside a unified worker, each on a GPU of its own at the same time."""
-    return _probes(
-        [(name, file.commit, sweep) for name, file in _ONE_GPU.items() for sweep in file.document["rows"]]
-    )  # fmt: skip
+    return _probes(_sweeps(_ONE_GPU))
+
+
+def _sweeps(files: dict[str, ResultFile]) -> list[tuple[str, str, dict[str, Any]]]:
+    return [(name, file.commit, sweep) for name, file in files.items() for sweep in file.document["rows"]]
 
 
 def _probes(sweeps: list[tuple[str, str, dict[str, Any]]]) -> str:
