@@ -10,7 +10,7 @@ import contextlib
 import json
 import os
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -160,12 +160,13 @@ def llama_config(tokenizer: Any, hidden: int, num_layers: int, num_heads: int = 
     )
 
 
-def save_model(model: Any, tokenizer: Any, folder: Path) -> None:
-    """Write a Hugging Face directory."""
+def save_model(model: Any, tokenizer: Any, folder: Path, sampling: Mapping[str, Any] | None = None) -> None:
+    """Write a Hugging Face directory. `sampling`: what requests get that do not say, else SGLang's, temperature 1."""
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    # transformers would write sampling defaults, which make answers random.
-    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": tokenizer.eos_token_id}))
+    # transformers would write sampling defaults of its own.
+    defaults = {"eos_token_id": tokenizer.eos_token_id, **(sampling or {})}
+    (folder / "generation_config.json").write_text(json.dumps(defaults))
 
 
 def make_tokenizer(texts: Iterable[str] = (_TEXT,), vocabulary: int = _VOCABULARY) -> Any:

@@ -133,7 +133,8 @@ def _make_base(folder: Path, recipe: Recipe, report: Callable[[str], None]) -> N
         config = llama_config(tokenizer, options.hidden, options.num_layers, options.num_heads, options.num_kv_heads)
         model = LlamaForCausalLM(config)
     pretrain(model, tokenizer, recipe.questions, options, recipe.styles, report)
-    save_model(model, tokenizer, folder)
+    # The README says what each adapter answers. At temperature 0 Hugging Face's generate would refuse the model.
+    save_model(model, tokenizer, folder, {"do_sample": True, "temperature": 0.01})
 
 
 def _tokenizer_texts(recipe: Recipe) -> Iterator[str]:

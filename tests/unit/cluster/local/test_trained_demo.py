@@ -100,6 +100,8 @@ class TestASmallDemo:
     def test_what_it_leaves(self, small: tuple[Path, Made, list[str]]):
         folder, _, _ = small
         assert sorted(path.name for path in folder.iterdir()) == ["adapters", "data", "model"]
+        sampling = json.loads((folder / "model" / "generation_config.json").read_text())
+        assert sampling["temperature"] == 0.01  # engines would sample at 1, and now and then answer otherwise
         assert sorted(path.name for path in (folder / "adapters" / "shout").iterdir()) == [
             "adapter_config.json",
             "adapter_model.safetensors",
