@@ -46,6 +46,7 @@ def check_origin(page: Page, *allowed: str) -> None:
     assert [url for url in page.urls if not url.startswith(allowed)] == []
 
 
+@pytest.mark.alone
 def test_views_updates_and_a_rollback(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with managing(1, 2) as cluster, browsing() as page:

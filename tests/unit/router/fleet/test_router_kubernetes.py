@@ -54,24 +54,30 @@ async def more(statuses: list[int], count: int = 24) -> None:
 
 async def crash(found: FoundByKubernetes, worker: WorkerStandIn) -> tuple[int, int]:
     """While it has a stream that has begun and a request without a byte: how many streams it cuts, from and to."""
-    held: set[bool] = set()
+    held: dict[bool, str] = {}  # ids at the engine, which contain those of the requests
 
     async def holds(engine: EngineStandIn, fields: dict[str, Any], request: web.Request) -> None:
         is_stream = fields.get("stream", False)
         if is_stream in held:
             return
-        held.add(is_stream)
+        held[is_stream] = fields["rid"]
         if is_stream:
             await engine.stream(fields, request, 2)
         await asyncio.sleep(3600)
 
     worker.engine.behaviours = [holds] * 10_000
 
-    async def phases() -> list[str]:
-        sequences = [each["sequences"][0] for each in (await found.cluster.admin("/debug/requests"))[1]["requests"]]
-        return [each["phase"] for each in sequences if each["decode"] == worker.name]
+    async def phases() -> dict[bool, str]:
+        """Of the two that are held: others may relay, and end before the crash."""
+        running = (await found.cluster.admin("/debug/requests"))[1]["requests"]
+        return {
+            is_stream: each["sequences"][0]["phase"]
+            for is_stream, rid in held.items()
+            for each in running
+            if each["request_id"] in rid
+        }
 
-    await eventually(phases, lambda now: len(held) == 2 and {"relaying", "waiting_first_event"} <= {*now}, 60)
+    await eventually(phases, lambda now: now == {True: "relaying", False: "waiting_first_event"}, 60)
     num_running = worker.engine.num_running
     await asyncio.wait_for(worker.stop(), 10)
     return 1, num_running - 1
