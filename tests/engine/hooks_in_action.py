@@ -53,9 +53,16 @@ def observe() -> dict:
     from sglang.srt.managers.detokenizer_manager import DetokenizerManager
     from sglang.srt.managers.io_struct import ConfigureLoggingReq
     from sglang.srt.managers.scheduler import Scheduler
+    from sglang.srt.sampling import sampling_batch_info
     from sglang.srt.utils import auth
 
     from engine.vital_signs import read_vitals
+
+    def penalised_without_compiling() -> list[float]:
+        scores = torch.tensor([[-1.0, 4.0]])
+        with torch.compiler.set_stance("fail_on_recompile"):
+            sampling_batch_info.apply_scaling_penalties(scores, torch.tensor([[2.0, 2.0]]))
+        return scores.flatten().tolist()
 
     published = []
     waiting = types.SimpleNamespace(
@@ -250,6 +257,7 @@ def observe() -> dict:
         "compiled_parts_are_forgotten": outcome(
             lambda: getattr(xgrammar_backend.GrammarCompiler, "keywords", {}).get("cache_limit_bytes", -1)
         ),
+        "repetition_penalty_is_not_compiled": outcome(penalised_without_compiling),
         "grammar_masks_do_not_pin": outcome(lambda: list(xgrammar_backend._allocate_token_bitmask(64, 1).shape)),
         "grammar_masks_on_cpu": outcome(
             lambda: masked(xgrammar_backend.XGrammarGrammar.apply_vocab_mask.__get__(object()), logits)

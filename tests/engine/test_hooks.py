@@ -55,6 +55,7 @@ EXPECTED = {
     "kv_progress_thread_sleeps": (lambda seen: seen == 0, lambda seen: seen > 0),
     "grammars_are_forgotten": (lambda seen: seen == [1000, True], lambda seen: seen == [MAX_GRAMMARS, True]),
     "compiled_parts_are_forgotten": (lambda seen: seen == -1, lambda seen: seen == MAX_BYTES),
+    "repetition_penalty_is_not_compiled": (lambda seen: "recompile" in seen, lambda seen: seen == [-2.0, 2.0]),
     "long_requests_are_prepared_in_threads": (
         lambda seen: seen == [[[8000], 400, 400], [True]],
         lambda seen: seen == [[[8000], 400, 400], [False]],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from engine.hooks import hidden_states, identity, positions
-from engine.hooks.bounds import events, grammars, log_probabilities, preparation
+from engine.hooks.bounds import events, first_use, grammars, log_probabilities, preparation
 from engine.hooks.hook import Hook, HookGroup, HookKind
 from engine.hooks.kv import room
 from engine.hooks.ledger.roles import ADAPTER_ROLES, DECODE, GENERATING_ROLES, OUR_ROLES, UNIFIED
@@ -180,6 +180,21 @@ GROUPS: tuple[HookGroup, ...] = (
                 fn=grammars.with_a_bounded_cache,
                 source_sha256="2f924bdfd9881dd5f39d03055719cab78c4f1082f14b4c49d1d53e57cfcc38df",
                 why="the compiler has a cache of its own without a bound, and threads for all cores",
+            ),
+        ),
+    ),
+    HookGroup(
+        lacking="Sampling that compiles nothing while requests wait",
+        upstream="none; repetition_penalty runs through torch.compile, at its first use in each engine and per shape",
+        remove_when="SGLang compiles it at start, or not at all",
+        hooks=(
+            Hook(
+                name="repetition_penalty_is_not_compiled",
+                target="sglang.srt.sampling.penaltylib.repetition_penalty.apply_scaling_penalties",
+                fn=first_use.run_uncompiled,
+                roles=OUR_ROLES,
+                source_sha256="a7b8f0cce8e432fba57890f04b5c8937a25a78f3a7764f2e78816996fa3db775",
+                why="the first repetition_penalty stops an engine, and all its requests, for 10 to 50 s",
             ),
         ),
     ),
