@@ -10,6 +10,7 @@
     ├── AdapterTooLarge       413  more bytes than the deployment accepts
     ├── BaseModelInvalid      500  the base model's config.json cannot be used
     ├── CatalogUnavailable    503  the catalog's database is unreachable or too slow
+    ├── HostExhausted         503  this host is out of descriptors or memory; nothing is wrong with the adapter
     ├── CatalogConflict       409  the catalog is not in the state that the change expects
     ├── CatalogTooNew         500  the catalog's tables are those of a newer release
     ├── TenantFull            403  the tenant would have more than its quota
@@ -22,6 +23,8 @@ Every message names the offending value and what would be right.
 from __future__ import annotations
 
 from typing import ClassVar
+
+from process.exhaustion import is_exhaustion
 
 
 class AdapterError(Exception):
@@ -94,6 +97,20 @@ class CatalogUnavailable(AdapterError):
     code = "catalog_unavailable"
     http_status = 503
     retryable = True
+
+
+class HostExhausted(AdapterError):
+    """This process is out of descriptors or memory, which says nothing about what it was to read."""
+
+    code = "host_exhausted"
+    http_status = 503
+    retryable = True
+
+    @classmethod
+    def check(cls, error: Exception) -> None:
+        """Raise it for such an error, before a file is blamed."""
+        if is_exhaustion(error):
+            raise cls(f"this host has no means left to read a file ({error.args[-1]}); try again soon") from error
 
 
 class CatalogConflict(AdapterError):

@@ -12,6 +12,7 @@ import aiohttp
 
 from engine.access import Tls
 from engine.errors import AdapterNotTaken, EngineRefused, EngineUnreachable
+from process.exhaustion import is_exhaustion
 
 _KEEPALIVE_S = 2.0  # SGLang closes idle connections after 5 s; a call on a closing one would look like an engine crash
 
@@ -54,7 +55,9 @@ class EngineClient:
         self._timeout_s = timeout_s
         connector = aiohttp.TCPConnector(keepalive_timeout=_KEEPALIVE_S)
         self._session = aiohttp.ClientSession(connector=connector)
-        self.num_answers = 0  # of the server, errors too: signs that it lives
+        # Of the server, errors too: signs that it lives. So are calls that this process had no descriptor for, or an
+        # engine would be ended as one that hangs for what its agent lacks.
+        self.num_answers = 0
 
     async def aclose(self) -> None:
         """Close all connections."""
@@ -162,6 +165,7 @@ class EngineClient:
                 self.num_answers += 1
                 yield answer
         except (aiohttp.ClientError, TimeoutError) as error:
+            self.num_answers += is_exhaustion(error)
             raise EngineUnreachable(f"{self._url}{path}: {error or type(error).__name__}") from error
 
 

@@ -33,6 +33,7 @@ from pathlib import Path
 import psutil  # SGLang needs it, too
 
 from engine.vital_signs import read_vitals
+from process.exhaustion import is_exhaustion
 
 OBSERVE_S = 1.0  # between two observations
 _MAX_COUNTED_S = 1.5 * OBSERVE_S  # of the time since the last observation: what is above it, this process was not run
@@ -202,7 +203,7 @@ def _descendant(pid: int, word: str) -> int:
 
 
 def processor_of(pid: int, *, with_children: bool = False) -> Processor | None:
-    """The processor use of a process's main thread; None if it cannot be read.
+    """The processor use of a process's main thread; None if it cannot be read. Raises OSError without descriptors.
 
     `with_children`: includes processes that it has started, which may compile kernels for it. Its other threads do not
     count, because an engine's threads for KV transfers are always busy.
@@ -211,7 +212,9 @@ def processor_of(pid: int, *, with_children: bool = False) -> Processor | None:
         with open(f"/proc/{pid}/task/{pid}/stat") as stat:
             fields = stat.read().rsplit(")", 1)[1].split()
         ticks = int(fields[11]) + int(fields[12])  # utime, stime
-    except (OSError, IndexError, ValueError):
+    except (OSError, IndexError, ValueError) as error:
+        if is_exhaustion(error):
+            raise
         return None
     child_ticks = 0
     if with_children:

@@ -27,6 +27,7 @@ from engine.hang_watch import OBSERVE_S, EngineProbe, HangWatch, Timeouts, parts
 from engine.hooks.ledger import hooks_for
 from engine.hooks.report import ProcessReport, read_reports
 from engine.output import EngineOutput
+from process.exhaustion import is_exhaustion
 from process.lifetime import how_ended, is_alive, kill_group
 from process.mapped_files import descendants, mapped_among
 
@@ -118,7 +119,7 @@ class EngineSupervisor:
                 started_at = time.monotonic()
                 try:
                     await self._run_once()
-                except EngineError as error:
+                except (EngineError, OSError) as error:  # as where there are no descriptors, or no room for a process
                     log.error("engine failed", extra={"fields": {"reason": str(error)}})
                     self._set(EngineStatus.DOWN, reason=str(error))
                     if self._spec.nodes is not None:
@@ -176,8 +177,15 @@ class EngineSupervisor:
         parts = parts_of(self._spec.role, self._spec.local_ranks)
         probe = EngineProbe(self._spec.report_dir, parts, self._process.pid, self._num_answers)
         while True:
+            try:
+                states = probe.observe()
+            except OSError as error:  # this process lacks descriptors: nothing can be said of the engine
+                if not is_exhaustion(error):
+                    raise
+                await asyncio.sleep(OBSERVE_S)
+                continue
             watch.is_warm = self._is_warm(self.snapshot.incarnation)
-            watch.observe(time.monotonic(), probe.observe())
+            watch.observe(time.monotonic(), states)
             self.progress = probe.num_batches + watch.num_signs
             if watch.is_hung:
                 raise EngineError(f"{watch.suspicion}; it is started again")

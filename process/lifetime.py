@@ -9,6 +9,8 @@ import os
 import signal
 from collections.abc import Callable, Iterable, Iterator
 
+from process.exhaustion import is_exhaustion
+
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
@@ -27,6 +29,13 @@ def is_alive(pid: int) -> bool:
         with open(f"/proc/{pid}/stat") as stat:
             return stat.read().rsplit(")", 1)[1].split()[0] not in "ZX"
     except (FileNotFoundError, ProcessLookupError):
+        return False
+    except OSError as error:
+        if not is_exhaustion(error):
+            raise
+        with contextlib.suppress(ProcessLookupError):  # without a descriptor, a zombie looks alive for now
+            os.kill(pid, 0)
+            return True
         return False
 
 

@@ -97,6 +97,7 @@ def build_app(
     shares_quotas: bool = False,  # with other routers of this catalog
     siblings: Siblings | None = None,  # the router's other processes
     transport: Transport = PLAIN,  # to agents and engines
+    max_engine_connections: int = 20_000,
     random: Random | None = None,  # for placement between equal workers
     tracing: Tracing | None = None,
 ) -> RouterApp:
@@ -115,7 +116,13 @@ def build_app(
         transport=transport,
         on_leave=placer.forget,
     )
-    engines = Engines(metrics, connect_timeout_s=config.connect_timeout_s, transport=transport)
+    engines = Engines(
+        metrics,
+        connect_timeout_s=config.connect_timeout_s,
+        max_connections=max_engine_connections,
+        transport=transport,
+    )
+    metrics.engine_connections.set_function(lambda: len(engines.connections))
     backends = Backends(fleet, engines, metrics, config, placer, PromptMeter(), model)
     memory_only = MemoryOnlyRevisions(fleet, adapters)
     limits = Limits(config.max_choices, vocabulary, context_length, config.limits)

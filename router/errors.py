@@ -28,6 +28,7 @@
     ├── QueuedTooLong                the fleet is saturated, and the tenant's turn did not come in time
     ├── PushFailed                   no worker could load the new revision
     ├── NoWorkerAvailable            no suitable worker is placeable now
+    ├── RouterExhausted              this router is out of connections, descriptors or ports; no worker is at fault
     ├── AdapterRefused               the worker will never load this adapter
     ├── AttemptError                 an attempt at one placement failed
     │   ├── WorkerLost               the connection or the engine was lost, or the engine hangs
@@ -220,6 +221,18 @@ class NoWorkerAvailable(RouterError):
     code = "no_worker_available"
     http_status = 503
     retryable = True
+
+
+class RouterExhausted(RouterError):
+    """What the router lacks on its own host says nothing about workers: it is neither retried nor held against them."""
+
+    code = "router_exhausted"
+    http_status = 503
+    retryable = True
+
+    def __init__(self, message: str, *, is_passing: bool = True) -> None:
+        super().__init__(message)
+        self.retryable = is_passing
 
 
 class AdapterRefused(RouterError):

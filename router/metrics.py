@@ -119,6 +119,15 @@ class Metrics:
             ("code",),
             registry=self.registry,
         )
+        self.engine_connections = Gauge(
+            "prelude_router_engine_connections", "Connections to engines that are open.", registry=self.registry
+        )
+        self.exhausted = Counter(
+            "prelude_router_exhausted_total",
+            "Times that this router lacked something itself, by reason: connections to engines, or the system's error.",
+            ("reason",),
+            registry=self.registry,
+        )
         self.worker_in_flight = Gauge(
             "prelude_router_worker_legs_in_flight",
             "Engine calls in flight, by worker.",

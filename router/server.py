@@ -7,13 +7,13 @@ import gc
 import logging
 import math
 import os
-import resource
 import signal
 import socket
 import ssl
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from functools import partial
 from types import FrameType
 from typing import Any, NoReturn
@@ -32,6 +32,7 @@ from process.addresses import host_and_port
 from process.certificates.contexts import Following, make_server_context, server_context
 from process.certificates.expiry import export_expiry
 from process.certificates.identity import ROUTER
+from process.exhaustion import RouterDescriptors, raise_open_files
 from process.tracing.start import start_tracing
 from router.app import build_app
 from router.http.client_connection import client_protocol
@@ -42,7 +43,6 @@ from router.processes.siblings import Siblings, bound_listener
 from router.protocol.field_values import DEFAULT_CONTEXT_LENGTH
 from router.revisions.adapter_service import AdapterService
 
-_OTHER_FILES = 2048  # connections to engines and agents, uploads
 _YOUNG_OBJECTS = 50_000  # made and not freed since the last collection; a request in flight has about 100
 
 log = logging.getLogger(__name__)
@@ -71,6 +71,7 @@ def run(config: ClusterConfig, siblings: Siblings | None = None) -> NoReturn:
     )
     tracing = start_tracing(trace_settings(config.tracing), "prelude-router", _instance(siblings))
     router = config.router
+    descriptors = _descriptors(router.http.max_connections)
     share = siblings is not None
     app = build_app(
         router,
@@ -91,13 +92,14 @@ def run(config: ClusterConfig, siblings: Siblings | None = None) -> NoReturn:
         shares_quotas=_shares_quotas(config),
         siblings=siblings,
         transport=transport,
+        max_engine_connections=descriptors.engines,
         tracing=tracing,
     )
     connections = ClientConnections(
-        ConnectionLimits.of(router), lambda code: metrics.refused_connections.labels(code).inc()
+        replace(ConnectionLimits.of(router), max_connections=descriptors.clients),
+        lambda code: metrics.refused_connections.labels(code).inc(),
     )
     metrics.connections.set_function(lambda: len(connections))
-    _allow_open_files(router.http.max_connections)
     server = RouterServer(uvicorn_config(app, config, connections, clients), connections)
     spare_garbage_collection()
     admin = host_and_port(router.admin.host, router.admin_port)
@@ -114,16 +116,16 @@ def _instance(siblings: Siblings | None) -> str:
     return f"{socket.gethostname()}{number}"
 
 
-def _allow_open_files(max_connections: int) -> None:
-    """Raise this process's limit of open files as far as it may, and say so where it does not suffice."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = max_connections + _OTHER_FILES
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-        if soft < wanted:
-            fields = {"open_files": soft, "max_connections": max_connections}
-            log.warning("the limit of open files is too low for router.http.max_connections", extra={"fields": fields})
+def _descriptors(max_connections: int) -> RouterDescriptors:
+    """Raise this process's limit of open files as far as it may, divide it, and say so where it does not suffice."""
+    wanted = RouterDescriptors.wanted(max_connections)
+    limit = raise_open_files(wanted.limit)
+    found = wanted.within(limit)
+    if found.clients < wanted.clients:
+        fields = {"open_files": limit, "max_connections": max_connections, "clients": found.clients}
+        fields["engine_connections"] = found.engines
+        log.warning("the limit of open files is too low for router.http.max_connections", extra={"fields": fields})
+    return found
 
 
 def spare_garbage_collection() -> None:

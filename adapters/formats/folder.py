@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from adapters.errors import AdapterMalformed, AdapterMissing, AdapterTooLarge, AdapterUnsupported
+from adapters.errors import AdapterMalformed, AdapterMissing, AdapterTooLarge, AdapterUnsupported, HostExhausted
 from adapters.formats.limits import Limits
 
 _MAX_ENTRIES = 10_000
@@ -49,6 +49,7 @@ class AdapterFolder:
                     if entry.is_file(follow_symlinks=False):
                         yield entry.name
         except OSError as error:
+            HostExhausted.check(error)
             raise AdapterMissing(f"{self.directory} cannot be listed ({_reason(error)})") from error
 
     @contextmanager
@@ -61,6 +62,7 @@ class AdapterFolder:
         try:
             descriptor = os.open(self.directory / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         except (OSError, ValueError) as error:
+            HostExhausted.check(error)
             raise AdapterMalformed(f"{name!r} in {self.directory} cannot be read ({_reason(error)})") from error
         try:
             status = os.fstat(descriptor)
@@ -68,6 +70,7 @@ class AdapterFolder:
                 raise AdapterMalformed(f"{name!r} in {self.directory} is not a regular file")
             yield descriptor, status.st_size
         except OSError as error:
+            HostExhausted.check(error)
             raise AdapterMalformed(f"{name!r} in {self.directory} cannot be read ({_reason(error)})") from error
         finally:
             os.close(descriptor)

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from adapters.errors import AdapterIncompatible, AdapterMalformed, AdapterMissing
+from adapters.errors import AdapterIncompatible, AdapterMalformed, AdapterMissing, HostExhausted
 from adapters.formats.json_file import is_integer, parse_object
 from adapters.formats.safetensors_file import STORAGE_DTYPES
 from adapters.model.base_model import BaseModel
@@ -107,6 +107,7 @@ def read_packed(path: Path) -> PackedRevision:
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
+        HostExhausted.check(error)
         raise AdapterMissing(f"{path} cannot be read ({error.strerror}); fetch the revision again") from error
     try:
         status = os.fstat(descriptor)

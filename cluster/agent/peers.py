@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+import logging
 from collections.abc import Callable, Iterator, Mapping
 
 from cluster.config.schema import ClusterConfig
@@ -14,6 +15,11 @@ from cluster.discovery.configured import configured_sources, nodes_source
 from cluster.discovery.roster import Contact, Roster
 from cluster.discovery.static_list import StaticList
 from process.addresses import host_and_port
+from process.exhaustion import is_exhaustion
+
+_AGAIN_S = 1.0
+
+log = logging.getLogger(__name__)
 
 
 class Peer(WorkerWatch):
@@ -123,8 +129,16 @@ class Peers(Mapping[str, Peer]):
         hosts = frozenset(host for peer in self._followed if (host := peer.found_host))
         if self._nodes is not None:
             hosts |= {endpoint.host for endpoint in self._nodes.endpoints}
-        if hosts != self._hosts:
+        if hosts == self._hosts:
+            return
+        try:
             self._on_hosts(hosts)
+        except OSError as error:  # the agent lacks descriptors to write them down: its engine serves on meanwhile
+            if not is_exhaustion(error):
+                raise
+            log.warning("peers not written down; trying again", extra={"fields": {"reason": str(error)}})
+            asyncio.get_running_loop().call_later(_AGAIN_S, self.changed)
+        else:
             self._hosts = hosts
 
     def _wake(self) -> None:

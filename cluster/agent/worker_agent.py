@@ -43,6 +43,7 @@ from engine.kv_peers import write_found_peers
 from engine.pin import SGLANG_VERSION
 from engine.supervisor import EngineSnapshot, EngineStatus, EngineSupervisor
 from process.certificates.expiry import export_expiry
+from process.exhaustion import raise_open_files
 from process.lifetime import stop_signal
 from process.tracing.span import Tracing
 from process.tracing.start import start_tracing
@@ -61,6 +62,7 @@ _COMPUTE_TIMEOUT_S = {"cuda": 10.0, "cpu": 30.0}
 _LOAD_POLL_IDLE_S = 1.0
 _STOP_LIMIT_S = 12.0  # for the shutdown after the drain; the local supervisor allows 15 s
 _LOAD_POLL_BUSY_S = 0.2
+_OPEN_FILES = 65_536  # as SGLang wants them; its engine inherits the limit
 _IDLE_FOR_S = 1.0  # without load, after which an engine counts as drained
 
 
@@ -391,5 +393,6 @@ class WorkerAgent:
 
 def run_agent(agent: Runs) -> None:
     """Run the agent in this process until it is stopped."""
+    raise_open_files(_OPEN_FILES)
     grpc.aio.init_grpc_aio()
     uvloop.run(agent.run())

@@ -16,6 +16,7 @@ import aiohttp
 import psutil
 
 from engine.hang_watch import OBSERVE_S, HangWatch, PartState, Timeouts, processor_of
+from process.exhaustion import is_exhaustion
 from process.lifetime import kill_group
 
 _ASK_EVERY_S = 4.0
@@ -72,25 +73,33 @@ class ProcessWatch:
                         if name not in self._watched or self._watched[name].pid != pid:
                             self._watched[name] = _Watched(pid)
                         self._watched[name].num_answers += 1
-            except (aiohttp.ClientError, OSError, TimeoutError):
-                pass  # it starts, has ended, or hangs
+            except (aiohttp.ClientError, OSError, TimeoutError) as error:  # it starts, has ended, or hangs
+                if (
+                    is_exhaustion(error) and name in self._watched
+                ):  # or this process lacks descriptors, which says nothing
+                    self._watched[name].num_answers += 1
             await asyncio.sleep(_ASK_EVERY_S if name in self._watched else _ASK_EARLY_EVERY_S)
 
     async def _look(self) -> None:
         while True:
-            for name in self._urls:
-                self._look_at_start(name, self._pid_of(name))
-            for name, watched in tuple(self._watched.items()):
-                if watched.pid != self._pid_of(name):
-                    del self._watched[name]
-                    continue
-                watched.watch.observe(
-                    time.monotonic(), {name: PartState(watched.num_answers, processor_of(watched.pid))}
-                )
-                if watched.watch.is_hung:
-                    del self._watched[name]
-                    self._end(name, watched.pid)
+            try:
+                self._look_at_all()
+            except OSError as error:  # this process lacks descriptors: nothing can be said of the others
+                if not is_exhaustion(error):
+                    raise
             await asyncio.sleep(OBSERVE_S)
+
+    def _look_at_all(self) -> None:
+        for name in self._urls:
+            self._look_at_start(name, self._pid_of(name))
+        for name, watched in tuple(self._watched.items()):
+            if watched.pid != self._pid_of(name):
+                del self._watched[name]
+                continue
+            watched.watch.observe(time.monotonic(), {name: PartState(watched.num_answers, processor_of(watched.pid))})
+            if watched.watch.is_hung:
+                del self._watched[name]
+                self._end(name, watched.pid)
 
     def _look_at_start(self, name: str, pid: int | None) -> None:
         """End a process that hangs before its first answer."""

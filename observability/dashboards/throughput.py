@@ -86,10 +86,13 @@ DASHBOARD = Dashboard(
             maximum=1,
         ),
         Panel(
-            "Client connections",
-            "Open connections of clients at the routers.",
+            "Connections",
+            "Open connections of clients at the routers, and of the routers at engines.",
             "short",
-            (Query("sum(prelude_router_connections)", "open"),),
+            (
+                Query("sum(prelude_router_connections)", "clients"),
+                Query("sum(prelude_router_engine_connections)", "engines"),
+            ),
         ),
     ),
 )

@@ -166,9 +166,8 @@ class CompletionsEndpoint:
             response = Response(validated.form, request.request_id, model=validated.model, fingerprint=fingerprint)
             wording = response_wording = ResponseWording(response, hides_cached_tokens=is_shared)
             client.error_event = response_wording.failed
-        tenant = principal.tenant
-        namespace = self._adapters.directory.cache_namespace(tenant, is_shared=is_shared)
-        generation = Generation(self._backends, validated, target, request, client, wording, namespace, tenant)
+        namespace = self._adapters.directory.cache_namespace(principal.tenant, is_shared=is_shared)
+        generation = Generation(self._backends, validated, target, request, client, wording, namespace, principal)
         work = _run_in_turn(generation, request, admission, headers) if admission.is_counted else generation.run()
         await _run_while_connected(connection, client, work)
 

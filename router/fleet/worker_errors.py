@@ -11,6 +11,7 @@ import grpc
 import msgspec
 
 from cluster.errors import ERROR_CODE_KEY, HTTP_STATUS_KEY, RETRY_AFTER_KEY
+from process.exhaustion import is_exhaustion_text
 from router.errors import (
     AdapterNotResident,
     AdapterRefused,
@@ -19,6 +20,7 @@ from router.errors import (
     DeadlineExceeded,
     EngineFailure,
     EngineRefusal,
+    RouterExhausted,
     WorkerLost,
 )
 from router.public_errors import public_message
@@ -26,7 +28,7 @@ from router.public_errors import public_message
 
 def ensure_adapter_error(
     status: grpc.StatusCode, details: str, metadata: Mapping[str, str], worker: str
-) -> AdapterRefused | DeadlineExceeded | AttemptError:
+) -> AdapterRefused | DeadlineExceeded | RouterExhausted | AttemptError:
     """The error of a request whose call to an agent failed."""
     if ERROR_CODE_KEY in metadata:
         code, http_status = metadata[ERROR_CODE_KEY], int(metadata[HTTP_STATUS_KEY])
@@ -50,6 +52,8 @@ def ensure_adapter_error(
                 worker=worker,
                 retry_after_s=_retry_after_s(metadata),
             )
+        case grpc.StatusCode.UNAVAILABLE if is_exhaustion_text(details):
+            return RouterExhausted("this router has no means left to reach a worker's agent; try again soon")
         case grpc.StatusCode.UNAVAILABLE | grpc.StatusCode.CANCELLED:
             return WorkerLost(f"worker {worker} went away before it had loaded the adapter", worker=worker)
         case _:

@@ -18,6 +18,7 @@ from cluster.control.transport import PLAIN, AgentChannel, Transport
 from cluster.discovery.descriptions import ROLES
 from cluster.discovery.roster import Contact
 from cluster.errors import ANSWER_MARGIN_S, DescriptionRefused
+from process.exhaustion import is_exhaustion_text
 from process.tracing.span import NO_SPAN, Span
 from router.errors import WorkerLost
 from router.fleet.fleet_state import WorkerView
@@ -91,8 +92,11 @@ class WorkerLink:
                 except DescriptionRefused as error:
                     reason, pause_s = str(error), _REFUSED_RETRY_S
                 except grpc.aio.AioRpcError as error:
-                    reason = f"its agent cannot be reached at {self._address}: {error.code().name.lower()}"
-                    self._log_once(error.details() or "")
+                    details = error.details() or ""
+                    is_ours = is_exhaustion_text(details)
+                    why = "this router is out of descriptors" if is_ours else error.code().name.lower()
+                    reason = f"its agent cannot be reached at {self._address}: {why}"
+                    self._log_once(details)
                 except Exception:  # the edge of this worker's task; other workers must go on
                     log.exception("worker link failed", extra={"fields": {"worker": self.view.name}})
                     reason = "the router's link to it failed; see the router's log"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -13,12 +14,14 @@ import httptools
 import msgspec
 
 from cluster.control.transport import PLAIN, Transport
+from process.exhaustion import is_exhaustion
 from process.tracing.span import NO_SPAN, Span
-from router.errors import BrokenAnswer, RouterError, WorkerLost
+from router.errors import BrokenAnswer, RouterError, RouterExhausted, WorkerLost
 from router.fleet.fleet_state import WorkerView
 from router.fleet.worker_errors import engine_error
 from router.fleet.worker_loads import Hold
 from router.generation.engine_bodies import Body
+from router.generation.engine_room import EngineRoom
 from router.http.engine_connections import EngineConnection, EngineConnections, Tls
 from router.metrics import Metrics
 from router.protocol.sse import EventSplitter
@@ -36,8 +39,11 @@ log = logging.getLogger(__name__)
 class Engines:
     """The HTTP connections to all engines."""
 
-    def __init__(self, metrics: Metrics, *, connect_timeout_s: float, transport: Transport = PLAIN) -> None:
-        self.connections = EngineConnections(connect_timeout_s=connect_timeout_s, idle_s=_IDLE_S)
+    def __init__(
+        self, metrics: Metrics, *, connect_timeout_s: float, max_connections: int, transport: Transport = PLAIN
+    ) -> None:
+        self.connections = EngineConnections(connect_timeout_s=connect_timeout_s, idle_s=_IDLE_S, most=max_connections)
+        self.room = EngineRoom(max_connections, lambda: self.exhausted("connections"))
         self._metrics = metrics
         self._transport = transport
         self._session: aiohttp.ClientSession | None = None  # for aborts
@@ -68,6 +74,10 @@ class Engines:
         """The TLS context for a worker's engine, if it serves HTTPS and this router has a certificate."""
         is_https = worker.engine_url.startswith("https:")
         return self._transport.engine_tls(worker.role, worker.name) if is_https else None
+
+    def exhausted(self, reason: str) -> None:
+        """Count what this router lacked itself."""
+        self._metrics.exhausted.labels(reason).inc()
 
     def abort(self, worker: WorkerView, rid: str) -> None:
         """Abort a request at an engine, in the background. Never waits, since failure paths call it."""
@@ -103,7 +113,8 @@ class Engines:
             except (aiohttp.ClientError, OSError, TimeoutError) as error:
                 fields = {"worker": worker.name, "rid": rid, "reason": str(error) or type(error).__name__}
                 log.info("abort not delivered", extra={"fields": fields})
-                return
+                if not is_exhaustion(error):
+                    return
 
 
 class EngineCall:
@@ -288,9 +299,15 @@ class EngineCall:
         if sum(map(len, self._held_back)) > _MAX_HELD_BACK:
             self.pause_reading()
 
-    def _connection_error(self, error: BaseException, *, was_reached: bool = True) -> WorkerLost:
+    def _connection_error(self, error: BaseException, *, was_reached: bool = True) -> WorkerLost | RouterExhausted:
         fields = {"worker": self.worker.name, "rid": self.rid, "reason": str(error) or type(error).__name__}
         log.info("engine call failed", extra={"fields": fields})
+        if isinstance(error, OSError) and is_exhaustion(error):
+            reason = errno.errorcode.get(error.errno or 0, "resolver").lower()
+            self._engines.exhausted(reason)
+            return RouterExhausted(
+                f"this router has no means left to reach an engine ({error.strerror}); try again soon"
+            )
         return WorkerLost(
             f"the connection to worker {self.worker.name} broke",
             worker=self.worker.name,

@@ -11,6 +11,7 @@ from router.generation.backends import Backends
 from router.generation.client_answer import ClientAnswer
 from router.generation.request_state import RequestState
 from router.generation.sequence_run import GenerationRequest, SequenceRun
+from router.identity.principal import Principal
 from router.protocol.choices import ChoiceStreams, merged_answer
 from router.protocol.validation import Sequence, ValidatedRequest
 from router.revisions.resolve import Target
@@ -41,20 +42,27 @@ class Generation:
         client: ClientAnswer,
         wording: Wording,
         namespace: str,
-        tenant: str,
+        principal: Principal,
     ) -> None:
         self._backends = backends
         self._validated = validated
         self._request = request
         self._client = client
         self._wording = wording
-        self._generation_request = GenerationRequest(validated, target.revision, namespace, tenant)
+        self._generation_request = GenerationRequest(validated, target.revision, namespace, principal.tenant)
+        self._confined_to = principal.confined_to
         self._answer_id = (
             f"{validated.endpoint.id_prefix}{request.request_id}"  # of an answer that several sequences share
         )
 
     async def run(self) -> None:
         """Answer the client. Raises RouterError, before anything is sent or in the middle of a stream."""
+        validated, backends = self._validated, self._backends
+        legs = 2 if validated.generates and backends.fleet.state.decodes else 1
+        with backends.engines.room.share(self._confined_to, legs * validated.num_choices):
+            await self._run()
+
+    async def _run(self) -> None:
         if not self._validated.is_streaming:
             await self._answer_whole()
             return

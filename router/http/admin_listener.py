@@ -7,6 +7,7 @@ import math
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import uvicorn
@@ -21,6 +22,7 @@ _STOP_S = 1  # for requests in flight
 @asynccontextmanager
 async def serving(app: Any, listener: socket.socket, limits: ConnectionLimits) -> AsyncIterator[None]:
     """Serve an ASGI application without a lifespan on a bound socket."""
+    limits = replace(limits, max_connections=min(limits.max_connections, _MAX_CONNECTIONS))
     config = uvicorn.Config(
         app,
         http=client_protocol(ClientConnections(limits)),

@@ -6,6 +6,7 @@ A connection carries one exchange (a request and its response) at a time, and is
 from __future__ import annotations
 
 import asyncio
+import errno
 import socket
 import ssl
 from collections.abc import Callable, Mapping
@@ -40,11 +41,16 @@ class Exchange(Protocol):
 
 
 class EngineConnections:
-    """The idle connections to all engines, by base URL. A busy connection belongs to its exchange."""
+    """The idle connections to all engines, by base URL. A busy connection belongs to its exchange.
 
-    def __init__(self, *, connect_timeout_s: float, idle_s: float) -> None:
+    There are at most `most` of both: a new one takes the place of the idle one that was used longest ago.
+    """
+
+    def __init__(self, *, connect_timeout_s: float, idle_s: float, most: int) -> None:
         self._connect_timeout_s = connect_timeout_s
         self._idle_s = idle_s
+        self._most = most
+        self._open: set[EngineConnection] = set()  # also those that are being made
         self._idle: dict[str, list[EngineConnection]] = {}  # the one that was used last is at the end
         self._sweep: asyncio.TimerHandle | None = None
         self._is_closed = False
@@ -60,10 +66,22 @@ class EngineConnections:
         return None
 
     async def connect(self, url: str, key: str = "", tls: Tls | None = None) -> EngineConnection:
-        """A new connection. Raises OSError, and TimeoutError if the engine's host does not answer.
+        """A new connection. Raises OSError, with EMFILE for one too many, and TimeoutError if nobody answers.
 
         `key`: the bearer token of its requests. `tls`: for an address with https. ssl.SSLError is an OSError.
         """
+        self._make_room()
+        connection = EngineConnection(self, url, key)
+        self._open.add(connection)
+        try:
+            await self._connect(connection, tls)
+        except BaseException:
+            self._open.discard(connection)
+            raise
+        return connection
+
+    async def _connect(self, connection: EngineConnection, tls: Tls | None) -> None:
+        url = connection.url
         async with asyncio.timeout(self._connect_timeout_s):
             is_https, host, port = _address(url)
             context = server = None
@@ -72,14 +90,13 @@ class EngineConnections:
                     raise ConnectionError(f"{url} wants TLS, and cluster.yaml has no `tls`")
                 context, server = tls()
             try:
-                _, connection = await asyncio.get_running_loop().create_connection(
-                    lambda: EngineConnection(self, url, key), host, port, ssl=context, server_hostname=server
+                await asyncio.get_running_loop().create_connection(
+                    lambda: connection, host, port, ssl=context, server_hostname=server
                 )
             except (OSError, asyncio.CancelledError):  # also out of time
                 if isinstance(context, ResumingContext) and server is not None:
                     context.forget(server)  # perhaps it was the session that the engine did not like
                 raise
-        return connection
 
     def put(self, connection: EngineConnection) -> None:
         """Keep a connection that has become idle."""
@@ -94,6 +111,7 @@ class EngineConnections:
 
     def discard(self, connection: EngineConnection) -> None:
         """Forget a connection that was closed."""
+        self._open.discard(connection)
         idle = self._idle.get(connection.url, [])
         if connection in idle:
             idle.remove(connection)
@@ -106,6 +124,19 @@ class EngineConnections:
         for idle in self._idle.values():
             for connection in tuple(idle):
                 connection.close()
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def _make_room(self) -> None:
+        if len(self._open) < self._most:
+            return
+        idle = min((each for each in self._idle.values() if each), key=lambda each: each[0].idle_until, default=None)
+        if idle is None:
+            raise OSError(errno.EMFILE, f"all {self._most} connections to engines are in use")
+        oldest = idle.pop(0)
+        oldest.close()
+        self._open.discard(oldest)
 
     def _close_old(self) -> None:
         loop = asyncio.get_running_loop()

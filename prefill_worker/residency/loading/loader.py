@@ -10,7 +10,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable
 
-from adapters.errors import AdapterError, AdapterUnsupported
+from adapters.errors import AdapterError, AdapterUnsupported, HostExhausted
 from adapters.store import AdapterNotTrusted, AdapterStore, Envelope, RevisionNotStored, StoreCorrupt
 from adapters.store.envelope import ENVELOPE_BYTES, Part
 from engine.client import EngineClient
@@ -170,6 +170,8 @@ class AdapterLoader:
                     f"{entry.directory.parent.parent} has no room for {revision_id} ({error.strerror}) although "
                     "residency.host_bytes has: lower it, or give this worker more shared memory"
                 ) from error
+            if isinstance(error, OSError):
+                HostExhausted.check(error)
             raise
         self._ended("fetch" if source == "store" else "copy", begin_s + copy_s, span, ended_s_ago=check_s)
         self._ended("check", check_s, span)

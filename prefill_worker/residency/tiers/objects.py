@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 from io import FileIO
 from pathlib import Path
 
+from adapters.errors import HostExhausted
 from adapters.store import Envelope, StoreCorrupt
 from adapters.store.envelope import ENVELOPE_BYTES, Part, content_of
 from prefill_worker.residency.threads import Stop
@@ -40,6 +41,7 @@ def _read(path: Path) -> Iterator[bytes]:
     try:
         yield from chunks_of(path)
     except OSError as error:
+        HostExhausted.check(error)
         raise StoreCorrupt(f"{path} cannot be read ({error.strerror})") from error
 
 

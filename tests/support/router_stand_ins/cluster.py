@@ -149,6 +149,7 @@ async def running_cluster(
     sources: Sequence[WorkerSource] = (),
     discovery: DiscoveryConfig = DiscoveryConfig(),
     shares_quotas: bool = False,
+    max_engine_connections: int = 1000,
     **config: Any,
 ) -> AsyncIterator[ClusterStandIn]:
     """A ready router on a free port, with workers. Its catalog and store are in `folder`, or a temporary one."""
@@ -191,6 +192,7 @@ async def running_cluster(
             sources=sources,
             discovery=discovery,
             transport=PLAIN if certificates is None else Transport(certificates("router", "router")),
+            max_engine_connections=max_engine_connections,
             random=_Zeros(),
             tracing=tracing,
         )

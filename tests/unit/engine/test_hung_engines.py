@@ -16,6 +16,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from support.descriptors import no_descriptors
 from support.engines import hangable_engine
 from support.engines.running_engine import engine_spec
 
@@ -219,6 +220,20 @@ def test_a_kv_thread_that_has_ended(tmp_path: Path, monkeypatch):
             (engine.folder / "kv-ends").touch()
             assert "kv-0" in (await engine.suspected()).suspicion
             await engine.until(lambda: engine.now.incarnation not in ("", first))
+
+    asyncio.run(scenario())
+
+
+def test_an_agent_without_descriptors(tmp_path: Path, monkeypatch):
+    """It can neither ask its engine nor look at its processes: the engine serves on."""
+
+    async def scenario() -> None:
+        async with watched_engine(tmp_path, monkeypatch) as engine:
+            up = engine.now
+            with no_descriptors():
+                await asyncio.sleep(4 * HANG_S)  # twice the time after which a still part is one that hangs
+            await asyncio.sleep(HANG_S)
+            assert engine.now == up
 
     asyncio.run(scenario())
 

@@ -155,6 +155,16 @@ def test_ensure_adapter(status: grpc.StatusCode, kind: type) -> None:
     assert "s3cret" not in str(error)
 
 
+def test_a_router_without_descriptors_does_not_lose_its_workers() -> None:
+    details = (
+        "failed to connect to all addresses; last error: UNKNOWN: ipv4:10.0.0.1:1: socket: Too many open files (24)"
+    )
+    error = ensure_adapter_error(grpc.StatusCode.UNAVAILABLE, details, {}, "p0")
+    assert type(error) is errors.RouterExhausted
+    assert (error.http_status, error.retryable) == (503, True)
+    assert "10.0.0.1" not in str(error)
+
+
 def test_agents_pass_adapter_errors_on() -> None:
     assert (worker_errors.ERROR_CODE_KEY, worker_errors.HTTP_STATUS_KEY) == (
         control_service.ERROR_CODE_KEY,

@@ -8,6 +8,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
 from support.adapters.damaged_adapters import DAMAGES, edit_config, read_raw
+from support.descriptors import no_descriptors
 
 from adapters.errors import (
     AdapterError,
@@ -16,6 +17,7 @@ from adapters.errors import (
     AdapterMissing,
     AdapterTooLarge,
     AdapterUnsupported,
+    HostExhausted,
 )
 from adapters.formats import Limits, read_adapter
 from adapters.model.manifest import revision_id_of
@@ -37,6 +39,15 @@ def test_each_damage_is_named(name, base, limits, tmp_path):
     assert len(str(caught.value)) < 1500
     assert not caught.value.retryable
     assert 400 <= caught.value.http_status < 500
+
+
+def test_what_this_host_lacks_is_no_damage(base, limits, tmp_path):
+    directory = write_random_lora(tmp_path / "lora", base, seed=0, modules=MODULES)
+    read_adapter(directory, base, limits)  # so that every module is imported
+    with no_descriptors(), pytest.raises(HostExhausted, match="Too many open files") as caught:
+        read_adapter(directory, base, limits)
+    assert (caught.value.http_status, caught.value.retryable) == (503, True)
+    read_adapter(directory, base, limits)
 
 
 def test_a_pipe_in_place_of_a_file_does_not_block(base, limits, tmp_path):

@@ -46,7 +46,7 @@ class Stream:
     """One streamed call whose bytes the test feeds. Everything that it delivers is in `delivered`."""
 
     def __init__(self, deliver: Callable[[bytes], None] | None = None) -> None:
-        connections = EngineConnections(connect_timeout_s=1, idle_s=1)
+        connections = EngineConnections(connect_timeout_s=1, idle_s=1, most=9)
         self.connection, self.transport = EngineConnection(connections, "http://x:1", ""), Transport()
         self.connection.connection_made(self.transport)
         connections.put(self.connection)
@@ -155,7 +155,7 @@ def test_an_error_that_nobody_foresaw_ends_the_call() -> None:
             raise ValueError("nobody foresaw this")
 
         engines: Any = SimpleNamespace(
-            connections=EngineConnections(connect_timeout_s=1, idle_s=1), abort=lambda *_: None, tls=tls
+            connections=EngineConnections(connect_timeout_s=1, idle_s=1, most=9), abort=lambda *_: None, tls=tls
         )
         worker = WorkerView("d0", "decode", engine_url="http://x:1")
         call = EngineCall(engines, worker, "/", b"{}", "rid", WorkerLoads().hold("d0"), NO_SPAN)
@@ -181,7 +181,7 @@ def test_aborts_at_an_engine_that_hangs_keep_those_at_others_waiting_for_nothing
         await healthy.start()
         async with await asyncio.start_server(hang, "127.0.0.1", 0) as server:
             url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-            async with Engines(Metrics(), connect_timeout_s=60).open() as engines:
+            async with Engines(Metrics(), connect_timeout_s=60, max_connections=9).open() as engines:
                 for number in range(150):
                     engines.abort(WorkerView("d0", "decode", engine_url=url), f"r{number}")
                 await eventually(lambda: asyncio.sleep(0, silent), bool)

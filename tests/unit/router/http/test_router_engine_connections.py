@@ -9,7 +9,9 @@ from typing import Any
 
 import httptools
 import pytest
+from support.router_stand_ins import eventually
 
+from process.exhaustion import is_exhaustion
 from router.http.engine_connections import EngineConnection, EngineConnections
 
 ANSWER = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
@@ -65,7 +67,7 @@ def with_engine(
         writer.close()
 
     async def run() -> None:
-        connections = EngineConnections(connect_timeout_s=2, idle_s=idle_s)
+        connections = EngineConnections(connect_timeout_s=2, idle_s=idle_s, most=2)
         async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
             url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
             await asyncio.wait_for(scenario(connections, url, accepted), 10)
@@ -138,5 +140,35 @@ def test_an_address_that_nobody_serves_is_an_error(url: str) -> None:
     async def scenario(connections: EngineConnections, _: str, accepted: list[Any]) -> None:
         with pytest.raises(OSError, match=r"127\.0\.0\.1"):
             await connections.connect(url)
+
+    with_engine(scenario)
+
+
+def test_there_are_no_more_than_are_allowed() -> None:
+    async def scenario(connections: EngineConnections, url: str, accepted: list[asyncio.StreamWriter]) -> None:
+        first, second = await connections.connect(url), await connections.connect(url)
+        assert len(connections) == 2
+        with pytest.raises(OSError, match="all 2 connections") as caught:
+            await connections.connect(url)
+        assert is_exhaustion(caught.value)
+        assert await Exchange(first).ended == await Exchange(second).ended == b"ok"
+        third = await connections.connect(url)  # in the place of the first, which has been idle for longer
+        assert await Exchange(third).ended == b"ok"
+        assert [connections.take(url) for _ in range(3)] == [third, second, None]
+        assert len(connections) == 2
+        await asyncio.wait_for(accepted[0].wait_closed(), 10)
+
+    with_engine(scenario)
+
+
+def test_one_that_cannot_be_made_takes_no_place() -> None:
+    async def scenario(connections: EngineConnections, url: str, accepted: list[Any]) -> None:
+        for _ in range(3):
+            with pytest.raises(ConnectionError):
+                await connections.connect("http://127.0.0.1:1")
+        assert len(connections) == 0
+        lost = await connections.connect(url)
+        lost.close()
+        await eventually(lambda: asyncio.sleep(0, len(connections)), lambda number: number == 0)
 
     with_engine(scenario)

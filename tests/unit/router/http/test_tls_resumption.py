@@ -81,7 +81,7 @@ class Fixture:
 
     async def request(self, context: ssl.SSLContext | None = None) -> None:
         """One request on a new connection, which is closed after it."""
-        connections = EngineConnections(connect_timeout_s=_HANG_S, idle_s=_HANG_S)
+        connections = EngineConnections(connect_timeout_s=_HANG_S, idle_s=_HANG_S, most=9)
         url = f"https://127.0.0.1:{self.engine.port}"
         connection = await connections.connect(url, tls=lambda: (context or self.context, self.name))
         await Exchange(connection).ended

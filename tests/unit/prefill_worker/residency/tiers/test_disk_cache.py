@@ -14,11 +14,13 @@ from support.adapters.held_adapters import (
     eventually,
     running_worker,
 )
+from support.descriptors import no_descriptors
 from support.engines.engine_stand_in import engine_stand_in
 
 from adapters.errors import (
     AdapterError,
     AdapterTooLarge,
+    HostExhausted,
 )
 from prefill_worker.residency import Tier
 from prefill_worker.residency.errors import (
@@ -26,7 +28,28 @@ from prefill_worker.residency.errors import (
     DiskCacheFull,
     HostMemoryFull,
 )
-from prefill_worker.residency.tiers import disk_cache
+from prefill_worker.residency.tiers import disk_cache, objects
+
+
+def test_an_agent_without_descriptors_keeps_its_disk_cache(stored: StoredAdapters, tmp_path: Path):
+    """That a file cannot be opened does not make it a damaged one."""
+
+    async def scenario() -> None:
+        revision_id = stored.ids[0]
+        async with running_worker(stored, tmp_path) as worker:
+            await worker.residency.ensure(revision_id, Tier.DISK, 5)
+            path = worker.disk / revision_id.replace(":", "-")
+            with no_descriptors():
+                with pytest.raises(HostExhausted, match="Too many open files"):
+                    list(objects.checked_content(path, revision_id))
+                with pytest.raises(AdapterError) as caught:
+                    await worker.residency.ensure(revision_id, Tier.HOST, 5)
+            assert (caught.value.http_status, caught.value.retryable) == (503, True)
+            await worker.residency.ensure(revision_id, Tier.HOST, 5)
+            assert worker.reads == [revision_id]  # of the store
+            assert path.exists()
+
+    asyncio.run(scenario())
 
 
 def test_a_restarted_agent_has_its_disk_cache(stored: StoredAdapters, tmp_path: Path):
