@@ -155,8 +155,8 @@ class CompletionsEndpoint:
             request.most_output_tokens = most_output_tokens(validated)
             admission.take(use_of(validated, prompt_tokens), request.adapter, grammar_of(validated.fields))
             client.headers |= admission.headers()
-        is_shared = self._shares_prefixes(target)
         fingerprint, revision = self._fingerprint, target.revision
+        is_shared = config.share_base_prefixes if revision is None else revision.shares_prefixes  # between tenants
         if revision is not None:
             fingerprint = f"{fingerprint}-{_short(revision.revision_id)}"
         wording: Wording
@@ -170,10 +170,6 @@ class CompletionsEndpoint:
         generation = Generation(self._backends, validated, target, request, client, wording, namespace, principal)
         work = _run_in_turn(generation, request, admission, headers) if admission.is_counted else generation.run()
         await _run_while_connected(connection, client, work)
-
-    def _shares_prefixes(self, target: Target) -> bool:
-        """Whether tenants share KV of this target's prompts."""
-        return target.revision.shares_prefixes if target.revision else self._backends.config.share_base_prefixes
 
     def _record(self, request: RequestState, client: ClientAnswer, status: int | None) -> None:
         """Write the log line and the metrics of a finished request. No prompt, no header."""

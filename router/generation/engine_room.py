@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 from router.errors import RouterExhausted
 
@@ -19,32 +17,35 @@ class EngineRoom:
         self._most = most
         self._on_refused = on_refused
         self._num_held = 0
-        self._held: Counter[str] = Counter()  # by tenant
+        self._held: dict[str, int] = {}  # by tenant
 
-    @contextmanager
-    def share(self, tenant: str | None, num_connections: int) -> Iterator[None]:
-        """Hold room for the block. Raises RouterExhausted.
+    def take(self, tenant: str | None, num_connections: int) -> None:
+        """Take room until `give_back`. Raises RouterExhausted.
 
         `tenant`: may have half of the room, or one request that takes more; None: may have all of it.
         """
-        if refusal := self._why_not(tenant, num_connections):
+        held = 0 if tenant is None else self._held.get(tenant, 0)
+        wanted = held + num_connections
+        if self._num_held + num_connections > self._most or (held and wanted > self._most // 2):
             self._on_refused()
-            raise RouterExhausted(refusal, is_passing=num_connections <= self._most)
+            raise RouterExhausted(
+                self._why_not(tenant, num_connections, held), is_passing=num_connections <= self._most
+            )
         self._num_held += num_connections
         if tenant is not None:
-            self._held[tenant] += num_connections
-        try:
-            yield
-        finally:
-            self._num_held -= num_connections
-            if tenant is not None:
-                self._held[tenant] -= num_connections
-                if not self._held[tenant]:
-                    del self._held[tenant]
+            self._held[tenant] = wanted
 
-    def _why_not(self, tenant: str | None, wanted: int) -> str:
-        """Why there is no room, in words; empty if there is."""
-        most, held = self._most, 0 if tenant is None else self._held.get(tenant, 0)
+    def give_back(self, tenant: str | None, num_connections: int) -> None:
+        """Release what `take` has taken."""
+        self._num_held -= num_connections
+        if tenant is not None:
+            if left := self._held[tenant] - num_connections:
+                self._held[tenant] = left
+            else:
+                del self._held[tenant]
+
+    def _why_not(self, tenant: str | None, wanted: int, held: int) -> str:
+        most = self._most
         if wanted > most:
             return (
                 f"the request takes {wanted} connections to engines, and this router may have {most}: ask for fewer "
@@ -52,9 +53,7 @@ class EngineRoom:
             )
         if self._num_held + wanted > most:
             return f"this router may have {most} connections to engines, too few for {wanted} more now; try again soon"
-        if held and held + wanted > most // 2:
-            return (
-                f"the requests of tenant {tenant} in flight take {held} connections to engines; with the {wanted} of "
-                f"this one they are more than the {most // 2} that one tenant may have: try again soon"
-            )
-        return ""
+        return (
+            f"the requests of tenant {tenant} in flight take {held} connections to engines; with the {wanted} of "
+            f"this one they are more than the {most // 2} that one tenant may have: try again soon"
+        )

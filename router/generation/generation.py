@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Callable, Coroutine, Iterable
+from functools import partial
 from typing import Any, Protocol
 
 from router.generation.backends import Backends
@@ -49,7 +50,8 @@ class Generation:
         self._request = request
         self._client = client
         self._wording = wording
-        self._generation_request = GenerationRequest(validated, target.revision, namespace, principal.tenant)
+        generation_request = GenerationRequest(validated, target.revision, namespace, principal.tenant)
+        self._sequence_run = partial(SequenceRun, backends, generation_request, request=request)
         self._confined_to = principal.confined_to
         self._answer_id = (
             f"{validated.endpoint.id_prefix}{request.request_id}"  # of an answer that several sequences share
@@ -59,17 +61,18 @@ class Generation:
         """Answer the client. Raises RouterError, before anything is sent or in the middle of a stream."""
         validated, backends = self._validated, self._backends
         legs = 2 if validated.generates and backends.fleet.state.decodes else 1
-        with backends.engines.room.share(self._confined_to, legs * validated.num_choices):
-            await self._run()
-
-    async def _run(self) -> None:
-        if not self._validated.is_streaming:
-            await self._answer_whole()
-            return
+        num_sequences = validated.num_choices
+        room, num_connections = backends.engines.room, legs * num_sequences
+        room.take(self._confined_to, num_connections)
         try:
-            await (self._stream_one() if self._validated.num_choices == 1 else self._stream_several())
+            if not validated.is_streaming:
+                await self._answer_whole()
+            else:
+                await (self._stream_one() if num_sequences == 1 else self._stream_several())
         finally:  # also of a client that leaves in between
-            self._request.sum_usages()
+            room.give_back(self._confined_to, num_connections)
+            if validated.is_streaming:
+                self._request.sum_usages()
 
     async def _answer_whole(self) -> None:
         validated, wanted = self._validated, self._validated.wanted
@@ -121,9 +124,6 @@ class Generation:
 
         await _gather(stream, self._validated.sequences())
         await self._client.end_stream(streams.end(), self._wording.on_events)
-
-    def _sequence_run(self, sequence: Sequence) -> SequenceRun:
-        return SequenceRun(self._backends, self._generation_request, sequence, self._request)
 
 
 async def _gather(run: Callable[[Sequence], Coroutine[Any, Any, Any]], sequences: Iterable[Sequence]) -> list:
