@@ -185,6 +185,12 @@ class ClientProtocol(HttpToolsProtocol):
         """True if the connection is idle: all requests are answered, and no other one is complete enough to be."""
         return not self._num_unanswered and not self._in_body and not self.transport.get_write_buffer_size()
 
+    @property
+    def _has_read_last(self) -> bool:
+        """True after a request behind which the connection closes. What follows is not read: it may be no request."""
+        is_between = not self._in_headers and not self._in_body
+        return is_between and self.cycle is not None and not self.cycle.keep_alive
+
     # ---- asyncio's callbacks ------------------------------------------------------------------------------------
 
     def connection_made(self, transport: Any) -> None:
@@ -200,21 +206,18 @@ class ClientProtocol(HttpToolsProtocol):
         self._set_deadline()
 
     def data_received(self, data: bytes) -> None:
-        if self._is_refused:
+        # With TLS, what had arrived before the transport closed still comes.
+        if self._is_refused or self._has_read_last or self.transport.is_closing():
             return
         num_body_bytes = self._num_body_bytes
         self._num_framing_bytes += len(data)
         try:
-            self.parser.feed_data(data)
-        except httptools.HttpParserUpgrade:
-            pass  # not offered: the request is answered as any other
-        except httptools.HttpParserCallbackError as error:
-            why = error.__context__
-            self._refuse(why.why if isinstance(why, _Stop) else Refusal.MALFORMED)
-            return
-        except httptools.HttpParserError:
-            self._refuse(Refusal.MALFORMED)
-            return
+            self._parse(data)
+        except httptools.HttpParserError as error:
+            if not self._has_read_last:
+                why = error.__context__
+                self._refuse(why.why if isinstance(why, _Stop) else Refusal.MALFORMED)
+                return
         if self._num_body_bytes != num_body_bytes and not self.cycle.response_complete:
             self._body_at = self.loop.time()
         # Parts of a header, and what frames a body, reach no callback before they are complete.
@@ -245,9 +248,24 @@ class ClientProtocol(HttpToolsProtocol):
         if self.answering is not None:
             self.answering.resume()
 
+    def _parse(self, data: bytes) -> None:
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as pause:
+            # llhttp takes what follows an Upgrade for another protocol, and skips the body. RFC 9110, 7.8, lets a
+            # server ignore the header, and then the body is framed as any other: a new parser reads the message, less
+            # the `connection` that makes the header one.
+            lines = [b"%b: %b\r\n" % header for header in self.headers if header[0] != b"connection"]
+            start = self.parser.get_method(), self.url, self.parser.get_http_version().encode()
+            self.parser = httptools.HttpRequestParser(self)
+            self.parser.feed_data(b"%b %b HTTP/%b\r\n%b\r\n" % (*start, b"".join(lines)))
+            self.parser.feed_data(data[pause.args[0] :])
+
     # ---- the parser's callbacks ---------------------------------------------------------------------------------
 
     def on_message_begin(self) -> None:
+        if self._has_read_last:
+            raise _Stop(Refusal.MALFORMED)  # is not sent
         if len(self.pipeline) >= self._limits.max_pipelined:
             raise _Stop(Refusal.TOO_MANY_PIPELINED)
         super().on_message_begin()
@@ -265,27 +283,37 @@ class ClientProtocol(HttpToolsProtocol):
             self.headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
+        if self.parser.should_upgrade():
+            if self.parser.get_method() == b"CONNECT":
+                raise _Stop(Refusal.MALFORMED)
+            return  # `_parse` has the message read again
         headers, limits = self.headers, self._limits
-        num_bytes, num_hosts = len(self.url), 0
+        num_bytes, num_hosts, num_encodings, has_upgrade = len(self.url), 0, 0, False
         for name, value in headers:
             num_bytes += len(name) + len(value)
             if name == b"host":
                 num_hosts += 1
+            elif name == b"transfer-encoding":
+                num_encodings += 1 if value.strip().lower() == b"chunked" else 2
+            elif name == b"upgrade":
+                has_upgrade = True
             elif name == b"expect" and value.lower() == b"100-continue":  # as uvicorn has it
                 self.expect_100_continue = True
         if num_bytes > limits.max_header_bytes or len(headers) > limits.max_headers:
             raise _Stop(Refusal.HEADERS_TOO_LARGE)
-        if num_hosts > 1:
-            raise _Stop(Refusal.TOO_MANY_HOSTS)
-        if self.parser.get_http_version() not in ("1.1", "1.0"):
+        version = self.parser.get_http_version()
+        if version not in ("1.1", "1.0") or num_encodings > (version == "1.1"):  # 1.0 has none
             raise _Stop(Refusal.MALFORMED)
+        if num_hosts > 1 or (num_hosts == 0 and version == "1.1"):
+            raise _Stop(Refusal.NOT_ONE_HOST)
         self._in_headers = False
         self._num_framing_bytes = self._num_body_bytes = 0
         connection = ClientConnection(self)
         self.scope[SCOPE_KEY] = connection  # type: ignore[literal-required]
         super().on_headers_complete()  # starts the request's task, which runs later
         connection.cycle = self.cycle
-        if self._connections.is_stopping:
+        # Behind an Upgrade, a proxy may have passed on no body, or have opened a tunnel.
+        if self._connections.is_stopping or has_upgrade:
             self.cycle.keep_alive = False
         self._in_body, self._body_at = True, self.loop.time()
         self._num_unanswered += 1
@@ -295,6 +323,8 @@ class ClientProtocol(HttpToolsProtocol):
         super().on_body(body)
 
     def on_message_complete(self) -> None:
+        if self._in_headers:
+            return  # of an Upgrade, which `_parse` has read again
         self._in_body = False
         self._num_framing_bytes = self._num_body_bytes = 0
         super().on_message_complete()

@@ -50,7 +50,7 @@ class Refusal(Enum):
     """Why a connection is closed: HTTP status, error code, message."""
 
     MALFORMED = (400, "invalid_http", "this is not HTTP/1.1")
-    TOO_MANY_HOSTS = (400, "invalid_http", "a request has one host header")
+    NOT_ONE_HOST = (400, "invalid_http", "a request has one host header")
     HEADERS_TOO_LARGE = (431, "headers_too_large", "the request's headers are larger, or more, than this router takes")
     TARGET_TOO_LONG = (414, "target_too_long", "the request's path and query are longer than this router takes")
     TOO_MANY_PIPELINED = (429, "too_many_pipelined", "too many requests wait on this connection")
