@@ -16,7 +16,7 @@ from typing import Literal
 
 from adapters.catalog.records import AdapterRevision
 from adapters.catalog.sql import SqlCatalog
-from adapters.catalog.sql.collector import StillHeld
+from adapters.catalog.sql.locks import StillHeld
 from adapters.catalog.sql.tenants import RemovedTenant, TenantRoom
 from adapters.errors import CatalogConflict, InvalidReference, RevisionBeingRemoved
 from adapters.files.work_folder import work_folder

@@ -12,12 +12,12 @@ from sqlalchemy import Connection, select
 from adapters.catalog.records import AdapterDetails, AdapterRevision, AdapterSummary, AliasMove, Change
 from adapters.catalog.sql import garbage, listing, lookup, writing
 from adapters.catalog.sql.audit import SqlAudit
-from adapters.catalog.sql.collector import StillHeld
 from adapters.catalog.sql.database import Database, Transaction
 from adapters.catalog.sql.grants import SqlGrants
 from adapters.catalog.sql.keys import SqlKeys
+from adapters.catalog.sql.locks import StillHeld
+from adapters.catalog.sql.migrations.schema import migrate
 from adapters.catalog.sql.quota_pool import SqlQuotaPool
-from adapters.catalog.sql.schema import migrate
 from adapters.catalog.sql.tables import AnyRow, AnySelect, adapters, changes, revisions
 from adapters.catalog.sql.tenants import SqlTenants, TenantRoom, no_more_pins
 from adapters.errors import InvalidReference

@@ -22,9 +22,9 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from adapters.catalog.records import ChangeKind
-from adapters.catalog.sql.collector import StillHeld, collecting
 from adapters.catalog.sql.engines import LOCK_TIMEOUT_S, POOL_TIMEOUT_S, parse_url, postgres_engine, sqlite_engine
 from adapters.catalog.sql.faults import is_contended, is_lost_connection, is_unreachable, is_without_tables
+from adapters.catalog.sql.locks import StillHeld, collecting
 from adapters.catalog.sql.tables import UtcTime, change_counter, changes
 from adapters.errors import CatalogUnavailable
 
@@ -124,10 +124,19 @@ class Database:
             transaction.finish()
             return result
 
-        return self.transact(in_turn)
+        return self._as_writer(in_turn)
 
     def transact(self, work: Callable[[Connection], T]) -> T:
-        """As `write`, for work that is no change of the catalog, such as migrations."""
+        """As `write`, for work that is no change of the catalog, such as migrations.
+
+        On PostgreSQL it neither waits for this process's writers nor holds them up, whatever locks it waits for.
+        """
+        if not self._is_postgres:
+            return self._as_writer(work)
+        with self._translated():
+            return self._attempts(work)
+
+    def _as_writer(self, work: Callable[[Connection], T]) -> T:
         if not self._writer.acquire(timeout=POOL_TIMEOUT_S):
             raise CatalogUnavailable(
                 f"{POOL_TIMEOUT_S} s were not enough for the writers in line before this one; try again"

@@ -16,7 +16,7 @@ their row. A memory-only row counts as none: `removals` may have its id, and dec
 bytes.
 
 If a caller dies between the steps, the next `collect` returns the same ids. Only one caller runs at a time
-(`collector.py`): another one, still removing bytes of ids that this one has confirmed, would remove those of a new
+(`locks.py`): another one, still removing bytes of ids that this one has confirmed, would remove those of a new
 import.
 """
 

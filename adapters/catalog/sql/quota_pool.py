@@ -9,10 +9,10 @@ from sqlalchemy import Connection, delete, func, insert, select, text
 
 from adapters.catalog.quota_leases import Claim, GaugeAsk, Leases, Pool, RateAsk, lease_in_turn, lease_rate
 from adapters.catalog.sql.database import Database
+from adapters.catalog.sql.locks import AdvisoryLock, take
 from adapters.catalog.sql.tables import quota_holdings, quota_members, quota_pools
 
 MEMBER_S = 10.0  # a router that was not seen for so long holds nothing
-_LOCK = 0x5072656C75646502  # of PostgreSQL's advisory locks: routers ask one after the other
 
 
 class SqlQuotaPool:
@@ -36,8 +36,8 @@ class SqlQuotaPool:
 
 
 def _lease(connection: Connection, member: str, rates: Sequence[RateAsk], gauges: Sequence[GaugeAsk]) -> Leases:
+    take(connection, AdvisoryLock.LEASE)
     if connection.dialect.name == "postgresql":
-        connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _LOCK})
         now = float(connection.execute(text("SELECT extract(epoch FROM clock_timestamp())")).scalar_one())
     else:
         now = float(connection.execute(text("SELECT (julianday('now') - 2440587.5) * 86400.0")).scalar_one())

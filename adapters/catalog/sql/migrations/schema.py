@@ -9,18 +9,17 @@ from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from alembic.util import CommandError
-from sqlalchemy import Connection, text
+from sqlalchemy import Connection
 
+from adapters.catalog.sql.locks import AdvisoryLock, take
 from adapters.errors import CatalogTooNew
 
-_MIGRATIONS = Path(__file__).with_name("migrations")
-_LOCK = 0x5072656C75646501  # of PostgreSQL's advisory locks: one process migrates, the others wait
+_MIGRATIONS = Path(__file__).parent
 
 
 def migrate(connection: Connection) -> None:
     """Run the missing migrations within the caller's transaction. Raises CatalogTooNew."""
-    if connection.dialect.name == "postgresql":
-        connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _LOCK})
+    take(connection, AdvisoryLock.MIGRATE)
     config = Config(attributes={"connection": connection})
     config.set_main_option("script_location", str(_MIGRATIONS).replace("%", "%%"))
     script = ScriptDirectory.from_config(config)
