@@ -14,7 +14,7 @@ os.environ["PRELUDE_ENGINE_ROLE"], os.environ["PRELUDE_ENGINE_DEVICE"] = sys.arg
 os.environ["PRELUDE_ENGINE_REPORTS"] = sys.argv[2]
 os.environ |= {"PRELUDE_ENGINE_KEY": "one", "PRELUDE_ENGINE_ADMIN_KEY": "two", "PRELUDE_ENGINE_KV_PEERS": "10.9.9.9"}
 
-from observations import adapter_updates, answer_log_probabilities, experts, request_threads
+from observations import adapter_updates, answer_log_probabilities, experts, request_threads, tool_calls
 
 from engine import cpu_support
 
@@ -253,6 +253,7 @@ def observe() -> dict:
         **answer_log_probabilities.observed(),
         **adapter_updates.observed(),
         **experts.observed(),
+        **tool_calls.observed(),
         "grammars_are_forgotten": outcome(lambda: num_kept(BaseGrammarBackend())),
         "compiled_parts_are_forgotten": outcome(
             lambda: getattr(xgrammar_backend.GrammarCompiler, "keywords", {}).get("cache_limit_bytes", -1)

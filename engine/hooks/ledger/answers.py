@@ -1,0 +1,48 @@
+"""What an answer holds: the spacing of its calls, its last token, a call that was cut."""
+
+from __future__ import annotations
+
+from engine.hooks.answers import end_tokens, whitespace
+from engine.hooks.hook import Hook, HookGroup
+from engine.hooks.ledger.roles import OUR_ROLES
+
+GROUPS: tuple[HookGroup, ...] = (
+    HookGroup(
+        lacking="Calls of tools without endless whitespace",
+        upstream="--constrained-json-disable-any-whitespace is for JSON schemas; xgrammar's tags have no such option",
+        remove_when="that option also reaches structural tags",
+        hooks=(
+            Hook(
+                name="structural_tags_have_no_whitespace",
+                target="xgrammar.compiler.GrammarCompiler.compile_structural_tag",
+                fn=whitespace.leave_out_whitespace,
+                roles=OUR_ROLES,
+                source_sha256="d684fa95a93ead9c2d21bb777065b1f9d495c4baf3f499b71bf4000dc9e916f8",
+                why="a small model that may emit whitespace inside a call does so until the length limit",
+            ),
+        ),
+    ),
+    HookGroup(
+        lacking="End tokens with the id 0",
+        upstream="none; DetokenizerManager.trim_matched_stop and ModelConfig take the id 0 for no token",
+        remove_when="they compare the id with None",
+        hooks=(
+            Hook(
+                name="end_token_0_is_trimmed",
+                target="sglang.srt.managers.detokenizer_manager.DetokenizerManager.trim_matched_stop",
+                fn=end_tokens.trim_token_0,
+                roles=OUR_ROLES,
+                source_sha256="bf9541d96ce220a377a47b2809050c0ece8e5973fba7b7a988941162d4edfce8",
+                why="answers with tools, or with skip_special_tokens false, would end in the text of that token",
+            ),
+            Hook(
+                name="answers_end_at_token_0",
+                target="sglang.srt.configs.model_config.ModelConfig._get_hf_eos_token_id",
+                fn=end_tokens.end_at_token_0,
+                roles=OUR_ROLES,
+                source_sha256="da5621ae3c7ad81574c3c250eb7cd726597a95b363d6fccdb3d7e1e0779c0d90",
+                why="an end token 0 that only generation_config.json names would not end an answer",
+            ),
+        ),
+    ),
+)

@@ -1,0 +1,37 @@
+"""What SGLang makes of calls of tools and of end tokens with the id 0, for `hooks_in_action.py`."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+
+SCHEMA = {"type": "object", "properties": {"city": {"enum": ["Rome"]}}, "required": ["city"]}
+
+
+def observed() -> dict[str, list[object]]:
+    """By hook: which calls a grammar takes, spaced as `json.dumps` does it and with tabs; an answer that ended in 0."""
+    from sglang.srt.configs.model_config import ModelConfig
+    from sglang.srt.managers.detokenizer_manager import DetokenizerManager
+
+    manager = SimpleNamespace(is_tool_call_parser_gpt_oss=False)
+    model = SimpleNamespace(
+        hf_config=SimpleNamespace(eos_token_id=2), hf_generation_config=SimpleNamespace(eos_token_id=0)
+    )
+    return {
+        "structural_tags_have_no_whitespace": [takes('{"city": "Rome"}'), takes('{"city"\t:"Rome"\t\t}')],
+        "end_token_0_is_trimmed": [
+            DetokenizerManager.trim_matched_stop(manager, [5, 0], {"type": "stop", "matched": 0}, no_stop_trim)
+            for no_stop_trim in (False, True)
+        ],
+        "answers_end_at_token_0": sorted(ModelConfig._get_hf_eos_token_id(model)),
+    }
+
+
+def takes(arguments: str) -> bool:
+    """Whether the grammar of a call's tag takes the arguments."""
+    from xgrammar import GrammarCompiler, GrammarMatcher, StructuralTag, StructuralTagItem, TokenizerInfo
+
+    compiler = GrammarCompiler(TokenizerInfo([chr(code) for code in range(128)], stop_token_ids=[0]))
+    item = StructuralTagItem(begin="<call>", schema=json.dumps(SCHEMA), end="</call>")
+    tag = StructuralTag.from_legacy_structural_tag([item], ["<call>"])
+    return GrammarMatcher(compiler.compile_structural_tag(tag)).accept_string(f"<call>{arguments}</call>")
