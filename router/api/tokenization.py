@@ -144,8 +144,9 @@ class TokenizationEndpoint:
                 )
             if not is_null:
                 fields[name] = value
-        check({name: value for name, value in fields.items() if name in known})
-        return fields
+        checked = {name: value for name, value in fields.items() if name in known}
+        check(checked)  # puts the engines' form of some values in their place
+        return {**fields, **checked}
 
     async def _ask(self, request: Request, path: str, fields: Fields) -> bytes:
         body: dict[str, Any] = {**fields, "model": self._backends.model}

@@ -7,6 +7,7 @@ from functools import lru_cache
 from typing import Any
 
 import msgspec
+from msgspec import inspect
 
 from cluster.config.limits import RequestLimits
 from router.errors import InvalidField
@@ -57,9 +58,50 @@ def decoded(fields: Fields, name: str, kind: Any, expected: str) -> Any:
     if name not in fields:
         return None
     try:
-        return msgspec.json.decode(fields[name], type=kind)
+        return decode_field(fields, name, kind)
     except msgspec.MsgspecError:
         raise InvalidField(f"{name} must be {expected} (found {shown(fields[name])})", param=name) from None
+
+
+def decode_field(fields: Fields, name: str, kind: Any) -> Any:
+    """The value of a field. Takes out nulls inside it that are the same as nothing. Raises MsgspecError."""
+    try:
+        return msgspec.json.decode(fields[name], type=kind)
+    except msgspec.ValidationError:
+        fields[name] = without_nulls(fields[name], kind)
+        return msgspec.json.decode(fields[name], type=kind)
+
+
+def decoded_item(decoder: msgspec.json.Decoder[Any], raw: msgspec.Raw) -> Any:
+    """The same for a part of a field. Raises MsgspecError."""
+    try:
+        return decoder.decode(raw)
+    except msgspec.ValidationError:
+        return decoder.decode(without_nulls(raw, decoder.type))
+
+
+def without_nulls(raw: msgspec.Raw, kind: Any) -> msgspec.Raw:
+    """A value of this type without nulls in fields that its objects do not know or do not need. Raises MsgspecError."""
+    return _without_nulls(raw, _type_info(kind))
+
+
+def _without_nulls(raw: msgspec.Raw, kind: inspect.Type) -> msgspec.Raw:
+    first = bytes(memoryview(raw)[:1])
+    for each in kind.types if isinstance(kind, inspect.UnionType) else (kind,):
+        if isinstance(each, inspect.StructType) and first == b"{":
+            known = {one.encode_name: one for one in each.fields}
+            given = msgspec.json.decode(raw, type=Fields).items()
+            return encoded({
+                name: _without_nulls(value, known[name].type) if name in known else value
+                for name, value in given
+                if value != _NULL or (name in known and known[name].required)
+            })  # fmt: skip
+        if isinstance(each, inspect.ListType) and first == b"[":
+            return encoded([_without_nulls(item, each.item_type) for item in _items.decode(raw)])
+    return raw
+
+
+_type_info = lru_cache(maxsize=64)(inspect.type_info)
 
 
 def encoded(value: object) -> msgspec.Raw:
@@ -140,7 +182,7 @@ def check_token_ids(name: str, ids: list[int], limits: Limits) -> None:
         raise InvalidField(f"{name}: token id {wrong} is not in [0, {limits.vocabulary})", param=param)
 
 
-_TRUE = msgspec.Raw(b"true")
+_TRUE, _NULL = msgspec.Raw(b"true"), msgspec.Raw(b"null")
 _ids = msgspec.json.Decoder(list[int])
 _items = msgspec.json.Decoder(list[msgspec.Raw])
 _SMALL_BYTES = 4096

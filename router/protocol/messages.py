@@ -7,11 +7,13 @@ from typing import Any
 import msgspec
 
 from router.errors import InvalidField
-from router.protocol.field_values import Limits, bounded_list, decoded, shown
+from router.protocol.field_values import Limits, bounded_list, decode_field, decoded, encoded, shown, without_nulls
 from router.protocol.grammars import check_schema
 from router.protocol.request_body import Fields, nesting
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
+# Few templates know these two, OpenAI's later name of the first and its earlier one of the second.
+ROLE_FOR_TEMPLATES = {"developer": "system", "function": "tool"}
 PARTS = ("text", "thinking", "reasoning", "refusal", "tool_reference")
 CHOICES = ("auto", "required", "none")
 # Variables that chat templates read. Everything else may be an argument of the function that renders them, of which
@@ -28,12 +30,12 @@ MAX_NAME_BYTES = 256  # of a tool, a participant, a tool call
 _Object = dict[str, Any]
 
 
-class _Part(msgspec.Struct, forbid_unknown_fields=True):
+class _Part(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     type: str
     text: str | None = None
     thinking: str | None = None
     refusal: str | None = None
-    name: str | None = None
+    name: str | None = None  # of a tool_reference
     cache_control: _Object | None = None  # Anthropic's, which clients of several services send
 
 
@@ -49,7 +51,7 @@ class _ToolCall(msgspec.Struct, forbid_unknown_fields=True):
     type: str = "function"
 
 
-class _Message(msgspec.Struct, forbid_unknown_fields=True):
+class Message(msgspec.Struct, forbid_unknown_fields=True):
     role: Any = None
     content: str | list[_Part] | None = None
     name: str | None = None
@@ -92,11 +94,11 @@ class _ToolChoice(msgspec.Struct, forbid_unknown_fields=True):
     type: str = "function"
 
 
-_message = msgspec.json.Decoder(_Message)
+_message = msgspec.json.Decoder(Message)
 
 
 def check_messages(fields: Fields, limits: Limits) -> None:
-    """Raises InvalidField if `messages` is not a list of at least one message with a known role and known content."""
+    """Check `messages`, a list of at least one, and put them into the form that templates know. Raises InvalidField."""
     most, raw_messages = limits.request, fields["messages"]
     limits.check_prompt_size("messages", len(memoryview(raw_messages)))
     try:
@@ -112,13 +114,13 @@ def check_messages(fields: Fields, limits: Limits) -> None:
     if not messages:
         raise InvalidField("messages must be a list of at least one message", param="messages")
     num_parts = num_calls = tools_bytes = 0
+    is_rewritten = False
     for i, raw in enumerate(messages):
         try:
             message = _message.decode(raw)
-        except msgspec.MsgspecError as error:
-            if memoryview(raw)[:1] != b"{":
-                raise InvalidField(f"messages[{i}] must be an object (found {shown(raw)})", param="messages") from None
-            raise InvalidField(f"messages[{i}]: {_readable(error)}", param="messages") from None
+        except msgspec.ValidationError:
+            message, messages[i] = _message_without_nulls(raw, f"messages[{i}]")
+            raw, is_rewritten = messages[i], True
         role = message.role
         if not (isinstance(role, str) and role.lower() in ROLES):
             found = "none" if role is None else repr(role)[:60]
@@ -128,35 +130,128 @@ def check_messages(fields: Fields, limits: Limits) -> None:
         if isinstance(message.content, list):
             num_parts += len(message.content)
             for j, part in enumerate(message.content):
-                if part.type not in PARTS:
-                    raise InvalidField(
-                        f"messages[{i}].content[{j}].type must be one of {', '.join(PARTS)}: the model takes text "
-                        f"(found {part.type[:40]!r})",
-                        param="messages",
-                    )
+                _check_part(part, role.lower(), f"messages[{i}].content[{j}]")
+        elif message.content is None and role.lower() == "user":
+            where = f"messages[{i}].content"
+            raise InvalidField(f"{where} is required: a string or a list of parts (found none)", param=where)
         if message.tool_calls:
             num_calls += len(message.tool_calls)
-            _check_arguments(message.tool_calls, f"messages[{i}]", limits)
+            _check_calls(message.tool_calls, f"messages[{i}]", limits)
         if message.tools is not None:
             tools_bytes += len(memoryview(message.tools))
             check_tools({"messages": message.tools}, "messages", limits, becomes_grammar=False)
+        if changes := changes_for_templates(message):
+            messages[i] = encoded({**msgspec.json.decode(raw, type=Fields), **changes})
+            is_rewritten = True
     if num_parts > most.content_parts or num_calls > most.tool_calls or tools_bytes > most.tools_bytes:
         raise InvalidField(
             f"messages have {num_parts} parts, {num_calls} tool calls and {tools_bytes} bytes of tools; at most "
             f"{most.content_parts}, {most.tool_calls} and {most.tools_bytes} are accepted",
             param="messages",
         )
+    if is_rewritten:
+        fields["messages"] = encoded(messages)
 
 
-def _check_arguments(calls: list[_ToolCall], where: str, limits: Limits) -> None:
-    """Raises InvalidField for JSON, in a string, that templates cannot write: Python does so recursively."""
+def _message_without_nulls(raw: msgspec.Raw, where: str) -> tuple[Message, msgspec.Raw]:
+    """A message that may have nulls in fields that it does not know. Raises InvalidField."""
+    if memoryview(raw)[:1] != b"{":
+        raise InvalidField(f"{where} must be an object (found {shown(raw)})", param="messages")
+    try:
+        raw = without_nulls(raw, Message)
+        return _message.decode(raw), raw
+    except msgspec.MsgspecError as error:
+        _check_kinds_of_parts(raw, where)  # says more than that a part has a field `image_url`
+        raise InvalidField(f"{where}: {readable(error)}", param="messages") from None
+
+
+class _Kind(msgspec.Struct):
+    type: Any = None
+
+
+class _KindsOfParts(msgspec.Struct):
+    content: list[_Kind] = []
+
+
+def _check_kinds_of_parts(raw: msgspec.Raw, where: str) -> None:
+    try:
+        kinds = msgspec.json.decode(raw, type=_KindsOfParts).content
+    except msgspec.MsgspecError:
+        return
+    for j, part in enumerate(kinds):
+        if part.type not in PARTS:
+            raise _unknown_kind(part.type, f"{where}.content[{j}]")
+
+
+def _unknown_kind(kind: Any, where: str) -> InvalidField:
+    found = "none" if kind is None else repr(kind)[:60]
+    return InvalidField(
+        f"{where}.type must be one of {', '.join(PARTS)}: the model takes text (found {found})", param="messages"
+    )
+
+
+def _check_part(part: _Part, role: str, where: str) -> None:
+    """Raises InvalidField for a part that engines would refuse without saying which, or why."""
+    if part.type not in PARTS:
+        raise _unknown_kind(part.type, where)
+    if part.type in ("thinking", "reasoning"):
+        if role != "assistant":
+            raise InvalidField(f"{where}: parts of type {part.type} belong to assistants' messages", param="messages")
+        if (part.thinking is None) == (part.text is None):
+            raise InvalidField(f"{where} needs either thinking or text: a string", param="messages")
+        return
+    needed = {"refusal": "refusal", "tool_reference": "name"}.get(part.type, "text")
+    if getattr(part, needed) is None:
+        raise InvalidField(f"{where}.{needed} is required: a string", param="messages")
+
+
+def _check_calls(calls: list[_ToolCall], where: str, limits: Limits) -> None:
+    """Raises InvalidField for what templates cannot read, or not write: Python does so recursively."""
     most = limits.request.nesting
     for i, call in enumerate(calls):
-        arguments = call.function.arguments
-        if isinstance(arguments, str) and nesting(arguments.encode(), most) > most:
+        if call.type != "function":
             raise InvalidField(
-                f"{where}.tool_calls[{i}].function.arguments are nested deeper than {most} levels", param="messages"
+                f"{where}.tool_calls[{i}].type must be function (found {call.type[:40]!r})", param="messages"
             )
+        if isinstance(arguments := call.function.arguments, str):
+            check_arguments(arguments, f"{where}.tool_calls[{i}].function.arguments", "messages", most)
+
+
+def check_arguments(arguments: str, where: str, param: str, max_nesting: int) -> None:
+    """A past call's arguments: a JSON object, or nothing. Raises InvalidField."""
+    if nesting(arguments.encode(), max_nesting) > max_nesting:
+        raise InvalidField(f"{where} are nested deeper than {max_nesting} levels", param=param)
+    try:
+        _arguments.decode(arguments or "{}")
+    except msgspec.MsgspecError:
+        raise InvalidField(
+            f"{where} must be a JSON object as a string (found {arguments[:40]!r}); leave out calls that are "
+            "incomplete",
+            param=param,
+        ) from None
+
+
+_arguments = msgspec.json.Decoder(dict[str, msgspec.Raw])
+
+
+def changes_for_templates(message: Message) -> dict[str, Any]:
+    """The fields that templates, or engines before them, would not understand, as they do understand them."""
+    changes: dict[str, Any] = {}
+    role = message.role.lower()  # of users, engines know the lower case alone
+    if (role := ROLE_FOR_TEMPLATES.get(role, role)) != message.role:
+        changes["role"] = role
+    if isinstance(message.content, list) and any(part.type == "refusal" for part in message.content):
+        parts = [{"type": "text", "text": part.refusal} if part.type == "refusal" else part for part in message.content]
+        changes["content"] = parts
+    if message.tool_calls and not all(call.function.arguments for call in message.tool_calls):
+        changes["tool_calls"] = [_with_arguments(call) for call in message.tool_calls]
+    return changes
+
+
+def _with_arguments(call: _ToolCall) -> dict[str, Any]:
+    """A function without parameters is often called without arguments."""
+    function = {"name": call.function.name, "arguments": call.function.arguments or "{}"}
+    return {name: getattr(call, name) for name in ("id", "index", "type")} | {"function": function}
 
 
 def check_size_of_tools(raw: msgspec.Raw, name: str, limits: Limits, where: str = "tools") -> None:
@@ -173,10 +268,10 @@ def check_tools(fields: Fields, name: str, limits: Limits, *, becomes_grammar: b
     most, where = limits.request, name if name == "tools" else f"{name}: tools"
     check_size_of_tools(fields[name], name, limits, where)
     try:
-        tools = msgspec.json.decode(fields[name], type=list[_Tool])
+        tools = decode_field(fields, name, list[_Tool])
     except msgspec.MsgspecError as error:
         raise InvalidField(
-            f"{where} must be a list of {{type: function, function: {{name, parameters, …}}}}: {_readable(error)}",
+            f"{where} must be a list of {{type: function, function: {{name, parameters, …}}}}: {readable(error)}",
             param=name,
         ) from None
     if len(tools) > most.tools:
@@ -234,7 +329,7 @@ def check_template_kwargs(fields: Fields, name: str, limits: Limits) -> None:
             raise InvalidField(f"{name}.{variable} has over {MAX_TEMPLATE_TEXT} characters", param=name)
 
 
-def _readable(error: msgspec.MsgspecError) -> str:
+def readable(error: msgspec.MsgspecError) -> str:
     """As "content[0].text: Expected `str`, got `int`"."""
     what, _, where = str(error).partition(" - at `$")
     path = where.rstrip("`").removeprefix(".")

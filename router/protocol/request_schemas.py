@@ -48,6 +48,8 @@ def request_schemas(limits: Limits) -> dict[str, Schema]:
     rules["n"] = _range(1, limits.max_choices)
     part = {"type": "object", "properties": {"type": {"enum": [*PARTS]}}, "required": ["type"]}
     content = {"anyOf": [{"type": ["string", "null"]}, {"type": "array", "items": part}]}
+    others = {"properties": {"role": {"pattern": _any_case([role for role in ROLES if role != "user"])}}}
+    has_content = {"properties": {"content": {"type": ["string", "array"]}}, "required": ["content"]}
     messages = {
         "type": "array",
         "minItems": 1,
@@ -56,6 +58,7 @@ def request_schemas(limits: Limits) -> dict[str, Schema]:
             "type": "object",
             "properties": {"role": {"type": "string", "pattern": _any_case(ROLES)}, "content": content},
             "required": ["role"],
+            "anyOf": [others, has_content],
         },
     }
     rules["messages"] = messages

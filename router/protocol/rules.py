@@ -71,7 +71,7 @@ Check = Callable[[Fields, str, Limits], Any]
 class Rule:
     """The rule of one field."""
 
-    check: Check  # raises InvalidField
+    check: Check  # raises InvalidField; may put the engines' form of the value in its place
     schema: Callable[[Limits], Schema]
     limits: str  # for the table in docs/api.md
 
@@ -96,6 +96,11 @@ def _integer(least: int, most: int, fields: Fields, name: str, _: Limits) -> Non
     integer(fields, name, least, most)
 
 
+def _top_k(fields: Fields, name: str, _: Limits) -> None:
+    if integer(fields, name, *INTEGERS[name]) == 0:
+        fields[name] = msgspec.Raw(b"-1")  # both mean all tokens; engines know -1 alone
+
+
 def _number(least: float, most: float, is_above: bool, fields: Fields, name: str, _: Limits) -> None:
     number(fields, name, least, most, is_above=is_above)
 
@@ -108,6 +113,8 @@ def _stop(fields: Fields, name: str, limits: Limits) -> None:
     texts = [found] if isinstance(found, str) else found
     if len(texts) > most.stops:
         raise InvalidField(f"{name} has {len(texts)} strings; at most {most.stops} are accepted", param=name)
+    if "" in texts:  # every text has it
+        raise InvalidField(f"{name} must have no empty string (found {shown(raw)})", param=name)
     if (size := sum(len(text.encode()) for text in texts)) > most.stop_bytes:
         raise InvalidField(f"{name} has {size} bytes; at most {most.stop_bytes} are accepted", param=name)
 
@@ -266,6 +273,7 @@ RULES: Mapping[str, Rule] = {
         name: Rule(partial(_object, most), lambda _: {"type": "object"}, f"object of {most // 1024} KiB")
         for name, most in OBJECTS.items()
     },
+    "top_k": Rule(_top_k, lambda _: _range(*INTEGERS["top_k"]), f"integer, -1 to {INT32_MAX}; -1 and 0: all tokens"),
     "reasoning": Rule(
         _reasoning, lambda _: {"type": "object"}, "object: `effort` as `reasoning_effort`, `enabled`, `exclude`, …"
     ),
@@ -278,11 +286,11 @@ RULES: Mapping[str, Rule] = {
         _stop,
         lambda limits: {
             "anyOf": [
-                {"type": "string"},
-                {"type": "array", "items": {"type": "string"}, "maxItems": limits.request.stops},
+                {"type": "string", "minLength": 1},
+                {"type": "array", "items": {"type": "string", "minLength": 1}, "maxItems": limits.request.stops},
             ]
         },
-        "string or `limits.stops` (32) strings of `limits.stop_bytes` (1 KiB) together",
+        "string or `limits.stops` (32) strings, none of them empty, of `limits.stop_bytes` (1 KiB) together",
     ),
     "stop_token_ids": Rule(
         _stop_token_ids,

@@ -1,8 +1,9 @@
 """Converts messages and tools to what SGLang's chat endpoint passes to a chat template. Text content only.
 
-What `_process_messages` makes of a request (sglang/srt/entrypoints/openai/serving_chat.py, 0.5.17): known fields in
-its order without null, arguments of tool calls as objects, tools with all of their fields. Training has no SGLang, so
-it is done again here; tests/unit/training/data/test_served_messages.py compares the two.
+What routers (router/protocol/messages.py) and then `_process_messages` make of a request
+(sglang/srt/entrypoints/openai/serving_chat.py, 0.5.17): roles that templates know, known fields in SGLang's order
+without null, arguments of tool calls as objects, tools with all of their fields. Training has no SGLang, so it is done
+again here; tests/unit/training/data/test_served_messages.py compares the two.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any, NoReturn
 from training.data.columns import Message
 from training.data.jsonl import RowFault
 
+_ROLES = {"developer": "system", "function": "tool"}  # as routers map them
 _TEXTS = ("tool_call_id", "name", "reasoning_content")
 
 
@@ -34,7 +36,7 @@ def served_message(message: Message) -> Message:
         if content is None:
             raise RowFault("a user's message has no content; give it some")
         return {"role": role, "content": content}
-    served = {"role": role, "content": "" if content is None else content}
+    served = {"role": _ROLES.get(role, role), "content": "" if content is None else content}
     for name in _TEXTS:
         if (value := message.get(name)) is not None:
             served[name] = _of_type(value, str, f"`{name}`")
@@ -52,7 +54,7 @@ def _call(call: Any, role: str) -> dict[str, Any]:
     function = _function(call, "`tool_calls`", '{"function": {"name": …, "arguments": …}}')
     if (kind := call.get("type", "function")) != "function":
         raise RowFault(f"a tool call's type is {kind!r:.60}; workers take 'function'")
-    name, arguments = function.get("name"), function.get("arguments")
+    name, arguments = function.get("name"), function.get("arguments") or "{}"
     if isinstance(arguments, str) and role == "assistant":
         arguments = _parsed(arguments)
     return {

@@ -10,7 +10,8 @@ from typing import Any
 import msgspec
 
 from router.errors import InvalidField
-from router.protocol.field_values import Limits, bounded_list, decoded, shown
+from router.protocol.field_values import Limits, bounded_list, decoded, decoded_item, shown
+from router.protocol.messages import check_arguments, readable
 from router.protocol.request_body import Fields
 
 ROLES = ("user", "assistant", "system", "developer")
@@ -86,7 +87,6 @@ _message = msgspec.json.Decoder(_MessageItem)
 _call = msgspec.json.Decoder(_Call)
 _call_output = msgspec.json.Decoder(_CallOutput)
 _reasoning = msgspec.json.Decoder(_Reasoning)
-_arguments = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
 def messages_of(fields: Fields, limits: Limits) -> msgspec.Raw:
@@ -117,20 +117,21 @@ def _messages_of_items(raw: msgspec.Raw, limits: Limits) -> list[bytes]:
         raise InvalidField(f"input has more than {most} items, which are the most that are accepted", param="input")
     if not items:
         raise InvalidField("input must have at least one item", param="input")
-    conversation = _Conversation()
+    conversation = _Conversation(limits.request.nesting)
     for i, item in enumerate(items):
         try:
             conversation.add(item, f"input[{i}]")
         except msgspec.MsgspecError as error:
             found = f" (found {shown(item)})" if memoryview(item)[:1] != b"{" else ""
-            raise InvalidField(f"input[{i}]: {_readable(error)}{found}", param="input") from None
+            raise InvalidField(f"input[{i}]: {readable(error)}{found}", param="input") from None
     return conversation.end()
 
 
 class _Conversation:
     """Collects items as messages. Items of one answer are held back until another kind of item follows."""
 
-    def __init__(self) -> None:
+    def __init__(self, max_nesting: int) -> None:
+        self._max_nesting = max_nesting
         self._messages: list[bytes] = []
         self._answer: _Message = {}
 
@@ -138,15 +139,15 @@ class _Conversation:
         """Raises InvalidField or MsgspecError."""
         kind = _kind.decode(raw).type or "message"
         if kind == "message":
-            self._add_message(_message.decode(raw), where)
+            self._add_message(decoded_item(_message, raw), where)
         elif kind == "function_call":
-            self._add_call(_call.decode(raw), where)
+            self._add_call(decoded_item(_call, raw), where)
         elif kind == "function_call_output":
-            output = _call_output.decode(raw)
+            output = decoded_item(_call_output, raw)
             content = _content(output.output, f"{where}.output")
             self._append({"role": "tool", "tool_call_id": output.call_id, "content": content})
         elif kind == "reasoning":
-            self._add_reasoning(_reasoning.decode(raw), where)
+            self._add_reasoning(decoded_item(_reasoning, raw), where)
         else:
             raise _not_offered(f"{where}.type", kind, ITEMS)
 
@@ -161,24 +162,16 @@ class _Conversation:
                 f"{where}.role must be one of {', '.join(ROLES)} (found {item.role[:40]!r})", param="input"
             )
         content = _content(item.content, f"{where}.content")
-        if item.role != "assistant":  # few templates know developers
-            self._append({"role": "system" if item.role == "developer" else item.role, "content": content})
+        if item.role != "assistant":
+            self._append({"role": item.role, "content": content})
             return
         if "content" in self._answer or "tool_calls" in self._answer:
             self._end_answer()
         self._answer["content"] = content
 
     def _add_call(self, item: _Call, where: str) -> None:
-        arguments = item.arguments or "{}"
-        try:
-            _arguments.decode(arguments)  # templates read it
-        except (msgspec.MsgspecError, RecursionError):  # nesting bounds the body, and not a text in it
-            raise InvalidField(
-                f"{where}.arguments must be a JSON object as a string (found {arguments[:40]!r}); leave out calls that "
-                "are incomplete",
-                param="input",
-            ) from None
-        call = {"id": item.call_id, "type": "function", "function": {"name": item.name, "arguments": arguments}}
+        check_arguments(item.arguments, f"{where}.arguments", "input", self._max_nesting)
+        call = {"id": item.call_id, "type": "function", "function": {"name": item.name, "arguments": item.arguments}}
         self._answer.setdefault("tool_calls", []).append(call)
 
     def _add_reasoning(self, item: _Reasoning, where: str) -> None:
@@ -213,13 +206,12 @@ def _part(raw: msgspec.Raw, where: str) -> dict[str, str]:
         kind = _kind.decode(raw).type
         if kind not in PARTS:
             raise _not_offered(f"{where}.type", kind, PARTS)
-        part = _part_decoder.decode(raw)
+        part = decoded_item(_part_decoder, raw)
     except msgspec.MsgspecError as error:
-        raise InvalidField(f"{where}: {_readable(error)}", param="input") from None
-    if part.type == "refusal" and part.refusal is not None:
-        return {"type": "refusal", "refusal": part.refusal}
-    if part.type != "refusal" and part.text is not None:
-        return {"type": "text", "text": part.text}
+        raise InvalidField(f"{where}: {readable(error)}", param="input") from None
+    text = part.refusal if part.type == "refusal" else part.text
+    if text is not None:
+        return {"type": "text", "text": text}
     raise InvalidField(
         f"{where}.{'refusal' if part.type == 'refusal' else 'text'} is required: a string", param="input"
     )
@@ -229,10 +221,3 @@ def _not_offered(where: str, found: Any, known: tuple[str, ...]) -> InvalidField
     if isinstance(found, str) and found in _NOT_OFFERED:
         return InvalidField(f"{where}: {found} is not offered: {_NOT_OFFERED[found]}", param="input")
     return InvalidField(f"{where} must be one of {', '.join(known)} (found {repr(found)[:60]})", param="input")
-
-
-def _readable(error: msgspec.MsgspecError) -> str:
-    """As "content[0].text: Expected `str`, got `int`"."""
-    what, _, where = str(error).partition(" - at `$")
-    path = where.rstrip("`").removeprefix(".")
-    return f"{path}: {what[:160]}" if path else what[:160]

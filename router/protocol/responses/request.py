@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from router.errors import InvalidField
-from router.protocol.field_values import Limits, boolean, bounded_list, decoded, encoded, integer, shown
+from router.protocol.field_values import Limits, boolean, bounded_list, decoded, decoded_item, encoded, integer, shown
 from router.protocol.messages import check_size_of_tools
 from router.protocol.request_body import Fields
 from router.protocol.responses.fields import BOOKKEEPING, FIXED, NAME_OF, SAME_AS_CHAT
@@ -61,6 +61,7 @@ class _StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
 
 
 _kind = msgspec.json.Decoder(_Kind)
+_function_tool = msgspec.json.Decoder(_FunctionTool)
 
 
 def as_chat(fields: Fields, limits: Limits) -> tuple[Fields, ResponseForm]:
@@ -160,7 +161,7 @@ def _tool(raw: msgspec.Raw, index: int, expected: str) -> _FunctionTool:
     try:
         kind = _kind.decode(raw).type
         if kind == "function":
-            return msgspec.json.decode(raw, type=_FunctionTool)
+            return decoded_item(_function_tool, raw)
     except msgspec.MsgspecError as error:
         raise InvalidField(f"tools must be {expected}: tools[{index}]: {str(error)[:160]}", param="tools") from None
     raise InvalidField(

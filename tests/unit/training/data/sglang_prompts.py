@@ -1,4 +1,4 @@
-"""Run as a process: the prompts that SGLang's own chat endpoint makes of requests.
+"""Run as a process: the prompts that SGLang's own chat endpoint makes of requests after the router.
 
 Standard input is JSON: a tokenizer's directory, templates, and requests; standard output has the ids of each template's
 requests. A process of its own, because without a GPU importing SGLang needs stubs.
@@ -15,9 +15,12 @@ from engine import cpu_support
 
 cpu_support.install()
 
+import msgspec  # noqa: E402
 from sglang.srt.entrypoints.openai import protocol  # noqa: E402
 from sglang.srt.entrypoints.openai.serving_chat import OpenAIServingChat  # noqa: E402
 from transformers import AutoTokenizer  # noqa: E402
+
+from router.protocol.messages import Message, changes_for_templates  # noqa: E402
 
 
 def endpoint_of(tokenizer: Any) -> OpenAIServingChat:
@@ -43,6 +46,9 @@ def main() -> None:
     found: dict[str, list[list[int]]] = {}
     for template in asked["templates"]:
         tokenizer.chat_template = template
+        for message in (message for each in asked["requests"] for message in each["messages"]):
+            known = {name: message[name] for name in Message.__struct_fields__ if name in message}
+            message.update(changes_for_templates(msgspec.convert(known, Message)))
         requests = [protocol.ChatCompletionRequest(model="base", **each) for each in asked["requests"]]
         found[template] = [endpoint._process_messages(each, False).prompt_ids for each in requests]
     json.dump({"prompts": found, "roles": get_args(protocol._GenericMessageRole)}, sys.stdout)

@@ -1,4 +1,4 @@
-"""Chat templates get what SGLang's own chat endpoint gives them."""
+"""Chat templates get what the router and SGLang's own chat endpoint give them."""
 
 from __future__ import annotations
 
@@ -39,6 +39,7 @@ CONTEXTS: dict[str, tuple[list[dict[str, Any]], list[Any] | None]] = {
         [
             ASK,
             {"role": "assistant", "content": None, "tool_calls": [CALL, {"function": {"name": "depth"}}]},
+            {"role": "assistant", "tool_calls": [{"function": {"name": "depth", "arguments": ""}}, CALL]},
             {"role": "tool", "content": "9 m", "tool_call_id": "call-1", "name": "depth"},
         ],
         [TOOL],

@@ -128,7 +128,7 @@ def test_the_items_of_one_answer_are_one_message() -> None:
         {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
     ]  # fmt: skip
     refusal = {**ANSWER, "content": [{"type": "refusal", "refusal": "No"}]}
-    assert chat_of(input=[USER, refusal, USER])["messages"][1]["content"] == [{"type": "refusal", "refusal": "No"}]
+    assert chat_of(input=[USER, refusal, USER])["messages"][1]["content"] == "No"
     summarised = {"type": "reasoning", "id": "r", "summary": [{"type": "summary_text", "text": "short"}]}
     assert chat_of(input=[USER, summarised, CALL, OUTPUT])["messages"][1]["reasoning_content"] == "short"
     assert chat_of(input=[USER, {**CALL, "arguments": ""}, OUTPUT])["messages"][1]["tool_calls"][0]["function"] == {
@@ -183,8 +183,8 @@ REFUSED = {
     },
     "input[1].type must be one of": {"input": [USER, {"type": "web_search_call", "id": "w"}]},
     "input[1].arguments must be a JSON object": {"input": [USER, {**CALL, "arguments": '{"a": '}]},
-    "input[0].arguments must be a JSON object": {"input": [{**CALL, "arguments": nested(10_000)}]},
-    "input[0].tool_calls[0].arguments are nested": {"input": [{**CALL, "arguments": nested(200)}]},
+    "input[0].arguments are nested deeper": {"input": [{**CALL, "arguments": nested(10_000)}]},
+    "input[0].arguments are nested": {"input": [{**CALL, "arguments": nested(200)}]},
     "input[1].encrypted_content": {"input": [USER, {**REASONING, "encrypted_content": "x"}]},
     "input[0]: ": {"input": ["Hi"]},
     "input has more than 1024 items": {"input": [USER] * 1025},
