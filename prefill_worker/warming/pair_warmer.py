@@ -9,15 +9,14 @@ import asyncio
 import logging
 import secrets
 import time
+from typing import Any
 
 from cluster.control.worker_watch import WorkerWatch
 from engine.client import EngineClient
 from engine.errors import EngineError
-from prefill_worker.warming.warm_up import CACHE_NAMESPACE, TIMEOUT_S, abort, warm_up_body
+from prefill_worker.warming.warm_up import CACHE_NAMESPACE, TIMEOUT_S, WARM_UP_REQUESTS, abort, warm_up_body
 
 log = logging.getLogger(__name__)
-
-_NUM_REQUESTS = 2  # the second one runs fully initialized
 
 
 async def warm_pair(
@@ -29,16 +28,16 @@ async def warm_pair(
     description = decode.description
     decode_engine = EngineClient(description.engine_url, key=description.engine_key, tls=decode.engine_tls)
     try:
-        for _ in range(_NUM_REQUESTS):
-            await _send_request(prefill, decode_engine, kv_host, kv_bootstrap_port, model)
+        for fields in WARM_UP_REQUESTS:
+            handoff = {"bootstrap_host": kv_host, "bootstrap_port": kv_bootstrap_port}
+            await _send_request(prefill, decode_engine, {**warm_up_body(model, fields), **handoff})
     finally:
         await decode_engine.aclose()
     log.info("pair warm", extra={"fields": {"decode": decode.name, "seconds": round(time.monotonic() - started_at, 3)}})
 
 
-async def _send_request(prefill: EngineClient, decode: EngineClient, kv_host: str, port: int, model: str) -> None:
-    handoff = {"bootstrap_host": kv_host, "bootstrap_port": port, "bootstrap_room": secrets.randbits(63)}
-    body = {**warm_up_body(model), **handoff}
+async def _send_request(prefill: EngineClient, decode: EngineClient, body: dict[str, Any]) -> None:
+    body["bootstrap_room"] = secrets.randbits(63)
     calls = [
         asyncio.create_task(prefill.complete({**body, "extra_key": CACHE_NAMESPACE}, TIMEOUT_S), name="prefill call"),
         asyncio.create_task(decode.complete(body, TIMEOUT_S), name="decode call"),

@@ -15,29 +15,46 @@ log = logging.getLogger(__name__)
 TIMEOUT_S = 60.0
 _PROMPT_TOKENS = 4
 CACHE_NAMESPACE = "prelude-warm-up|"  # not a valid tenant name, so no prefix is shared with users
+# Together they run every sampler, penalty and kind of output once: GPU kernels are compiled and loaded at first use.
+WARM_UP_REQUESTS: tuple[dict[str, Any], ...] = (
+    {"temperature": 0},
+    {"temperature": 1, "logprobs": 2},
+    {"temperature": 1, "top_p": 0.9, "top_k": 20, "regex": "[a-z ]*"},
+    {
+        "temperature": 1,
+        "top_p": 0.9,
+        "min_p": 0.1,
+        "frequency_penalty": 0.1,
+        "presence_penalty": 0.1,
+        "repetition_penalty": 1.1,
+        "min_tokens": 1,
+        "logit_bias": {"1": 1},
+    },
+)
 
 
-def warm_up_body(model: str) -> dict[str, Any]:
-    """Body of a small completion with a new request id."""
+def warm_up_body(model: str, fields: dict[str, Any]) -> dict[str, Any]:
+    """Body of a small completion with a new request id and these fields."""
     return {
         "model": model,
         "prompt": [1 + secrets.randbelow(16) for _ in range(_PROMPT_TOKENS)],
         "max_tokens": 2,
-        "temperature": 0,
         "ignore_eos": True,
+        **fields,
         "rid": f"warm-up-{secrets.token_hex(8)}",
     }
 
 
 async def warm_engine(engine: EngineClient, model: str) -> None:
-    """Return once the engine has answered. On EngineError the request is aborted."""
+    """Return once the engine has answered each kind of request. On EngineError the request is aborted."""
     started_at = time.monotonic()
-    body = warm_up_body(model)
-    try:
-        await engine.complete({**body, "extra_key": CACHE_NAMESPACE}, TIMEOUT_S)
-    except EngineError:
-        await abort(engine, body["rid"])
-        raise
+    for fields in WARM_UP_REQUESTS:
+        body = warm_up_body(model, fields)
+        try:
+            await engine.complete({**body, "extra_key": CACHE_NAMESPACE}, TIMEOUT_S)
+        except EngineError:
+            await abort(engine, body["rid"])
+            raise
     log.info("engine warm", extra={"fields": {"seconds": round(time.monotonic() - started_at, 3)}})
 
 

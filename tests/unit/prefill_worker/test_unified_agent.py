@@ -19,7 +19,7 @@ from engine.client import EngineClient
 from engine.supervisor import EngineSnapshot, EngineStatus
 from prefill_worker import unified_agent
 from prefill_worker.unified_agent import UnifiedAgent
-from prefill_worker.warming.warm_up import CACHE_NAMESPACE
+from prefill_worker.warming.warm_up import CACHE_NAMESPACE, WARM_UP_REQUESTS
 
 MODEL = {
     "architectures": ["LlamaForCausalLM"], "num_hidden_layers": 2, "hidden_size": 8, "intermediate_size": 16,
@@ -113,16 +113,19 @@ def test_ready_after_its_warm_up(config: ClusterConfig, tmp_path: Path):
             engine.may_answer.set()
             await eventually(lambda: agent.hub.state.ready)
             assert agent.hub.state.reason == ""
-            (body,) = engine.completions
-            assert (body["model"], body["extra_key"]) == ("demo", CACHE_NAMESPACE)
-            assert body["max_tokens"] > 1  # a decode step too
-            assert not {"lora_path", "bootstrap_room"} & body.keys()
+            assert len(engine.completions) == len(WARM_UP_REQUESTS)
+            for body in engine.completions:
+                assert (body["model"], body["extra_key"]) == ("demo", CACHE_NAMESPACE)
+                assert body["max_tokens"] > 1  # a decode step too
+                assert not {"lora_path", "bootstrap_room"} & body.keys()
+            asked = {name for body in engine.completions for name in body}
+            assert {"top_p", "top_k", "min_p", "repetition_penalty", "logit_bias", "logprobs", "regex"} <= asked
 
             engine_is(agent, EngineStatus.DOWN)
             await eventually(lambda: not agent.hub.state.ready)
             engine.may_answer.clear()
             engine_is(agent, EngineStatus.UP, "two")
-            await eventually(lambda: len(engine.completions) == 2)
+            await eventually(lambda: len(engine.completions) == len(WARM_UP_REQUESTS) + 1)
             assert not agent.hub.state.ready
             engine.may_answer.set()
             await eventually(lambda: agent.hub.state.ready)
@@ -143,7 +146,7 @@ def test_a_failed_warm_up_is_aborted_and_retried(
             engine_is(agent, EngineStatus.UP, "one")
             await eventually(lambda: agent.hub.state.ready)
         rids = [body["rid"] for body in engine.completions]
-        assert len(set(rids)) == 3
+        assert len(set(rids)) == 2 + len(WARM_UP_REQUESTS)
         assert engine.aborted == rids[:2]
 
     asyncio.run(scenario())
@@ -160,7 +163,7 @@ def test_a_warm_up_of_an_engine_that_ended_counts_for_nothing(config: ClusterCon
             engine_is(agent, EngineStatus.UP, "two")
             engine.may_answer.set()
             await eventually(lambda: agent.hub.state.ready)
-            assert len(engine.completions) == 2
+            assert len(engine.completions) == 2 * len(WARM_UP_REQUESTS)
 
     asyncio.run(scenario())
 
